@@ -1,0 +1,157 @@
+"""Run any TensorFlow function partitioned, and compare it with the plain run.
+
+Ground truth for rules: the function's arguments are given specs (sharded any way, or
+Partial with everything on the first rank, which no wrong rule survives by symmetry), the
+whole pipeline runs, and the gathered results must be those of the plain function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import tensorflow as tf
+
+import tfpar.rules  # noqa: F401 - registers the rules
+from tfpar.capture.convert import convert_func_graph
+from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
+from tfpar.propagation.prepared import prepare
+from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.packing import pack_all_reduces
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.runtime.backends.in_process import InProcessProgram
+from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, replicated
+
+
+def devices(mesh: Mesh) -> list[str]:
+    return [f"/job:localhost/replica:0/task:0/device:CPU:{r % 4}" for r in range(mesh.size)]
+
+
+@dataclasses.dataclass
+class Run:
+    """What came of a partitioned run."""
+
+    outputs: list[np.ndarray]
+    expected: list[np.ndarray]
+    partitioned: PartitionedGraph
+    program: InProcessProgram
+
+    def decisions(self, op_type: str) -> list:
+        """The decisions taken for the ops of `op_type`."""
+        return [d for op, d in self.partitioned.decisions.items() if op.type == op_type]
+
+
+def trace(function, args):
+    """ConcreteFunction of `function` whose arguments pass through ops named `arg<i>`."""
+    signature = [tf.TensorSpec(np.shape(a), tf.as_dtype(np.asarray(a).dtype)) for a in args]
+
+    def named(*tensors):
+        return function(*(tf.identity(t, name=f"arg{i}") for i, t in enumerate(tensors)))
+
+    return tf.function(named, autograph=False).get_concrete_function(*signature)
+
+
+def run(function, args, specs, mesh: Mesh) -> Run:
+    """Run `function` on `args` laid out as `specs` on `mesh`, and plainly.
+
+    Args:
+        specs: one spec per argument (Shard, Replicate or Partial placements).
+    """
+    args = [np.asarray(a) for a in args]
+    concrete = trace(function, args)
+    graph = convert_func_graph(concrete.graph)
+    prepared = prepare(graph)
+    whole = replicated(mesh.num_axes)
+    anchors = Anchors(
+        inputs=[whole] * len(args),
+        tensors={f"arg{i}:0": spec for i, spec in enumerate(specs)},
+        outputs=[whole] * len(graph.outputs),
+    )
+    partitioned = propagate(prepared, mesh, anchors)
+    local = build_local_program(partitioned)
+    emitted = [
+        (op.type, sum(max(i.num_bytes, o.num_bytes) for i, o in zip(op.inputs, op.outputs)))
+        for op in local.graph.ops
+        if op.type in COLLECTIVE_TYPES
+    ]
+    predicted = [
+        ({"all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter",
+          "all_to_all": "AllToAll", "broadcast": "Broadcast"}[kind], size)
+        for kind, _, size in partitioned.collectives()
+    ]  # fmt: skip
+    assert sorted(emitted) == sorted(predicted), "predicted collectives are not those emitted"
+    pack_all_reduces(local.graph)
+    program = InProcessProgram(local, devices(mesh))
+    outputs = [o.numpy() for o in program([tf.constant(a) for a in args], [])]
+    expected = [t.numpy() for t in tf.nest.flatten(concrete(*map(tf.constant, args)))]
+    return Run(outputs, expected, partitioned, program)
+
+
+def check(function, args, specs, mesh: Mesh, rtol=2e-5, atol=2e-5) -> Run:
+    """`run`, and assert equality (exact for integers and booleans)."""
+    result = run(function, args, specs, mesh)
+    label = f"{mesh} " + " | ".join(format_spec(s) for s in specs)
+    assert len(result.outputs) == len(result.expected)
+    for i, (got, want) in enumerate(zip(result.outputs, result.expected, strict=True)):
+        assert got.shape == want.shape, f"output {i}: {got.shape} != {want.shape} for {label}"
+        if want.dtype.kind in "fc" or want.dtype.kind == "V":
+            np.testing.assert_allclose(
+                got.astype("complex128" if want.dtype.kind == "c" else "float64"),
+                want.astype("complex128" if want.dtype.kind == "c" else "float64"),
+                rtol=rtol, atol=atol, err_msg=f"output {i} for {label}",
+            )  # fmt: skip
+        else:
+            np.testing.assert_array_equal(got, want, err_msg=f"output {i} for {label}")
+    return result
+
+
+MESHES = (Mesh.of([2]), Mesh.of([3]), Mesh.of([2, 2]))
+
+
+def random_spec(rng: random.Random, value: np.ndarray, mesh: Mesh, partial: bool = True):
+    """A random spec: any dim on any axis, uneven ones included, sometimes Partial."""
+    spec = []
+    for _ in mesh.shape:
+        options: list = [Replicate(), *(Shard(d) for d, n in enumerate(value.shape) if n > 1)]
+        if partial and value.dtype.kind == "f":
+            options.append(Partial("sum"))
+        spec.append(rng.choice(options))
+    return tuple(spec)
+
+
+def sweep(function, args, *, trials=8, seed=0, meshes=MESHES, partial=True, rtol=2e-5, atol=2e-5):
+    """Check `function` under `trials` random layouts of its arguments on each mesh.
+
+    The first layouts are systematic: each single dim of each argument alone. Returns the runs.
+    """
+    rng = random.Random(seed)
+    args = [np.asarray(a) for a in args]
+    runs = []
+    for mesh in meshes:
+        whole = replicated(mesh.num_axes)
+        layouts = []
+        for i, value in enumerate(args):
+            for dim, size in enumerate(value.shape):
+                if size > 1:
+                    specs = [whole] * len(args)
+                    specs[i] = (Shard(dim), *whole[1:])
+                    layouts.append(specs)
+        layouts = layouts[: 2 * trials]
+        layouts += [[random_spec(rng, a, mesh, partial) for a in args] for _ in range(trials)]
+        for specs in layouts:
+            runs.append(check(function, args, specs, mesh, rtol, atol))
+    return runs
+
+
+def was_split(runs, op_type: str, factor: str) -> bool:
+    """Whether some run really split `factor` in an op of `op_type` (and did not gather)."""
+    for result in runs:
+        for op, decision in result.partitioned.decisions.items():
+            if op.type == op_type:
+                rule = result.partitioned.prepared.rules[op]
+                chosen = {f for f, _ in decision.choice.splits}
+                if factor in rule.names and rule.factor(factor) in chosen:
+                    return True
+    return False
+

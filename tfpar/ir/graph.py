@@ -1,0 +1,220 @@
+"""The IR: one snapshot of a step as ops and tensors with static shapes.
+
+A `Graph` lists its ops in a topological order. Resource tensors (variable
+handles) carry the shape and dtype of their variable, and variants that
+hold tensor lists the shape `(length, *element)`, so op rules can speak of their
+dimensions like those of any tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int | None, ...] | None
+"""Static shape: None for an unknown rank, a None entry for an unknown size."""
+
+
+class DType(str):
+    """An attribute value that names a dtype (`DType("float32")`)."""
+
+    __slots__ = ()
+
+
+class ShapeAttr(tuple):
+    """An attribute value that is a shape of known rank; unknown sizes are -1."""
+
+    __slots__ = ()
+
+
+class UnknownShape:
+    """An attribute value: a shape of unknown rank."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnknownShape)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "UnknownShape()"
+
+
+class FunctionRef(str):
+    """An attribute value that names a function of `Graph.functions`."""
+
+    __slots__ = ()
+
+
+class Tensor:
+    """An output of an op. `shape` and `dtype` are static and global."""
+
+    __slots__ = ("dtype", "index", "op", "shape")
+
+    def __init__(self, op: Op, index: int, shape: Shape, dtype: str) -> None:
+        self.op = op
+        self.index = index
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def name(self) -> str:
+        return f"{self.op.name}:{self.index}"
+
+    @property
+    def is_static(self) -> bool:
+        return self.shape is not None and None not in self.shape
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the static shape; unknown sizes count as 1."""
+        size = 1
+        for n in self.shape or ():
+            size *= 1 if n is None else n
+        return size
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * itemsize(self.dtype)
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.dtype}{self.shape}>"
+
+
+class Op:
+    """One operation.
+
+    Attributes:
+        name: unique in its graph; the part before the last `/` is its name scope.
+        type: TensorFlow's op type, or one of tfpar's own (collectives, `RankConst`).
+        inputs: data inputs.
+        control: ops that must run before this one.
+        attrs: attribute values as Python values (see `DType` and its kin); a
+            Const holds its numpy value under `value`.
+        stateful: TensorFlow's mark of ops with effects or hidden state.
+    """
+
+    __slots__ = ("attrs", "control", "inputs", "name", "outputs", "stateful", "type")
+
+    def __init__(
+        self,
+        name: str,
+        type: str,
+        inputs: Iterable[Tensor] = (),
+        attrs: dict[str, Any] | None = None,
+        control: Iterable[Op] = (),
+        stateful: bool = False,
+    ) -> None:
+        self.stateful = stateful
+        self.name = name
+        self.type = type
+        self.inputs = list(inputs)
+        self.attrs = attrs if attrs is not None else {}
+        self.control = list(control)
+        self.outputs: list[Tensor] = []
+
+    def add_output(self, shape: Shape, dtype: str) -> Tensor:
+        tensor = Tensor(self, len(self.outputs), shape, dtype)
+        self.outputs.append(tensor)
+        return tensor
+
+    @property
+    def scope(self) -> str:
+        return self.name.rpartition("/")[0]
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {self.name}>"
+
+
+@dataclasses.dataclass(eq=False)
+class Variable:
+    """A variable of the step.
+
+    Attributes:
+        name: unique; for a Keras variable its path (`dense/kernel`).
+        trainable: whether the framework counts it as a weight (an optimizer slot
+            or a metric is not).
+        handle: the resource tensor by which the graph's ops know it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    handle: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * itemsize(self.dtype)
+
+
+@dataclasses.dataclass(eq=False)
+class Graph:
+    """Ops in topological order, what enters, what leaves, and the variables.
+
+    Attributes:
+        inputs: outputs of `Placeholder` ops that are fed, in feeding order.
+        outputs: tensors that are returned.
+        variables: every variable, in capture order.
+        functions: bodies of control flow and calls, by name.
+        effects: ops that must run although nothing reads them.
+    """
+
+    ops: list[Op] = dataclasses.field(default_factory=list)
+    inputs: list[Tensor] = dataclasses.field(default_factory=list)
+    outputs: list[Tensor] = dataclasses.field(default_factory=list)
+    variables: list[Variable] = dataclasses.field(default_factory=list)
+    functions: dict[str, Graph] = dataclasses.field(default_factory=dict)
+    effects: list[Op] = dataclasses.field(default_factory=list)
+
+    def consumers(self) -> dict[Tensor, list[Op]]:
+        """The ops that read each tensor, once per op, in graph order."""
+        readers: dict[Tensor, list[Op]] = {}
+        for op in self.ops:
+            for tensor in dict.fromkeys(op.inputs):
+                readers.setdefault(tensor, []).append(op)
+        return readers
+
+    def variable_of(self) -> dict[Tensor, Variable]:
+        return {v.handle: v for v in self.variables}
+
+
+def walk_functions(graph: Graph, op: Op) -> Iterator[tuple[str, Graph]]:
+    """(attribute, body) for each function that `op` names."""
+    for key, value in op.attrs.items():
+        values: Sequence[Any] = value if isinstance(value, list) else [value]
+        for ref in values:
+            if isinstance(ref, FunctionRef):
+                yield key, graph.functions[ref]
+
+
+_ITEMSIZES = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "half": 2, "float16": 2,
+    "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8,
+    "float64": 8, "complex64": 8, "complex128": 16, "float8_e5m2": 1, "float8_e4m3fn": 1,
+}  # fmt: skip
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes per element; 0 for dtypes that hold no plain numbers (string, variant)."""
+    return _ITEMSIZES.get(dtype, 0)
+
+
+def is_floating(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "half"))
+
+
+def is_numeric(dtype: str) -> bool:
+    return dtype in _ITEMSIZES and dtype != "bool"
+
+
+def freeze(value: Any) -> Any:
+    """A hashable stand-in for an attribute value."""
+    if isinstance(value, np.ndarray):
+        return ("ndarray", value.shape, value.dtype.str, value.tobytes())
+    if isinstance(value, list):
+        return ("list", *map(freeze, value))
+    return (type(value).__name__, value)

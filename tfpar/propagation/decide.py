@@ -1,0 +1,230 @@
+"""How one op runs, given the specs that its inputs arrive with.
+
+Along each mesh axis the op replicates, lets Partials pass, or splits one factor,
+whichever moves the fewest bytes among its inputs. A factor is a candidate only
+where some input is split there already: propagation follows the plan, it never
+starts a split of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfpar.propagation.factors import (
+    CARRY,
+    REPLICATE,
+    WHOLE,
+    Split,
+    Splits,
+    has_factor,
+    shard_of,
+    size_after,
+    spec_of,
+    split_of,
+)
+from tfpar.propagation.prepared import PINNED_DTYPES
+from tfpar.rules.rule import PLAIN, Dims, OpRule
+from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec
+
+FREE = None
+"""In place of a spec: a weight that the plan leaves open takes what its reader wants."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """What a decision needs to know of an input tensor."""
+
+    num_bytes: int
+    pinned: bool = False
+    zero: bool = False
+
+    @classmethod
+    def of(cls, tensor, zero: bool = False) -> Operand:
+        return cls(max(tensor.num_bytes, 1), tensor.dtype in PINNED_DTYPES, zero)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How the op runs: one split per axis, and the specs that follow.
+
+    Attributes:
+        splits: per axis a factor with its pattern, REPLICATE or CARRY.
+        in_specs: what each input must be resharded to.
+        out_specs: what the outputs come as.
+    """
+
+    splits: Splits
+    in_specs: tuple[Spec, ...]
+    out_specs: tuple[Spec, ...]
+
+
+class CannotHold(Exception):
+    """A pinned input (variable, tensor list) excludes every way to run the op."""
+
+
+def choose(
+    rule: OpRule, operands: Sequence[Operand], specs: Sequence[Spec | None],
+    out_bytes: int, mesh: Mesh,
+) -> Choice:
+    """The cheapest way to run an op with `rule` on inputs of `specs`.
+
+    Raises:
+        CannotHold: pinned inputs contradict each other on some axis.
+    """
+    sizes = list(rule.sizes)  # as the chosen splits leave them
+    seen = [list(rule.sizes) for _ in specs]  # as each input's own spec leaves them
+    splits: list[Split] = []
+    takes: list[tuple[int, ...]] = []
+    reductions: list[str] = []
+    for axis, parts in enumerate(mesh.shape):
+        placed = [
+            _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
+        ]
+        split, group, reduction = _choose_axis(
+            rule, operands, specs, placed, sizes, axis, parts, out_bytes
+        )
+        splits.append(split)
+        takes.append(group)
+        reductions.append(reduction)
+        for own, left in zip(placed, seen, strict=True):
+            if own is not None and own[0] >= 0:
+                left[own[0]] = size_after(left[own[0]], own[1], parts)
+        if split[0] >= 0:
+            sizes[split[0]] = size_after(sizes[split[0]], split[1], parts)
+    chosen = tuple(splits)
+    return Choice(
+        chosen,
+        tuple(
+            _operand_spec(dims, rule, chosen, mesh, takes, reductions, i)
+            for i, dims in enumerate(rule.inputs)
+        ),
+        tuple(
+            _operand_spec(dims, rule, chosen, mesh, takes, reductions, None)
+            for dims in rule.outputs
+        ),
+    )
+
+
+def _operand_spec(
+    dims: Dims, rule: OpRule, splits: Splits, mesh: Mesh,
+    takes: Sequence[tuple[int, ...]], reductions: Sequence[str], position: int | None,
+) -> Spec:
+    spec = list(
+        spec_of(dims, rule, splits, mesh.shape, is_output=position is None)
+    )
+    for axis, (split, _) in enumerate(splits):
+        if split == CARRY:
+            passes = position is None or position in takes[axis]
+            spec[axis] = Partial(reductions[axis]) if passes else Replicate()
+    return tuple(spec)
+
+
+def _placed(
+    dims: Dims, spec: Spec | None, axis: int, sizes: Sequence[int], parts: int
+) -> Split | None:
+    """The split that the input's own placement is; WHOLE, or None (cuts across factors)."""
+    if spec is None or not isinstance(spec[axis], Shard):
+        return WHOLE
+    return split_of(dims, spec[axis], sizes, parts)
+
+
+def _choose_axis(
+    rule: OpRule, operands: Sequence[Operand], specs: Sequence[Spec | None],
+    placed: Sequence[Split | None], sizes: Sequence[int], axis: int, parts: int, out_bytes: int,
+) -> tuple[Split, tuple[int, ...], str]:
+    if parts == 1:
+        return WHOLE, (), "sum"
+    placements = [Replicate() if s is None else s[axis] for s in specs]
+    best = (_replicate_cost(operands, placements), 2, 0.0, WHOLE, (), "sum")
+    for group, reduction in _carry_groups(rule, operands, placements):
+        cost = _carry_cost(operands, placements, group, out_bytes)
+        best = min(best, (cost, 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order)
+    for split in dict.fromkeys(s for s in placed if s is not None and s[0] >= 0):
+        factor, pattern = split
+        if sizes[factor] <= 1 or not rule.can_split(factor):
+            continue
+        if not rule.takes_pattern(factor, pattern):
+            continue
+        cost, settled = _split_cost(rule, operands, placements, placed, sizes, split, parts)
+        # Among equals, leave in place what is largest; a reduced factor loses ties.
+        rank = -settled + (0.5 if factor in rule.reduce else 0.0)
+        best = min(best, (cost, 0, rank, split, (), "sum"), key=_order)
+    if best[0] == float("inf"):
+        raise CannotHold(axis)
+    return best[3], best[4], best[5]
+
+
+def _order(candidate: tuple) -> tuple:
+    return candidate[:3]
+
+
+_INFINITE = float("inf")
+
+
+def _replicate_cost(operands: Sequence[Operand], placements: Sequence) -> float:
+    cost = 0.0
+    for operand, placement in zip(operands, placements, strict=True):
+        if isinstance(placement, Shard):
+            cost += _INFINITE if operand.pinned else operand.num_bytes
+        elif isinstance(placement, Partial):
+            cost += _INFINITE if operand.pinned else 2.0 * operand.num_bytes
+    return cost
+
+
+def _carry_groups(rule: OpRule, operands: Sequence[Operand], placements: Sequence):
+    """(inputs, reduction) for each group through which the Partials here may pass."""
+    for group in rule.linear:
+        if any(placements[i] is Partial("sum") for i in group):
+            yield group, "sum"
+    for i in rule.monotone:
+        if isinstance(placements[i], Partial):
+            yield (i,), placements[i].op
+
+
+def _carry_cost(
+    operands: Sequence[Operand], placements: Sequence, group: tuple[int, ...], out_bytes: int
+) -> float:
+    cost = 0.0
+    made_partial = False
+    for i, (operand, placement) in enumerate(zip(operands, placements, strict=True)):
+        if isinstance(placement, Partial) and i in group:
+            continue
+        if isinstance(placement, Replicate):
+            made_partial |= i in group and not operand.zero
+        elif operand.pinned:
+            return _INFINITE
+        elif isinstance(placement, Shard):
+            cost += operand.num_bytes
+            made_partial |= i in group
+        else:
+            cost += 2.0 * operand.num_bytes
+    # A replicated addend made partial keeps the sum from being whole: its
+    # reduction is then this op's doing.
+    return cost + (2.0 * out_bytes if made_partial else 0.0)
+
+
+def _split_cost(
+    rule: OpRule, operands: Sequence[Operand], placements: Sequence,
+    placed: Sequence[Split | None], sizes: Sequence[int], split: Split, parts: int,
+) -> tuple[float, float]:
+    """(bytes moved, bytes already in place) if the axis makes `split`."""
+    cost = settled = 0.0
+    for i, operand in enumerate(operands):
+        placement = placements[i]
+        want = shard_of(rule.inputs[i], split, sizes, parts)
+        if want is None:
+            assert not has_factor(rule.inputs[i], split[0])
+            if isinstance(placement, Shard):
+                cost += _INFINITE if operand.pinned else operand.num_bytes
+            elif isinstance(placement, Partial):
+                cost += _INFINITE if operand.pinned else 2.0 * operand.num_bytes
+        elif placement is want and placed[i] == split:
+            settled += operand.num_bytes
+        elif operand.pinned:
+            return _INFINITE, 0.0
+        elif isinstance(placement, Shard):
+            cost += operand.num_bytes / parts
+        elif isinstance(placement, Partial):
+            cost += operand.num_bytes
+    return cost, settled

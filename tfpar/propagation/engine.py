@@ -1,0 +1,425 @@
+"""Propagation: from a plan's anchors to the spec of every tensor.
+
+One pass over the graph in its own order, forward, backward and update alike.
+Each op takes its inputs as they come and runs the way that moves the fewest bytes
+(`decide`); what differs from how an input came is a reshard. A pure function of the
+prepared graph and the anchors, with decisions memoised by rule and specs, so
+that searching calls it many times a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choose
+from tfpar.propagation.factors import WHOLE, spec_of, splits_of
+from tfpar.propagation.follow import followed_weights
+from tfpar.propagation.prepared import PreparedGraph, REGION_TYPES, prepare
+from tfpar.propagation.reshard import Step, lower_reshard, step_bytes
+from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec, SpecError, format_spec, replicated
+from tfpar.ir.graph import itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchors:
+    """What a plan fixes: the rest follows.
+
+    Attributes:
+        variables: specs by variable name. Trainable variables not named are open
+            (they take what their first reader wants), others follow their
+            weight or are replicated.
+        inputs: the spec of each graph input.
+        tensors: specs of border tensors by tensor name (`scope/op:0`).
+        outputs: specs that graph outputs must have, by position; None leaves one as it comes.
+    """
+
+    variables: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
+    inputs: Sequence[Spec] = ()
+    tensors: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
+    outputs: Sequence[Spec | None] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decision:
+    """How one op runs.
+
+    Attributes:
+        choice: splits and specs; see `decide.Choice`.
+        expansion: the partitioned decomposition that runs in the op's place.
+        bodies: partitioned function bodies of a control-flow op or call, by name.
+    """
+
+    choice: Choice
+    expansion: PartitionedGraph | None = None
+    bodies: Mapping[str, PartitionedGraph] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reshard:
+    """A tensor's change of spec; emitted once, whoever reads it."""
+
+    tensor: Tensor
+    source: Spec
+    target: Spec
+
+    def steps(self, mesh: Mesh) -> tuple[Step, ...]:
+        return lower_reshard(tuple(self.tensor.shape or ()), self.source, self.target, mesh)
+
+
+@dataclasses.dataclass(eq=False)
+class PartitionedGraph:
+    """The result: every tensor's spec and every reshard.
+
+    Attributes:
+        specs: the spec in which each tensor is kept (after `resolutions`).
+        resolutions: tensors reduced or anchored as soon as they are made.
+        reshards: all changes of spec, resolutions included, in graph order.
+        variable_specs: by variable, in capture order.
+    """
+
+    prepared: PreparedGraph
+    mesh: Mesh
+    specs: dict[Tensor, Spec] = dataclasses.field(default_factory=dict)
+    decisions: dict[Op, Decision] = dataclasses.field(default_factory=dict)
+    reshards: list[Reshard] = dataclasses.field(default_factory=list)
+    resolutions: dict[Tensor, Reshard] = dataclasses.field(default_factory=dict)
+    variable_specs: dict[Variable, Spec] = dataclasses.field(default_factory=dict)
+    output_specs: list[Spec] = dataclasses.field(default_factory=list)
+
+    @property
+    def graph(self) -> Graph:
+        return self.prepared.graph
+
+    def collectives(self) -> list[tuple[str, tuple[str, ...], int]]:
+        """(kind, mesh axis names, payload bytes) of each collective of one step.
+
+        Loop bodies hold none, expansions count with their op. Payload as in
+        `reshard.step_bytes`.
+        """
+        found = []
+        for reshard in self.reshards:
+            tensor = reshard.tensor
+            for step in reshard.steps(self.mesh):
+                if step.is_collective:
+                    names = tuple(self.mesh.axis_names[a] for a in step.axes)
+                    size = step_bytes(step, tuple(tensor.shape or ()), itemsize(tensor.dtype), self.mesh)
+                    found.append((step.kind, names, size))
+        for decision in self.decisions.values():
+            if decision.expansion is not None:
+                found += decision.expansion.collectives()
+        return found
+
+
+def propagate(prepared: PreparedGraph, mesh: Mesh, anchors: Anchors) -> PartitionedGraph:
+    """Specs for every tensor of the graph from the plan's anchors.
+
+    Raises:
+        SpecError: a constraint that cannot hold; the message names op and variable.
+    """
+    return _Propagation(prepared, mesh, anchors).run()
+
+
+class _Propagation:
+    def __init__(self, prepared: PreparedGraph, mesh: Mesh, anchors: Anchors) -> None:
+        self.prepared = prepared
+        self.graph = prepared.graph
+        self.mesh = mesh
+        self.anchors = anchors
+        self.result = PartitionedGraph(prepared, mesh)
+        self.specs: dict[Tensor, Spec | None] = {}
+        self.done: set[tuple[Tensor, Spec]] = set()
+        self.replicated = replicated(mesh.num_axes)
+        # Weights left open, and the ops that only relabel them, until a reader settles them.
+        self.open: dict[Variable, list[Op]] = {}
+        self.open_root: dict[Tensor, Variable] = {}
+
+    def run(self) -> PartitionedGraph:
+        self._place_variables()
+        for tensor, spec in zip(self.graph.inputs, self.anchors.inputs, strict=False):
+            self.specs[tensor] = self.canonical(spec)
+        for op in self.graph.ops:
+            self._visit(op)
+        for variable in list(self.open):
+            self._settle_variable(variable, self.replicated)
+        self._finish_outputs()
+        result = self.result
+        result.specs = {t: s for t, s in self.specs.items() if s is not None}
+        for variable in self.graph.variables:
+            result.variable_specs[variable] = result.specs[variable.handle]
+        return result
+
+    def canonical(self, spec: Spec) -> Spec:
+        """Axes of size 1 shard nothing."""
+        return tuple(
+            Replicate() if parts == 1 else p for p, parts in zip(spec, self.mesh.shape, strict=True)
+        )
+
+    # --- variables ---------------------------------------------------------------
+
+    def _place_variables(self) -> None:
+        if "follow" not in self.prepared.memo:
+            self.prepared.memo["follow"] = followed_weights(self.graph, self.prepared.rules)
+        follow = self.prepared.memo["follow"]
+        self.followers: dict[Variable, list[tuple[Variable, tuple[int | None, ...]]]] = {}
+        for variable in self.graph.variables:
+            spec = self.anchors.variables.get(variable.name)
+            if spec is not None:
+                self.specs[variable.handle] = self.canonical(spec)
+            elif variable.trainable:
+                self.specs[variable.handle] = FREE
+                self.open[variable] = []
+                self.open_root[variable.handle] = variable
+        for variable in self.graph.variables:
+            if variable.handle in self.specs:
+                continue
+            if variable in follow:
+                weight, mapping = follow[variable]
+                self.followers.setdefault(weight, []).append((variable, mapping))
+                if self.specs[weight.handle] is not FREE:
+                    self.specs[variable.handle] = self._followed(weight, mapping)
+                else:
+                    self.specs[variable.handle] = FREE
+            else:
+                self.specs[variable.handle] = self.replicated
+
+    def _followed(self, weight: Variable, mapping: tuple[int | None, ...]) -> Spec:
+        inverse = {w: d for d, w in enumerate(mapping) if w is not None}
+        spec = self.specs[weight.handle]
+        assert spec is not None
+        return tuple(
+            Shard(inverse[p.dim], p.stride, p.unit)
+            if isinstance(p, Shard) and p.dim in inverse
+            else Replicate()
+            for p in spec
+        )
+
+    def _settle_variable(self, variable: Variable, spec: Spec) -> None:
+        """Fix an open weight and everything that only relabelled it."""
+        relabelled = self.open.pop(variable)
+        self.specs[variable.handle] = spec
+        for follower, mapping in self.followers.get(variable, ()):
+            self.specs[follower.handle] = self._followed(variable, mapping)
+        for op in relabelled:
+            self._visit_settled(op)
+
+    def _settle(self, tensor: Tensor, spec: Spec) -> None:
+        """Make the open `tensor` come out as `spec` where its weight can be laid so."""
+        variable = self.open_root[tensor]
+        want: Spec = spec
+        while tensor is not variable.handle:
+            op = tensor.op
+            rule = self.prepared.rules[op]
+            source = next(i for i, t in enumerate(op.inputs) if self.open_root.get(t) is variable)
+            splits = splits_of(rule.outputs[tensor.index], want, rule.sizes, self.mesh.shape)
+            chosen = tuple(WHOLE if s is None else s for s in splits)
+            want = spec_of(rule.inputs[source], rule, chosen, self.mesh.shape)
+            tensor = op.inputs[source]
+        self._settle_variable(variable, tuple(
+            p if isinstance(p, Shard) else Replicate() for p in want
+        ))
+
+    # --- ops ---------------------------------------------------------------------
+
+    def _visit(self, op: Op) -> None:
+        if op.type == "Placeholder":
+            for tensor in op.outputs:
+                self.specs.setdefault(tensor, self.replicated)
+            return
+        if self._stays_open(op):
+            return
+        self._visit_settled(op)
+
+    def _stays_open(self, op: Op) -> bool:
+        """Ops that only relabel an open weight wait with it for its first reader."""
+        roots = {self.open_root[t] for t in op.inputs if self.specs.get(t, 0) is FREE and t in self.open_root}
+        if len(roots) != 1 or len(op.outputs) != 1:
+            return False
+        (variable,) = roots
+        moving = [i for i, t in enumerate(op.inputs) if t in self.open_root and self.specs[t] is FREE]
+        rule = self.prepared.rules[op]
+        relabels = moving[0] in rule.monotone or op.type in ("ReadVariableOp", "Cast")
+        if len(moving) != 1 or not relabels or self._anchor_of(op.outputs[0]) is not None:
+            return False
+        if any(i != moving[0] and t.op.type != "Const" for i, t in enumerate(op.inputs)):
+            return False
+        self.open[variable].append(op)
+        self.open_root[op.outputs[0]] = variable
+        self.specs[op.outputs[0]] = FREE
+        return True
+
+    def _visit_settled(self, op: Op) -> None:
+        if op.type in REGION_TYPES:
+            from tfpar.propagation.regions import partition_region
+
+            self._settle_all(op)
+            self._record(op, partition_region(self, op))
+            return
+        rule = self.prepared.rules[op]
+        specs = tuple(self.specs[t] for t in op.inputs)
+        key = (rule, specs, tuple(t in self.prepared.zeros for t in op.inputs), self.mesh)
+        decision = self.prepared.memo.get(key)
+        if decision is None:
+            decision = self._decide(op, specs)
+            self.prepared.memo[key] = decision
+        self._record(op, decision)
+
+    def _decide(self, op: Op, specs: tuple[Spec | None, ...]) -> Decision:
+        rule = self.prepared.rules[op]
+        operands = [Operand.of(t, t in self.prepared.zeros) for t in op.inputs]
+        out_bytes = sum(t.num_bytes for t in op.outputs)
+        try:
+            choice = choose(rule, operands, specs, out_bytes, self.mesh)
+        except CannotHold as error:
+            raise self._cannot_hold(op, specs, error.args[0]) from None
+        for factor in rule.expand:
+            parts = self.mesh.group_size(tuple(a for a, s in enumerate(choice.splits) if s[0] == factor))
+            if parts > 1:
+                return self._expand(op, choice, specs, factor, parts)
+        return Decision(choice)
+
+    def _expand(self, op: Op, choice: Choice, specs, factor: int, parts: int) -> Decision:
+        """Run the op's decomposition instead, propagated from the inputs as they come."""
+        rule = self.prepared.rules[op]
+        key = (rule, "expansion", factor, parts)
+        if key not in self.prepared.bodies:
+            self.prepared.bodies[key] = prepare(rule.expand[factor](op, parts))
+        arriving = tuple(
+            choice.in_specs[i] if s is None or any(isinstance(p, Partial) for p in s) else s
+            for i, s in enumerate(specs)
+        )
+        inner = propagate(self.prepared.bodies[key], self.mesh, Anchors(inputs=arriving))
+        return Decision(
+            Choice(choice.splits, arriving, tuple(inner.output_specs)), expansion=inner
+        )
+
+    def _cannot_hold(self, op: Op, specs, axis: int) -> SpecError:
+        names = {v.handle: v.name for v in self.graph.variables}
+        pinned = ", ".join(
+            f"{names.get(t, t.name)} as {format_spec(s)}"
+            for t, s in zip(op.inputs, specs, strict=True)
+            if s is not None and (t in names or t.dtype in ("resource", "variant"))
+        )
+        return SpecError(
+            f"{op.type} {op.name!r} cannot run with {pinned}: along mesh axis "
+            f"{self.mesh.axis_names[axis]!r} they exclude each other. Give these variables "
+            f"the same sharding, or leave one of them to propagation."
+        )
+
+    def _settle_all(self, op: Op) -> None:
+        for tensor in op.inputs:
+            if self.specs.get(tensor, 0) is FREE:
+                self._settle(tensor, self.replicated)
+
+    def _record(self, op: Op, decision: Decision) -> None:
+        for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
+            if self.specs[tensor] is FREE:
+                self._settle(tensor, need)
+            self._reshard(tensor, need)
+        self.result.decisions[op] = decision
+        for tensor, made in zip(op.outputs, decision.choice.out_specs, strict=True):
+            kept = self._kept(tensor, made)
+            if kept != made:
+                resolution = Reshard(tensor, made, kept)
+                self.result.resolutions[tensor] = resolution
+                self.result.reshards.append(resolution)
+            self.specs[tensor] = kept
+
+    def _reshard(self, tensor: Tensor, need: Spec) -> None:
+        have = self.specs[tensor]
+        if have == need or (tensor, need) in self.done:
+            return
+        assert have is not None
+        self.done.add((tensor, need))
+        self.result.reshards.append(Reshard(tensor, have, need))
+
+    def _anchor_of(self, tensor: Tensor) -> Spec | None:
+        return self.anchors.tensors.get(tensor.name) if self.anchors.tensors else None
+
+    def _kept(self, tensor: Tensor, made: Spec) -> Spec:
+        """The spec to keep a fresh tensor in: anchored, or with its Partials resolved."""
+        anchor = self._anchor_of(tensor)
+        if anchor is not None:
+            return self.canonical(anchor)
+        if not any(isinstance(p, Partial) for p in made):
+            return made
+        if tensor in self.prepared.carried and all(
+            p.op == "sum" for p in made if isinstance(p, Partial)
+        ):
+            return made
+        kept = list(made)
+        for axis, placement in enumerate(made):
+            if isinstance(placement, Partial):
+                kept[axis] = self._wish(tensor, axis, made, 12) or Replicate()
+        return tuple(p if isinstance(p, Shard) else Replicate() for p in kept)
+
+    def _wish(self, tensor: Tensor, axis: int, made: Spec, depth: int) -> Shard | Replicate | None:
+        """How the readers of a Partial want it along `axis`: a Shard if all agree on it.
+
+        Looks ahead through pointwise ops to variables and tensors laid already (the slots
+        of ZeRO-1, a sequence-sharded residual). None means that no reader cares.
+        """
+        wanted: Shard | None = None
+        for op in self.prepared.consumers.get(tensor, ()):
+            wish = self._wish_of(op, tensor, axis, depth)
+            if isinstance(wish, Replicate) or (wanted is not None and wish not in (None, wanted)):
+                return Replicate()
+            wanted = wish or wanted
+        if wanted is not None and any(
+            isinstance(p, Shard) and p.dim == wanted.dim for a, p in enumerate(made) if a != axis
+        ):
+            return Replicate()
+        return wanted
+
+    def _wish_of(self, op: Op, tensor: Tensor, axis: int, depth: int) -> Shard | Replicate | None:
+        rule = self.prepared.rules[op]
+        at = op.inputs.index(tensor)
+        mine = {dim[0]: d for d, dim in enumerate(rule.inputs[at]) if len(dim) == 1}
+        parts = self.mesh.shape[axis]
+        for other, dims in zip(op.inputs, rule.inputs, strict=True):
+            if other is tensor:
+                continue
+            spec = self.specs.get(other)
+            if spec is None and other.op.type == "ReadVariableOp":
+                spec = self.specs.get(other.op.inputs[0])
+            if spec is None:
+                continue
+            placement = spec[axis]
+            if isinstance(placement, Shard):
+                split = splits_of(dims, spec, rule.sizes, self.mesh.shape)[axis]
+                if split is None or split[0] not in mine or rule.sizes[split[0]] % parts:
+                    return Replicate()
+                return Shard(mine[split[0]], *split[1])
+            if other.dtype == "resource":
+                return Replicate()
+        if depth == 0 or not mine:
+            return Replicate()
+        wanted: Shard | None = None
+        for out, dims in zip(op.outputs, rule.outputs, strict=True):
+            back = {d: mine[dim[0]] for d, dim in enumerate(dims) if len(dim) == 1 and dim[0] in mine}
+            if not back:
+                if dims or not all(f in rule.reduce for f in mine):
+                    return Replicate()
+                continue  # reduced away: any placement serves
+            wish = self._wish(out, axis, self.replicated, depth - 1)
+            if wish is None:
+                continue
+            if isinstance(wish, Replicate) or wish.dim not in back:
+                return Replicate()
+            here = Shard(back[wish.dim])
+            if wanted is not None and wanted != here:
+                return Replicate()
+            wanted = here
+        return wanted
+
+    def _finish_outputs(self) -> None:
+        outputs = self.anchors.outputs or [None] * len(self.graph.outputs)
+        for tensor, want in zip(self.graph.outputs, outputs, strict=True):
+            have = self.specs[tensor]
+            assert have is not None
+            if want is None:
+                want = tuple(Replicate() if isinstance(p, Partial) else p for p in have)
+            want = self.canonical(want)
+            self._reshard(tensor, want)
+            self.result.output_specs.append(want)

@@ -1,0 +1,189 @@
+"""From one spec to another: the sequence of collectives and local steps.
+
+Pure: shapes, specs and mesh in, steps out. The cost model prices these steps and
+the rewriter emits them, so the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec, SpecError, local_shape
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+LOCAL_STEPS = ("slice", "keep_first")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of a reshard.
+
+    Attributes:
+        kind: a collective, or a local step: `slice` takes this rank's block,
+            `keep_first` turns a replicated value into a partial one (zero but
+            on the axis's first rank).
+        axes: the mesh axes it runs over; their ranks are ordered major to minor.
+        before, after: specs around the step.
+        reduction: of all_reduce, reduce_scatter and keep_first.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    before: Spec
+    after: Spec
+    reduction: str = "sum"
+
+    @property
+    def is_collective(self) -> bool:
+        return self.kind in COLLECTIVES
+
+
+@functools.lru_cache(maxsize=65536)
+def lower_reshard(
+    shape: tuple[int, ...], source: Spec, target: Spec, mesh: Mesh
+) -> tuple[Step, ...]:
+    """The steps from `source` to `target`.
+
+    Free local slices come first (they shrink what follows), then reductions, then
+    moves between dimensions (plain blocks only; strided ones are gathered and cut), then gathers; a dimension split by several axes is
+    undone from its minor end. All-reduces over several axes are one step.
+
+    Raises:
+        SpecError: the target is Partial where the source is sharded.
+    """
+    steps: list[Step] = []
+    current = source
+    while current != target:
+        step = (
+            _slice_step(shape, current, target, mesh)
+            or _reduce_step(current, target)
+            or _all_to_all_step(current, target)
+            or _gather_step(current, target)
+            or _keep_first_step(current, target)
+        )
+        if step is None:
+            raise SpecError(f"No way from {current} to {target} on {mesh}.")
+        steps.append(step)
+        current = step.after
+    return tuple(steps)
+
+
+def _replace(spec: Spec, axis: int, placement) -> Spec:
+    return (*spec[:axis], placement, *spec[axis + 1 :])
+
+
+def _stack(spec: Spec, dim: int) -> list[tuple[int, Shard]]:
+    """(axis, shard) of the axes that split `dim`, major to minor."""
+    return [(a, p) for a, p in enumerate(spec) if isinstance(p, Shard) and p.dim == dim]
+
+
+def _may_push(current: Spec, target: Spec, axis: int) -> bool:
+    """Whether splitting `target[axis].dim` along `axis` is next on that dim's stack."""
+    placement = target[axis]
+    if not isinstance(placement, Shard):
+        return False
+    have, want = _stack(current, placement.dim), _stack(target, placement.dim)
+    return want[: len(have)] == have and len(want) > len(have) and want[len(have)][0] == axis
+
+
+def _slice_step(shape, current: Spec, target: Spec, mesh: Mesh) -> Step | None:
+    for axis, placement in enumerate(current):
+        if isinstance(placement, Replicate) and _may_push(current, target, axis):
+            return Step("slice", (axis,), current, _replace(current, axis, target[axis]))
+    return None
+
+
+def _reduce_step(current: Spec, target: Spec) -> Step | None:
+    for axis, placement in enumerate(current):
+        if not isinstance(placement, Partial) or target[axis] == placement:
+            continue
+        if _may_push(current, target, axis):
+            after = _replace(current, axis, target[axis])
+            return Step("reduce_scatter", (axis,), current, after, placement.op)
+    for axis, placement in enumerate(current):
+        if not isinstance(placement, Partial) or target[axis] == placement:
+            continue
+        # Not scatterable yet: gathers first may open the way, at the price of a
+        # larger reduction, so reduce here.
+        axes = tuple(
+            a
+            for a, p in enumerate(current)
+            if p == placement and target[a] != p and not _may_push(current, target, a)
+        )
+        after = tuple(Replicate() if a in axes else p for a, p in enumerate(current))
+        return Step("all_reduce", axes, current, after, placement.op)
+    return None
+
+
+def _is_innermost(spec: Spec, axis: int) -> bool:
+    placement = spec[axis]
+    return isinstance(placement, Shard) and _stack(spec, placement.dim)[-1][0] == axis
+
+
+def _must_leave(current: Spec, target: Spec, axis: int) -> bool:
+    """Whether `axis`'s shard has to be undone: it, or one it sits on, differs."""
+    placement = current[axis]
+    if not isinstance(placement, Shard):
+        return False
+    have, want = _stack(current, placement.dim), _stack(target, placement.dim)
+    depth = next(i for i, (a, _) in enumerate(have) if a == axis)
+    return have[: depth + 1] != want[: depth + 1]
+
+
+def _is_plain(shard: Shard) -> bool:
+    return shard.stride is None and shard.unit == 1
+
+
+def _all_to_all_step(current: Spec, target: Spec) -> Step | None:
+    for axis, placement in enumerate(current):
+        if (
+            _must_leave(current, target, axis)
+            and _is_innermost(current, axis)
+            and isinstance(target[axis], Shard)
+            and target[axis].dim != placement.dim
+            and _is_plain(placement)
+            and _is_plain(target[axis])
+            and _may_push(current, target, axis)
+        ):
+            return Step("all_to_all", (axis,), current, _replace(current, axis, target[axis]))
+    return None
+
+
+def _gather_step(current: Spec, target: Spec) -> Step | None:
+    for axis in reversed(range(len(current))):
+        if _must_leave(current, target, axis) and _is_innermost(current, axis):
+            return Step("all_gather", (axis,), current, _replace(current, axis, Replicate()))
+    return None
+
+
+def _keep_first_step(current: Spec, target: Spec) -> Step | None:
+    for axis, placement in enumerate(target):
+        if isinstance(placement, Partial) and isinstance(current[axis], Replicate):
+            after = _replace(current, axis, placement)
+            return Step("keep_first", (axis,), current, after, placement.op)
+    return None
+
+
+def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+    """Payload of the step on one rank, in bytes: its larger side, padding included.
+
+    For an all-reduce this is the size of the tensor reduced, for all-gather that of
+    the result, for reduce-scatter and all-to-all that of the input.
+    """
+    if not step.is_collective:
+        return 0
+    before = local_shape(shape, step.before, mesh)
+    if step.kind == "all_reduce":
+        return math.prod(before) * itemsize
+    parts = mesh.group_size(step.axes)
+    if step.kind == "all_gather":
+        return math.prod(before) * parts * itemsize
+    after = local_shape(shape, step.after, mesh)
+    if step.kind == "reduce_scatter":
+        return math.prod(after) * parts * itemsize
+    (axis,) = step.axes
+    dim = step.after[axis].dim
+    sent = [*before[:dim], after[dim] * parts, *before[dim + 1 :]]
+    return math.prod(sent) * itemsize

@@ -1,0 +1,221 @@
+"""From a partitioned graph to the program that every rank runs.
+
+The result is an `ir.Graph` again, with local shapes, collectives as ops of their own
+(`AllReduce`, `AllGather`, `ReduceScatter`, `AllToAll`, with mesh axes as attributes)
+and `RankConst` where ranks differ in a constant. A backend turns it into TensorFlow
+ops; nothing here knows which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+
+from tfpar.ir.builder import GraphBuilder, neutral
+from tfpar.ir.graph import Graph, Op, Shape, Tensor, Variable
+from tfpar.propagation.engine import Decision, PartitionedGraph, Reshard
+from tfpar.propagation.prepared import REGION_TYPES
+from tfpar.rewrite.reshard import emit_step
+from tfpar.rules.local import LocalOp
+from tfpar.spec import Mesh, Spec, local_indices, local_shape
+
+
+@dataclasses.dataclass(eq=False)
+class LocalProgram:
+    """The program of every rank.
+
+    Attributes:
+        graph: local ops; its variables have local shapes.
+        mesh: the ranks.
+        input_shapes: the global shape of each graph input.
+        input_specs, output_specs: how each graph input is fed and output comes.
+        variable_specs: by variable name.
+    """
+
+    graph: Graph
+    mesh: Mesh
+    input_shapes: list[Shape]
+    input_specs: list[Spec]
+    output_specs: list[Spec]
+    variable_specs: dict[str, Spec]
+
+
+def build_local_program(partitioned: PartitionedGraph) -> LocalProgram:
+    """Emit the local program of a partitioned graph."""
+    source = partitioned.graph
+    writer = _Writer(partitioned, GraphBuilder())
+    writer.bind_sources()
+    writer.write()
+    graph = writer.build.graph
+    graph.outputs = [
+        writer.local(tensor, spec)
+        for tensor, spec in zip(source.outputs, partitioned.output_specs, strict=True)
+    ]
+    graph.effects = [op for e in source.effects for op in writer.effects.get(e, ())]
+    return LocalProgram(
+        graph,
+        partitioned.mesh,
+        [t.shape for t in source.inputs],
+        [partitioned.specs[t] for t in source.inputs],
+        list(partitioned.output_specs),
+        {v.name: s for v, s in partitioned.variable_specs.items()},
+    )
+
+
+class _Writer:
+    """Emits one partitioned graph into a builder; expansions nest."""
+
+    def __init__(self, partitioned: PartitionedGraph, build: GraphBuilder) -> None:
+        self.partitioned = partitioned
+        self.mesh = partitioned.mesh
+        self.build = build
+        self.tensors: dict[Tensor, dict[Spec, Tensor]] = {}
+        self.effects: dict[Op, list[Op]] = {}
+
+    def bind(self, tensor: Tensor, spec: Spec, local: Tensor) -> None:
+        self.tensors.setdefault(tensor, {})[spec] = local
+
+    def bind_sources(self) -> None:
+        """Placeholders for inputs and variable handles, in local shapes."""
+        graph = self.partitioned.graph
+        handles = graph.variable_of()
+        fed = set(graph.inputs)
+        for op in graph.ops:
+            if op.type != "Placeholder":
+                continue
+            (tensor,) = op.outputs
+            spec = self.partitioned.specs[tensor]
+            shape = tensor.shape
+            if tensor.is_static:
+                shape = local_shape(tensor.shape, spec, self.mesh)
+            clone = self.build.emit("Placeholder", (), [(shape, tensor.dtype)], op.attrs, name=op.name)
+            self.bind(tensor, spec, clone.outputs[0])
+            if tensor in handles:
+                variable = handles[tensor]
+                self.build.graph.variables.append(
+                    Variable(variable.name, shape, variable.dtype, variable.trainable, clone.outputs[0])
+                )
+        self.build.graph.inputs = [
+            self.local(t, self.partitioned.specs[t]) for t in graph.inputs if t in fed
+        ]
+
+    def local(self, tensor: Tensor, spec: Spec) -> Tensor:
+        """The local tensor of `tensor` in `spec`, resharded (once) if need be."""
+        versions = self.tensors[tensor]
+        if spec not in versions:
+            kept = self.partitioned.specs[tensor]
+            versions[spec] = self.reshard(versions[kept], Reshard(tensor, kept, spec))
+        return versions[spec]
+
+    def reshard(self, local: Tensor, reshard: Reshard) -> Tensor:
+        tensor = reshard.tensor
+        self.build.name = f"{tensor.op.name}/reshard"
+        for step in reshard.steps(self.mesh):
+            local = emit_step(self.build, local, step, tuple(tensor.shape or ()), self.mesh)
+        return local
+
+    def write(self) -> None:
+        for op in self.partitioned.graph.ops:
+            if op.type != "Placeholder":
+                self.write_op(op)
+
+    def write_op(self, op: Op) -> None:
+        decision = self.partitioned.decisions[op]
+        inputs = [
+            self.local(t, s) for t, s in zip(op.inputs, decision.choice.in_specs, strict=True)
+        ]
+        first = len(self.build.graph.ops)
+        if decision.expansion is not None:
+            outputs = self._write_expansion(op, decision.expansion, inputs)
+        elif op.type in REGION_TYPES:
+            from tfpar.rewrite.regions import write_region
+
+            outputs = write_region(self, op, decision, inputs)
+        else:
+            outputs = self._write_plain(op, decision, inputs)
+        emitted = self.build.graph.ops[first:]
+        self._keep_order(op, emitted)
+        for tensor, local, made in zip(op.outputs, outputs, decision.choice.out_specs, strict=True):
+            resolution = self.partitioned.resolutions.get(tensor)
+            if resolution is not None:
+                self.bind(tensor, resolution.target, self.reshard(local, resolution))
+            else:
+                self.bind(tensor, made, local)
+
+    def _keep_order(self, op: Op, emitted: Sequence[Op]) -> None:
+        """Control edges between global ops become edges between their local effects."""
+        ordered = [e for e in emitted if e.stateful] or list(emitted[-1:])
+        self.effects[op] = ordered
+        if op.control:
+            before = [e for c in op.control for e in self.effects.get(c, ())]
+            for local in ordered:
+                local.control.extend(before)
+
+    def _write_plain(self, op: Op, decision: Decision, inputs: list[Tensor]) -> Sequence[Tensor]:
+        rule = self.partitioned.prepared.rules[op]
+        choice = decision.choice
+        local = LocalOp(
+            op, rule, choice.splits, self.mesh, inputs, choice.in_specs, choice.out_specs, self.build
+        )
+        self.build.name = op.name
+        if any(factor >= 0 for factor, _ in choice.splits):
+            local = dataclasses.replace(local, inputs=self._masked(local))
+            if rule.lower is not None:
+                return rule.lower(local)
+        return local.copy().outputs
+
+    def _masked(self, local: LocalOp) -> list[Tensor]:
+        """Inputs with the padding of reduced factors set to the reduction's neutral value."""
+        inputs = list(local.inputs)
+        for factor, reduction in local.rule.reduce.items():
+            if all(split != factor for split, _ in local.splits):
+                continue
+            for i, dims in enumerate(local.rule.inputs):
+                for d, dim in enumerate(dims):
+                    if factor in dim and inputs[i].dtype not in ("resource", "variant"):
+                        inputs[i] = self.mask_padding(
+                            inputs[i], local.op.inputs[i], local.in_specs[i], d, reduction
+                        )
+        return inputs
+
+    def mask_padding(
+        self, x: Tensor, tensor: Tensor, spec: Spec, dim: int, reduction: str
+    ) -> Tensor:
+        length = tensor.shape[dim]
+        keep = [
+            local_indices(length, dim, spec, self.mesh, self.mesh.coordinates(r)) >= 0
+            for r in range(self.mesh.size)
+        ]
+        if all(k.all() for k in keep):
+            return x
+        return self.build.mask(x, self.build.per_rank(keep), dim, neutral(reduction, x.dtype))
+
+    def _write_expansion(
+        self, op: Op, inner: PartitionedGraph, inputs: list[Tensor]
+    ) -> Sequence[Tensor]:
+        self.build.name = op.name
+        writer = _Writer(inner, ScopedBuilder(self.build, op.name))
+        for tensor, local in zip(inner.graph.inputs, inputs, strict=True):
+            writer.bind(tensor, inner.specs[tensor], local)
+        writer.write()
+        return [
+            writer.local(t, s)
+            for t, s in zip(inner.graph.outputs, inner.output_specs, strict=True)
+        ]
+
+
+class ScopedBuilder(GraphBuilder):
+    """Emits into another builder's graph with every name under `scope`."""
+
+    def __init__(self, outer: GraphBuilder, scope: str) -> None:
+        super().__init__(outer.graph, scope)
+        self._outer = outer
+        self._scope = scope
+
+    def unique_name(self, base: str) -> str:
+        inside = base if base.startswith(self._scope) else f"{self._scope}/{base}"
+        return self._outer.unique_name(inside)
+
+

@@ -1,0 +1,16 @@
+"""Op rules: how each op type's dimensions may split. Free of TensorFlow.
+
+Importing this package registers every rule; one module per op family.
+"""
+
+from tfpar.rules import layout, linalg, pointwise, reduction, state
+from tfpar.rules.local import LocalOp
+from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_types, rule
+from tfpar.rules.rule import OpRule, make_rule, replicate_rule
+
+FAMILIES = (layout, linalg, pointwise, reduction, state)
+
+__all__ = [
+    "FAMILIES", "LocalOp", "OpRule", "find_rule", "has_rule", "make_rule", "register_rule",
+    "registered_types", "replicate_rule", "rule",
+]  # fmt: skip

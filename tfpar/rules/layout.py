@@ -1,0 +1,106 @@
+"""Ops that only move elements: reshape, transpose, and kin."""
+
+from __future__ import annotations
+
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Op
+from tfpar.rules.registry import rule
+from tfpar.rules.rule import OpRule, make_rule
+
+
+def common_factors(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[list[int]]]:
+    """Split two shapes of one size into shared factors.
+
+    Returns, for each side, per dim the ids of its factors, major to minor; the
+    third list holds the factor sizes. Dims group into runs of equal product; within
+    a run both sides cut it at their own boundaries, and the cuts that nest
+    give the factors: (12, 5) and (3, 20) share 3, 4 and 5. A run whose cuts do not nest (6 and
+    4 of 12) is one unsplittable block but for the parts that agree.
+    """
+    sides: list[list[list[int]]] = [[[] for _ in left], [[] for _ in right]]
+    sizes: list[int] = []
+    i = j = 0
+    a = left[0] if left else 1
+    b = right[0] if right else 1
+    while i < len(left) and j < len(right):
+        if a == 1 and left[i] == 1:
+            i += 1
+            a = left[i] if i < len(left) else 1
+            continue
+        if b == 1 and right[j] == 1:
+            j += 1
+            b = right[j] if j < len(right) else 1
+            continue
+        small = min(a, b)
+        if max(a, b) % small:
+            # The cuts do not nest: nothing in the rest of this run can be followed.
+            block_a, block_b = a, b
+            while block_a != block_b:
+                if block_a < block_b:
+                    i += 1
+                    block_a *= left[i]
+                else:
+                    j += 1
+                    block_b *= right[j]
+            i, j = i + 1, j + 1
+            a = left[i] if i < len(left) else 1
+            b = right[j] if j < len(right) else 1
+            continue
+        if small > 1:
+            factor = len(sizes)
+            sizes.append(small)
+            sides[0][i].append(factor)
+            sides[1][j].append(factor)
+        a, b = a // small, b // small
+        if a == 1:
+            i += 1
+            a = left[i] if i < len(left) else 1
+        if b == 1:
+            j += 1
+            b = right[j] if j < len(right) else 1
+    return [*sides, sizes]
+
+
+def reshape_notation(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[str, str, dict]:
+    """Notation for each side of a reshape, and the factor sizes."""
+    a, b, sizes = common_factors(left, right)
+
+    def side(dims: list[list[int]], shape: tuple[int, ...]) -> str:
+        tokens = []
+        for factors, size in zip(dims, shape, strict=True):
+            product = 1
+            for f in factors:
+                product *= sizes[f]
+            if product != size or not factors:
+                tokens.append(".")  # part of a run that cannot be followed
+            elif len(factors) == 1:
+                tokens.append(f"f{factors[0]}")
+            else:
+                tokens.append("(" + " ".join(f"f{f}" for f in factors) + ")")
+        return " ".join(tokens)
+
+    return side(a, left), side(b, right), {f"f{f}": n for f, n in enumerate(sizes)}
+
+
+@rule("Reshape")
+def _reshape(op: Op, constants: Constants) -> OpRule | None:
+    left, right, sizes = reshape_notation(op.inputs[0].shape, op.outputs[0].shape)
+    return make_rule(
+        op, f"{left}, . -> {right}", sizes=sizes, monotone=(0,), shape_operands={1: 0}
+    )
+
+
+@rule("ExpandDims", "Squeeze")
+def _expand_dims(op: Op, constants: Constants) -> OpRule | None:
+    left, right, sizes = reshape_notation(op.inputs[0].shape, op.outputs[0].shape)
+    return make_rule(op, f"{left} -> {right}", sizes=sizes, monotone=(0,))
+
+
+@rule("Transpose", "ConjugateTranspose")
+def _transpose(op: Op, constants: Constants) -> OpRule | None:
+    perm = constants.value(op.inputs[1])
+    if perm is None:
+        return None
+    names = [f"d{d}" for d in range(len(op.inputs[0].shape))]
+    out = [names[int(p)] for p in perm]
+    return make_rule(op, f"{' '.join(names)} -> {' '.join(out)}", monotone=(0,))

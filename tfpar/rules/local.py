@@ -1,0 +1,100 @@
+"""What a rule's `lower` sees: the op on one rank, and what splitting did to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import Op, Tensor
+from tfpar.rules.rule import OpRule, Pattern
+from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalOp:
+    """An op about to be emitted on every rank.
+
+    Attributes:
+        op: the global op.
+        rule: its rule.
+        splits: per mesh axis (factor, pattern); a negative factor is none.
+        inputs: local inputs, already resharded and, for reduced factors that do not
+            divide, masked with the reduction's neutral element.
+        out_specs: specs of the outputs.
+        build: emits local ops.
+    """
+
+    op: Op
+    rule: OpRule
+    splits: tuple[tuple[int, Pattern], ...]
+    mesh: Mesh
+    inputs: Sequence[Tensor]
+    in_specs: tuple[Spec, ...]
+    out_specs: tuple[Spec, ...]
+    build: GraphBuilder
+
+    def is_split(self, factor: str) -> bool:
+        """Whether some axis splits the factor called `factor`."""
+        return factor in self.rule.names and any(
+            f == self.rule.factor(factor) for f, _ in self.splits
+        )
+
+    def local_size(self, factor: str) -> int:
+        """Stored size of the factor on a rank, padding included."""
+        index = self.rule.factor(factor)
+        size = self.rule.sizes[index]
+        for (split, pattern), parts in zip(self.splits, self.mesh.shape, strict=True):
+            if split == index:
+                size = Shard(0, *pattern).local_length(size, parts)
+        return size
+
+    def indices(self, factor: str) -> list[np.ndarray]:
+        """For every rank, the factor's global index of each stored entry; -1 is padding."""
+        index = self.rule.factor(factor)
+        spec: Spec = tuple(
+            Shard(0, *pattern) if split == index else Replicate()
+            for split, pattern in self.splits
+        )
+        return [
+            local_indices(self.rule.sizes[index], 0, spec, self.mesh, self.mesh.coordinates(r))
+            for r in range(self.mesh.size)
+        ]
+
+    def offset(self, factor: str, dtype: str = "int32") -> Tensor:
+        """Scalar: the global index of the first stored entry of a factor cut plainly."""
+        index = self.rule.factor(factor)
+        starts = []
+        for rank in range(self.mesh.size):
+            size, start = self.rule.sizes[index], 0
+            coords = self.mesh.coordinates(rank)
+            for (split, _), parts, at in zip(self.splits, self.mesh.shape, coords, strict=True):
+                if split == index:
+                    size = math.ceil(size / parts)
+                    start += at * size
+            starts.append(np.asarray(start, dtype))
+        return self.build.per_rank(starts, dtype)
+
+    def local_output_shape(self, position: int = 0) -> tuple[int, ...]:
+        shape = self.op.outputs[position].shape
+        assert shape is not None
+        return local_shape(shape, self.out_specs[position], self.mesh)  # type: ignore[arg-type]
+
+    def copy(self, inputs: Sequence[Tensor] | None = None, **attrs) -> Op:
+        """The op itself on local inputs, with local shape operands; `attrs` replace its own."""
+        operands = list(self.inputs if inputs is None else inputs)
+        for position, output in self.rule.shape_operands.items():
+            if inputs is None and operands[position].dtype in ("int32", "int64"):
+                shape = np.array(self.local_output_shape(output), operands[position].dtype)
+                operands[position] = self.build.const(shape)
+        outputs = [
+            (self.local_output_shape(i) if t.is_static else t.shape, t.dtype)
+            for i, t in enumerate(self.op.outputs)
+        ]
+        return self.build.emit(
+            self.op.type, operands, outputs, {**self.op.attrs, **attrs},
+            name=self.op.name, stateful=self.op.stateful,
+        )  # fmt: skip

@@ -1,0 +1,134 @@
+"""Ops that treat every element alike, broadcasting included."""
+
+from __future__ import annotations
+
+
+
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Op, is_floating
+from tfpar.rules.registry import rule
+from tfpar.rules.rule import OpRule, make_rule
+
+
+def pointwise(op: Op, **fields) -> OpRule:
+    """Every operand broadcasts against the others; every factor passes through."""
+    left = ", ".join(["..."] * len(op.inputs))
+    right = ", ".join(["..."] * len(op.outputs))
+    return make_rule(op, f"{left} -> {right}", **fields)
+
+
+_UNARY = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e BesselJ0 BesselJ1 BesselY0 BesselY1 "
+    "BesselI0 BesselI1 BesselK0 BesselK1 BesselK0e BesselK1e Ceil Cos Cosh "
+    "Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p "
+    "LogicalNot Ndtri Reciprocal Relu Relu6 LeakyRelu Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh "
+    "Softplus Softsign Spence Dawsn Expint FresnelCos FresnelSin "
+    "Sqrt Square Tan Tanh PopulationCount ClipByValue Angle ComplexAbs "
+    "OnesLike Lgamma"
+).split()
+
+_BINARY = (
+    "ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal FloorDiv FloorMod Greater "
+    "GreaterEqual Igamma Igammac IgammaGradA LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod "
+    "NextAfter NotEqual Polygamma Pow RightShift SquaredDifference TruncateDiv TruncateMod Xdivy "
+    "Xlog1py Xlogy Zeta Betainc"
+).split()
+
+# Gradients of the form g(y or x, dy): linear in dy, the second input.
+_GRADIENTS_SECOND = "InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad".split()
+# Gradients of the form g(dy, x or y): linear in dy, the first input.
+_GRADIENTS_FIRST = (
+    "EluGrad LeakyReluGrad Relu6Grad ReluGrad SeluGrad SoftplusGrad SoftsignGrad"
+).split()
+
+
+@rule(*dict.fromkeys(_UNARY), *_BINARY)
+def _plain(op: Op, constants: Constants) -> OpRule:
+    return pointwise(op)
+
+
+@rule(*_GRADIENTS_FIRST)
+def _gradient_first(op: Op, constants: Constants) -> OpRule:
+    return pointwise(op, linear=((0,),))
+
+
+@rule(*_GRADIENTS_SECOND)
+def _gradient_second(op: Op, constants: Constants) -> OpRule:
+    return pointwise(op, linear=((1,),))
+
+
+@rule("Neg", "Conj", "Real", "Imag")
+def _linear_unary(op: Op, constants: Constants) -> OpRule:
+    return pointwise(op, linear=((0,),))
+
+
+@rule(
+    "Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "CheckNumericsV2",
+    "DebugGradientIdentity", "DebugGradientRefIdentity", "CopyHost", "Copy",
+)  # fmt: skip
+def _relabel(op: Op, constants: Constants) -> OpRule:
+    return pointwise(op, monotone=(0,))
+
+
+@rule("ZerosLike")
+def _zeros_like(op: Op, constants: Constants) -> OpRule:
+    # Zero of any Partial is zero.
+    return pointwise(op, monotone=(0,))
+
+
+@rule("Cast")
+def _cast(op: Op, constants: Constants) -> OpRule:
+    # A sum of casts is the cast of the sum where the target can hold fractions.
+    linear = is_floating(op.outputs[0].dtype) or not is_floating(op.inputs[0].dtype)
+    return pointwise(op, linear=((0,),) if linear and op.outputs[0].dtype != "bool" else ())
+
+
+@rule("Bitcast")
+def _bitcast(op: Op, constants: Constants) -> OpRule | None:
+    if op.inputs[0].shape != op.outputs[0].shape:
+        return None
+    return pointwise(op)
+
+
+
+
+@rule("Add", "AddV2", "AddN", "Sub", "AccumulateNV2")
+def _additive(op: Op, constants: Constants) -> OpRule:
+    if op.outputs[0].dtype == "variant":
+        return pointwise(op)
+    return pointwise(op, linear=(tuple(range(len(op.inputs))),))
+
+
+@rule("Mul", "MulNoNan")
+def _product(op: Op, constants: Constants) -> OpRule:
+    return pointwise(op, linear=((0,), (1,)))
+
+
+@rule("Div", "RealDiv", "DivNoNan")
+def _quotient(op: Op, constants: Constants) -> OpRule:
+    linear = ((0,),) if is_floating(op.outputs[0].dtype) else ()
+    return pointwise(op, linear=linear)
+
+
+@rule("SelectV2")
+def _select_v2(op: Op, constants: Constants) -> OpRule:
+    return pointwise(op, linear=((1, 2),))
+
+
+@rule("Select")
+def _select(op: Op, constants: Constants) -> OpRule:
+    if len(op.inputs[0].shape) == len(op.inputs[1].shape):
+        return pointwise(op, linear=((1, 2),))
+    # A vector condition picks whole rows; a scalar one picks all.
+    condition = "r" if len(op.inputs[0].shape) == 1 else ""
+    return make_rule(op, f"{condition}, r ..., r ... -> r ...", linear=((1, 2),))
+
+
+@rule("IdentityN")
+def _identity_n(op: Op, constants: Constants) -> OpRule:
+    """Element i of the result is element i of the input, each with dims of its own."""
+    sides = []
+    for i, tensor in enumerate(op.inputs):
+        sides.append(" ".join(f"t{i}d{d}" for d in range(len(tensor.shape))))
+    notation = ", ".join(sides)
+    return make_rule(op, f"{notation} -> {notation}")

@@ -1,0 +1,72 @@
+"""The one registry of op rules: op type -> function from an op to its `OpRule`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Op
+from tfpar.rules.rule import OpRule, replicate_rule
+
+RuleFunction = Callable[["Op", Constants], OpRule | None]
+"""Gives the rule of an op instance; None where this instance has none (replicate)."""
+
+_RULES: dict[str, RuleFunction] = {}
+
+
+def rule(*op_types: str) -> Callable[[RuleFunction], RuleFunction]:
+    """Register the decorated function as the rule of `op_types`.
+
+    The function takes the op and `Constants`, by which it reads operands that
+    must be known (axes, permutations), and returns a rule made by `make_rule`.
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        for op_type in op_types:
+            if op_type in _RULES:
+                raise ValueError(f"op type {op_type!r} has a rule already")
+            _RULES[op_type] = function
+        return function
+
+    return register
+
+
+def register_rule(op_type: str, function: RuleFunction, *, replace: bool = False) -> None:
+    """Give `op_type` a rule of your own.
+
+    Args:
+        function: takes the op (`ir.Op`) and `Constants`; returns `make_rule(op, ...)`
+            or None.
+        replace: allow replacing an existing rule.
+
+    Raises:
+        ValueError: there is a rule already and `replace` is False.
+    """
+    if op_type in _RULES and not replace:
+        raise ValueError(
+            f"Op type {op_type!r} has a rule already; pass replace=True to replace it."
+        )
+    _RULES[op_type] = function
+
+
+def has_rule(op_type: str) -> bool:
+    return op_type in _RULES
+
+
+def registered_types() -> tuple[str, ...]:
+    """Every op type that has a rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def find_rule(op: Op, constants: Constants) -> OpRule | None:
+    """The rule of `op`, or None where it has none or its shapes are not static."""
+    function = _RULES.get(op.type)
+    if function is None:
+        return None
+    if not all(t.is_static for t in (*op.inputs, *op.outputs)):
+        return None
+    return function(op, constants)
+
+
+def rule_or_replicate(op: Op, constants: Constants) -> OpRule:
+    return find_rule(op, constants) or replicate_rule(op)

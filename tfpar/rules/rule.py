@@ -1,0 +1,247 @@
+"""OpRule: how the dimensions of an op may split, in factor notation.
+
+A rule names *factors* and says which dimension of which operand each one is:
+
+    MatMul   "i k, k j -> i j"   reduce={"k": "sum"}
+
+Along one mesh axis an op then runs in one of these ways:
+
+* a factor is split: every operand that has it is sharded there, the others are
+  replicated; a result that lacks it is `Partial` by the factor's reduction;
+* `Partial` inputs pass through, where the op is linear in them;
+* everything is replicated.
+
+A compound dimension `(a b)` comes from a reshape, major factor first; splitting
+its minor factor is the strided shard of Rhino §4.1. Propagation, cost, pattern
+generation and rewriting all read this one description.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfpar.ir.graph import Op, Tensor
+from tfpar.spec.errors import RuleError
+
+if TYPE_CHECKING:
+    from tfpar.rules.local import LocalOp
+
+Dim = tuple[int, ...]
+"""Factors of one dimension, major to minor; empty for one that must stay whole."""
+Dims = tuple[Dim, ...]
+Pattern = tuple[int | None, int]
+"""How a factor is cut: (stride, unit) as in `Shard`."""
+PLAIN: Pattern = (None, 1)
+
+_PLACEHOLDER_TOKENS = {".", "1"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpRule:
+    """The rule of one op instance, shapes and attributes known.
+
+    Attributes:
+        names: factor names, for messages.
+        sizes: global size of each factor.
+        inputs: the dims of each input; outputs: the dims of each output.
+        reduce: factor -> reduction (`sum`, `max`, ...) for factors that some
+            outputs lack. A factor that an output lacks and that is not here
+            cannot be split.
+        linear: groups of inputs in which the op is jointly linear: when all of a
+            group are Partial(sum) and the other inputs replicated, the outputs
+            are Partial(sum). `(0, 1)` for Add, `(0,), (1,)` for Mul.
+        monotone: inputs through which any Partial passes (pure relabelling:
+            Identity, Reshape, Transpose).
+        shape_operands: input -> output whose *local* shape replaces this input's
+            value in the local op (Reshape's `shape`, BroadcastTo's, Fill's).
+        lower: emits the local op where copying it with local inputs is not it
+            (an offset subtracted, a mean turned into a sum). Called only when
+            some factor is split.
+        any_pattern: whether factors may be cut in strided patterns too. Holds where the op is
+            copied or `lower` does not use positions.
+        expand: factor -> builder of the graph of simpler ops that the op stands
+            for; used instead of the op when that factor is split.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    reduce: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    linear: tuple[tuple[int, ...], ...] = ()
+    monotone: tuple[int, ...] = ()
+    shape_operands: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    lower: Callable[[LocalOp], Sequence[Tensor]] | None = None
+    any_pattern: bool | None = None
+    expand: Mapping[int, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+
+    def takes_pattern(self, factor: int, pattern: Pattern) -> bool:
+        """Whether the op may run with `factor` cut in `pattern`."""
+        if pattern == PLAIN:
+            return True
+        allowed = self.lower is None if self.any_pattern is None else self.any_pattern
+        if not allowed or factor in self.expand:
+            return False
+        return all(len(dim) == 1 for dims in self.inputs + self.outputs for dim in dims if factor in dim)
+
+    def factor(self, name: str) -> int:
+        """Index of the factor called `name`."""
+        return self.names.index(name)
+
+    def can_split(self, factor: int) -> bool:
+        return factor in self._splittable
+
+    @functools.cached_property
+    def splittable(self) -> tuple[int, ...]:
+        """Factors that a mesh axis may split."""
+        kept = []
+        for f, size in enumerate(self.sizes):
+            if size <= 1:
+                continue
+            everywhere = all(any(f in dim for dim in dims) for dims in self.outputs)
+            used = any(f in dim for dims in self.inputs + self.outputs for dim in dims)
+            if used and (everywhere or f in self.reduce or f in self.expand):
+                kept.append(f)
+        return tuple(kept)
+
+    @functools.cached_property
+    def _splittable(self) -> frozenset[int]:
+        return frozenset(self.splittable)
+
+    def has_factor(self, dims: Dims, factor: int) -> bool:
+        return any(factor in dim for dim in dims)
+
+
+def make_rule(
+    op: Op,
+    notation: str,
+    *,
+    reduce: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    expand: Mapping[str, Callable[..., Any]] | None = None,
+    **fields: Any,
+) -> OpRule:
+    """The rule of `op` in factor notation.
+
+    `notation` lists inputs and outputs, comma separated, around `->`. A token is a
+    factor name, `(a b)` for a compound dimension, `.` or `1` for a dimension
+    that must stay whole, and `...` once per operand for the broadcast dimensions,
+    which align on the right. Inputs not listed stay replicated.
+
+    Args:
+        reduce: factor name -> reduction.
+        sizes: factor name -> size, needed for factors of compound dimensions.
+        expand: factor name -> builder of the decomposition.
+        **fields: further fields of `OpRule`.
+
+    Raises:
+        RuleError: the notation does not fit the op's ranks or sizes.
+    """
+    parsed_in, parsed_out = _parse(notation)
+    if len(parsed_in) > len(op.inputs) or len(parsed_out) > len(op.outputs):
+        raise RuleError(
+            f"Rule {notation!r} names {len(parsed_in)} inputs and {len(parsed_out)} outputs; "
+            f"{op.type} {op.name} has {len(op.inputs)} and {len(op.outputs)}."
+        )
+    known: dict[str, int] = dict(sizes or {})
+    order: dict[str, int] = {}
+    operands = [*zip(op.inputs, parsed_in, strict=False), *zip(op.outputs, parsed_out, strict=False)]
+    expanded = [_expand_ellipsis(op, t, tokens, notation) for t, tokens in operands]
+    for tensor, dims in expanded:
+        for names, size in zip(dims, tensor.shape or (), strict=True):
+            for name in names:
+                order.setdefault(name, len(order))
+            if len(names) == 1 and size != 1:
+                if known.setdefault(names[0], size) != size:
+                    raise RuleError(
+                        f"Rule {notation!r} of {op.type} {op.name}: factor {names[0]!r} "
+                        f"has sizes {known[names[0]]} and {size}."
+                    )
+    for name in order:
+        known.setdefault(name, 1)
+
+    def finish(tensor: Tensor, dims: list[tuple[str, ...]]) -> Dims:
+        out: list[Dim] = []
+        for names, size in zip(dims, tensor.shape or (), strict=True):
+            # A size-1 dimension of a larger factor broadcasts: it stays whole.
+            out.append(() if size == 1 else tuple(order[n] for n in names if known[n] != 1))
+        return tuple(out)
+
+    inputs = [finish(t, d) for t, d in expanded[: len(parsed_in)]]
+    outputs = [finish(t, d) for t, d in expanded[len(parsed_in) :]]
+    inputs += [((),) * len(t.shape or ()) for t in op.inputs[len(parsed_in) :]]
+    outputs += [((),) * len(t.shape or ()) for t in op.outputs[len(parsed_out) :]]
+    return OpRule(
+        names=tuple(order),
+        sizes=tuple(known[n] for n in order),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        reduce={order[n]: r for n, r in (reduce or {}).items() if n in order},
+        expand={order[n]: e for n, e in (expand or {}).items() if n in order},
+        **fields,
+    )
+
+
+def replicate_rule(op: Op) -> OpRule:
+    """The rule that splits nothing: all inputs gathered, every rank computes."""
+    return OpRule(
+        names=(),
+        sizes=(),
+        inputs=tuple(((),) * len(t.shape or ()) for t in op.inputs),
+        outputs=tuple(((),) * len(t.shape or ()) for t in op.outputs),
+    )
+
+
+@functools.cache
+def _parse(notation: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    if notation.count("->") != 1:
+        raise RuleError(f"Rule {notation!r} needs exactly one '->'.")
+    left, right = notation.split("->")
+    return tuple(
+        tuple(_tokens(operand) for operand in side.split(",")) if side.strip() else ()
+        for side in (left, right)
+    )
+
+
+def _tokens(operand: str) -> tuple[str, ...]:
+    tokens: list[str] = []
+    text = operand.replace("(", " ( ").replace(")", " ) ").split()
+    group: list[str] | None = None
+    for word in text:
+        if word == "(":
+            group = []
+        elif word == ")":
+            if group is None:
+                raise RuleError(f"Unbalanced parenthesis in rule operand {operand!r}.")
+            tokens.append(" ".join(group))
+            group = None
+        elif group is not None:
+            group.append(word)
+        else:
+            tokens.append(word)
+    if group is not None:
+        raise RuleError(f"Unbalanced parenthesis in rule operand {operand!r}.")
+    return tuple(tokens)
+
+
+def _expand_ellipsis(
+    op: Op, tensor: Tensor, tokens: tuple[str, ...], notation: str
+) -> tuple[Tensor, list[tuple[str, ...]]]:
+    rank = len(tensor.shape or ())
+    explicit = len(tokens) - ("..." in tokens)
+    if "..." in tokens and rank >= explicit:
+        at = tokens.index("...")
+        extra = rank - explicit
+        middle = tuple(f"_{extra - 1 - i}" for i in range(extra))
+        tokens = tokens[:at] + middle + tokens[at + 1 :]
+    if len(tokens) != rank:
+        raise RuleError(
+            f"Rule {notation!r} gives {tokens} for {tensor.name} of rank {rank} "
+            f"({op.type} {op.name})."
+        )
+    return tensor, [
+        () if token in _PLACEHOLDER_TOKENS else tuple(token.split()) for token in tokens
+    ]

@@ -1,0 +1,271 @@
+"""The in-process backend: all ranks in one TensorFlow function.
+
+Each rank's ops are placed on its own device. A collective is plain arithmetic on the
+tensors of a group (an all-reduce is a sum), so it cannot deadlock. Inputs are
+given whole, once, and cut inside the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.runtime.function_def import (
+    FunctionWriter,
+    RegisteredFunction,
+    const_attrs,
+    output_edges,
+    serialize_attrs,
+)
+from tfpar.spec import Shard, Spec, local_indices
+
+_COMBINE = {
+    "sum": "AddV2", "prod": "Mul", "max": "Maximum", "min": "Minimum",
+    "any": "LogicalOr", "all": "LogicalAnd",
+}  # fmt: skip
+
+
+class InProcessProgram:
+    """A local program linked for all ranks of its mesh.
+
+    Call it with the whole inputs and the handles of every rank's variables.
+    """
+
+    def __init__(self, program: LocalProgram, devices: Sequence[str], name: str = "tfpar") -> None:
+        self.program = program
+        self._function: RegisteredFunction = _Linker(program, devices, name).link()
+
+    def __call__(
+        self, inputs: Sequence[tf.Tensor], handles: Sequence[Sequence[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Run one step.
+
+        Args:
+            inputs: one whole tensor per graph input.
+            handles: per variable, the resource handle of each rank's shard.
+        """
+        flat = list(inputs)
+        for shards in handles:
+            flat.extend(shards)
+        return self._function(flat)
+
+
+class _Linker:
+    def __init__(self, program: LocalProgram, devices: Sequence[str], name: str) -> None:
+        self.program = program
+        self.mesh = program.mesh
+        self.devices = list(devices)
+        self.writer = FunctionWriter(name)
+        self.ranks = range(self.mesh.size)
+        self.edges: list[dict[Tensor, str]] = [{} for _ in self.ranks]
+        self.nodes: list[dict[Op, str]] = [{} for _ in self.ranks]
+        self.bodies = None
+        self._constants: dict[tuple, str] = {}
+        self._bucket = 0
+
+    def link(self) -> RegisteredFunction:
+        graph = self.program.graph
+        self._arguments()
+        for op in graph.ops:
+            if op.type == "Placeholder":
+                continue
+            if op.type in COLLECTIVE_TYPES:
+                self._collective(op)
+            else:
+                self._local(op)
+        for tensor in graph.outputs:
+            self.writer.output(self.edges[0][tensor], tensor.dtype)
+        for rank in self.ranks:
+            for op in graph.effects:
+                if op in self.nodes[rank]:
+                    self.writer.effect(self.nodes[rank][op])
+        return self.writer.register()
+
+    # --- arguments ---------------------------------------------------------------
+
+    def _arguments(self) -> None:
+        graph, shapes = self.program.graph, self.program.input_shapes
+        for i, (tensor, spec) in enumerate(
+            zip(graph.inputs, self.program.input_specs, strict=True)
+        ):
+            whole = self.writer.argument(f"in{i}", tensor.dtype)
+            for rank in self.ranks:
+                self.edges[rank][tensor] = self._feed(
+                    f"in{i}", whole, tensor, shapes[i], spec, rank
+                )
+        for i, variable in enumerate(graph.variables):
+            for rank in self.ranks:
+                name = self.writer.argument(
+                    f"var{i}_r{rank}", "resource", variable.shape, variable.dtype
+                )
+                self.edges[rank][variable.handle] = name
+
+    def _feed(
+        self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
+    ) -> str:
+        """This rank's part of a whole input; padding repeats the last entry.
+
+        Padded samples are real samples, so that nothing computed on them (a division, a
+        lookup) can fail; every reduction masks them.
+        """
+        edge = whole
+        dims = sorted({p.dim for p in spec if isinstance(p, Shard)})
+        for dim in dims:
+            length = shape[dim]
+            at = local_indices(length, dim, spec, self.mesh, self.mesh.coordinates(rank))
+            filled = np.where(at < 0, length - 1, at).astype(np.int32)
+            edge = self._gather(f"r{rank}/feed/{name}_{dim}", edge, filled, dim, tensor, rank)
+        return edge
+
+    def _gather(
+        self, name: str, edge: str, index: np.ndarray, dim: int, tensor: Tensor, rank: int
+    ) -> str:
+        attrs = serialize_attrs(
+            {"Tparams": DType(tensor.dtype), "Tindices": DType("int32"), "Taxis": DType("int32"),
+             "batch_dims": 0}
+        )  # fmt: skip
+        device = self.devices[rank]
+        inputs = [edge, self._const(f"{name}/index", index, device),
+                  self._const(f"{name}/axis", np.int32(dim), device)]  # fmt: skip
+        self.writer.node(name, "GatherV2", inputs, attrs, device)
+        return f"{name}:output:0"
+
+    def _const(self, name: str, value: np.ndarray, device: str) -> str:
+        self.writer.node(name, "Const", (), const_attrs(value, value.dtype.name), device)
+        return f"{name}:output:0"
+
+    # --- local ops ---------------------------------------------------------------
+
+    def _local(self, op: Op) -> None:
+        if op.type == "RankConst":
+            for rank in self.ranks:
+                name = f"r{rank}/{op.name}"
+                attrs = const_attrs(op.attrs["values"][rank], op.outputs[0].dtype)
+                self.writer.node(name, "Const", (), attrs, self.devices[rank])
+                self.nodes[rank][op] = name
+                self.edges[rank][op.outputs[0]] = f"{name}:output:0"
+            return
+        attrs = (
+            const_attrs(op.attrs["value"], op.outputs[0].dtype)
+            if op.type == "Const"
+            else serialize_attrs(op.attrs)
+        )
+        suffixes = output_edges(op)
+        for rank in self.ranks:
+            edges, nodes = self.edges[rank], self.nodes[rank]
+            name = f"r{rank}/{op.name}"
+            control = [nodes[c] for c in op.control if c in nodes]
+            self.writer.node(
+                name, op.type, [edges[t] for t in op.inputs], attrs, self.devices[rank], control
+            )
+            nodes[op] = name
+            for tensor, suffix in zip(op.outputs, suffixes, strict=True):
+                edges[tensor] = f"{name}:{suffix}"
+
+    # --- collectives -------------------------------------------------------------
+
+    def _collective(self, op: Op) -> None:
+        emit = getattr(self, f"_{_SNAKE[op.type]}")
+        for index, group in enumerate(self.mesh.groups(op.attrs["axes"])):
+            emit(op, f"{op.name}/g{index}", group)
+        self._bucket += 1
+
+    def _all_reduce(self, op: Op, name: str, group: Sequence[int]) -> None:
+        device = self.devices[group[self._bucket % len(group)]]
+        for i, (source, result) in enumerate(zip(op.inputs, op.outputs, strict=True)):
+            parts = [self.edges[r][source] for r in group]
+            edge = self._combine(f"{name}/{i}", parts, op.attrs["reduction"], source.dtype, device)
+            for rank in group:
+                self.edges[rank][result] = edge
+
+    def _combine(
+        self, name: str, parts: Sequence[str], reduction: str, dtype: str, device: str
+    ) -> str:
+        """Reduce `parts` on `device`."""
+        if len(parts) == 1:
+            return parts[0]
+        if reduction == "sum" and len(parts) > 2:
+            attrs = serialize_attrs({"T": DType(dtype), "N": len(parts)})
+            self.writer.node(name, "AddN", parts, attrs, device)
+            return f"{name}:sum:0"
+        op_type = _COMBINE[reduction]
+        attrs = b"" if dtype == "bool" else serialize_attrs({"T": DType(dtype)})
+        edge = parts[0]
+        for i, part in enumerate(parts[1:]):
+            self.writer.node(f"{name}/{i}", op_type, [edge, part], attrs, device)
+            edge = f"{name}/{i}:z:0"
+        return edge
+
+    def _all_gather(self, op: Op, name: str, group: Sequence[int]) -> None:
+        (source,), (result,) = op.inputs, op.outputs
+        parts = [self.edges[r][source] for r in group]
+        device = self.devices[group[0]]
+        edge = self._concat(name, parts, op.attrs["dim"], source.dtype, device)
+        for rank in group:
+            self.edges[rank][result] = edge
+
+    def _concat(self, name: str, parts: Sequence[str], dim: int, dtype: str, device: str) -> str:
+        attrs = serialize_attrs({"T": DType(dtype), "N": len(parts), "Tidx": DType("int32")})
+        axis = self._const(f"{name}/axis", np.int32(dim), device)
+        self.writer.node(name, "ConcatV2", [*parts, axis], attrs, device)
+        return f"{name}:output:0"
+
+    def _reduce_scatter(self, op: Op, name: str, group: Sequence[int]) -> None:
+        (source,), (result,) = op.inputs, op.outputs
+        for position, rank in enumerate(group):
+            device = self.devices[rank]
+            parts = [
+                self._block(f"{name}/{position}_{i}", self.edges[r][source], source,
+                            op.attrs["dim"], position, len(group), device)
+                for i, r in enumerate(group)
+            ]  # fmt: skip
+            self.edges[rank][result] = self._combine(
+                f"{name}/{position}", parts, op.attrs["reduction"], source.dtype, device
+            )
+
+    def _all_to_all(self, op: Op, name: str, group: Sequence[int]) -> None:
+        (source,), (result,) = op.inputs, op.outputs
+        for position, rank in enumerate(group):
+            device = self.devices[rank]
+            parts = [
+                self._block(f"{name}/{position}_{i}", self.edges[r][source], source,
+                            op.attrs["split_dim"], position, len(group), device)
+                for i, r in enumerate(group)
+            ]  # fmt: skip
+            self.edges[rank][result] = self._concat(
+                f"{name}/{position}", parts, op.attrs["concat_dim"], source.dtype, device
+            )
+
+    def _broadcast(self, op: Op, name: str, group: Sequence[int]) -> None:
+        for source, result in zip(op.inputs, op.outputs, strict=True):
+            for rank in group:
+                self.edges[rank][result] = self.edges[group[0]][source]
+
+    def _block(
+        self, name: str, edge: str, tensor: Tensor, dim: int, position: int, parts: int, device: str
+    ) -> str:
+        """Block `position` of `parts` along `dim`."""
+        size = list(tensor.shape or ())
+        size[dim] //= parts
+        begin = [0] * len(size)
+        begin[dim] = position * size[dim]
+        attrs = serialize_attrs({"T": DType(tensor.dtype), "Index": DType("int32")})
+        inputs = [
+            edge,
+            self._const(f"{name}/begin", np.array(begin, np.int32), device),
+            self._const(f"{name}/size", np.array(size, np.int32), device),
+        ]
+        self.writer.node(name, "Slice", inputs, attrs, device)
+        return f"{name}:output:0"
+
+
+_SNAKE = {
+    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
+    "AllToAll": "all_to_all", "Broadcast": "broadcast",
+}  # fmt: skip
+

@@ -1,0 +1,182 @@
+"""Writing TensorFlow functions: IR ops as NodeDefs of a FunctionDef.
+
+A program for many ranks is one FunctionDef, put together from bytes and handed
+to the runtime once; no Python op objects are made. This is the only module that knows
+how a FunctionDef spells its edges.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_def_registry
+
+from tfpar.capture.attributes import write_attr
+from tfpar.ir.graph import DType, Op, Tensor
+
+_serial = itertools.count()
+
+
+class FunctionWriter:
+    """Collects nodes and arguments of one function, then registers it.
+
+    Tensors are written as TensorFlow's function edges: an argument's name, or
+    `node:output_arg:offset`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = f"{name}_{next(_serial)}"
+        self.definition = function_pb2.FunctionDef()
+        self.definition.signature.name = self.name
+        self._nodes: list[bytes] = []
+        self._outputs: list[tf.DType] = []
+
+    def argument(
+        self, name: str, dtype: str, shape: Sequence[int | None] | None = None,
+        resource_dtype: str | None = None,
+    ) -> str:
+        """Add an argument; for a variable handle `shape` and `resource_dtype` describe it."""
+        index = len(self.definition.signature.input_arg)
+        arg = self.definition.signature.input_arg.add(name=name)
+        arg.type = tf.dtypes.as_dtype(dtype).as_datatype_enum
+        attrs = self.definition.arg_attr[index].attr
+        if shape is not None:
+            sizes = [-1 if n is None else n for n in shape]
+            if resource_dtype is not None:
+                handle = attrs["_handle_shapes"].list.shape.add()
+                attrs["_handle_dtypes"].list.type.append(
+                    tf.dtypes.as_dtype(resource_dtype).as_datatype_enum
+                )
+            else:
+                handle = attrs["_output_shapes"].list.shape.add()
+            for size in sizes:
+                handle.dim.add().size = size
+        return name
+
+    def node(
+        self, name: str, op_type: str, inputs: Sequence[str], attrs: bytes,
+        device: str = "", control: Sequence[str] = (),
+    ) -> None:
+        """Add a node; `attrs` are serialised attributes from `serialize_attrs`."""
+        node = node_def_pb2.NodeDef(name=name, op=op_type, device=device)
+        node.input.extend(inputs)
+        node.input.extend("^" + c for c in control)
+        # Concatenated protobuf messages merge: attributes are serialised once for all ranks.
+        self._nodes.append(node.SerializeToString() + attrs)
+
+    def output(self, edge: str, dtype: str) -> None:
+        """Return the tensor at `edge`."""
+        name = f"out{len(self._outputs)}"
+        arg = self.definition.signature.output_arg.add(name=name)
+        arg.type = tf.dtypes.as_dtype(dtype).as_datatype_enum
+        self.definition.ret[name] = edge
+        self._outputs.append(tf.dtypes.as_dtype(dtype))
+
+    def effect(self, node: str) -> None:
+        """Make `node` run although nothing returned depends on it."""
+        key = f"effect{len(self.definition.control_ret)}"
+        self.definition.control_ret[key] = node
+        self.definition.signature.control_output.append(key)
+
+    def register(self, stateful: bool = True) -> RegisteredFunction:
+        self.definition.signature.is_stateful = stateful
+        head = self.definition.SerializeToString()
+        body = b"".join(_length_delimited(_NODE_DEF_FIELD, n) for n in self._nodes)
+        definition = function_pb2.FunctionDef.FromString(head + body)
+        context.context().add_function_def(definition)
+        return RegisteredFunction(self.name, len(self._outputs))
+
+
+class RegisteredFunction:
+    """A function known to the runtime; removed from it with its last reference."""
+
+    def __init__(self, name: str, num_outputs: int) -> None:
+        self.name = name
+        self._num_outputs = num_outputs
+
+    def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Run on flat inputs (tensors and variable handles)."""
+        return context.context().call_function(
+            self.name.encode(), list(inputs), self._num_outputs
+        ) or []
+
+    def __del__(self) -> None:
+        try:
+            context.context().remove_function(self.name)
+        except Exception:  # noqa: BLE001 - the runtime may be gone at interpreter exit
+            pass
+
+
+_NODE_DEF_FIELD = 3  # FunctionDef.node_def
+
+
+def _length_delimited(field: int, payload: bytes) -> bytes:
+    return bytes([field << 3 | 2]) + _varint(len(payload)) + payload
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def serialize_attrs(attrs: Mapping[str, Any]) -> bytes:
+    """Attributes as the bytes that they are in a NodeDef."""
+    node = node_def_pb2.NodeDef()
+    for key, value in attrs.items():
+        if value is not None:
+            node.attr[key].CopyFrom(
+                value if isinstance(value, attr_value_pb2.AttrValue) else write_attr(value)
+            )
+    return node.SerializeToString()
+
+
+def const_attrs(value: Any, dtype: str) -> bytes:
+    """Attributes of a Const."""
+    proto = tf.make_tensor_proto(value, dtype=tf.dtypes.as_dtype(dtype))
+    out = attr_value_pb2.AttrValue()
+    out.tensor.CopyFrom(proto)
+    return serialize_attrs({"value": out, "dtype": DType(dtype)})
+
+
+def output_edges(op: Op) -> list[str]:
+    """The `output_arg:offset` suffix of each output of a TensorFlow op."""
+    suffixes = []
+    for arg, count in _output_args(op):
+        suffixes += [f"{arg}:{i}" for i in range(count)]
+    return suffixes
+
+
+def _output_args(op: Op) -> list[tuple[str, int]]:
+    definition = _op_def(op.type)
+    out = []
+    for arg in definition.output_arg:
+        if arg.number_attr:
+            out.append((arg.name, int(op.attrs[arg.number_attr])))
+        elif arg.type_list_attr:
+            out.append((arg.name, len(op.attrs[arg.type_list_attr])))
+        else:
+            out.append((arg.name, 1))
+    return out
+
+
+@functools.cache
+def _op_def(op_type: str):
+    definition = op_def_registry.get(op_type)
+    if definition is None:
+        raise KeyError(f"TensorFlow has no op type {op_type!r}")
+    return definition
+
+
+def edge_of(tensor: Tensor, node: str) -> str:
+    """The function edge of an output of `node`, which runs `tensor.op`."""
+    return f"{node}:{output_edges(tensor.op)[tensor.index]}"

@@ -1,0 +1,48 @@
+"""The vocabulary: meshes, placements, specs and errors. Free of TensorFlow."""
+
+from tfpar.spec.errors import (
+    CaptureError,
+    PlanError,
+    RuleError,
+    RuntimeMismatchError,
+    SpecError,
+    TfparError,
+)
+from tfpar.spec.layout import assemble, dim_is_even, local_indices, local_shape, take_local
+from tfpar.spec.mesh import Mesh, split
+from tfpar.spec.placement import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Spec,
+    format_spec,
+    parse_placement,
+    parse_spec,
+    replicated,
+)
+
+__all__ = [
+    "CaptureError",
+    "Mesh",
+    "Partial",
+    "Placement",
+    "PlanError",
+    "Replicate",
+    "RuleError",
+    "RuntimeMismatchError",
+    "Shard",
+    "Spec",
+    "SpecError",
+    "TfparError",
+    "assemble",
+    "dim_is_even",
+    "format_spec",
+    "local_indices",
+    "local_shape",
+    "parse_placement",
+    "parse_spec",
+    "replicated",
+    "split",
+    "take_local",
+]

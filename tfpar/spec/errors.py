@@ -1,0 +1,31 @@
+"""The errors that tfpar raises, all children of `TfparError`.
+
+A message says what happened, names the thing (op, variable, axis, rank, file)
+and says what to do.
+"""
+
+from __future__ import annotations
+
+
+class TfparError(Exception):
+    """Base class of every error that tfpar raises on purpose."""
+
+
+class SpecError(TfparError, ValueError):
+    """A mesh, placement or constraint that is malformed or cannot hold."""
+
+
+class CaptureError(TfparError, RuntimeError):
+    """The step cannot be captured as one graph."""
+
+
+class RuleError(TfparError, ValueError):
+    """An op rule that contradicts the op it describes."""
+
+
+class PlanError(TfparError, ValueError):
+    """A plan (or plan file) that does not fit the graph, the mesh or this version."""
+
+
+class RuntimeMismatchError(TfparError, RuntimeError):
+    """What runs is not what was planned (placement, values that should agree)."""

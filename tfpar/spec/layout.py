@@ -1,0 +1,83 @@
+"""What a spec means for storage: local shapes, and which rank holds which entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfpar.spec.mesh import Mesh
+from tfpar.spec.placement import Shard, Spec
+
+
+def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]:
+    """Stored shape on every rank, padding included."""
+    sizes = list(shape)
+    for placement, parts in zip(spec, mesh.shape, strict=True):
+        if isinstance(placement, Shard):
+            dim = placement.dim
+            sizes[dim] = placement.local_length(sizes[dim], parts)
+    return tuple(sizes)
+
+
+def dim_is_even(shape: Sequence[int], spec: Spec, mesh: Mesh, dim: int) -> bool:
+    """Whether dimension `dim` is stored without padding on every rank."""
+    length = shape[dim]
+    for placement, parts in zip(spec, mesh.shape, strict=True):
+        if isinstance(placement, Shard) and placement.dim == dim:
+            if not placement.is_even(length, parts):
+                return False
+            length = placement.local_length(length, parts)
+    return True
+
+
+def local_indices(
+    length: int, dim: int, spec: Spec, mesh: Mesh, coords: Sequence[int]
+) -> np.ndarray:
+    """Global index of each stored entry along `dim` at `coords`; -1 is padding."""
+    index = np.arange(length)
+    for placement, parts, at in zip(spec, mesh.shape, coords, strict=True):
+        if isinstance(placement, Shard) and placement.dim == dim:
+            outer, split, unit = placement.view(len(index))
+            block = placement.block(len(index), parts)
+            view = index.reshape(outer, split, unit)
+            padded = np.full((outer, block * parts, unit), -1)
+            padded[:, :split] = view
+            index = padded[:, at * block : (at + 1) * block].reshape(-1)
+    return index
+
+
+def take_local(
+    value: np.ndarray, spec: Spec, mesh: Mesh, coords: Sequence[int]
+) -> np.ndarray:
+    """The shard of `value` stored at `coords`; padding is zero. Partial axes are ignored."""
+    for dim in sorted({p.dim for p in spec if isinstance(p, Shard)}):
+        index = local_indices(value.shape[dim], dim, spec, mesh, coords)
+        value = np.take(value, np.maximum(index, 0), axis=dim)
+        if (index < 0).any():
+            shape = [1] * value.ndim
+            shape[dim] = -1
+            value = np.where((index >= 0).reshape(shape), value, np.zeros((), value.dtype))
+    return value
+
+
+def assemble(
+    shards: Sequence[np.ndarray], shape: Sequence[int], spec: Spec, mesh: Mesh
+) -> np.ndarray:
+    """The whole value from the shard of every rank (Partial axes are not reduced)."""
+    first = np.asarray(shards[0])
+    if not any(isinstance(p, Shard) for p in spec):
+        return first
+    whole = np.empty(tuple(shape), first.dtype)
+    for rank, shard in enumerate(shards):
+        coords = mesh.coordinates(rank)
+        if any(
+            c and not isinstance(p, Shard) for p, c in zip(spec, coords, strict=True)
+        ):
+            continue
+        at = [local_indices(n, d, spec, mesh, coords) for d, n in enumerate(shape)]
+        keep = [np.flatnonzero(i >= 0) for i in at]
+        whole[np.ix_(*(i[k] for i, k in zip(at, keep, strict=True)))] = np.asarray(shard)[
+            np.ix_(*keep)
+        ]
+    return whole

@@ -1,0 +1,116 @@
+"""Mesh: named logical axes laid over ranks, row-major."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from tfpar.spec.errors import SpecError
+
+DEFAULT_AXIS_NAMES = {1: ("data",), 2: ("data", "model")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """A grid of ranks with named axes.
+
+    Rank `r` sits at the row-major coordinates of `r` in `shape`: the last axis
+    varies fastest, so ranks that differ only in the last axis are neighbours.
+
+    Attributes:
+        axis_names: one name per axis, unique.
+        shape: one size per axis, each at least 1.
+
+    Raises:
+        SpecError: empty mesh, size below 1, or repeated or empty names.
+    """
+
+    axis_names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shape or len(self.shape) != len(self.axis_names):
+            raise SpecError(
+                f"A mesh needs one name per axis and at least one axis; got names "
+                f"{self.axis_names} and shape {self.shape}."
+            )
+        for name, size in zip(self.axis_names, self.shape, strict=True):
+            if not isinstance(name, str) or not name:
+                raise SpecError(f"Mesh axis names are non-empty strings; got {name!r}.")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise SpecError(
+                    f"Mesh axis {name!r} has size {size!r}; a size is an integer of at "
+                    f"least 1. Use size 1 for an axis that is not split."
+                )
+        if len(set(self.axis_names)) != len(self.axis_names):
+            raise SpecError(f"Mesh axis names repeat: {self.axis_names}.")
+
+    @classmethod
+    def of(cls, axes: Mapping[str, int] | Sequence[int]) -> Mesh:
+        """A mesh from `{"data": 2, "model": 4}` or from sizes with default names."""
+        if isinstance(axes, Mapping):
+            return cls(tuple(axes), tuple(axes.values()))
+        sizes = tuple(axes)
+        names = DEFAULT_AXIS_NAMES.get(
+            len(sizes), tuple(f"axis{i}" for i in range(len(sizes)))
+        )
+        return cls(names, sizes)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.shape)
+
+    @property
+    def num_axes(self) -> int:
+        return len(self.shape)
+
+    def axis(self, name: str) -> int:
+        """Index of the axis called `name`; SpecError names the axes there are."""
+        try:
+            return self.axis_names.index(name)
+        except ValueError:
+            raise SpecError(
+                f"Mesh has no axis {name!r}; its axes are {self}. "
+                f"Use one of {', '.join(map(repr, self.axis_names))}."
+            ) from None
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Row-major coordinates of `rank`."""
+        return self._all_coordinates[rank]
+
+    @functools.cached_property
+    def _all_coordinates(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(itertools.product(*map(range, self.shape)))
+
+    def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Ranks that differ only along `axes`, each group ordered major to minor."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank, coords in enumerate(self._all_coordinates):
+            rest = tuple(c for a, c in enumerate(coords) if a not in axes)
+            groups.setdefault(rest, []).append(rank)
+        return tuple(map(tuple, groups.values()))
+
+    def group_size(self, axes: tuple[int, ...]) -> int:
+        return math.prod(self.shape[a] for a in axes)
+
+    def __str__(self) -> str:
+        return " x ".join(
+            f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True)
+        )
+
+
+def split(
+    shape: Sequence[int] | Mapping[str, int], axis_names: Sequence[str] | None = None
+) -> Mesh:
+    """The mesh of `shape`: `split([2, 8])` is 2 workers with 8 devices each.
+
+    The axes are called `("data", "model")` for two, `("data",)` for one, unless
+    `axis_names` or a mapping `{"name": size}` says otherwise.
+    """
+    if axis_names is not None:
+        return Mesh(tuple(axis_names), tuple(shape))
+    return Mesh.of(shape)

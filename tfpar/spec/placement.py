@@ -1,0 +1,150 @@
+"""Placements: the state of a tensor along one mesh axis.
+
+A *spec* is a tuple with one placement per mesh axis. Axes apply left to right,
+major to minor: each splits the local array that the axes before it left.
+Placements are interned, so equality is identity and specs hash fast.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import ClassVar
+
+from tfpar.spec.errors import SpecError
+
+REDUCTIONS = ("sum", "max", "min", "prod", "any", "all")
+
+
+class Placement:
+    """What one mesh axis does to a tensor; see `Shard`, `Replicate`, `Partial`."""
+
+    __slots__ = ()
+    _interned: ClassVar[dict[tuple, Placement]] = {}
+
+    @classmethod
+    def _intern(cls, *fields) -> Placement:
+        key = (cls, *fields)
+        self = Placement._interned.get(key)
+        if self is None:
+            self = object.__new__(cls)
+            for name, value in zip(cls.__slots__, fields, strict=True):
+                object.__setattr__(self, name, value)
+            Placement._interned[key] = self
+        return self
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __reduce__(self):
+        return type(self), tuple(getattr(self, n) for n in self.__slots__)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Shard(Placement):
+    """The axis splits dimension `dim`.
+
+    The dimension of local length n is seen as (n // stride, stride // unit, unit)
+    and the middle part is cut into one block of `ceil` size per rank, the last
+    ones shorter or empty (padded in storage). `stride=None` means n: contiguous
+    blocks. A smaller stride is Rhino §4.1's strided partitioning: the split of a
+    minor factor of a compound dimension. `unit` matters only where the
+    middle part does not divide: blocks are whole multiples of it.
+    """
+
+    __slots__ = ("dim", "stride", "unit")
+    dim: int
+    stride: int | None
+    unit: int
+
+    def __new__(cls, dim: int, stride: int | None = None, unit: int = 1):
+        return cls._intern(dim, stride, unit)
+
+    def __str__(self) -> str:
+        stride = "" if self.stride is None else f"/{self.stride}"
+        unit = "" if self.unit == 1 else f"*{self.unit}"
+        return f"S({self.dim}{stride}{unit})"
+
+    def view(self, length: int) -> tuple[int, int, int]:
+        """(outer, split, unit) view of a dimension of local length `length`."""
+        stride = length if self.stride is None else self.stride
+        if stride == 0:
+            return 1, 0, self.unit
+        if length % stride or stride % self.unit:
+            raise SpecError(f"{self} does not fit a dimension of length {length}.")
+        return length // stride, stride // self.unit, self.unit
+
+    def block(self, length: int, parts: int) -> int:
+        """Entries of the middle part that each of `parts` ranks stores."""
+        return math.ceil(self.view(length)[1] / parts)
+
+    def local_length(self, length: int, parts: int) -> int:
+        """Stored local length, padding included."""
+        outer, _, unit = self.view(length)
+        return outer * self.block(length, parts) * unit
+
+    def is_even(self, length: int, parts: int) -> bool:
+        return self.view(length)[1] % parts == 0
+
+
+class Replicate(Placement):
+    """Every rank along the axis holds the same values."""
+
+    __slots__ = ()
+
+    def __new__(cls):
+        return cls._intern()
+
+    def __str__(self) -> str:
+        return "R"
+
+
+class Partial(Placement):
+    """The value is the reduction by `op` of what the ranks along the axis hold."""
+
+    __slots__ = ("op",)
+    op: str
+
+    def __new__(cls, op: str = "sum"):
+        if op not in REDUCTIONS:
+            raise SpecError(f"Unknown reduction {op!r}; one of {REDUCTIONS}.")
+        return cls._intern(op)
+
+    def __str__(self) -> str:
+        return f"P({self.op})"
+
+
+Spec = tuple[Placement, ...]
+
+_SHARD = re.compile(r"S\((\d+)(?:/(\d+))?(?:\*(\d+))?\)$")
+_PARTIAL = re.compile(r"P\((\w+)\)$")
+
+
+def parse_placement(text: str) -> Placement:
+    """The placement that prints as `text`: `S(0)`, `S(1/64)`, `R`, `P(sum)`."""
+    text = text.strip()
+    if text == "R":
+        return Replicate()
+    if match := _SHARD.match(text):
+        dim, stride, unit = match.groups()
+        return Shard(int(dim), int(stride) if stride else None, int(unit or 1))
+    if match := _PARTIAL.match(text):
+        return Partial(match[1])
+    raise SpecError(f"Cannot read placement {text!r}; expected S(dim), R or P(op).")
+
+
+def format_spec(spec: Spec) -> str:
+    """`S(0),R`: one placement per axis, comma separated."""
+    return ",".join(map(str, spec))
+
+
+def parse_spec(text: str) -> Spec:
+    """Inverse of `format_spec`."""
+    return tuple(parse_placement(part) for part in text.split(","))
+
+
+def replicated(num_axes: int) -> Spec:
+    """The spec that replicates over every axis."""
+    return (Replicate(),) * num_axes
