@@ -1,0 +1,45 @@
+"""Which device each in-process rank runs on."""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+logger = logging.getLogger("tfpar")
+
+
+def rank_devices(num_ranks: int) -> list[str]:
+    """One device name per rank.
+
+    With at least `num_ranks` GPUs every rank has its own. On CPU each rank gets a virtual
+    device of its own if TensorFlow's runtime has not started yet; if it has, ranks
+    share the logical CPUs there are, and a line in the log says so.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if len(gpus) >= num_ranks:
+        return [d.name for d in tf.config.list_logical_devices("GPU")[:num_ranks]]
+    if not _runtime_started():
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        configured = tf.config.get_logical_device_configuration(cpu) or []
+        if len(configured) < num_ranks:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * num_ranks
+            )
+    cpus = [d.name for d in tf.config.list_logical_devices("CPU")]
+    if len(cpus) < num_ranks:
+        logger.info(
+            "%d ranks share %d logical CPU device(s): TensorFlow's runtime had started before "
+            "tfpar.auto_parallel could configure more.",
+            num_ranks, len(cpus),
+        )  # fmt: skip
+    return [_full_name(cpus[r % len(cpus)]) for r in range(num_ranks)]
+
+
+def _full_name(device: str) -> str:
+    return f"/job:localhost/replica:0/task:0{device}" if device.startswith("/device:") else device
+
+
+def _runtime_started() -> bool:
+    return bool(context.context()._initialized)

@@ -1,0 +1,256 @@
+"""Variables that are whole from outside and sharded inside.
+
+A `ParallelVariable` goes through up to three states: *pending* (a shape and an
+initializer, no memory), *whole* (an ordinary variable on one device) and *sharded*
+(one shard per rank, the whole value nowhere). Reading gives the whole value and
+assigning takes it in every state; a captured step sees only the handle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import func_graph as func_graph_lib
+from tensorflow.python.ops import resource_variable_ops
+
+from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_shape
+
+_capturing: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", default=False)
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """While a step is captured, variables are read and written through their handles."""
+    token = _capturing.set(True)
+    try:
+        yield
+    finally:
+        _capturing.reset(token)
+
+
+class ParallelVariable(resource_variable_ops.UninitializedVariable):
+    """A `tf.Variable` whose value may be pending, whole or sharded.
+
+    Args:
+        initial_value: callable that makes the initial value, or None when the value
+            is assigned before it is read.
+        shape, dtype, trainable, name: as for `tf.Variable`.
+    """
+
+    def __init__(
+        self, *, shape, dtype, trainable=True, name=None,
+        initial_value: Callable[[], Any] | None = None, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(shape=shape, dtype=dtype, trainable=trainable, name=name, **kwargs)
+        self._pending = initial_value
+        self._shards: list[tf.Variable] | None = None
+        self._layout: tuple[Mesh, Spec] | None = None
+
+    # --- states ------------------------------------------------------------------
+
+    @property
+    def is_sharded(self) -> bool:
+        return self._shards is not None
+
+    @property
+    def layout(self) -> tuple[Mesh, Spec] | None:
+        """Mesh and spec while sharded."""
+        return self._layout
+
+    @property
+    def shards(self) -> list[tf.Variable]:
+        """One variable per rank; empty unless sharded."""
+        return list(self._shards or ())
+
+    def shard(self, mesh: Mesh, spec: Spec, devices: Sequence[str]) -> None:
+        """Store one shard per rank as `spec` says, and let the whole value go.
+
+        No-op where the variable is laid like this already.
+        """
+        if self._layout == (mesh, spec) and self._shards is not None:
+            return
+        with tf.init_scope():
+            value = self._initial_or_current()
+            pieces = [cut(value, spec, mesh, rank) for rank in range(mesh.size)]
+            shards = []
+            for piece, device in zip(pieces, devices, strict=True):
+                with tf.device(device):
+                    shards.append(tf.Variable(piece, trainable=False, dtype=self.dtype))
+            del value, pieces
+            self._release()
+        self._shards, self._layout, self._pending = shards, (mesh, spec), None
+
+    def gather(self) -> None:
+        """Back to an ordinary whole variable."""
+        if self._shards is not None:
+            with tf.init_scope():
+                value = self._assembled()
+                self._shards = self._layout = None
+                super().assign(value)
+
+    def materialize(self) -> None:
+        """Run the pending initializer."""
+        if self._pending is not None:
+            with tf.init_scope():
+                initial, self._pending = self._pending, None
+                super().assign(tf.cast(initial(), self.dtype))
+
+    def _initial_or_current(self) -> tf.Tensor:
+        if self._shards is not None:
+            return self._assembled()
+        if self._pending is not None:
+            return tf.cast(self._pending(), self.dtype)
+        return super()._read_variable_op()
+
+    def _release(self) -> None:
+        """Drop the whole value's memory; the handle stays."""
+        if self._pending is None and self._shards is None:
+            tf.raw_ops.AssignVariableOp(
+                resource=self.handle, value=tf.zeros([0], self.dtype), validate_shape=False
+            )
+
+    def _assembled(self) -> tf.Tensor:
+        assert self._layout is not None and self._shards is not None
+        mesh, spec = self._layout
+        return join([s.read_value() for s in self._shards], self.shape.as_list(), spec, mesh)
+
+    def _is_plain(self) -> bool:
+        """Whether the handle is the place to read and write."""
+        if _capturing.get():
+            return True
+        if self._shards is not None:
+            return False
+        if self._pending is not None and not _in_graph():
+            self.materialize()
+        return True
+
+    # --- tf.Variable -------------------------------------------------------------
+
+    def _read_variable_op(self, no_copy=False):
+        if self._is_plain():
+            return super()._read_variable_op(no_copy=no_copy)
+        return self._assembled()
+
+    def is_initialized(self, name=None):
+        if self._is_plain():
+            return super().is_initialized(name)
+        return tf.constant(True)
+
+    def sparse_read(self, indices, name=None):
+        if self._is_plain():
+            return super().sparse_read(indices, name)
+        return tf.gather(self._assembled(), indices, name=name)
+
+    def gather_nd(self, indices, name=None):
+        if self._is_plain():
+            return super().gather_nd(indices, name)
+        return tf.gather_nd(self._assembled(), indices, name=name)
+
+    def assign(self, value, use_locking=None, name=None, read_value=True):
+        if self._shards is None or _capturing.get():
+            if not _in_graph():
+                self._pending = None
+            return super().assign(value, use_locking, name, read_value)
+        assert self._layout is not None
+        mesh, spec = self._layout
+        value = tf.convert_to_tensor(value, self.dtype)
+        self.shape.assert_is_compatible_with(value.shape)
+        for rank, shard in enumerate(self._shards):
+            shard.assign(cut(value, spec, mesh, rank))
+        return self if read_value else None
+
+    def assign_add(self, delta, use_locking=None, name=None, read_value=True):
+        if self._is_plain():
+            return super().assign_add(delta, use_locking, name, read_value)
+        return self.assign(self._assembled() + tf.cast(delta, self.dtype), read_value=read_value)
+
+    def assign_sub(self, delta, use_locking=None, name=None, read_value=True):
+        if self._is_plain():
+            return super().assign_sub(delta, use_locking, name, read_value)
+        return self.assign(self._assembled() - tf.cast(delta, self.dtype), read_value=read_value)
+
+    def _strided_slice_assign(self, *args, **kwargs):
+        return self._through_whole("_strided_slice_assign", *args, **kwargs)
+
+    def _through_whole(self, method: str, *args, **kwargs):
+        """Run a method of a plain variable on the whole value and store the result."""
+        if self._is_plain():
+            return getattr(super(), method)(*args, **kwargs)
+        whole = tf.Variable(self._assembled())
+        getattr(whole, method)(*args, **kwargs)
+        return self.assign(whole.read_value())
+
+    def _restore_from_tensors(self, restored_tensors):
+        if self._is_plain():
+            self._pending = None
+            return super()._restore_from_tensors(restored_tensors)
+        (value,) = restored_tensors.values()
+        return self.assign(value)
+
+
+def _delegate(method: str) -> None:
+    def call(self, *args, **kwargs):
+        return self._through_whole(method, *args, **kwargs)
+
+    call.__name__ = method
+    setattr(ParallelVariable, method, call)
+
+
+for _method in (
+    "scatter_sub", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "scatter_div",
+    "scatter_update", "batch_scatter_update", "scatter_nd_sub", "scatter_nd_add",
+    "scatter_nd_update", "scatter_nd_max", "scatter_nd_min",
+):  # fmt: skip
+    _delegate(_method)
+
+
+def _in_graph() -> bool:
+    return isinstance(tf.compat.v1.get_default_graph(), func_graph_lib.FuncGraph)
+
+
+def cut(value: tf.Tensor, spec: Spec, mesh: Mesh, rank: int) -> tf.Tensor:
+    """The shard of `value` that `rank` stores; padding repeats the last entry."""
+    for dim in sorted({p.dim for p in spec if isinstance(p, Shard)}):
+        length = value.shape[dim]
+        at = local_indices(length, dim, spec, mesh, mesh.coordinates(rank))
+        if (at[1:] - at[:-1] == 1).all() and (at >= 0).all():
+            begin = [0] * len(value.shape)
+            size = value.shape.as_list()
+            begin[dim], size[dim] = int(at[0]), len(at)
+            value = tf.slice(value, begin, size)
+        else:
+            at[at < 0] = length - 1
+            value = tf.gather(value, at, axis=dim)
+    return value
+
+
+def join(
+    shards: Sequence[tf.Tensor], shape: Sequence[int], spec: Spec, mesh: Mesh
+) -> tf.Tensor:
+    """The whole value from the shard of every rank; inverse of `cut`."""
+    pieces = list(shards)
+    for axis in reversed(range(mesh.num_axes)):
+        parts, placement = mesh.shape[axis], spec[axis]
+        groups = [pieces[i : i + parts] for i in range(0, len(pieces), parts)]
+        if not isinstance(placement, Shard):
+            pieces = [g[0] for g in groups]
+            continue
+        whole = list(local_shape(shape, (*spec[:axis], *[Replicate()] * (mesh.num_axes - axis)), mesh))
+        pieces = [_join_axis(g, placement, whole) for g in groups]
+    return pieces[0]
+
+
+def _join_axis(parts: Sequence[tf.Tensor], shard: Shard, shape: list[int]) -> tf.Tensor:
+    outer, split, unit = shard.view(shape[shard.dim])
+    head, tail = shape[: shard.dim], shape[shard.dim + 1 :]
+    viewed = [tf.reshape(p, [*head, outer, -1, *tail]) for p in parts]
+    joined = tf.concat(viewed, axis=shard.dim + 1)
+    length = split * unit
+    if joined.shape[shard.dim + 1] != length:
+        size = [*head, outer, length, *tail]
+        joined = tf.slice(joined, [0] * len(size), size)
+    return tf.reshape(joined, shape)
