@@ -67,7 +67,7 @@ class Constants:
                 return unknown
             results = _FROM_SHAPE[op.type](shapes)
         elif op.type in _FOLDERS:
-            inputs = [
+            inputs: list[Any] = [
                 t.op.attrs["value"] if t.op.type == "Const" else self._values.get(t)
                 for t in op.inputs
             ]

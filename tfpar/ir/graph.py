@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
-Shape = tuple[int | None, ...] | None
-"""Static shape: None for an unknown rank, a None entry for an unknown size."""
+Shape = tuple[Any, ...] | Any
+"""Static shape: None for an unknown rank, a None entry for an unknown size.
+
+`Any` for the type checker: rules and everything after them see static shapes only.
+"""
 
 
 class DType(str):

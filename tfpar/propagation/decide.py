@@ -124,9 +124,10 @@ def _placed(
     dims: Dims, spec: Spec | None, axis: int, sizes: Sequence[int], parts: int
 ) -> Split | None:
     """The split that the input's own placement is; WHOLE, or None (cuts across factors)."""
-    if spec is None or not isinstance(spec[axis], Shard):
+    placement = None if spec is None else spec[axis]
+    if not isinstance(placement, Shard):
         return WHOLE
-    return split_of(dims, spec[axis], sizes, parts)
+    return split_of(dims, placement, sizes, parts)
 
 
 def _choose_axis(

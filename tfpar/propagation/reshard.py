@@ -137,17 +137,18 @@ def _is_plain(shard: Shard) -> bool:
 
 
 def _all_to_all_step(current: Spec, target: Spec) -> Step | None:
-    for axis, placement in enumerate(current):
+    for axis, (placement, wanted) in enumerate(zip(current, target, strict=True)):
         if (
             _must_leave(current, target, axis)
             and _is_innermost(current, axis)
-            and isinstance(target[axis], Shard)
-            and target[axis].dim != placement.dim
+            and isinstance(placement, Shard)
+            and isinstance(wanted, Shard)
+            and wanted.dim != placement.dim
             and _is_plain(placement)
-            and _is_plain(target[axis])
+            and _is_plain(wanted)
             and _may_push(current, target, axis)
         ):
-            return Step("all_to_all", (axis,), current, _replace(current, axis, target[axis]))
+            return Step("all_to_all", (axis,), current, _replace(current, axis, wanted))
     return None
 
 
@@ -184,6 +185,8 @@ def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, mesh: Mesh) ->
     if step.kind == "reduce_scatter":
         return math.prod(after) * parts * itemsize
     (axis,) = step.axes
-    dim = step.after[axis].dim
+    placement = step.after[axis]
+    assert isinstance(placement, Shard)
+    dim = placement.dim
     sent = [*before[:dim], after[dim] * parts, *before[dim + 1 :]]
     return math.prod(sent) * itemsize

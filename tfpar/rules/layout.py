@@ -8,7 +8,9 @@ from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
 
 
-def common_factors(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[list[int]]]:
+def common_factors(
+    left: tuple[int, ...], right: tuple[int, ...]
+) -> tuple[list[list[int]], list[list[int]], list[int]]:
     """Split two shapes of one size into shared factors.
 
     Returns, for each side, per dim the ids of its factors, major to minor; the
@@ -58,7 +60,7 @@ def common_factors(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[l
         if b == 1:
             j += 1
             b = right[j] if j < len(right) else 1
-    return [*sides, sizes]
+    return sides[0], sides[1], sizes
 
 
 def reshape_notation(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[str, str, dict]:

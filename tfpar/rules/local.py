@@ -80,8 +80,7 @@ class LocalOp:
 
     def local_output_shape(self, position: int = 0) -> tuple[int, ...]:
         shape = self.op.outputs[position].shape
-        assert shape is not None
-        return local_shape(shape, self.out_specs[position], self.mesh)  # type: ignore[arg-type]
+        return local_shape(shape, self.out_specs[position], self.mesh)
 
     def copy(self, inputs: Sequence[Tensor] | None = None, **attrs) -> Op:
         """The op itself on local inputs, with local shape operands; `attrs` replace its own."""

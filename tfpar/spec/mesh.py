@@ -112,5 +112,6 @@ def split(
     `axis_names` or a mapping `{"name": size}` says otherwise.
     """
     if axis_names is not None:
-        return Mesh(tuple(axis_names), tuple(shape))
+        sizes = shape.values() if isinstance(shape, Mapping) else shape
+        return Mesh(tuple(axis_names), tuple(sizes))
     return Mesh.of(shape)

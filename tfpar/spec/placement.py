@@ -19,7 +19,7 @@ REDUCTIONS = ("sum", "max", "min", "prod", "any", "all")
 class Placement:
     """What one mesh axis does to a tensor; see `Shard`, `Replicate`, `Partial`."""
 
-    __slots__ = ()
+    __slots__: ClassVar[tuple[str, ...]] = ()
     _interned: ClassVar[dict[tuple, Placement]] = {}
 
     @classmethod

@@ -1,0 +1,52 @@
+# Every target works in a fresh clone: it makes .venv from the package registry where that is
+# missing or older than pyproject.toml. `make PYTHON=python3.12 test` picks an interpreter.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+# Named after the interpreter, so that asking for another one makes the environment anew.
+STAMP := $(VENV)/.installed-$(VERSION)
+
+export KERAS_BACKEND = tensorflow
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: quickstart test test-fast lint format bench clean
+
+## A ConvNet and a small GPT on a 2x2 mesh in one process, beside the single-device run.
+quickstart: $(STAMP)
+	$(BIN)/python examples/quickstart.py
+
+## Everything that must hold before a change lands.
+test: lint
+	$(BIN)/python -m pytest
+
+## The quick part of the suite, under three minutes.
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+## `make bench ARGS="--quick"`
+bench: $(STAMP)
+	$(BIN)/python benchmarks/step.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+
+$(STAMP): pyproject.toml setup.py
+	@test -n "$(VERSION)" || { echo "no interpreter '$(PYTHON)'; name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	  || { echo "tfpar needs Python 3.10 to 3.13, $(PYTHON) is $(VERSION)"; exit 1; }
+	@# The interpreter of .venv itself cannot make .venv anew; then it is the right one already.
+	test "$(PYTHON)" = "$(BIN)/python" || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,examples,hub]'
+	rm -f $(VENV)/.installed-*
+	touch $@
