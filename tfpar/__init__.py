@@ -1,1 +1,63 @@
-"""tfpar."""
+"""tfpar: automatic parallelization of unchanged TensorFlow and Keras 3 models.
+
+    import tfpar as tap
+
+    with tap.auto_parallel(tap.split([2, 8])):   # 2 workers with 8 devices each
+        model = build_model()
+        model.compile("adamw", loss)
+    model.fit(dataset)
+
+Names are imported when first used: planning alone never loads TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "Mesh": "tfpar.spec",
+    "Partial": "tfpar.spec",
+    "Replicate": "tfpar.spec",
+    "Shard": "tfpar.spec",
+    "TfparError": "tfpar.spec",
+    "split": "tfpar.spec",
+    "Plan": "tfpar.plan",
+    "batch": "tfpar.constraints",
+    "from_layout_map": "tfpar.constraints",
+    "replicate": "tfpar.constraints",
+    "shard": "tfpar.constraints",
+    "shard_output": "tfpar.constraints",
+    "make_rule": "tfpar.rules",
+    "register_rule": "tfpar.rules",
+    "auto_parallel": "tfpar.api",
+    "coverage": "tfpar.api",
+    "function": "tfpar.api",
+    "parallelize": "tfpar.api",
+    "plan_of": "tfpar.api",
+    "verify": "tfpar.verify",
+}
+
+__all__ = sorted(_EXPORTS)
+
+if TYPE_CHECKING:
+    from tfpar.api import auto_parallel, coverage, function, parallelize, plan_of
+    from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
+    from tfpar.plan import Plan
+    from tfpar.rules import make_rule, register_rule
+    from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
+    from tfpar.verify import verify
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        value = getattr(importlib.import_module(_EXPORTS[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'tfpar' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_EXPORTS])

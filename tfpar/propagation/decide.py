@@ -139,8 +139,8 @@ def _choose_axis(
     placements = [Replicate() if s is None else s[axis] for s in specs]
     best = (_replicate_cost(operands, placements), 2, 0.0, WHOLE, (), "sum")
     for group, reduction in _carry_groups(rule, operands, placements):
-        cost = _carry_cost(operands, placements, group, out_bytes)
-        best = min(best, (cost, 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order)
+        cost, forced = _carry_cost(operands, placements, group, out_bytes)
+        best = min(best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order)
     for split in dict.fromkeys(s for s in placed if s is not None and s[0] >= 0):
         factor, pattern = split
         if sizes[factor] <= 1 or not rule.can_split(factor):
@@ -185,7 +185,8 @@ def _carry_groups(rule: OpRule, operands: Sequence[Operand], placements: Sequenc
 
 def _carry_cost(
     operands: Sequence[Operand], placements: Sequence, group: tuple[int, ...], out_bytes: int
-) -> float:
+) -> tuple[float, bool]:
+    """(bytes moved, whether a whole addend had to be made partial)."""
     cost = 0.0
     made_partial = False
     for i, (operand, placement) in enumerate(zip(operands, placements, strict=True)):
@@ -194,7 +195,7 @@ def _carry_cost(
         if isinstance(placement, Replicate):
             made_partial |= i in group and not operand.zero
         elif operand.pinned:
-            return _INFINITE
+            return _INFINITE, True
         elif isinstance(placement, Shard):
             cost += operand.num_bytes
             made_partial |= i in group
@@ -202,7 +203,7 @@ def _carry_cost(
             cost += 2.0 * operand.num_bytes
     # A replicated addend made partial keeps the sum from being whole: its
     # reduction is then this op's doing.
-    return cost + (2.0 * out_bytes if made_partial else 0.0)
+    return cost + (2.0 * out_bytes if made_partial else 0.0), made_partial
 
 
 def _split_cost(

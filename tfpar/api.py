@@ -1,0 +1,158 @@
+"""What users call: `auto_parallel`, `parallelize`, `plan_of`, `coverage`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+
+from tfpar.constraints import Constraint
+from tfpar.keras import adapter
+from tfpar.plan import Plan
+from tfpar.runtime.executable import CompileOptions
+from tfpar.session import CompiledFunction, Session, active
+from tfpar.spec import Mesh, TfparError
+
+
+class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
+    """Run what is built inside on a mesh.
+
+        with tap.auto_parallel(tap.split([2, 4])):
+            model = build_model()
+            model.compile("adamw", loss)
+        model.fit(x, y)
+
+    As a context manager it ends with the block; called plainly, without `with`, it
+    switches the whole process over.
+
+    Args:
+        mesh: from `split`, a `Mesh`, or sizes such as `[2, 4]`.
+        constraints: `shard(...)`, `replicate(...)` and kin; without any, every batch is
+            split over the whole mesh (data parallelism).
+        plan: a `Plan` or the path of a saved one, instead of constraints.
+        bucket_bytes: upper bound on a packed gradient all-reduce, in bytes.
+        strict: ops without a rule are an error instead of being replicated.
+
+    Raises:
+        SpecError: malformed mesh or constraint.
+        PlanError: the plan file cannot be used.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
+        constraints: Sequence[Constraint] = (),
+        *,
+        plan: Plan | str | None = None,
+        bucket_bytes: int | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.session = _session(mesh, constraints, plan, bucket_bytes, strict)
+        adapter.install()
+        self._scope = self.session.scope()
+        self._scope.__enter__()
+
+    def __enter__(self) -> Session:
+        return self.session
+
+    def __exit__(self, *error: Any) -> None:
+        self._scope.__exit__(*error)
+
+
+def _session(mesh, constraints, plan, bucket_bytes, strict) -> Session:
+    if isinstance(plan, str):
+        plan = Plan.load(plan)
+    if plan is not None and mesh is None:
+        mesh = plan.mesh
+    if mesh is None:
+        raise TfparError("auto_parallel needs a mesh, e.g. tap.split([2, 4]), or a plan.")
+    if not isinstance(mesh, Mesh):
+        mesh = Mesh.of(mesh)
+    options = CompileOptions(strict=strict)
+    if bucket_bytes is not None:
+        options = CompileOptions(bucket_bytes=bucket_bytes, strict=strict)
+    session = Session(mesh, tuple(constraints), plan, options)
+    # Virtual devices can only be configured before TensorFlow's runtime starts.
+    _ = session.devices
+    return session
+
+
+def parallelize(
+    model: keras.Model | Callable[..., Any],
+    mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
+    constraints: Sequence[Constraint] = (),
+    *,
+    plan: Plan | str | None = None,
+    bucket_bytes: int | None = None,
+    strict: bool = False,
+) -> Any:
+    """Put an existing model, with the values it has, on a mesh; returns it.
+
+    For a function of tensors (with variables made inside an `auto_parallel` block) it
+    returns the function that runs on the mesh. Arguments as for `auto_parallel`.
+    """
+    session = _session(mesh, constraints, plan, bucket_bytes, strict)
+    if isinstance(model, keras.Model):
+        adapter.install()
+        for layer in model._flatten_layers():
+            if isinstance(layer, keras.Model):
+                adapter.adopt(layer, session)
+        return model
+    return _wrap(session, model)
+
+
+def function(step: Callable[..., Any] | None = None) -> Any:
+    """Decorator: run a function of tensors on the mesh of the enclosing `auto_parallel`.
+
+    Like `tf.function` it is compiled for each set of argument shapes. Tensors whose leading dim
+    is that of the first argument are taken as batches.
+    """
+    if step is None:
+        return function
+    sessions = active.get()
+    if not sessions:
+        raise TfparError("tap.function is used inside a tap.auto_parallel block.")
+    return _wrap(sessions[-1], step)
+
+
+def _wrap(session: Session, step: Callable[..., Any]) -> Callable[..., Any]:
+    plain = getattr(step, "python_function", step)
+    compiled = CompiledFunction(session, plain, name=getattr(plain, "__name__", "step"))
+
+    @functools.wraps(plain)
+    def call(*arguments: Any) -> Any:
+        return compiled(*arguments)
+
+    call.compiled = compiled  # type: ignore[attr-defined]
+    return call
+
+
+def plan_of(model: keras.Model) -> Plan:
+    """The plan that `model` runs with.
+
+    Raises:
+        TfparError: the model is not parallel, or has not run a step yet.
+    """
+    state = _state(model)
+    if state.plan is None:
+        raise TfparError(
+            f"Model {model.name!r} has no plan yet: plans are made for a batch shape, at the first "
+            f"fit, evaluate or predict."
+        )
+    return state.plan
+
+
+def _state(model: keras.Model):
+    state = adapter.parallel_model(model)
+    if state is None:
+        raise TfparError(
+            f"Model {model.name!r} is not parallel: build it inside tap.auto_parallel(...), or pass "
+            f"it to tap.parallelize."
+        )
+    return state
+
+
+

@@ -1,0 +1,161 @@
+"""Capture: trace a step at static shapes and read it into the IR.
+
+The global, single-device step is traced into one FuncGraph; variables are captured by
+handle and never read, so they need no memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import func_graph as func_graph_lib
+
+from tfpar.capture.convert import convert_func_graph
+from tfpar.ir.graph import Graph, Variable
+from tfpar.runtime.variables import capturing
+from tfpar.spec import CaptureError
+
+
+@dataclasses.dataclass(eq=False)
+class CapturedStep:
+    """A step as a graph, and what binds it to the outside.
+
+    Attributes:
+        graph: inputs are the step's tensor arguments, then `closure`.
+        num_arguments: how many graph inputs are arguments.
+        closure: tensors from outside that the step reads (fed with each call).
+        variables: the TensorFlow variable of each `graph.variables` entry.
+        output_structure: the step's result with a placeholder at every tensor.
+    """
+
+    graph: Graph
+    num_arguments: int
+    closure: list[tf.Tensor]
+    variables: list[tf.Variable]
+    output_structure: Any
+
+    def pack_outputs(self, flat: Sequence[tf.Tensor]) -> Any:
+        """The step's result from the graph's flat outputs."""
+        tensors = iter(flat)
+        leaves = [
+            next(tensors) if isinstance(leaf, tf.TensorSpec) else leaf
+            for leaf in tf.nest.flatten(self.output_structure)
+        ]
+        return tf.nest.pack_sequence_as(self.output_structure, leaves)
+
+
+def argument_specs(arguments: Any) -> Any:
+    """The arguments with a TensorSpec of static shape in place of each tensor."""
+
+    def spec(leaf):
+        if leaf is None or isinstance(leaf, (str, bytes)):
+            return leaf
+        tensor = leaf if isinstance(leaf, tf.Tensor) else tf.convert_to_tensor(leaf)
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+    return tf.nest.map_structure(spec, arguments)
+
+
+def capture_step(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    variable_names: Callable[[tf.Variable], tuple[str, bool]] | None = None,
+    name: str = "step",
+) -> CapturedStep:
+    """Trace `function(*arguments)` and convert it.
+
+    Args:
+        arguments: structures of TensorSpecs (from `argument_specs`) and plain values.
+        variable_names: gives (unique name, trainable) of a captured variable;
+            the variable's own name and flag if None.
+
+    Raises:
+        CaptureError: the step runs eager-only Python on tensors, or fails while traced.
+    """
+    func_graph = _trace(function, arguments, name)
+    graph = convert_func_graph(func_graph)
+    by_handle = {id(v.handle): v for v in func_graph.variables}
+    externals = [external for external, _ in func_graph.captures]
+    num_arguments = len(graph.inputs) - len(externals)
+    closure, closure_inputs, variables = [], [], []
+    used: dict[str, int] = {}
+    for external, tensor in zip(externals, graph.inputs[num_arguments:], strict=True):
+        if external.dtype != tf.resource:
+            closure.append(external)
+            closure_inputs.append(tensor)
+            continue
+        variable = by_handle.get(id(external))
+        if variable is None:
+            variable = _parent(external)
+        if variable is None:
+            raise CaptureError(
+                f"The step uses the resource {external!r} that is not a variable (a lookup table or an "
+                f"iterator?). Move it out of the step: feed its results as inputs."
+            )
+        path, trainable = (variable_names or _own_name)(variable)
+        used[path] = used.get(path, 0) + 1
+        if used[path] > 1:
+            path = f"{path}#{used[path]}"
+        shape = tuple(variable.shape.as_list())
+        tensor.shape = shape
+        graph.variables.append(Variable(path, shape, variable.dtype.base_dtype.name, trainable, tensor))
+        variables.append(variable)
+    graph.inputs = graph.inputs[:num_arguments] + closure_inputs
+    structure = tf.nest.map_structure(_output_leaf, func_graph.structured_outputs)
+    return CapturedStep(graph, num_arguments, closure, variables, structure)
+
+
+def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
+    try:
+        with capturing():
+            return func_graph_lib.func_graph_from_py_func(
+                name, function, tuple(arguments), {}, add_control_dependencies=True
+            )
+    except (
+        tf.errors.OperatorNotAllowedInGraphError, NotImplementedError, AttributeError, TypeError,
+    ) as error:  # fmt: skip
+        if not _is_eager_only(error):
+            raise
+        raise CaptureError(
+            f"The step cannot be captured as one graph: it uses the value of a tensor in Python "
+            f"({_where(error)}: {str(error).splitlines()[0]}). Use tf.cond, tf.where or keras.ops "
+            f"instead of Python control flow and .numpy(), or compile the model outside of "
+            f"auto_parallel to train it on one device."
+        ) from error
+
+
+def _is_eager_only(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, tf.errors.OperatorNotAllowedInGraphError) or any(
+        sign in text for sign in ("numpy()", "'numpy'", "symbolic", "Python `bool`", "`tf.Tensor`", "NumPy array")
+    )
+
+
+def _where(error: BaseException) -> str:
+    """File and line of the innermost frame outside TensorFlow, Keras and tfpar."""
+    place = "unknown place"
+    trace = error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if not any(f"/{p}/" in path for p in ("tensorflow", "keras", "tfpar")):
+            place = f"{path}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _parent(handle: tf.Tensor) -> tf.Variable | None:
+    parent = getattr(handle, "_parent_trackable", None)
+    return parent() if parent is not None else None
+
+
+def _own_name(variable: tf.Variable) -> tuple[str, bool]:
+    return variable.name.partition(":")[0], bool(variable.trainable)
+
+
+def _output_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, tf.Tensor):
+        return tf.TensorSpec(leaf.shape, leaf.dtype)
+    return leaf

@@ -1,0 +1,106 @@
+"""The seam to Keras: the one place that touches Keras's own classes.
+
+Keras calls `make_train_function`, `make_test_function` and `make_predict_function`, and
+a model may have its own: an adopted model gets them as attributes. To learn of
+models that are made inside an `auto_parallel` block, the trainer's `__init__` is wrapped, once,
+at the first use of tfpar; outside of a block it does nothing.
+
+Written against Keras 3.5 to 3.15 (`keras.src.backend.tensorflow.trainer`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+
+import keras
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+from tfpar.keras.model import ParallelModel
+from tfpar.session import Session, active
+from tfpar.spec import TfparError
+
+logger = logging.getLogger("tfpar")
+
+_parallel: weakref.WeakKeyDictionary[keras.Model, ParallelModel] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """Wrap the trainer's `__init__`; idempotent.
+
+    Raises:
+        TfparError: Keras runs on another backend than TensorFlow.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise TfparError(
+            f"tfpar needs Keras on the TensorFlow backend; it runs on "
+            f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before importing keras."
+        )
+    original = TensorFlowTrainer.__init__
+    if getattr(original, "_tfpar", False):
+        return
+
+    @functools.wraps(original)
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        sessions = active.get()
+        if sessions:
+            adopt(self, sessions[-1])
+
+    init._tfpar = True  # type: ignore[attr-defined]
+    TensorFlowTrainer.__init__ = init
+
+
+def parallel_model(model: keras.Model) -> ParallelModel | None:
+    """What tfpar knows of `model`, or None if it is an ordinary model."""
+    return _parallel.get(model)
+
+
+def adopt(model: keras.Model, session: Session) -> ParallelModel:
+    """Make `model` train, evaluate and predict on the session's mesh."""
+    known = _parallel.get(model)
+    if known is not None:
+        known.session = session
+        known.plan = None
+        model.train_function = model.test_function = model.predict_function = None
+        return known
+    state = ParallelModel(model, session)
+    _parallel[model] = state
+    for kind in ("train", "test", "predict"):
+        _replace_maker(model, state, kind)
+    _gather_before(model, state, "export")
+    return state
+
+
+def _replace_maker(model: keras.Model, state: ParallelModel, kind: str) -> None:
+    reference = weakref.ref(model)
+    attribute = f"{kind}_function"
+    original = getattr(type(model), f"make_{kind}_function")
+
+    def make(force: bool = False):
+        model = reference()
+        if getattr(model, attribute, None) is not None and not force:
+            return getattr(model, attribute)
+        if kind != "predict" and model.run_eagerly:
+            logger.warning("run_eagerly=True: %s runs on one device, not on the mesh.", model.name)
+            state.gather()
+            return original(model, force)
+        setattr(model, attribute, getattr(state, f"make_{kind}_function")())
+        return getattr(model, attribute)
+
+    object.__setattr__(model, f"make_{kind}_function", make)
+
+
+def _gather_before(model: keras.Model, state: ParallelModel, method: str) -> None:
+    reference = weakref.ref(model)
+    original = getattr(type(model), method, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def call(*args, **kwargs):
+        state.gather()
+        return original(reference(), *args, **kwargs)
+
+    object.__setattr__(model, method, call)

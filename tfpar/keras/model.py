@@ -1,0 +1,143 @@
+"""A Keras model under a session: its train, test and predict functions."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfpar.plan import Plan
+from tfpar.runtime.executable import Executable
+from tfpar.runtime.variables import ParallelVariable
+from tfpar.session import CompiledFunction, Session
+
+logger = logging.getLogger("tfpar")
+
+
+class ParallelModel:
+    """Gives a Keras model's `make_*_function`s the partitioned programs.
+
+    Attributes:
+        model: the user's model (held weakly: the model owns this object).
+        session: mesh and constraints.
+        plan: the plan in force, once a step has been compiled.
+        executables: the last executable by kind (`train`, `test`, `predict`).
+    """
+
+    def __init__(self, model: keras.Model, session: Session) -> None:
+        self._model = weakref.ref(model)
+        self.session = session
+        self.plan: Plan | None = None
+        self.executables: dict[str, Executable] = {}
+
+    @property
+    def model(self) -> keras.Model:
+        model = self._model()
+        assert model is not None
+        return model
+
+    # --- steps -------------------------------------------------------------------
+
+    def step(self, kind: str) -> CompiledFunction:
+        """The compiled form of `train_step`, `test_step` or `predict_step`."""
+
+        def run(data):
+            return getattr(self.model, f"{kind}_step")(data)
+
+        def remember(plan: Plan, executable: Executable) -> None:
+            self.plan = plan
+            self.executables[kind] = executable
+
+        return CompiledFunction(
+            self.session, run, names=self.variable_name, adopt=self.adopt_variable,
+            on_plan=remember, name=f"{kind}_step",
+        )  # fmt: skip
+
+    def make_train_function(self) -> Any:
+        return self._iterating(self.step("train"))
+
+    def make_test_function(self) -> Any:
+        return self._iterating(self.step("test"))
+
+    def _iterating(self, step: CompiledFunction) -> Any:
+        """Keras's function(iterator): `steps_per_execution` steps, the last one's logs."""
+
+        def function(iterator: Iterator[Any]) -> Any:
+            outputs = None
+            for _ in range(self.model.steps_per_execution):
+                try:
+                    data = next(iterator)
+                except (StopIteration, tf.errors.OutOfRangeError):
+                    if outputs is None:
+                        raise
+                    break
+                outputs = step(drop_optionals(data))
+            return outputs
+
+        return function
+
+    def make_predict_function(self) -> Any:
+        step = self.step("predict")
+
+        def function(batches: list[Any]) -> Any:
+            outputs = [step(drop_optionals(data)) for data in batches]
+            if len(outputs) == 1:
+                return outputs[0]
+            return tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+        return function
+
+    # --- variables ---------------------------------------------------------------
+
+    def keras_variables(self) -> list[Any]:
+        """Every Keras variable of the model: weights, metrics, seeds, optimizer."""
+        model = self.model
+        found = [*model.variables, *getattr(model, "metrics_variables", [])]
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            found += list(optimizer.variables)
+        for attribute in vars(model).values():
+            if isinstance(attribute, keras.optimizers.Optimizer):
+                found += list(attribute.variables)
+        return list({id(v): v for v in found}.values())
+
+    def variable_name(self, variable: tf.Variable) -> tuple[str, bool]:
+        """A captured variable's Keras path, and whether it is a weight of the model."""
+        weights = {id(w) for w in self.model.weights}
+        for holder in self.keras_variables():
+            if holder._value is variable:
+                is_weight = id(holder) in weights and variable.dtype.is_floating
+                return holder.path, is_weight
+        return variable.name.partition(":")[0], bool(variable.trainable)
+
+    def adopt_variable(self, variable: tf.Variable) -> ParallelVariable | None:
+        """Put a `ParallelVariable` with the same value in a plain variable's place."""
+        for holder in self.keras_variables():
+            if holder._value is variable:
+                parallel = ParallelVariable(
+                    shape=variable.shape, dtype=variable.dtype, trainable=variable.trainable,
+                    name=variable.name.partition(":")[0],
+                )  # fmt: skip
+                parallel.assign(variable.read_value())
+                holder._value = parallel
+                return parallel
+        return None
+
+    def gather(self) -> None:
+        """Make every variable whole again (exporting, eager debugging)."""
+        for holder in self.keras_variables():
+            if isinstance(holder._value, ParallelVariable):
+                holder._value.materialize()
+                holder._value.gather()
+
+
+def drop_optionals(data: Any) -> Any:
+    """None for missing values, as Keras does with `tf.experimental.Optional`."""
+    return tree.map_structure(
+        lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data
+    )

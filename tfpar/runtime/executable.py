@@ -1,0 +1,151 @@
+"""From a captured step to something that runs: plan, propagate, rewrite, link."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpar.capture.step import CapturedStep
+from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.passes.trim import trim
+from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
+from tfpar.propagation.prepared import prepare
+from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_all_reduces
+from tfpar.runtime.backends.in_process import InProcessProgram
+from tfpar.runtime.variables import ParallelVariable
+from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Spec, format_spec, replicated
+
+class Executable:
+    """One step, compiled for one set of argument shapes.
+
+    Attributes:
+        captured: the step as captured; its variables are all `ParallelVariable`s.
+        partitioned: specs and reshards.
+    """
+
+    def __init__(
+        self, captured: CapturedStep, partitioned: PartitionedGraph, devices: Sequence[str],
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    ) -> None:  # fmt: skip
+        self.captured = captured
+        self.partitioned = partitioned
+        self.devices = list(devices)
+        local = build_local_program(partitioned)
+        pack_all_reduces(local.graph, bucket_bytes)
+        self._place_variables()
+        self.program = InProcessProgram(local, devices)
+        self._handles: list[list[tf.Tensor]] = []
+        self._shards: list[Any] = []
+        self._checked = False
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.partitioned.mesh
+
+    def __call__(self, arguments: Any) -> Any:
+        """Run one step on (structured) arguments; gives the step's structured result."""
+        inputs = [
+            tf.convert_to_tensor(leaf)
+            for leaf in tf.nest.flatten(arguments, expand_composites=True)
+            if leaf is not None and not isinstance(leaf, (str, bytes))
+        ]
+        self._refresh_handles()
+        flat = self.program([*inputs, *self.captured.closure], self._handles)
+        if not self._checked:
+            self._checked = True
+            check_placement(self.captured.variables, self._specs(), self.mesh, self.devices)
+        return self.captured.pack_outputs(flat)
+
+    def _specs(self) -> list[Spec]:
+        return [self.partitioned.variable_specs[v] for v in self.partitioned.graph.variables]
+
+    def _place_variables(self) -> None:
+        for variable, spec in zip(self.captured.variables, self._specs(), strict=True):
+            variable.shard(self.mesh, spec, self.devices)
+
+    def _refresh_handles(self) -> None:
+        """Variables may have been gathered or laid otherwise since the last call."""
+        current = [v._shards for v in self.captured.variables]
+        if len(current) == len(self._shards) and all(
+            a is b for a, b in zip(current, self._shards, strict=True)
+        ):
+            return
+        self._place_variables()
+        self._shards = [v._shards for v in self.captured.variables]
+        self._handles = [[s.handle for s in v.shards] for v in self.captured.variables]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileOptions:
+    """How steps are compiled.
+
+    Attributes:
+        bucket_bytes: upper bound on a packed all-reduce, in bytes.
+        strict: ops without a rule are an error instead of being replicated.
+    """
+
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    strict: bool = False
+
+
+def prepare_step(captured: CapturedStep):
+    """Inline calls, trim, and look up the rules of a captured step."""
+    captured.graph = trim(inline_calls(captured.graph)).graph
+    return prepare(captured.graph)
+
+
+def compile_step(
+    captured: CapturedStep, anchors: Anchors, mesh: Mesh, devices: Sequence[str],
+    options: CompileOptions, prepared=None,
+) -> Executable:  # fmt: skip
+    """Propagate the anchors and link the program."""
+    prepared = prepared if prepared is not None else prepare_step(captured)
+    whole = replicated(mesh.num_axes)
+    anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
+    partitioned = propagate(prepared, mesh, anchors)
+    return Executable(captured, partitioned, devices, options.bucket_bytes)
+
+
+def check_placement(
+    variables: Sequence[ParallelVariable], specs: Sequence[Spec], mesh: Mesh,
+    devices: Sequence[str],
+) -> None:  # fmt: skip
+    """Check that every variable lies where the plan says and that ranks agree.
+
+    Raises:
+        RuntimeMismatchError: names the first variable and rank that differ.
+    """
+    for variable, spec in zip(variables, specs, strict=True):
+        if variable.layout != (mesh, spec):
+            raise RuntimeMismatchError(
+                f"Variable {variable.name!r} is laid as {variable.layout}, not as the plan's "
+                f"{format_spec(spec)} on {mesh}."
+            )
+        for rank, (shard, device) in enumerate(zip(variable.shards, devices, strict=True)):
+            if not shard.device.endswith(device.rpartition("/")[2]):
+                raise RuntimeMismatchError(
+                    f"Shard {rank} of variable {variable.name!r} lies on {shard.device}, not on {device}."
+                )
+        _check_agreement(variable, spec, mesh)
+
+
+def _check_agreement(variable: ParallelVariable, spec: Spec, mesh: Mesh) -> None:
+    """Ranks that differ only in replicated axes must hold equal values."""
+    axes = tuple(a for a, p in enumerate(spec) if isinstance(p, Replicate))
+    for group in mesh.groups(axes):
+        first = variable.shards[group[0]].read_value()
+        for rank in group[1:]:
+            other = variable.shards[rank].read_value()
+            same = tf.equal(first, other)
+            if first.dtype.is_floating or first.dtype.is_complex:
+                same |= (first != first) & (other != other)
+            if not bool(tf.reduce_all(same)):
+                raise RuntimeMismatchError(
+                    f"Ranks {group[0]} and {rank} hold different values of {variable.name!r}, which "
+                    f"is replicated between them ({format_spec(spec)} on {mesh})."
+                )
+

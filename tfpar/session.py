@@ -1,0 +1,229 @@
+"""A session: one mesh, one set of constraints, and the steps compiled for them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpar.capture.step import CapturedStep, argument_specs, capture_step
+from tfpar.constraints import Constraint, batch_axes
+from tfpar.plan import Plan, plan_from_constraints
+from tfpar.runtime.devices import rank_devices
+from tfpar.runtime.executable import CompileOptions, Executable, compile_step, prepare_step
+from tfpar.runtime.variables import ParallelVariable
+from tfpar.spec import Mesh, Replicate, Shard, Spec, TfparError
+
+logger = logging.getLogger("tfpar")
+
+active: contextvars.ContextVar[tuple[Session, ...]] = contextvars.ContextVar("active", default=())
+"""The stack of active `auto_parallel` contexts; the only global state."""
+
+VariableNames = Callable[[tf.Variable], tuple[str, bool]]
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+    """What `auto_parallel` sets up.
+
+    Attributes:
+        mesh: logical axes over the ranks.
+        constraints: what the user fixed.
+        plan: a given plan instead of constraints, or None.
+        options: see `CompileOptions`.
+    """
+
+    mesh: Mesh
+    constraints: tuple[Constraint, ...] = ()
+    plan: Plan | None = None
+    options: CompileOptions = dataclasses.field(default_factory=CompileOptions)
+
+    @functools.cached_property
+    def devices(self) -> list[str]:
+        """The device of each rank; starts TensorFlow's runtime."""
+        return rank_devices(self.mesh.size)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Session]:
+        """Variables made inside are not materialised; models made inside are parallel."""
+        token = active.set((*active.get(), self))
+        try:
+            with tf.variable_creator_scope(create_variable):
+                yield self
+        finally:
+            active.reset(token)
+
+    def input_specs(self, captured: CapturedStep, batch_size: int | None) -> list[Spec]:
+        """Arguments with the batch in front are split over the batch axes; the rest is whole."""
+        axes = self._batch_axes
+        specs = []
+        for position, tensor in enumerate(captured.graph.inputs):
+            batched = (
+                position < captured.num_arguments
+                and batch_size is not None
+                and bool(tensor.shape)
+                and tensor.shape[0] == batch_size
+            )
+            specs.append(
+                tuple(
+                    Shard(0) if batched and a in axes else Replicate()
+                    for a in range(self.mesh.num_axes)
+                )
+            )
+        return specs
+
+    @functools.cached_property
+    def _batch_axes(self) -> tuple[int, ...]:
+        if self.plan is not None:
+            return tuple(self.mesh.axis(n) for n in self.plan.batch_axes)
+        return tuple(self.mesh.axis(n) for n in batch_axes(self.constraints, self.mesh))
+
+
+class CompiledFunction:
+    """A step compiled anew for each set of argument shapes; one plan for all.
+
+    Args:
+        session: the mesh and the constraints.
+        function: the step; called with the arguments while tracing.
+        names: (unique name, whether a weight) of each captured variable.
+        adopt: turns a captured plain variable into a `ParallelVariable` in its holder's
+            place, or gives None if no holder is known.
+    """
+
+    def __init__(
+        self, session: Session, function: Callable[..., Any], *,
+        names: VariableNames | None = None,
+        adopt: Callable[[tf.Variable], ParallelVariable | None] | None = None,
+        on_plan: Callable[[Plan, Executable], None] | None = None,
+        name: str = "step",
+    ) -> None:  # fmt: skip
+        self.session = session
+        self.function = function
+        self.executables: dict[Any, Executable] = {}
+        self._names = names
+        self._adopt = adopt
+        self._on_plan = on_plan
+        self._name = name
+
+    def __call__(self, *arguments: Any) -> Any:
+        specs = argument_specs(arguments)
+        key = _hashable(specs)
+        executable = self.executables.get(key)
+        if executable is None:
+            executable = self.compile(specs)
+            self.executables[key] = executable
+        return executable(arguments)
+
+    def capture(self, specs: Sequence[Any]) -> CapturedStep:
+        """Trace the step for `specs` (structures of TensorSpecs)."""
+        with self.session.scope():
+            return capture_step(self.function, specs, self._names, self._name)
+
+    def compile(self, specs: Sequence[Any]) -> Executable:
+        """Capture, plan and link the step for `specs`."""
+        session = self.session
+        devices = session.devices
+        captured = self.capture(specs)
+        captured.variables = [self._parallel(v) for v in captured.variables]
+        prepared = prepare_step(captured)
+        self._report_fallbacks(prepared)
+        plan = session.plan or plan_from_constraints(
+            captured.graph, session.mesh, session.constraints
+        )
+        laid = {
+            v.name: variable.layout[1]
+            for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
+            if variable.layout is not None and variable.layout[0] == session.mesh
+        }
+        anchors = plan.anchors()
+        anchors = dataclasses.replace(
+            anchors,
+            variables={**laid, **anchors.variables},
+            inputs=session.input_specs(captured, batch_size_of(specs)),
+        )
+        executable = compile_step(
+            captured, anchors, session.mesh, devices, session.options, prepared
+        )
+        if self._on_plan is not None:
+            self._on_plan(plan, executable)
+        return executable
+
+    def _parallel(self, variable: tf.Variable) -> ParallelVariable:
+        if isinstance(variable, ParallelVariable):
+            return variable
+        adopted = self._adopt(variable) if self._adopt is not None else None
+        if adopted is None:
+            raise TfparError(
+                f"Variable {variable.name!r} was made outside of auto_parallel and is not part of "
+                f"the model, so it cannot be laid over the mesh. Make it inside the auto_parallel "
+                f"block, or as an attribute of the model (a Keras weight)."
+            )
+        return adopted
+
+    def _report_fallbacks(self, prepared) -> None:
+        if not prepared.fallbacks:
+            return
+        types = sorted({op.type for op in prepared.fallbacks})
+        first = prepared.fallbacks[0]
+        if self.session.options.strict:
+            raise TfparError(
+                f"No op rule for {', '.join(types)} (first: {first.name!r}) and strict=True. Register "
+                f"one with tap.register_rule, or drop strict to run these ops replicated."
+            )
+        logger.warning(
+            "%d op(s) without a rule run replicated (inputs gathered, every rank computes): %s; "
+            "first: %s. tap.coverage(model) lists them.",
+            len(prepared.fallbacks), ", ".join(types), first.name,
+        )  # fmt: skip
+
+
+def create_variable(next_creator, **kwargs):
+    """Variable creator of the scope: only a shape and an initializer, no value yet."""
+    initial = kwargs.get("initial_value")
+    dtype = kwargs.get("dtype")
+    if initial is None or dtype is None and callable(initial) is False and not hasattr(initial, "dtype"):
+        return next_creator(**kwargs)
+    if callable(initial):
+        shape, inferred = _shape_of(initial)
+    else:
+        tensor = tf.convert_to_tensor(initial, dtype=dtype)
+        shape, inferred = tensor.shape, tensor.dtype
+        initial = functools.partial(tf.identity, tensor)
+    dtype = tf.as_dtype(dtype) if dtype is not None else inferred
+    numeric = dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool
+    if shape.rank is None or not shape.is_fully_defined() or not numeric:
+        return next_creator(**kwargs)
+    trainable = kwargs.get("trainable")
+    return ParallelVariable(
+        shape=shape, dtype=dtype, initial_value=initial, name=kwargs.get("name"),
+        trainable=True if trainable is None else trainable,
+    )  # fmt: skip
+
+
+def _shape_of(initial: Callable[[], Any]) -> tuple[tf.TensorShape, tf.DType]:
+    """Shape and dtype of what `initial` makes, by tracing it in a scratch graph."""
+    with tf.Graph().as_default():
+        tensor = tf.convert_to_tensor(initial())
+        return tensor.shape, tensor.dtype.base_dtype
+
+
+def batch_size_of(arguments: Any) -> int | None:
+    """The leading dim of the first argument that has one."""
+    for leaf in tf.nest.flatten(arguments, expand_composites=True):
+        if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank:
+            return leaf.shape[0]
+    return None
+
+
+def _hashable(specs: Any) -> Any:
+    flat = tf.nest.flatten(specs)
+    structure = str(tf.nest.map_structure(lambda _: 0, specs))
+    return structure, tuple(
+        (tuple(s.shape.as_list()), s.dtype) if isinstance(s, tf.TensorSpec) else s for s in flat
+    )
