@@ -1,0 +1,292 @@
+"""Trim (TAP's first step): leave out what does not compute the step.
+
+Auxiliary ops go: summaries, assertions, debug prints, saving and restoring, initialisation, and
+whatever neither an output nor an effect needs. `NoOp` groups dissolve into control
+edges. Effects that stay keep their order: a control edge through a removed op becomes
+edges to what that op waited for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, Variable
+
+INITIALIZATION = "initialization"
+CHECKPOINT = "checkpoint"
+SUMMARY = "summary"
+ASSERTION = "assertion"
+DEBUGGING = "debugging"
+GROUPING = "grouping"
+DEAD = "dead code"
+
+_TYPES = {
+    CHECKPOINT: (
+        "Save", "SaveV2", "SaveSlices", "Restore", "RestoreV2", "RestoreSlice",
+        "MergeV2Checkpoints", "ShardedFilename", "ShardedFilespec",
+    ),
+    ASSERTION: ("Assert", "CheckNumerics", "CheckNumericsV2"),
+    DEBUGGING: (
+        "Print", "PrintV2", "DebugIdentity", "DebugIdentityV2", "DebugIdentityV3",
+        "DebugNanCount", "DebugNumericSummary", "DebugNumericSummaryV2",
+    ),
+    INITIALIZATION: ("VarIsInitializedOp", "IsVariableInitialized"),
+    GROUPING: ("NoOp",),
+}  # fmt: skip
+_REASON_OF = {op_type: reason for reason, types in _TYPES.items() for op_type in types}
+
+# Auxiliary ops that hand their first input on unchanged.
+_PASS_THROUGH = frozenset(
+    {"CheckNumerics", "CheckNumericsV2", "Print", "DebugIdentity", "DebugIdentityV2",
+     "DebugIdentityV3"}
+)  # fmt: skip
+
+# Marked stateful by TensorFlow, but nothing is lost when no one reads them.
+_NO_EFFECT = frozenset(
+    {"Placeholder", "VarHandleOp", "ReadVariableOp", "VariableShape", "ResourceGather",
+     "ResourceGatherNd", "RandomUniform", "RandomUniformInt", "RandomStandardNormal",
+     "TruncatedNormal", "ParameterizedTruncatedNormal", "RandomShuffle", "RandomGamma",
+     "RandomPoisson", "RandomPoissonV2", "Multinomial"}
+)  # fmt: skip
+
+_CALLS = frozenset(
+    {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "PartitionedCall",
+     "StatefulPartitionedCall"}
+)  # fmt: skip
+
+_SOURCES = frozenset({"Const", "Placeholder", "VarHandleOp"})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trimmed:
+    """What trimming gives.
+
+    Attributes:
+        graph: the step alone; its ops are copies.
+        removed: by reason, the ops of the source graph that are gone, in graph order.
+        initial_values: by variable name, the tensor of the source graph that the
+            variable's initialiser assigns (graphs of `tf.compat.v1`).
+    """
+
+    graph: Graph
+    removed: dict[str, list[Op]]
+    initial_values: dict[str, Tensor]
+
+    def summary(self) -> str:
+        """`12 summary, 3 assertion`: how many ops went, by reason."""
+        return ", ".join(f"{len(ops)} {reason}" for reason, ops in self.removed.items() if ops)
+
+
+def trim(graph: Graph) -> Trimmed:
+    """The ops that `graph.outputs` and the effects need, without auxiliary ones.
+
+    An auxiliary op whose result is itself an output (a merged summary that is fetched) stays.
+    The source graph is left as it is.
+    """
+    trimming = _Trim(graph, {}, set())
+    return Trimmed(trimming.graph(), *_removed(graph, trimming.needed))
+
+
+class _Trim:
+    """One graph; function bodies are trimmed when first met, into `functions`."""
+
+    def __init__(self, source: Graph, functions: dict[str, Graph], entered: set[str]) -> None:
+        self.source = source
+        self.functions = functions
+        self._entered = entered
+        self.needed: set[Op] = set()
+        self._pulled: set[Op] = set()
+        self._mark()
+
+    # --- what is needed ----------------------------------------------------------
+
+    def _mark(self) -> None:
+        self.needed.update(t.op for t in self.source.inputs)
+        self.needed.update(v.handle.op for v in self.source.variables)
+        # Work items: (op, True) must stay; (op, False) only lets its effects run.
+        work = [(self._through(t).op, True) for t in self.source.outputs]
+        work += [(e, False) for e in self.source.effects]
+        while work:
+            op, stays = work.pop()
+            if stays or self.has_effect(op):
+                if op in self.needed:
+                    continue
+                self.needed.add(op)
+                work += [(self._through(t).op, True) for t in op.inputs]
+                work += [(c, False) for c in self._waits_for(op)]
+            elif op not in self._pulled:
+                self._pulled.add(op)
+                work += [(t.op, False) for t in op.inputs]
+                work += [(c, False) for c in op.control]
+
+    def _through(self, tensor: Tensor) -> Tensor:
+        """The tensor that `tensor` hands on unchanged."""
+        while tensor.op.type in _PASS_THROUGH:
+            tensor = tensor.op.inputs[0]
+        return tensor
+
+    def _waits_for(self, op: Op) -> Iterable[Op]:
+        """Control inputs, and the control inputs of ops that were only passed through."""
+        yield from op.control
+        for tensor in op.inputs:
+            while tensor.op.type in _PASS_THROUGH:
+                yield from tensor.op.control
+                yield from (t.op for t in tensor.op.inputs[1:])
+                tensor = tensor.op.inputs[0]
+
+    def has_effect(self, op: Op) -> bool:
+        """Whether running `op` changes anything besides its outputs."""
+        if not op.stateful or op.type in _NO_EFFECT or _reason(op) is not None:
+            return False
+        if op.type in _CALLS:
+            bodies = [self._body(ref) for ref in _references(op)]
+            return any(body is None or body.effects for body in bodies)
+        return True
+
+    def _body(self, name: str) -> Graph | None:
+        """The trimmed body of a function; None inside of itself or if it is not known."""
+        if name not in self._entered and name in self.source.functions:
+            self._entered.add(name)
+            body = _Trim(self.source.functions[name], self.functions, self._entered)
+            self.functions[name] = body.graph()
+        return self.functions.get(name)
+
+    # --- the graph that is left --------------------------------------------------
+
+    def graph(self) -> Graph:
+        result = Graph(functions=self.functions)
+        tensors: dict[Tensor, Tensor] = {}
+        clones: dict[Op, Op] = {}
+        forwarded: dict[Op, dict[Op, None]] = {}
+        for op in self.source.ops:
+            if op not in self.needed:
+                forwarded[op] = self._forward((*op.control, *(t.op for t in op.inputs)), forwarded)
+                continue
+            for name in _references(op):
+                self._body(name)
+            clone = clone_op(op, [tensors[self._through(t)] for t in op.inputs])
+            data = {t.op for t in clone.inputs}
+            before = self._forward(self._waits_for(op), forwarded)
+            clone.control = [c for c in map(clones.__getitem__, before) if c not in data]
+            clones[op] = clone
+            tensors.update(zip(op.outputs, clone.outputs, strict=True))
+            result.ops.append(clone)
+        result.inputs = [tensors[t] for t in self.source.inputs]
+        result.outputs = [tensors[self._through(t)] for t in self.source.outputs]
+        result.variables = [
+            dataclasses.replace(v, handle=tensors[v.handle]) for v in self.source.variables
+        ]
+        result.effects = [
+            clones[op] for op in self.source.ops if op in clones and self.has_effect(op)
+        ]
+        return result
+
+    def _forward(self, before: Iterable[Op], forwarded: dict[Op, dict[Op, None]]) -> dict[Op, None]:
+        """`before` with each removed op replaced by what it waited for (an ordered set)."""
+        found: dict[Op, None] = {}
+        for op in before:
+            if op not in self.needed:
+                found.update(forwarded[op])
+            elif op.type not in _SOURCES:
+                found[op] = None
+        return found
+
+
+def _reason(op: Op) -> str | None:
+    """Why an op of this type is auxiliary; None if it is not."""
+    if op.type in _REASON_OF:
+        return _REASON_OF[op.type]
+    return SUMMARY if "Summary" in op.type or op.type == "ImportEvent" else None
+
+
+def _references(op: Op) -> Iterable[str]:
+    for value in op.attrs.values():
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, FunctionRef):
+                yield item
+
+
+def _removed(graph: Graph, needed: set[Op]) -> tuple[dict[str, list[Op]], dict[str, Tensor]]:
+    """The ops that are gone by reason, and the initial value of each variable."""
+    handles = {v.handle: v.name for v in graph.variables}
+    restored: set[Op] = set()
+    initial: dict[str, Tensor] = {}
+    reasons: dict[Op, str] = {}
+    for op in graph.ops:
+        if op in needed:
+            continue
+        reason = _reason(op)
+        if op.type.startswith("Restore") or any(t.op in restored for t in op.inputs):
+            restored.add(op)
+            reason = CHECKPOINT
+        elif op.type == "AssignVariableOp" and op.inputs[0] in handles:
+            # The first assignment in creation order is the variable's own initialiser.
+            reason = INITIALIZATION
+            initial.setdefault(handles[op.inputs[0]], op.inputs[1])
+        reasons[op] = reason or DEAD
+    # What served only ops that are gone for one reason is gone for that reason too.
+    for op in reversed(graph.ops):
+        own = reasons.get(op)
+        if own is not None and own not in (DEAD, GROUPING):
+            for source in (t.op for t in op.inputs):
+                if reasons.get(source) == DEAD:
+                    reasons[source] = own
+    by_reason: dict[str, list[Op]] = {
+        reason: []
+        for reason in (INITIALIZATION, CHECKPOINT, SUMMARY, ASSERTION, DEBUGGING, GROUPING, DEAD)
+    }
+    for op, reason in reasons.items():
+        by_reason[reason].append(op)
+    return by_reason, initial
+
+
+def clone_op(op: Op, inputs: Sequence[Tensor]) -> Op:
+    """A copy of `op` on `inputs`, without control edges."""
+    clone = Op(op.name, op.type, inputs, op.attrs, (), op.stateful)
+    for tensor in op.outputs:
+        clone.add_output(tensor.shape, tensor.dtype)
+    return clone
+
+
+def extract(
+    graph: Graph,
+    outputs: Sequence[Tensor],
+    substitute: Callable[[Tensor], Tensor | None] = lambda tensor: None,
+) -> Graph:
+    """The part of `graph` that computes `outputs`, as a graph of its own.
+
+    Args:
+        substitute: gives the tensor (of `graph`) to read in another's place, or None.
+
+    Variables that the part touches come along. Effects and control edges do not.
+    """
+
+    def read(tensor: Tensor) -> Tensor:
+        replacement = substitute(tensor)
+        while replacement is not None:
+            tensor, replacement = replacement, substitute(replacement)
+        return tensor
+
+    clones: dict[Op, Op] = {}
+    result = Graph(functions=graph.functions)
+    stack = [read(t).op for t in reversed(outputs)]
+    while stack:
+        op = stack[-1]
+        pending = [read(t).op for t in op.inputs if read(t).op not in clones]
+        if op in clones or not pending:
+            stack.pop()
+            if op not in clones:
+                inputs = [clones[read(t).op].outputs[read(t).index] for t in op.inputs]
+                clones[op] = clone_op(op, inputs)
+                result.ops.append(clones[op])
+            continue
+        stack.extend(pending)
+    result.outputs = [clones[read(t).op].outputs[read(t).index] for t in outputs]
+    result.inputs = [clones[t.op].outputs[t.index] for t in graph.inputs if t.op in clones]
+    result.variables = [
+        Variable(v.name, v.shape, v.dtype, v.trainable, clones[v.handle.op].outputs[0])
+        for v in graph.variables
+        if v.handle.op in clones
+    ]
+    return result
