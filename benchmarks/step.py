@@ -1,0 +1,192 @@
+"""Step time: plain Keras, tfpar in-process, MirroredStrategy, side by side in one run.
+
+    python -m benchmarks.step [--quick] [--json FILE] [--model gpt] [--first-step]
+
+Contenders take turns; figures are medians over the turns, CPU time is that of the whole
+process, and what to read are the ratios to plain Keras. `--first-step` measures
+a 24-layer GPT (hidden 1024) from `fit` to the end of its first step instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+
+from benchmarks.workers import Worker, serve, versions
+
+CONTENDERS = [
+    {"system": "keras", "ranks": 1, "layout": "-"},
+    {"system": "tfpar", "ranks": 1, "layout": "data"},
+    {"system": "tfpar", "ranks": 2, "layout": "data"},
+    {"system": "tfpar", "ranks": 4, "layout": "data"},
+    {"system": "tfpar", "ranks": 2, "layout": "model"},
+    {"system": "tfpar", "ranks": 4, "layout": "model"},
+    {"system": "mirrored", "ranks": 2, "layout": "data"},
+    {"system": "mirrored", "ranks": 4, "layout": "data"},
+]
+
+
+# --- a contender's process ---------------------------------------------------------
+
+
+class Contender:
+    """Builds one model under one system and runs steps when asked."""
+
+    def __init__(self, config: dict) -> None:
+        import keras
+        import tensorflow as tf
+
+        self.config = config
+        ranks = config["ranks"]
+        if config["system"] == "mirrored":
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * ranks
+            )
+        keras.utils.set_random_seed(0)
+        x, y = self._data()
+        self.model = self._model()
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(len(x)).cache().repeat()
+        self.dataset = dataset
+
+    def _data(self):
+        from benchmarks import models
+
+        return models.wide_batch() if self.config["model"] == "wide" else models.gpt_batch()
+
+    def _build(self):
+        from benchmarks import models
+
+        build = models.wide if self.config["model"] == "wide" else models.gpt
+        return models.compile_model(build(**self.config.get("size", {})))
+
+    def _model(self):
+        import tensorflow as tf
+
+        ranks = self.config["ranks"]
+        if self.config["system"] == "keras":
+            return self._build()
+        if self.config["system"] == "mirrored":
+            devices = [f"CPU:{i}" for i in range(ranks)]
+            with tf.distribute.MirroredStrategy(devices).scope():
+                return self._build()
+        import tfpar as tap
+        from benchmarks import models
+
+        constraints = ()
+        mesh = tap.split([ranks, 1])
+        if self.config["layout"] == "model":
+            mesh = tap.split([1, ranks])
+            table = models.WIDE_HEAD if self.config["model"] == "wide" else models.GPT_MEGATRON
+            constraints = tap.from_layout_map(table)
+        with tap.auto_parallel(mesh, constraints):
+            return self._build()
+
+    def handle(self, request: dict) -> dict:
+        steps = request["steps"]
+        cpu, wall = time.process_time(), time.perf_counter()
+        self.model.fit(self.dataset, steps_per_epoch=steps, epochs=1, verbose=0)
+        return {
+            "cpu_s": (time.process_time() - cpu) / steps,
+            "wall_s": (time.perf_counter() - wall) / steps,
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+
+
+# --- the run ---------------------------------------------------------------------------
+
+
+def measure(model: str, turns: int, steps: int, contenders=None, size=None) -> list[dict]:
+    """One row per contender of `model`."""
+    workers = []
+    rows = []
+    try:
+        for contender in contenders or CONTENDERS:
+            config = {**contender, "model": model, **({"size": size} if size else {})}
+            worker = Worker("benchmarks.step", config)
+            workers.append(worker)
+            first = worker.ask({"steps": 1})
+            rows.append({**contender, "model": model, "first_step_s": first["wall_s"],
+                         "first_step_cpu_s": first["cpu_s"], "turns": []})  # fmt: skip
+        for _ in range(turns):
+            for worker, row in zip(workers, rows, strict=True):
+                row["turns"].append(worker.ask({"steps": steps}))
+    finally:
+        for worker in workers:
+            worker.close()
+    for row in rows:
+        measured = row.pop("turns")
+        for key in ("cpu_s", "wall_s", "peak_mb"):
+            row[key] = statistics.median(m[key] for m in measured) if measured else None
+    for row in rows:
+        for key in ("cpu", "wall"):
+            if row[f"{key}_s"]:
+                row[f"{key}_ratio"] = row[f"{key}_s"] / rows[0][f"{key}_s"]
+        row["first_step_ratio"] = row["first_step_s"] / rows[0]["first_step_s"]
+        row["first_step_cpu_ratio"] = row["first_step_cpu_s"] / rows[0]["first_step_cpu_s"]
+    return rows
+
+
+def first_step(num_layers: int, hidden: int) -> list[dict]:
+    """From `fit` to the end of the first step, each contender alone on the machine."""
+    rows = []
+    contenders = [
+        {"system": "keras", "ranks": 1, "layout": "-"},
+        {"system": "tfpar", "ranks": 4, "layout": "model"},
+    ]
+    for contender in contenders:
+        size = {"num_layers": num_layers, "hidden": hidden, "heads": 16}
+        rows += measure("gpt", 0, 1, [contender], size)
+    for row in rows:
+        row["first_step_ratio"] = row["first_step_s"] / rows[0]["first_step_s"]
+        row["first_step_cpu_ratio"] = row["first_step_cpu_s"] / rows[0]["first_step_cpu_s"]
+        row["model"] = f"gpt-{num_layers}x{hidden}"
+    return rows
+
+
+def show(rows: list[dict]) -> None:
+    """A Markdown table."""
+    print("| model | system | ranks | layout | CPU s | ratio | wall s | ratio | first step s | peak MB |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for r in rows:
+        def number(key: str, spec: str, r=r) -> str:
+            return "-" if r.get(key) is None else format(r[key], spec)
+
+        print(
+            f"| {r['model']} | {r['system']} | {r['ranks']} | {r['layout']} | {number('cpu_s', '.3f')} | "
+            f"{number('cpu_ratio', '.2f')} | {number('wall_s', '.3f')} | {number('wall_ratio', '.2f')} | "
+            f"{number('first_step_s', '.1f')} ({number('first_step_ratio', '.2f')}x) | "
+            f"{number('peak_mb', '.0f')} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under a minute: few contenders, few steps")
+    parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--model", choices=("gpt", "wide"), action="append")
+    parser.add_argument("--first-step", action="store_true")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        serve(Contender(json.loads(args.worker)).handle)
+        return
+    if args.first_step:
+        rows = first_step(*((4, 256) if args.quick else (24, 1024)))
+    elif args.quick:
+        rows = measure("gpt", 2, 2, [CONTENDERS[0], CONTENDERS[4]])
+    else:
+        rows = []
+        for model in args.model or ("gpt", "wide"):
+            rows += measure(model, turns=7, steps=8 if model == "gpt" else 4)
+    show(rows)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump([{**r, **versions()} for r in rows], file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
