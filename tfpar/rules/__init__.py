@@ -3,12 +3,16 @@
 Importing this package registers every rule; one module per op family.
 """
 
-from tfpar.rules import layout, linalg, pointwise, reduction, state
+from tfpar.rules import (
+    convolution, layout, linalg, pointwise, pooling, reduction, state,
+)  # fmt: skip
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_types, rule
 from tfpar.rules.rule import OpRule, make_rule, replicate_rule
 
-FAMILIES = (layout, linalg, pointwise, reduction, state)
+FAMILIES = (
+    convolution, layout, linalg, pointwise, pooling, reduction, state,
+)  # fmt: skip
 
 __all__ = [
     "FAMILIES", "LocalOp", "OpRule", "find_rule", "has_rule", "make_rule", "register_rule",
