@@ -6,7 +6,7 @@ folding floats in numpy could differ from the kernel by a rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,15 @@ _FOLDABLE = frozenset({"int32", "int64", "bool", "int8", "int16", "uint8"})
 
 
 class Constants:
-    """Memoised constant evaluation over one graph."""
+    """Memoised constant evaluation over one graph.
 
-    def __init__(self, graph: Graph) -> None:
+    Args:
+        known: values of tensors (arguments of a function body) that the graph does not tell.
+    """
+
+    def __init__(self, graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> None:
         self._shapes = {v.handle: v.shape for v in graph.variables}
-        self._values: dict[Tensor, np.ndarray | None] = {}
+        self._values: dict[Tensor, np.ndarray | None] = dict(known or {})
 
     def value(self, tensor: Tensor) -> np.ndarray | None:
         """The constant value of `tensor`, or None. Large constants come back too."""

@@ -3,7 +3,7 @@
 A `Graph` lists its ops in a topological order. Resource tensors (variable
 handles) carry the shape and dtype of their variable, and variants that
 hold tensor lists the shape `(length, *element)`, so op rules can speak of their
-dimensions like those of any tensor.
+dimensions like those of any tensor; a length may be unknown (None) and is never split.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ class Tensor:
 
     @property
     def is_static(self) -> bool:
-        return self.shape is not None and None not in self.shape
+        """Whether every size is known; the length of a tensor list need not be."""
+        if self.shape is None:
+            return False
+        return None not in (self.shape[1:] if self.dtype == "variant" else self.shape)
 
     @property
     def num_elements(self) -> int:

@@ -12,8 +12,10 @@ from tfpar.rules.rule import OpRule, make_rule
 
 def pointwise(op: Op, **fields) -> OpRule:
     """Every operand broadcasts against the others; every factor passes through."""
-    left = ", ".join(["..."] * len(op.inputs))
-    right = ", ".join(["..."] * len(op.outputs))
+    # The length of a tensor list stays whole.
+    dims = ". ..." if op.outputs and op.outputs[0].dtype == "variant" else "..."
+    left = ", ".join([dims] * len(op.inputs))
+    right = ", ".join([dims] * len(op.outputs))
     return make_rule(op, f"{left} -> {right}", **fields)
 
 
@@ -94,8 +96,6 @@ def _bitcast(op: Op, constants: Constants) -> OpRule | None:
 
 @rule("Add", "AddV2", "AddN", "Sub", "AccumulateNV2")
 def _additive(op: Op, constants: Constants) -> OpRule:
-    if op.outputs[0].dtype == "variant":
-        return pointwise(op)
     return pointwise(op, linear=(tuple(range(len(op.inputs))),))
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfpar.ir.graph import Op, Tensor
@@ -59,9 +59,13 @@ class OpRule:
             value in the local op (Reshape's `shape`, BroadcastTo's, Fill's).
         lower: emits the local op where copying it with local inputs is not it
             (an offset subtracted, a mean turned into a sum). Called only when
-            some factor is split.
-        any_pattern: whether factors may be cut in strided patterns too. Holds where the op is
-            copied or `lower` does not use positions.
+            some factor is split, but for a pseudo op.
+        pseudo: the op is none of TensorFlow's, but a step of some decomposition: `lower`
+            always emits it.
+        any_pattern: whether factors may be cut in strided patterns too, or the names of those
+            that may. Holds where the op is copied or `lower` does not use positions.
+        masked: whether inputs come with the padding of reduced factors neutral; not needed
+            where `lower` keeps padding out itself.
         expand: factor -> builder of the graph of simpler ops that the op stands
             for; used instead of the op when that factor is split.
     """
@@ -75,7 +79,9 @@ class OpRule:
     monotone: tuple[int, ...] = ()
     shape_operands: Mapping[int, int] = dataclasses.field(default_factory=dict)
     lower: Callable[[LocalOp], Sequence[Tensor]] | None = None
-    any_pattern: bool | None = None
+    pseudo: bool = False
+    any_pattern: bool | Collection[str] | None = None
+    masked: bool = True
     expand: Mapping[int, Callable[..., Any]] = dataclasses.field(default_factory=dict)
 
     def takes_pattern(self, factor: int, pattern: Pattern) -> bool:
@@ -83,6 +89,8 @@ class OpRule:
         if pattern == PLAIN:
             return True
         allowed = self.lower is None if self.any_pattern is None else self.any_pattern
+        if not isinstance(allowed, bool):
+            allowed = self.names[factor] in allowed
         if not allowed or factor in self.expand:
             return False
         return all(len(dim) == 1 for dims in self.inputs + self.outputs for dim in dims if factor in dim)
@@ -167,7 +175,8 @@ def make_rule(
         out: list[Dim] = []
         for names, size in zip(dims, tensor.shape or (), strict=True):
             # A size-1 dimension of a larger factor broadcasts: it stays whole.
-            out.append(() if size == 1 else tuple(order[n] for n in names if known[n] != 1))
+            whole = size == 1 or size is None
+            out.append(() if whole else tuple(order[n] for n in names if known[n] != 1))
         return tuple(out)
 
     inputs = [finish(t, d) for t, d in expanded[: len(parsed_in)]]

@@ -1,0 +1,149 @@
+"""Hoisting: a variable that a region only reads is read before it.
+
+Loops, branches and calls then take the value, which may be resharded on its way in as any
+other; a handle could not be.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, walk_functions
+
+_LOOPS = ("While", "StatelessWhile")
+_OFFSETS = {
+    "While": 0, "StatelessWhile": 0, "PartitionedCall": 0, "StatefulPartitionedCall": 0,
+    "If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1,
+}  # fmt: skip
+_TYPE_ATTRS = {
+    "While": "T", "StatelessWhile": "T", "PartitionedCall": "Tin", "StatefulPartitionedCall": "Tin",
+    "If": "Tin", "StatelessIf": "Tin", "Case": "Tin", "StatelessCase": "Tin",
+}  # fmt: skip
+
+
+def hoist_reads(graph: Graph) -> Graph:
+    """Hoist the reads of every region of `graph`, innermost first, in place; returns `graph`."""
+    ops: list[Op] = []
+    passed_on: dict[Tensor, Tensor] = {}
+    for op in graph.ops:
+        op.inputs = [passed_on.get(t, t) for t in op.inputs]
+        if op.type in _OFFSETS:
+            bodies = [body for _, body in walk_functions(graph, op)]
+            for body in bodies:
+                hoist_reads(body)
+            if bodies:
+                passed_on.update(_handed_through(op, bodies))
+                ops += _hoist_from(op, bodies)
+        ops.append(op)
+    graph.ops = ops
+    graph.outputs = [passed_on.get(t, t) for t in graph.outputs]
+    return graph
+
+
+def is_unchanged(body: Graph, position: int) -> bool:
+    """Whether a loop passes its input at `position` on as it came."""
+    tensor = body.outputs[position]
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor is body.inputs[position]
+
+
+def _handed_through(op: Op, bodies: list[Graph]) -> dict[Tensor, Tensor]:
+    """Outputs of `op` that are inputs of it: whoever reads them may read those."""
+    if op.type in _LOOPS:
+        body = next(b for b in bodies if len(b.outputs) == len(op.outputs))
+        return {
+            after: before
+            for i, (before, after) in enumerate(zip(op.inputs, op.outputs, strict=True))
+            if is_unchanged(body, i)
+        }
+    if len(bodies) == 1:
+        outer = dict(zip(bodies[0].inputs, op.inputs, strict=True))
+        return {
+            made: outer[t] for t, made in zip(bodies[0].outputs, op.outputs, strict=True) if t in outer
+        }
+    return {}
+
+
+def _hoist_from(op: Op, bodies: list[Graph]) -> list[Op]:
+    """Turn the handles that `op` only reads into values; returns the reads to run before it."""
+    offset = _OFFSETS[op.type]
+    written = {t for i, t in enumerate(op.inputs) if t.dtype == "resource" and not _only_read(i - offset, op, bodies)}
+    reads: dict[Tensor, Op] = {}
+    for i, handle in enumerate(op.inputs):
+        if handle.dtype != "resource" or handle in written or handle.shape is None:
+            continue
+        dtype = next((d for b in bodies if (d := _read_dtype(b, b.inputs[i - offset]))), None)
+        if dtype is None:
+            continue
+        if handle not in reads:
+            read = Op(
+                f"{op.name}/hoisted_{i}", "ReadVariableOp", [handle], {"dtype": DType(dtype)},
+                op.control, stateful=True,
+            )  # fmt: skip
+            read.add_output(handle.shape, dtype)
+            reads[handle] = read
+        value = reads[handle].outputs[0]
+        op.inputs[i] = value
+        for body in bodies:
+            _pass_value(body, body.inputs[i - offset], value)
+        if op.type in _LOOPS:
+            op.outputs[i].dtype, op.outputs[i].shape = value.dtype, value.shape
+            if op.attrs.get("output_shapes"):
+                op.attrs["output_shapes"][i] = ShapeAttr(value.shape)
+        op.attrs[_TYPE_ATTRS[op.type]][i - offset] = DType(value.dtype)
+    if "_read_only_resource_inputs" in op.attrs:
+        op.attrs["_read_only_resource_inputs"] = [
+            i for i in op.attrs["_read_only_resource_inputs"] if op.inputs[i].dtype == "resource"
+        ]
+    return list(reads.values())
+
+
+def _only_read(position: int, op: Op, bodies: list[Graph]) -> bool:
+    if position < 0:
+        return False
+    is_loop = op.type in _LOOPS
+    for body in bodies:
+        handle = body.inputs[position]
+        for user in body.ops:
+            if handle in user.inputs and user.type not in ("ReadVariableOp", "VariableShape"):
+                return False
+        for at, tensor in enumerate(body.outputs):
+            if tensor is handle and not (is_loop and at == position):
+                return False
+        if is_loop and len(body.outputs) == len(op.outputs) and body.outputs[position] is not handle:
+            return False
+    return True
+
+
+def _read_dtype(body: Graph, handle: Tensor) -> str | None:
+    for user in body.ops:
+        if user.type == "ReadVariableOp" and user.inputs[0] is handle:
+            return user.outputs[0].dtype
+    return None
+
+
+def _pass_value(body: Graph, handle: Tensor, value: Tensor) -> None:
+    """Make the body's argument `handle` the variable's value."""
+    handle.dtype, handle.shape = value.dtype, value.shape
+    source = handle.op
+    source.attrs["dtype"] = DType(value.dtype)
+    source.attrs["shape"] = ShapeAttr(value.shape)
+    gone: set[Op] = set()
+    replaced: dict[Tensor, Tensor] = {}
+    for user in body.ops:
+        if user.type == "ReadVariableOp" and user.inputs[0] is handle:
+            replaced[user.outputs[0]] = handle
+            gone.add(user)
+        elif user.type == "VariableShape" and user.inputs[0] is handle:
+            dtype = user.outputs[0].dtype
+            user.type, user.inputs, user.stateful = "Const", [], False
+            user.attrs = {"value": np.array(value.shape, dtype), "dtype": DType(dtype)}
+    body.ops = [user for user in body.ops if user not in gone]
+    for user in body.ops:
+        user.inputs = [replaced.get(t, t) for t in user.inputs]
+        user.control = list(
+            dict.fromkeys(b for c in user.control for b in (c.control if c in gone else (c,)))
+        )
+    body.outputs = [replaced.get(t, t) for t in body.outputs]
+    body.effects = [e for e in body.effects if e not in gone]
