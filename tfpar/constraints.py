@@ -16,7 +16,7 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tfpar.ir.graph import Graph, Op, Tensor, is_floating
 from tfpar.spec import Mesh, Placement, Replicate, Shard, Spec, SpecError, format_spec, local_shape
@@ -33,7 +33,10 @@ _SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 class Constraint:
     """Base of all constraints; made by `shard`, `replicate`, `shard_output`, `batch`."""
 
-    named_axes: ClassVar[tuple[str, ...]] | tuple[str, ...] = ()
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        """The mesh axes over which it lays something."""
+        return ()
 
 
 class VariableConstraint(Constraint):
@@ -486,9 +489,11 @@ def _normal_dim(constraint: Constraint, dim: int, what: str, shape: Sequence[int
 def _matches_nothing(constraint: Constraint, pattern: str, names: Sequence[str], what: str) -> str:
     inside = [n for n in names if re.search(pattern, n)]
     if inside:
+        wider = [f".*{pattern}", f"{pattern}.*", f".*{pattern}.*"]
+        wider = [w for w in wider if any(re.fullmatch(w, n) for n in inside)] or wider
         return (
             f"{constraint} matches no {what}: a pattern must match the whole name. It is found "
-            f"inside {_some(inside)}; write {'.*' + pattern + '.*'!r} to match those."
+            f"inside {_some(inside)}; write {wider[0]!r}."
         )
     plain = re.sub(r"\\.|[\^$.*+?()\[\]{}|]+", "", pattern)
     near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3)

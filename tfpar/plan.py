@@ -1,0 +1,434 @@
+"""Plan: what is fixed before a graph is partitioned, as a value that can be saved.
+
+A plan names the mesh, the axes that split the batch, and the specs of variables and border
+tensors; `anchors()` is what propagation reads of it. The file is small JSON, one line
+per variable, and is checked against graph and mesh before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tfpar
+from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
+from tfpar.ir.graph import DType, FunctionRef, Graph, Op
+from tfpar.propagation.engine import Anchors
+from tfpar.report.summary import explain, summary
+from tfpar.spec import (
+    Mesh,
+    Partial,
+    PlanError,
+    Shard,
+    Spec,
+    SpecError,
+    format_spec,
+    local_shape,
+    parse_spec,
+)
+
+if TYPE_CHECKING:
+    from tfpar.propagation.engine import PartitionedGraph
+
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedVariable:
+    """A variable of the planned graph.
+
+    Attributes:
+        spec: None leaves it to propagation.
+        why: what fixed the spec (constraints as text); empty where nothing did.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    spec: Spec | None = None
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Plan:
+    """What is fixed of a partitioned program.
+
+    Attributes:
+        batch_axes: names of the mesh axes that split the batch.
+        variables: by path; all variables of the graph.
+        tensors: specs of border tensors, by tensor name.
+        constraints: what the plan was made from, as text.
+        fingerprint: of the graph; see `fingerprint`.
+        tfpar_version: the version that made it.
+        partitioned: what propagation made of it, once known; not saved.
+
+    Raises:
+        PlanError: a spec that does not fit the mesh or its variable.
+    """
+
+    mesh: Mesh
+    batch_axes: tuple[str, ...]
+    variables: Mapping[str, PlannedVariable]
+    tensors: Mapping[str, Spec]
+    constraints: tuple[str, ...]
+    fingerprint: str
+    tfpar_version: str = tfpar.__version__
+    partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        for axis in self.batch_axes:
+            if axis not in self.mesh.axis_names:
+                raise PlanError(
+                    f"The plan splits the batch over {axis!r}; its mesh is {self.mesh}."
+                )
+        for name, variable in self.variables.items():
+            if variable.spec is not None:
+                _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)
+        for name, spec in self.tensors.items():
+            _check_spec(f"tensor {name!r}", spec, None, self.mesh)
+
+    def __repr__(self) -> str:
+        fixed = sum(v.spec is not None for v in self.variables.values())
+        return f"<Plan on {self.mesh}: {fixed} of {len(self.variables)} variables fixed>"
+
+    # --- use ---------------------------------------------------------------------
+
+    def anchors(self) -> Anchors:
+        """What propagation needs; how graph inputs are fed is the caller's."""
+        fixed = {n: v.spec for n, v in self.variables.items() if v.spec is not None}
+        return Anchors(variables=fixed, tensors=dict(self.tensors))
+
+    def check(self, graph: Graph, mesh: Mesh | None = None, *, part: bool = False) -> None:
+        """Check that the plan is one for `graph` (and `mesh`).
+
+        Args:
+            part: `graph` is an evaluation or prediction of the planned training step: it has
+                fewer variables and other ops.
+
+        Raises:
+            PlanError: says what differs.
+        """
+        if mesh is not None and mesh != self.mesh:
+            raise PlanError(
+                f"The plan is for the mesh {self.mesh}, not for {mesh}. Use that mesh, or make "
+                f"a plan for this one."
+            )
+        found = {v.name: v for v in graph.variables}
+        missing = [] if part else sorted(set(self.variables) - set(found))
+        extra = sorted(
+            n for n in set(found) - set(self.variables) if found[n].trainable or not part
+        )
+        reshaped = [
+            f"{n!r} is {found[n].shape}, planned as {v.shape}"
+            for n, v in self.variables.items()
+            if n in found and tuple(found[n].shape) != v.shape
+        ]
+        differences = [
+            *([f"variables missing: {_some(missing)}"] if missing else []),
+            *([f"variables the plan does not know: {_some(extra)}"] if extra else []),
+            *([f"variables of another shape: {_some(reshaped, quote=False)}"] if reshaped else []),
+        ]
+        if differences:
+            raise PlanError(
+                f"The plan is for another model: {'; '.join(differences)}. Build and compile the "
+                f"model as when the plan was saved, or make a new plan."
+            )
+        if not part and fingerprint(graph) != self.fingerprint:
+            raise PlanError(
+                "The plan is for another step: the variables are the same, but not the ops (the "
+                "graph's fingerprint differs). Was the loss, a metric or an activation changed, or "
+                "TensorFlow or Keras updated? Make a new plan."
+            )
+
+    def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
+        """The same plan, knowing what propagation made of it."""
+        return dataclasses.replace(self, partitioned=partitioned)
+
+    # --- reading -----------------------------------------------------------------
+
+    def summary(self, partitioned: PartitionedGraph | None = None) -> str:
+        """Tables of placements, bytes, collectives and fallbacks, as text to print."""
+        return summary(self, partitioned or self.partitioned)
+
+    def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
+        """Where variable `name` lies and why, who reads it, and what that moves.
+
+        Raises:
+            PlanError: no such variable.
+        """
+        return explain(self, name, partitioned or self.partitioned)
+
+    def diff(self, other: Plan) -> list[str]:
+        """What differs in `other`, one readable line each; empty for equal plans."""
+        lines = []
+        if self.mesh != other.mesh:
+            lines.append(f"mesh: {self.mesh} -> {other.mesh}")
+        if self.batch_axes != other.batch_axes:
+            lines.append(f"batch axes: {_axes(self.batch_axes)} -> {_axes(other.batch_axes)}")
+        for name in sorted({*self.variables, *other.variables}):
+            mine, theirs = self.variables.get(name), other.variables.get(name)
+            if mine is None or theirs is None:
+                lines.append(f"{name}: only in the {'other' if mine is None else 'first'} plan")
+                continue
+            if mine.shape != theirs.shape:
+                lines.append(f"{name}: shape {mine.shape} -> {theirs.shape}")
+            if mine.spec != theirs.spec:
+                lines.append(f"{name}: {_spec(mine.spec)} -> {_spec(theirs.spec)}")
+        for name in sorted({*self.tensors, *other.tensors}):
+            before, after = self.tensors.get(name), other.tensors.get(name)
+            if before != after:
+                lines.append(f"{name}: {_spec(before)} -> {_spec(after)}")
+        lines += [
+            f"constraint dropped: {c}" for c in self.constraints if c not in other.constraints
+        ]
+        lines += [f"constraint added: {c}" for c in other.constraints if c not in self.constraints]
+        if self.fingerprint != other.fingerprint:
+            lines.append(f"graph: {self.fingerprint} -> {other.fingerprint}")
+        return lines
+
+    # --- files -------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON; the file appears whole or not at all.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        path = os.fspath(path)
+        partial = f"{path}.{os.getpid()}.partial"
+        try:
+            with open(partial, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+            os.replace(partial, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.remove(partial)
+            raise PlanError(f"Cannot write the plan file {path!r}: {error.strerror}.") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan that `save` wrote.
+
+        Raises:
+            PlanError: missing, unreadable, corrupt, or written by a newer tfpar.
+        """
+        path = os.fspath(path)
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except FileNotFoundError:
+            raise PlanError(
+                f"There is no plan file {path!r}. Plans are written by plan.save(path)."
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"Cannot read the plan file {path!r}: {error}.") from error
+        return cls.from_json(text, path)
+
+    def to_json(self) -> str:
+        """The plan as JSON text: sorted, one line per variable and tensor."""
+        lines = [
+            ("format", json.dumps("tfpar plan")),
+            ("version", json.dumps(FORMAT_VERSION)),
+            ("tfpar", json.dumps(self.tfpar_version)),
+            ("mesh", json.dumps([*zip(self.mesh.axis_names, self.mesh.shape, strict=True)])),
+            ("batch_axes", json.dumps(list(self.batch_axes))),
+            ("fingerprint", json.dumps(self.fingerprint)),
+            ("constraints", _block("[]", map(json.dumps, self.constraints))),
+            ("variables", _block("{}", _pairs(self.variables, _variable_json))),
+            ("tensors", _block("{}", _pairs(self.tensors, lambda s: json.dumps(format_spec(s))))),
+        ]
+        return "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in lines) + "\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "text") -> Plan:
+        """Inverse of `to_json`; `source` names the text in errors."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(
+                f"The plan file {source!r} is corrupt: {error.msg} (line {error.lineno}, column "
+                f"{error.colno}). Save the plan again."
+            ) from None
+        if not isinstance(data, dict) or data.get("format") != "tfpar plan":
+            raise PlanError(f"{source!r} is not a plan file of tfpar.")
+        version = data.get("version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise PlanError(
+                f"The plan file {source!r} was written by a newer tfpar ({data.get('tfpar')}, "
+                f"format {version}; this is {tfpar.__version__}, format {FORMAT_VERSION}). Upgrade "
+                f"tfpar, or make a new plan."
+            )
+        if version != FORMAT_VERSION:
+            raise PlanError(f"The plan file {source!r} has no known format version: {version!r}.")
+        try:
+            return cls(
+                mesh=Mesh(*map(tuple, zip(*data["mesh"], strict=True))),
+                batch_axes=tuple(data["batch_axes"]),
+                variables={n: _read_variable(v) for n, v in data["variables"].items()},
+                tensors={n: parse_spec(s) for n, s in data["tensors"].items()},
+                constraints=tuple(map(str, data["constraints"])),
+                fingerprint=str(data["fingerprint"]),
+                tfpar_version=str(data["tfpar"]),
+            )
+        except KeyError as error:
+            raise PlanError(f"The plan file {source!r} lacks the field {error}.") from None
+        except (AttributeError, TypeError, ValueError) as error:
+            raise PlanError(f"The plan file {source!r} is malformed: {error}") from error
+
+
+def plan_from_constraints(
+    graph: Graph, mesh: Mesh, constraints: Sequence[Constraint] = (), *, part: bool = False
+) -> Plan:
+    """The plan that `constraints` make for `graph`; without any, data parallelism.
+
+    Args:
+        part: `graph` is only part of what the constraints speak of (an evaluation has no
+            optimizer): they may match nothing in it.
+
+    Raises:
+        SpecError: a constraint that matches nothing or cannot hold, or two that contradict.
+    """
+    shapes = [(v.name, v.shape) for v in graph.variables]
+    resolved = resolve_variables(constraints, shapes, mesh, must_match=not part)
+    outputs = resolve_outputs(constraints, graph, mesh, must_match=not part)
+    variables = {}
+    for variable in graph.variables:
+        planned = PlannedVariable(tuple(variable.shape), variable.dtype, variable.trainable)
+        if variable.name in resolved:
+            found = resolved[variable.name]
+            planned = dataclasses.replace(planned, spec=found.spec, why=found.reason)
+        variables[variable.name] = planned
+    return Plan(
+        mesh=mesh,
+        batch_axes=batch_axes(constraints, mesh),
+        variables=variables,
+        tensors={n: r.spec for n, r in outputs.items()},
+        constraints=tuple(map(str, constraints)),
+        fingerprint=fingerprint(graph),
+    )
+
+
+# --- fingerprint -----------------------------------------------------------------
+
+_UNSTABLE_ATTRS = frozenset({"value", "seed", "seed2", "shared_name", "container", "shape"})
+
+
+def fingerprint(graph: Graph) -> str:
+    """A hash of the graph's structure that is the same in every process.
+
+    It covers op types, attributes, dtypes, data edges, and the variables' names and shapes. Op
+    names, the order of independent ops, constants and the sizes of activations are left
+    out: a plan outlives another batch size, a learning rate and a seed.
+    """
+    digests: dict[Op, str] = {}
+    for position, tensor in enumerate(graph.inputs):
+        digests[tensor.op] = f"input {position} {tensor.dtype}"
+    for variable in graph.variables:
+        about = (variable.name, tuple(variable.shape), variable.dtype, variable.trainable)
+        digests[variable.handle.op] = f"variable {about}"
+    bodies: dict[str, str] = {}
+    for op in graph.ops:
+        if op not in digests:
+            digests[op] = _op_digest(op, digests, graph, bodies)
+    outputs = [f"{digests[t.op]}:{t.index}" for t in graph.outputs]
+    return _hash("\n".join([*sorted(digests.values()), "outputs", *outputs]))
+
+
+def _op_digest(op: Op, digests: Mapping[Op, str], graph: Graph, bodies: dict[str, str]) -> str:
+    parts = [op.type]
+    for key, value in sorted(op.attrs.items()):
+        if not key.startswith("_") and key not in _UNSTABLE_ATTRS:
+            text = _attr_text(value, graph, bodies)
+            parts += [f"{key}={text}"] if text is not None else []
+    parts += [f"{digests[t.op]}:{t.index}" for t in op.inputs]
+    parts += [t.dtype for t in op.outputs]
+    return _hash("\n".join(parts))
+
+
+def _attr_text(value: Any, graph: Graph, bodies: dict[str, str]) -> str | None:
+    """The value as text; None for what is a shape or depends on the process."""
+    if isinstance(value, FunctionRef):
+        if value not in bodies:
+            body = graph.functions.get(value)
+            bodies[value] = "" if body is None else fingerprint(body)
+        return bodies[value]
+    if isinstance(value, list):
+        texts = [_attr_text(v, graph, bodies) for v in value]
+        return None if any(t is None for t in texts) else f"[{', '.join(map(str, texts))}]"
+    if isinstance(value, (bool, int, float, str, bytes, DType)):
+        return repr(value)
+    return None
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+# --- checks and text -------------------------------------------------------------
+
+
+def _check_spec(what: str, spec: Spec, shape: tuple[int, ...] | None, mesh: Mesh) -> None:
+    if len(spec) != mesh.num_axes:
+        raise PlanError(
+            f"The plan lays {what} as {format_spec(spec)}; the mesh {mesh} needs "
+            f"{mesh.num_axes} placements."
+        )
+    if shape is None:
+        return
+    if any(isinstance(p, Partial) for p in spec):
+        raise PlanError(
+            f"The plan lays {what} as {format_spec(spec)}: a variable is never Partial."
+        )
+    if any(isinstance(p, Shard) and p.dim >= len(shape) for p in spec):
+        raise PlanError(f"The plan lays {what} as {format_spec(spec)}, but its shape is {shape}.")
+    try:
+        local_shape(shape, spec, mesh)
+    except SpecError as error:
+        raise PlanError(f"The plan lays {what} of shape {shape} on {mesh}: {error}") from None
+
+
+def _variable_json(variable: PlannedVariable) -> str:
+    return json.dumps(
+        {
+            "shape": list(variable.shape),
+            "dtype": variable.dtype,
+            "trainable": variable.trainable,
+            "spec": None if variable.spec is None else format_spec(variable.spec),
+            "why": variable.why,
+        }
+    )
+
+
+def _read_variable(data: Mapping[str, Any]) -> PlannedVariable:
+    spec = data["spec"]
+    return PlannedVariable(
+        tuple(map(int, data["shape"])), str(data["dtype"]), bool(data["trainable"]),
+        None if spec is None else parse_spec(spec), str(data["why"]),
+    )  # fmt: skip
+
+
+def _pairs(values: Mapping[str, Any], to_json: Any) -> list[str]:
+    return [f"{json.dumps(name)}: {to_json(values[name])}" for name in sorted(values)]
+
+
+def _block(brackets: str, items: Any) -> str:
+    lines = ",\n".join(f"    {item}" for item in items)
+    return f"{brackets[0]}\n{lines}\n  {brackets[1]}" if lines else brackets
+
+
+def _some(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:
+    shown = ", ".join(repr(i) if quote else i for i in items[:limit])
+    return shown + (f" and {len(items) - limit} more" if len(items) > limit else "")
+
+
+def _spec(spec: Spec | None) -> str:
+    return "open" if spec is None else format_spec(spec)
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return ", ".join(axes) or "none"
