@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, freeze
+from tfpar.ir.passes.fold_constants import fold_constants
 from tfpar.propagation.deferral import carried_tensors
 from tfpar.rules.registry import find_rule
 from tfpar.rules.rule import OpRule, replicate_rule
@@ -18,6 +22,9 @@ REGION_TYPES = frozenset(
 
 PINNED_DTYPES = frozenset({"resource", "variant"})
 
+# A new list can be had in any spec, as zeros can.
+NEW_LIST_TYPES = frozenset({"TensorListReserve", "EmptyTensorList", "OptionalNone"})
+
 
 @dataclasses.dataclass(eq=False)
 class PreparedGraph:
@@ -27,7 +34,7 @@ class PreparedGraph:
         rules: the rule of every op; ops of one signature share one object.
         fallbacks: ops without a rule, which run replicated.
         carried: see `deferral.carried_tensors`.
-        zeros: constant tensors that are zero everywhere (Partial for free).
+        zeros: tensors that are zero everywhere (Partial for free), and new lists.
         memo: decisions by (rule, input specs, ...); shared by all plans.
         bodies: prepared function bodies by name; expansions by (rule, parts).
     """
@@ -42,19 +49,18 @@ class PreparedGraph:
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
     bodies: dict[Any, PreparedGraph] = dataclasses.field(default_factory=dict)
 
-    def body(self, name: str) -> PreparedGraph:
-        """The prepared body of function `name`."""
+    def body(self, name: str, known: Mapping[int, np.ndarray]) -> PreparedGraph:
+        """The prepared body of function `name`, of whose arguments some values are known."""
         if name not in self.bodies:
             body = self.graph.functions[name]
-            if not body.functions:
-                body.functions = self.graph.functions
-            self.bodies[name] = prepare(body)
+            self.bodies[name] = prepare(body, {body.inputs[i]: v for i, v in known.items()})
         return self.bodies[name]
 
 
-def prepare(graph: Graph) -> PreparedGraph:
-    """Look up every rule once and decide where Partials are resolved."""
-    constants = Constants(graph)
+def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> PreparedGraph:
+    """Fold what is known, look up every rule once and decide where Partials are resolved."""
+    constants = Constants(graph, known)
+    fold_constants(graph, constants)
     by_signature: dict[Any, OpRule] = {}
     rules: dict[Op, OpRule] = {}
     fallbacks: list[Op] = []
@@ -70,14 +76,17 @@ def prepare(graph: Graph) -> PreparedGraph:
             else:
                 by_signature[key] = rule
         rules[op] = rule
-    zeros = frozenset(
-        op.outputs[0]
-        for op in graph.ops
-        if op.type == "Const" and op.attrs["value"].dtype.kind in "fiu" and not op.attrs["value"].any()
-    )
+    zeros = frozenset(t for op in graph.ops if _makes_zeros(op) for t in op.outputs)
     return PreparedGraph(
         graph, constants, rules, fallbacks, carried_tensors(graph, rules), zeros, graph.consumers()
     )
+
+
+def _makes_zeros(op: Op) -> bool:
+    if op.type == "Const":
+        value = op.attrs["value"]
+        return value.dtype.kind in "fiu" and not value.any()
+    return op.type in NEW_LIST_TYPES
 
 
 def _signature(op: Op, constants: Constants) -> Any:

@@ -19,7 +19,7 @@ from tfpar.propagation.engine import Decision, PartitionedGraph, Reshard
 from tfpar.propagation.prepared import REGION_TYPES
 from tfpar.rewrite.reshard import emit_step
 from tfpar.rules.local import LocalOp
-from tfpar.spec import Mesh, Spec, local_indices, local_shape
+from tfpar.spec import Mesh, Spec, local_shape
 
 
 @dataclasses.dataclass(eq=False)
@@ -161,9 +161,12 @@ class _Writer:
         )
         self.build.name = op.name
         if any(factor >= 0 for factor, _ in choice.splits):
-            local = dataclasses.replace(local, inputs=self._masked(local))
+            if rule.masked:
+                local = dataclasses.replace(local, inputs=self._masked(local))
             if rule.lower is not None:
                 return rule.lower(local)
+        elif rule.pseudo:
+            return rule.lower(local)
         return local.copy().outputs
 
     def _masked(self, local: LocalOp) -> list[Tensor]:
@@ -175,22 +178,9 @@ class _Writer:
             for i, dims in enumerate(local.rule.inputs):
                 for d, dim in enumerate(dims):
                     if factor in dim and inputs[i].dtype not in ("resource", "variant"):
-                        inputs[i] = self.mask_padding(
-                            inputs[i], local.op.inputs[i], local.in_specs[i], d, reduction
-                        )
+                        fill = neutral(reduction, inputs[i].dtype)
+                        inputs[i] = local.mask_padding(inputs[i], i, d, fill)
         return inputs
-
-    def mask_padding(
-        self, x: Tensor, tensor: Tensor, spec: Spec, dim: int, reduction: str
-    ) -> Tensor:
-        length = tensor.shape[dim]
-        keep = [
-            local_indices(length, dim, spec, self.mesh, self.mesh.coordinates(r)) >= 0
-            for r in range(self.mesh.size)
-        ]
-        if all(k.all() for k in keep):
-            return x
-        return self.build.mask(x, self.build.per_rank(keep), dim, neutral(reduction, x.dtype))
 
     def _write_expansion(
         self, op: Op, inner: PartitionedGraph, inputs: list[Tensor]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,28 @@ class LocalOp:
                     start += at * size
             starts.append(np.asarray(start, dtype))
         return self.build.per_rank(starts, dtype)
+
+    def mask_padding(self, x: Tensor, position: int, dim: int, fill: Any) -> Tensor:
+        """`x`, which lies like input `position`, with the padding along `dim` set to `fill`."""
+        length = self.op.inputs[position].shape[dim]
+        spec = self.in_specs[position]
+        keep = [
+            local_indices(length, dim, spec, self.mesh, self.mesh.coordinates(r)) >= 0
+            for r in range(self.mesh.size)
+        ]
+        if all(k.all() for k in keep):
+            return x
+        return self.build.mask(x, self.build.per_rank(keep), dim, fill)
+
+    def filled(self, position: int, fill: Any) -> Tensor:
+        """Input `position` with all of its padding set to `fill`.
+
+        Padding is any value: what an op could fail on (an index, a divisor) needs a good one.
+        """
+        x = self.inputs[position]
+        for dim in range(len(self.op.inputs[position].shape)):
+            x = self.mask_padding(x, position, dim, fill)
+        return x
 
     def local_output_shape(self, position: int = 0) -> tuple[int, ...]:
         shape = self.op.outputs[position].shape

@@ -107,7 +107,7 @@ class OpRule:
         """Factors that a mesh axis may split."""
         kept = []
         for f, size in enumerate(self.sizes):
-            if size <= 1:
+            if size <= 1 or self.names[f].startswith("."):
                 continue
             everywhere = all(any(f in dim for dim in dims) for dims in self.outputs)
             used = any(f in dim for dims in self.inputs + self.outputs for dim in dims)
@@ -137,7 +137,8 @@ def make_rule(
     `notation` lists inputs and outputs, comma separated, around `->`. A token is a
     factor name, `(a b)` for a compound dimension, `.` or `1` for a dimension
     that must stay whole, and `...` once per operand for the broadcast dimensions,
-    which align on the right. Inputs not listed stay replicated.
+    which align on the right. In a compound dimension `.3` is a part of size 3 that
+    must stay whole. Inputs not listed stay replicated.
 
     Args:
         reduce: factor name -> reduction.
@@ -169,7 +170,7 @@ def make_rule(
                         f"has sizes {known[names[0]]} and {size}."
                     )
     for name in order:
-        known.setdefault(name, 1)
+        known.setdefault(name, int(name[1:]) if name.startswith(".") else 1)
 
     def finish(tensor: Tensor, dims: list[tuple[str, ...]]) -> Dims:
         out: list[Dim] = []

@@ -1,0 +1,158 @@
+"""Ops that move, join, cut and repeat elements, against the plain ops."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.partitioned import check, sweep, trace, was_split
+from tfpar.capture.convert import convert_func_graph
+from tfpar.propagation.prepared import prepare
+from tfpar.rules.layout import common_factors
+from tfpar.spec import Mesh, Partial, Replicate, Shard
+
+rng = np.random.default_rng(0)
+
+
+def f(*shape):
+    return rng.normal(size=shape).astype("float32")
+
+
+def with_gradient(function):
+    """`function` of one tensor and its gradient under an asymmetric loss."""
+
+    def both(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outs = tf.nest.flatten(function(x))
+            loss = tf.add_n([tf.reduce_sum(tf.sin(o) * o) for o in outs])
+        return [*outs, tape.gradient(loss, x)]
+
+    return both
+
+
+def test_shape_arithmetic_stays_global():
+    def function(x):
+        shape = tf.shape(x)
+        n = tf.raw_ops.ShapeN(input=[x, x])[1]
+        flat = tf.reshape(x, tf.stack([shape[0] * shape[1], -1]))
+        return (
+            shape, n, tf.size(x), tf.cast(tf.shape(flat)[0], tf.float32) * x,
+            tf.zeros(shape) + x, tf.range(shape[0]), tf.broadcast_to(x[:1], shape) + x,
+        )  # fmt: skip
+
+    x = f(5, 4, 3)
+    sweep(function, [x], trials=4)
+    graph = convert_func_graph(trace(function, [x]).graph)
+    prepare(graph)
+    assert not {"Shape", "ShapeN", "Size", "Pack"} & {op.type for op in graph.ops}
+
+
+def test_shape_of_a_sharded_tensor_costs_nothing():
+    result = check(lambda x: tf.shape(x), [f(6, 4)], [(Shard(0),)], Mesh.of([2]))
+    assert result.partitioned.collectives() == []
+
+
+def test_common_factors_of_empty_shapes():
+    assert common_factors((0, 4), (4, 0)) == ([[], []], [[], []], [])
+    sweep(lambda x: tf.reshape(x[:0], [0, 2, 2]), [f(4, 4)], trials=2)
+
+
+@pytest.mark.parametrize("multiples", [(1, 2, 1), (3, 1, 2), (2, 2, 2)])
+def test_tile(multiples):
+    runs = sweep(with_gradient(lambda x: tf.tile(x, multiples)), [f(5, 4, 1)], trials=4)
+    assert all(was_split(runs, "Tile", k) for k in ("d0", "d1"))
+
+
+def test_broadcast_and_fill():
+    runs = sweep(
+        with_gradient(
+            lambda x: (tf.broadcast_to(x, [2, 5, 4]), tf.fill([5, 4], 3.0) + x, tf.reduce_mean(x, 0))
+        ),
+        [f(5, 4)], trials=4,
+    )  # fmt: skip
+    assert was_split(runs, "BroadcastTo", "_0") and was_split(runs, "BroadcastTo", "_1")
+
+
+def test_ensure_shape():
+    runs = sweep(with_gradient(lambda x: tf.ensure_shape(x, [5, 4])), [f(5, 4)], trials=3)
+    assert was_split(runs, "EnsureShape", "_0")
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_concat(axis):
+    parts = [f(4, 6, 5), f(4, 6, 5), f(4, 6, 5)]
+
+    def function(a, b, c):
+        with tf.GradientTape() as tape:
+            tape.watch([a, b, c])
+            out = tf.concat([a, b, c], axis)
+            loss = tf.reduce_sum(tf.sin(out) * out)
+        return [out, *tape.gradient(loss, [a, b, c])]
+
+    runs = sweep(function, parts, trials=4)
+    assert all(was_split(runs, "ConcatV2", f"d{d}") for d in range(3))
+    assert all(was_split(runs, "Slice", f"d{d}") for d in range(3))
+
+
+def test_concat_of_pieces_with_a_common_length():
+    runs = sweep(lambda a, b: tf.concat([a, b], 1), [f(3, 12), f(3, 4)], trials=4)
+    assert was_split(runs, "ConcatV2", "d1")
+    sweep(lambda a, b: tf.concat([a, b, a], 0), [f(3, 4), f(2, 4)], trials=3)
+
+
+def test_fused_halves_split_inside_each_half():
+    """A gate and a value in one projection: a strided shard passes without a collective."""
+    halves = (Shard(1, 6),)
+    for mesh in (Mesh.of([2]), Mesh.of([3])):
+        result = check(
+            lambda x: tf.multiply(*tf.split(x, 2, 1)), [f(4, 12)], [halves], mesh
+        )  # fmt: skip
+        assert [d.choice.out_specs for d in result.decisions("Split")] == [((Shard(1),),) * 2]
+        assert len(result.partitioned.collectives()) == 1  # the test's own gather of the result
+
+
+@pytest.mark.parametrize("sizes", [3, [2, 4, 6], [2, 6, -1], [5, 7]])
+def test_split(sizes):
+    runs = sweep(with_gradient(lambda x: tf.split(x, sizes, 1)), [f(5, 12)], trials=4)
+    kind = "Split" if sizes == 3 else "SplitV"
+    assert was_split(runs, kind, "d0")
+
+
+def test_split_v_with_strided_shard():
+    for mesh in (Mesh.of([2]), Mesh.of([3])):
+        result = check(lambda x: tf.split(x, [2, 4, 6], 1), [f(3, 12)], [(Shard(1, 2),)], mesh)
+        assert was_split([result], "SplitV", "d1")
+
+
+def test_pack_and_unpack():
+    runs = sweep(
+        with_gradient(lambda x: tf.stack([tf.sin(t) for t in tf.unstack(x, axis=1)], axis=2)),
+        [f(5, 3, 4)], trials=5,
+    )  # fmt: skip
+    for op_type in ("Pack", "Unpack"):
+        assert was_split(runs, op_type, "d0")
+    assert was_split(runs, "Unpack", "d2")
+
+
+def test_space_to_batch():
+    def function(x):
+        y = tf.space_to_batch(x, [2, 2], [[0, 0], [1, 1]])
+        return tf.batch_to_space(tf.sin(y), [2, 2], [[0, 0], [1, 1]])
+
+    runs = sweep(with_gradient(function), [f(5, 4, 4, 3)], trials=4)
+    for op_type in ("SpaceToBatchND", "BatchToSpaceND"):
+        assert was_split(runs, op_type, "b") and was_split(runs, op_type, "r0")
+
+
+def test_partials_pass_through_relabelling():
+    x = f(4, 6)
+    for op_type, function in {
+        "Tile": lambda a: tf.tile(a, [2, 1]),
+        "Split": lambda a: tf.split(a, 2, 1),
+        "Slice": lambda a: tf.slice(a, [1, 0], [2, 6]),
+        "StridedSlice": lambda a: a[::2, 1:],
+        "Roll": lambda a: tf.roll(a, 1, 0),
+    }.items():
+        result = check(function, [x], [(Partial("sum"),)], Mesh.of([2]))
+        assert all(d.choice.in_specs[int(op_type == "Split")] == (Partial("sum"),) for d in result.decisions(op_type))
+    check(lambda a: tf.tile(a, [2, 1]), [x], [(Partial("max"), Replicate())], Mesh.of([2, 2]))
