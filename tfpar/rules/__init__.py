@@ -4,14 +4,16 @@ Importing this package registers every rule; one module per op family.
 """
 
 from tfpar.rules import (
-    convolution, layout, linalg, pieces, pointwise, pooling, reduction, slicing, state, values,
+    convolution, image, layout, linalg, matrix, optimizer_ops, pieces, pointwise, pooling,
+    pseudo, reduction, slicing, softmax, state, values,
 )  # fmt: skip
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_types, rule
 from tfpar.rules.rule import OpRule, make_rule, replicate_rule
 
 FAMILIES = (
-    convolution, layout, linalg, pieces, pointwise, pooling, reduction, slicing, state, values,
+    convolution, image, layout, linalg, matrix, optimizer_ops, pieces, pointwise, pooling,
+    pseudo, reduction, slicing, softmax, state, values,
 )  # fmt: skip
 
 __all__ = [

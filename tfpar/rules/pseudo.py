@@ -1,0 +1,109 @@
+"""Pseudo ops: steps of decompositions that depend on how a dim is cut.
+
+They stand in decompositions like ops of TensorFlow's and are emitted as a few of
+those. Each comes as a function that adds it to a decomposition, and a rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.rules.local import LocalOp
+from tfpar.rules.registry import rule
+from tfpar.rules.rule import OpRule, make_rule
+from tfpar.spec import local_indices
+
+
+def blocks(build: GraphBuilder, x: Tensor, parts: int, fill: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The last dim of `x` as `parts` blocks, each where a shard lies already.
+
+    Returns:
+        (..., parts, block): the blocks, with padding set to `fill` behind what is real.
+        (..., parts): the index in `x` of each block's first entry; its length for an empty block.
+        (..., parts): how many entries of each block are real.
+    """
+    *batch, length = x.shape
+    each = ((*batch, parts), "int32")
+    outputs = [((*batch, parts, -(-length // parts)), x.dtype), each, each]
+    view, starts, counts = build.emit("TfparBlocks", (x,), outputs, {"fill": fill}).outputs
+    return view, starts, counts
+
+
+@rule("TfparBlocks")
+def _blocks(op: Op, constants: Constants) -> OpRule:
+    batch = _batch(op.inputs[0])
+    *_, parts, block = op.outputs[0].shape
+    return make_rule(
+        op, f"{batch} (parts block) -> {batch} parts ., {batch} parts, {batch} parts",
+        sizes={"parts": parts, "block": block}, lower=_lower_blocks, pseudo=True,
+    )  # fmt: skip
+
+
+def _lower_blocks(local: LocalOp) -> list[Tensor]:
+    build, x, fill = local.build, local.inputs[0], local.op.attrs["fill"]
+    shape = local.op.inputs[0].shape
+    dim = len(shape) - 1
+    *batch, parts, block = local.local_output_shape(0)
+    starts, counts = [], []
+    for rank in range(local.mesh.size):
+        at = np.full(parts * block, -1)
+        stored = local_indices(
+            shape[dim], dim, local.in_specs[0], local.mesh, local.mesh.coordinates(rank)
+        )
+        at[: len(stored)] = stored
+        real = [b[b >= 0] for b in at.reshape(parts, block)]
+        starts.append(np.array([b[0] if len(b) else shape[dim] for b in real], np.int32))
+        counts.append(np.array([len(b) for b in real], np.int32))
+    x = local.mask_padding(x, 0, dim, fill)
+    x = build.pad(x, [0] * dim + [parts * block - x.shape[dim]], fill)
+    view = build.reshape(x, [*batch, parts, block])
+    return [view, *(_spread(build, v, (*batch, parts)) for v in (starts, counts))]
+
+
+def _spread(build: GraphBuilder, vectors: list[np.ndarray], shape: tuple[int, ...]) -> Tensor:
+    attrs = {"T": DType("int32"), "Tidx": DType("int32")}
+    inputs = (build.per_rank(vectors), build.shape_const(shape))
+    return build.one("BroadcastTo", inputs, shape, "int32", attrs)
+
+
+def label_mask(build: GraphBuilder, labels: Tensor, like: Tensor) -> Tensor:
+    """Booleans of the shape of `like`: which class, along its last dim, is the label."""
+    return build.one("TfparLabelMask", (labels, like), like.shape, "bool")
+
+
+@rule("TfparLabelMask")
+def _label_mask(op: Op, constants: Constants) -> OpRule:
+    batch = _batch(op.inputs[1])
+    return make_rule(
+        op, f"{batch}, {batch} c -> {batch} c", lower=_lower_label_mask, pseudo=True,
+        any_pattern=True,
+    )  # fmt: skip
+
+
+def _lower_label_mask(local: LocalOp) -> list[Tensor]:
+    build, labels = local.build, local.inputs[0]
+    classes = build.per_rank([i.astype(labels.dtype) for i in local.indices("c")])
+    return [build.binary("Equal", build.expand_dims(labels, -1), classes)]
+
+
+def whole(build: GraphBuilder, x: Tensor) -> Tensor:
+    """`x` with its last dim gathered."""
+    return build.one("TfparWhole", (x,), x.shape, x.dtype)
+
+
+@rule("TfparWhole")
+def _whole(op: Op, constants: Constants) -> OpRule:
+    batch = _batch(op.inputs[0])
+    return make_rule(
+        op, f"{batch} . -> {batch} .", lower=lambda local: [local.inputs[0]], pseudo=True,
+        any_pattern=True,
+    )  # fmt: skip
+
+
+def _batch(tensor: Tensor) -> str:
+    return " ".join(f"d{d}" for d in range(len(tensor.shape) - 1))
