@@ -2,11 +2,12 @@
 
     tap.shard("block_.*/fc1/kernel", dim=1, axis="model")
 
-A pattern is a regular expression that must match the *whole* path of a variable
-("block_0/fc1/kernel", no leading or trailing text), as in `keras.distribution.LayoutMap` of
-Keras 3.15; an exact path wins over patterns. Constraints on different mesh axes of one
-variable combine, and axes that none of them names replicate it. A variable that
-no constraint matches is left to propagation.
+A pattern is a regular expression that must match the whole path of a variable, or all of its
+end from some component on: `fc1/kernel` matches "fc1/kernel" and "gpt/block_0/fc1/kernel", but
+not "fc1/kernel_scale" nor "myfc1/kernel". (`keras.distribution.LayoutMap` of Keras 3.15 wants
+the whole path; what matches there matches here.) An exact path wins over patterns. Constraints
+on different mesh axes of one variable combine, and axes that none of them names
+replicate it. A variable that no constraint matches is left to propagation.
 """
 
 from __future__ import annotations
@@ -167,8 +168,8 @@ def shard(pattern: str, dim: int, axis: str, stride: int | None = None) -> Const
     """Split dimension `dim` of the variables that match over mesh axis `axis`.
 
     Args:
-        pattern: regular expression that matches whole variable paths, e.g.
-            `"block_.*/fc1/kernel"`.
+        pattern: regular expression for variable paths (or their ends), e.g.
+            `"block_.*/fc1/kernel"`; see the module's docstring.
         dim: negative counts from the end. A size that does not divide is padded.
         stride: entries between the starts of neighbouring groups of blocks (Rhino §4.1): with
             a stride, every run of `stride` entries is split. None gives contiguous blocks.
@@ -185,9 +186,9 @@ def shard_output(pattern: str, dim: int, axis: str) -> Constraint:
     """Split dimension `dim` of an activation over mesh axis `axis`.
 
     Args:
-        pattern: matches the whole name of a scope of forward ops (a layer:
-            `".*/block_0/mlp"`; what leaves the outermost matching scopes is split) or, where
-            no scope matches, of ops (their first output).
+        pattern: for the name, or its end, of a scope of forward ops (a layer: `"block_0/mlp"`,
+            with or without the number of the call). What leaves the outermost scopes that
+            match is split; where no scope matches, the first output of the ops that do.
         dim: negative counts from the end.
 
     The batch stays split along the batch axes.
@@ -309,7 +310,7 @@ def resolve_variables(
     for constraint in constraints:
         if not isinstance(constraint, VariableConstraint):
             continue
-        pattern = re.compile(constraint.pattern)
+        pattern = _compile(constraint.pattern)
         names = [n for n, _ in variables if n == constraint.pattern or pattern.fullmatch(n)]
         for name in names:
             matches.setdefault(name, []).append(constraint)
@@ -423,7 +424,7 @@ def _scopes(op: Op) -> list[str]:
 
 
 def _border_tensors(graph: Graph, pattern: str) -> list[Tensor]:
-    compiled = re.compile(pattern)
+    compiled = _compile(pattern, _CALL_COUNT)
     members: dict[str, list[Op]] = {}
     for op in graph.ops:
         # The outermost scope that matches; those inside belong to it.
@@ -459,6 +460,15 @@ def _leaving(
 # --- checks and messages ---------------------------------------------------------
 
 
+_CALL_COUNT = r"(?:_\d+)?"
+"""Keras numbers a layer's name scopes by call: `block_0_ln1_1`."""
+
+
+def _compile(pattern: str, suffix: str = "") -> re.Pattern[str]:
+    """`pattern` for a whole path, or for its end from some component on."""
+    return re.compile(rf"(?:.*/)?(?:{pattern}){suffix}")
+
+
 def _check_pattern(constraint: Any, pattern: Any) -> None:
     if not isinstance(pattern, str) or not pattern:
         raise SpecError(f"A pattern is a regular expression (a string); got {pattern!r}.")
@@ -490,10 +500,10 @@ def _matches_nothing(constraint: Constraint, pattern: str, names: Sequence[str],
     inside = [n for n in names if re.search(pattern, n)]
     if inside:
         wider = [f".*{pattern}", f"{pattern}.*", f".*{pattern}.*"]
-        wider = [w for w in wider if any(re.fullmatch(w, n) for n in inside)] or wider
+        wider = [w for w in wider if any(_compile(w).fullmatch(n) for n in inside)] or wider
         return (
-            f"{constraint} matches no {what}: a pattern must match the whole name. It is found "
-            f"inside {_some(inside)}; write {wider[0]!r}."
+            f"{constraint} matches no {what}: a pattern must match a name from some '/' to its "
+            f"end. It is found inside {_some(inside)}; write {wider[0]!r}."
         )
     plain = re.sub(r"\\.|[\^$.*+?()\[\]{}|]+", "", pattern)
     near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfpar.ir.graph import FunctionRef, Graph, Op
-from tfpar.propagation.prepared import REGION_TYPES, PreparedGraph, prepare
+from tfpar.ir.graph import Graph
+from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.report.tables import render_table
-from tfpar.rules.registry import has_rule
+from tfpar.rules import has_rule
+from tfpar.spec import Mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +75,10 @@ class Coverage:
 def coverage(graph: Graph | PreparedGraph) -> Coverage:
     """Count the ops of `graph`, function bodies included, by how they will run."""
     prepared = graph if isinstance(graph, PreparedGraph) else prepare(graph)
+    # Bodies are prepared as they are met, with what is known of their arguments.
+    propagate(prepared, Mesh.of([1]), Anchors())
     found: dict[str, OpCoverage] = {}
-    pending, seen = [prepared], {id(prepared)}
-    while pending:
-        current = pending.pop()
+    for current in _with_bodies(prepared, {}).values():
         fallbacks = set(current.fallbacks)
         for op in current.graph.ops:
             have = found.setdefault(op.type, OpCoverage(op.type))
@@ -85,14 +87,16 @@ def coverage(graph: Graph | PreparedGraph) -> Coverage:
                 field = "partial" if has_rule(op.type) else "fallback"
                 have = dataclasses.replace(have, example=have.example or op.name)
             found[op.type] = dataclasses.replace(have, **{field: getattr(have, field) + 1})
-            if op.type in REGION_TYPES:
-                bodies = [current.body(name) for name in _functions_of(op)]
-                pending += [b for b in bodies if id(b) not in seen]
-                seen.update(map(id, bodies))
     return Coverage(tuple(found[t] for t in sorted(found)))
 
 
-def _functions_of(op: Op) -> list[str]:
-    """The names of the function bodies of `op`, each once."""
-    values = (v if isinstance(v, list) else [v] for v in op.attrs.values())
-    return list(dict.fromkeys(n for names in values for n in names if isinstance(n, FunctionRef)))
+def _with_bodies(
+    prepared: PreparedGraph, found: dict[int, PreparedGraph]
+) -> dict[int, PreparedGraph]:
+    """`prepared` and the function bodies in it, however deep, each once."""
+    if id(prepared) not in found:
+        found[id(prepared)] = prepared
+        for key, body in prepared.bodies.items():
+            if isinstance(key, str):  # others are expansions of rules
+                _with_bodies(body, found)
+    return found

@@ -159,10 +159,12 @@ def _padding(plan: Plan, partitioned: PartitionedGraph) -> str:
         for v in padded
     )  # fmt: skip
     names = ", ".join(v.name for v in padded[:4]) + (", ..." if len(padded) > 4 else "")
-    listed = f" ({names}; {format_bytes(extra)} in all)" if padded else ""
-    return (
-        f"Padding: {len(padded)} variables{listed} and {tensors} activations do not divide evenly"
-    )
+    lines = ["Padding where sizes do not divide:"]
+    if padded:
+        lines.append(f"  {len(padded)} variables, {format_bytes(extra)} in all: {names}")
+    if tensors:
+        lines.append(f"  {tensors} activations and gradients")
+    return "\n".join(lines)
 
 
 def _num_shards(spec: Spec, mesh: Mesh) -> int:
