@@ -1,0 +1,89 @@
+"""Batches of matrices and Fourier transforms against the plain ops."""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.partitioned import MESHES, sweep, was_split
+
+rng = np.random.default_rng(0)
+
+
+def f(*shape):
+    return rng.normal(size=shape).astype("float32")
+
+
+def positive(*batch, n=3):
+    x = f(*batch, n, n)
+    return (x @ np.swapaxes(x, -1, -2) + 3 * np.eye(n)).astype("float32")
+
+
+def test_square_matrices_in_uneven_batches():
+    def function(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            chol = tf.linalg.cholesky(x)
+            sign, log = tf.linalg.slogdet(x)
+            loss = tf.reduce_sum(chol) + tf.reduce_sum(log)
+        return [
+            chol, tf.linalg.inv(x), tf.linalg.det(x), sign, log, tape.gradient(loss, x),
+            tf.linalg.sqrtm(x),
+        ]  # fmt: skip
+
+    runs = sweep(function, [positive(5, 3)], trials=5, atol=2e-4, rtol=2e-4)
+    for op_type in ("Cholesky", "MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant"):
+        assert was_split(runs, op_type, "_0") and was_split(runs, op_type, "_1"), op_type
+
+
+def test_solves():
+    runs = sweep(
+        lambda a, b: [
+            tf.linalg.solve(a, b), tf.linalg.triangular_solve(a, b),
+            tf.linalg.lstsq(a, b, fast=False),
+        ],
+        [positive(3, 2), f(3, 2, 3, 5)], trials=5, atol=1e-3, rtol=1e-3,
+    )  # fmt: skip
+    for op_type in ("MatrixSolve", "MatrixTriangularSolve"):
+        assert all(was_split(runs, op_type, k) for k in ("_0", "_1", "k")), op_type
+    runs = sweep(
+        lambda d, b: tf.linalg.tridiagonal_solve(d, b, "compact", partial_pivoting=False),
+        [np.abs(f(3, 3, 4)) + np.array([[0], [4], [0]], "float32"), f(3, 4, 2)],
+        trials=3, meshes=MESHES[:2], atol=1e-4, partial=False,
+    )  # fmt: skip
+    assert was_split(runs, "TridiagonalSolve", "_0")
+
+
+def test_decompositions():
+    def function(x):
+        s, u, v = tf.linalg.svd(x)
+        e, w = tf.linalg.eigh(x)
+        q, r = tf.linalg.qr(x)
+        lu, p = tf.linalg.lu(x)
+        return [
+            s, u @ (s[..., None] * tf.linalg.adjoint(v)), e, w * w, q @ r, lu, p,
+            tf.linalg.svd(x, compute_uv=False), tf.linalg.eigvalsh(x),
+        ]  # fmt: skip
+
+    runs = sweep(function, [positive(5)], trials=3, atol=2e-3, rtol=1e-3, meshes=MESHES[:2])
+    for op_type in ("Svd", "SelfAdjointEigV2", "Qr", "Lu"):
+        assert was_split(runs, op_type, "_0"), op_type
+
+
+def test_cross_product():
+    runs = sweep(lambda a, b: tf.linalg.cross(a, b), [f(5, 3), f(5, 3)], trials=4)
+    assert was_split(runs, "Cross", "_0")
+
+
+def test_fourier():
+    def function(x):
+        z = tf.complex(x, 2 * x)
+        out = [
+            tf.signal.ifft(tf.signal.fft(z) * z), tf.signal.fft2d(z), tf.signal.ifft2d(z),
+            tf.signal.rfft(x), tf.signal.irfft(z), tf.signal.rfft2d(x), tf.signal.fft3d(z),
+        ]  # fmt: skip
+        return [g(t) for t in out for g in (tf.math.real, tf.math.imag) if t.dtype.is_complex] + [
+            t for t in out if not t.dtype.is_complex
+        ]
+
+    runs = sweep(function, [f(3, 5, 4, 4)], trials=4, atol=2e-4, rtol=1e-4)
+    for op_type, count in (("FFT", 3), ("FFT2D", 2), ("RFFT", 3), ("IRFFT", 3), ("RFFT2D", 2)):
+        assert was_split(runs, op_type, f"_{count - 1}"), op_type
