@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 
+from tfpar.capture.step import argument_specs
 from tfpar.constraints import Constraint
 from tfpar.keras import adapter
 from tfpar.plan import Plan
-from tfpar.runtime.executable import CompileOptions
+from tfpar.report.coverage import Coverage
+from tfpar.report.coverage import coverage as _coverage
+from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.session import CompiledFunction, Session, active
 from tfpar.spec import Mesh, TfparError
 
@@ -59,7 +63,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         return self.session
 
     def __exit__(self, *error: Any) -> None:
-        self._scope.__exit__(*error)
+        self._scope.__exit__(*(error or (None, None, None)))
 
 
 def _session(mesh, constraints, plan, bucket_bytes, strict) -> Session:
@@ -143,6 +147,39 @@ def plan_of(model: keras.Model) -> Plan:
             f"fit, evaluate or predict."
         )
     return state.plan
+
+
+def coverage(model: keras.Model, x: Any = None, y: Any = None) -> Coverage:
+    """Which ops of the model's step have a rule, and which fall back to being replicated.
+
+    With data `x` and `y` (a batch, or any part of one) the training step is read; without, the
+    forward pass, for models whose input shapes are known. Nothing runs and nothing is
+    planned.
+
+    Raises:
+        TfparError: the model is not parallel, or no shapes are known.
+    """
+    state = _state(model)
+    kind = "predict" if y is None else "train"
+    if x is None:
+        x = _symbolic_inputs(model)
+    batch = (x,) if y is None else (x, y)
+    captured = state.step(kind).capture(argument_specs((batch,)))
+    return _coverage(prepare_step(captured))
+
+
+def _symbolic_inputs(model: keras.Model, batch_size: int = 8) -> Any:
+    """TensorSpecs of the model's inputs, with a batch size in place of None."""
+    inputs = getattr(model, "inputs", None)
+    if not inputs or any(None in t.shape[1:] for t in inputs):
+        raise TfparError(
+            f"The input shapes of {model.name!r} are not known; pass a batch: "
+            f"tap.coverage(model, x, y)."
+        )
+    return keras.tree.map_structure(
+        lambda t: tf.TensorSpec([batch_size if n is None else n for n in t.shape], t.dtype),
+        model._inputs_struct if hasattr(model, "_inputs_struct") else inputs,
+    )
 
 
 def _state(model: keras.Model):

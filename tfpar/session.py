@@ -92,6 +92,7 @@ class CompiledFunction:
         session: the mesh and the constraints.
         function: the step; called with the arguments while tracing.
         names: (unique name, whether a weight) of each captured variable.
+        part: the step is part of the planned one (an evaluation or a prediction).
         adopt: turns a captured plain variable into a `ParallelVariable` in its holder's
             place, or gives None if no holder is known.
     """
@@ -101,9 +102,11 @@ class CompiledFunction:
         names: VariableNames | None = None,
         adopt: Callable[[tf.Variable], ParallelVariable | None] | None = None,
         on_plan: Callable[[Plan, Executable], None] | None = None,
-        name: str = "step",
+        part: bool = False, name: str = "step",
     ) -> None:  # fmt: skip
         self.session = session
+        self._part = part
+        self._reported: set[str] = set()
         self.function = function
         self.executables: dict[Any, Executable] = {}
         self._names = names
@@ -133,9 +136,7 @@ class CompiledFunction:
         captured.variables = [self._parallel(v) for v in captured.variables]
         prepared = prepare_step(captured)
         self._report_fallbacks(prepared)
-        plan = session.plan or plan_from_constraints(
-            captured.graph, session.mesh, session.constraints
-        )
+        plan = self._plan(captured)
         laid = {
             v.name: variable.layout[1]
             for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
@@ -151,8 +152,18 @@ class CompiledFunction:
             captured, anchors, session.mesh, devices, session.options, prepared
         )
         if self._on_plan is not None:
-            self._on_plan(plan, executable)
+            self._on_plan(plan.with_partitioned(executable.partitioned), executable)
         return executable
+
+    def _plan(self, captured: CapturedStep) -> Plan:
+        """The plan for this step; a given one is checked against the graph."""
+        session = self.session
+        if session.plan is None:
+            return plan_from_constraints(
+                captured.graph, session.mesh, session.constraints, part=self._part
+            )
+        session.plan.check(captured.graph, session.mesh, part=self._part)
+        return session.plan
 
     def _parallel(self, variable: tf.Variable) -> ParallelVariable:
         if isinstance(variable, ParallelVariable):
@@ -169,18 +180,21 @@ class CompiledFunction:
     def _report_fallbacks(self, prepared) -> None:
         if not prepared.fallbacks:
             return
-        types = sorted({op.type for op in prepared.fallbacks})
-        first = prepared.fallbacks[0]
+        types = sorted({op.type for op in prepared.fallbacks} - self._reported)
+        if not types:
+            return
+        first = next(op for op in prepared.fallbacks if op.type in types)
         if self.session.options.strict:
             raise TfparError(
                 f"No op rule for {', '.join(types)} (first: {first.name!r}) and strict=True. Register "
                 f"one with tap.register_rule, or drop strict to run these ops replicated."
             )
         logger.warning(
-            "%d op(s) without a rule run replicated (inputs gathered, every rank computes): %s; "
+            "Ops without a rule run replicated (inputs gathered, every rank computes): %s; "
             "first: %s. tap.coverage(model) lists them.",
-            len(prepared.fallbacks), ", ".join(types), first.name,
+            ", ".join(types), first.name,
         )  # fmt: skip
+        self._reported.update(types)
 
 
 def create_variable(next_creator, **kwargs):

@@ -19,7 +19,7 @@ from keras import tree
 
 from tfpar.keras.adapter import parallel_model
 from tfpar.keras.model import ParallelModel
-from tfpar.report.table import render_table
+from tfpar.report.tables import render_table
 from tfpar.session import CompiledFunction
 from tfpar.spec import TfparError
 
@@ -72,7 +72,8 @@ class Verification:
         losses = "\n".join(
             f"  step {i}: one device {a:.7g}, mesh {b:.7g}" for i, (a, b) in enumerate(self.losses)
         )
-        table = render_table(["variable", "gradient", "update", "rounding noise", "verdict"], rows)
+        columns = ["variable", "gradient", "update", "rounding noise", "verdict"]
+        table = render_table("largest differences", columns, rows, numeric=(1, 2, 3))
         return "\n".join(["losses", losses, table, *self.reasons])
 
 
@@ -99,8 +100,9 @@ def verify(
     batches = _batches((x, y, sample_weight), steps, batch_size)
     step = _recording_step(model)
     on_mesh = CompiledFunction(
-        state.session, step, names=state.variable_name, adopt=state.adopt_variable, name="verify"
-    )
+        state.session, step, names=state.variable_name, adopt=state.adopt_variable, part=True,
+        name="verify",
+    )  # fmt: skip
     on_mesh.compile(_specs(batches[0]))  # builds what the first step builds
     start = _snapshot(state)
     parallel = _train(state, on_mesh, batches, start)

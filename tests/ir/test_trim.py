@@ -195,3 +195,15 @@ def test_extract_reads_what_is_substituted():
     part = extract(s.graph, doubled.outputs, swap.get)
     assert [op.name for op in part.ops] == ["initial", "doubled"]
     assert part.variables == []
+
+
+def test_order_is_forwarded_through_constants():
+    s = Sketch()
+    v, one = s.variable("v"), s.op("one", "Const")
+    first = s.effect("first", "AssignVariableOp", v, one)
+    late = s.op("late", "Const", control=[first])
+    group = s.effect("group", "NoOp", control=[late])
+    last = s.effect("last", "AssignAddVariableOp", v, late, control=[group])
+    result = s.returns(effects=[last])
+    assert find(result, "last").control == [find(result, "first")]
+    assert find(result, "late").control == [find(result, "first")]

@@ -154,5 +154,8 @@ def test_partials_pass_through_relabelling():
         "Roll": lambda a: tf.roll(a, 1, 0),
     }.items():
         result = check(function, [x], [(Partial("sum"),)], Mesh.of([2]))
-        assert all(d.choice.in_specs[int(op_type == "Split")] == (Partial("sum"),) for d in result.decisions(op_type))
+        assert all(
+            d.choice.in_specs[int(op_type == "Split")] == (Partial("sum"),)
+            for d in result.decisions(op_type)
+        )
     check(lambda a: tf.tile(a, [2, 1]), [x], [(Partial("max"), Replicate())], Mesh.of([2, 2]))

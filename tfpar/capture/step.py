@@ -51,7 +51,7 @@ def argument_specs(arguments: Any) -> Any:
     """The arguments with a TensorSpec of static shape in place of each tensor."""
 
     def spec(leaf):
-        if leaf is None or isinstance(leaf, (str, bytes)):
+        if leaf is None or isinstance(leaf, (str, bytes, tf.TensorSpec)):
             return leaf
         tensor = leaf if isinstance(leaf, tf.Tensor) else tf.convert_to_tensor(leaf)
         return tf.TensorSpec(tensor.shape, tensor.dtype)

@@ -67,6 +67,8 @@ class Constants:
         unknown: list[np.ndarray | None] = [None] * len(op.outputs)
         if op.type in _FROM_SHAPE:
             shapes = [self._shapes.get(t, t.shape) for t in op.inputs]
+            if op.type == "TensorListElementShape" and shapes[0] is not None:
+                shapes[0] = shapes[0][1:]
             if any(s is None or None in s for s in shapes):
                 return unknown
             results = _FROM_SHAPE[op.type](shapes)
@@ -104,6 +106,7 @@ _FROM_SHAPE: dict[str, Callable[[list], Any]] = {
     "Size": lambda s: np.prod(s[0], dtype=np.int64),
     "Rank": lambda s: len(s[0]),
     "VariableShape": lambda s: np.array(s[0]),
+    "TensorListElementShape": lambda s: np.array(s[0]),
 }
 
 

@@ -50,12 +50,13 @@ class ParallelModel:
             return getattr(self.model, f"{kind}_step")(data)
 
         def remember(plan: Plan, executable: Executable) -> None:
-            self.plan = plan
+            if kind == "train" or self.plan is None:
+                self.plan = plan
             self.executables[kind] = executable
 
         return CompiledFunction(
             self.session, run, names=self.variable_name, adopt=self.adopt_variable,
-            on_plan=remember, name=f"{kind}_step",
+            on_plan=remember, part=kind != "train", name=f"{kind}_step",
         )  # fmt: skip
 
     def make_train_function(self) -> Any:

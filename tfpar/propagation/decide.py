@@ -9,7 +9,7 @@ starts a split of its own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tfpar.propagation.factors import (
     CARRY,
@@ -33,15 +33,27 @@ FREE = None
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """What a decision needs to know of an input tensor."""
+    """What a decision needs to know of an input tensor.
+
+    Attributes:
+        pinned: it stays as it lies (a variable, a list that holds something).
+        confined: nothing of it may cross ranks; each may take a part of a whole value.
+        zero: it is zero everywhere, or a new list.
+    """
 
     num_bytes: int
     pinned: bool = False
+    confined: bool = False
     zero: bool = False
 
     @classmethod
-    def of(cls, tensor, zero: bool = False) -> Operand:
-        return cls(max(tensor.num_bytes, 1), tensor.dtype in PINNED_DTYPES, zero)
+    def of(cls, tensor, zero: bool = False, confined: bool = False) -> Operand:
+        pinned = tensor.dtype in PINNED_DTYPES and not zero
+        return cls(max(tensor.num_bytes, 1), pinned, confined, zero)
+
+    def moving(self, cost: float) -> float:
+        """`cost` of a move that crosses ranks, or infinity."""
+        return _INFINITE if self.pinned or self.confined else cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +72,22 @@ class Choice:
 
 
 class CannotHold(Exception):
-    """A pinned input (variable, tensor list) excludes every way to run the op."""
+    """Inputs that cannot move along these mesh axes (a variable, anything in a loop body)
+    exclude every way to run an op."""
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__(*axes)
+        self.axes = axes
 
 
 def choose(
     rule: OpRule, operands: Sequence[Operand], specs: Sequence[Spec | None],
-    out_bytes: int, mesh: Mesh,
+    out_bytes: int, mesh: Mesh, whole_axes: Collection[int] = (),
 ) -> Choice:
     """The cheapest way to run an op with `rule` on inputs of `specs`.
+
+    Args:
+        whole_axes: mesh axes along which the op must replicate.
 
     Raises:
         CannotHold: pinned inputs contradict each other on some axis.
@@ -82,7 +102,7 @@ def choose(
             _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
         ]
         split, group, reduction = _choose_axis(
-            rule, operands, specs, placed, sizes, axis, parts, out_bytes
+            rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes
         )
         splits.append(split)
         takes.append(group)
@@ -133,11 +153,16 @@ def _placed(
 def _choose_axis(
     rule: OpRule, operands: Sequence[Operand], specs: Sequence[Spec | None],
     placed: Sequence[Split | None], sizes: Sequence[int], axis: int, parts: int, out_bytes: int,
+    whole: bool,
 ) -> tuple[Split, tuple[int, ...], str]:
     if parts == 1:
         return WHOLE, (), "sum"
     placements = [Replicate() if s is None else s[axis] for s in specs]
     best = (_replicate_cost(operands, placements), 2, 0.0, WHOLE, (), "sum")
+    if whole:
+        if best[0] == _INFINITE:
+            raise CannotHold(axis)
+        return WHOLE, (), "sum"
     for group, reduction in _carry_groups(rule, operands, placements):
         cost, forced = _carry_cost(operands, placements, group, out_bytes)
         best = min(best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order)
@@ -167,9 +192,9 @@ def _replicate_cost(operands: Sequence[Operand], placements: Sequence) -> float:
     cost = 0.0
     for operand, placement in zip(operands, placements, strict=True):
         if isinstance(placement, Shard):
-            cost += _INFINITE if operand.pinned else operand.num_bytes
+            cost += operand.moving(operand.num_bytes)
         elif isinstance(placement, Partial):
-            cost += _INFINITE if operand.pinned else 2.0 * operand.num_bytes
+            cost += operand.moving(2.0 * operand.num_bytes)
     return cost
 
 
@@ -194,13 +219,13 @@ def _carry_cost(
             continue
         if isinstance(placement, Replicate):
             made_partial |= i in group and not operand.zero
-        elif operand.pinned:
-            return _INFINITE, True
+            if i in group and operand.pinned:
+                return _INFINITE, True
         elif isinstance(placement, Shard):
-            cost += operand.num_bytes
+            cost += operand.moving(operand.num_bytes)
             made_partial |= i in group
         else:
-            cost += 2.0 * operand.num_bytes
+            cost += operand.moving(2.0 * operand.num_bytes)
     # A replicated addend made partial keeps the sum from being whole: its
     # reduction is then this op's doing.
     return cost + (2.0 * out_bytes if made_partial else 0.0), made_partial
@@ -218,15 +243,15 @@ def _split_cost(
         if want is None:
             assert not has_factor(rule.inputs[i], split[0])
             if isinstance(placement, Shard):
-                cost += _INFINITE if operand.pinned else operand.num_bytes
+                cost += operand.moving(operand.num_bytes)
             elif isinstance(placement, Partial):
-                cost += _INFINITE if operand.pinned else 2.0 * operand.num_bytes
+                cost += operand.moving(2.0 * operand.num_bytes)
         elif placement is want and placed[i] == split:
             settled += operand.num_bytes
         elif operand.pinned:
             return _INFINITE, 0.0
         elif isinstance(placement, Shard):
-            cost += operand.num_bytes / parts
+            cost += operand.moving(operand.num_bytes / parts)
         elif isinstance(placement, Partial):
-            cost += operand.num_bytes
+            cost += operand.moving(operand.num_bytes)
     return cost, settled

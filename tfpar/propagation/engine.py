@@ -16,7 +16,7 @@ from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choose
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
 from tfpar.propagation.follow import followed_weights
-from tfpar.propagation.prepared import PreparedGraph, REGION_TYPES, prepare
+from tfpar.propagation.prepared import PINNED_DTYPES, REGION_TYPES, PreparedGraph, prepare
 from tfpar.propagation.reshard import Step, lower_reshard, step_bytes
 from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec, SpecError, format_spec, replicated
 from tfpar.ir.graph import itemsize
@@ -77,6 +77,8 @@ class PartitionedGraph:
         resolutions: tensors reduced or anchored as soon as they are made.
         reshards: all changes of spec, resolutions included, in graph order.
         variable_specs: by variable, in capture order.
+        held: (loop, branch or call, mesh axis) that had to run whole along the axis: its body
+            would have needed a collective.
     """
 
     prepared: PreparedGraph
@@ -87,10 +89,16 @@ class PartitionedGraph:
     resolutions: dict[Tensor, Reshard] = dataclasses.field(default_factory=dict)
     variable_specs: dict[Variable, Spec] = dataclasses.field(default_factory=dict)
     output_specs: list[Spec] = dataclasses.field(default_factory=list)
+    held: list[tuple[Op, int]] = dataclasses.field(default_factory=list)
 
     @property
     def graph(self) -> Graph:
         return self.prepared.graph
+
+    def is_free(self, position: int) -> bool:
+        """Whether the output at `position` is a new list, which can be had in any spec."""
+        tensor = self.graph.outputs[position]
+        return tensor.dtype == "variant" and tensor in self.prepared.zeros
 
     def collectives(self) -> list[tuple[str, tuple[str, ...], int]]:
         """(kind, mesh axis names, payload bytes) of each collective of one step.
@@ -112,17 +120,47 @@ class PartitionedGraph:
         return found
 
 
-def propagate(prepared: PreparedGraph, mesh: Mesh, anchors: Anchors) -> PartitionedGraph:
+def propagate(
+    prepared: PreparedGraph, mesh: Mesh, anchors: Anchors, *,
+    confined: bool = False, zeros: frozenset[Tensor] = frozenset(),
+) -> PartitionedGraph:  # fmt: skip
     """Specs for every tensor of the graph from the plan's anchors.
+
+    Args:
+        confined: the graph is the body of a loop, branch or call, where nothing may cross
+            ranks; Partials come out as they are.
+        zeros: inputs that are zero everywhere, or new lists.
 
     Raises:
         SpecError: a constraint that cannot hold; the message names op and variable.
+        CannotHold: a confined graph that needs a collective along some mesh axes.
     """
-    return _Propagation(prepared, mesh, anchors).run()
+    whole: frozenset[tuple[Op, int]] = frozenset()
+    while True:
+        try:
+            return Propagation(prepared, mesh, anchors, confined, zeros, whole).run()
+        except _HoldWhole as error:
+            whole |= error.ops
 
 
-class _Propagation:
-    def __init__(self, prepared: PreparedGraph, mesh: Mesh, anchors: Anchors) -> None:
+class _HoldWhole(Exception):
+    """Lists came out laid in a way that a later op cannot take: their makers must not split."""
+
+    def __init__(self, ops: frozenset[tuple[Op, int]]) -> None:
+        super().__init__(ops)
+        self.ops = ops
+
+
+class Propagation:
+    """One run of the pass; see `propagate`."""
+
+    def __init__(
+        self, prepared: PreparedGraph, mesh: Mesh, anchors: Anchors,
+        confined: bool, zeros: frozenset[Tensor], whole: frozenset[tuple[Op, int]],
+    ) -> None:  # fmt: skip
+        self.confined = confined
+        self.zeros = zeros | prepared.zeros
+        self.whole = whole
         self.prepared = prepared
         self.graph = prepared.graph
         self.mesh = mesh
@@ -250,29 +288,61 @@ class _Propagation:
         return True
 
     def _visit_settled(self, op: Op) -> None:
-        if op.type in REGION_TYPES:
-            from tfpar.propagation.regions import partition_region
+        try:
+            if op.type in REGION_TYPES:
+                from tfpar.propagation.regions import partition_region
 
-            self._settle_all(op)
-            self._record(op, partition_region(self, op))
-            return
-        rule = self.prepared.rules[op]
-        specs = tuple(self.specs[t] for t in op.inputs)
-        key = (rule, specs, tuple(t in self.prepared.zeros for t in op.inputs), self.mesh)
-        decision = self.prepared.memo.get(key)
-        if decision is None:
-            decision = self._decide(op, specs)
-            self.prepared.memo[key] = decision
+                self._settle_all(op)
+                decision = partition_region(self, op)
+            else:
+                decision = self._decided(op)
+            if self.confined:
+                for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
+                    self.check_local(tensor, need)
+        except CannotHold as error:
+            raise self._cannot_hold(op, error) from None
         self._record(op, decision)
 
-    def _decide(self, op: Op, specs: tuple[Spec | None, ...]) -> Decision:
+    def _decided(self, op: Op) -> Decision:
         rule = self.prepared.rules[op]
-        operands = [Operand.of(t, t in self.prepared.zeros) for t in op.inputs]
+        specs = tuple(self.specs[t] for t in op.inputs)
+        whole = self.whole_axes(op)
+        zeros = tuple(t in self.zeros for t in op.inputs)
+        key = (rule, specs, zeros, self.mesh, self.confined, whole)
+        decision = self.prepared.memo.get(key)
+        if decision is None:
+            decision = self._decide(op, specs, whole)
+            self.prepared.memo[key] = decision
+        return decision
+
+    def whole_axes(self, op: Op) -> tuple[int, ...]:
+        return tuple(sorted(a for o, a in self.whole if o is op)) if self.whole else ()
+
+    def spec(self, tensor: Tensor) -> Spec:
+        """The spec in which `tensor`, which is not open, is kept."""
+        spec = self.specs[tensor]
+        assert spec is not None
+        return spec
+
+    def check_pinned(self, tensor: Tensor, need: Spec) -> None:
+        """Raise CannotHold if `tensor` is a variable or a list that lies otherwise."""
+        have = self.spec(tensor)
+        if have != need and tensor.dtype in PINNED_DTYPES and tensor not in self.zeros:
+            raise CannotHold(*(a for a, p in enumerate(have) if p != need[a]))
+
+    def check_local(self, tensor: Tensor, need: Spec) -> None:
+        """Raise CannotHold if `tensor` cannot come as `need` without crossing ranks."""
+        self.check_pinned(tensor, need)
+        steps = lower_reshard(tuple(tensor.shape or ()), self.spec(tensor), need, self.mesh)
+        axes = {a for step in steps if step.is_collective for a in step.axes}
+        if axes:
+            raise CannotHold(*sorted(axes))
+
+    def _decide(self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...]) -> Decision:
+        rule = self.prepared.rules[op]
+        operands = [Operand.of(t, t in self.zeros, self.confined) for t in op.inputs]
         out_bytes = sum(t.num_bytes for t in op.outputs)
-        try:
-            choice = choose(rule, operands, specs, out_bytes, self.mesh)
-        except CannotHold as error:
-            raise self._cannot_hold(op, specs, error.args[0]) from None
+        choice = choose(rule, operands, specs, out_bytes, self.mesh, whole)
         for factor in rule.expand:
             parts = self.mesh.group_size(tuple(a for a, s in enumerate(choice.splits) if s[0] == factor))
             if parts > 1:
@@ -289,12 +359,21 @@ class _Propagation:
             choice.in_specs[i] if s is None or any(isinstance(p, Partial) for p in s) else s
             for i, s in enumerate(specs)
         )
-        inner = propagate(self.prepared.bodies[key], self.mesh, Anchors(inputs=arriving))
+        inner = propagate(
+            self.prepared.bodies[key], self.mesh, Anchors(inputs=arriving), confined=self.confined
+        )
         return Decision(
             Choice(choice.splits, arriving, tuple(inner.output_specs)), expansion=inner
         )
 
-    def _cannot_hold(self, op: Op, specs, axis: int) -> SpecError:
+    def _cannot_hold(self, op: Op, error: CannotHold) -> Exception:
+        if self.confined:
+            return error
+        axis = error.axes[0]
+        held = {(maker, a) for maker in _makers_of_lists(op) for a in error.axes} - self.whole
+        if held:
+            return _HoldWhole(frozenset(held))
+        specs = [self.specs[t] for t in op.inputs]
         names = {v.handle: v.name for v in self.graph.variables}
         pinned = ", ".join(
             f"{names.get(t, t.name)} as {format_spec(s)}"
@@ -342,6 +421,8 @@ class _Propagation:
         anchor = self._anchor_of(tensor)
         if anchor is not None:
             return self.canonical(anchor)
+        if self.confined or tensor.dtype in PINNED_DTYPES:
+            return made
         if not any(isinstance(p, Partial) for p in made):
             return made
         if tensor in self.prepared.carried and all(
@@ -419,7 +500,24 @@ class _Propagation:
             have = self.specs[tensor]
             assert have is not None
             if want is None:
-                want = tuple(Replicate() if isinstance(p, Partial) else p for p in have)
+                gathers = not self.confined
+                want = tuple(
+                    Replicate() if gathers and isinstance(p, Partial) else p for p in have
+                )
             want = self.canonical(want)
+            if self.confined:
+                self.check_local(tensor, want)
             self._reshard(tensor, want)
             self.result.output_specs.append(want)
+
+
+def _makers_of_lists(op: Op) -> set[Op]:
+    """The ops that `op`'s tensor lists went through."""
+    found: set[Op] = set()
+    stack = [op]
+    while stack:
+        for tensor in stack.pop().inputs:
+            if tensor.dtype == "variant" and tensor.op not in found:
+                found.add(tensor.op)
+                stack.append(tensor.op)
+    return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tfpar.rules.rule import PLAIN, Dims, OpRule, Pattern
+from tfpar.rules.rule import PLAIN, SAME, Dims, OpRule, Pattern
 from tfpar.spec import Partial, Placement, Replicate, Shard, Spec
 
 REPLICATE = -1
@@ -80,7 +80,7 @@ def spec_of(
             shard = shard_of(dims, split, sizes, parts)
             if shard is not None:
                 placement = shard
-            elif is_output and factor in rule.reduce:
+            elif is_output and rule.reduce.get(factor, SAME) != SAME:
                 placement = Partial(rule.reduce[factor])
             sizes[factor] = size_after(sizes[factor], pattern, parts)
         spec.append(placement)

@@ -17,6 +17,7 @@ from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import Graph, Op, Shape, Tensor, Variable
 from tfpar.propagation.engine import Decision, PartitionedGraph, Reshard
 from tfpar.propagation.prepared import REGION_TYPES
+from tfpar.rewrite.regions import write_region
 from tfpar.rewrite.reshard import emit_step
 from tfpar.rules.local import LocalOp
 from tfpar.spec import Mesh, Spec, local_shape
@@ -45,15 +46,7 @@ class LocalProgram:
 def build_local_program(partitioned: PartitionedGraph) -> LocalProgram:
     """Emit the local program of a partitioned graph."""
     source = partitioned.graph
-    writer = _Writer(partitioned, GraphBuilder())
-    writer.bind_sources()
-    writer.write()
-    graph = writer.build.graph
-    graph.outputs = [
-        writer.local(tensor, spec)
-        for tensor, spec in zip(source.outputs, partitioned.output_specs, strict=True)
-    ]
-    graph.effects = [op for e in source.effects for op in writer.effects.get(e, ())]
+    graph = _write_graph(partitioned, {})
     return LocalProgram(
         graph,
         partitioned.mesh,
@@ -62,6 +55,21 @@ def build_local_program(partitioned: PartitionedGraph) -> LocalProgram:
         list(partitioned.output_specs),
         {v.name: s for v, s in partitioned.variable_specs.items()},
     )
+
+
+def _write_graph(partitioned: PartitionedGraph, functions: dict[str, Graph]) -> Graph:
+    """The local graph; bodies of its regions go to `functions`."""
+    source = partitioned.graph
+    writer = _Writer(partitioned, GraphBuilder(Graph(functions=functions)))
+    writer.bind_sources()
+    writer.write()
+    graph = writer.build.graph
+    graph.outputs = [
+        writer.local(tensor, spec)
+        for tensor, spec in zip(source.outputs, partitioned.output_specs, strict=True)
+    ]
+    graph.effects = [op for e in source.effects for op in writer.effects.get(e, ())]
+    return graph
 
 
 class _Writer:
@@ -111,10 +119,22 @@ class _Writer:
 
     def reshard(self, local: Tensor, reshard: Reshard) -> Tensor:
         tensor = reshard.tensor
+        if tensor.dtype == "variant":
+            return self._renewed(tensor, reshard.target)
         self.build.name = f"{tensor.op.name}/reshard"
         for step in reshard.steps(self.mesh):
             local = emit_step(self.build, local, step, tuple(tensor.shape or ()), self.mesh)
         return local
+
+    def _renewed(self, tensor: Tensor, spec: Spec) -> Tensor:
+        """A new tensor list made in another spec: with another element shape."""
+        op = tensor.op
+        shape = local_shape(tensor.shape, spec, self.mesh) if tensor.is_static else tensor.shape
+        inputs = [self.local(t, self.partitioned.specs[t]) for t in op.inputs]
+        if inputs and tensor.is_static:
+            inputs[0] = self.build.const(shape[1:], inputs[0].dtype)
+        made = self.build.emit(op.type, inputs, [(shape, "variant")], op.attrs, name=op.name)
+        return made.outputs[0]
 
     def write(self) -> None:
         for op in self.partitioned.graph.ops:
@@ -130,9 +150,11 @@ class _Writer:
         if decision.expansion is not None:
             outputs = self._write_expansion(op, decision.expansion, inputs)
         elif op.type in REGION_TYPES:
-            from tfpar.rewrite.regions import write_region
-
-            outputs = write_region(self, op, decision, inputs)
+            functions = self.build.graph.functions
+            outputs = write_region(
+                op, decision, inputs, self.build, self.mesh,
+                lambda inner: _write_graph(inner, functions),
+            )  # fmt: skip
         else:
             outputs = self._write_plain(op, decision, inputs)
         emitted = self.build.graph.ops[first:]

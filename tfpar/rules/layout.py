@@ -92,9 +92,7 @@ def reshape_notation(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[str
 @rule("Reshape")
 def _reshape(op: Op, constants: Constants) -> OpRule | None:
     left, right, sizes = reshape_notation(op.inputs[0].shape, op.outputs[0].shape)
-    return make_rule(
-        op, f"{left}, . -> {right}", sizes=sizes, monotone=(0,), shape_operands={1: 0}
-    )
+    return make_rule(op, f"{left}, . -> {right}", sizes=sizes, monotone=(0,), shape_operands={1: 0})
 
 
 @rule("ExpandDims", "Squeeze")

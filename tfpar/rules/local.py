@@ -65,8 +65,8 @@ class LocalOp:
             for r in range(self.mesh.size)
         ]
 
-    def offset(self, factor: str, dtype: str = "int32") -> Tensor:
-        """Scalar: the global index of the first stored entry of a factor cut plainly."""
+    def starts(self, factor: str) -> list[int]:
+        """For every rank, the global index of the first stored entry of a factor cut plainly."""
         index = self.rule.factor(factor)
         starts = []
         for rank in range(self.mesh.size):
@@ -76,8 +76,12 @@ class LocalOp:
                 if split == index:
                     size = math.ceil(size / parts)
                     start += at * size
-            starts.append(np.asarray(start, dtype))
-        return self.build.per_rank(starts, dtype)
+            starts.append(start)
+        return starts
+
+    def offset(self, factor: str, dtype: str = "int32") -> Tensor:
+        """Scalar: the global index of the first stored entry of a factor cut plainly."""
+        return self.build.per_rank([np.asarray(s, dtype) for s in self.starts(factor)], dtype)
 
     def mask_padding(self, x: Tensor, position: int, dim: int, fill: Any) -> Tensor:
         """`x`, which lies like input `position`, with the padding along `dim` set to `fill`."""

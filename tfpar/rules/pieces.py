@@ -100,9 +100,7 @@ def _pack(op: Op, constants: Constants) -> OpRule:
     piece = " ".join(names)
     whole = " ".join([*names[:axis], ".", *names[axis:]])
     count = len(op.inputs)
-    return make_rule(
-        op, f"{', '.join([piece] * count)} -> {whole}", linear=(tuple(range(count)),)
-    )
+    return make_rule(op, f"{', '.join([piece] * count)} -> {whole}", linear=(tuple(range(count)),))
 
 
 @rule("Unpack")

@@ -36,6 +36,9 @@ Pattern = tuple[int | None, int]
 """How a factor is cut: (stride, unit) as in `Shard`."""
 PLAIN: Pattern = (None, 1)
 
+SAME = "same"
+"""In place of a reduction: the outputs that lack the factor are whole, and alike on every rank."""
+
 _PLACEHOLDER_TOKENS = {".", "1"}
 
 
@@ -47,7 +50,7 @@ class OpRule:
         names: factor names, for messages.
         sizes: global size of each factor.
         inputs: the dims of each input; outputs: the dims of each output.
-        reduce: factor -> reduction (`sum`, `max`, ...) for factors that some
+        reduce: factor -> reduction (`sum`, `max`, ..., or SAME) for factors that some
             outputs lack. A factor that an output lacks and that is not here
             cannot be split.
         linear: groups of inputs in which the op is jointly linear: when all of a

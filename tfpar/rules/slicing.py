@@ -48,7 +48,10 @@ def _slice(op: Op, constants: Constants) -> OpRule:
         if begin is None:
             return local.copy().outputs
         dtype = op.inputs[1].dtype
-        moved = [_scaled(local, name, int(b), u) for (name, u), b in zip(units.items(), begin, strict=True)]
+        moved = [
+            _scaled(local, name, int(b), u)
+            for (name, u), b in zip(units.items(), begin, strict=True)
+        ]
         return local.copy([
             local.inputs[0],
             local.build.const(np.array(moved), dtype),
@@ -122,7 +125,10 @@ def _parse_strided(
     attrs: dict, sliced: Shape, part: Shape, begin, end, strides
 ) -> _StridedSlice | None:
     """Begin and end may be None (not known); strides may not."""
-    masks = {k: attrs.get(f"{k}_mask", 0) for k in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    masks = {
+        k: attrs.get(f"{k}_mask", 0)
+        for k in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
     rank, count = len(sliced), len(strides)
     has = lambda kind, i: bool(masks[kind] >> i & 1)  # noqa: E731
     consumed = sum(not has("new_axis", i) and not has("ellipsis", i) for i in range(count))
@@ -205,7 +211,10 @@ def _strided_rule(op: Op, constants: Constants, sliced: Tensor, part: Tensor):
                     begins[cut.entry], ends[cut.entry] = cut.begin, size * cut.step
                 kept &= ~(1 << cut.entry)
             attrs = {k: op.attrs.get(k, 0) & kept for k in ("begin_mask", "end_mask")}
-            operands[1:3] = [local.build.const(v, t.dtype) for v, t in zip((begins, ends), op.inputs[1:3], strict=True)]
+            operands[1:3] = [
+                local.build.const(v, t.dtype)
+                for v, t in zip((begins, ends), op.inputs[1:3], strict=True)
+            ]
         for position, output in local.rule.shape_operands.items():
             shape = np.array(local.local_output_shape(output))
             operands[position] = local.build.const(shape, op.inputs[position].dtype)

@@ -79,7 +79,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
             shards = []
             for piece, device in zip(pieces, devices, strict=True):
                 with tf.device(device):
-                    shards.append(tf.Variable(piece, trainable=False, dtype=self.dtype))
+                    shards.append(_plain_variable(piece))
             del value, pieces
             self._release()
         self._shards, self._layout, self._pending = shards, (mesh, spec), None
@@ -90,7 +90,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
             with tf.init_scope():
                 value = self._assembled()
                 self._shards = self._layout = None
-                super().assign(value)
+                self._store(value)
 
     def materialize(self) -> None:
         """Run the pending initializer."""
@@ -109,9 +109,11 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
     def _release(self) -> None:
         """Drop the whole value's memory; the handle stays."""
         if self._pending is None and self._shards is None:
-            tf.raw_ops.AssignVariableOp(
-                resource=self.handle, value=tf.zeros([0], self.dtype), validate_shape=False
-            )
+            self._store(tf.zeros([0], self.dtype))
+
+    def _store(self, value: tf.Tensor) -> None:
+        """Put `value` behind the handle, whatever shape lies there now."""
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value, validate_shape=False)
 
     def _assembled(self) -> tf.Tensor:
         assert self._layout is not None and self._shards is not None
@@ -180,7 +182,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         """Run a method of a plain variable on the whole value and store the result."""
         if self._is_plain():
             return getattr(super(), method)(*args, **kwargs)
-        whole = tf.Variable(self._assembled())
+        whole = _plain_variable(self._assembled())
         getattr(whole, method)(*args, **kwargs)
         return self.assign(whole.read_value())
 
@@ -190,6 +192,15 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
             return super()._restore_from_tensors(restored_tensors)
         (value,) = restored_tensors.values()
         return self.assign(value)
+
+
+def _plain_variable(value: tf.Tensor) -> tf.Variable:
+    """An ordinary variable, past any creator scope that is active."""
+    variable = resource_variable_ops.UninitializedVariable(
+        shape=value.shape, dtype=value.dtype, trainable=False
+    )
+    variable.assign(value)
+    return variable
 
 
 def _delegate(method: str) -> None:

@@ -163,6 +163,9 @@ class _Trim:
             if op not in self.needed:
                 forwarded[op] = self._forward((*op.control, *(t.op for t in op.inputs)), forwarded)
                 continue
+            if op.type in _SOURCES:
+                # Nobody needs to wait for a constant, only for what it waits for.
+                forwarded[op] = self._forward(op.control, forwarded)
             for name in _references(op):
                 self._body(name)
             clone = clone_op(op, [tensors[self._through(t)] for t in op.inputs])
@@ -183,12 +186,12 @@ class _Trim:
         return result
 
     def _forward(self, before: Iterable[Op], forwarded: dict[Op, dict[Op, None]]) -> dict[Op, None]:
-        """`before` with each removed op replaced by what it waited for (an ordered set)."""
+        """`before` with each op of `forwarded` replaced by what it waits for (an ordered set)."""
         found: dict[Op, None] = {}
         for op in before:
-            if op not in self.needed:
+            if op in forwarded:
                 found.update(forwarded[op])
-            elif op.type not in _SOURCES:
+            else:
                 found[op] = None
         return found
 
