@@ -42,7 +42,8 @@ def build_convnet() -> keras.Model:
             layers.Dense(10, activation="softmax"),
         ]
     )
-    model.compile(keras.optimizers.Adam(3e-3), "sparse_categorical_crossentropy", ["accuracy"])
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
     return model
 
 
