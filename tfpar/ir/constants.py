@@ -171,7 +171,7 @@ def _concat_offset(v: list[np.ndarray], _: dict[str, Any]) -> list[np.ndarray]:
 
 def _dynamic_stitch(v: list[np.ndarray], _: dict[str, Any]) -> np.ndarray:
     half = len(v) // 2
-    size = max(int(i.max()) for i in v[:half] if i.size) + 1
+    size = max((int(i.max()) for i in v[:half] if i.size), default=-1) + 1
     out = np.zeros((size, *v[half].shape[v[0].ndim :]), v[half].dtype)
     for index, data in zip(v[:half], v[half:], strict=True):
         out[index] = data

@@ -20,6 +20,7 @@ from tfpar.propagation.prepared import REGION_TYPES
 from tfpar.rewrite.regions import write_region
 from tfpar.rewrite.reshard import emit_step
 from tfpar.rules.local import LocalOp
+from tfpar.rules.rule import SAME
 from tfpar.spec import Mesh, Spec, local_shape
 
 
@@ -195,7 +196,7 @@ class _Writer:
         """Inputs with the padding of reduced factors set to the reduction's neutral value."""
         inputs = list(local.inputs)
         for factor, reduction in local.rule.reduce.items():
-            if all(split != factor for split, _ in local.splits):
+            if reduction == SAME or all(split != factor for split, _ in local.splits):
                 continue
             for i, dims in enumerate(local.rule.inputs):
                 for d, dim in enumerate(dims):

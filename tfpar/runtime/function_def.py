@@ -84,20 +84,26 @@ class FunctionWriter:
         self.definition.control_ret[key] = node
         self.definition.signature.control_output.append(key)
 
-    def register(self, stateful: bool = True) -> RegisteredFunction:
+    def register(
+        self, stateful: bool = True, bodies: Sequence[RegisteredFunction] = ()
+    ) -> RegisteredFunction:
+        """Hand the function to the runtime; it keeps `bodies`, the functions that it calls."""
         self.definition.signature.is_stateful = stateful
         head = self.definition.SerializeToString()
         body = b"".join(_length_delimited(_NODE_DEF_FIELD, n) for n in self._nodes)
         definition = function_pb2.FunctionDef.FromString(head + body)
         context.context().add_function_def(definition)
-        return RegisteredFunction(self.name, len(self._outputs))
+        return RegisteredFunction(self.name, len(self._outputs), bodies)
 
 
 class RegisteredFunction:
     """A function known to the runtime; removed from it with its last reference."""
 
-    def __init__(self, name: str, num_outputs: int) -> None:
+    def __init__(
+        self, name: str, num_outputs: int, bodies: Sequence[RegisteredFunction] = ()
+    ) -> None:
         self.name = name
+        self._bodies = list(bodies)
         self._num_outputs = num_outputs
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.runtime.bodies import BodyWriter, has_bodies
 from tfpar.runtime.function_def import (
     FunctionWriter,
     RegisteredFunction,
@@ -64,7 +65,7 @@ class _Linker:
         self.ranks = range(self.mesh.size)
         self.edges: list[dict[Tensor, str]] = [{} for _ in self.ranks]
         self.nodes: list[dict[Op, str]] = [{} for _ in self.ranks]
-        self.bodies = None
+        self.bodies = BodyWriter(program.graph.functions)
         self._constants: dict[tuple, str] = {}
         self._bucket = 0
 
@@ -84,7 +85,7 @@ class _Linker:
             for op in graph.effects:
                 if op in self.nodes[rank]:
                     self.writer.effect(self.nodes[rank][op])
-        return self.writer.register()
+        return self.writer.register(bodies=self.bodies.registered)
 
     # --- arguments ---------------------------------------------------------------
 
@@ -156,9 +157,12 @@ class _Linker:
             else serialize_attrs(op.attrs)
         )
         suffixes = output_edges(op)
+        names_bodies = has_bodies(op)
         for rank in self.ranks:
             edges, nodes = self.edges[rank], self.nodes[rank]
             name = f"r{rank}/{op.name}"
+            if names_bodies:
+                attrs = self.bodies.attrs(op, rank, self.devices[rank])
             control = [nodes[c] for c in op.control if c in nodes]
             self.writer.node(
                 name, op.type, [edges[t] for t in op.inputs], attrs, self.devices[rank], control

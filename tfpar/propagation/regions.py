@@ -1,0 +1,227 @@
+"""Loops, branches and calls: their bodies are partitioned like the graph around them.
+
+A body holds no collectives, since every rank runs a loop or branch of its own. It is
+propagated *confined*: whatever would cross ranks in it excludes the mesh axis, and then the
+region's inputs are gathered along that axis before it: first the weights only, then everything.
+What a loop carries must come out as it went in: starting from the specs that arrive,
+values and new lists are cut, and sums over ranks made Partial, until that is so. A
+gradient that a backward loop adds up is thus reduced once, after the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from tfpar.ir.graph import FunctionRef, Op, Tensor
+from tfpar.ir.passes.hoist_reads import is_unchanged
+from tfpar.propagation.decide import CannotHold, Choice
+from tfpar.propagation.engine import (
+    Anchors,
+    Decision,
+    PartitionedGraph,
+    Propagation,
+    propagate,
+)
+from tfpar.propagation.factors import WHOLE
+from tfpar.propagation.prepared import PINNED_DTYPES, PreparedGraph
+from tfpar.spec import Mesh, Partial, Placement, Replicate, Shard, Spec, replicated
+
+LOOP_TYPES = ("While", "StatelessWhile")
+CALL_TYPES = ("PartitionedCall", "StatefulPartitionedCall")
+
+# A loop settles in as many rounds as a spec takes to travel through what it carries.
+_MAX_ROUNDS = 16
+
+
+def partition_region(propagation: Propagation, op: Op) -> Decision:
+    """How the loop, branch or call `op` runs, given the specs that its inputs have.
+
+    Raises:
+        CannotHold: lists or variables are sharded along an axis that the body cannot keep.
+    """
+    specs = [propagation.spec(t) for t in op.inputs]
+    zeros = tuple(t in propagation.zeros for t in op.inputs)
+    whole = propagation.whole_axes(op)
+    key = (op, tuple(specs), zeros, propagation.mesh, propagation.confined, whole)
+    memo = propagation.prepared.memo
+    if key not in memo:
+        memo[key] = _settle(propagation, op, specs, zeros, whole)
+    decision, held = memo[key]
+    propagation.result.held += [(op, axis) for axis in held]
+    return decision
+
+
+def _settle(
+    propagation: Propagation, op: Op, specs: Sequence[Spec], zeros: Sequence[bool],
+    whole: Sequence[int],
+) -> tuple[Decision, tuple[int, ...]]:  # fmt: skip
+    """Try to run `op` on its inputs as they come, then gathered more and more."""
+    region = _Region(propagation.prepared, propagation.mesh, op, zeros)
+    without_weights: set[int] = set()
+    held = set(whole)
+    weights = {i for i, t in enumerate(op.inputs) if _is_weight(t)}
+    while True:
+        arriving = [
+            _gathered(tensor, spec, held | (without_weights if i in weights else set()))
+            for i, (tensor, spec) in enumerate(zip(op.inputs, specs, strict=True))
+        ]
+        try:
+            for tensor, spec in zip(op.inputs, arriving, strict=True):
+                propagation.check_pinned(tensor, spec)
+            return region.partition(arriving), tuple(sorted(held))
+        except CannotHold as error:
+            stuck = set(error.axes)
+            if propagation.confined or stuck <= held:
+                raise
+            sharded = {a for i in weights for a in stuck if not _is_whole(arriving[i], a)}
+            if sharded:
+                without_weights |= sharded
+            else:
+                held |= stuck
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    while tensor.op.type in ("Identity", "Cast"):
+        tensor = tensor.op.inputs[0]
+    return tensor.op.type == "ReadVariableOp"
+
+
+def _is_whole(spec: Spec, axis: int) -> bool:
+    return isinstance(spec[axis], Replicate)
+
+
+def _gathered(tensor: Tensor, spec: Spec, axes: Collection[int]) -> Spec:
+    """`spec` with `axes` whole and, but for lists, Partials reduced."""
+    reduces = tensor.dtype not in PINNED_DTYPES
+    return tuple(
+        Replicate() if a in axes or (reduces and isinstance(p, Partial)) else p
+        for a, p in enumerate(spec)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Region:
+    """A region op whose inputs are zero everywhere (or new lists) where `zeros` says."""
+
+    prepared: PreparedGraph
+    mesh: Mesh
+    op: Op
+    zeros: Sequence[bool]
+
+    def partition(self, arriving: Sequence[Spec]) -> Decision:
+        if self.op.type in LOOP_TYPES:
+            return self._loop(arriving)
+        if self.op.type in CALL_TYPES:
+            return self._call(arriving)
+        return self._branches(arriving)
+
+    def _decision(
+        self, in_specs: Sequence[Spec], out_specs: Sequence[Spec],
+        bodies: Mapping[str, PartitionedGraph],
+    ) -> Decision:  # fmt: skip
+        splits = (WHOLE,) * self.mesh.num_axes
+        return Decision(Choice(splits, tuple(in_specs), tuple(out_specs)), bodies=bodies)
+
+    def _body(self, name: str, inputs: Sequence[Tensor], constant: Collection[int]) -> PreparedGraph:
+        """The prepared body `name`; of the arguments in `constant` the values may be known."""
+        known: dict[int, np.ndarray] = {}
+        for i in constant:
+            value = self.prepared.constants.value(inputs[i])
+            if value is not None:
+                known[i] = value
+        return self.prepared.body(name, known)
+
+    def _confined(
+        self, body: PreparedGraph, inputs: Sequence[Spec],
+        outputs: Sequence[Spec | None] = (), zeros: frozenset[Tensor] = frozenset(),
+    ) -> PartitionedGraph:  # fmt: skip
+        anchors = Anchors(inputs=tuple(inputs), outputs=tuple(outputs))
+        return propagate(body, self.mesh, anchors, confined=True, zeros=zeros)
+
+    # --- calls and branches --------------------------------------------------------
+
+    def _call(self, arriving: Sequence[Spec]) -> Decision:
+        name = self.op.attrs["f"]
+        body = self._body(name, self.op.inputs, range(len(self.op.inputs)))
+        inner = self._confined(body, arriving)
+        return self._decision(arriving, inner.output_specs, {name: inner})
+
+    def _branches(self, arriving: Sequence[Spec]) -> Decision:
+        condition, *arguments = arriving
+        inputs = self.op.inputs[1:]
+        names = _branch_names(self.op)
+        bodies = {n: self._body(n, inputs, range(len(inputs))) for n in names}
+        first = {n: self._confined(b, arguments) for n, b in bodies.items()}
+        agreed = [
+            self._agree([(first[n].output_specs[i], first[n].is_free(i)) for n in names])
+            for i in range(len(self.op.outputs))
+        ]
+        final = {n: self._confined(b, arguments, agreed) for n, b in bodies.items()}
+        whole = replicated(self.mesh.num_axes)
+        return self._decision((whole, *arguments), agreed, final)
+
+    def _agree(self, made: Sequence[tuple[Spec, bool]]) -> Spec:
+        """One spec for what all branches return at one place."""
+        specs = list(dict.fromkeys(s for s, free in made if not free)) or [made[0][0]]
+        agreed = list(specs[0])
+        for spec in specs[1:]:
+            for axis, placement in enumerate(spec):
+                if isinstance(agreed[axis], Replicate):
+                    agreed[axis] = placement
+                elif placement != agreed[axis] and not isinstance(placement, Replicate):
+                    raise CannotHold(axis)
+        return tuple(agreed)
+
+    # --- loops ---------------------------------------------------------------------
+
+    def _loop(self, arriving: Sequence[Spec]) -> Decision:
+        op = self.op
+        graph = self.prepared.graph.functions[op.attrs["body"]]
+        unchanged = [i for i in range(len(op.inputs)) if is_unchanged(graph, i)]
+        body = self._body(op.attrs["body"], op.inputs, unchanged)
+        test = self._body(op.attrs["cond"], op.inputs, unchanged)
+        carried = [i for i in range(len(op.inputs)) if i not in set(unchanged)]
+        zeros = frozenset(t for t, z in zip(graph.inputs, self.zeros, strict=True) if z)
+        state = list(arriving)
+        for _ in range(_MAX_ROUNDS):
+            inner = self._confined(body, state, zeros=zeros)
+            before = list(state)
+            for i in carried:
+                state[i] = self._join(i, state[i], inner.output_specs[i])
+            if state == before:
+                break
+        else:
+            raise CannotHold(
+                *(a for a in range(self.mesh.num_axes) if any(not _is_whole(s, a) for s in state))
+            )
+        final = self._confined(body, state, state)
+        condition = self._confined(test, state, [replicated(self.mesh.num_axes)])
+        return self._decision(
+            state, state, {op.attrs["body"]: final, op.attrs["cond"]: condition}
+        )
+
+    def _join(self, position: int, into: Spec, out: Spec) -> Spec:
+        """What to carry where the loop was given `into` and came back with `out`."""
+        fixed = (
+            self.op.inputs[position].dtype in PINNED_DTYPES and not self.zeros[position]
+        )
+        return tuple(
+            self._join_axis(axis, a, b, fixed)
+            for axis, (a, b) in enumerate(zip(into, out, strict=True))
+        )
+
+    def _join_axis(self, axis: int, into: Placement, out: Placement, fixed: bool) -> Placement:
+        if into == out or isinstance(out, Replicate):
+            return into
+        if fixed or (isinstance(into, Shard) and isinstance(out, Partial)):
+            raise CannotHold(axis)
+        return out
+
+
+def _branch_names(op: Op) -> list[FunctionRef]:
+    if "branches" in op.attrs:
+        return list(op.attrs["branches"])
+    return [op.attrs["then_branch"], op.attrs["else_branch"]]

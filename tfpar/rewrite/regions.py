@@ -1,0 +1,58 @@
+"""Emitting loops, branches and calls: the op itself, naming local bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import FunctionRef, Graph, Op, Shape, ShapeAttr, Tensor, UnknownShape
+from tfpar.propagation.engine import Decision, PartitionedGraph
+from tfpar.spec import Mesh, Spec, local_shape
+
+
+def write_region(
+    op: Op, decision: Decision, inputs: Sequence[Tensor], build: GraphBuilder, mesh: Mesh,
+    write_body: Callable[[PartitionedGraph], Graph],
+) -> Sequence[Tensor]:  # fmt: skip
+    """Emit `op` on local inputs with its bodies as `write_body` makes them."""
+    functions = build.graph.functions
+    local_names: dict[str, FunctionRef] = {}
+    for name, inner in decision.bodies.items():
+        body = write_body(inner)
+        local_names[name] = _unused(name, functions)
+        functions[local_names[name]] = body
+    outputs = [
+        (_local(t, spec, mesh), t.dtype)
+        for t, spec in zip(op.outputs, decision.choice.out_specs, strict=True)
+    ]
+    attrs = {key: _renamed(value, local_names) for key, value in op.attrs.items()}
+    if attrs.get("output_shapes"):
+        attrs["output_shapes"] = [
+            ShapeAttr(shape) if _is_plain(shape, dtype) else UnknownShape()
+            for shape, dtype in outputs
+        ]
+    emitted = build.emit(op.type, inputs, outputs, attrs, name=op.name, stateful=op.stateful)
+    return emitted.outputs
+
+
+def _local(tensor: Tensor, spec: Spec, mesh: Mesh) -> Shape:
+    return local_shape(tensor.shape, spec, mesh) if tensor.is_static else tensor.shape
+
+
+def _is_plain(shape: Shape, dtype: str) -> bool:
+    return dtype not in ("resource", "variant") and shape is not None and None not in shape
+
+
+def _renamed(value: Any, names: dict[str, FunctionRef]) -> Any:
+    if isinstance(value, list):
+        return [_renamed(v, names) for v in value]
+    return names.get(value, value) if isinstance(value, FunctionRef) else value
+
+
+def _unused(name: str, functions: dict[str, Graph]) -> FunctionRef:
+    candidate, count = name, 0
+    while candidate in functions:
+        count += 1
+        candidate = f"{name}_{count}"
+    return FunctionRef(candidate)

@@ -1,0 +1,191 @@
+"""Tensor lists and optionals: what a loop or branch reads, writes and keeps for its gradient.
+
+A list has the dims `(length, *element)`, an optional those of a list of one. The length
+stays whole; elements are cut alike, so that each rank has a list of local elements.
+Element shapes that ops are given are those of the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Op, ShapeAttr, Tensor
+from tfpar.rules.local import LocalOp
+from tfpar.rules.registry import rule
+from tfpar.rules.rule import SAME, OpRule, make_rule, replicate_rule
+
+
+def _dims(shape: Sequence[int | None], first: int = 0) -> str:
+    """A factor for each dim of an element; those before `first` stay whole."""
+    return " ".join("." if d < first else f"d{d}" for d in range(len(shape)))
+
+
+def _rule(op: Op, notation: str, element: Sequence[int | None], **fields) -> OpRule:
+    """A rule in which `E` stands for the dims of an element, `W` for those after its first."""
+    text = notation.replace("E", _dims(element)).replace("W", _dims(element, 1))
+    return make_rule(op, text, any_pattern=True, **fields)
+
+
+def _about(element: Sequence[int | None]) -> dict[str, str]:
+    """The `reduce` of ops that tell something of a list: the same on every rank."""
+    return {f"d{d}": SAME for d in range(len(element))}
+
+
+def _element(tensor: Tensor) -> tuple[int, ...]:
+    return tensor.shape[1:]
+
+
+def _shape_lowering(operand: int, lists: str, position: int = 0):
+    """Lowering that gives input `operand` the local shape of an element.
+
+    The element is that of the list at `position` of the op's `lists`, "inputs" or "outputs".
+    """
+
+    def lower(local: LocalOp) -> Sequence[Tensor]:
+        given = local.op.inputs[operand]
+        if lists == "inputs":
+            shape = _element(local.inputs[position])
+        else:
+            shape = local.local_output_shape(position)[1:]
+        inputs = list(local.inputs)
+        if given.shape:  # a scalar says that the shape is unknown, which holds anywhere
+            inputs[operand] = local.build.const(np.array(shape), given.dtype)
+        return local.copy(inputs).outputs
+
+    return lower
+
+
+@rule("TensorListReserve", "EmptyTensorList", "OptionalNone")
+def _new(op: Op, constants: Constants) -> OpRule:
+    # Takes the spec of what is put into it: see `prepared.NEW_LIST_TYPES`.
+    return replicate_rule(op)
+
+
+@rule("TensorListFromTensor")
+def _from_tensor(op: Op, constants: Constants) -> OpRule:
+    return _rule(
+        op, ". E, ... -> . E", _element(op.outputs[0]), linear=((0,),),
+        lower=_shape_lowering(1, "outputs"),
+    )  # fmt: skip
+
+
+@rule("TensorListStack")
+def _stack(op: Op, constants: Constants) -> OpRule:
+    return _rule(
+        op, ". E, ... -> . E", _element(op.inputs[0]), linear=((0,),),
+        lower=_shape_lowering(1, "inputs"),
+    )  # fmt: skip
+
+
+@rule("TensorListGetItem")
+def _get_item(op: Op, constants: Constants) -> OpRule:
+    return _rule(
+        op, ". E, , ... -> E", _element(op.inputs[0]), linear=((0,),),
+        lower=_shape_lowering(2, "inputs"),
+    )  # fmt: skip
+
+
+@rule("TensorListSetItem")
+def _set_item(op: Op, constants: Constants) -> OpRule:
+    return _rule(op, ". E, , E -> . E", _element(op.inputs[0]), linear=((0, 2),))
+
+
+@rule("TensorListPushBack")
+def _push_back(op: Op, constants: Constants) -> OpRule:
+    return _rule(op, ". E, E -> . E", _element(op.inputs[0]), linear=((0, 1),))
+
+
+@rule("TensorListPopBack")
+def _pop_back(op: Op, constants: Constants) -> OpRule:
+    return _rule(
+        op, ". E, ... -> . E, E", _element(op.inputs[0]), linear=((0,),),
+        lower=_shape_lowering(1, "inputs"),
+    )  # fmt: skip
+
+
+@rule("TensorListLength", "OptionalHasValue")
+def _length(op: Op, constants: Constants) -> OpRule:
+    element = _element(op.inputs[0])
+    return _rule(op, ". E -> ", element, reduce=_about(element))
+
+
+@rule("TensorListElementShape")
+def _element_shape(op: Op, constants: Constants) -> OpRule:
+    element = _element(op.inputs[0])
+    return _rule(op, ". E -> .", element, reduce=_about(element), lower=_lower_element_shape)
+
+
+def _lower_element_shape(local: LocalOp) -> Sequence[Tensor]:
+    """The global shape: who builds something from it localises it there."""
+    shape = np.array(_element(local.op.inputs[0]))
+    return [local.build.const(shape, local.op.outputs[0].dtype)]
+
+
+@rule("TensorListConcatV2")
+def _concat(op: Op, constants: Constants) -> OpRule:
+    # Elements are laid end to end along their first dim.
+    element = _element(op.inputs[0])
+    return _rule(
+        op, ". W, ..., . -> W, .", element, reduce=_about(element), lower=_shape_lowering(1, "inputs")
+    )
+
+
+@rule("TensorListSplit")
+def _split(op: Op, constants: Constants) -> OpRule:
+    return _rule(
+        op, "W, ..., . -> . W", _element(op.outputs[0]), linear=((0,),),
+        lower=_shape_lowering(1, "outputs"),
+    )  # fmt: skip
+
+
+@rule("TensorListGather")
+def _gather(op: Op, constants: Constants) -> OpRule:
+    return _rule(
+        op, ". E, ., ... -> . E", _element(op.inputs[0]), linear=((0,),),
+        lower=_shape_lowering(2, "inputs"),
+    )  # fmt: skip
+
+
+@rule("TensorListScatter", "TensorListScatterV2")
+def _scatter(op: Op, constants: Constants) -> OpRule:
+    more = ", " if op.type == "TensorListScatterV2" else ""
+    return _rule(
+        op, f". E, ., ...{more} -> . E", _element(op.outputs[0]), linear=((0,),),
+        lower=_shape_lowering(2, "outputs"),
+    )  # fmt: skip
+
+
+@rule("TensorListScatterIntoExistingList")
+def _scatter_into(op: Op, constants: Constants) -> OpRule:
+    return _rule(op, ". E, . E, . -> . E", _element(op.inputs[0]), linear=((0, 1),))
+
+
+@rule("TensorListResize")
+def _resize(op: Op, constants: Constants) -> OpRule:
+    return _rule(op, ". E,  -> . E", _element(op.inputs[0]), linear=((0,),))
+
+
+@rule("TensorListConcatLists")
+def _concat_lists(op: Op, constants: Constants) -> OpRule:
+    return _rule(op, ". E, . E -> . E", _element(op.inputs[0]), linear=((0, 1),))
+
+
+@rule("OptionalFromValue")
+def _optional(op: Op, constants: Constants) -> OpRule | None:
+    if len(op.inputs) != 1:
+        return None
+    return _rule(op, "E -> . E", op.inputs[0].shape, linear=((0,),))
+
+
+@rule("OptionalGetValue")
+def _value(op: Op, constants: Constants) -> OpRule | None:
+    if len(op.outputs) != 1:
+        return None
+    return _rule(op, ". E -> E", op.outputs[0].shape, linear=((0,),), lower=_lower_value)
+
+
+def _lower_value(local: LocalOp) -> Sequence[Tensor]:
+    return local.copy(output_shapes=[ShapeAttr(local.local_output_shape())]).outputs
