@@ -66,7 +66,9 @@ def test_tile(multiples):
 def test_broadcast_and_fill():
     runs = sweep(
         with_gradient(
-            lambda x: (tf.broadcast_to(x, [2, 5, 4]), tf.fill([5, 4], 3.0) + x, tf.reduce_mean(x, 0))
+            lambda x: (
+                tf.broadcast_to(x, [2, 5, 4]), tf.fill([5, 4], 3.0) + x, tf.reduce_mean(x, 0),
+            )  # fmt: skip
         ),
         [f(5, 4)], trials=4,
     )  # fmt: skip

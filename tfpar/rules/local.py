@@ -57,8 +57,7 @@ class LocalOp:
         """For every rank, the factor's global index of each stored entry; -1 is padding."""
         index = self.rule.factor(factor)
         spec: Spec = tuple(
-            Shard(0, *pattern) if split == index else Replicate()
-            for split, pattern in self.splits
+            Shard(0, *pattern) if split == index else Replicate() for split, pattern in self.splits
         )
         return [
             local_indices(self.rule.sizes[index], 0, spec, self.mesh, self.mesh.coordinates(r))

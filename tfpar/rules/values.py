@@ -82,7 +82,9 @@ def _dense_bincount(op: Op, constants: Constants) -> OpRule | None:
     else:
         row = "b ." if weights.num_elements else " ".join("." * len(weights.shape))
         notation, reduce = f"b ., , {row} -> b .", {}
-    return make_rule(op, notation, reduce=reduce, masked=False, lower=_lower_bincount)
+    return make_rule(
+        op, notation, reduce=reduce, masked=False, lower=_lower_bincount, any_pattern=True
+    )
 
 
 def _lower_bincount(local: LocalOp) -> Sequence[Tensor]:

@@ -1,0 +1,54 @@
+"""Diagonals and bands of matrices: batches pass, the matrices stay whole."""
+
+from __future__ import annotations
+
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Op
+from tfpar.rules.registry import rule
+from tfpar.rules.rule import OpRule, make_rule
+
+
+@rule("MatrixBandPart")
+def _band(op: Op, constants: Constants) -> OpRule:
+    return make_rule(op, "... . . -> ... . .", linear=((0,),))
+
+
+def _batch(rank: int, batch: int) -> str:
+    return " ".join([*(f"b{d}" for d in range(batch)), *["."] * (rank - batch)])
+
+
+@rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "BatchMatrixDiag")
+def _matrix_diag(op: Op, constants: Constants) -> OpRule:
+    x, y = op.inputs[0], op.outputs[0]
+    batch = len(y.shape) - 2
+    # The padding value joins in, so Partials pass where there is none.
+    linear = ((0, 4),) if len(op.inputs) > 4 else ((0,),)
+    return make_rule(
+        op, f"{_batch(len(x.shape), batch)} -> {_batch(len(y.shape), batch)}", linear=linear
+    )
+
+
+@rule("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3", "BatchMatrixDiagPart")
+def _matrix_diag_part(op: Op, constants: Constants) -> OpRule:
+    x, y = op.inputs[0], op.outputs[0]
+    batch = len(x.shape) - 2
+    linear = ((0, 2),) if len(op.inputs) > 2 else ((0,),)
+    return make_rule(
+        op, f"{_batch(len(x.shape), batch)} -> {_batch(len(y.shape), batch)}", linear=linear
+    )
+
+
+@rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3", "BatchMatrixSetDiag")
+def _matrix_set_diag(op: Op, constants: Constants) -> OpRule:
+    x, diagonal = op.inputs[:2]
+    batch = len(x.shape) - 2
+    whole = _batch(len(x.shape), batch)
+    return make_rule(
+        op, f"{whole}, {_batch(len(diagonal.shape), batch)} -> {whole}", linear=((0, 1),)
+    )
+
+
+@rule("Diag", "DiagPart")
+def _diag(op: Op, constants: Constants) -> OpRule:
+    return make_rule(op, f"{_batch(len(op.inputs[0].shape), 0)} -> "
+                         f"{_batch(len(op.outputs[0].shape), 0)}", linear=((0,),))  # fmt: skip
