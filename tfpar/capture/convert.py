@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import handle_data_util
 
 from tfpar.capture.attributes import read_attr
@@ -16,6 +17,8 @@ from tfpar.ir.passes.inline_calls import inline_calls
 
 _DROPPED_ATTRS = frozenset({"_output_shapes", "_class", "_user_specified_name"})
 _WHILE_TYPES = ("While", "StatelessWhile")
+# Which input an op puts into the list that is its first.
+_PUTS = {"TensorListSetItem": 2, "TensorListPushBack": 1}
 
 
 def static_shape(shape: tf.TensorShape) -> Shape:
@@ -82,26 +85,53 @@ def _shape_of(tensor: tf.Tensor) -> Shape:
 
 
 def _complete_variants(op: Op) -> None:
-    """Lengths of new lists, and what an op that passes a list on knows from its input."""
-    length: Any = None
-    if op.type == "TensorListReserve":
-        length = _const(op.inputs[1])
-    elif op.type == "EmptyTensorList":
-        length = _const(op.inputs[1])  # at most so many
-    elif op.type in ("TensorListFromTensor", "OptionalFromValue"):
-        length = 1 if op.type == "OptionalFromValue" else (op.inputs[0].shape or (None,))[0]
-    sources = [t for t in op.inputs if t.dtype == "variant"]
+    """What TensorFlow does not tell of lists: lengths, and shapes handed from list to list."""
+    known: Shape = None
+    if op.type in ("TensorListReserve", "EmptyTensorList"):
+        known = (_length(op.inputs[1]), *(_element_shape(op.inputs[0]) or (None,)))
+    elif op.type == "TensorListFromTensor":
+        known = op.inputs[0].shape
+    elif op.type == "OptionalFromValue":
+        known = (1, *(op.inputs[0].shape or (None,)))
+    elif op.type in _PUTS and op.inputs[_PUTS[op.type]].is_static:
+        known = _filled(op.inputs[0], op.inputs[_PUTS[op.type]])
+    elif not _names_functions(op):
+        known = next((t.shape for t in op.inputs if t.dtype == "variant" and t.shape is not None), None)
     for tensor in op.outputs:
-        if tensor.dtype != "variant":
+        if tensor.dtype != "variant" or known is None:
             continue
-        if tensor.shape is not None and length is not None and length >= 0:
-            tensor.shape = (int(length), *tensor.shape[1:])
-        elif len(sources) == 1 and sources[0].shape is not None and not _names_functions(op):
-            tensor.shape = sources[0].shape
+        if tensor.shape is not None and tensor.is_static:
+            tensor.shape = (known[0], *tensor.shape[1:])
+        elif None not in known[1:]:
+            tensor.shape = known
 
 
-def _const(tensor: Tensor) -> Any:
-    return tensor.op.attrs["value"] if tensor.op.type == "Const" else None
+def _filled(held: Tensor, item: Tensor) -> Shape:
+    """The shape of a list that is given `item`, and of the list itself if it is new."""
+    if held.shape is not None and held.is_static:
+        return held.shape
+    shape = ((held.shape or (None,))[0], *item.shape)
+    if held.op.type in ("TensorListReserve", "EmptyTensorList"):
+        held.shape = shape
+    return shape
+
+
+def _length(tensor: Tensor) -> int | None:
+    """The length of a new list, as far as it is constant; that of an empty one is its bound."""
+    if tensor.op.type == "Const":
+        length = int(tensor.op.attrs["value"])
+        return length if length >= 0 else None
+    if tensor.op.type == "TensorListLength":
+        return (tensor.op.inputs[0].shape or (None,))[0]
+    return None
+
+
+def _element_shape(tensor: Tensor) -> Shape:
+    """The element shape that a new list is given, if it is that of another list."""
+    if tensor.op.type == "TensorListElementShape":
+        shape = tensor.op.inputs[0].shape
+        return None if shape is None else shape[1:]
+    return None
 
 
 def _names_functions(op: Op) -> bool:
@@ -126,7 +156,8 @@ def _convert_bodies(func_graph, op: Op, functions: dict[str, Graph]) -> None:
     """
     skip = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
     for key, position, name in list(_function_refs(op)):
-        body_graph = _find_function(func_graph, name)
+        known = op.outputs if op.type in _WHILE_TYPES else op.inputs[skip:]
+        body_graph = _find_function(func_graph, name, known)
         if body_graph is None:
             continue
         ref = _fresh_name(name, functions)
@@ -139,7 +170,7 @@ def _convert_bodies(func_graph, op: Op, functions: dict[str, Graph]) -> None:
             op.attrs[key][position] = ref
         for inner, outer in zip(body.inputs, op.inputs[skip:], strict=False):
             if inner.dtype in ("resource", "variant") and not inner.is_static:
-                inner.shape = outer.shape
+                inner.shape = outer.shape if outer.shape is not None else inner.shape
         for inner, outer in zip(body.outputs, op.outputs, strict=False):
             if outer.dtype in ("resource", "variant") and outer.shape is None:
                 outer.shape = inner.shape
@@ -157,11 +188,22 @@ def _fresh_name(name: str, functions: dict[str, Graph]) -> FunctionRef:
     return FunctionRef(candidate)
 
 
-def _find_function(func_graph, name: str):
-    """The FuncGraph of function `name`, sought outwards."""
-    while func_graph is not None:
-        function = func_graph._get_function(name)
+def _find_function(func_graph, name: str, arguments: Sequence[Tensor]):
+    """The FuncGraph of function `name`, sought outwards.
+
+    A function of an imported graph has none; it gets one with the shapes of `arguments`.
+    """
+    outer = func_graph
+    while outer is not None:
+        function = outer._get_function(name)
         if function is not None:
-            return function.graph
-        func_graph = getattr(func_graph, "outer_graph", None)
+            if hasattr(function, "graph"):
+                return function.graph
+            shapes = [
+                tf.TensorShape([] if t.dtype in ("resource", "variant") else t.shape)
+                for t in arguments
+            ]
+            with outer.as_default():
+                return function_def_to_graph.function_def_to_graph(function.definition, shapes)
+        outer = getattr(outer, "outer_graph", None)
     return None
