@@ -8,7 +8,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
-from tfpar.rules.rule import OpRule, make_rule
+from tfpar.rules.rule import SAME, OpRule, make_rule
 
 _MATRIX = "... . ."
 
@@ -95,11 +95,8 @@ def _decomposition(op: Op, constants: Constants) -> OpRule:
     for tensor in op.outputs:
         rest = len(tensor.shape) - batch
         outputs.append("... " + ". " * rest if rest > 0 or tensor.num_elements else ".")
-    if batch and any(o == "." for o in outputs):
-        # Any reduction will do for what has no elements.
-        reduce = {f"_{i}": "sum" for i in range(batch)}
-        return _on_matrices(op, f"{_MATRIX} -> {', '.join(outputs)}", reduce=reduce)
-    return _on_matrices(op, f"{_MATRIX} -> {', '.join(outputs)}")
+    reduce = {f"_{i}": SAME for i in range(batch)}
+    return _on_matrices(op, f"{_MATRIX} -> {', '.join(outputs)}", reduce=reduce)
 
 
 @rule("Cross")

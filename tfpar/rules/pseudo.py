@@ -12,10 +12,10 @@ import numpy as np
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
-from tfpar.rules.rule import OpRule, make_rule
+from tfpar.rules.rule import SAME, OpRule, make_rule
 from tfpar.spec import local_indices
 
 
@@ -24,11 +24,11 @@ def blocks(build: GraphBuilder, x: Tensor, parts: int, fill: Any) -> tuple[Tenso
 
     Returns:
         (..., parts, block): the blocks, with padding set to `fill` behind what is real.
-        (..., parts): the index in `x` of each block's first entry; its length for an empty block.
-        (..., parts): how many entries of each block are real.
+        (parts,): the index in `x` of each block's first entry; its length for an empty block.
+        (parts,): how many entries of each block are real.
     """
     *batch, length = x.shape
-    each = ((*batch, parts), "int32")
+    each = ((parts,), "int32")
     outputs = [((*batch, parts, -(-length // parts)), x.dtype), each, each]
     view, starts, counts = build.emit("TfparBlocks", (x,), outputs, {"fill": fill}).outputs
     return view, starts, counts
@@ -39,8 +39,9 @@ def _blocks(op: Op, constants: Constants) -> OpRule:
     batch = _batch(op.inputs[0])
     *_, parts, block = op.outputs[0].shape
     return make_rule(
-        op, f"{batch} (parts block) -> {batch} parts ., {batch} parts, {batch} parts",
-        sizes={"parts": parts, "block": block}, lower=_lower_blocks, pseudo=True,
+        op, f"{batch} (parts block) -> {batch} parts ., parts, parts",
+        sizes={"parts": parts, "block": block}, reduce=dict.fromkeys(batch.split(), SAME),
+        lower=_lower_blocks, pseudo=True, any_pattern=batch.split(),
     )  # fmt: skip
 
 
@@ -62,13 +63,7 @@ def _lower_blocks(local: LocalOp) -> list[Tensor]:
     x = local.mask_padding(x, 0, dim, fill)
     x = build.pad(x, [0] * dim + [parts * block - x.shape[dim]], fill)
     view = build.reshape(x, [*batch, parts, block])
-    return [view, *(_spread(build, v, (*batch, parts)) for v in (starts, counts))]
-
-
-def _spread(build: GraphBuilder, vectors: list[np.ndarray], shape: tuple[int, ...]) -> Tensor:
-    attrs = {"T": DType("int32"), "Tidx": DType("int32")}
-    inputs = (build.per_rank(vectors), build.shape_const(shape))
-    return build.one("BroadcastTo", inputs, shape, "int32", attrs)
+    return [view, build.per_rank(starts), build.per_rank(counts)]
 
 
 def label_mask(build: GraphBuilder, labels: Tensor, like: Tensor) -> Tensor:

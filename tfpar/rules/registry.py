@@ -12,13 +12,20 @@ RuleFunction = Callable[["Op", Constants], OpRule | None]
 """Gives the rule of an op instance; None where this instance has none (replicate)."""
 
 _RULES: dict[str, RuleFunction] = {}
+_PARTLY_STATIC: set[str] = set()
 
 
-def rule(*op_types: str) -> Callable[[RuleFunction], RuleFunction]:
+def rule(
+    *op_types: str, partly_static: bool = False
+) -> Callable[[RuleFunction], RuleFunction]:
     """Register the decorated function as the rule of `op_types`.
 
     The function takes the op and `Constants`, by which it reads operands that
     must be known (axes, permutations), and returns a rule made by `make_rule`.
+
+    Args:
+        partly_static: the rule also serves instances with tensors of unknown rank, which
+            it leaves whole.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -26,6 +33,8 @@ def rule(*op_types: str) -> Callable[[RuleFunction], RuleFunction]:
             if op_type in _RULES:
                 raise ValueError(f"op type {op_type!r} has a rule already")
             _RULES[op_type] = function
+        if partly_static:
+            _PARTLY_STATIC.update(op_types)
         return function
 
     return register
@@ -63,7 +72,10 @@ def find_rule(op: Op, constants: Constants) -> OpRule | None:
     function = _RULES.get(op.type)
     if function is None:
         return None
-    if not all(t.is_static for t in (*op.inputs, *op.outputs)):
+    tensors = (*op.inputs, *op.outputs)
+    if op.type in _PARTLY_STATIC:
+        tensors = tuple(t for t in tensors if t.shape is not None)
+    if not all(t.is_static for t in tensors):
         return None
     return function(op, constants)
 
