@@ -2,7 +2,7 @@
 
 from tfpar.ir import FunctionRef, Graph, Op, Variable
 from tfpar.ir.passes import trim as trim_lib
-from tfpar.ir.passes.trim import extract, trim
+from tfpar.ir.passes.trim import trim
 
 
 class Sketch:
@@ -146,9 +146,8 @@ def test_initialisers_and_checkpoints_are_listed():
     assert names(result.removed[trim_lib.CHECKPOINT]) == {
         "path", "read", "save", "restored", "cast", "restore",
     }  # fmt: skip
+    assert names(result.removed[trim_lib.DEAD]) == set()
     assert result.initial_values == {"v": random.outputs[0]}
-    part = extract(s.graph, [result.initial_values["v"]])
-    assert [op.name for op in part.ops] == ["seed", "random"]
 
 
 def guarded(else_type):
@@ -182,19 +181,6 @@ def test_a_branch_with_an_effect_stays():
     assert [op.name for op in result.graph.effects] == ["guard"]
     assert [op.name for op in result.graph.functions["else"].effects] == ["else/act"]
     assert [op.type for op in result.graph.functions["then"].ops] == ["Placeholder"]
-
-
-def test_extract_reads_what_is_substituted():
-    s = Sketch()
-    v, w = s.variable("v"), s.variable("w")
-    initial = s.op("initial", "Const")
-    read = s.op("read", "ReadVariableOp", v)
-    doubled = s.op("doubled", "Square", read)
-    s.op("other", "ReadVariableOp", w)
-    swap = {read.outputs[0]: initial.outputs[0]}
-    part = extract(s.graph, doubled.outputs, swap.get)
-    assert [op.name for op in part.ops] == ["initial", "doubled"]
-    assert part.variables == []
 
 
 def test_order_is_forwarded_through_constants():

@@ -9,9 +9,9 @@ edges to what that op waited for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, Variable
+from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor
 
 INITIALIZATION = "initialization"
 CHECKPOINT = "checkpoint"
@@ -229,12 +229,12 @@ def _removed(graph: Graph, needed: set[Op]) -> tuple[dict[str, list[Op]], dict[s
             initial.setdefault(handles[op.inputs[0]], op.inputs[1])
         reasons[op] = reason or DEAD
     # What served only ops that are gone for one reason is gone for that reason too.
+    served: dict[Op, set[str]] = {}
     for op in reversed(graph.ops):
-        own = reasons.get(op)
-        if own is not None and own not in (DEAD, GROUPING):
-            for source in (t.op for t in op.inputs):
-                if reasons.get(source) == DEAD:
-                    reasons[source] = own
+        if reasons.get(op) == DEAD and len(served.get(op, ())) == 1:
+            (reasons[op],) = served[op]
+        for tensor in op.inputs:
+            served.setdefault(tensor.op, set()).add(reasons.get(op, DEAD))
     by_reason: dict[str, list[Op]] = {
         reason: []
         for reason in (INITIALIZATION, CHECKPOINT, SUMMARY, ASSERTION, DEBUGGING, GROUPING, DEAD)
@@ -250,46 +250,3 @@ def clone_op(op: Op, inputs: Sequence[Tensor]) -> Op:
     for tensor in op.outputs:
         clone.add_output(tensor.shape, tensor.dtype)
     return clone
-
-
-def extract(
-    graph: Graph,
-    outputs: Sequence[Tensor],
-    substitute: Callable[[Tensor], Tensor | None] = lambda tensor: None,
-) -> Graph:
-    """The part of `graph` that computes `outputs`, as a graph of its own.
-
-    Args:
-        substitute: gives the tensor (of `graph`) to read in another's place, or None.
-
-    Variables that the part touches come along. Effects and control edges do not.
-    """
-
-    def read(tensor: Tensor) -> Tensor:
-        replacement = substitute(tensor)
-        while replacement is not None:
-            tensor, replacement = replacement, substitute(replacement)
-        return tensor
-
-    clones: dict[Op, Op] = {}
-    result = Graph(functions=graph.functions)
-    stack = [read(t).op for t in reversed(outputs)]
-    while stack:
-        op = stack[-1]
-        pending = [read(t).op for t in op.inputs if read(t).op not in clones]
-        if op in clones or not pending:
-            stack.pop()
-            if op not in clones:
-                inputs = [clones[read(t).op].outputs[read(t).index] for t in op.inputs]
-                clones[op] = clone_op(op, inputs)
-                result.ops.append(clones[op])
-            continue
-        stack.extend(pending)
-    result.outputs = [clones[read(t).op].outputs[read(t).index] for t in outputs]
-    result.inputs = [clones[t.op].outputs[t.index] for t in graph.inputs if t.op in clones]
-    result.variables = [
-        Variable(v.name, v.shape, v.dtype, v.trainable, clones[v.handle.op].outputs[0])
-        for v in graph.variables
-        if v.handle.op in clones
-    ]
-    return result
