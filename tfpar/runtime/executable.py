@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfpar.capture.step import CapturedStep
 from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
 from tfpar.propagation.prepared import prepare
@@ -95,7 +96,7 @@ class CompileOptions:
 
 def prepare_step(captured: CapturedStep):
     """Inline calls, trim, and look up the rules of a captured step."""
-    captured.graph = trim(inline_calls(captured.graph)).graph
+    captured.graph = trim(split_bundles(inline_calls(captured.graph))).graph
     return prepare(captured.graph)
 
 
