@@ -119,19 +119,22 @@ class Plan:
                 f"a plan for this one."
             )
         found = {v.name: v for v in graph.variables}
-        missing = [] if part else sorted(set(self.variables) - set(found))
-        extra = sorted(
-            n for n in set(found) - set(self.variables) if found[n].trainable or not part
-        )
-        reshaped = [
-            f"{n!r} is {found[n].shape}, planned as {v.shape}"
-            for n, v in self.variables.items()
-            if n in found and tuple(found[n].shape) != v.shape
-        ]
+        missing = sorted(set(self.variables) - set(found))
+        extra = sorted(set(found) - set(self.variables))
+        # Names of other state (seeds, metrics) may be counted up in one process.
+        told = [n for n in missing if self.variables[n].trainable or self.variables[n].spec]
         differences = [
-            *([f"variables missing: {_some(missing)}"] if missing else []),
-            *([f"variables the plan does not know: {_some(extra)}"] if extra else []),
-            *([f"variables of another shape: {_some(reshaped, quote=False)}"] if reshaped else []),
+            *_difference("missing", [] if part else told),
+            *_difference("unknown to the plan", [n for n in extra if found[n].trainable]),
+            *_difference(
+                "of another shape",
+                [
+                    f"{n!r} is {tuple(found[n].shape)}, planned as {v.shape}"
+                    for n, v in self.variables.items()
+                    if n in found and tuple(found[n].shape) != v.shape
+                ],
+                quote=False,
+            ),
         ]
         if differences:
             raise PlanError(
@@ -139,10 +142,12 @@ class Plan:
                 f"model as when the plan was saved, or make a new plan."
             )
         if not part and fingerprint(graph) != self.fingerprint:
+            state = [*_difference("missing", missing), *_difference("unknown to the plan", extra)]
             raise PlanError(
-                "The plan is for another step: the variables are the same, but not the ops (the "
-                "graph's fingerprint differs). Was the loss, a metric or an activation changed, or "
-                "TensorFlow or Keras updated? Make a new plan."
+                f"The plan is for another step: the weights are the same, but not the ops (the "
+                f"graph's fingerprint differs{''.join(f'; {d}' for d in state)}). Was the "
+                f"optimizer, the loss, a metric or an activation changed, or TensorFlow or Keras "
+                f"updated? Make a new plan."
             )
 
     def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
@@ -321,16 +326,16 @@ _UNSTABLE_ATTRS = frozenset({"value", "seed", "seed2", "shared_name", "container
 def fingerprint(graph: Graph) -> str:
     """A hash of the graph's structure that is the same in every process.
 
-    It covers op types, attributes, dtypes, data edges, and the variables' names and shapes. Op
-    names, the order of independent ops, constants and the sizes of activations are left
-    out: a plan outlives another batch size, a learning rate and a seed.
+    It covers op types, attributes, dtypes, data edges, the shapes of variables and the names of
+    weights. Op names, the order of independent ops, constants and the sizes of activations are
+    left out: a plan outlives another batch size, learning rate and seed.
     """
     digests: dict[Op, str] = {}
     for position, tensor in enumerate(graph.inputs):
         digests[tensor.op] = f"input {position} {tensor.dtype}"
     for variable in graph.variables:
-        about = (variable.name, tuple(variable.shape), variable.dtype, variable.trainable)
-        digests[variable.handle.op] = f"variable {about}"
+        name = variable.name if variable.trainable else None
+        digests[variable.handle.op] = f"variable {name} {variable.dtype}{tuple(variable.shape)}"
     bodies: dict[str, str] = {}
     for op in graph.ops:
         if op not in digests:
@@ -419,6 +424,10 @@ def _pairs(values: Mapping[str, Any], to_json: Any) -> list[str]:
 def _block(brackets: str, items: Any) -> str:
     lines = ",\n".join(f"    {item}" for item in items)
     return f"{brackets[0]}\n{lines}\n  {brackets[1]}" if lines else brackets
+
+
+def _difference(what: str, items: Sequence[str], quote: bool = True) -> list[str]:
+    return [f"variables {what}: {_some(items, quote=quote)}"] if items else []
 
 
 def _some(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:

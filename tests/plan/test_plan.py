@@ -146,7 +146,7 @@ def test_check_says_what_differs():
         made, mlp(), Mesh.of([4, 2])
     )
     text = check_error(made, mlp(prefix="other/"))
-    assert "missing: 'block_0/fc1/bias'" in text and "does not know: 'other/" in text
+    assert "missing: 'block_0/fc1/bias'" in text and "unknown to the plan: 'other/" in text
     assert "and 2 more" in text
     text = check_error(made, mlp(hidden=12))
     assert "'block_0/fc1/kernel' is (6, 12), planned as (6, 10)" in text
@@ -157,7 +157,18 @@ def test_check_of_a_part_of_the_step():
     made = plan(momentum=True)
     made.check(mlp(), part=True)
     assert "missing: 'sgd/" in check_error(made, mlp())
-    assert "does not know" in check_error(made, mlp(prefix="other/"), part=True)
+    assert "unknown to the plan" in check_error(made, mlp(prefix="other/"), part=True)
+
+
+def test_check_lets_the_names_of_other_state_differ():
+    made = plan(momentum=True)
+    graph = mlp(momentum=True)
+    for variable in graph.variables:
+        if not variable.trainable:
+            variable.name += "_1"
+    made.check(graph)
+    pinned = plan_from_constraints(mlp(momentum=True), MESH, [shard("sgd/head.*", 0, "data")])
+    assert "missing: 'sgd/head_kernel_momentum'" in check_error(pinned, graph)
 
 
 def test_fingerprint_is_of_the_structure():

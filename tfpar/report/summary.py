@@ -200,7 +200,7 @@ def _fallbacks(partitioned: PartitionedGraph) -> str:
     if not by_type:
         return "Fallbacks: none, every op has a rule"
     rows = [[t, str(len(ops)), ops[0].name] for t, ops in sorted(by_type.items())]
-    title = "Ops without a rule: inputs are gathered and every rank computes them"
+    title = "Ops run replicated for want of a rule (inputs gathered, every rank computes)"
     return render_table(title, ("Op type", "Count", "First op"), rows, numeric=(1,))
 
 
