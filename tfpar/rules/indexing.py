@@ -34,23 +34,21 @@ def shifted_indices(
             is not split is left as it is. A single factor applies to all indices.
     """
     dtype, build = indices.dtype, local.build
-    starts, ends = [], []
+    starts, lengths = [], []
     for factor in factors:
-        size = local.rule.sizes[local.rule.factor(factor)]
-        split = local.is_split(factor)
-        low = local.starts(factor) if split else [0] * local.mesh.size
-        length = local.local_size(factor) if split else size
-        starts.append(low)
-        ends.append([max(min(length, size - at), 0) for at in low])
+        held = local.indices(factor)
+        starts.append(local.starts(factor))
+        # Entries of a part precede its padding, on every level of nested splits.
+        lengths.append([int((part >= 0).sum()) for part in held])
     if len(factors) == 1:
-        starts, ends = starts[0], ends[0]
+        starts, lengths = starts[0], lengths[0]
     else:
-        starts, ends = list(zip(*starts, strict=True)), list(zip(*ends, strict=True))
+        starts, lengths = list(zip(*starts, strict=True)), list(zip(*lengths, strict=True))
     shifted = build.binary("Sub", indices, build.per_rank([np.array(s, dtype) for s in starts]))
     inside = build.binary(
         "LogicalAnd",
         build.binary("GreaterEqual", shifted, build.const(0, dtype)),
-        build.binary("Less", shifted, build.per_rank([np.array(e, dtype) for e in ends])),
+        build.binary("Less", shifted, build.per_rank([np.array(n, dtype) for n in lengths])),
     )
     if len(factors) > 1:
         inside = build.reduce("All", inside, [-1], keep_dims=True)

@@ -18,9 +18,9 @@ def common_factors(
 
     Returns, for each side, per dim the ids of its factors, major to minor; the
     third list holds the factor sizes. Empty tensors share no factors. Dims group into
-    runs of equal product; within a run both sides cut it at their own boundaries, and the cuts that nest
-    give the factors: (12, 5) and (3, 20) share 3, 4 and 5. A run whose cuts do not nest (6 and
-    4 of 12) is one unsplittable block but for the parts that agree.
+    runs of equal product; within a run both sides cut it at their own boundaries, and the
+    cuts that nest give the factors: (12, 5) and (3, 20) share 3, 4 and 5. A run whose cuts do
+    not nest (6 and 4 of 12) is one unsplittable block but for the parts that agree.
     """
     sides: list[list[list[int]]] = [[[] for _ in left], [[] for _ in right]]
     sizes: list[int] = []

@@ -131,7 +131,12 @@ def _resource_scale(op: Op, constants: Constants) -> OpRule:
     rest = " ".join(f"r{d}" for d in range(1, len(op.inputs[0].shape)))
     index = " ".join("." * len(op.inputs[1].shape))
     updates = f"{index} {rest}" if op.inputs[2].shape else ""
-    return make_rule(op, f". {rest}, {index}, {updates} -> ")
+    return make_rule(op, f". {rest}, {index}, {updates} -> ", lower=_lower_scale, any_pattern=True)
+
+
+def _lower_scale(local: LocalOp) -> Sequence[Tensor]:
+    # A division by zero is refused, in padding too.
+    return local.copy([*local.inputs[:2], local.filled(2, 1)]).outputs
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")
