@@ -4,9 +4,28 @@ Importing this package registers every rule; one module per op family.
 """
 
 from tfpar.rules import (
-    convolution, diagonals, image, indexing, layout, linalg, lists, matrix, normalization,
-    optimizer_ops, pieces, pointwise, pooling, pseudo, reduction, scatter, segments, slicing,
-    softmax, sorting, state, values,
+    convolution,
+    diagonals,
+    image,
+    indexing,
+    layout,
+    linalg,
+    lists,
+    matrix,
+    normalization,
+    optimizer_ops,
+    pieces,
+    pointwise,
+    pooling,
+    pseudo,
+    reduction,
+    scatter,
+    segments,
+    slicing,
+    softmax,
+    sorting,
+    state,
+    values,
 )  # fmt: skip
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_types, rule
