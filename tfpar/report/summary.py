@@ -100,12 +100,14 @@ def _variable_table(plan: Plan, partitioned: PartitionedGraph | None) -> str:
     if rest:
         sharded = sum(any(isinstance(p, Shard) for p in specs[n] or ()) for n in rest)
         total = sum(_num_bytes(plan.variables[n]) for n in rest)
-        known = all(specs[n] is not None for n in rest)
+        placement = f"{sharded} sharded, as their weights" if sharded else "replicated"
+        if any(specs[n] is None for n in rest):
+            placement = "left to propagation"
         rows.append(
             [
                 f"{len(rest)} optimizer and other state",
                 "",
-                f"{sharded} sharded, as their weights" if known else "left to propagation",
+                placement,
                 format_bytes(total),
                 _local_text(plan, rest, specs),
             ]
