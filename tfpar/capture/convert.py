@@ -13,12 +13,11 @@ from tfpar.capture.attributes import read_attr
 from tfpar.ir.graph import FunctionRef, Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.hoist_reads import hoist_reads
+from tfpar.ir.passes.infer_lists import infer_lists
 from tfpar.ir.passes.inline_calls import inline_calls
 
 _DROPPED_ATTRS = frozenset({"_output_shapes", "_class", "_user_specified_name"})
 _WHILE_TYPES = ("While", "StatelessWhile")
-# Which input an op puts into the list that is its first.
-_PUTS = {"TensorListSetItem": 2, "TensorListPushBack": 1}
 
 
 def static_shape(shape: tf.TensorShape) -> Shape:
@@ -32,6 +31,7 @@ def convert_func_graph(func_graph) -> Graph:
     that are variables. The function bodies that ops name are in `Graph.functions`.
     """
     graph = _convert(func_graph, {})
+    infer_lists(graph)
     inline_calls(graph)
     hoist_reads(graph)
     return graph
@@ -62,7 +62,6 @@ def _convert(func_graph, functions: dict[str, Graph]) -> Graph:
     graph.outputs = [_tensor(by_name, t) for t in func_graph.outputs]
     graph.effects = [by_name[o.name] for o in func_graph.control_outputs]
     for op in graph.ops:
-        _complete_variants(op)
         _convert_bodies(func_graph, op, functions)
     return graph
 
@@ -78,64 +77,12 @@ def _shape_of(tensor: tf.Tensor) -> Shape:
     data = handle_data_util.get_resource_handle_data(tensor)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None if tensor.dtype == tf.variant else static_shape(tensor.shape)
+    if data.shape_and_type[0].dtype == tf.variant.as_datatype_enum:
+        return None
     held = static_shape(tf.TensorShape(data.shape_and_type[0].shape))
     if tensor.dtype == tf.variant:
         return None if held is None else (None, *held)
     return held
-
-
-def _complete_variants(op: Op) -> None:
-    """What TensorFlow does not tell of lists: lengths, and shapes handed from list to list."""
-    known: Shape = None
-    if op.type in ("TensorListReserve", "EmptyTensorList"):
-        known = (_length(op.inputs[1]), *(_element_shape(op.inputs[0]) or (None,)))
-    elif op.type == "TensorListFromTensor":
-        known = op.inputs[0].shape
-    elif op.type == "OptionalFromValue":
-        known = (1, *(op.inputs[0].shape or (None,)))
-    elif op.type in _PUTS and op.inputs[_PUTS[op.type]].is_static:
-        known = _filled(op.inputs[0], op.inputs[_PUTS[op.type]])
-    elif not _names_functions(op):
-        known = next((t.shape for t in op.inputs if t.dtype == "variant" and t.shape is not None), None)
-    for tensor in op.outputs:
-        if tensor.dtype != "variant" or known is None:
-            continue
-        if tensor.shape is not None and tensor.is_static:
-            tensor.shape = (known[0], *tensor.shape[1:])
-        elif None not in known[1:]:
-            tensor.shape = known
-
-
-def _filled(held: Tensor, item: Tensor) -> Shape:
-    """The shape of a list that is given `item`, and of the list itself if it is new."""
-    if held.shape is not None and held.is_static:
-        return held.shape
-    shape = ((held.shape or (None,))[0], *item.shape)
-    if held.op.type in ("TensorListReserve", "EmptyTensorList"):
-        held.shape = shape
-    return shape
-
-
-def _length(tensor: Tensor) -> int | None:
-    """The length of a new list, as far as it is constant; that of an empty one is its bound."""
-    if tensor.op.type == "Const":
-        length = int(tensor.op.attrs["value"])
-        return length if length >= 0 else None
-    if tensor.op.type == "TensorListLength":
-        return (tensor.op.inputs[0].shape or (None,))[0]
-    return None
-
-
-def _element_shape(tensor: Tensor) -> Shape:
-    """The element shape that a new list is given, if it is that of another list."""
-    if tensor.op.type == "TensorListElementShape":
-        shape = tensor.op.inputs[0].shape
-        return None if shape is None else shape[1:]
-    return None
-
-
-def _names_functions(op: Op) -> bool:
-    return any(True for _ in _function_refs(op))
 
 
 def _function_refs(op: Op) -> Iterator[tuple[str, int | None, FunctionRef]]:
@@ -169,15 +116,8 @@ def _convert_bodies(func_graph, op: Op, functions: dict[str, Graph]) -> None:
         else:
             op.attrs[key][position] = ref
         for inner, outer in zip(body.inputs, op.inputs[skip:], strict=False):
-            if inner.dtype in ("resource", "variant") and not inner.is_static:
-                inner.shape = outer.shape if outer.shape is not None else inner.shape
-        for inner, outer in zip(body.outputs, op.outputs, strict=False):
-            if outer.dtype in ("resource", "variant") and outer.shape is None:
-                outer.shape = inner.shape
-    if op.type in _WHILE_TYPES:
-        for before, after in zip(op.inputs, op.outputs, strict=True):
-            if after.dtype == "variant":
-                after.shape = before.shape
+            if inner.dtype == "resource" and inner.shape is None:
+                inner.shape = outer.shape
 
 
 def _fresh_name(name: str, functions: dict[str, Graph]) -> FunctionRef:

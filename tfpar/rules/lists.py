@@ -16,17 +16,26 @@ from tfpar.ir.graph import Op, ShapeAttr, Tensor
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import SAME, OpRule, make_rule, replicate_rule
+from tfpar.spec import RuleError
 
 
-def _dims(shape: Sequence[int | None], first: int = 0) -> str:
-    """A factor for each dim of an element; those before `first` stay whole."""
-    return " ".join("." if d < first else f"d{d}" for d in range(len(shape)))
+def _rule(op: Op, notation: str, element: Sequence[int | None], **fields) -> OpRule | None:
+    """A rule in which `E` stands for the dims of an element, `W` for those after its first.
+
+    None where the elements of the list are not all alike.
+    """
+    # An element that is itself a list has its length in front, which stays whole.
+    whole = 1 if op.attrs.get("element_dtype") == "variant" else 0
+    text = notation.replace("E", _dims(element, whole)).replace("W", _dims(element, 1))
+    try:
+        return make_rule(op, text, any_pattern=True, **fields)
+    except RuleError:
+        return None
 
 
-def _rule(op: Op, notation: str, element: Sequence[int | None], **fields) -> OpRule:
-    """A rule in which `E` stands for the dims of an element, `W` for those after its first."""
-    text = notation.replace("E", _dims(element)).replace("W", _dims(element, 1))
-    return make_rule(op, text, any_pattern=True, **fields)
+def _dims(shape: Sequence[int | None], whole: int) -> str:
+    """A factor for each dim but the first `whole` ones."""
+    return " ".join("." if d < whole else f"d{d}" for d in range(len(shape)))
 
 
 def _about(element: Sequence[int | None]) -> dict[str, str]:
@@ -65,7 +74,7 @@ def _new(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListFromTensor")
-def _from_tensor(op: Op, constants: Constants) -> OpRule:
+def _from_tensor(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
         op, ". E, ... -> . E", _element(op.outputs[0]), linear=((0,),),
         lower=_shape_lowering(1, "outputs"),
@@ -73,7 +82,7 @@ def _from_tensor(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListStack")
-def _stack(op: Op, constants: Constants) -> OpRule:
+def _stack(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
         op, ". E, ... -> . E", _element(op.inputs[0]), linear=((0,),),
         lower=_shape_lowering(1, "inputs"),
@@ -81,7 +90,7 @@ def _stack(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListGetItem")
-def _get_item(op: Op, constants: Constants) -> OpRule:
+def _get_item(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
         op, ". E, , ... -> E", _element(op.inputs[0]), linear=((0,),),
         lower=_shape_lowering(2, "inputs"),
@@ -89,17 +98,17 @@ def _get_item(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListSetItem")
-def _set_item(op: Op, constants: Constants) -> OpRule:
+def _set_item(op: Op, constants: Constants) -> OpRule | None:
     return _rule(op, ". E, , E -> . E", _element(op.inputs[0]), linear=((0, 2),))
 
 
 @rule("TensorListPushBack")
-def _push_back(op: Op, constants: Constants) -> OpRule:
+def _push_back(op: Op, constants: Constants) -> OpRule | None:
     return _rule(op, ". E, E -> . E", _element(op.inputs[0]), linear=((0, 1),))
 
 
 @rule("TensorListPopBack")
-def _pop_back(op: Op, constants: Constants) -> OpRule:
+def _pop_back(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
         op, ". E, ... -> . E, E", _element(op.inputs[0]), linear=((0,),),
         lower=_shape_lowering(1, "inputs"),
@@ -107,13 +116,13 @@ def _pop_back(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListLength", "OptionalHasValue")
-def _length(op: Op, constants: Constants) -> OpRule:
+def _length(op: Op, constants: Constants) -> OpRule | None:
     element = _element(op.inputs[0])
     return _rule(op, ". E -> ", element, reduce=_about(element))
 
 
 @rule("TensorListElementShape")
-def _element_shape(op: Op, constants: Constants) -> OpRule:
+def _element_shape(op: Op, constants: Constants) -> OpRule | None:
     element = _element(op.inputs[0])
     return _rule(op, ". E -> .", element, reduce=_about(element), lower=_lower_element_shape)
 
@@ -125,7 +134,7 @@ def _lower_element_shape(local: LocalOp) -> Sequence[Tensor]:
 
 
 @rule("TensorListConcatV2")
-def _concat(op: Op, constants: Constants) -> OpRule:
+def _concat(op: Op, constants: Constants) -> OpRule | None:
     # Elements are laid end to end along their first dim.
     element = _element(op.inputs[0])
     return _rule(
@@ -134,7 +143,7 @@ def _concat(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListSplit")
-def _split(op: Op, constants: Constants) -> OpRule:
+def _split(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
         op, "W, ..., . -> . W", _element(op.outputs[0]), linear=((0,),),
         lower=_shape_lowering(1, "outputs"),
@@ -142,7 +151,7 @@ def _split(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListGather")
-def _gather(op: Op, constants: Constants) -> OpRule:
+def _gather(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
         op, ". E, ., ... -> . E", _element(op.inputs[0]), linear=((0,),),
         lower=_shape_lowering(2, "inputs"),
@@ -150,7 +159,7 @@ def _gather(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListScatter", "TensorListScatterV2")
-def _scatter(op: Op, constants: Constants) -> OpRule:
+def _scatter(op: Op, constants: Constants) -> OpRule | None:
     more = ", " if op.type == "TensorListScatterV2" else ""
     return _rule(
         op, f". E, ., ...{more} -> . E", _element(op.outputs[0]), linear=((0,),),
@@ -159,17 +168,17 @@ def _scatter(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("TensorListScatterIntoExistingList")
-def _scatter_into(op: Op, constants: Constants) -> OpRule:
+def _scatter_into(op: Op, constants: Constants) -> OpRule | None:
     return _rule(op, ". E, . E, . -> . E", _element(op.inputs[0]), linear=((0, 1),))
 
 
 @rule("TensorListResize")
-def _resize(op: Op, constants: Constants) -> OpRule:
+def _resize(op: Op, constants: Constants) -> OpRule | None:
     return _rule(op, ". E,  -> . E", _element(op.inputs[0]), linear=((0,),))
 
 
 @rule("TensorListConcatLists")
-def _concat_lists(op: Op, constants: Constants) -> OpRule:
+def _concat_lists(op: Op, constants: Constants) -> OpRule | None:
     return _rule(op, ". E, . E -> . E", _element(op.inputs[0]), linear=((0, 1),))
 
 

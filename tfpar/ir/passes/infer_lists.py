@@ -1,0 +1,124 @@
+"""Shapes of tensor lists that TensorFlow does not tell.
+
+A list takes the element shape of what is put into it, a region's lists are those of its
+bodies, and a loop's those that it comes back with. A list among the elements of a list counts as
+its elements, with a length of 1 in front: lengths are never split.
+"""
+
+from __future__ import annotations
+
+from tfpar.ir.graph import Graph, Op, Shape, Tensor, walk_functions
+
+_BRANCH_TYPES = ("If", "StatelessIf", "Case", "StatelessCase")
+_LOOP_TYPES = ("While", "StatelessWhile")
+_NEW_TYPES = ("TensorListReserve", "EmptyTensorList")
+# Which input an op puts into the list that is its first; which output it takes from it.
+_PUTS = {"TensorListSetItem": 2, "TensorListPushBack": 1}
+_TAKES = {"TensorListGetItem": 0, "TensorListPopBack": 1, "OptionalGetValue": 0}
+
+_MAX_ROUNDS = 8
+
+
+def infer_lists(graph: Graph) -> Graph:
+    """Complete the shapes of the lists of `graph` and its bodies, in place; returns `graph`."""
+    for _ in range(_MAX_ROUNDS):
+        if not _pass(graph):
+            break
+    return graph
+
+
+def _pass(graph: Graph) -> bool:
+    changed = False
+    for op in graph.ops:
+        if any(t.dtype == "variant" for t in (*op.inputs, *op.outputs)):
+            changed |= _complete(op)
+        bodies = [body for _, body in walk_functions(graph, op)]
+        if bodies:
+            changed |= _complete_region(op, bodies)
+    return changed
+
+
+def _complete_region(op: Op, bodies: list[Graph]) -> bool:
+    changed = False
+    inputs = op.inputs[1:] if op.type in _BRANCH_TYPES else op.inputs
+    for body in bodies:
+        for inner, outer in zip(body.inputs, inputs, strict=True):
+            changed |= _same(outer, inner)
+        changed |= _pass(body)
+        for inner, outer in zip(body.inputs, inputs, strict=True):
+            changed |= _same(inner, outer)
+        if len(body.outputs) == len(op.outputs):
+            for inner, outer in zip(body.outputs, op.outputs, strict=True):
+                changed |= _same(inner, outer)
+    if op.type in _LOOP_TYPES:
+        for before, after in zip(op.inputs, op.outputs, strict=True):
+            changed |= _same(before, after) | _same(after, before)
+    return changed
+
+
+def _same(known: Tensor, other: Tensor) -> bool:
+    """Give the list `other`, which is the list `known`, its shape."""
+    return known.dtype == "variant" and known.is_static and _set(other, known.shape)
+
+
+def _set(tensor: Tensor, shape: Shape) -> bool:
+    """Note the shape of a list; what is known stays, but for an unknown length."""
+    if tensor.dtype != "variant" or shape is None or None in shape[1:]:
+        return False
+    if tensor.is_static:
+        if tensor.shape[0] is not None or shape[0] is None:
+            return False
+        shape = (shape[0], *tensor.shape[1:])
+    tensor.shape = tuple(shape)
+    return True
+
+
+def _complete(op: Op) -> bool:
+    if op.type in _NEW_TYPES:
+        return _complete_new(op)
+    if op.type in ("TensorListFromTensor", "OptionalFromValue"):
+        element = _element_of(op.inputs[0])
+        if op.type == "OptionalFromValue" and element is not None:
+            element = (1, *element)
+        return _set(op.outputs[0], element)
+    held = next((t for t in op.inputs if t.dtype == "variant" and t.is_static), None)
+    changed = False
+    if op.type in _PUTS:
+        element = _element_of(op.inputs[_PUTS[op.type]])
+        if element is not None and not op.inputs[0].is_static:
+            changed |= _set(op.inputs[0], ((op.inputs[0].shape or (None,))[0], *element))
+        held = op.inputs[0]
+    if held is None or not held.is_static:
+        return changed
+    for position, tensor in enumerate(op.outputs):
+        if _TAKES.get(op.type) == position:
+            changed |= _set(tensor, (None, *held.shape[2:]))
+        else:
+            changed |= _set(tensor, held.shape)
+    return changed
+
+
+def _complete_new(op: Op) -> bool:
+    tensor = op.outputs[0]
+    length = _length(op.inputs[1])
+    like = op.inputs[0].op
+    if like.type == "TensorListElementShape" and like.inputs[0].is_static:
+        return _set(tensor, (length, *like.inputs[0].shape[1:]))
+    return tensor.is_static and _set(tensor, (length, *tensor.shape[1:]))
+
+
+def _length(tensor: Tensor) -> int | None:
+    """The length of a new list, as far as it is known; for an empty one, its bound."""
+    if tensor.op.type == "Const":
+        length = int(tensor.op.attrs["value"])
+        return length if length >= 0 else None
+    if tensor.op.type == "TensorListLength":
+        return (tensor.op.inputs[0].shape or (None,))[0]
+    return None
+
+
+def _element_of(tensor: Tensor) -> Shape:
+    """The shape that `tensor` has as an element of a list; None if it is not known."""
+    if not tensor.is_static:
+        return None
+    return (1, *tensor.shape[1:]) if tensor.dtype == "variant" else tensor.shape
