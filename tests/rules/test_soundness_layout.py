@@ -161,3 +161,11 @@ def test_partials_pass_through_relabelling():
             for d in result.decisions(op_type)
         )
     check(lambda a: tf.tile(a, [2, 1]), [x], [(Partial("max"), Replicate())], Mesh.of([2, 2]))
+
+
+def test_bitcast_to_another_width():
+    def function(x):
+        return tf.bitcast(tf.bitcast(x, tf.int8), tf.int32), tf.bitcast(x, tf.int32)
+
+    runs = sweep(function, [f(5, 4)], trials=2, partial=False)
+    assert was_split(runs, "Bitcast", "_0") and was_split(runs, "Bitcast", "_1")

@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python.xla import dynamic_slice, dynamic_update_slice
 
 from tests.partitioned import check, sweep, was_split
 from tests.rules.test_soundness_layout import f, with_gradient
@@ -85,6 +86,19 @@ def test_slice_update():
 
     runs = sweep(function, [f(5, 12, 3), f(5, 4, 3)], trials=4)
     assert all(was_split(runs, "TensorStridedSliceUpdate", f"d{d}") for d in (0, 1, 2))
+
+
+def test_dynamic_update_slice():
+    def function(x, y):
+        i = tf.cast(tf.reduce_sum(tf.zeros_like(x)), tf.int32)
+        return (
+            dynamic_update_slice(x, y, tf.stack([0, i + 5, 0])),
+            dynamic_slice(x, tf.stack([0, i + 5, 0]), [5, 4, 3]),
+        )  # fmt: skip
+
+    runs = sweep(function, [f(5, 7, 3), f(5, 4, 3)], trials=3)
+    for op_type in ("XlaDynamicUpdateSlice", "XlaDynamicSlice"):
+        assert was_split(runs, op_type, "d0") and was_split(runs, op_type, "d2")
 
 
 def test_pad():

@@ -86,12 +86,11 @@ def _cast(op: Op, constants: Constants) -> OpRule:
 
 
 @rule("Bitcast")
-def _bitcast(op: Op, constants: Constants) -> OpRule | None:
-    if op.inputs[0].shape != op.outputs[0].shape:
-        return None
-    return pointwise(op)
-
-
+def _bitcast(op: Op, constants: Constants) -> OpRule:
+    """An element of another width becomes, or is made of, a last dim of its own."""
+    ranks = len(op.inputs[0].shape), len(op.outputs[0].shape)
+    left, right = ("... ." if rank > min(ranks) else "..." for rank in ranks)
+    return make_rule(op, f"{left} -> {right}")
 
 
 @rule("Add", "AddV2", "AddN", "Sub", "AccumulateNV2")
