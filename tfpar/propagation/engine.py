@@ -77,6 +77,7 @@ class PartitionedGraph:
         resolutions: tensors reduced or anchored as soon as they are made.
         reshards: all changes of spec, resolutions included, in graph order.
         variable_specs: by variable, in capture order.
+        shared: ops that the first rank runs for all, who get the results by broadcast.
         held: (loop, branch or call, mesh axis) that had to run whole along the axis: its body
             would have needed a collective.
     """
@@ -89,6 +90,7 @@ class PartitionedGraph:
     resolutions: dict[Tensor, Reshard] = dataclasses.field(default_factory=dict)
     variable_specs: dict[Variable, Spec] = dataclasses.field(default_factory=dict)
     output_specs: list[Spec] = dataclasses.field(default_factory=list)
+    shared: set[Op] = dataclasses.field(default_factory=set)
     held: list[tuple[Op, int]] = dataclasses.field(default_factory=list)
 
     @property
@@ -114,9 +116,12 @@ class PartitionedGraph:
                     names = tuple(self.mesh.axis_names[a] for a in step.axes)
                     size = step_bytes(step, tuple(tensor.shape or ()), itemsize(tensor.dtype), self.mesh)
                     found.append((step.kind, names, size))
-        for decision in self.decisions.values():
+        for op, decision in self.decisions.items():
             if decision.expansion is not None:
                 found += decision.expansion.collectives()
+            if op in self.shared and op.outputs:
+                size = sum(t.num_bytes for t in op.outputs)
+                found.append(("broadcast", self.mesh.axis_names, size))
         return found
 
 
@@ -397,6 +402,8 @@ class Propagation:
                 self._settle(tensor, need)
             self._reshard(tensor, need)
         self.result.decisions[op] = decision
+        if op in self.prepared.once and not self.confined and self.mesh.size > 1:
+            self.result.shared.add(op)
         for tensor, made in zip(op.outputs, decision.choice.out_specs, strict=True):
             kept = self._kept(tensor, made)
             if kept != made:

@@ -33,6 +33,8 @@ class PreparedGraph:
     Attributes:
         rules: the rule of every op; ops of one signature share one object.
         fallbacks: ops without a rule, which run replicated.
+        once: those of them with an effect or a state of their own (a random generator, a
+            Python function): run by every rank they would differ.
         carried: see `deferral.carried_tensors`.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
         memo: decisions by (rule, input specs, ...); shared by all plans.
@@ -43,6 +45,7 @@ class PreparedGraph:
     constants: Constants
     rules: dict[Op, OpRule]
     fallbacks: list[Op]
+    once: frozenset[Op]
     carried: frozenset[Tensor]
     zeros: frozenset[Tensor]
     consumers: dict[Tensor, list[Op]]
@@ -77,9 +80,14 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
                 by_signature[key] = rule
         rules[op] = rule
     zeros = frozenset(t for op in graph.ops if _makes_zeros(op) for t in op.outputs)
+    once = frozenset(op for op in fallbacks if op.stateful and not _is_pinned(op))
     return PreparedGraph(
-        graph, constants, rules, fallbacks, carried_tensors(graph, rules), zeros, graph.consumers()
+        graph, constants, rules, fallbacks, once, carried_tensors(graph, rules), zeros, graph.consumers()
     )
+
+
+def _is_pinned(op: Op) -> bool:
+    return any(t.dtype in PINNED_DTYPES for t in (*op.inputs, *op.outputs))
 
 
 def _makes_zeros(op: Op) -> bool:

@@ -9,6 +9,7 @@ ops; nothing here knows which.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Sequence
 
 
@@ -18,7 +19,7 @@ from tfpar.ir.graph import Graph, Op, Shape, Tensor, Variable
 from tfpar.propagation.engine import Decision, PartitionedGraph, Reshard
 from tfpar.propagation.prepared import REGION_TYPES
 from tfpar.rewrite.regions import write_region
-from tfpar.rewrite.reshard import emit_step
+from tfpar.rewrite.reshard import ONCE, emit_step
 from tfpar.rules.local import LocalOp
 from tfpar.rules.rule import SAME
 from tfpar.spec import Mesh, Spec, local_shape
@@ -190,7 +191,20 @@ class _Writer:
                 return rule.lower(local)
         elif rule.pseudo:
             return rule.lower(local)
+        elif op in self.partitioned.prepared.once and self.mesh.size > 1:
+            return self._write_once(local)
         return local.copy().outputs
+
+    def _write_once(self, local: LocalOp) -> Sequence[Tensor]:
+        """An op that one rank runs for all; in a body, where no rank can, all in lockstep."""
+        if local.op not in self.partitioned.shared:
+            return local.copy(**_common_seed(local.op)).outputs
+        made = local.copy(**{ONCE: True}).outputs
+        if not made:
+            return ()
+        axes = tuple(range(self.mesh.num_axes))
+        outputs = [(t.shape, t.dtype) for t in made]
+        return self.build.emit("Broadcast", made, outputs, {"axes": axes}).outputs
 
     def _masked(self, local: LocalOp) -> list[Tensor]:
         """Inputs with the padding of reduced factors set to the reduction's neutral value."""
@@ -217,6 +231,13 @@ class _Writer:
             writer.local(t, s)
             for t, s in zip(inner.graph.outputs, inner.output_specs, strict=True)
         ]
+
+
+def _common_seed(op: Op) -> dict[str, int]:
+    """Seeds for a random op that has none, so that all ranks draw the same numbers."""
+    if op.attrs.get("seed", 1) or op.attrs.get("seed2", 1):
+        return {}
+    return {"seed": 1, "seed2": zlib.crc32(op.name.encode())}
 
 
 class ScopedBuilder(GraphBuilder):

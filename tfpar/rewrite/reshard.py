@@ -17,6 +17,9 @@ from tfpar.spec import Mesh, Shard, local_shape
 
 COLLECTIVE_TYPES = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast")
 
+ONCE = "_tfpar_once"
+"""Attribute of a local op that only the first rank runs; a Broadcast hands on what it gives."""
+
 
 def emit_step(
     build: GraphBuilder, x: Tensor, step: Step, shape: tuple[int, ...], mesh: Mesh

@@ -18,6 +18,7 @@ from tfpar.rules import (
     pointwise,
     pooling,
     pseudo,
+    random,
     reduction,
     scatter,
     segments,
@@ -33,8 +34,8 @@ from tfpar.rules.rule import OpRule, make_rule, replicate_rule
 
 FAMILIES = (
     convolution, diagonals, image, indexing, layout, linalg, lists, matrix, normalization,
-    optimizer_ops, pieces, pointwise, pooling, pseudo, reduction, scatter, segments, slicing,
-    softmax, sorting, state, values,
+    optimizer_ops, pieces, pointwise, pooling, pseudo, random, reduction, scatter, segments,
+    slicing, softmax, sorting, state, values,
 )  # fmt: skip
 
 __all__ = [

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.runtime.bodies import BodyWriter, has_bodies
 from tfpar.runtime.function_def import (
     FunctionWriter,
@@ -158,7 +158,7 @@ class _Linker:
         )
         suffixes = output_edges(op)
         names_bodies = has_bodies(op)
-        for rank in self.ranks:
+        for rank in self.ranks[:1] if ONCE in op.attrs else self.ranks:
             edges, nodes = self.edges[rank], self.nodes[rank]
             name = f"r{rank}/{op.name}"
             if names_bodies:

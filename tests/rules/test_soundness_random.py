@@ -1,0 +1,104 @@
+"""Random ops: stateless ones give one device's numbers, stateful ones the same on every rank."""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.partitioned import MESHES, check, run, sweep
+from tfpar.spec import Mesh, Replicate, Shard
+
+rng = np.random.default_rng(0)
+
+
+def f(*shape):
+    return rng.normal(size=shape).astype("float32")
+
+
+def test_stateless_numbers_do_not_depend_on_the_mesh():
+    def function(x, seed):
+        draws = [
+            tf.random.stateless_uniform(x.shape, seed), tf.random.stateless_normal(x.shape, seed),
+            tf.random.stateless_truncated_normal(x.shape, seed),
+            tf.cast(tf.random.stateless_uniform(x.shape, seed, 0, 9, tf.int32), tf.float32),
+        ]  # fmt: skip
+        return [x * d for d in draws] + [tf.random.experimental.stateless_shuffle(x, seed)]
+
+    sweep(function, [f(5, 6), np.array([3, 7])], trials=3)
+
+
+def test_stateless_draws_of_sharded_parameters():
+    def function(logits, rates, seed):
+        return [
+            tf.random.stateless_categorical(logits, 3, seed),
+            tf.random.stateless_gamma([2, 5], seed, rates),
+            tf.random.stateless_poisson([2, 5], seed, rates),
+            tf.random.stateless_binomial([2, 5], seed, tf.fill([5], 7.0), tf.nn.sigmoid(rates)),
+        ]
+
+    args = [f(5, 6), np.abs(f(5)) + 1, np.array([3, 7])]
+    sweep(function, args, trials=3, partial=False)
+
+
+def test_stateful_ops_run_once_for_all():
+    def function(x):
+        return [
+            x + tf.random.uniform(x.shape), x + tf.random.normal(x.shape),
+            x + tf.random.truncated_normal(x.shape), tf.random.shuffle(x),
+            x + tf.cast(tf.random.categorical(x, 6), x.dtype),
+        ]  # fmt: skip
+
+    x = f(6, 6)
+    result = run(function, [x], [(Shard(0), Shard(1))], Mesh.of([2, 2]))
+    uniform, normal, truncated, shuffled, _ = result.outputs
+    assert ((uniform - x >= 0) & (uniform - x < 1)).all()
+    assert np.abs(normal - x).max() < 6 and np.abs(truncated - x).max() <= 2.0001
+    np.testing.assert_array_equal(sorted(map(tuple, shuffled)), sorted(map(tuple, x)))
+    kinds = [kind for kind, _, _ in result.partitioned.collectives()]
+    assert kinds.count("broadcast") == 5
+
+
+def test_replicas_of_a_stateful_draw_agree():
+    """A sum over ranks of what each holds is as many times the first rank's value."""
+
+    def function(x):
+        noise = tf.random.normal([8])
+        return tf.reduce_sum(x[:, None] * noise[None, :], 0), noise
+
+    result = run(function, [np.ones(4, "float32")], [(Shard(0),)], Mesh.of([4]))
+    np.testing.assert_allclose(result.outputs[0], 4 * result.outputs[1], rtol=1e-5)
+
+
+def test_python_functions_run_once():
+    calls = []
+
+    def observe(v):
+        calls.append(v)
+        return np.float32(len(calls)) * v
+
+    def function(x):
+        y = tf.numpy_function(observe, [tf.reduce_sum(x)], tf.float32)
+        y.set_shape([])
+        return x * y
+
+    result = run(function, [np.ones(4, "float32")], [(Shard(0),)], MESHES[0])
+    assert len(calls) == 2  # once for all ranks, once in the plain run
+    np.testing.assert_allclose(result.outputs[0], 4.0 * np.ones(4))
+
+
+def test_draws_in_a_loop_agree():
+    def function(x):
+        def body(i, total):
+            return i + 1, total + x * tf.random.normal([1])
+
+        return tf.while_loop(lambda i, _: i < 3, body, [0, tf.zeros_like(x)])[1]
+
+    result = run(function, [np.ones(4, "float32")], [(Shard(0),)], Mesh.of([4]))
+    np.testing.assert_allclose(result.outputs[0], result.outputs[0][0] * np.ones(4), rtol=1e-6)
+
+
+def test_seeded_ops_give_one_devices_stream():
+    def function(x):
+        return x + tf.random.uniform(x.shape, seed=5)
+
+    tf.random.set_seed(11)
+    check(function, [f(4, 3)], [(Shard(0),)], MESHES[0])
+    check(function, [f(4, 3)], [(Replicate(),)], MESHES[1])
