@@ -82,8 +82,9 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
     zeros = frozenset(t for op in graph.ops if _makes_zeros(op) for t in op.outputs)
     once = frozenset(op for op in fallbacks if op.stateful and not _is_pinned(op))
     return PreparedGraph(
-        graph, constants, rules, fallbacks, once, carried_tensors(graph, rules), zeros, graph.consumers()
-    )
+        graph, constants, rules, fallbacks, once, carried_tensors(graph, rules), zeros,
+        graph.consumers(),
+    )  # fmt: skip
 
 
 def _is_pinned(op: Op) -> bool:
