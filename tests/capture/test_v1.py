@@ -281,3 +281,38 @@ def test_what_cannot_be_captured_is_named():
         source.capture(found, {})
     with pytest.raises(TfparError, match="'lost' has no value: the graph has no initialiser"):
         GraphProgram(source, tap.split([2])).run(read)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        v1.train.AdamOptimizer,
+        lambda rate: v1.train.MomentumOptimizer(rate, 0.9),
+        v1.train.FtrlOptimizer,
+        v1.train.ProximalGradientDescentOptimizer,
+    ],
+    ids=["adam", "momentum", "ftrl", "proximal"],
+)
+def test_rows_of_a_split_vocabulary_are_updated_where_they_are(optimizer):
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(3)
+        tokens = v1.placeholder(tf.int64, [None, 5], name="tokens")
+        table = v1.get_variable("table", [21, 4], use_resource=True)
+        pooled = tf.reduce_sum(tf.nn.embedding_lookup(table, tokens), 1)
+        loss = tf.reduce_mean(tf.square(pooled - 1.0))
+        train = optimizer(0.1).minimize(loss)
+        init = v1.global_variables_initializer()
+    feeds = {tokens: np.random.default_rng(0).integers(0, 21, (4, 5))}
+    with v1.Session(graph=graph) as session:
+        session.run(init)
+        losses = [session.run([train, loss], feeds)[1] for _ in range(3)]
+        final = {v.op.name: session.run(v) for v in graph.get_collection("variables")}
+    program = GraphProgram(
+        capture.from_graph(graph), tap.split([1, 4]), [tap.shard("table", dim=0, axis="model")]
+    )
+    got = [program.run([train, loss], feeds)[1] for _ in range(3)]
+    np.testing.assert_allclose(got, losses, rtol=1e-5)
+    assert_same(program.values(), final)
+    slots = [v for name, v in program.variables.items() if name.startswith("table/")]
+    assert all(slot.layout == program.variables["table"].layout for slot in slots)

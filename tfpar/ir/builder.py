@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpar.ir.graph import DType, Graph, Op, Tensor
+from tfpar.ir.graph import DType, Graph, Op, Shape, Tensor
 
 _COMPARISONS = frozenset(
     {"Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "LogicalAnd", "LogicalOr"}
@@ -88,7 +88,8 @@ class GraphBuilder:
         if tuple(shape) == x.shape:
             return x
         attrs = {"T": DType(x.dtype), "Tshape": DType("int32")}
-        return self.one("Reshape", (x, self.shape_const(shape)), shape, x.dtype, attrs)
+        sizes = self.shape_const([-1 if n is None else n for n in shape])
+        return self.one("Reshape", (x, sizes), shape, x.dtype, attrs)
 
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor:
         shape = [x.shape[p] for p in perm]
@@ -141,7 +142,7 @@ class GraphBuilder:
 
     def binary(self, op_type: str, x: Tensor, y: Tensor) -> Tensor:
         """A broadcasting op (`AddV2`, `Mul`, `Less`, ...); comparisons give bool."""
-        shape = np.broadcast_shapes(x.shape, y.shape)
+        shape = _broadcast(x.shape, y.shape)
         logical = op_type in ("LogicalAnd", "LogicalOr")
         attrs: dict[str, Any] = {} if logical else {"T": DType(x.dtype)}
         if op_type in ("Equal", "NotEqual"):
@@ -150,7 +151,7 @@ class GraphBuilder:
         return self.one(op_type, (x, y), shape, dtype, attrs)
 
     def select(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        shape = np.broadcast_shapes(condition.shape, x.shape, y.shape)
+        shape = _broadcast(condition.shape, x.shape, y.shape)
         return self.one("SelectV2", (condition, x, y), shape, x.dtype, {"T": DType(x.dtype)})
 
     def reduce(self, op_type: str, x: Tensor, dims: Sequence[int], keep_dims: bool = False) -> Tensor:
@@ -191,6 +192,14 @@ def neutral(reduction: str, dtype: str) -> Any:
         info = np.iinfo(kind)
         return info.min if lowest else info.max
     return -np.inf if lowest else np.inf
+
+
+def _broadcast(*shapes: Shape) -> tuple[Any, ...]:
+    """The shape of broadcast operands; scalars go with dims of unknown size."""
+    ranked = [s for s in shapes if s]
+    if len(set(ranked)) == 1:
+        return ranked[0]
+    return np.broadcast_shapes(*shapes)
 
 
 ExpansionBuilder = Callable[..., Graph]

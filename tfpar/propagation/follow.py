@@ -14,6 +14,7 @@ from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.rules.rule import OpRule
 
 _ASSIGN_TYPES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_APPLY_PREFIXES = ("ResourceApply", "ResourceSparseApply")
 
 Follow = tuple[Variable, tuple[int | None, ...]]
 """(weight, for each dim of the slot the weight's dim or None)."""
@@ -70,7 +71,7 @@ def followed_weights(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Variable,
 
 
 def _updates(op: Op) -> bool:
-    return op.type in _ASSIGN_TYPES or op.type.startswith("ResourceApply")
+    return op.type in _ASSIGN_TYPES or op.type.startswith(_APPLY_PREFIXES)
 
 
 def _is_contraction(rule: OpRule) -> bool:

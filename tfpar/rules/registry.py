@@ -13,10 +13,11 @@ RuleFunction = Callable[["Op", Constants], OpRule | None]
 
 _RULES: dict[str, RuleFunction] = {}
 _PARTLY_STATIC: set[str] = set()
+_UNKNOWN_SIZES: set[str] = set()
 
 
 def rule(
-    *op_types: str, partly_static: bool = False
+    *op_types: str, partly_static: bool = False, unknown_sizes: bool = False
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register the decorated function as the rule of `op_types`.
 
@@ -26,6 +27,8 @@ def rule(
     Args:
         partly_static: the rule also serves instances with tensors of unknown rank, which
             it leaves whole.
+        unknown_sizes: the rule also serves instances with dims of unknown size (rows that
+            only the step itself counts); `make_rule` leaves such dims whole.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -35,6 +38,8 @@ def rule(
             _RULES[op_type] = function
         if partly_static:
             _PARTLY_STATIC.update(op_types)
+        if unknown_sizes:
+            _UNKNOWN_SIZES.update(op_types)
         return function
 
     return register
@@ -75,7 +80,8 @@ def find_rule(op: Op, constants: Constants) -> OpRule | None:
     tensors = (*op.inputs, *op.outputs)
     if op.type in _PARTLY_STATIC:
         tensors = tuple(t for t in tensors if t.shape is not None)
-    if not all(t.is_static for t in tensors):
+    known = [t.shape is not None if op.type in _UNKNOWN_SIZES else t.is_static for t in tensors]
+    if not all(known):
         return None
     return function(op, constants)
 

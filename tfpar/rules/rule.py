@@ -166,7 +166,7 @@ def make_rule(
         for names, size in zip(dims, tensor.shape or (), strict=True):
             for name in names:
                 order.setdefault(name, len(order))
-            if len(names) == 1 and size != 1:
+            if len(names) == 1 and size not in (1, None):
                 if known.setdefault(names[0], size) != size:
                     raise RuleError(
                         f"Rule {notation!r} of {op.type} {op.name}: factor {names[0]!r} "

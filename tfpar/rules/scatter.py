@@ -94,7 +94,7 @@ def _tensor_scatter(op: Op, constants: Constants) -> OpRule:
     )  # fmt: skip
 
 
-@rule(*(f"ResourceScatter{kind}" for kind in _TENSOR_SCATTERS))
+@rule(*(f"ResourceScatter{kind}" for kind in _TENSOR_SCATTERS), unknown_sizes=True)
 def _resource_scatter(op: Op, constants: Constants) -> OpRule:
     """Whole rows by their number: the same as a scatter by index vectors of length 1."""
     handle, indices, updates = op.inputs
