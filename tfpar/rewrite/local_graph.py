@@ -133,7 +133,7 @@ class _Writer:
         op = tensor.op
         shape = local_shape(tensor.shape, spec, self.mesh) if tensor.is_static else tensor.shape
         inputs = [self.local(t, self.partitioned.specs[t]) for t in op.inputs]
-        if inputs and tensor.is_static:
+        if inputs and tensor.is_static and op.attrs["element_dtype"] != "variant":
             inputs[0] = self.build.const(shape[1:], inputs[0].dtype)
         made = self.build.emit(op.type, inputs, [(shape, "variant")], op.attrs, name=op.name)
         return made.outputs[0]

@@ -60,7 +60,8 @@ def _shape_lowering(operand: int, lists: str, position: int = 0):
         else:
             shape = local.local_output_shape(position)[1:]
         inputs = list(local.inputs)
-        if given.shape:  # a scalar says that the shape is unknown, which holds anywhere
+        # A scalar says that the shape is unknown, which holds anywhere; lists are scalars.
+        if given.shape and local.op.attrs["element_dtype"] != "variant":
             inputs[operand] = local.build.const(np.array(shape), given.dtype)
         return local.copy(inputs).outputs
 

@@ -30,11 +30,11 @@ def infer_lists(graph: Graph) -> Graph:
 def _pass(graph: Graph) -> bool:
     changed = False
     for op in graph.ops:
-        if any(t.dtype == "variant" for t in (*op.inputs, *op.outputs)):
-            changed |= _complete(op)
         bodies = [body for _, body in walk_functions(graph, op)]
         if bodies:
             changed |= _complete_region(op, bodies)
+        elif any(t.dtype == "variant" for t in (*op.inputs, *op.outputs)):
+            changed |= _complete(op)
     return changed
 
 
