@@ -1,9 +1,10 @@
 """Random ops: stateless ones give one device's numbers, stateful ones the same on every rank."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tests.partitioned import MESHES, check, run, sweep
+from tests.partitioned import MESHES, check, run, sweep, was_split
 from tfpar.spec import Mesh, Replicate, Shard
 
 rng = np.random.default_rng(0)
@@ -23,6 +24,70 @@ def test_stateless_numbers_do_not_depend_on_the_mesh():
         return [x * d for d in draws] + [tf.random.experimental.stateless_shuffle(x, seed)]
 
     sweep(function, [f(5, 6), np.array([3, 7])], trials=3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
+def test_a_rank_draws_its_shard_alone(dtype):
+    def function(x, seed):
+        if dtype.startswith("int"):
+            low, high = tf.constant(0, dtype), tf.constant(1000, dtype)
+            draws = [
+                tf.random.stateless_uniform(x.shape, seed, low, high, dtype),
+                tf.random.stateless_uniform(x.shape, seed, None, None, dtype),
+            ]
+        else:
+            draws = [
+                tf.random.stateless_uniform(x.shape, seed, dtype=dtype),
+                tf.random.stateless_normal(x.shape, seed, dtype=dtype),
+            ]
+        return [x * d for d in draws]
+
+    kinds = ["UniformInt", "UniformFullInt"] if dtype.startswith("int") else ["Uniform", "Normal"]
+    for mesh, spec in (
+        (Mesh.of([2]), (Shard(0),)), (Mesh.of([4]), (Shard(0),)),
+        (Mesh.of([2, 2]), (Shard(0), Shard(0))), (Mesh.of([2, 2]), (Shard(1), Shard(0))),
+    ):  # fmt: skip
+        for shape in ((5, 3), (16, 2), (7,)):
+            if len(shape) == 1 and spec[0] != Shard(0):
+                continue
+            x = (10 * f(*shape)).astype(dtype)
+            result = check(
+                function, [x, np.array([3, 7])], [spec, (Replicate(),) * len(spec)], mesh
+            )
+            assert all(was_split([result], f"StatelessRandom{k}V2", "n") for k in kinds)
+
+
+def test_counter_carries_into_its_high_word():
+    key, counter = np.array([5], "uint64"), np.array([2**64 - 2, 9], "uint64")
+
+    def function(x):
+        return x * tf.raw_ops.StatelessRandomUniformV2(
+            shape=x.shape, key=key, counter=counter, alg=1, dtype=tf.float32
+        )
+
+    result = check(function, [f(8, 4)], [(Shard(0),)], Mesh.of([4]))
+    assert was_split([result], "StatelessRandomUniformV2", "n")
+
+
+def test_dropout_masks_are_drawn_where_they_are_used():
+    def function(x, seed):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.experimental.stateless_dropout(tf.tanh(x), 0.4, seed)
+            loss = tf.reduce_sum(y * y)
+        return y, tape.gradient(loss, x)
+
+    runs = sweep(function, [f(6, 3, 4), np.array([3, 7])], trials=4)
+    assert was_split(runs, "StatelessRandomUniformV2", "n")
+    assert was_split(runs, "GreaterEqual", "_2")
+
+
+def test_a_draw_that_nothing_sharded_reads_stays_whole():
+    def function(x, seed):
+        noise = tf.random.stateless_normal([4, 4], seed)
+        return tf.reduce_sum(noise) + x, noise
+
+    check(function, [f(6), np.array([3, 7])], [(Shard(0),), (Replicate(),)], MESHES[0])
 
 
 def test_stateless_draws_of_sharded_parameters():

@@ -174,9 +174,10 @@ class Propagation:
         self.specs: dict[Tensor, Spec | None] = {}
         self.done: set[tuple[Tensor, Spec]] = set()
         self.replicated = replicated(mesh.num_axes)
-        # Weights left open, and the ops that only relabel them, until a reader settles them.
-        self.open: dict[Variable, list[Op]] = {}
-        self.open_root: dict[Tensor, Variable] = {}
+        # Weights left open and numbers to draw, with the ops that only relabel them, until a
+        # reader settles them.
+        self.open: dict[Variable | Op, list[Op]] = {}
+        self.open_root: dict[Tensor, Variable | Op] = {}
 
     def run(self) -> PartitionedGraph:
         self._place_variables()
@@ -184,8 +185,8 @@ class Propagation:
             self.specs[tensor] = self.canonical(spec)
         for op in self.graph.ops:
             self._visit(op)
-        for variable in list(self.open):
-            self._settle_variable(variable, self.replicated)
+        for root in list(self.open):
+            self._settle_root(root, self.replicated)
         self._finish_outputs()
         result = self.result
         result.specs = {t: s for t, s in self.specs.items() if s is not None}
@@ -238,30 +239,42 @@ class Propagation:
             for p in spec
         )
 
-    def _settle_variable(self, variable: Variable, spec: Spec) -> None:
-        """Fix an open weight and everything that only relabelled it."""
-        relabelled = self.open.pop(variable)
-        self.specs[variable.handle] = spec
-        for follower, mapping in self.followers.get(variable, ()):
-            self.specs[follower.handle] = self._followed(variable, mapping)
+    def _settle_root(self, root: Variable | Op, spec: Spec) -> None:
+        """Fix an open weight or draw, and everything that only relabelled it."""
+        relabelled = self.open.pop(root)
+        if isinstance(root, Op):
+            self._record(root, self._drawn_as(root, spec))
+        else:
+            self.specs[root.handle] = spec
+            for follower, mapping in self.followers.get(root, ()):
+                self.specs[follower.handle] = self._followed(root, mapping)
         for op in relabelled:
             self._visit_settled(op)
 
+    def _drawn_as(self, op: Op, spec: Spec) -> Decision:
+        """`op`, which reads nothing that is sharded, making its output as `spec` where it can."""
+        rule = self.prepared.rules[op]
+        splits = tuple(
+            s if s is not None and rule.can_split(s[0]) and rule.takes_pattern(*s) else WHOLE
+            for s in splits_of(rule.outputs[0], spec, rule.sizes, self.mesh.shape)
+        )
+        made = spec_of(rule.outputs[0], rule, splits, self.mesh.shape, is_output=True)
+        return Decision(Choice(splits, (self.replicated,) * len(op.inputs), (made,)))
+
     def _settle(self, tensor: Tensor, spec: Spec) -> None:
-        """Make the open `tensor` come out as `spec` where its weight can be laid so."""
-        variable = self.open_root[tensor]
+        """Make the open `tensor` come out as `spec` where its root can be laid so."""
+        root = self.open_root[tensor]
+        start = root.outputs[0] if isinstance(root, Op) else root.handle
         want: Spec = spec
-        while tensor is not variable.handle:
+        while tensor is not start:
             op = tensor.op
             rule = self.prepared.rules[op]
-            source = next(i for i, t in enumerate(op.inputs) if self.open_root.get(t) is variable)
+            source = next(i for i, t in enumerate(op.inputs) if self.open_root.get(t) is root)
             splits = splits_of(rule.outputs[tensor.index], want, rule.sizes, self.mesh.shape)
             chosen = tuple(WHOLE if s is None else s for s in splits)
             want = spec_of(rule.inputs[source], rule, chosen, self.mesh.shape)
             tensor = op.inputs[source]
-        self._settle_variable(variable, tuple(
-            p if isinstance(p, Shard) else Replicate() for p in want
-        ))
+        self._settle_root(root, tuple(p if isinstance(p, Shard) else Replicate() for p in want))
 
     # --- ops ---------------------------------------------------------------------
 
@@ -275,22 +288,36 @@ class Propagation:
         self._visit_settled(op)
 
     def _stays_open(self, op: Op) -> bool:
-        """Ops that only relabel an open weight wait with it for its first reader."""
-        roots = {self.open_root[t] for t in op.inputs if self.specs.get(t, 0) is FREE and t in self.open_root}
-        if len(roots) != 1 or len(op.outputs) != 1:
+        """Draws, and ops that only relabel a draw or an open weight, wait for the first reader."""
+        if len(op.outputs) != 1 or self._anchor_of(op.outputs[0]) is not None:
             return False
-        (variable,) = roots
-        moving = [i for i, t in enumerate(op.inputs) if t in self.open_root and self.specs[t] is FREE]
-        rule = self.prepared.rules[op]
-        relabels = moving[0] in rule.monotone or op.type in ("ReadVariableOp", "Cast")
-        if len(moving) != 1 or not relabels or self._anchor_of(op.outputs[0]) is not None:
+        moving = [i for i, t in enumerate(op.inputs) if self.specs.get(t, 0) is FREE]
+        if self.prepared.rules[op].drawn and not moving and not self.confined:
+            root: Variable | Op = op
+            self.open[op] = []
+        elif len(moving) == 1 and self._relabels(op, moving[0]):
+            root = self.open_root[op.inputs[moving[0]]]
+            self.open[root].append(op)
+        else:
             return False
-        if any(i != moving[0] and t.op.type != "Const" for i, t in enumerate(op.inputs)):
-            return False
-        self.open[variable].append(op)
-        self.open_root[op.outputs[0]] = variable
+        self.open_root[op.outputs[0]] = root
         self.specs[op.outputs[0]] = FREE
         return True
+
+    def _relabels(self, op: Op, position: int) -> bool:
+        """Whether the open input at `position` has its like in the output of `op`."""
+        tensor, rule = op.inputs[position], self.prepared.rules[op]
+        if tensor not in self.open_root:
+            return False
+        others = [t for i, t in enumerate(op.inputs) if i != position]
+        if isinstance(self.open_root[tensor], Op):
+            # Scaled and compared with scalars: a draw is worth cutting down to the mask it is for.
+            alike = rule.inputs[position] == rule.outputs[0] and rule.lower is None
+            return alike and all(
+                t.num_elements == 1 and self.specs[t] == self.replicated for t in others
+            )
+        relabels = position in rule.monotone or op.type in ("ReadVariableOp", "Cast")
+        return relabels and all(t.op.type == "Const" for t in others)
 
     def _visit_settled(self, op: Op) -> None:
         try:

@@ -67,6 +67,8 @@ class OpRule:
             always emits it.
         any_pattern: whether factors may be cut in strided patterns too, or the names of those
             that may. Holds where the op is copied or `lower` does not use positions.
+        drawn: the op reads nothing that is sharded and its one output can be made in any spec
+            that its factors allow: it waits for the spec that the first reader wants.
         masked: whether inputs come with the padding of reduced factors neutral; not needed
             where `lower` keeps padding out itself.
         expand: factor -> builder of the graph of simpler ops that the op stands
@@ -84,6 +86,7 @@ class OpRule:
     lower: Callable[[LocalOp], Sequence[Tensor]] | None = None
     pseudo: bool = False
     any_pattern: bool | Collection[str] | None = None
+    drawn: bool = False
     masked: bool = True
     expand: Mapping[int, Callable[..., Any]] = dataclasses.field(default_factory=dict)
 
