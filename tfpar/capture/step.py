@@ -84,6 +84,8 @@ def capture_step(
     used: dict[str, int] = {}
     for external, tensor in zip(externals, graph.inputs[num_arguments:], strict=True):
         if external.dtype != tf.resource:
+            if tensor.op.type == "Const":  # a small eager tensor, captured by its value
+                continue
             closure.append(external)
             closure_inputs.append(tensor)
             continue
@@ -148,7 +150,8 @@ def _where(error: BaseException) -> str:
 
 def _parent(handle: tf.Tensor) -> tf.Variable | None:
     parent = getattr(handle, "_parent_trackable", None)
-    return parent() if parent is not None else None
+    found = parent() if parent is not None else None
+    return found if isinstance(found, tf.Variable) else None
 
 
 def _own_name(variable: tf.Variable) -> tuple[str, bool]:
