@@ -62,7 +62,10 @@ GPT_MEGATRON = {
     r".*fc1/kernel": (None, "model"),
     r".*fc1/bias": ("model",),
     r".*fc2/kernel": ("model", None),
+    r"tokens/embeddings": ("model", None),
+    r"head/kernel": (None, "model"),
+    r"head/bias": ("model",),
 }
-"""Megatron's layout: heads and the MLP's inner dim split."""
+"""Megatron's layout: heads, the MLP's inner dim and the vocabulary split."""
 
 WIDE_HEAD = {r"head/kernel": (None, "model"), r"head/bias": ("model",)}

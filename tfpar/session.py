@@ -93,14 +93,11 @@ class CompiledFunction:
         function: the step; called with the arguments while tracing.
         names: (unique name, whether a weight) of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
-        adopt: turns a captured plain variable into a `ParallelVariable` in its holder's
-            place, or gives None if no holder is known.
     """
 
     def __init__(
         self, session: Session, function: Callable[..., Any], *,
         names: VariableNames | None = None,
-        adopt: Callable[[tf.Variable], ParallelVariable | None] | None = None,
         on_plan: Callable[[Plan, Executable], None] | None = None,
         part: bool = False, name: str = "step",
     ) -> None:  # fmt: skip
@@ -110,7 +107,6 @@ class CompiledFunction:
         self.function = function
         self.executables: dict[Any, Executable] = {}
         self._names = names
-        self._adopt = adopt
         self._on_plan = on_plan
         self._name = name
 
@@ -133,7 +129,7 @@ class CompiledFunction:
         session = self.session
         devices = session.devices
         captured = self.capture(specs)
-        captured.variables = [self._parallel(v) for v in captured.variables]
+        captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
         prepared = prepare_step(captured)
         self._report_fallbacks(prepared)
         plan = self._plan(captured)
@@ -164,18 +160,6 @@ class CompiledFunction:
             )
         session.plan.check(captured.graph, session.mesh, part=self._part)
         return session.plan
-
-    def _parallel(self, variable: tf.Variable) -> ParallelVariable:
-        if isinstance(variable, ParallelVariable):
-            return variable
-        adopted = self._adopt(variable) if self._adopt is not None else None
-        if adopted is None:
-            raise TfparError(
-                f"Variable {variable.name!r} was made outside of auto_parallel and is not part of "
-                f"the model, so it cannot be laid over the mesh. Make it inside the auto_parallel "
-                f"block, or as an attribute of the model (a Keras weight)."
-            )
-        return adopted
 
     def _report_fallbacks(self, prepared) -> None:
         if not prepared.fallbacks:

@@ -55,7 +55,7 @@ class ParallelModel:
             self.executables[kind] = executable
 
         return CompiledFunction(
-            self.session, run, names=self.variable_name, adopt=self.adopt_variable,
+            self.session, run, names=self.variable_name,
             on_plan=remember, part=kind != "train", name=f"{kind}_step",
         )  # fmt: skip
 
@@ -115,19 +115,6 @@ class ParallelModel:
                 is_weight = id(holder) in weights and variable.dtype.is_floating
                 return holder.path, is_weight
         return variable.name.partition(":")[0], bool(variable.trainable)
-
-    def adopt_variable(self, variable: tf.Variable) -> ParallelVariable | None:
-        """Put a `ParallelVariable` with the same value in a plain variable's place."""
-        for holder in self.keras_variables():
-            if holder._value is variable:
-                parallel = ParallelVariable(
-                    shape=variable.shape, dtype=variable.dtype, trainable=variable.trainable,
-                    name=variable.name.partition(":")[0],
-                )  # fmt: skip
-                parallel.assign(variable.read_value())
-                holder._value = parallel
-                return parallel
-        return None
 
     def gather(self) -> None:
         """Make every variable whole again (exporting, eager debugging)."""

@@ -50,6 +50,17 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         self._shards: list[tf.Variable] | None = None
         self._layout: tuple[Mesh, Spec] | None = None
 
+    @classmethod
+    def adopt(cls, variable: tf.Variable) -> ParallelVariable:
+        """Make a plain resource variable a `ParallelVariable` where it stands.
+
+        Whoever holds it (a Keras weight, a module, the user) keeps the same object, whole from outside.
+        """
+        if not isinstance(variable, cls):
+            variable.__class__ = cls
+            variable._pending = variable._shards = variable._layout = None
+        return variable
+
     # --- states ------------------------------------------------------------------
 
     @property
