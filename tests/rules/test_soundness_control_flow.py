@@ -117,7 +117,7 @@ def test_weights_that_shard_are_gathered_before_the_loop():
     gathers = [size for kind, _, size in partitioned.collectives() if kind == "all_gather"]
     assert sorted(gathers) == [4 * 6 * 4, 6 * 6 * 4]
     reduces = [size for kind, _, size in partitioned.collectives() if kind == "all_reduce"]
-    assert sorted(reduces) == [4, 4, 4 * 6 * 4, 6 * 6 * 4]
+    assert sorted(reduces) == [4, 4 * 6 * 4, 6 * 6 * 4]
 
 
 def test_loop_that_needs_a_collective_runs_whole():

@@ -1,0 +1,91 @@
+"""Recurrent models and grouped convolutions train on a mesh as on one device."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfpar as tap
+from tests.equivalence import assert_equivalent
+
+LENGTH, VOCABULARY, UNITS, BATCH = 5, 11, 6, 8
+rng = np.random.default_rng(0)
+
+
+def tokens(n=BATCH + 3):
+    x = rng.integers(1, VOCABULARY, (n, LENGTH)).astype("int32")
+    x[::3, 3:] = 0
+    return x, rng.integers(0, 4, n)
+
+
+def classifier(make, mask=False):
+    ids = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(VOCABULARY, UNITS, mask_zero=mask)(ids)
+    for layer in make():
+        x = layer(x)
+    model = keras.Model(ids, layers.Dense(4)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
+    return model
+
+
+RECURRENT = {
+    "lstm": lambda: [layers.LSTM(UNITS, use_cudnn=False)],
+    "gru": lambda: [layers.GRU(UNITS, use_cudnn=False)],
+    "simple": lambda: [layers.SimpleRNN(UNITS)],
+    "stacked": lambda: [
+        layers.LSTM(UNITS, return_sequences=True, use_cudnn=False),
+        layers.GRU(UNITS, go_backwards=True, use_cudnn=False),
+    ],
+    "bidirectional": lambda: [layers.Bidirectional(layers.LSTM(UNITS, use_cudnn=False))],
+    "cells": lambda: [layers.RNN([layers.LSTMCell(UNITS), layers.GRUCell(UNITS)])],
+    "time distributed": lambda: [
+        layers.TimeDistributed(layers.Dense(UNITS)), layers.GlobalAveragePooling1D()
+    ],
+}  # fmt: skip
+
+
+def activations_gathered(trained):
+    """Payloads of collectives that move activations rather than gradients and losses."""
+    return [c for c in trained.collectives() if c[0] in ("all_gather", "all_to_all")]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("mask", [False, True], ids=["plain", "masked"])
+def test_recurrent_layers_are_data_parallel(name, mask):
+    if mask and name in ("time distributed", "simple", "stacked"):
+        pytest.skip("one masked layer of a kind is enough")
+    parallel, _ = assert_equivalent(
+        lambda: classifier(RECURRENT[name], mask), tokens(), tap.split([2]), batch_size=BATCH
+    )
+    assert not parallel.executable().partitioned.held
+    assert not activations_gathered(parallel)
+
+
+def test_weights_of_a_recurrent_layer_split():
+    constraints = [
+        tap.batch("data"),
+        tap.shard("lstm/lstm_cell/kernel", dim=0, axis="data"),
+        tap.shard("lstm/lstm_cell/recurrent_kernel", dim=1, axis="model"),
+    ]
+    parallel, _ = assert_equivalent(
+        lambda: classifier(lambda: [layers.LSTM(UNITS, use_cudnn=False, name="lstm")]), tokens(),
+        tap.split([2, 2]), constraints, batch_size=BATCH,
+    )  # fmt: skip
+    assert not [axis for _, axis in parallel.executable().partitioned.held if axis == 0]
+
+
+def test_grouped_convolution_is_data_parallel():
+    def build():
+        model = keras.Sequential(
+            [keras.Input((8, 8, 4)), layers.Conv2D(6, 3, groups=2), layers.Flatten(), layers.Dense(3)]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        return model
+
+    data = rng.normal(size=(BATCH * 2, 8, 8, 4)), rng.normal(size=(BATCH * 2, 3))
+    parallel, _ = assert_equivalent(build, data, tap.split([2]), batch_size=BATCH)
+    assert not parallel.executable().partitioned.held
+    assert not activations_gathered(parallel)
