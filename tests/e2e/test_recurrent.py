@@ -80,7 +80,10 @@ def test_weights_of_a_recurrent_layer_split():
 def test_grouped_convolution_is_data_parallel():
     def build():
         model = keras.Sequential(
-            [keras.Input((8, 8, 4)), layers.Conv2D(6, 3, groups=2), layers.Flatten(), layers.Dense(3)]
+            [
+                keras.Input((8, 8, 4)), layers.Conv2D(6, 3, groups=2), layers.Flatten(),
+                layers.Dense(3),
+            ]
         )
         model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
         return model

@@ -74,4 +74,3 @@ def test_gradient_of_a_call_is_sharded_with_it():
     x, w = tf.random.stateless_normal([6, 4], [1, 2]).numpy(), tf.eye(4).numpy()
     result = check(step, [x, w], [(Shard(0),), (Replicate(),)], mesh)
     assert {kind for kind, _, _ in result.partitioned.collectives()} == {"all_reduce"}
-

@@ -106,9 +106,7 @@ def test_weights_that_shard_are_gathered_before_the_loop():
     concrete = tf.function(step).get_concrete_function(tf.TensorSpec(args[0].shape))
     graph = convert_func_graph(concrete.graph)
     for tensor, variable in zip(graph.inputs[1:], variables, strict=True):
-        graph.variables.append(
-            Variable(variable.name, tensor.shape, "float32", True, tensor)
-        )
+        graph.variables.append(Variable(variable.name, tensor.shape, "float32", True, tensor))
     graph.inputs = graph.inputs[:1]
     anchors = Anchors({v.name: (Shard(0),) for v in variables}, [(Shard(0),)])
     partitioned = propagate(prepare(graph), mesh, anchors)

@@ -9,120 +9,15 @@ that searching calls it many times a second.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-
-from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choose
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
 from tfpar.propagation.follow import followed_weights
+from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph, Reshard
 from tfpar.propagation.prepared import PINNED_DTYPES, REGION_TYPES, PreparedGraph, prepare
-from tfpar.propagation.reshard import Step, lower_reshard, step_bytes
+from tfpar.propagation.regions import partition_region
+from tfpar.propagation.reshard import lower_reshard
 from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec, SpecError, format_spec, replicated
-from tfpar.ir.graph import itemsize
-
-
-@dataclasses.dataclass(frozen=True)
-class Anchors:
-    """What a plan fixes: the rest follows.
-
-    Attributes:
-        variables: specs by variable name. Trainable variables not named are open
-            (they take what their first reader wants), others follow their
-            weight or are replicated.
-        inputs: the spec of each graph input.
-        tensors: specs of border tensors by tensor name (`scope/op:0`).
-        outputs: specs that graph outputs must have, by position; None leaves one as it comes.
-    """
-
-    variables: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
-    inputs: Sequence[Spec] = ()
-    tensors: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
-    outputs: Sequence[Spec | None] = ()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Decision:
-    """How one op runs.
-
-    Attributes:
-        choice: splits and specs; see `decide.Choice`.
-        expansion: the partitioned decomposition that runs in the op's place.
-        bodies: partitioned function bodies of a control-flow op or call, by name.
-    """
-
-    choice: Choice
-    expansion: PartitionedGraph | None = None
-    bodies: Mapping[str, PartitionedGraph] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reshard:
-    """A tensor's change of spec; emitted once, whoever reads it."""
-
-    tensor: Tensor
-    source: Spec
-    target: Spec
-
-    def steps(self, mesh: Mesh) -> tuple[Step, ...]:
-        return lower_reshard(tuple(self.tensor.shape or ()), self.source, self.target, mesh)
-
-
-@dataclasses.dataclass(eq=False)
-class PartitionedGraph:
-    """The result: every tensor's spec and every reshard.
-
-    Attributes:
-        specs: the spec in which each tensor is kept (after `resolutions`).
-        resolutions: tensors reduced or anchored as soon as they are made.
-        reshards: all changes of spec, resolutions included, in graph order.
-        variable_specs: by variable, in capture order.
-        shared: ops that the first rank runs for all, who get the results by broadcast.
-        held: (loop, branch or call, mesh axis) that had to run whole along the axis: its body
-            would have needed a collective.
-    """
-
-    prepared: PreparedGraph
-    mesh: Mesh
-    specs: dict[Tensor, Spec] = dataclasses.field(default_factory=dict)
-    decisions: dict[Op, Decision] = dataclasses.field(default_factory=dict)
-    reshards: list[Reshard] = dataclasses.field(default_factory=list)
-    resolutions: dict[Tensor, Reshard] = dataclasses.field(default_factory=dict)
-    variable_specs: dict[Variable, Spec] = dataclasses.field(default_factory=dict)
-    output_specs: list[Spec] = dataclasses.field(default_factory=list)
-    shared: set[Op] = dataclasses.field(default_factory=set)
-    held: list[tuple[Op, int]] = dataclasses.field(default_factory=list)
-
-    @property
-    def graph(self) -> Graph:
-        return self.prepared.graph
-
-    def is_free(self, position: int) -> bool:
-        """Whether the output at `position` is a new list, which can be had in any spec."""
-        tensor = self.graph.outputs[position]
-        return tensor.dtype == "variant" and tensor in self.prepared.zeros
-
-    def collectives(self) -> list[tuple[str, tuple[str, ...], int]]:
-        """(kind, mesh axis names, payload bytes) of each collective of one step.
-
-        Loop bodies hold none, expansions count with their op. Payload as in
-        `reshard.step_bytes`.
-        """
-        found = []
-        for reshard in self.reshards:
-            tensor = reshard.tensor
-            for step in reshard.steps(self.mesh):
-                if step.is_collective:
-                    names = tuple(self.mesh.axis_names[a] for a in step.axes)
-                    size = step_bytes(step, tuple(tensor.shape or ()), itemsize(tensor.dtype), self.mesh)
-                    found.append((step.kind, names, size))
-        for op, decision in self.decisions.items():
-            if decision.expansion is not None:
-                found += decision.expansion.collectives()
-            if op in self.shared and op.outputs:
-                size = sum(t.num_bytes for t in op.outputs)
-                found.append(("broadcast", self.mesh.axis_names, size))
-        return found
 
 
 def propagate(
@@ -322,8 +217,6 @@ class Propagation:
     def _visit_settled(self, op: Op) -> None:
         try:
             if op.type in REGION_TYPES:
-                from tfpar.propagation.regions import partition_region
-
                 self._settle_all(op)
                 decision = partition_region(self, op)
             else:
@@ -349,6 +242,12 @@ class Propagation:
 
     def whole_axes(self, op: Op) -> tuple[int, ...]:
         return tuple(sorted(a for o, a in self.whole if o is op)) if self.whole else ()
+
+    def propagate_body(
+        self, body: PreparedGraph, anchors: Anchors, zeros: frozenset[Tensor]
+    ) -> PartitionedGraph:
+        """Propagate through the body of a region."""
+        return propagate(body, self.mesh, anchors, confined=True, zeros=zeros)
 
     def spec(self, tensor: Tensor) -> Spec:
         """The spec in which `tensor`, which is not open, is kept."""

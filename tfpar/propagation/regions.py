@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfpar.ir.graph import FunctionRef, Op, Tensor
 from tfpar.ir.passes.hoist_reads import is_unchanged
 from tfpar.propagation.decide import CannotHold, Choice
-from tfpar.propagation.engine import (
-    Anchors,
-    Decision,
-    PartitionedGraph,
-    Propagation,
-    propagate,
-)
 from tfpar.propagation.factors import WHOLE
+from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph
 from tfpar.propagation.prepared import PINNED_DTYPES, PreparedGraph
-from tfpar.spec import Mesh, Partial, Placement, Replicate, Shard, Spec, replicated
+from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, replicated
+
+if TYPE_CHECKING:
+    from tfpar.propagation.engine import Propagation
 
 LOOP_TYPES = ("While", "StatelessWhile")
 CALL_TYPES = ("PartitionedCall", "StatefulPartitionedCall")
@@ -59,7 +57,7 @@ def _settle(
     whole: Sequence[int],
 ) -> tuple[Decision, tuple[int, ...]]:  # fmt: skip
     """Try to run `op` on its inputs as they come, then gathered more and more."""
-    region = _Region(propagation.prepared, propagation.mesh, op, zeros)
+    region = _Region(propagation, op, zeros)
     without_weights: set[int] = set()
     held = set(whole)
     weights = {i for i, t in enumerate(op.inputs) if _is_weight(t)}
@@ -106,8 +104,7 @@ def _gathered(tensor: Tensor, spec: Spec, axes: Collection[int]) -> Spec:
 class _Region:
     """A region op whose inputs are zero everywhere (or new lists) where `zeros` says."""
 
-    prepared: PreparedGraph
-    mesh: Mesh
+    around: Propagation
     op: Op
     zeros: Sequence[bool]
 
@@ -122,24 +119,26 @@ class _Region:
         self, in_specs: Sequence[Spec], out_specs: Sequence[Spec],
         bodies: Mapping[str, PartitionedGraph],
     ) -> Decision:  # fmt: skip
-        splits = (WHOLE,) * self.mesh.num_axes
+        splits = (WHOLE,) * self.around.mesh.num_axes
         return Decision(Choice(splits, tuple(in_specs), tuple(out_specs)), bodies=bodies)
 
-    def _body(self, name: str, inputs: Sequence[Tensor], constant: Collection[int]) -> PreparedGraph:
+    def _body(
+        self, name: str, inputs: Sequence[Tensor], constant: Collection[int]
+    ) -> PreparedGraph:
         """The prepared body `name`; of the arguments in `constant` the values may be known."""
         known: dict[int, np.ndarray] = {}
         for i in constant:
-            value = self.prepared.constants.value(inputs[i])
+            value = self.around.prepared.constants.value(inputs[i])
             if value is not None:
                 known[i] = value
-        return self.prepared.body(name, known)
+        return self.around.prepared.body(name, known)
 
     def _confined(
         self, body: PreparedGraph, inputs: Sequence[Spec],
         outputs: Sequence[Spec | None] = (), zeros: frozenset[Tensor] = frozenset(),
     ) -> PartitionedGraph:  # fmt: skip
         anchors = Anchors(inputs=tuple(inputs), outputs=tuple(outputs))
-        return propagate(body, self.mesh, anchors, confined=True, zeros=zeros)
+        return self.around.propagate_body(body, anchors, zeros)
 
     # --- calls and branches --------------------------------------------------------
 
@@ -160,7 +159,7 @@ class _Region:
             for i in range(len(self.op.outputs))
         ]
         final = {n: self._confined(b, arguments, agreed) for n, b in bodies.items()}
-        whole = replicated(self.mesh.num_axes)
+        whole = replicated(self.around.mesh.num_axes)
         return self._decision((whole, *arguments), agreed, final)
 
     def _agree(self, made: Sequence[tuple[Spec, bool]]) -> Spec:
@@ -179,7 +178,7 @@ class _Region:
 
     def _loop(self, arriving: Sequence[Spec]) -> Decision:
         op = self.op
-        graph = self.prepared.graph.functions[op.attrs["body"]]
+        graph = self.around.prepared.graph.functions[op.attrs["body"]]
         unchanged = [i for i in range(len(op.inputs)) if is_unchanged(graph, i)]
         body = self._body(op.attrs["body"], op.inputs, unchanged)
         test = self._body(op.attrs["cond"], op.inputs, unchanged)
@@ -194,20 +193,15 @@ class _Region:
             if state == before:
                 break
         else:
-            raise CannotHold(
-                *(a for a in range(self.mesh.num_axes) if any(not _is_whole(s, a) for s in state))
-            )
+            axes = range(self.around.mesh.num_axes)
+            raise CannotHold(*(a for a in axes if any(not _is_whole(s, a) for s in state)))
         final = self._confined(body, state, state)
-        condition = self._confined(test, state, [replicated(self.mesh.num_axes)])
-        return self._decision(
-            state, state, {op.attrs["body"]: final, op.attrs["cond"]: condition}
-        )
+        condition = self._confined(test, state, [replicated(self.around.mesh.num_axes)])
+        return self._decision(state, state, {op.attrs["body"]: final, op.attrs["cond"]: condition})
 
     def _join(self, position: int, into: Spec, out: Spec) -> Spec:
         """What to carry where the loop was given `into` and came back with `out`."""
-        fixed = (
-            self.op.inputs[position].dtype in PINNED_DTYPES and not self.zeros[position]
-        )
+        fixed = self.op.inputs[position].dtype in PINNED_DTYPES and not self.zeros[position]
         return tuple(
             self._join_axis(axis, a, b, fixed)
             for axis, (a, b) in enumerate(zip(into, out, strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import FunctionRef, Graph, Op, Shape, ShapeAttr, Tensor, UnknownShape
-from tfpar.propagation.engine import Decision, PartitionedGraph
+from tfpar.propagation.partitioned import Decision, PartitionedGraph
 from tfpar.spec import Mesh, Spec, local_shape
 
 

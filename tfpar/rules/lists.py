@@ -139,7 +139,11 @@ def _concat(op: Op, constants: Constants) -> OpRule | None:
     # Elements are laid end to end along their first dim.
     element = _element(op.inputs[0])
     return _rule(
-        op, ". W, ..., . -> W, .", element, reduce=_about(element), lower=_shape_lowering(1, "inputs")
+        op,
+        ". W, ..., . -> W, .",
+        element,
+        reduce=_about(element),
+        lower=_shape_lowering(1, "inputs"),
     )
 
 

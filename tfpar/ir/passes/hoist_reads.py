@@ -59,16 +59,19 @@ def _handed_through(op: Op, bodies: list[Graph]) -> dict[Tensor, Tensor]:
         }
     if len(bodies) == 1:
         outer = dict(zip(bodies[0].inputs, op.inputs, strict=True))
-        return {
-            made: outer[t] for t, made in zip(bodies[0].outputs, op.outputs, strict=True) if t in outer
-        }
+        returned = zip(bodies[0].outputs, op.outputs, strict=True)
+        return {made: outer[inner] for inner, made in returned if inner in outer}
     return {}
 
 
 def _hoist_from(op: Op, bodies: list[Graph]) -> list[Op]:
     """Turn the handles that `op` only reads into values; returns the reads to run before it."""
     offset = _OFFSETS[op.type]
-    written = {t for i, t in enumerate(op.inputs) if t.dtype == "resource" and not _only_read(i - offset, op, bodies)}
+    written = {
+        tensor
+        for i, tensor in enumerate(op.inputs)
+        if tensor.dtype == "resource" and not _only_read(i - offset, op, bodies)
+    }
     reads: dict[Tensor, Op] = {}
     for i, handle in enumerate(op.inputs):
         if handle.dtype != "resource" or handle in written or handle.shape is None:
@@ -111,7 +114,8 @@ def _only_read(position: int, op: Op, bodies: list[Graph]) -> bool:
         for at, tensor in enumerate(body.outputs):
             if tensor is handle and not (is_loop and at == position):
                 return False
-        if is_loop and len(body.outputs) == len(op.outputs) and body.outputs[position] is not handle:
+        is_body = is_loop and len(body.outputs) == len(op.outputs)
+        if is_body and body.outputs[position] is not handle:
             return False
     return True
 
