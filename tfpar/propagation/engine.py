@@ -17,6 +17,7 @@ from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph, R
 from tfpar.propagation.prepared import PINNED_DTYPES, REGION_TYPES, PreparedGraph, prepare
 from tfpar.propagation.regions import partition_region
 from tfpar.propagation.reshard import lower_reshard
+from tfpar.propagation.wish import wish
 from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec, SpecError, format_spec, replicated
 
 
@@ -184,7 +185,7 @@ class Propagation:
 
     def _stays_open(self, op: Op) -> bool:
         """Draws, and ops that only relabel a draw or an open weight, wait for the first reader."""
-        if len(op.outputs) != 1 or self._anchor_of(op.outputs[0]) is not None:
+        if len(op.outputs) != 1 or self.anchor_of(op.outputs[0]) is not None:
             return False
         moving = [i for i, t in enumerate(op.inputs) if self.specs.get(t, 0) is FREE]
         if self.prepared.rules[op].drawn and not moving and not self.confined:
@@ -346,12 +347,12 @@ class Propagation:
         self.done.add((tensor, need))
         self.result.reshards.append(Reshard(tensor, have, need))
 
-    def _anchor_of(self, tensor: Tensor) -> Spec | None:
+    def anchor_of(self, tensor: Tensor) -> Spec | None:
         return self.anchors.tensors.get(tensor.name) if self.anchors.tensors else None
 
     def _kept(self, tensor: Tensor, made: Spec) -> Spec:
         """The spec to keep a fresh tensor in: anchored, or with its Partials resolved."""
-        anchor = self._anchor_of(tensor)
+        anchor = self.anchor_of(tensor)
         if anchor is not None:
             return self.canonical(anchor)
         if self.confined or tensor.dtype in PINNED_DTYPES:
@@ -365,67 +366,8 @@ class Propagation:
         kept = list(made)
         for axis, placement in enumerate(made):
             if isinstance(placement, Partial):
-                kept[axis] = self._wish(tensor, axis, made, 12) or Replicate()
+                kept[axis] = wish(self, tensor, axis, made) or Replicate()
         return tuple(p if isinstance(p, Shard) else Replicate() for p in kept)
-
-    def _wish(self, tensor: Tensor, axis: int, made: Spec, depth: int) -> Shard | Replicate | None:
-        """How the readers of a Partial want it along `axis`: a Shard if all agree on it.
-
-        Looks ahead through pointwise ops to variables and tensors laid already (the slots
-        of ZeRO-1, a sequence-sharded residual). None means that no reader cares.
-        """
-        wanted: Shard | None = None
-        for op in self.prepared.consumers.get(tensor, ()):
-            wish = self._wish_of(op, tensor, axis, depth)
-            if isinstance(wish, Replicate) or (wanted is not None and wish not in (None, wanted)):
-                return Replicate()
-            wanted = wish or wanted
-        if wanted is not None and any(
-            isinstance(p, Shard) and p.dim == wanted.dim for a, p in enumerate(made) if a != axis
-        ):
-            return Replicate()
-        return wanted
-
-    def _wish_of(self, op: Op, tensor: Tensor, axis: int, depth: int) -> Shard | Replicate | None:
-        rule = self.prepared.rules[op]
-        at = op.inputs.index(tensor)
-        mine = {dim[0]: d for d, dim in enumerate(rule.inputs[at]) if len(dim) == 1}
-        parts = self.mesh.shape[axis]
-        for other, dims in zip(op.inputs, rule.inputs, strict=True):
-            if other is tensor:
-                continue
-            spec = self.specs.get(other)
-            if spec is None and other.op.type == "ReadVariableOp":
-                spec = self.specs.get(other.op.inputs[0])
-            if spec is None:
-                continue
-            placement = spec[axis]
-            if isinstance(placement, Shard):
-                split = splits_of(dims, spec, rule.sizes, self.mesh.shape)[axis]
-                if split is None or split[0] not in mine or rule.sizes[split[0]] % parts:
-                    return Replicate()
-                return Shard(mine[split[0]], *split[1])
-            if other.dtype == "resource":
-                return Replicate()
-        if depth == 0 or not mine:
-            return Replicate()
-        wanted: Shard | None = None
-        for out, dims in zip(op.outputs, rule.outputs, strict=True):
-            back = {d: mine[dim[0]] for d, dim in enumerate(dims) if len(dim) == 1 and dim[0] in mine}
-            if not back:
-                if dims or not all(f in rule.reduce for f in mine):
-                    return Replicate()
-                continue  # reduced away: any placement serves
-            wish = self._wish(out, axis, self.replicated, depth - 1)
-            if wish is None:
-                continue
-            if isinstance(wish, Replicate) or wish.dim not in back:
-                return Replicate()
-            here = Shard(back[wish.dim])
-            if wanted is not None and wanted != here:
-                return Replicate()
-            wanted = here
-        return wanted
 
     def _finish_outputs(self) -> None:
         outputs = self.anchors.outputs or [None] * len(self.graph.outputs)
