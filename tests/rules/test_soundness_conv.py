@@ -150,3 +150,19 @@ def test_patches_and_blocks():
     )  # fmt: skip
     for op_type in ("ExtractImagePatches", "SpaceToDepth", "DepthToSpace"):
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
+
+
+def test_pooling_with_windows_as_operands_or_indices():
+    def function(x):
+        pooled = tf.raw_ops.MaxPoolV2(
+            input=x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME"
+        )
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            arg = tf.nn.max_pool_with_argmax(x, 2, 2, "SAME").output
+            loss = tf.reduce_sum(arg * arg)
+        return [pooled, tape.gradient(loss, x)]
+
+    runs = sweep(function, [f(5, 4, 4, 3)], trials=4)
+    for op_type in ("MaxPoolV2", "MaxPoolGradWithArgmax"):
+        assert was_split(runs, op_type, "b")

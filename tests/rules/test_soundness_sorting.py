@@ -96,3 +96,17 @@ def test_running_sums():
 
     runs = sweep(function, [f(5, 6)], trials=4)
     assert was_split(runs, "Cumsum", "d0") and was_split(runs, "Cumprod", "d1")
+
+
+def test_older_kinds_and_nth_element():
+    targets = np.array([0, 3, 5, 6, 2], "int32")
+    runs = sweep(
+        lambda p, t: [
+            tf.raw_ops.InTopK(predictions=p, targets=t, k=2),
+            tf.raw_ops.NthElement(input=p, n=3),
+            tf.math.reduce_euclidean_norm(p, 1),
+        ],
+        [f(5, 7), targets], trials=4, partial=False,
+    )  # fmt: skip
+    assert was_split(runs, "InTopK", "c")
+    assert was_split(runs, "NthElement", "_0") and was_split(runs, "EuclideanNorm", "d0")

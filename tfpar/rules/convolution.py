@@ -58,7 +58,7 @@ def _convolution(
 
 @rule("Conv", "Conv2D", "Conv3D")
 def _forward(op: Op, constants: Constants) -> OpRule | None:
-    return _convolution(op, *op.inputs, "{x}, {k} -> {y}", "i", linear=((0,), (1,)))
+    return _convolution(op, op.inputs[0], op.inputs[1], "{x}, {k} -> {y}", "i", linear=((0,), (1,)))
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
@@ -75,20 +75,6 @@ def _backprop_filter(op: Op, constants: Constants) -> OpRule | None:
         op, op.inputs[0], op.outputs[0], "{x}, ., {y} -> {k}", "b",
         linear=((0,), (2,)), shape_operands={1: 0},
     )  # fmt: skip
-
-
-@rule("Conv2DBackpropInputV2", "Conv3DBackpropInput")
-def _backprop_input_like(op: Op, constants: Constants) -> OpRule | None:
-    return _convolution(
-        op, op.inputs[0], op.inputs[1], "{x}, {k}, {y} -> {x}", "o", linear=((1,), (2,))
-    )
-
-
-@rule("Conv2DBackpropFilterV2", "Conv3DBackpropFilter")
-def _backprop_filter_like(op: Op, constants: Constants) -> OpRule | None:
-    return _convolution(
-        op, op.inputs[0], op.inputs[1], "{x}, {k}, {y} -> {k}", "b", linear=((0,), (2,))
-    )
 
 
 def _depthwise(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -58,3 +59,10 @@ def _lower_mean(local: LocalOp) -> list[Tensor]:
 def _l2_loss(op: Op, constants: Constants) -> OpRule:
     names = [f"r{d}" for d in range(len(op.inputs[0].shape))]
     return make_rule(op, f"{' '.join(names)} -> ", reduce=dict.fromkeys(names, "sum"))
+
+
+@rule("EuclideanNorm")
+def _euclidean_norm(op: Op, constants: Constants) -> OpRule | None:
+    """Dims that are kept split; those that are reduced stay whole (a root is not a sum)."""
+    whole = _reduction(op, constants, "sum")
+    return None if whole is None else dataclasses.replace(whole, reduce={})

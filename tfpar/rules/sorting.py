@@ -66,9 +66,14 @@ def _expand_arg_max(op: Op, parts: int, at: int) -> Graph:
 # --- top k ---------------------------------------------------------------------------
 
 
-@rule("TopK", "TopKV2")
+@rule("TopKV2")
 def _top_k(op: Op, constants: Constants) -> OpRule:
     return make_rule(op, "... n -> ... ., ... .", expand={"n": _expand_top_k})
+
+
+@rule("NthElement")
+def _nth_element(op: Op, constants: Constants) -> OpRule:
+    return make_rule(op, "... . -> ...")
 
 
 def _expand_top_k(op: Op, parts: int) -> Graph:
