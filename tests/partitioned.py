@@ -24,6 +24,21 @@ from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, replicated
 
 
+SEEN_TYPES: set[str] = set()
+"""Op types that ran under a rule in this session, and (SPLIT_TYPES) that ran split."""
+SPLIT_TYPES: set[str] = set()
+
+
+def _record(partitioned: PartitionedGraph) -> None:
+    for op, decision in partitioned.decisions.items():
+        SEEN_TYPES.add(op.type)
+        if any(factor >= 0 for factor, _ in decision.choice.splits):
+            SPLIT_TYPES.add(op.type)
+        for inner in (*decision.bodies.values(), decision.expansion):
+            if inner is not None:
+                _record(inner)
+
+
 def devices(mesh: Mesh) -> list[str]:
     return [f"/job:localhost/replica:0/task:0/device:CPU:{r % 4}" for r in range(mesh.size)]
 
@@ -69,6 +84,7 @@ def run(function, args, specs, mesh: Mesh) -> Run:
         outputs=[whole] * len(graph.outputs),
     )
     partitioned = propagate(prepared, mesh, anchors)
+    _record(partitioned)
     local = build_local_program(partitioned)
     emitted = [
         (op.type, sum(max(i.num_bytes, o.num_bytes) for i, o in zip(op.inputs, op.outputs)))
