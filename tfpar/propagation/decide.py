@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 
 from tfpar.propagation.factors import (
     CARRY,
-    REPLICATE,
     WHOLE,
     Split,
     Splits,
+    fits,
     has_factor,
     shard_of,
     size_after,
@@ -81,8 +81,12 @@ class CannotHold(Exception):
 
 
 def choose(
-    rule: OpRule, operands: Sequence[Operand], specs: Sequence[Spec | None],
-    out_bytes: int, mesh: Mesh, whole_axes: Collection[int] = (),
+    rule: OpRule,
+    operands: Sequence[Operand],
+    specs: Sequence[Spec | None],
+    out_bytes: int,
+    mesh: Mesh,
+    whole_axes: Collection[int] = (),
 ) -> Choice:
     """The cheapest way to run an op with `rule` on inputs of `specs`.
 
@@ -127,12 +131,15 @@ def choose(
 
 
 def _operand_spec(
-    dims: Dims, rule: OpRule, splits: Splits, mesh: Mesh,
-    takes: Sequence[tuple[int, ...]], reductions: Sequence[str], position: int | None,
+    dims: Dims,
+    rule: OpRule,
+    splits: Splits,
+    mesh: Mesh,
+    takes: Sequence[tuple[int, ...]],
+    reductions: Sequence[str],
+    position: int | None,
 ) -> Spec:
-    spec = list(
-        spec_of(dims, rule, splits, mesh.shape, is_output=position is None)
-    )
+    spec = list(spec_of(dims, rule, splits, mesh.shape, is_output=position is None))
     for axis, (split, _) in enumerate(splits):
         if split == CARRY:
             passes = position is None or position in takes[axis]
@@ -151,8 +158,14 @@ def _placed(
 
 
 def _choose_axis(
-    rule: OpRule, operands: Sequence[Operand], specs: Sequence[Spec | None],
-    placed: Sequence[Split | None], sizes: Sequence[int], axis: int, parts: int, out_bytes: int,
+    rule: OpRule,
+    operands: Sequence[Operand],
+    specs: Sequence[Spec | None],
+    placed: Sequence[Split | None],
+    sizes: Sequence[int],
+    axis: int,
+    parts: int,
+    out_bytes: int,
     whole: bool,
 ) -> tuple[Split, tuple[int, ...], str]:
     if parts == 1:
@@ -165,10 +178,15 @@ def _choose_axis(
         return WHOLE, (), "sum"
     for group, reduction in _carry_groups(rule, operands, placements):
         cost, forced = _carry_cost(operands, placements, group, out_bytes)
-        best = min(best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order)
+        best = min(
+            best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order
+        )
     for split in dict.fromkeys(s for s in placed if s is not None and s[0] >= 0):
         factor, pattern = split
         if sizes[factor] <= 1 or not rule.can_split(factor):
+            continue
+        # An axis before, which this op may undo, had left the input another size to cut.
+        if not fits(sizes[factor], pattern):
             continue
         if not rule.takes_pattern(factor, pattern):
             continue
@@ -232,8 +250,13 @@ def _carry_cost(
 
 
 def _split_cost(
-    rule: OpRule, operands: Sequence[Operand], placements: Sequence,
-    placed: Sequence[Split | None], sizes: Sequence[int], split: Split, parts: int,
+    rule: OpRule,
+    operands: Sequence[Operand],
+    placements: Sequence,
+    placed: Sequence[Split | None],
+    sizes: Sequence[int],
+    split: Split,
+    parts: int,
 ) -> tuple[float, float]:
     """(bytes moved, bytes already in place) if the axis makes `split`."""
     cost = settled = 0.0

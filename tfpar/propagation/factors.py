@@ -28,6 +28,13 @@ def size_after(size: int, pattern: Pattern, parts: int) -> int:
     return Shard(0, *pattern).local_length(size, parts)
 
 
+def fits(size: int, pattern: Pattern) -> bool:
+    """Whether a factor of `size` can be cut in `pattern`."""
+    stride, unit = pattern
+    stride = size if stride is None else stride
+    return stride > 0 and size % stride == 0 and stride % unit == 0
+
+
 def has_factor(dims: Dims, factor: int) -> bool:
     return any(factor in dim for dim in dims)
 
