@@ -84,7 +84,7 @@ class GraphBuilder:
     def shape_const(self, shape: Sequence[int]) -> Tensor:
         return self.const(np.array(shape, np.int32))
 
-    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+    def reshape(self, x: Tensor, shape: Sequence[int | None]) -> Tensor:
         if tuple(shape) == x.shape:
             return x
         attrs = {"T": DType(x.dtype), "Tshape": DType("int32")}

@@ -80,6 +80,7 @@ def _replace_maker(model: keras.Model, state: ParallelModel, kind: str) -> None:
 
     def make(force: bool = False):
         model = reference()
+        assert model is not None  # its own method is running
         if getattr(model, attribute, None) is not None and not force:
             return getattr(model, attribute)
         if kind != "predict" and model.run_eagerly:

@@ -7,6 +7,7 @@ what it holds and gives zeros for the rest, and the results add up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,8 @@ def shifted_indices(
             is not split is left as it is. A single factor applies to all indices.
     """
     dtype, build = indices.dtype, local.build
-    starts, lengths = [], []
+    starts: list[Any] = []
+    lengths: list[Any] = []
     for factor in factors:
         held = local.indices(factor)
         starts.append(local.starts(factor))

@@ -122,14 +122,14 @@ def _lower_shape_attr(local: LocalOp) -> list[Tensor]:
 
 @rule("BroadcastTo")
 def _broadcast_to(op: Op, constants: Constants) -> OpRule:
-    return make_rule(op, "..., . -> ...", monotone=(0,), shape_operands={1: 0})
+    return make_rule(op, "..., . -> ...", monotone=(0,), shape_operands={1: 0}, generates=True)
 
 
 @rule("Tile")
 def _tile(op: Op, constants: Constants) -> OpRule:
     """A tiled dim is its copies major, the input's entries minor."""
     left, right = [], []
-    sizes = {}
+    sizes: dict[str, int] = {}
     for d, (n, tiled) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)):
         copies = tiled // n if n else 0
         left.append(f"d{d}")
@@ -137,7 +137,7 @@ def _tile(op: Op, constants: Constants) -> OpRule:
         sizes |= {f"r{d}": copies, f"d{d}": n}
     return make_rule(
         op, f"{' '.join(left)}, . -> {' '.join(right)}", sizes=sizes, monotone=(0,),
-        lower=_lower_tile, any_pattern=True,
+        lower=_lower_tile, any_pattern=True, generates=True,
     )  # fmt: skip
 
 

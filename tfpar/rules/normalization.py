@@ -50,7 +50,9 @@ class _Statistics:
     def __init__(self, op: Op, build: GraphBuilder, image: Tensor, wide: str) -> None:
         self.build = build
         rank = len(image.shape)
-        at = image_dims(op, rank).split().index("c")
+        dims = image_dims(op, rank)
+        assert dims is not None
+        at = dims.split().index("c")
         self.dims = [d for d in range(rank) if d != at]
         self.broadcast = [n if d == at else 1 for d, n in enumerate(image.shape)]
         self.count = math.prod(image.shape[d] for d in self.dims)

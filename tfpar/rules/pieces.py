@@ -75,17 +75,17 @@ def _split(op: Op, constants: Constants) -> OpRule | None:
 
 @rule("SplitV")
 def _split_v(op: Op, constants: Constants) -> OpRule | None:
-    axis = constants.value(op.inputs[2])
-    if axis is None:
+    value = constants.value(op.inputs[2])
+    if value is None:
         return None
     x = op.inputs[0]
-    axis = int(axis) % len(x.shape)
+    axis = int(value) % len(x.shape)
     whole, pieces, sizes = _pieces(x, op.outputs, axis)
 
     def lower(local: LocalOp) -> Sequence[Tensor]:
         lengths = [local.local_output_shape(i)[axis] for i in range(len(op.outputs))]
-        lengths = local.build.const(np.array(lengths), op.inputs[1].dtype)
-        return local.copy([local.inputs[0], lengths, local.inputs[2]]).outputs
+        operand = local.build.const(np.array(lengths), op.inputs[1].dtype)
+        return local.copy([local.inputs[0], operand, local.inputs[2]]).outputs
 
     return make_rule(
         op, f"{whole} -> {', '.join(pieces)}", sizes=sizes, monotone=(0,), lower=lower,

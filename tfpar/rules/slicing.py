@@ -133,8 +133,8 @@ def _parse_strided(
     has = lambda kind, i: bool(masks[kind] >> i & 1)  # noqa: E731
     consumed = sum(not has("new_axis", i) and not has("ellipsis", i) for i in range(count))
     entries: list[int | None] = []
-    for i in range(count):
-        entries += [None] * (rank - consumed) if has("ellipsis", i) else [i]
+    for at in range(count):
+        entries += [None] * (rank - consumed) if has("ellipsis", at) else [at]
     if not any(has("ellipsis", i) for i in range(count)):
         entries += [None] * (rank - consumed)
     whole, out, cuts, sizes, dim = [], [], [], {}, 0
@@ -203,6 +203,7 @@ def _strided_rule(op: Op, constants: Constants, sliced: Tensor, part: Tensor):
             begins, ends = np.array(begin), np.array(end)
             kept = -1
             for cut in moved:
+                assert cut.entry is not None  # a dim of the ellipsis is taken whole
                 size = local.local_size(f"d{cut.dim}")
                 if cut.step == 1:
                     begins[cut.entry] = cut.begin // cut.unit * size
