@@ -36,7 +36,7 @@ format: $(STAMP)
 
 ## `make bench ARGS="--quick"`
 bench: $(STAMP)
-	$(BIN)/python benchmarks/step.py $(ARGS)
+	$(BIN)/python -m benchmarks.step $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
