@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.eager import lift_to_graph
 
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.constraints import Constraint, batch_axes
@@ -62,7 +64,7 @@ class Session:
     def input_specs(self, captured: CapturedStep, batch_size: int | None) -> list[Spec]:
         """Arguments with the batch in front are split over the batch axes; the rest is whole."""
         axes = self._batch_axes
-        specs = []
+        specs: list[Spec] = []
         for position, tensor in enumerate(captured.graph.inputs):
             batched = (
                 position < captured.num_arguments
@@ -93,15 +95,20 @@ class CompiledFunction:
         function: the step; called with the arguments while tracing.
         names: (unique name, whether a weight) of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
+        build, matters: see `capture_step`.
     """
 
     def __init__(
         self, session: Session, function: Callable[..., Any], *,
         names: VariableNames | None = None,
         on_plan: Callable[[Plan, Executable], None] | None = None,
+        build: Callable[[], None] | None = None,
+        matters: Callable[[tf.Variable], bool] | None = None,
         part: bool = False, name: str = "step",
     ) -> None:  # fmt: skip
         self.session = session
+        self._build = build
+        self._matters = matters
         self._part = part
         self._reported: set[str] = set()
         self.function = function
@@ -122,7 +129,9 @@ class CompiledFunction:
     def capture(self, specs: Sequence[Any]) -> CapturedStep:
         """Trace the step for `specs` (structures of TensorSpecs)."""
         with self.session.scope():
-            return capture_step(self.function, specs, self._names, self._name)
+            return capture_step(
+                self.function, specs, self._names, self._name, self._build, self._matters
+            )
 
     def compile(self, specs: Sequence[Any]) -> Executable:
         """Capture, plan and link the step for `specs`."""
@@ -190,7 +199,7 @@ def create_variable(next_creator, **kwargs):
     if callable(initial):
         shape, inferred = _shape_of(initial)
     else:
-        tensor = tf.convert_to_tensor(initial, dtype=dtype)
+        tensor = _outside(initial, dtype)
         shape, inferred = tensor.shape, tensor.dtype
         initial = functools.partial(tf.identity, tensor)
     dtype = tf.as_dtype(dtype) if dtype is not None else inferred
@@ -206,9 +215,22 @@ def create_variable(next_creator, **kwargs):
 
 def _shape_of(initial: Callable[[], Any]) -> tuple[tf.TensorShape, tf.DType]:
     """Shape and dtype of what `initial` makes, by tracing it in a scratch graph."""
-    with tf.Graph().as_default():
+    with FuncGraph("shape").as_default():  # which, unlike a plain Graph, takes eager tensors
         tensor = tf.convert_to_tensor(initial())
         return tensor.shape, tensor.dtype.base_dtype
+
+
+def _outside(initial: Any, dtype: Any) -> tf.Tensor:
+    """The value that an initial value has outside of the step that is being traced."""
+    with tf.init_scope():
+        if not tf.is_symbolic_tensor(initial):
+            return tf.convert_to_tensor(initial, dtype=dtype)
+
+        def compute():
+            graph = tf.compat.v1.get_default_graph()
+            return lift_to_graph.lift_to_graph([initial], graph)[initial]
+
+        return tf.cast(tf.function(compute, autograph=False)(), dtype or initial.dtype)
 
 
 def batch_size_of(arguments: Any) -> int | None:

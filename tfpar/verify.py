@@ -100,8 +100,8 @@ def verify(
     batches = _batches((x, y, sample_weight), steps, batch_size)
     step = _recording_step(model)
     on_mesh = CompiledFunction(
-        state.session, step, names=state.variable_name, part=True,
-        name="verify",
+        state.session, step, names=state.variable_name, build=state.build_optimizer,
+        matters=state.is_no_metric, part=True, name="verify",
     )  # fmt: skip
     on_mesh.compile(_specs(batches[0]))  # builds what the first step builds
     start = _snapshot(state)

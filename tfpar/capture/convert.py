@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
@@ -116,7 +115,7 @@ def _convert_bodies(func_graph, op: Op, functions: dict[str, Graph]) -> None:
         else:
             op.attrs[key][position] = ref
         for inner, outer in zip(body.inputs, op.inputs[skip:], strict=False):
-            if inner.dtype == "resource" and inner.shape is None:
+            if inner.dtype == "resource":  # one that the body does not use says nothing of itself
                 inner.shape = outer.shape
 
 

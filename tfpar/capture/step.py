@@ -64,18 +64,30 @@ def capture_step(
     arguments: Sequence[Any],
     variable_names: Callable[[tf.Variable], tuple[str, bool]] | None = None,
     name: str = "step",
+    build: Callable[[], None] | None = None,
+    matters: Callable[[tf.Variable], bool] | None = None,
 ) -> CapturedStep:
     """Trace `function(*arguments)` and convert it.
+
+    As in `tf.function`, the step is what is traced when all variables are there: the trace that
+    makes some may hold what belongs to the making (a slot's first value).
 
     Args:
         arguments: structures of TensorSpecs (from `argument_specs`) and plain values.
         variable_names: gives (unique name, trainable) of a captured variable;
             the variable's own name and flag if None.
+        build: makes variables beforehand; its other effects are not carried out.
+        matters: whether the step may be another one once this variable, which tracing it made, is
+            there.
 
     Raises:
         CaptureError: the step runs eager-only Python on tensors, or fails while traced.
     """
-    func_graph = _trace(function, arguments, name)
+    if build is not None:
+        _trace(build, (), f"build_{name}")
+    func_graph, created = _trace(function, arguments, name)
+    if any(matters is None or matters(v) for v in created):
+        func_graph, _ = _trace(function, arguments, name)
     graph = convert_func_graph(func_graph)
     by_handle = {id(v.handle): v for v in func_graph.variables}
     externals = [external for external, _ in func_graph.captures]
@@ -111,11 +123,19 @@ def capture_step(
 
 
 def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
+    """The FuncGraph of the step, and the variables that tracing it made."""
+    created: list[tf.Variable] = []
+
+    def record(next_creator, **kwargs):
+        created.append(next_creator(**kwargs))
+        return created[-1]
+
     try:
-        with capturing():
-            return func_graph_lib.func_graph_from_py_func(
+        with capturing(), tf.variable_creator_scope(record):
+            func_graph = func_graph_lib.func_graph_from_py_func(
                 name, function, tuple(arguments), {}, add_control_dependencies=True
             )
+            return func_graph, created
     except (
         tf.errors.OperatorNotAllowedInGraphError, NotImplementedError, AttributeError, TypeError,
     ) as error:  # fmt: skip

@@ -55,8 +55,9 @@ class ParallelModel:
             self.executables[kind] = executable
 
         return CompiledFunction(
-            self.session, run, names=self.variable_name,
-            on_plan=remember, part=kind != "train", name=f"{kind}_step",
+            self.session, run, names=self.variable_name, on_plan=remember,
+            build=self.build_optimizer if kind == "train" else None, matters=self.is_no_metric,
+            part=kind != "train", name=f"{kind}_step",
         )  # fmt: skip
 
     def make_train_function(self) -> Any:
@@ -115,6 +116,19 @@ class ParallelModel:
                 is_weight = id(holder) in weights and variable.dtype.is_floating
                 return holder.path, is_weight
         return variable.name.partition(":")[0], bool(variable.trainable)
+
+    def build_optimizer(self) -> None:
+        """Make the slots that Keras's own `train_step` would make in its first trace."""
+        model = self.model
+        optimizer = model.optimizer
+        own = type(model).train_step is keras.Model.train_step
+        if own and model.built and model.trainable_variables and optimizer and not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(model.trainable_variables)
+            optimizer.built = True
+
+    def is_no_metric(self, variable: tf.Variable) -> bool:
+        return all(v._value is not variable for v in self.model.metrics_variables)
 
     def gather(self) -> None:
         """Make every variable whole again (exporting, eager debugging)."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfpar.capture.step import CapturedStep
 from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
@@ -20,6 +21,7 @@ from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_all_reduces
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Spec, format_spec, replicated
+
 
 class Executable:
     """One step, compiled for one set of argument shapes.
@@ -95,8 +97,9 @@ class CompileOptions:
 
 
 def prepare_step(captured: CapturedStep):
-    """Inline calls, trim, and look up the rules of a captured step."""
-    captured.graph = trim(split_bundles(inline_calls(captured.graph))).graph
+    """Inline calls, trim, predicate branches, and look up the rules of a captured step."""
+    graph = trim(split_bundles(inline_calls(captured.graph))).graph
+    captured.graph = predicate_branches(graph)
     return prepare(captured.graph)
 
 
