@@ -174,6 +174,23 @@ def test_lists_in_a_straight_line():
     sweep(straight, [f(5, 4), f(5, 4)], trials=6)
 
 
+def test_lists_are_made_anew_for_a_loop():
+    def scan(x, w):
+        rows = tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2]))
+        sums = tf.TensorArray(tf.float32, 4, element_shape=(x.shape[0], 6)).write(
+            0, tf.zeros((x.shape[0], 6))
+        )
+
+        def body(i, sums):
+            return i + 1, sums.write(i, tf.tanh(rows.read(i - 1) @ w) + sums.read(i - 1))
+
+        return tf.reduce_sum(tf.while_loop(lambda i, _: i < 4, body, (1, sums))[1].stack() ** 2)
+
+    sweep(gradients(scan), [f(5, 4, 3), f(3, 6)], trials=3)
+    result, kinds = data_parallel(gradients(scan), [f(6, 4, 3), f(3, 6)])
+    assert_sharded(result, kinds, gathered=[6 * 4 * 3 * 4])
+
+
 def test_concatenated_lists():
     def concatenated(x):
         array = tf.TensorArray(tf.float32, 2, element_shape=(3, 4)).split(x, [3, 3])

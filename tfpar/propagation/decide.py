@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
+from tfpar.ir.graph import Tensor
 from tfpar.propagation.factors import (
     CARRY,
     WHOLE,
@@ -38,7 +39,7 @@ class Operand:
     Attributes:
         pinned: it stays as it lies (a variable, a list that holds something).
         confined: nothing of it may cross ranks; each may take a part of a whole value.
-        zero: it is zero everywhere, or a new list.
+        zero: it is zero everywhere, so Partial costs nothing.
     """
 
     num_bytes: int
@@ -47,9 +48,10 @@ class Operand:
     zero: bool = False
 
     @classmethod
-    def of(cls, tensor, zero: bool = False, confined: bool = False) -> Operand:
-        pinned = tensor.dtype in PINNED_DTYPES and not zero
-        return cls(max(tensor.num_bytes, 1), pinned, confined, zero)
+    def of(cls, tensor: Tensor, loose: bool = False, confined: bool = False) -> Operand:
+        """The operand `tensor`; a `loose` one is zero, or a list that can be made anew."""
+        pinned = tensor.dtype in PINNED_DTYPES and not loose
+        return cls(max(tensor.num_bytes, 1), pinned, confined, loose)
 
     def moving(self, cost: float) -> float:
         """`cost` of a move that crosses ranks, or infinity."""
@@ -120,17 +122,17 @@ def choose(
     return Choice(
         chosen,
         tuple(
-            _operand_spec(dims, rule, chosen, mesh, takes, reductions, i)
+            operand_spec(dims, rule, chosen, mesh, takes, reductions, i)
             for i, dims in enumerate(rule.inputs)
         ),
         tuple(
-            _operand_spec(dims, rule, chosen, mesh, takes, reductions, None)
+            operand_spec(dims, rule, chosen, mesh, takes, reductions, None)
             for dims in rule.outputs
         ),
     )
 
 
-def _operand_spec(
+def operand_spec(
     dims: Dims,
     rule: OpRule,
     splits: Splits,

@@ -13,8 +13,16 @@ from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choose
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
 from tfpar.propagation.follow import followed_weights
+from tfpar.propagation.generated import split_generated
+from tfpar.propagation.lists import makes_list, remaking, sources
 from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph, Reshard
-from tfpar.propagation.prepared import PINNED_DTYPES, REGION_TYPES, PreparedGraph, prepare
+from tfpar.propagation.prepared import (
+    NEW_LIST_TYPES,
+    PINNED_DTYPES,
+    REGION_TYPES,
+    PreparedGraph,
+    prepare,
+)
 from tfpar.propagation.regions import partition_region
 from tfpar.propagation.reshard import lower_reshard
 from tfpar.propagation.wish import wish
@@ -30,7 +38,7 @@ def propagate(
     Args:
         confined: the graph is the body of a loop, branch or call, where nothing may cross
             ranks; Partials come out as they are.
-        zeros: inputs that are zero everywhere, or new lists.
+        zeros: inputs that are zero everywhere, or lists that can be had in any spec.
 
     Raises:
         SpecError: a constraint that cannot hold; the message names op and variable.
@@ -233,13 +241,13 @@ class Propagation:
         rule = self.prepared.rules[op]
         specs = tuple(self.specs[t] for t in op.inputs)
         whole = self.whole_axes(op)
-        zeros = tuple(t in self.zeros for t in op.inputs)
-        key = (rule, specs, zeros, self.mesh, self.confined, whole)
+        loose = tuple(map(self.is_loose, op.inputs))
+        key = (rule, specs, loose, self.mesh, self.confined, whole)
         decision = self.prepared.memo.get(key)
         if decision is None:
             decision = self._decide(op, specs, whole)
             self.prepared.memo[key] = decision
-        return decision
+        return split_generated(self, op, decision) if rule.generates else decision
 
     def whole_axes(self, op: Op) -> tuple[int, ...]:
         return tuple(sorted(a for o, a in self.whole if o is op)) if self.whole else ()
@@ -256,10 +264,19 @@ class Propagation:
         assert spec is not None
         return spec
 
+    def is_loose(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is zero everywhere, or a list that can be made in another spec."""
+        if tensor in self.zeros:
+            return True
+        if tensor.dtype != "variant":
+            return False
+        op = tensor.op
+        return makes_list(op, self.prepared.rules[op]) and all(map(self.is_loose, sources(op)))
+
     def check_pinned(self, tensor: Tensor, need: Spec) -> None:
         """Raise CannotHold if `tensor` is a variable or a list that lies otherwise."""
         have = self.spec(tensor)
-        if have != need and tensor.dtype in PINNED_DTYPES and tensor not in self.zeros:
+        if have != need and tensor.dtype in PINNED_DTYPES and not self.is_loose(tensor):
             raise CannotHold(*(a for a, p in enumerate(have) if p != need[a]))
 
     def check_local(self, tensor: Tensor, need: Spec) -> None:
@@ -272,7 +289,7 @@ class Propagation:
 
     def _decide(self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...]) -> Decision:
         rule = self.prepared.rules[op]
-        operands = [Operand.of(t, t in self.zeros, self.confined) for t in op.inputs]
+        operands = [Operand.of(t, self.is_loose(t), self.confined) for t in op.inputs]
         out_bytes = sum(t.num_bytes for t in op.outputs)
         choice = choose(rule, operands, specs, out_bytes, self.mesh, whole)
         for factor in rule.expand:
@@ -345,6 +362,13 @@ class Propagation:
             return
         assert have is not None
         self.done.add((tensor, need))
+        if tensor.dtype == "variant":
+            op = tensor.op
+            if op.type not in (*NEW_LIST_TYPES, "Placeholder"):
+                choice = remaking(op, self.prepared.rules[op], need, self.mesh)
+                for source, spec in zip(op.inputs, choice.in_specs, strict=True):
+                    self._reshard(source, spec)
+            return
         self.result.reshards.append(Reshard(tensor, have, need))
 
     def anchor_of(self, tensor: Tensor) -> Spec | None:

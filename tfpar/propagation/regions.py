@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,44 +41,61 @@ def partition_region(propagation: Propagation, op: Op) -> Decision:
         CannotHold: lists or variables are sharded along an axis that the body cannot keep.
     """
     specs = [propagation.spec(t) for t in op.inputs]
-    zeros = tuple(t in propagation.zeros for t in op.inputs)
+    loose = tuple(map(propagation.is_loose, op.inputs))
     whole = propagation.whole_axes(op)
-    key = (op, tuple(specs), zeros, propagation.mesh, propagation.confined, whole)
+    key = (op, tuple(specs), loose, propagation.mesh, propagation.confined, whole)
     memo = propagation.prepared.memo
     if key not in memo:
-        memo[key] = _settle(propagation, op, specs, zeros, whole)
+        memo[key] = _settle(propagation, op, specs, loose, whole)
     decision, held = memo[key]
     propagation.result.held += [(op, axis) for axis in held]
     return decision
 
 
 def _settle(
-    propagation: Propagation, op: Op, specs: Sequence[Spec], zeros: Sequence[bool],
+    propagation: Propagation, op: Op, specs: Sequence[Spec], loose: Sequence[bool],
     whole: Sequence[int],
 ) -> tuple[Decision, tuple[int, ...]]:  # fmt: skip
     """Try to run `op` on its inputs as they come, then gathered more and more."""
-    region = _Region(propagation, op, zeros)
-    without_weights: set[int] = set()
-    held = set(whole)
-    weights = {i for i, t in enumerate(op.inputs) if _is_weight(t)}
+    region = _Region(propagation, op, loose)
+    inputs = range(len(op.inputs))
+    weights = {i for i in inputs if _is_weight(op.inputs[i])}
+    pinned = {i for i in inputs if op.inputs[i].dtype in PINNED_DTYPES and not loose[i]}
+    # By mesh axis, what is gathered along it: the weights; all that can be; everything.
+    lent: dict[int, set[int]] = {axis: set(inputs) for axis in whole}
     while True:
         arriving = [
-            _gathered(tensor, spec, held | (without_weights if i in weights else set()))
-            for i, (tensor, spec) in enumerate(zip(op.inputs, specs, strict=True))
+            _gathered(spec, {a for a, which in lent.items() if i in which}, i in pinned)
+            for i, spec in enumerate(specs)
         ]
         try:
             for tensor, spec in zip(op.inputs, arriving, strict=True):
                 propagation.check_pinned(tensor, spec)
+            held = [axis for axis, which in lent.items() if len(which) == len(inputs)]
             return region.partition(arriving), tuple(sorted(held))
         except CannotHold as error:
-            stuck = set(error.axes)
-            if propagation.confined or stuck <= held:
+            if propagation.confined or not any(
+                _lend_more(lent, axis, specs, weights, pinned) for axis in error.axes
+            ):
                 raise
-            sharded = {a for i in weights for a in stuck if not _is_whole(arriving[i], a)}
-            if sharded:
-                without_weights |= sharded
-            else:
-                held |= stuck
+
+
+def _lend_more(
+    lent: dict[int, set[int]], axis: int, specs: Sequence[Spec], weights: set[int],
+    pinned: set[int],
+) -> bool:  # fmt: skip
+    """Let more inputs be gathered along `axis`; whether there was more."""
+    before = lent.setdefault(axis, set())
+    sharded = {i for i, spec in enumerate(specs) if not _is_whole(spec, axis)}
+    if len(before) == len(specs):
+        return False
+    if sharded & weights - before:
+        lent[axis] = before | weights
+    elif sharded & pinned and sharded - pinned - before:
+        lent[axis] = set(range(len(specs))) - pinned
+    else:
+        lent[axis] = set(range(len(specs)))
+    return True
 
 
 def _is_weight(tensor: Tensor) -> bool:
@@ -91,22 +108,21 @@ def _is_whole(spec: Spec, axis: int) -> bool:
     return isinstance(spec[axis], Replicate)
 
 
-def _gathered(tensor: Tensor, spec: Spec, axes: Collection[int]) -> Spec:
-    """`spec` with `axes` whole and, but for lists, Partials reduced."""
-    reduces = tensor.dtype not in PINNED_DTYPES
+def _gathered(spec: Spec, axes: Collection[int], pinned: bool) -> Spec:
+    """`spec` with `axes` whole and, unless it is `pinned`, Partials reduced."""
     return tuple(
-        Replicate() if a in axes or (reduces and isinstance(p, Partial)) else p
+        Replicate() if a in axes or (isinstance(p, Partial) and not pinned) else p
         for a, p in enumerate(spec)
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Region:
-    """A region op whose inputs are zero everywhere (or new lists) where `zeros` says."""
+    """A region op; its `loose` inputs are zero everywhere, or lists to be had in any spec."""
 
     around: Propagation
     op: Op
-    zeros: Sequence[bool]
+    loose: Sequence[bool]
 
     def partition(self, arriving: Sequence[Spec]) -> Decision:
         if self.op.type in LOOP_TYPES:
@@ -117,7 +133,7 @@ class _Region:
 
     def _decision(
         self, in_specs: Sequence[Spec], out_specs: Sequence[Spec],
-        bodies: Mapping[str, PartitionedGraph],
+        bodies: Mapping[Any, PartitionedGraph],
     ) -> Decision:  # fmt: skip
         splits = (WHOLE,) * self.around.mesh.num_axes
         return Decision(Choice(splits, tuple(in_specs), tuple(out_specs)), bodies=bodies)
@@ -183,7 +199,7 @@ class _Region:
         body = self._body(op.attrs["body"], op.inputs, unchanged)
         test = self._body(op.attrs["cond"], op.inputs, unchanged)
         carried = [i for i in range(len(op.inputs)) if i not in set(unchanged)]
-        zeros = frozenset(t for t, z in zip(graph.inputs, self.zeros, strict=True) if z)
+        zeros = frozenset(t for t, z in zip(graph.inputs, self.loose, strict=True) if z)
         state = list(arriving)
         for _ in range(_MAX_ROUNDS):
             inner = self._confined(body, state, zeros=zeros)
@@ -201,7 +217,7 @@ class _Region:
 
     def _join(self, position: int, into: Spec, out: Spec) -> Spec:
         """What to carry where the loop was given `into` and came back with `out`."""
-        fixed = self.op.inputs[position].dtype in PINNED_DTYPES and not self.zeros[position]
+        fixed = self.op.inputs[position].dtype in PINNED_DTYPES and not self.loose[position]
         return tuple(
             self._join_axis(axis, a, b, fixed)
             for axis, (a, b) in enumerate(zip(into, out, strict=True))

@@ -12,12 +12,11 @@ import dataclasses
 import zlib
 from collections.abc import Sequence
 
-
-
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import Graph, Op, Shape, Tensor, Variable
 from tfpar.propagation.engine import Decision, PartitionedGraph, Reshard
-from tfpar.propagation.prepared import REGION_TYPES
+from tfpar.propagation.lists import remaking
+from tfpar.propagation.prepared import NEW_LIST_TYPES, REGION_TYPES
 from tfpar.rewrite.regions import write_region
 from tfpar.rewrite.reshard import ONCE, emit_step
 from tfpar.rules.local import LocalOp
@@ -122,15 +121,19 @@ class _Writer:
     def reshard(self, local: Tensor, reshard: Reshard) -> Tensor:
         tensor = reshard.tensor
         if tensor.dtype == "variant":
-            return self._renewed(tensor, reshard.target)
+            return self._remade(tensor, reshard.target)
         self.build.name = f"{tensor.op.name}/reshard"
         for step in reshard.steps(self.mesh):
             local = emit_step(self.build, local, step, tuple(tensor.shape or ()), self.mesh)
         return local
 
-    def _renewed(self, tensor: Tensor, spec: Spec) -> Tensor:
-        """A new tensor list made in another spec: with another element shape."""
+    def _remade(self, tensor: Tensor, spec: Spec) -> Tensor:
+        """A list made in another spec, of elements in that spec."""
         op = tensor.op
+        if op.type not in NEW_LIST_TYPES:
+            choice = remaking(op, self.partitioned.prepared.rules[op], spec, self.mesh)
+            inputs = [self.local(t, s) for t, s in zip(op.inputs, choice.in_specs, strict=True)]
+            return self._write_plain(op, Decision(choice), inputs)[0]
         shape = local_shape(tensor.shape, spec, self.mesh) if tensor.is_static else tensor.shape
         inputs = [self.local(t, self.partitioned.specs[t]) for t in op.inputs]
         if inputs and tensor.is_static and op.attrs["element_dtype"] != "variant":
@@ -189,7 +192,7 @@ class _Writer:
                 local = dataclasses.replace(local, inputs=self._masked(local))
             if rule.lower is not None:
                 return rule.lower(local)
-        elif rule.pseudo:
+        elif rule.pseudo and rule.lower is not None:
             return rule.lower(local)
         elif op in self.partitioned.prepared.once and self.mesh.size > 1:
             return self._write_once(local)
@@ -198,8 +201,8 @@ class _Writer:
     def _write_once(self, local: LocalOp) -> Sequence[Tensor]:
         """An op that one rank runs for all; in a body, where no rank can, all in lockstep."""
         if local.op not in self.partitioned.shared:
-            return local.copy(**_common_seed(local.op)).outputs
-        made = local.copy(**{ONCE: True}).outputs
+            return local.copy(None, **_common_seed(local.op)).outputs
+        made = local.copy(None, **{ONCE: True}).outputs
         if not made:
             return ()
         axes = tuple(range(self.mesh.num_axes))
