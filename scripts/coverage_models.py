@@ -22,7 +22,7 @@ from tfpar.runtime.executable import prepare_step
 from tfpar.spec import Replicate
 
 COMMAND = "python -m scripts.coverage_tables models"
-BATCH, LENGTH, SIDE = 4, 8, 64
+BATCH, LENGTH, SIDE, NUM_SAMPLES = 4, 8, 64, 2048
 _GATHERING = ("all_gather", "all_to_all", "broadcast")
 
 # One of each family of keras.applications, with the smallest side that all of them take.
@@ -54,13 +54,15 @@ TINY: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "DenseNetBackbone": {"stackwise_num_repeats": [1, 1, 1]},
     "Gemma3Backbone": {"image_size": None},
+    "Qwen3MoeBackbone": {"top_k": 2},
+    "QwenMoeBackbone": {"top_k": 2},
     "MiTBackbone": {
         "layerwise_depths": [1, 1], "num_layers": 2, "layerwise_num_heads": [1, 2], "layerwise_sr_ratios": [2, 1],
         "max_drop_path_rate": 0.1, "layerwise_patch_sizes": [7, 3], "layerwise_strides": [4, 2],
         "image_shape": (SIDE, SIDE, 3), "hidden_dims": [8, 16],
     },
     "ResNetBackbone": {
-        "input_conv_filters": [8], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [8, 16],
+        "input_conv_filters": [64], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 64],
         "stackwise_num_blocks": [1, 1], "stackwise_num_strides": [1, 2], "block_type": "basic_block",
     },
     "SwinTransformerBackbone": {
@@ -148,6 +150,8 @@ def probe(name: str, make: Callable[[], keras.Model]) -> Result:
 
 def _spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
     unknown = SIDE if len(tensor.shape) == 4 else LENGTH
+    if len(tensor.shape) == 3 and tensor.shape[-1] == 1:
+        unknown = NUM_SAMPLES
     shape = [BATCH, *(unknown if n is None else n for n in tensor.shape[1:])]
     return tf.TensorSpec(shape, tensor.dtype)
 

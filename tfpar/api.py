@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-
 from tfpar.capture.step import argument_specs
 from tfpar.constraints import Constraint
 from tfpar.keras import adapter
@@ -178,7 +177,7 @@ def _symbolic_inputs(model: keras.Model, batch_size: int = 8) -> Any:
         )
     return keras.tree.map_structure(
         lambda t: tf.TensorSpec([batch_size if n is None else n for n in t.shape], t.dtype),
-        model._inputs_struct if hasattr(model, "_inputs_struct") else inputs,
+        getattr(model, "_inputs_struct", inputs if len(inputs) > 1 else inputs[0]),
     )
 
 

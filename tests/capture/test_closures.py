@@ -39,3 +39,10 @@ def test_a_lookup_table_is_refused_by_name():
 
     with pytest.raises(CaptureError, match="lookup table"):
         step(tf.constant([1, 1, 2, 1]))
+
+
+def test_an_initializer_may_hold_a_tensor():
+    values = tf.range(6.0)
+    with tap.auto_parallel([2]):
+        variable = tf.Variable(lambda: values * 2)
+    np.testing.assert_array_equal(variable, 2 * np.arange(6))

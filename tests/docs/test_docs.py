@@ -4,10 +4,13 @@ import pathlib
 import re
 
 import keras
+import numpy as np
 import pytest
 
+import tfpar as tap
 from scripts.coverage_layers import layer_classes
 from scripts.coverage_ops import COMMAND, ops_page
+from tests.e2e import test_patterns
 from tfpar.rules import registry
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -48,6 +51,38 @@ def test_python_blocks_run(name, clean):
         # Blank lines in front, so that a traceback names the line of the page.
         source = "\n" * (text[: block.start()].count("\n") + 1) + block[1]
         exec(compile(source, name, "exec"), namespace)
+
+
+def _constraint_rows():
+    """(what, the code of the constraints) of each row of the README's table."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = text.partition("| You want | Constraints |")[2].partition("\n\n")[0].splitlines()[2:]
+    for row in rows:
+        what, code = re.split(r"(?<!\\)\|", row)[1:3]
+        calls = re.findall(r"`(tap\..*?)`", code.replace("\\|", "|"))
+        yield pytest.param(what.strip(), calls, id=what.strip())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what, calls", list(_constraint_rows()))
+def test_constraints_of_the_readme_hold(what, calls):
+    names = {"tap": tap, "layout_map": {".*fc1/kernel": (None, "model")}}
+    found = [eval(call, names) for call in calls]  # noqa: S307 - our own page
+    constraints = [c for f in found for c in (f if isinstance(f, tuple) else (f,))]
+    if what == "Experts":
+        build = test_patterns.moe
+        x, y = np.ones((8, 6, 8), "float32"), np.ones((8, 6, 3), "float32")
+    else:
+
+        def build():
+            return test_patterns.gpt(optimizer=keras.optimizers.Adam())
+
+        x, y = test_patterns.tokens(8)
+    keras.utils.set_random_seed(0)
+    with tap.auto_parallel(tap.split([2, 2]), constraints):
+        model = build()
+    report = tap.verify(model, x, y, steps=2)
+    assert report.ok, str(report)
 
 
 def test_every_page_with_code_is_run():
