@@ -110,9 +110,12 @@ RECIPES: dict[str, Recipe] = {
     "GaussianNoise": Recipe({"stddev": 0.3}),
     "GroupNormalization": Recipe({"groups": 3}, (IMAGE,)),
     "GroupQueryAttention": Recipe(
-        {"head_dim": 4, "num_query_heads": 4, "num_key_value_heads": 2}, (SEQUENCE, SEQUENCE), _spread
+        {"head_dim": 4, "num_query_heads": 4, "num_key_value_heads": 2}, (SEQUENCE, SEQUENCE),
+        _spread,
     ),
-    "HashedCrossing": Recipe({"num_bins": 5}, (_ids(1), _ids(1)), lambda layer, xs: layer(tuple(xs))),
+    "HashedCrossing": Recipe(
+        {"num_bins": 5}, (_ids(1), _ids(1)), lambda layer, xs: layer(tuple(xs))
+    ),
     "Hashing": Recipe({"num_bins": 5}, (_ids(3),)),
     "IntegerLookup": Recipe({"vocabulary": [1, 2, 3]}, (_ids(3),)),
     "LSTM": Recipe({"units": 4}, (SEQUENCE,)),
@@ -121,19 +124,27 @@ RECIPES: dict[str, Recipe] = {
     "Masking": Recipe({}, (SEQUENCE,)),
     "MaxNumBoundingBoxes": Recipe(
         {"max_number": 3, "bounding_box_format": "xyxy"}, (PICTURE, _floats(4, 4), _ids(4)),
-        lambda layer, xs: layer({"images": xs[0], "bounding_boxes": {"boxes": xs[1], "labels": xs[2]}}),
+        lambda layer, xs: layer(
+            {"images": xs[0], "bounding_boxes": {"boxes": xs[1], "labels": xs[2]}}
+        ),
     ),
-    "MelSpectrogram": Recipe({"fft_length": 32, "num_mel_bins": 4, "sampling_rate": 800, "max_freq": 400}, (_floats(64),)),
+    "MelSpectrogram": Recipe(
+        {"fft_length": 32, "num_mel_bins": 4, "sampling_rate": 800, "max_freq": 400}, (_floats(64),)
+    ),
     "MultiHeadAttention": Recipe({"num_heads": 2, "key_dim": 3}, (SEQUENCE, SEQUENCE), _spread),
     "Normalization": Recipe({"mean": 0.5, "variance": 0.2}),
     "Permute": Recipe({"dims": (2, 1)}, (SEQUENCE,)),
-    "Pipeline": Recipe({"layers": lambda: [layers.Rescaling(2.0), layers.RandomFlip()]}, (PICTURE,)),
+    "Pipeline": Recipe(
+        {"layers": lambda: [layers.Rescaling(2.0), layers.RandomFlip()]}, (PICTURE,)
+    ),
     "RNN": Recipe({"cell": lambda: layers.GRUCell(4)}, (SEQUENCE,)),
     "RepeatVector": Recipe({"n": 3}),
     "Rescaling": Recipe({"scale": 2.0}),
     "Reshape": Recipe({"target_shape": (3, 2)}),
     "ReversibleEmbedding": Recipe({"input_dim": 6, "output_dim": 4}, (_ids(5),)),
-    "STFTSpectrogram": Recipe({"frame_length": 16, "frame_step": 8, "fft_length": 16}, (_floats(64, 1),)),
+    "STFTSpectrogram": Recipe(
+        {"frame_length": 16, "frame_step": 8, "fft_length": 16}, (_floats(64, 1),)
+    ),
     "SimpleRNN": Recipe({"units": 4}, (SEQUENCE,)),
     "SimpleRNNCell": _cell(units=4),
     "SpectralNormalization": Recipe({"layer": lambda: layers.Dense(4)}),
@@ -143,11 +154,9 @@ RECIPES: dict[str, Recipe] = {
     "TimeDistributed": Recipe({"layer": lambda: layers.Dense(4)}, (SEQUENCE,)),
     "MixUp": _labelled(),
     "CutMix": _labelled(),
-    **{n: _pair() for n in ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract")},
-    **{
-        n: _image(factor=0.3)
-        for n in ("RandomBrightness", "RandomContrast", "RandomRotation")
-    },
+    **{n: _pair() for n in ("Add", "Average", "Concatenate", "Maximum", "Minimum")},
+    **{n: _pair() for n in ("Multiply", "Subtract")},
+    **{n: _image(factor=0.3) for n in ("RandomBrightness", "RandomContrast", "RandomRotation")},
     "RandomPosterization": _image(factor=4, value_range=(0, 255)),
     "RandomCrop": _image(height=4, width=4),
     "RandomTranslation": _image(height_factor=0.2, width_factor=0.2),
@@ -330,17 +339,19 @@ def layers_page() -> str:
         ]
         for r in ran
     ]
+    not_tried = [[f"`{n}`", why] for n, why in NOT_RUN.items() if n in layer_classes()]
     failed = [[f"`{r.name}`", r.error.replace("|", "/")] for r in results if r.error]
     return f"""# Coverage of Keras layers
 
 Made by `{COMMAND}` ({made_with("tensorflow", "keras")}).
 
-A tiny instance of every class of `keras.layers` runs forward and backward in one traced function, with the
-batch split over two ranks in one process. *Ops without a rule* ran replicated. *Batch stays split*
-means that nothing gathers it: the only collectives are sums. *Numbers* compares the loss and
-the gradients with one device.
+A tiny instance of every class of `keras.layers` runs forward and backward in one traced function,
+with the batch split over two ranks in one process. *Ops without a rule* ran replicated. *Batch
+stays split* means that nothing gathers it: the only collectives are sums. *Numbers* compares the
+loss and the gradients with one device.
 
-{len(full)} of {len(results)} layers have a rule for every op, keep the batch split and give equal numbers; {len(ran)} ran.
+{len(full)} of {len(results)} layers have a rule for every op, keep the batch split and give equal
+numbers; {len(ran)} ran.
 
 {markdown_table(["Layer", "Ops without a rule", "Batch stays split", "Numbers"], rows)}
 
@@ -350,5 +361,5 @@ the gradients with one device.
 
 ## Not tried
 
-{markdown_table(["Layer", "Why"], [[f"`{n}`", w] for n, w in NOT_RUN.items() if n in layer_classes()])}
+{markdown_table(["Layer", "Why"], not_tried)}
 """

@@ -19,7 +19,6 @@ from scripts.tables import code, made_with, markdown_table
 from tfpar.propagation.engine import Anchors, propagate
 from tfpar.report.coverage import coverage
 from tfpar.runtime.executable import prepare_step
-from tfpar.spec import Replicate
 
 COMMAND = "python -m scripts.coverage_tables models"
 BATCH, LENGTH, SIDE, NUM_SAMPLES = 4, 8, 64, 2048
@@ -27,28 +26,78 @@ _GATHERING = ("all_gather", "all_to_all", "broadcast")
 
 # One of each family of keras.applications, with the smallest side that all of them take.
 APPLICATIONS = (
-    "ConvNeXtTiny", "DenseNet121", "EfficientNetB0", "EfficientNetV2B0", "InceptionResNetV2", "InceptionV3",
-    "MobileNet", "MobileNetV2", "MobileNetV3Small", "NASNetMobile", "ResNet50", "ResNet50V2", "VGG16",
+    "ConvNeXtTiny",
+    "DenseNet121",
+    "EfficientNetB0",
+    "EfficientNetV2B0",
+    "InceptionResNetV2",
+    "InceptionV3",
+    "MobileNet",
+    "MobileNetV2",
+    "MobileNetV3Small",
+    "NASNetMobile",
+    "ResNet50",
+    "ResNet50V2",
+    "VGG16",
     "Xception",
-)  # fmt: skip
+)
 APPLICATION_SIDE = 80
 
 # What constructors of KerasHub's backbones ask for, by the name of the argument.
 TINY: dict[str, Any] = {
-    "vocabulary_size": 40, "vocab_size": 40, "num_layers": 2, "num_heads": 2, "num_attention_heads": 2,
-    "num_query_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "head_size": 8, "hidden_dim": 16,
-    "hidden_size": 16, "intermediate_dim": 24, "embedding_dim": 12, "num_experts": 3,
-    "moe_intermediate_dim": 8, "shared_expert_intermediate_dim": 8, "shared_expert_intermediate_size": 8,
-    "top_k": 2, "num_layers_enc": 2, "num_layers_dec": 2, "filter_dim": 16, "encoder_num_layers": 2,
-    "decoder_num_layers": 2, "encoder_num_heads": 2, "decoder_num_heads": 2, "attention_bias": False,
-    "attention_dropout": 0.0, "mlp_bias": False, "layer_norm_epsilon": 1e-5, "rope_theta": 1e4,
-    "max_position_embeddings": 32, "partial_rotary_factor": 1.0, "rope_layer_enabled_list": [True, True],
-    "layer_types": ["full_attention"] * 2, "mlp_dim": 24, "projection_dim": 8,
-    "image_shape": (SIDE, SIDE, 3), "patch_size": 16, "max_sequence_length": LENGTH,
-    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in {
-        "hidden_dim": 16, "intermediate_dim": 24, "num_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "head_dim": 8, "layer_types": ["full_attention"] * 2}.items()},
-}  # fmt: skip
+    "vocabulary_size": 40,
+    "vocab_size": 40,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "num_query_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "head_size": 8,
+    "hidden_dim": 16,
+    "hidden_size": 16,
+    "intermediate_dim": 24,
+    "embedding_dim": 12,
+    "num_experts": 3,
+    "moe_intermediate_dim": 8,
+    "shared_expert_intermediate_dim": 8,
+    "shared_expert_intermediate_size": 8,
+    "top_k": 2,
+    "num_layers_enc": 2,
+    "num_layers_dec": 2,
+    "filter_dim": 16,
+    "encoder_num_layers": 2,
+    "decoder_num_layers": 2,
+    "encoder_num_heads": 2,
+    "decoder_num_heads": 2,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "layer_norm_epsilon": 1e-5,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 32,
+    "partial_rotary_factor": 1.0,
+    "rope_layer_enabled_list": [True, True],
+    "layer_types": ["full_attention"] * 2,
+    "mlp_dim": 24,
+    "projection_dim": 8,
+    "image_shape": (SIDE, SIDE, 3),
+    "patch_size": 16,
+    "max_sequence_length": LENGTH,
+    **{
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in {
+            "hidden_dim": 16,
+            "intermediate_dim": 24,
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "layer_types": ["full_attention"] * 2,
+        }.items()
+    },
+}
 
 # Where an argument's name is not enough.
 OWN: dict[str, dict[str, Any]] = {
@@ -57,24 +106,39 @@ OWN: dict[str, dict[str, Any]] = {
     "Qwen3MoeBackbone": {"top_k": 2},
     "QwenMoeBackbone": {"top_k": 2},
     "MiTBackbone": {
-        "layerwise_depths": [1, 1], "num_layers": 2, "layerwise_num_heads": [1, 2], "layerwise_sr_ratios": [2, 1],
-        "max_drop_path_rate": 0.1, "layerwise_patch_sizes": [7, 3], "layerwise_strides": [4, 2],
-        "image_shape": (SIDE, SIDE, 3), "hidden_dims": [8, 16],
+        "layerwise_depths": [1, 1],
+        "num_layers": 2,
+        "layerwise_num_heads": [1, 2],
+        "layerwise_sr_ratios": [2, 1],
+        "max_drop_path_rate": 0.1,
+        "layerwise_patch_sizes": [7, 3],
+        "layerwise_strides": [4, 2],
+        "image_shape": (SIDE, SIDE, 3),
+        "hidden_dims": [8, 16],
     },
     "ResNetBackbone": {
-        "input_conv_filters": [64], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 64],
-        "stackwise_num_blocks": [1, 1], "stackwise_num_strides": [1, 2], "block_type": "basic_block",
+        "input_conv_filters": [64],
+        "input_conv_kernel_sizes": [7],
+        "stackwise_num_filters": [64, 64],
+        "stackwise_num_blocks": [1, 1],
+        "stackwise_num_strides": [1, 2],
+        "block_type": "basic_block",
     },
     "SwinTransformerBackbone": {
-        "image_shape": (SIDE, SIDE, 3), "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4,
+        "image_shape": (SIDE, SIDE, 3),
+        "embed_dim": 8,
+        "depths": [1, 1],
+        "num_heads": [1, 2],
+        "window_size": 4,
     },
     "VGGBackbone": {"stackwise_num_repeats": [1, 1], "stackwise_num_filters": [8, 16]},
     "ViTBackbone": {"patch_size": (16, 16), "image_shape": (SIDE, SIDE, 3)},
     "WhisperBackbone": {"max_encoder_sequence_length": 16, "max_decoder_sequence_length": LENGTH},
     "XceptionBackbone": {
-        "stackwise_conv_filters": [[8, 8], [16, 16]], "stackwise_pooling": [True, False],
+        "stackwise_conv_filters": [[8, 8], [16, 16]],
+        "stackwise_pooling": [True, False],
     },
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass
@@ -91,9 +155,9 @@ class Result:
 
 
 def applications() -> Iterator[tuple[str, Callable[[], keras.Model]]]:
+    shape = (APPLICATION_SIDE, APPLICATION_SIDE, 3)
     for name in APPLICATIONS:
         make = getattr(keras.applications, name)
-        shape = (APPLICATION_SIDE, APPLICATION_SIDE, 3)
         yield name, lambda make=make: make(weights=None, input_shape=shape, classes=10)
 
 
@@ -195,11 +259,11 @@ def models_page() -> str:
 
 Made by `{COMMAND}` ({made_with("tensorflow", "keras", "keras-hub")}).
 
-Forward and backward pass of each model are traced, and partitioned with the batch split over two ranks.
-Nothing runs here: this table says what is shared out, not that numbers are equal (the tests do
-that). Of `keras.applications` one model of each family is taken, of KerasHub the backbones in a tiny
-configuration. *Replicated* counts the ops that have no rule as they stand. *Batch stays split*
-means that nothing gathers it.
+Forward and backward pass of each model are traced, and partitioned with the batch split over two
+ranks. Nothing runs here: this table says what is shared out, not that numbers are equal (tests
+do). Of `keras.applications` one model of each family is taken, of KerasHub the backbones in a
+tiny configuration. *Replicated* counts the ops that have no rule as they stand. *Batch stays
+split* means that nothing gathers it.
 
 {len(full)} of {len(traced)} models have a rule for every op and keep the batch split.
 

@@ -53,6 +53,7 @@ def ops_page() -> str:
             by_family[function.__module__].append(op_type)
     ruled = {t for types in by_family.values() for t in types}
     without = [t for t in KERAS_STEP_OPS if t not in ruled]
+    others = [[f"`{t}`", _WITHOUT_RULE.get(t, "replicated")] for t in without]
     rows = [
         [
             f"`{module.__name__.rpartition('.')[2]}`",
@@ -67,20 +68,22 @@ def ops_page() -> str:
 
 Made by `{COMMAND}`; a test fails when it is out of date.
 
-{len(ruled)} op types have a rule. A type without one runs *replicated*: its inputs are gathered, and
-every rank computes all of it. The numbers are the same, the work is not shared. A rule may also
-decline some attributes or shapes; `tap.coverage(model)` says so for your model.
+{len(ruled)} op types have a rule. A type without one runs *replicated*: its inputs are gathered,
+and every rank computes all of it. The numbers are the same, the work is not shared. A rule may
+also decline some attributes or shapes; `tap.coverage(model)` says so for your model.
 
 ## In the training steps of Keras models
 
-{len(KERAS_STEP_OPS)} op types were seen in the training steps of 108 models (Keras applications, KerasHub, and models as users
-write them; TensorFlow 2.21, Keras 3.15). {len(KERAS_STEP_OPS) - len(without)} of them have a rule. The others:
+{len(KERAS_STEP_OPS)} op types were seen in the training steps of 108 models (Keras applications,
+KerasHub, and models as users write them; TensorFlow 2.21, Keras 3.15).
+{len(KERAS_STEP_OPS) - len(without)} of them have a rule. The others:
 
-{markdown_table(["Op type", "How it runs"], [[f"`{t}`", _WITHOUT_RULE.get(t, "replicated")] for t in without])}
+{markdown_table(["Op type", "How it runs"], others)}
 
 ## All rules, by family
 
-Families are modules of `tfpar/rules`. Types that start with `Tfpar` are steps of decompositions, not ops of TensorFlow.
+Families are modules of `tfpar/rules`. Types that start with `Tfpar` are steps of decompositions,
+not ops of TensorFlow.
 
 {markdown_table(["Family", "What", "Types", "Op types"], rows)}
 """

@@ -106,8 +106,8 @@ def capture_step(
             variable = _parent(external)
         if variable is None:
             raise CaptureError(
-                f"The step uses the resource {external!r} that is not a variable (a lookup table or an "
-                f"iterator?). Move it out of the step: feed its results as inputs."
+                f"The step uses a resource that is not a variable: {_kind(external)}. Move it "
+                f"out of the step (into tf.data) and feed its results as inputs."
             )
         path, trainable = (variable_names or _own_name)(variable)
         used[path] = used.get(path, 0) + 1
@@ -169,9 +169,18 @@ def _where(error: BaseException) -> str:
 
 
 def _parent(handle: tf.Tensor) -> tf.Variable | None:
-    parent = getattr(handle, "_parent_trackable", None)
-    found = parent() if parent is not None else None
-    return found if isinstance(found, tf.Variable) else None
+    parent = _owner(handle)
+    return parent if isinstance(parent, tf.Variable) else None
+
+
+def _owner(handle: tf.Tensor) -> Any:
+    reference = getattr(handle, "_parent_trackable", None)
+    return reference() if reference is not None else None
+
+
+def _kind(handle: tf.Tensor) -> str:
+    owner = _owner(handle)
+    return f"a {type(owner).__name__}" if owner is not None else "a lookup table or an iterator"
 
 
 def _own_name(variable: tf.Variable) -> tuple[str, bool]:
