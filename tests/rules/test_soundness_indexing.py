@@ -194,3 +194,29 @@ def test_ops_of_unknown_size_run_whole():
                    tf.boolean_mask(x, x[:, 0] > 0)),
         [f(5, 3)], trials=3,
     )  # fmt: skip
+
+
+def test_what_an_op_makes_is_split_as_its_readers_want():
+    """Segments, classes, copies: a rank makes the part that it adds to what it holds."""
+    index = ids(7, 5)
+
+    def function(table, rows):
+        return (
+            table + tf.math.unsorted_segment_sum(rows, index, 7),
+            table + tf.scatter_nd(index[:, None], rows, [7, 4]),
+            table + tf.transpose(tf.one_hot([0, 3, 6, 2], 7)),
+            table * tf.fill([7, 4], rows[0, 0]),
+            table - tf.broadcast_to(rows[:1], [7, 4]),
+            table - tf.tile(rows[:1], [7, 1]),
+        )  # fmt: skip
+
+    runs = sweep(function, [f(7, 4), f(5, 4)], trials=4)
+    for op_type, factor in {
+        "UnsortedSegmentSum": "s", "ScatterNd": "v0", "OneHot": "depth", "Fill": "_1",
+        "BroadcastTo": "_1", "Tile": "r0",
+    }.items():  # fmt: skip
+        assert was_split(runs, op_type, factor), op_type
+    for mesh in (Mesh.of([2]), Mesh.of([3])):
+        result = check(function, [f(7, 4), f(5, 4)], [(Shard(0),), (Replicate(),)], mesh)
+        kinds = [kind for kind, _, _ in result.partitioned.collectives()]
+        assert kinds == ["all_gather"] * 6  # the test's own gathers of the results

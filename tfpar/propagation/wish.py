@@ -23,12 +23,17 @@ Wish = Shard | Replicate | None
 
 
 def wish(
-    propagation: Propagation, tensor: Tensor, axis: int, made: Spec, depth: int = _DEPTH
-) -> Wish:
-    """The Shard along `axis` on which all readers of `tensor` (made as `made`) agree."""
+    propagation: Propagation, tensor: Tensor, axis: int, made: Spec, depth: int = _DEPTH,
+    even: bool = True,
+) -> Wish:  # fmt: skip
+    """The Shard along `axis` on which all readers of `tensor` (made as `made`) agree.
+
+    Args:
+        even: only one that divides the dim.
+    """
     wanted: Shard | None = None
     for op in propagation.prepared.consumers.get(tensor, ()):
-        of_reader = _wish_of(propagation, op, tensor, axis, depth)
+        of_reader = _wish_of(propagation, op, tensor, axis, depth, even)
         if isinstance(of_reader, Replicate) or (
             wanted is not None and of_reader not in (None, wanted)
         ):
@@ -41,7 +46,9 @@ def wish(
     return wanted
 
 
-def _wish_of(propagation: Propagation, op: Op, tensor: Tensor, axis: int, depth: int) -> Wish:
+def _wish_of(
+    propagation: Propagation, op: Op, tensor: Tensor, axis: int, depth: int, even: bool
+) -> Wish:
     rule = propagation.prepared.rules[op]
     mesh = propagation.mesh
     dims_here = rule.inputs[op.inputs.index(tensor)]
@@ -52,7 +59,9 @@ def _wish_of(propagation: Propagation, op: Op, tensor: Tensor, axis: int, depth:
             continue
         if isinstance(spec[axis], Shard):
             split = splits_of(dims, spec, rule.sizes, mesh.shape)[axis]
-            if split is None or split[0] not in mine or rule.sizes[split[0]] % mesh.shape[axis]:
+            if split is None or split[0] not in mine:
+                return Replicate()
+            if even and rule.sizes[split[0]] % mesh.shape[axis]:
                 return Replicate()
             return Shard(mine[split[0]], *split[1])
         if other.dtype == "resource":
@@ -66,7 +75,7 @@ def _wish_of(propagation: Propagation, op: Op, tensor: Tensor, axis: int, depth:
             if dims or not all(f in rule.reduce for f in mine):
                 return Replicate()
             continue  # reduced away: any placement serves
-        further = _wish_of_output(propagation, out, axis, depth - 1)
+        further = _wish_of_output(propagation, out, axis, depth - 1, even)
         if further is None:
             continue
         if isinstance(further, Replicate) or further.dim not in back:
@@ -78,12 +87,14 @@ def _wish_of(propagation: Propagation, op: Op, tensor: Tensor, axis: int, depth:
     return wanted
 
 
-def _wish_of_output(propagation: Propagation, tensor: Tensor, axis: int, depth: int) -> Wish:
+def _wish_of_output(
+    propagation: Propagation, tensor: Tensor, axis: int, depth: int, even: bool
+) -> Wish:
     anchor = propagation.anchor_of(tensor)
     if anchor is not None:
         placement = anchor[axis]
         return placement if isinstance(placement, Shard) else Replicate()
-    return wish(propagation, tensor, axis, propagation.replicated, depth)
+    return wish(propagation, tensor, axis, propagation.replicated, depth, even)
 
 
 def _known_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:

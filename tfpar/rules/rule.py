@@ -69,6 +69,7 @@ class OpRule:
             that may. Holds where the op is copied or `lower` does not use positions.
         drawn: the op reads nothing that is sharded and its one output can be made in any spec
             that its factors allow: it waits for the spec that the first reader wants.
+        generates: factors that no input has may be split where all readers want it so.
         masked: whether inputs come with the padding of reduced factors neutral; not needed
             where `lower` keeps padding out itself.
         expand: factor -> builder of the graph of simpler ops that the op stands
@@ -87,6 +88,7 @@ class OpRule:
     pseudo: bool = False
     any_pattern: bool | Collection[str] | None = None
     drawn: bool = False
+    generates: bool = False
     masked: bool = True
     expand: Mapping[int, Callable[..., Any]] = dataclasses.field(default_factory=dict)
 

@@ -66,7 +66,7 @@ def _scatter_nd(op: Op, constants: Constants) -> OpRule:
         op, f"{form.indices}, {form.updates} -> {form.target}",
         reduce={name: reduction for name in form.index if reduction},
         linear=((1,),) if reduction == "sum" else (),
-        lower=lower, any_pattern={*form.rest, *form.index},
+        lower=lower, any_pattern={*form.rest, *form.index}, generates=True,
     )  # fmt: skip
 
 

@@ -15,12 +15,12 @@ from tfpar.rules.rule import OpRule, make_rule, replicate_rule
 
 @rule("Fill")
 def _fill(op: Op, constants: Constants) -> OpRule:
-    return make_rule(op, "., -> ...", shape_operands={0: 0})
+    return make_rule(op, "., -> ...", shape_operands={0: 0}, generates=True)
 
 
 @rule("Empty")
 def _empty(op: Op, constants: Constants) -> OpRule:
-    return make_rule(op, ". -> ...", shape_operands={0: 0})
+    return make_rule(op, ". -> ...", shape_operands={0: 0}, generates=True)
 
 
 @rule(
@@ -41,8 +41,9 @@ def _one_hot(op: Op, constants: Constants) -> OpRule:
     axis = op.attrs.get("axis", -1) % (len(names) + 1)
     out = [*names[:axis], "depth", *names[axis:]]
     return make_rule(
-        op, f"{' '.join(names)} -> {' '.join(out)}", lower=_lower_one_hot, any_pattern=names
-    )
+        op, f"{' '.join(names)} -> {' '.join(out)}", lower=_lower_one_hot, any_pattern=names,
+        generates=True,
+    )  # fmt: skip
 
 
 def _lower_one_hot(local: LocalOp) -> Sequence[Tensor]:

@@ -1,0 +1,49 @@
+"""Dims that an op makes of nothing: the rows of a Fill, the segments of a sum, the classes of a
+one-hot.
+
+No input is split there, so nothing asks for a split but the readers: where all of them hold
+a shard (the slots of a vocabulary that is split), a rank makes only its own part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from tfpar.ir.graph import Op
+from tfpar.propagation.factors import REPLICATE
+from tfpar.propagation.partitioned import Decision
+from tfpar.propagation.wish import wish
+from tfpar.rules.rule import PLAIN
+from tfpar.spec import Shard
+
+if TYPE_CHECKING:
+    from tfpar.propagation.engine import Propagation
+
+
+def split_generated(propagation: Propagation, op: Op, decision: Decision) -> Decision:
+    """`decision` with the dims that `op` makes of nothing split as its readers want them."""
+    rule = propagation.prepared.rules[op]
+    if propagation.confined or decision.expansion is not None or len(op.outputs) != 1:
+        return decision
+    (tensor,), (dims,) = op.outputs, rule.outputs
+    splits, (made,) = list(decision.choice.splits), decision.choice.out_specs
+    held = propagation.whole_axes(op)
+    for axis, parts in enumerate(propagation.mesh.shape):
+        if splits[axis][0] != REPLICATE or parts == 1 or axis in held:
+            continue
+        wanted = wish(propagation, tensor, axis, made, even=False)
+        if not isinstance(wanted, Shard) or (wanted.stride, wanted.unit) != PLAIN:
+            continue
+        dim = dims[wanted.dim]
+        if len(dim) == 1 and rule.can_split(dim[0]) and _is_generated(rule, dim[0]):
+            splits[axis] = (dim[0], PLAIN)
+            made = (*made[:axis], wanted, *made[axis + 1 :])
+    if made == decision.choice.out_specs[0]:
+        return decision
+    choice = dataclasses.replace(decision.choice, splits=tuple(splits), out_specs=(made,))
+    return dataclasses.replace(decision, choice=choice)
+
+
+def _is_generated(rule, factor: int) -> bool:
+    return not any(rule.has_factor(dims, factor) for dims in rule.inputs)
