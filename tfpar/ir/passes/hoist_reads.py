@@ -6,10 +6,13 @@ other; a handle could not be.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, walk_functions
 
+_READERS = ("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd")
 _LOOPS = ("While", "StatelessWhile")
 _OFFSETS = {
     "While": 0, "StatelessWhile": 0, "PartitionedCall": 0, "StatefulPartitionedCall": 0,
@@ -109,7 +112,7 @@ def _only_read(position: int, op: Op, bodies: list[Graph]) -> bool:
     for body in bodies:
         handle = body.inputs[position]
         for user in body.ops:
-            if handle in user.inputs and user.type not in ("ReadVariableOp", "VariableShape"):
+            if handle in user.inputs and user.type not in _READERS:
                 return False
         for at, tensor in enumerate(body.outputs):
             if tensor is handle and not (is_loop and at == position):
@@ -122,7 +125,7 @@ def _only_read(position: int, op: Op, bodies: list[Graph]) -> bool:
 
 def _read_dtype(body: Graph, handle: Tensor) -> str | None:
     for user in body.ops:
-        if user.type == "ReadVariableOp" and user.inputs[0] is handle:
+        if user.type in _READERS and user.type != "VariableShape" and user.inputs[0] is handle:
             return user.outputs[0].dtype
     return None
 
@@ -135,19 +138,60 @@ def _pass_value(body: Graph, handle: Tensor, value: Tensor) -> None:
     source.attrs["shape"] = ShapeAttr(value.shape)
     gone: set[Op] = set()
     replaced: dict[Tensor, Tensor] = {}
+    ops: list[Op] = []
     for user in body.ops:
-        if user.type == "ReadVariableOp" and user.inputs[0] is handle:
-            replaced[user.outputs[0]] = handle
-            gone.add(user)
-        elif user.type == "VariableShape" and user.inputs[0] is handle:
-            dtype = user.outputs[0].dtype
-            user.type, user.inputs, user.stateful = "Const", [], False
-            user.attrs = {"value": np.array(value.shape, dtype), "dtype": DType(dtype)}
-    body.ops = [user for user in body.ops if user not in gone]
+        if handle in user.inputs and user.type in _READERS:
+            if user.type == "ReadVariableOp":
+                replaced[user.outputs[0]] = handle
+                gone.add(user)
+                continue
+            ops += _read_value(user, value)
+        ops.append(user)
+    body.ops = ops
     for user in body.ops:
         user.inputs = [replaced.get(t, t) for t in user.inputs]
-        user.control = list(
-            dict.fromkeys(b for c in user.control for b in (c.control if c in gone else (c,)))
-        )
+        user.control = _without(gone, user.control)
     body.outputs = [replaced.get(t, t) for t in body.outputs]
     body.effects = [e for e in body.effects if e not in gone]
+
+
+def _without(gone: set[Op], control: Iterable[Op]) -> list[Op]:
+    """`control` with what ops that are `gone` waited for in their place."""
+    kept: dict[Op, None] = {}
+    todo = list(control)[::-1]
+    while todo:
+        op = todo.pop()
+        if op in gone:
+            todo += op.control[::-1]
+        else:
+            kept[op] = None
+    return list(kept)
+
+
+def _read_value(user: Op, value: Tensor) -> list[Op]:
+    """Make `user`, which reads a variable by its handle, read its value; the ops it needs."""
+    user.stateful = False
+    if user.type == "VariableShape":
+        dtype = user.outputs[0].dtype
+        user.type, user.inputs = "Const", []
+        user.attrs = {"value": np.array(value.shape, dtype), "dtype": DType(dtype)}
+        return []
+    indices = DType(user.inputs[1].dtype)
+    if user.type == "ResourceGatherNd":
+        user.type = "GatherNd"
+        user.attrs = {"Tparams": DType(value.dtype), "Tindices": indices}
+        return []
+    axis = user.attrs.get("batch_dims", 0)
+    const = Op(
+        f"{user.name}/axis",
+        "Const",
+        (),
+        {"value": np.array(axis, np.int32), "dtype": DType("int32")},
+    )
+    user.inputs.append(const.add_output((), "int32"))
+    user.type = "GatherV2"
+    user.attrs = {
+        "Tparams": DType(value.dtype), "Tindices": indices, "Taxis": DType("int32"),
+        "batch_dims": axis,
+    }  # fmt: skip
+    return [const]
