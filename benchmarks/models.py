@@ -68,4 +68,17 @@ GPT_MEGATRON = {
 }
 """Megatron's layout: heads, the MLP's inner dim and the vocabulary split."""
 
-WIDE_HEAD = {r"head/kernel": (None, "model"), r"head/bias": ("model",)}
+WIDE_HEAD = {
+    r"head/kernel": (None, "model"),
+    r"head/bias": ("model",),
+    r"stem/kernel": (None, "model"),
+    r"block_.*_fc1/kernel": (None, "model"),
+}
+"""The classes split, and the small body column and row in turn."""
+
+
+def layout(model: str):
+    """The constraints of the `model` contenders."""
+    import tfpar as tap
+
+    return tap.from_layout_map(WIDE_HEAD if model == "wide" else GPT_MEGATRON)

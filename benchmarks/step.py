@@ -80,8 +80,7 @@ class Contender:
         mesh = tap.split([ranks, 1])
         if self.config["layout"] == "model":
             mesh = tap.split([1, ranks])
-            table = models.WIDE_HEAD if self.config["model"] == "wide" else models.GPT_MEGATRON
-            constraints = tap.from_layout_map(table)
+            constraints = models.layout(self.config["model"])
         with tap.auto_parallel(mesh, constraints):
             return self._build()
 

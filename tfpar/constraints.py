@@ -139,16 +139,22 @@ class ShardOutput(Constraint):
     """See `shard_output`."""
 
     pattern: str
-    dim: int
+    dim: int | None
     axis: str
 
     def __post_init__(self) -> None:
         _check_pattern(self, self.pattern)
-        _check_dim(self, self.dim)
+        if self.dim is not None:
+            _check_dim(self, self.dim)
 
     @property
     def named_axes(self) -> tuple[str, ...]:
         return (self.axis,)
+
+    def placement(self, tensor: Tensor) -> Placement:
+        if self.dim is None:
+            return Replicate()
+        return Shard(_normal_dim(self, self.dim, f"tensor {tensor.name!r}", tensor.shape))
 
     def __str__(self) -> str:
         return f"shard_output({self.pattern!r}, dim={self.dim}, axis={self.axis!r})"
@@ -182,14 +188,14 @@ def replicate(pattern: str, axis: str | None = None) -> Constraint:
     return ReplicateVariable(pattern, axis)
 
 
-def shard_output(pattern: str, dim: int, axis: str) -> Constraint:
+def shard_output(pattern: str, dim: int | None, axis: str) -> Constraint:
     """Split dimension `dim` of an activation over mesh axis `axis`.
 
     Args:
         pattern: for the name, or its end, of a scope of forward ops (a layer: `"block_0/mlp"`,
             with or without the number of the call). What leaves the outermost scopes that
             match is split; where no scope matches, the first output of the ops that do.
-        dim: negative counts from the end.
+        dim: negative counts from the end; None keeps the activation whole along `axis`.
 
     The batch stays split along the batch axes.
     """
@@ -392,8 +398,7 @@ def resolve_outputs(
             scopes = sorted({s for op in graph.ops for s in _scopes(op)})
             raise SpecError(_matches_nothing(constraint, constraint.pattern, scopes, "scope or op"))
         for tensor in tensors:
-            dim = _normal_dim(constraint, constraint.dim, f"tensor {tensor.name!r}", tensor.shape)
-            axis, placement = mesh.axis(constraint.axis), Shard(dim)
+            axis, placement = mesh.axis(constraint.axis), constraint.placement(tensor)
             have = chosen.setdefault(tensor, {}).setdefault(axis, (placement, constraint))
             if have[0] != placement:
                 raise SpecError(
