@@ -17,6 +17,8 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.constraints import Constraint, batch_axes
 from tfpar.plan import Plan, plan_from_constraints
+from tfpar.propagation.engine import PartitionedGraph
+from tfpar.propagation.prepared import PreparedGraph
 from tfpar.runtime.devices import rank_devices
 from tfpar.runtime.executable import CompileOptions, Executable, compile_step, prepare_step
 from tfpar.runtime.variables import ParallelVariable
@@ -156,6 +158,8 @@ class CompiledFunction:
         executable = compile_step(
             captured, anchors, session.mesh, devices, session.options, prepared
         )
+        self._report_fallbacks(prepared)  # bodies are known now
+        self._report_held(executable.partitioned)
         if self._on_plan is not None:
             self._on_plan(plan.with_partitioned(executable.partitioned), executable)
         return executable
@@ -170,13 +174,12 @@ class CompiledFunction:
         session.plan.check(captured.graph, session.mesh, part=self._part)
         return session.plan
 
-    def _report_fallbacks(self, prepared) -> None:
-        if not prepared.fallbacks:
-            return
-        types = sorted({op.type for op in prepared.fallbacks} - self._reported)
+    def _report_fallbacks(self, prepared: PreparedGraph) -> None:
+        fallbacks = prepared.all_fallbacks()
+        types = sorted({op.type for op in fallbacks} - self._reported)
         if not types:
             return
-        first = next(op for op in prepared.fallbacks if op.type in types)
+        first = next(op for op in fallbacks if op.type in types)
         if self.session.options.strict:
             raise TfparError(
                 f"No op rule for {', '.join(types)} (first: {first.name!r}) and strict=True. Register "
@@ -188,6 +191,19 @@ class CompiledFunction:
             ", ".join(types), first.name,
         )  # fmt: skip
         self._reported.update(types)
+
+    def _report_held(self, partitioned: PartitionedGraph) -> None:
+        held = [(op, axis) for op, axis in partitioned.held if op.name not in self._reported]
+        if not held:
+            return
+        op, axis = held[0]
+        logger.warning(
+            "Loops, branches and calls whose bodies would need collectives run whole (inputs "
+            "gathered, every rank computes): %s along mesh axis %r%s.",
+            op.name, partitioned.mesh.axis_names[axis],
+            f", and {len(held) - 1} more" if len(held) > 1 else "",
+        )  # fmt: skip
+        self._reported.update(op.name for op, _ in held)
 
 
 def create_variable(next_creator, **kwargs):

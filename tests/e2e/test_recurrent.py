@@ -92,3 +92,23 @@ def test_grouped_convolution_is_data_parallel():
     parallel, _ = assert_equivalent(build, data, tap.split([2]), batch_size=BATCH)
     assert not parallel.executable().partitioned.held
     assert not activations_gathered(parallel)
+
+
+def test_a_loop_that_runs_whole_is_reported(caplog):
+    class Normalise(layers.Layer):
+        """Divides by the norm of the whole batch, again and again."""
+
+        def call(self, x):
+            return keras.ops.fori_loop(
+                0, 3, lambda _, x: x / keras.ops.sqrt(keras.ops.sum(x * x)), x
+            )
+
+    def build():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(4), Normalise()])
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        return model
+
+    data = rng.normal(size=(BATCH, 6)), rng.normal(size=(BATCH, 4))
+    parallel, _ = assert_equivalent(build, data, tap.split([2]), batch_size=BATCH)
+    assert "need collectives run whole" in caplog.text
+    assert "run whole along an axis" in tap.plan_of(parallel.model).summary()

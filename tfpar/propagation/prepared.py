@@ -52,6 +52,14 @@ class PreparedGraph:
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
     bodies: dict[Any, PreparedGraph] = dataclasses.field(default_factory=dict)
 
+    def all_fallbacks(self) -> list[Op]:
+        """`fallbacks`, and those of the bodies prepared so far."""
+        found = list(self.fallbacks)
+        for key, body in self.bodies.items():
+            if isinstance(key, str):  # others are expansions of rules
+                found += body.all_fallbacks()
+        return found
+
     def body(self, name: str, known: Mapping[int, np.ndarray]) -> PreparedGraph:
         """The prepared body of function `name`, of whose arguments some values are known."""
         if name not in self.bodies:
@@ -108,7 +116,9 @@ def _signature(op: Op, constants: Constants) -> Any:
         operands.append(
             (tensor.shape, tensor.dtype, None if value is None else (value.shape, value.tobytes()))
         )
-    attrs = () if op.type == "Const" else tuple(
-        (k, freeze(v)) for k, v in sorted(op.attrs.items()) if not k.startswith("_")
+    attrs = (
+        ()
+        if op.type == "Const"
+        else tuple((k, freeze(v)) for k, v in sorted(op.attrs.items()) if not k.startswith("_"))
     )
     return (op.type, attrs, tuple(operands), tuple((t.shape, t.dtype) for t in op.outputs))

@@ -47,6 +47,8 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         )
     if partitioned is not None:
         parts += [_padding(plan, partitioned), _collectives(partitioned), _fallbacks(partitioned)]
+        if partitioned.held:
+            parts.append(_held(partitioned))
     return "\n".join(parts)
 
 
@@ -197,13 +199,20 @@ def _collectives(partitioned: PartitionedGraph) -> str:
 
 def _fallbacks(partitioned: PartitionedGraph) -> str:
     by_type: dict[str, list[Op]] = {}
-    for op in partitioned.prepared.fallbacks:
+    for op in partitioned.prepared.all_fallbacks():
         by_type.setdefault(op.type, []).append(op)
     if not by_type:
         return "Fallbacks: none, every op has a rule"
     rows = [[t, str(len(ops)), ops[0].name] for t, ops in sorted(by_type.items())]
     title = "Ops run replicated for want of a rule (inputs gathered, every rank computes)"
     return render_table(title, ("Op type", "Count", "First op"), rows, numeric=(1,))
+
+
+def _held(partitioned: PartitionedGraph) -> str:
+    axes = partitioned.mesh.axis_names
+    rows = [[op.type, axes[axis], op.name] for op, axis in partitioned.held]
+    title = "Loops, branches and calls that run whole along an axis: their bodies need collectives"
+    return render_table(title, ("Op type", "Mesh axis", "Op"), rows)
 
 
 # --- one variable ----------------------------------------------------------------
