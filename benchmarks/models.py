@@ -8,7 +8,11 @@ from keras import layers
 
 
 def gpt(
-    vocabulary: int = 8000, length: int = 128, hidden: int = 256, heads: int = 4, num_layers: int = 4
+    vocabulary: int = 8000,
+    length: int = 128,
+    hidden: int = 256,
+    heads: int = 4,
+    num_layers: int = 4,
 ) -> keras.Model:
     """A decoder-only transformer with learned positions, pre-normalised."""
     tokens = keras.Input((length,), dtype="int32")

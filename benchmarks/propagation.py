@@ -2,8 +2,8 @@
 
     python -m benchmarks.propagation [--quick] [--json FILE]
 
-A candidate is a random layout of the block's weights on a 2x8 mesh; its forward, backward and update
-ops are all propagated and its collectives listed. No devices are used.
+A candidate is a random layout of the block's weights on a 2x8 mesh; its forward, backward and
+update ops are all propagated and its collectives listed. No devices are used.
 """
 
 from __future__ import annotations

@@ -146,25 +146,34 @@ def first_step(num_layers: int, hidden: int) -> list[dict]:
     return rows
 
 
+COLUMNS = [
+    ("CPU s", "cpu_s", ".3f"),
+    ("CPU ratio", "cpu_ratio", ".2f"),
+    ("wall s", "wall_s", ".3f"),
+    ("wall ratio", "wall_ratio", ".2f"),
+    ("first step s", "first_step_s", ".1f"),
+    ("first step ratio", "first_step_ratio", ".2f"),
+    ("peak MB", "peak_mb", ".0f"),
+]
+
+
 def show(rows: list[dict]) -> None:
     """A Markdown table."""
-    print("| model | system | ranks | layout | CPU s | ratio | wall s | ratio | first step s | peak MB |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for r in rows:
-        def number(key: str, spec: str, r=r) -> str:
-            return "-" if r.get(key) is None else format(r[key], spec)
-
-        print(
-            f"| {r['model']} | {r['system']} | {r['ranks']} | {r['layout']} | {number('cpu_s', '.3f')} | "
-            f"{number('cpu_ratio', '.2f')} | {number('wall_s', '.3f')} | {number('wall_ratio', '.2f')} | "
-            f"{number('first_step_s', '.1f')} ({number('first_step_ratio', '.2f')}x) | "
-            f"{number('peak_mb', '.0f')} |"
-        )
+    heads = ["model", "system", "ranks", "layout", *(head for head, _, _ in COLUMNS)]
+    print("| " + " | ".join(heads) + " |")
+    print("|---" * len(heads) + "|")
+    for row in rows:
+        cells = [str(row[key]) for key in ("model", "system", "ranks", "layout")]
+        for _, key, form in COLUMNS:
+            cells.append("-" if row.get(key) is None else format(row[key], form))
+        print("| " + " | ".join(cells) + " |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under a minute: few contenders, few steps")
+    parser.add_argument(
+        "--quick", action="store_true", help="under a minute: few contenders, few steps"
+    )
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--model", choices=("gpt", "wide"), action="append")
     parser.add_argument("--first-step", action="store_true")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import selectors
 import subprocess
 import sys
 from typing import Any
@@ -22,7 +23,8 @@ class Worker:
     def __init__(self, module: str, config: dict[str, Any], timeout: float = 600.0) -> None:
         env = {
             **os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3",
-            "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "-1"),
+            "PYTHONPATH": str(ROOT),
+            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "-1"),
         }  # fmt: skip
         self.config = config
         self._timeout = timeout
@@ -33,8 +35,6 @@ class Worker:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; RuntimeError if it died or stays silent for the time limit."""
-        import selectors
-
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

@@ -87,7 +87,9 @@ GPT_CONSTRAINTS = [
 
 def library_text(num_sequences: int = 256):
     library = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    text = b"".join((library / name).read_bytes() for name in ("ast.py", "inspect.py", "argparse.py"))
+    text = b"".join(
+        (library / name).read_bytes() for name in ("ast.py", "inspect.py", "argparse.py")
+    )
     ids = np.frombuffer(text, np.uint8)[: num_sequences * LENGTH + 1].astype("int32")
     return ids[:-1].reshape(-1, LENGTH), ids[1:].reshape(-1, LENGTH)
 

@@ -32,9 +32,7 @@ class Trained:
     def specs(self, kind: str = "train") -> dict[str, str]:
         """Variable name -> spec as text."""
         partitioned = self.executable(kind).partitioned
-        return {
-            v.name: ",".join(map(str, s)) for v, s in partitioned.variable_specs.items()
-        }
+        return {v.name: ",".join(map(str, s)) for v, s in partitioned.variable_specs.items()}
 
 
 class _Losses(keras.callbacks.Callback):
@@ -94,7 +92,9 @@ def assert_same(parallel: Trained, plain: Trained, rtol: float = 2e-3, loss_rtol
         np.testing.assert_allclose(parallel.history[key], values, rtol=1e-3, atol=1e-6, err_msg=key)
     assert len(parallel.weights) == len(plain.weights)
     starts = plain.start or [np.zeros_like(w) for w in plain.weights]
-    floor = 0.01 * max((_rms(w - s) for w, s in zip(plain.weights, starts, strict=True) if _real(w)), default=0.0)
+    floor = 0.01 * max(
+        (_rms(w - s) for w, s in zip(plain.weights, starts, strict=True) if _real(w)), default=0.0
+    )
     for got, want, before, variable in zip(
         parallel.weights, plain.weights, starts, plain.model.weights, strict=True
     ):

@@ -23,7 +23,6 @@ from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, replicated
 
-
 SEEN_TYPES: set[str] = set()
 """Op types that ran under a rule in this session, and (SPLIT_TYPES) that ran split."""
 SPLIT_TYPES: set[str] = set()
@@ -87,7 +86,10 @@ def run(function, args, specs, mesh: Mesh) -> Run:
     _record(partitioned)
     local = build_local_program(partitioned)
     emitted = [
-        (op.type, sum(max(i.num_bytes, o.num_bytes) for i, o in zip(op.inputs, op.outputs)))
+        (
+            op.type,
+            sum(max(i.num_bytes, o.num_bytes) for i, o in zip(op.inputs, op.outputs, strict=True)),
+        )
         for op in local.graph.ops
         if op.type in COLLECTIVE_TYPES
     ]
@@ -170,4 +172,3 @@ def was_split(runs, op_type: str, factor: str) -> bool:
                 if factor in rule.names and rule.factor(factor) in chosen:
                     return True
     return False
-

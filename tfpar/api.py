@@ -185,10 +185,7 @@ def _state(model: keras.Model):
     state = adapter.parallel_model(model)
     if state is None:
         raise TfparError(
-            f"Model {model.name!r} is not parallel: build it inside tap.auto_parallel(...), or pass "
-            f"it to tap.parallelize."
+            f"Model {model.name!r} is not parallel: build it inside tap.auto_parallel(...), or "
+            f"pass it to tap.parallelize."
         )
     return state
-
-
-

@@ -182,8 +182,8 @@ class CompiledFunction:
         first = next(op for op in fallbacks if op.type in types)
         if self.session.options.strict:
             raise TfparError(
-                f"No op rule for {', '.join(types)} (first: {first.name!r}) and strict=True. Register "
-                f"one with tap.register_rule, or drop strict to run these ops replicated."
+                f"No op rule for {', '.join(types)} (first: {first.name!r}) and strict=True. "
+                f"Register one with tap.register_rule, or drop strict to run these ops replicated."
             )
         logger.warning(
             "Ops without a rule run replicated (inputs gathered, every rank computes): %s; "
@@ -210,7 +210,7 @@ def create_variable(next_creator, **kwargs):
     """Variable creator of the scope: only a shape and an initializer, no value yet."""
     initial = kwargs.get("initial_value")
     dtype = kwargs.get("dtype")
-    if initial is None or dtype is None and callable(initial) is False and not hasattr(initial, "dtype"):
+    if initial is None:
         return next_creator(**kwargs)
     if callable(initial):
         shape, inferred = _shape_of(initial)

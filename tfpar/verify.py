@@ -66,7 +66,13 @@ class Verification:
 
     def __str__(self) -> str:
         rows = [
-            [v.name, _number(v.gradient_error), _number(v.update_error), _number(v.noise), v.verdict]
+            [
+                v.name,
+                _number(v.gradient_error),
+                _number(v.update_error),
+                _number(v.noise),
+                v.verdict,
+            ]
             for v in self.variables
         ]
         losses = "\n".join(
@@ -129,7 +135,9 @@ def _batches(data: tuple, steps: int, batch_size: int | None) -> list[tuple]:
         out.append(
             tuple(
                 None if part is None
-                else tree.map_structure(lambda a, b=begin: tf.convert_to_tensor(a[b : b + size]), part)
+                else tree.map_structure(
+                    lambda a, b=begin: tf.convert_to_tensor(a[b : b + size]), part
+                )
                 for part in data
             )
         )  # fmt: skip
@@ -158,7 +166,9 @@ def _recording_step(model: keras.Model) -> Callable[[Any], Any]:
 @contextlib.contextmanager
 def _recorded_gradients(model: keras.Model, found: dict[str, Any]) -> Iterator[None]:
     optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
-    originals = [(o, o.apply) for o in {id(o): o for o in [model.optimizer, *optimizers] if o}.values()]
+    originals = [
+        (o, o.apply) for o in {id(o): o for o in [model.optimizer, *optimizers] if o}.values()
+    ]
 
     def recording(original):
         def apply(grads, trainable_variables=None):
@@ -251,8 +261,12 @@ def _compare(state, start, plain, parallel, noisy, on_mesh) -> Verification:
 
 def _relative(difference: np.ndarray, reference: np.ndarray) -> float:
     """rms of the difference over rms of the reference."""
-    scale = float(np.sqrt(np.mean(np.square(reference.astype("float64"))))) if reference.size else 0.0
-    size = float(np.sqrt(np.mean(np.square(difference.astype("float64"))))) if difference.size else 0.0
+    scale = (
+        float(np.sqrt(np.mean(np.square(reference.astype("float64"))))) if reference.size else 0.0
+    )
+    size = (
+        float(np.sqrt(np.mean(np.square(difference.astype("float64"))))) if difference.size else 0.0
+    )
     return size / scale if scale else (0.0 if size == 0.0 else float("inf"))
 
 
@@ -262,8 +276,8 @@ def _reasons(reports: list[VariableReport], on_mesh: CompiledFunction) -> list[s
     if "rounding" in verdicts:
         reasons.append(
             "rounding: sums over the batch and over split dims run in another order; the model "
-            f"amplifies roundings that much by itself (within {NOISE_FACTOR:g}x of a plain run from "
-            "weights moved by a few roundings)."
+            f"amplifies roundings that much by itself (within {NOISE_FACTOR:g}x of a plain run "
+            "from weights moved by a few roundings)."
         )
     if "DIFFERS" in verdicts:
         stateful = sorted(

@@ -56,7 +56,8 @@ def test_evaluate_and_predict_before_fit():
     keras.utils.set_random_seed(7)
     plain = build()
     np.testing.assert_allclose(
-        model.evaluate(X, Y, batch_size=8, verbose=0), plain.evaluate(X, Y, batch_size=8, verbose=0),
+        model.evaluate(X, Y, batch_size=8, verbose=0),
+        plain.evaluate(X, Y, batch_size=8, verbose=0),
         rtol=1e-5,
     )  # fmt: skip
     np.testing.assert_allclose(
@@ -134,7 +135,9 @@ def test_callbacks_see_whole_weights_and_change_the_learning_rate(tmp_path):
     def callbacks():
         return [
             keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
-            keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), monitor="loss", save_best_only=True),
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / "best.keras"), monitor="loss", save_best_only=True
+            ),
             keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True),
             Look(),
         ]  # fmt: skip
@@ -275,7 +278,9 @@ def test_function_with_variables():
 def test_run_eagerly_trains_on_one_device_and_says_so(caplog):
     model = parallel()
     model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True
+    )
     before = model.get_weights()
     model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
     assert "run_eagerly" in caplog.text

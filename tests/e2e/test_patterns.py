@@ -149,7 +149,9 @@ class MoE(layers.Layer):
         chosen = ops.one_hot(ops.argmax(gates, axis=-1), self.experts, dtype="float32")
         position = ops.cumsum(chosen, axis=1) * chosen
         kept = chosen * ops.cast(position <= self.capacity, "float32")
-        slot = ops.one_hot(ops.cast(ops.sum(position, -1) - 1, "int32"), self.capacity, dtype="float32")
+        slot = ops.one_hot(
+            ops.cast(ops.sum(position, -1) - 1, "int32"), self.capacity, dtype="float32"
+        )
         dispatch = ops.einsum("gse,gsc->gsec", kept, slot)
         combine = dispatch * ops.sum(gates * kept, -1)[..., None, None]
         h = ops.einsum("gsec,gsm->egcm", dispatch, x)
@@ -169,7 +171,10 @@ def moe():
 
 def test_experts_exchange_tokens_by_all_to_all():
     constraints = [tap.batch("data"), tap.shard("moe/w_.*", dim=0, axis="data")]
-    data = rng.normal(size=(24, 6, 8)).astype("float32"), rng.normal(size=(24, 6, 3)).astype("float32")
+    data = (
+        rng.normal(size=(24, 6, 8)).astype("float32"),
+        rng.normal(size=(24, 6, 3)).astype("float32"),
+    )
     parallel, _ = assert_equivalent(moe, data, tap.split([2]), constraints, batch_size=8)
     assert len(by_kind(parallel.collectives())["all_to_all"]) >= 2
 

@@ -36,6 +36,15 @@ def test_reductions():
 
 def test_reshape_follows_nested_factors():
     x = f(4, 6, 10)
-    shapes = ((24, 10), (4, 60), (2, 2, 6, 10), (4, 2, 3, 10), (8, 30), (240,), (4, 6, 5, 2), (3, 80))
+    shapes = (
+        (24, 10),
+        (4, 60),
+        (2, 2, 6, 10),
+        (4, 2, 3, 10),
+        (8, 30),
+        (240,),
+        (4, 6, 5, 2),
+        (3, 80),
+    )
     runs = sweep(lambda a: [tf.reshape(tf.reshape(a, s), [-1, 5]) for s in shapes], [x])
     assert was_split(runs, "Reshape", "f0") and was_split(runs, "Reshape", "f1")

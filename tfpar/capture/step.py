@@ -115,7 +115,9 @@ def capture_step(
             path = f"{path}#{used[path]}"
         shape = tuple(variable.shape.as_list())
         tensor.shape = shape
-        graph.variables.append(Variable(path, shape, variable.dtype.base_dtype.name, trainable, tensor))
+        graph.variables.append(
+            Variable(path, shape, variable.dtype.base_dtype.name, trainable, tensor)
+        )
         variables.append(variable)
     graph.inputs = graph.inputs[:num_arguments] + closure_inputs
     structure = tf.nest.map_structure(_output_leaf, func_graph.structured_outputs)
@@ -152,7 +154,15 @@ def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
 def _is_eager_only(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, tf.errors.OperatorNotAllowedInGraphError) or any(
-        sign in text for sign in ("numpy()", "'numpy'", "symbolic", "Python `bool`", "`tf.Tensor`", "NumPy array")
+        sign in text
+        for sign in (
+            "numpy()",
+            "'numpy'",
+            "symbolic",
+            "Python `bool`",
+            "`tf.Tensor`",
+            "NumPy array",
+        )
     )
 
 

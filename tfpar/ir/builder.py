@@ -154,7 +154,9 @@ class GraphBuilder:
         shape = _broadcast(condition.shape, x.shape, y.shape)
         return self.one("SelectV2", (condition, x, y), shape, x.dtype, {"T": DType(x.dtype)})
 
-    def reduce(self, op_type: str, x: Tensor, dims: Sequence[int], keep_dims: bool = False) -> Tensor:
+    def reduce(
+        self, op_type: str, x: Tensor, dims: Sequence[int], keep_dims: bool = False
+    ) -> Tensor:
         """`Sum`, `Max`, `Min`, `Prod`, `Mean`, `Any` or `All` over `dims`."""
         at = {d % len(x.shape) for d in dims}
         shape = [1 if d in at else n for d, n in enumerate(x.shape) if keep_dims or d not in at]

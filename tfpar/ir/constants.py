@@ -197,8 +197,7 @@ _FOLDERS: dict[str, Callable[[list[np.ndarray], dict[str, Any]], Any]] = {
     "StridedSlice": _strided_slice,
     "Slice": lambda v, _: v[0][
         tuple(
-            slice(int(b), None if s == -1 else int(b + s))
-            for b, s in zip(v[1], v[2], strict=True)
+            slice(int(b), None if s == -1 else int(b + s)) for b, s in zip(v[1], v[2], strict=True)
         )
     ],
     "GatherV2": _gather,

@@ -126,8 +126,7 @@ def choose(
             for i, dims in enumerate(rule.inputs)
         ),
         tuple(
-            operand_spec(dims, rule, chosen, mesh, takes, reductions, None)
-            for dims in rule.outputs
+            operand_spec(dims, rule, chosen, mesh, takes, reductions, None) for dims in rule.outputs
         ),
     )
 

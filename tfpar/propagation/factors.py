@@ -43,7 +43,7 @@ def shard_of(dims: Dims, split: Split, sizes: Sequence[int], parts: int) -> Shar
     """The placement that `split` gives a tensor of `dims` which has the factor.
 
     `sizes` are the factors' sizes as the axes before left them. None if the tensor lacks
-    the factor, or has it in a compound dimension where only plain splits show.
+    the factor, or has it in a compound dimension where the pattern does not show.
     """
     factor, pattern = split
     for d, dim in enumerate(dims):
@@ -51,11 +51,12 @@ def shard_of(dims: Dims, split: Split, sizes: Sequence[int], parts: int) -> Shar
             continue
         if len(dim) == 1:
             return Shard(d, *pattern)
-        if pattern != PLAIN:
-            return None
         at = dim.index(factor)
         outer = math.prod(sizes[f] for f in dim[:at])
         inner = math.prod(sizes[f] for f in dim[at + 1 :])
+        if pattern != PLAIN:
+            stride, unit = pattern
+            return Shard(d, None, unit * inner) if stride is None and at == 0 else None
         stride = None if outer == 1 else sizes[factor] * inner
         return Shard(d, stride, 1 if sizes[factor] % parts == 0 else inner)
     return None
@@ -71,6 +72,11 @@ def split_of(dims: Dims, shard: Shard, sizes: Sequence[int], parts: int) -> Spli
     for factor in dim:
         if sizes[factor] > 1 and shard_of(dims, (factor, PLAIN), sizes, parts) is shard:
             return factor, PLAIN
+    inner = math.prod(sizes[f] for f in dim[1:])
+    if dim and shard.stride is None and sizes[dim[0]] > 1 and shard.unit % inner == 0:
+        pattern: Pattern = (None, shard.unit // inner)
+        if pattern != PLAIN and fits(sizes[dim[0]], pattern):
+            return dim[0], pattern
     return None
 
 

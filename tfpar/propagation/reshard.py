@@ -47,8 +47,9 @@ def lower_reshard(
     """The steps from `source` to `target`.
 
     Free local slices come first (they shrink what follows), then reductions, then
-    moves between dimensions (plain blocks only; strided ones are gathered and cut), then gathers; a dimension split by several axes is
-    undone from its minor end. All-reduces over several axes are one step.
+    moves between dimensions (plain blocks only; strided ones are gathered and cut), then
+    gathers; a dimension split by several axes is undone from its minor end. All-reduces over
+    several axes are one step.
 
     Raises:
         SpecError: the target is Partial where the source is sharded.

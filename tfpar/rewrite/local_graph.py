@@ -99,12 +99,16 @@ class _Writer:
             shape = tensor.shape
             if tensor.is_static:
                 shape = local_shape(tensor.shape, spec, self.mesh)
-            clone = self.build.emit("Placeholder", (), [(shape, tensor.dtype)], op.attrs, name=op.name)
+            clone = self.build.emit(
+                "Placeholder", (), [(shape, tensor.dtype)], op.attrs, name=op.name
+            )
             self.bind(tensor, spec, clone.outputs[0])
             if tensor in handles:
                 variable = handles[tensor]
                 self.build.graph.variables.append(
-                    Variable(variable.name, shape, variable.dtype, variable.trainable, clone.outputs[0])
+                    Variable(
+                        variable.name, shape, variable.dtype, variable.trainable, clone.outputs[0]
+                    )
                 )
         self.build.graph.inputs = [
             self.local(t, self.partitioned.specs[t]) for t in graph.inputs if t in fed
@@ -184,7 +188,14 @@ class _Writer:
         rule = self.partitioned.prepared.rules[op]
         choice = decision.choice
         local = LocalOp(
-            op, rule, choice.splits, self.mesh, inputs, choice.in_specs, choice.out_specs, self.build
+            op,
+            rule,
+            choice.splits,
+            self.mesh,
+            inputs,
+            choice.in_specs,
+            choice.out_specs,
+            self.build,
         )
         self.build.name = op.name
         if any(factor >= 0 for factor, _ in choice.splits):
@@ -231,8 +242,7 @@ class _Writer:
             writer.bind(tensor, inner.specs[tensor], local)
         writer.write()
         return [
-            writer.local(t, s)
-            for t, s in zip(inner.graph.outputs, inner.output_specs, strict=True)
+            writer.local(t, s) for t, s in zip(inner.graph.outputs, inner.output_specs, strict=True)
         ]
 
 
@@ -254,5 +264,3 @@ class ScopedBuilder(GraphBuilder):
     def unique_name(self, base: str) -> str:
         inside = base if base.startswith(self._scope) else f"{self._scope}/{base}"
         return self._outer.unique_name(inside)
-
-

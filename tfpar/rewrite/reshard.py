@@ -98,7 +98,9 @@ def _slice_block(build: GraphBuilder, x: Tensor, shard: Shard, axis: int, mesh: 
     return _merge(build, build.slice(view, build.per_rank(begins), size), shard.dim, at)
 
 
-def _gather(build, x: Tensor, shard: Shard, axis: int, mesh: Mesh, after: tuple[int, ...]) -> Tensor:
+def _gather(
+    build, x: Tensor, shard: Shard, axis: int, mesh: Mesh, after: tuple[int, ...]
+) -> Tensor:
     parts = mesh.shape[axis]
     outer, split, unit = shard.view(after[shard.dim])
     shape, at = list(x.shape), shard.dim

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, is_floating
 from tfpar.rules.registry import rule
@@ -30,8 +28,9 @@ _UNARY = (
 ).split()
 
 _BINARY = (
-    "ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal FloorDiv FloorMod Greater "
-    "GreaterEqual Igamma Igammac IgammaGradA LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod "
+    "ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal FloorDiv FloorMod "
+    "Greater GreaterEqual Igamma Igammac IgammaGradA LeftShift Less LessEqual LogicalAnd "
+    "LogicalOr Maximum Minimum Mod "
     "NextAfter NotEqual Polygamma Pow RightShift SquaredDifference TruncateDiv TruncateMod Xdivy "
     "Xlog1py Xlogy Zeta Betainc"
 ).split()

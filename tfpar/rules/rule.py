@@ -101,7 +101,9 @@ class OpRule:
             allowed = self.names[factor] in allowed
         if not allowed or factor in self.expand:
             return False
-        return all(len(dim) == 1 for dims in self.inputs + self.outputs for dim in dims if factor in dim)
+        return all(
+            len(dim) == 1 for dims in self.inputs + self.outputs for dim in dims if factor in dim
+        )
 
     def factor(self, name: str) -> int:
         """Index of the factor called `name`."""
@@ -165,7 +167,10 @@ def make_rule(
         )
     known: dict[str, int] = dict(sizes or {})
     order: dict[str, int] = {}
-    operands = [*zip(op.inputs, parsed_in, strict=False), *zip(op.outputs, parsed_out, strict=False)]
+    operands = [
+        *zip(op.inputs, parsed_in, strict=False),
+        *zip(op.outputs, parsed_out, strict=False),
+    ]
     expanded = [_expand_ellipsis(op, t, tokens, notation) for t, tokens in operands]
     for tensor, dims in expanded:
         for names, size in zip(dims, tensor.shape or (), strict=True):

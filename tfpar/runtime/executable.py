@@ -23,7 +23,6 @@ from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Spec, format_spec, replicated
 
-
 logger = logging.getLogger("tfpar")
 
 
@@ -128,8 +127,8 @@ def check_placement(
     Raises:
         RuntimeMismatchError: names the first variable and rank that differ.
     """
-    weights = [v.shards[0].numpy() for v in variables if v.dtype.is_floating and v.shape.rank]
-    largest = max(map(_largest, weights), default=0.0)
+    weights = (v for v in variables if v.dtype.is_floating and v.shape.rank)
+    largest = max((_largest(v.shards[0].numpy()) for v in weights), default=0.0)
     for variable, spec in zip(variables, specs, strict=True):
         if variable.layout != (mesh, spec):
             raise RuntimeMismatchError(
@@ -139,7 +138,8 @@ def check_placement(
         for rank, (shard, device) in enumerate(zip(variable.shards, devices, strict=True)):
             if not shard.device.endswith(device.rpartition("/")[2]):
                 raise RuntimeMismatchError(
-                    f"Shard {rank} of variable {variable.name!r} lies on {shard.device}, not on {device}."
+                    f"Shard {rank} of variable {variable.name!r} lies on {shard.device}, not on "
+                    f"{device}."
                 )
         _check_agreement(variable, spec, mesh, largest)
 
@@ -154,9 +154,7 @@ NOISE = 1e-2
 blow up the rounding of gradients that are truly zero (the bias of attention keys)."""
 
 
-def _check_agreement(
-    variable: ParallelVariable, spec: Spec, mesh: Mesh, largest: float
-) -> None:
+def _check_agreement(variable: ParallelVariable, spec: Spec, mesh: Mesh, largest: float) -> None:
     """Ranks that differ only in replicated axes must hold the same values."""
     axes = tuple(a for a, p in enumerate(spec) if isinstance(p, Replicate))
     for group in mesh.groups(axes):
@@ -175,7 +173,9 @@ def _check_agreement(
                 f"is replicated between them ({format_spec(spec)} on {mesh}): {apart:.1e} apart."
             )
             if inexact and apart <= NOISE * largest:
-                logger.warning("%s Its gradient is noise, or its sums are ill-conditioned.", message)
+                logger.warning(
+                    "%s Its gradient is noise, or its sums are ill-conditioned.", message
+                )
                 return
             raise RuntimeMismatchError(f"{message} Please report it with the model.")
 

@@ -38,7 +38,10 @@ class FunctionWriter:
         self._outputs: list[tf.DType] = []
 
     def argument(
-        self, name: str, dtype: str, shape: Sequence[int | None] | None = None,
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int | None] | None = None,
         resource_dtype: str | None = None,
     ) -> str:
         """Add an argument; for a variable handle `shape` and `resource_dtype` describe it."""
@@ -60,8 +63,13 @@ class FunctionWriter:
         return name
 
     def node(
-        self, name: str, op_type: str, inputs: Sequence[str], attrs: bytes,
-        device: str = "", control: Sequence[str] = (),
+        self,
+        name: str,
+        op_type: str,
+        inputs: Sequence[str],
+        attrs: bytes,
+        device: str = "",
+        control: Sequence[str] = (),
     ) -> None:
         """Add a node; `attrs` are serialised attributes from `serialize_attrs`."""
         node = node_def_pb2.NodeDef(name=name, op=op_type, device=device)
@@ -108,9 +116,10 @@ class RegisteredFunction:
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on flat inputs (tensors and variable handles)."""
-        return context.context().call_function(
-            self.name.encode(), list(inputs), self._num_outputs
-        ) or []
+        return (
+            context.context().call_function(self.name.encode(), list(inputs), self._num_outputs)
+            or []
+        )
 
     def __del__(self) -> None:
         try:

@@ -54,7 +54,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
     def adopt(cls, variable: tf.Variable) -> ParallelVariable:
         """Make a plain resource variable a `ParallelVariable` where it stands.
 
-        Whoever holds it (a Keras weight, a module, the user) keeps the same object, whole from outside.
+        Whoever holds it (a Keras weight, a module, the user) keeps the same object, whole from
+        outside.
         """
         if not isinstance(variable, cls):
             variable.__class__ = cls
@@ -250,9 +251,7 @@ def cut(value: tf.Tensor, spec: Spec, mesh: Mesh, rank: int) -> tf.Tensor:
     return value
 
 
-def join(
-    shards: Sequence[tf.Tensor], shape: Sequence[int], spec: Spec, mesh: Mesh
-) -> tf.Tensor:
+def join(shards: Sequence[tf.Tensor], shape: Sequence[int], spec: Spec, mesh: Mesh) -> tf.Tensor:
     """The whole value from the shard of every rank; inverse of `cut`."""
     pieces = list(shards)
     for axis in reversed(range(mesh.num_axes)):
@@ -261,7 +260,9 @@ def join(
         if not isinstance(placement, Shard):
             pieces = [g[0] for g in groups]
             continue
-        whole = list(local_shape(shape, (*spec[:axis], *[Replicate()] * (mesh.num_axes - axis)), mesh))
+        whole = list(
+            local_shape(shape, (*spec[:axis], *[Replicate()] * (mesh.num_axes - axis)), mesh)
+        )
         pieces = [_join_axis(g, placement, whole) for g in groups]
     return pieces[0]
 

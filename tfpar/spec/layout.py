@@ -47,9 +47,7 @@ def local_indices(
     return index
 
 
-def take_local(
-    value: np.ndarray, spec: Spec, mesh: Mesh, coords: Sequence[int]
-) -> np.ndarray:
+def take_local(value: np.ndarray, spec: Spec, mesh: Mesh, coords: Sequence[int]) -> np.ndarray:
     """The shard of `value` stored at `coords`; padding is zero. Partial axes are ignored."""
     for dim in sorted({p.dim for p in spec if isinstance(p, Shard)}):
         index = local_indices(value.shape[dim], dim, spec, mesh, coords)
@@ -71,9 +69,7 @@ def assemble(
     whole = np.empty(tuple(shape), first.dtype)
     for rank, shard in enumerate(shards):
         coords = mesh.coordinates(rank)
-        if any(
-            c and not isinstance(p, Shard) for p, c in zip(spec, coords, strict=True)
-        ):
+        if any(c and not isinstance(p, Shard) for p, c in zip(spec, coords, strict=True)):
             continue
         at = [local_indices(n, d, spec, mesh, coords) for d, n in enumerate(shape)]
         keep = [np.flatnonzero(i >= 0) for i in at]

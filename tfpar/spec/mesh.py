@@ -54,9 +54,7 @@ class Mesh:
         if isinstance(axes, Mapping):
             return cls(tuple(axes), tuple(axes.values()))
         sizes = tuple(axes)
-        names = DEFAULT_AXIS_NAMES.get(
-            len(sizes), tuple(f"axis{i}" for i in range(len(sizes)))
-        )
+        names = DEFAULT_AXIS_NAMES.get(len(sizes), tuple(f"axis{i}" for i in range(len(sizes))))
         return cls(names, sizes)
 
     @property
@@ -98,9 +96,7 @@ class Mesh:
         return math.prod(self.shape[a] for a in axes)
 
     def __str__(self) -> str:
-        return " x ".join(
-            f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True)
-        )
+        return " x ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True))
 
 
 def split(

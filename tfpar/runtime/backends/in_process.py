@@ -272,4 +272,3 @@ _SNAKE = {
     "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
     "AllToAll": "all_to_all", "Broadcast": "broadcast",
 }  # fmt: skip
-
