@@ -173,6 +173,15 @@ def backbones() -> Iterator[tuple[str, Callable[[], keras.Model]]]:
                 yield f"keras_hub {name}", lambda make=make, arguments=arguments: make(**arguments)
 
 
+def not_tried() -> list[str]:
+    """KerasHub's other backbones: their arguments are models, or their own."""
+    import keras_hub
+
+    tried = {name.rpartition(" ")[2] for name, _ in backbones()}
+    names = [n for n in dir(keras_hub.models) if n.endswith("Backbone") and n != "Backbone"]
+    return [n for n in names if n not in tried]
+
+
 def _arguments(make: Any, own: dict[str, Any]) -> dict[str, Any] | None:
     values = {**TINY, **own}
     parameters = inspect.signature(make.__init__).parameters
@@ -272,4 +281,9 @@ split* means that nothing gathers it.
 ## Not traced
 
 {not_traced}
+
+## Not tried
+
+KerasHub backbones that are made of other models, or whose arguments this script does not know:
+{code(not_tried())}.
 """
