@@ -169,3 +169,27 @@ def test_bitcast_to_another_width():
 
     runs = sweep(function, [f(5, 4)], trials=2, partial=False)
     assert was_split(runs, "Bitcast", "_0") and was_split(runs, "Bitcast", "_1")
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of([2]), Mesh.of([2, 2])])
+def test_blocks_of_rows_survive_flattening(mesh):
+    """Samples that do not divide, cut into windows, flattened and restored."""
+
+    def function(x):
+        windows = tf.reshape(x, [20, 6])
+        flat = tf.reshape(windows * 2.0, [120])
+        return tf.reshape(tf.sin(flat), [20, 3, 2]), tf.reshape(tf.cos(flat), [5, 24])
+
+    spec = (Shard(0),) * len(mesh.shape)
+    result = check(function, [f(5, 4, 6)], [spec], mesh)
+    kinds = {kind for kind, _, _ in result.partitioned.collectives()}
+    gathered = len(result.partitioned.reshards)
+    assert kinds == {"all_gather"} and gathered == 2, "only the results are gathered"
+
+
+def test_blocks_of_rows_with_their_gradient():
+    runs = sweep(
+        with_gradient(lambda x: tf.sin(tf.reshape(tf.reshape(x, [15, 4]), [60]))), [f(5, 3, 4)],
+        trials=4,
+    )  # fmt: skip
+    assert was_split(runs, "Reshape", "f0")
