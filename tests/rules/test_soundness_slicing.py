@@ -45,6 +45,23 @@ def test_pieces_and_neighbours_split_along_the_cut_dim(mesh):
         assert was_split([result], "StridedSliceGrad", "d1")
 
 
+def test_one_entry_of_a_split_dim():
+    """A class token of a split sequence: the rank that holds it gives it, others zeros."""
+
+    def function(x, y):
+        return with_gradient(lambda x: x[:, 3])(x) + [
+            with_gradient(lambda x: x[-1, :, 1])(x)[1] + y
+        ]
+
+    runs = sweep(function, [f(5, 7, 3), f(5, 7, 3)], trials=4)
+    assert was_split(runs, "StridedSlice", "d0") and was_split(runs, "StridedSlice", "d1")
+    assert all(was_split(runs, "StridedSliceGrad", k) for k in ("d0", "d1", "d2"))
+    runs = sweep(lambda x: (tf.cast(x, tf.int32)[2], (x > 0)[:, 1], x[4, -7]), [f(5, 7)], trials=4)
+    assert was_split(runs, "StridedSlice", "d0") and was_split(runs, "StridedSlice", "d1")
+    result = check(lambda x: x[:, 4], [f(5, 7)], [(Shard(1),)], Mesh.of([3]))
+    assert [kind for kind, _, _ in result.partitioned.collectives()] == ["all_reduce"]
+
+
 def test_strided_slice_at_a_position_that_is_not_known():
     def function(x, i):
         return x[i], x[:, i : i + 2], tf.strided_slice(x, [0, i], [5, i + 1], shrink_axis_mask=2)

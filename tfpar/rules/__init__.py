@@ -26,6 +26,7 @@ from tfpar.rules import (
     softmax,
     sorting,
     state,
+    strided,
     values,
 )  # fmt: skip
 from tfpar.rules.local import LocalOp
@@ -35,7 +36,7 @@ from tfpar.rules.rule import OpRule, make_rule, replicate_rule
 FAMILIES = (
     convolution, diagonals, image, indexing, layout, linalg, lists, matrix, normalization,
     optimizer_ops, pieces, pointwise, pooling, pseudo, random, reduction, scatter, segments,
-    slicing, softmax, sorting, state, values,
+    slicing, softmax, sorting, state, strided, values,
 )  # fmt: skip
 
 __all__ = [
