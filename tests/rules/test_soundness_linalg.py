@@ -48,3 +48,7 @@ def test_reshape_follows_nested_factors():
     )
     runs = sweep(lambda a: [tf.reshape(tf.reshape(a, s), [-1, 5]) for s in shapes], [x])
     assert was_split(runs, "Reshape", "f0") and was_split(runs, "Reshape", "f1")
+
+
+def test_squeeze_keeps_dims_that_are_one_on_a_rank_only():
+    sweep(lambda a: tf.squeeze(tf.reshape(a, [1, 4, 1, 2])), [f(4, 2)], trials=4)

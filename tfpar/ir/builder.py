@@ -30,9 +30,13 @@ class GraphBuilder:
         self._used: dict[str, int] = {}
 
     def unique_name(self, base: str) -> str:
-        count = self._used.get(base)
-        self._used[base] = 1 if count is None else count + 1
-        return base if count is None else f"{base}_{count}"
+        name, count = base, self._used.get(base, 0)
+        while name in self._used:
+            name = f"{base}_{count}"
+            count += 1
+        self._used[base] = max(count, 1)
+        self._used.setdefault(name, 1)
+        return name
 
     def emit(
         self,

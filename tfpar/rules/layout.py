@@ -98,7 +98,15 @@ def _reshape(op: Op, constants: Constants) -> OpRule | None:
 @rule("ExpandDims", "Squeeze")
 def _expand_dims(op: Op, constants: Constants) -> OpRule | None:
     left, right, sizes = reshape_notation(op.inputs[0].shape, op.outputs[0].shape)
-    return make_rule(op, f"{left} -> {right}", sizes=sizes, monotone=(0,))
+    fields = {"lower": _lower_squeeze, "any_pattern": True} if op.type == "Squeeze" else {}
+    return make_rule(op, f"{left} -> {right}", sizes=sizes, monotone=(0,), **fields)
+
+
+def _lower_squeeze(local: LocalOp) -> list[Tensor]:
+    """A dim that is 1 only on the rank stays."""
+    shape = local.op.inputs[0].shape
+    dims = local.op.attrs.get("squeeze_dims") or [d for d, n in enumerate(shape) if n == 1]
+    return local.copy(squeeze_dims=dims).outputs
 
 
 @rule("Transpose", "ConjugateTranspose")
