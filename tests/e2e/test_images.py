@@ -48,9 +48,7 @@ RESIDUAL = network(
 
 @pytest.mark.parametrize("batch_size", [8, 10])
 def test_data_parallel(batch_size):
-    parallel, _ = assert_equivalent(
-        RESIDUAL, DATA, tap.split([4]), batch_size=batch_size, epochs=2
-    )
+    parallel, _ = assert_equivalent(RESIDUAL, DATA, tap.split([4]), batch_size=batch_size, epochs=2)
     partitioned = parallel.executable().partitioned
     draws = {
         op: d for op, d in partitioned.decisions.items() if op.type.startswith("StatelessRandomU")

@@ -81,7 +81,9 @@ def test_grouped_convolution_is_data_parallel():
     def build():
         model = keras.Sequential(
             [
-                keras.Input((8, 8, 4)), layers.Conv2D(6, 3, groups=2), layers.Flatten(),
+                keras.Input((8, 8, 4)),
+                layers.Conv2D(6, 3, groups=2),
+                layers.Flatten(),
                 layers.Dense(3),
             ]
         )

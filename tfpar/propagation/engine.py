@@ -293,7 +293,8 @@ class Propagation:
         out_bytes = sum(t.num_bytes for t in op.outputs)
         choice = choose(rule, operands, specs, out_bytes, self.mesh, whole)
         for factor in rule.expand:
-            parts = self.mesh.group_size(tuple(a for a, s in enumerate(choice.splits) if s[0] == factor))
+            axes = tuple(a for a, s in enumerate(choice.splits) if s[0] == factor)
+            parts = self.mesh.group_size(axes)
             if parts > 1:
                 return self._expand(op, choice, specs, factor, parts)
         return Decision(choice)
@@ -311,9 +312,7 @@ class Propagation:
         inner = propagate(
             self.prepared.bodies[key], self.mesh, Anchors(inputs=arriving), confined=self.confined
         )
-        return Decision(
-            Choice(choice.splits, arriving, tuple(inner.output_specs)), expansion=inner
-        )
+        return Decision(Choice(choice.splits, arriving, tuple(inner.output_specs)), expansion=inner)
 
     def _cannot_hold(self, op: Op, error: CannotHold) -> Exception:
         if self.confined:
@@ -400,9 +399,7 @@ class Propagation:
             assert have is not None
             if want is None:
                 gathers = not self.confined
-                want = tuple(
-                    Replicate() if gathers and isinstance(p, Partial) else p for p in have
-                )
+                want = tuple(Replicate() if gathers and isinstance(p, Partial) else p for p in have)
             want = self.canonical(want)
             if self.confined:
                 self.check_local(tensor, want)

@@ -98,8 +98,10 @@ def _reshape(op: Op, constants: Constants) -> OpRule | None:
 @rule("ExpandDims", "Squeeze")
 def _expand_dims(op: Op, constants: Constants) -> OpRule | None:
     left, right, sizes = reshape_notation(op.inputs[0].shape, op.outputs[0].shape)
-    fields = {"lower": _lower_squeeze, "any_pattern": True} if op.type == "Squeeze" else {}
-    return make_rule(op, f"{left} -> {right}", sizes=sizes, monotone=(0,), **fields)
+    lower = _lower_squeeze if op.type == "Squeeze" else None
+    return make_rule(
+        op, f"{left} -> {right}", sizes=sizes, monotone=(0,), lower=lower, any_pattern=True
+    )
 
 
 def _lower_squeeze(local: LocalOp) -> list[Tensor]:

@@ -21,9 +21,7 @@ def _matmul(op: Op, constants: Constants) -> OpRule:
 def _batch_matmul(op: Op, constants: Constants) -> OpRule:
     left = "k i" if op.attrs.get("adj_x") else "i k"
     right = "j k" if op.attrs.get("adj_y") else "k j"
-    return make_rule(
-        op, f"... {left}, ... {right} -> ... i j", reduce={"k": "sum"}, linear=_EITHER
-    )
+    return make_rule(op, f"... {left}, ... {right} -> ... i j", reduce={"k": "sum"}, linear=_EITHER)
 
 
 @rule("Einsum")

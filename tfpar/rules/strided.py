@@ -105,10 +105,11 @@ def _parse(op: Op, constants: Constants, sliced: Shape, part: Shape, pick: bool)
     begin, end, strides = (constants.value(t) for t in op.inputs[1:4])
     if strides is None:
         return None
-    known = begin is not None and end is not None
+    places = None if begin is None or end is None else (begin, end)
     kinds = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     masks = {kind: op.attrs.get(f"{kind}_mask", 0) for kind in kinds}
-    whole, out = [], []
+    whole: list[str] = []
+    out: list[str] = []
     cuts: list[_Cut] = []
     sizes: dict[str, int] = {}
     for i in _entries(masks, len(sliced), len(strides)):
@@ -119,18 +120,19 @@ def _parse(op: Op, constants: Constants, sliced: Shape, part: Shape, pick: bool)
         name, n = f"d{dim}", sliced[dim]
         shrinks = i is not None and masks["shrink_axis"] >> i & 1
         cut = None
+        tokens: tuple[str, str | None]
         if i is None or (not shrinks and part[len(out)] == n and strides[i] == 1):
             tokens = name, name
         elif shrinks:
             tokens = ".", None
-            if pick and known:
+            if pick and places:
                 tokens = name, None
-                cut = _Cut(dim, i, "entry", int(begin[i]) % n, 0)
-        elif not known:
+                cut = _Cut(dim, i, "entry", int(places[0][i]) % n, 0)
+        elif not places:
             tokens = ".", "."
         else:
-            low = None if masks["begin"] >> i & 1 else int(begin[i])
-            high = None if masks["end"] >> i & 1 else int(end[i])
+            low = None if masks["begin"] >> i & 1 else int(places[0][i])
+            high = None if masks["end"] >> i & 1 else int(places[1][i])
             tokens, cut = _cut(dim, i, n, part[len(out)], slice(low, high, int(strides[i])))
         whole.append(tokens[0])
         if tokens[1] is not None:
