@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import function_def_to_graph, op_def_registry
 from tensorflow.python.ops import handle_data_util
 
 from tfpar.capture.attributes import read_attr
-from tfpar.ir.graph import FunctionRef, Graph, Op, Shape, Tensor
+from tfpar.ir.graph import DType, FunctionRef, Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.hoist_reads import hoist_reads
 from tfpar.ir.passes.infer_lists import infer_lists
@@ -43,7 +43,15 @@ def _convert(func_graph, functions: dict[str, Graph]) -> Graph:
     pairs = list(zip(func_graph.get_operations(), graph_def.node, strict=True))
     for tf_op, node in pairs:
         attrs = {k: read_attr(v) for k, v in node.attr.items() if k not in _DROPPED_ATTRS}
-        op = Op(node.name, node.op, attrs=attrs, stateful=tf_op.op_def.is_stateful)
+        op_type = node.op
+        if op_def_registry.get(op_type) is None:  # a function by its name, as Defun calls it
+            attrs |= {
+                "f": FunctionRef(op_type),
+                "Tin": [DType(t.dtype.base_dtype.name) for t in tf_op.inputs],
+                "Tout": [DType(t.dtype.base_dtype.name) for t in tf_op.outputs],
+            }
+            op_type = "StatefulPartitionedCall"
+        op = Op(node.name, op_type, attrs=attrs, stateful=tf_op.op_def.is_stateful)
         for tensor in tf_op.outputs:
             op.add_output(_shape_of(tensor), tensor.dtype.base_dtype.name)
         by_name[op.name] = op

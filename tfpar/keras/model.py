@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.plan import Plan
 from tfpar.runtime.executable import Executable
 from tfpar.runtime.variables import ParallelVariable
@@ -43,11 +45,17 @@ class ParallelModel:
 
     # --- steps -------------------------------------------------------------------
 
-    def step(self, kind: str) -> CompiledFunction:
-        """The compiled form of `train_step`, `test_step` or `predict_step`."""
+    def step(self, kind: str, *, equal_batches: bool = False) -> CompiledFunction:
+        """The compiled form of `train_step`, `test_step` or `predict_step`.
+
+        Args:
+            kind: `train`, `test` or `predict`.
+            equal_batches: see `loss_trackers`.
+        """
 
         def run(data):
-            return getattr(self.model, f"{kind}_step")(data)
+            with equal_weights(self.model) if equal_batches else contextlib.nullcontext():
+                return getattr(self.model, f"{kind}_step")(data)
 
         def remember(plan: Plan, executable: Executable) -> None:
             if kind == "train" or self.plan is None:
@@ -61,24 +69,26 @@ class ParallelModel:
         )  # fmt: skip
 
     def make_train_function(self) -> Any:
-        return self._iterating(self.step("train"))
+        return self._iterating("train")
 
     def make_test_function(self) -> Any:
-        return self._iterating(self.step("test"))
+        return self._iterating("test")
 
-    def _iterating(self, step: CompiledFunction) -> Any:
+    def _iterating(self, kind: str) -> Any:
         """Keras's function(iterator): `steps_per_execution` steps, the last one's logs."""
+        steps = {equal: self.step(kind, equal_batches=equal) for equal in (False, True)}
 
         def function(iterator: Iterator[Any]) -> Any:
-            outputs = None
+            unknown, outputs = batch_is_unknown(iterator), None
             for _ in range(self.model.steps_per_execution):
                 try:
-                    data = next(iterator)
+                    data = drop_optionals(next(iterator))
                 except (StopIteration, tf.errors.OutOfRangeError):
                     if outputs is None:
                         raise
                     break
-                outputs = step(drop_optionals(data))
+                several = isinstance(data, tuple) and len(data) > 1 and tree.is_nested(data[1])
+                outputs = steps[unknown and several](data)
             return outputs
 
         return function

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.ops import resource_variable_ops
 
@@ -101,8 +102,9 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         if self._shards is not None:
             with tf.init_scope():
                 value = self._assembled()
+                self._release()
                 self._shards = self._layout = None
-                self._store(value)
+                _store(self, value)
 
     def materialize(self) -> None:
         """Run the pending initializer."""
@@ -119,18 +121,28 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         return super()._read_variable_op()
 
     def _release(self) -> None:
-        """Drop the whole value's memory; the handle stays."""
-        if self._pending is None and self._shards is None:
-            self._store(tf.zeros([0], self.dtype))
+        """Let go of the memory of what is stored; handles stay.
 
-    def _store(self, value: tf.Tensor) -> None:
-        """Put `value` behind the handle, whatever shape lies there now."""
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value, validate_shape=False)
+        A function of the user's that was traced before would read them: it finds not-a-number.
+        """
+        for stored in self._shards or ([self] if self._pending is None else []):
+            _store(stored, _freed(self.dtype))
 
     def _assembled(self) -> tf.Tensor:
         assert self._layout is not None and self._shards is not None
         mesh, spec = self._layout
         return join([s.read_value() for s in self._shards], self.shape.as_list(), spec, mesh)
+
+    def _whole(self) -> tf.Tensor:
+        """The assembled value, as a read of this variable to gradient tapes."""
+        resource_variable_ops.variable_accessed(self)
+        with record.stop_recording():
+            value = self._assembled()
+        record.record_operation(
+            "ReadVariableOp", [value], [self.handle], backward_function=lambda gradient: [gradient],
+            forward_function=lambda tangent: [tangent],
+        )  # fmt: skip
+        return value
 
     def _is_plain(self) -> bool:
         """Whether the handle is the place to read and write."""
@@ -138,7 +150,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
             return True
         if self._shards is not None:
             return False
-        if self._pending is not None and not _in_graph():
+        if self._pending is not None and not _in_scratch_graph():
             self.materialize()
         return True
 
@@ -147,7 +159,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
     def _read_variable_op(self, no_copy=False):
         if self._is_plain():
             return super()._read_variable_op(no_copy=no_copy)
-        return self._assembled()
+        return self._whole()
 
     def is_initialized(self, name=None):
         if self._is_plain():
@@ -157,12 +169,12 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
     def sparse_read(self, indices, name=None):
         if self._is_plain():
             return super().sparse_read(indices, name)
-        return tf.gather(self._assembled(), indices, name=name)
+        return tf.gather(self._whole(), indices, name=name)
 
     def gather_nd(self, indices, name=None):
         if self._is_plain():
             return super().gather_nd(indices, name)
-        return tf.gather_nd(self._assembled(), indices, name=name)
+        return tf.gather_nd(self._whole(), indices, name=name)
 
     def assign(self, value, use_locking=None, name=None, read_value=True):
         if self._shards is None or _capturing.get():
@@ -233,6 +245,24 @@ for _method in (
 
 def _in_graph() -> bool:
     return isinstance(tf.compat.v1.get_default_graph(), func_graph_lib.FuncGraph)
+
+
+def _in_scratch_graph() -> bool:
+    """Whether Keras infers shapes: nothing will run."""
+    graph = tf.compat.v1.get_default_graph()
+    return _in_graph() and graph.name.startswith("scratch_graph")
+
+
+def _store(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Put `value` behind the variable's handle, whatever shape lies there now."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
+
+
+def _freed(dtype: tf.DType) -> tf.Tensor:
+    """What lies behind a handle whose value is elsewhere."""
+    if dtype.is_floating or dtype.is_complex:
+        return tf.cast(float("nan"), dtype)
+    return tf.zeros([0], dtype)
 
 
 def cut(value: tf.Tensor, spec: Spec, mesh: Mesh, rank: int) -> tf.Tensor:
