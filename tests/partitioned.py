@@ -28,14 +28,15 @@ SEEN_TYPES: set[str] = set()
 SPLIT_TYPES: set[str] = set()
 
 
-def _record(partitioned: PartitionedGraph) -> None:
+def record(partitioned: PartitionedGraph) -> None:
+    """Note what ran, for `test_soundness_zz_registry`."""
     for op, decision in partitioned.decisions.items():
         SEEN_TYPES.add(op.type)
         if any(factor >= 0 for factor, _ in decision.choice.splits):
             SPLIT_TYPES.add(op.type)
         for inner in (*decision.bodies.values(), decision.expansion):
             if inner is not None:
-                _record(inner)
+                record(inner)
 
 
 def devices(mesh: Mesh) -> list[str]:
@@ -83,7 +84,7 @@ def run(function, args, specs, mesh: Mesh) -> Run:
         outputs=[whole] * len(graph.outputs),
     )
     partitioned = propagate(prepared, mesh, anchors)
-    _record(partitioned)
+    record(partitioned)
     local = build_local_program(partitioned)
     emitted = [
         (

@@ -110,6 +110,14 @@ def test_tensor_scatter(kind):
     assert all(was_split(runs, name, k) for k in ("v0", "v1", "r2"))
 
 
+def test_non_aliasing_scatter():
+    def function(x, u):
+        return tf.raw_ops.ScatterNdNonAliasingAdd(input=x, indices=[[6], [0], [2]], updates=u)
+
+    runs = sweep(function, [f(7, 4), f(3, 4)], trials=3)
+    assert all(was_split(runs, "ScatterNdNonAliasingAdd", k) for k in ("v0", "r1"))
+
+
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "prod", "mean"])
 def test_unsorted_segments(kind):
     op = getattr(tf.math, f"unsorted_segment_{kind}")
@@ -120,21 +128,27 @@ def test_unsorted_segments(kind):
     sweep(lambda x, i: op(x, i, 1), [f(5, 3), ids(1, 5)], trials=2)
 
 
-def test_sorted_and_sparse_segments():
+def test_pooled_lookups():
     rows, segments = [0, 3, 4, 1], [0, 0, 1, 2]
 
     def function(x):
-        return (
-            tf.ensure_shape(tf.math.segment_sum(x, [0, 0, 1, 2, 2]), [3, 4]),
-            tf.ensure_shape(tf.math.segment_max(x, [0, 0, 1, 2, 2]), [3, 4]),
-            tf.sparse.segment_sum(x, rows, segments, num_segments=3),
-            tf.sparse.segment_mean(x, rows, segments, num_segments=3),
-            tf.sparse.segment_sqrt_n(x, rows, segments, num_segments=3),
-        )
+        pooled = (tf.sparse.segment_sum, tf.sparse.segment_mean, tf.sparse.segment_sqrt_n)
+        return [
+            *(pool(x, rows, segments, num_segments=3) for pool in pooled),
+            *(
+                getattr(tf.raw_ops, f"SparseSegment{kind}Grad")(
+                    grad=x[:3], indices=rows, segment_ids=segments, output_dim0=5
+                )
+                for kind in ("Sum", "Mean", "SqrtN")
+            ),
+        ]
 
-    sweep(function, [f(5, 4)], trials=4)
-    runs = sweep(lambda x: function(x)[2:], [f(5, 4)], trials=4)
-    assert was_split(runs, "SparseSegmentSumWithNumSegments", "r1")
+    runs = sweep(function, [f(5, 4)], trials=4)
+    for kind in ("Sum", "Mean", "SqrtN"):
+        assert was_split(runs, f"SparseSegment{kind}WithNumSegments", "r1")
+        assert was_split(runs, f"SparseSegment{kind}Grad", "r1")
+    # How many segments there are is not known: whole.
+    sweep(lambda x: tf.math.segment_sum(x, [0, 0, 1, 2, 2]), [f(5, 4)], trials=2)
 
 
 def test_one_hot():
@@ -157,6 +171,25 @@ def test_diagonals_and_bands():
     assert was_split(runs, "MatrixBandPart", "_0")
     for op_type in ("MatrixDiagV3", "MatrixDiagPartV3", "MatrixSetDiagV3"):
         assert was_split(runs, op_type, "b0"), op_type
+
+
+def test_diagonals_of_older_graphs():
+    raw = tf.raw_ops
+
+    def function(x):
+        flat = tf.reshape(x, [-1])
+        return (
+            raw.MatrixDiag(diagonal=x), raw.MatrixDiagPart(input=x),
+            raw.MatrixDiagV2(diagonal=x, k=0, num_rows=-1, num_cols=-1, padding_value=1.0),
+            raw.MatrixDiagPartV2(input=x, k=0, padding_value=0.0),
+            raw.MatrixSetDiag(input=x, diagonal=x[..., 0]),
+            raw.MatrixSetDiagV2(input=x, diagonal=x[..., 0], k=0),
+            raw.DiagPart(input=raw.Diag(diagonal=flat)),
+        )  # fmt: skip
+
+    runs = sweep(function, [f(5, 3, 3)], trials=3)
+    for name in ("Diag", "DiagPart", "SetDiag"):
+        assert was_split(runs, f"Matrix{name}", "b0") and was_split(runs, f"Matrix{name}V2", "b0")
 
 
 def test_search_counts_and_buckets():
@@ -182,10 +215,15 @@ def test_search_counts_and_buckets():
 
 def test_dynamic_stitch():
     def function(x, y):
-        return tf.dynamic_stitch([[0, 3], [[1], [2]]], [x, y])
+        rows = [[0, 3], [[1], [2]]]
+        return (
+            tf.dynamic_stitch(rows, [x, y]),
+            tf.raw_ops.ParallelDynamicStitch(indices=rows, data=[x, y]),
+        )
 
     runs = sweep(function, [f(2, 5), f(2, 1, 5)], trials=4)
     assert was_split(runs, "DynamicStitch", "r1")
+    assert was_split(runs, "ParallelDynamicStitch", "r1")
 
 
 def test_ops_of_unknown_size_run_whole():

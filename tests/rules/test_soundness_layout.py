@@ -193,3 +193,28 @@ def test_blocks_of_rows_with_their_gradient():
         trials=4,
     )  # fmt: skip
     assert was_split(runs, "Reshape", "f0")
+
+
+def test_ops_of_older_graphs():
+    """Op types that TensorFlow's Python no longer makes, but saved graphs have."""
+    raw = tf.raw_ops
+
+    def function(x):
+        z = tf.complex(x, 2 * x)
+        return (
+            raw.Concat(concat_dim=1, values=[x, x]),
+            raw.Reverse(tensor=x, dims=[False, True, False]),
+            raw.Gather(params=x, indices=[1, 3]),
+            raw.PlaceholderWithDefault(input=x, shape=[5, 4, 3]),
+            raw.Empty(shape=[5, 4, 3], dtype=tf.float32, init=True) + x,
+            tf.math.imag(raw.ConjugateTranspose(x=z, perm=[1, 0, 2])),
+            tf.squeeze(tf.expand_dims(x, 1), 1),
+            raw.InvertPermutation(x=tf.argsort(x[:, 0, 0])),
+            raw.LinSpace(start=x[0, 0, 0], stop=2.0, num=5),
+            tf.range(x[0, 0, 0], x[0, 0, 0] + 5.0)[:4],
+        )  # fmt: skip
+
+    runs = sweep(function, [f(5, 4, 3)], trials=4)
+    for op_type in ("Concat", "Reverse", "PlaceholderWithDefault", "ConjugateTranspose"):
+        assert any(was_split(runs, op_type, k) for k in ("d0", "_2")), op_type
+    assert was_split(runs, "ExpandDims", "f0") and was_split(runs, "Squeeze", "f0")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.partitioned import MESHES, devices
+from tests.partitioned import MESHES, devices, record
 from tests.rules.test_soundness_layout import f
 from tfpar.capture.step import argument_specs, capture_step
 from tfpar.propagation.engine import Anchors
@@ -41,6 +41,7 @@ def compare(function, value, args, dims=(0, 1), meshes=MESHES):
             for got, want in zip(outputs, expected, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=str(spec))
             np.testing.assert_allclose(made.numpy(), plain.numpy(), rtol=1e-5, err_msg=str(spec))
+            record(program.partitioned)
             programs.append(program)
     return programs
 

@@ -17,7 +17,7 @@ def _batch(rank: int, batch: int) -> str:
     return " ".join([*(f"b{d}" for d in range(batch)), *["."] * (rank - batch)])
 
 
-@rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "BatchMatrixDiag")
+@rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
 def _matrix_diag(op: Op, constants: Constants) -> OpRule:
     x, y = op.inputs[0], op.outputs[0]
     batch = len(y.shape) - 2
@@ -28,7 +28,7 @@ def _matrix_diag(op: Op, constants: Constants) -> OpRule:
     )
 
 
-@rule("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3", "BatchMatrixDiagPart")
+@rule("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
 def _matrix_diag_part(op: Op, constants: Constants) -> OpRule:
     x, y = op.inputs[0], op.outputs[0]
     batch = len(x.shape) - 2
@@ -38,7 +38,7 @@ def _matrix_diag_part(op: Op, constants: Constants) -> OpRule:
     )
 
 
-@rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3", "BatchMatrixSetDiag")
+@rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 def _matrix_set_diag(op: Op, constants: Constants) -> OpRule:
     x, diagonal = op.inputs[:2]
     batch = len(x.shape) - 2

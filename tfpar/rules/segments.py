@@ -1,7 +1,7 @@
 """Reductions over segments: the gradient of a lookup, pooled lookups.
 
 `UnsortedSegment*` may be split by its rows (each rank reduces its own: Partial) and by its segments
-(each rank drops the rows of others). Sorted segments need all rows together.
+(each rank drops the rows of others). Pooled lookups need all rows together.
 """
 
 from __future__ import annotations
@@ -50,18 +50,11 @@ def _lower_unsorted(local: LocalOp) -> Sequence[Tensor]:
     return local.copy([data, ids, count]).outputs
 
 
-_SORTED_LINEAR = ("SegmentSum", "SegmentMean", "SegmentSumV2")
-_SORTED = (*_SORTED_LINEAR, "SegmentMax", "SegmentMin", "SegmentProd", "SegmentMaxV2",
-           "SegmentMinV2", "SegmentProdV2")  # fmt: skip
-_SPARSE = tuple(
-    f"SparseSegment{kind}{suffix}"
-    for kind in ("Sum", "Mean", "SqrtN")
-    for suffix in ("", "WithNumSegments", "Grad")
+@rule(
+    *(f"SparseSegment{kind}WithNumSegments" for kind in ("Sum", "Mean", "SqrtN")),
+    *(f"SparseSegment{kind}Grad" for kind in ("Sum", "Mean", "SqrtN")),
 )
-
-
-@rule(*_SORTED, *_SPARSE)
-def _rows_together(op: Op, constants: Constants) -> OpRule:
+def _sparse_segment(op: Op, constants: Constants) -> OpRule:
+    """Pooled lookups; how many segments there are must be given, or the shape is not static."""
     rest = " ".join(f"r{d}" for d in range(1, len(op.inputs[0].shape)))
-    linear = ((0,),) if op.type in (*_SORTED_LINEAR, *_SPARSE) else ()
-    return make_rule(op, f". {rest} -> . {rest}", linear=linear)
+    return make_rule(op, f". {rest} -> . {rest}", linear=((0,),))

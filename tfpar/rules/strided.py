@@ -230,7 +230,7 @@ def _strided_slice_grad(op: Op, constants: Constants) -> OpRule | None:
     )  # fmt: skip
 
 
-@rule("TensorStridedSliceUpdate", "ResourceStridedSliceAssign", "StridedSliceAssign")
+@rule("TensorStridedSliceUpdate", "ResourceStridedSliceAssign")
 def _strided_slice_update(op: Op, constants: Constants) -> OpRule | None:
     """The value must have the slice's own shape: one that broadcasts has no rule."""
     parsed = _parse(op, constants, op.inputs[0].shape, op.inputs[4].shape, pick=False)

@@ -1,4 +1,4 @@
-"""Ops that make a tensor from a few numbers, and small integer arithmetic on shapes."""
+"""Ops that make a tensor from a few numbers, and counts and searches that give small ones."""
 
 from __future__ import annotations
 
@@ -23,15 +23,9 @@ def _empty(op: Op, constants: Constants) -> OpRule:
     return make_rule(op, ". -> ...", shape_operands={0: 0}, generates=True)
 
 
-@rule(
-    "Range", "LinSpace", "InvertPermutation", "BroadcastArgs", "BroadcastGradientArgs",
-    "ConcatOffset", "Shape", "ShapeN", "Size", "Rank", "VariableShape",
-)  # fmt: skip
-def _whole(op: Op, constants: Constants) -> OpRule | None:
-    """Values about whole tensors; every rank has them in full.
-
-    Of a tensor whose shape is static they are constants by now (see `fold_constants`).
-    """
+@rule("Range", "LinSpace", "InvertPermutation")
+def _whole(op: Op, constants: Constants) -> OpRule:
+    """Every rank has them in full; most are constants by now (see `fold_constants`)."""
     return replicate_rule(op)
 
 
