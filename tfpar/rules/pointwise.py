@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op, is_floating
+from tfpar.ir.graph import Op, Tensor, is_floating
+from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
 
@@ -28,10 +31,10 @@ _UNARY = (
 ).split()
 
 _BINARY = (
-    "ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal FloorDiv FloorMod "
+    "ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal "
     "Greater GreaterEqual Igamma Igammac IgammaGradA LeftShift Less LessEqual LogicalAnd "
-    "LogicalOr Maximum Minimum Mod "
-    "NextAfter NotEqual Polygamma Pow RightShift SquaredDifference TruncateDiv TruncateMod Xdivy "
+    "LogicalOr Maximum Minimum "
+    "NextAfter NotEqual Polygamma RightShift SquaredDifference Xdivy "
     "Xlog1py Xlogy Zeta Betainc"
 ).split()
 
@@ -104,8 +107,26 @@ def _product(op: Op, constants: Constants) -> OpRule:
 
 @rule("Div", "RealDiv", "DivNoNan")
 def _quotient(op: Op, constants: Constants) -> OpRule:
-    linear = ((0,),) if is_floating(op.outputs[0].dtype) else ()
-    return pointwise(op, linear=linear)
+    if not _is_integer(op):
+        return pointwise(op, linear=((0,),))
+    return pointwise(op, lower=_lower_with_ones, any_pattern=True)
+
+
+@rule("FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod", "Pow")
+def _refusing(op: Op, constants: Constants) -> OpRule:
+    """Of integers, a divisor of zero and a negative exponent are errors."""
+    if not _is_integer(op):
+        return pointwise(op)
+    return pointwise(op, lower=_lower_with_ones, any_pattern=True)
+
+
+def _is_integer(op: Op) -> bool:
+    return op.outputs[0].dtype.startswith(("int", "uint"))
+
+
+def _lower_with_ones(local: LocalOp) -> Sequence[Tensor]:
+    """Ones in the padding of the second operand."""
+    return local.copy([local.inputs[0], local.filled(1, 1)]).outputs
 
 
 @rule("SelectV2")
