@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
-from tfpar.constraints import Constraint
+from tfpar.constraints import Constraint, batch_axes
 from tfpar.keras import adapter
 from tfpar.plan import Plan
 from tfpar.report.coverage import Coverage
@@ -72,8 +72,11 @@ def _session(mesh, constraints, plan, bucket_bytes, strict) -> Session:
         mesh = plan.mesh
     if mesh is None:
         raise TfparError("auto_parallel needs a mesh, e.g. tap.split([2, 4]), or a plan.")
+    if plan is not None and constraints:
+        raise TfparError("Give a plan or constraints, not both: a plan holds its constraints.")
     if not isinstance(mesh, Mesh):
         mesh = Mesh.of(mesh)
+    batch_axes(constraints, mesh)  # refuses unknown axes before anything is built
     options = CompileOptions(strict=strict)
     if bucket_bytes is not None:
         options = CompileOptions(bucket_bytes=bucket_bytes, strict=strict)
@@ -110,7 +113,8 @@ def parallelize(
 def function(step: Callable[..., Any] | None = None) -> Any:
     """Decorator: run a function of tensors on the mesh of the enclosing `auto_parallel`.
 
-    Like `tf.function` it is compiled for each set of argument shapes. Tensors whose leading dim
+    Like `tf.function` it is compiled for each set of argument shapes, and AutoGraph turns Python
+    control flow on tensors into ops. Tensors whose leading dim
     is that of the first argument are taken as batches.
     """
     if step is None:
@@ -123,7 +127,11 @@ def function(step: Callable[..., Any] | None = None) -> Any:
 
 def _wrap(session: Session, step: Callable[..., Any]) -> Callable[..., Any]:
     plain = getattr(step, "python_function", step)
-    compiled = CompiledFunction(session, plain, name=getattr(plain, "__name__", "step"))
+    traced = plain
+    if getattr(step, "_autograph", True):
+        context = tf.__internal__.autograph.control_status_ctx()
+        traced = tf.__internal__.autograph.tf_convert(plain, context)
+    compiled = CompiledFunction(session, traced, name=getattr(plain, "__name__", "step"))
 
     @functools.wraps(plain)
     def call(*arguments: Any) -> Any:

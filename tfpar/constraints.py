@@ -511,7 +511,9 @@ def _matches_nothing(constraint: Constraint, pattern: str, names: Sequence[str],
             f"end. It is found inside {_some(inside)}; write {wider[0]!r}."
         )
     plain = re.sub(r"\\.|[\^$.*+?()\[\]{}|]+", "", pattern)
-    near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
+    depth = plain.count("/") + 1
+    ends = {"/".join(n.split("/")[-depth:]): n for n in reversed(names)}
+    near = [ends[e] for e in difflib.get_close_matches(plain, ends, n=3, cutoff=0.3)]
     if near:
         return f"{constraint} matches no {what}. The nearest names: {_some(near)}."
     return f"{constraint} matches no {what}. There are {len(names)}: {_some(names)}."

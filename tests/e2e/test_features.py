@@ -127,7 +127,8 @@ def metrics_of_scores():
         m.FBetaScore("weighted", beta=2.0), m.CosineSimilarity(), m.KLDivergence(),
         m.CategoricalHinge(), m.R2Score(), m.OneHotMeanIoU(4), m.PrecisionAtRecall(0.5, 10),
         m.SensitivityAtSpecificity(0.5, 10), m.RootMeanSquaredError(), m.LogCoshError(),
-        m.Poisson(), m.MeanAbsolutePercentageError(), m.PearsonCorrelation(), m.ConcordanceCorrelation(),
+        m.Poisson(), m.MeanAbsolutePercentageError(), m.PearsonCorrelation(),
+        m.ConcordanceCorrelation(),
     ]  # fmt: skip
 
 
@@ -145,8 +146,8 @@ def test_metrics():
         h = layers.Dense(10, "tanh", name="fc1")(x)
         heads = [layers.Dense(4, "softmax", name="a")(h), layers.Dense(4, name="b")(h)]
         metrics = [metrics_of_scores(), metrics_of_logits()]
-        for i, metric in enumerate(sum(metrics, [])):
-            metric.name = f"m{i}"  # Keras numbers names anew for each model
+        for n, metric in enumerate(sum(metrics, [])):
+            metric.name = f"m{n}"  # Keras numbers names anew for each model
         losses = [
             "categorical_crossentropy",
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -721,3 +722,30 @@ def test_function_with_structures_and_several_variables():
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     for name, variable in weights.items():
         np.testing.assert_allclose(sharded[name].numpy(), variable.numpy(), atol=1e-5)
+
+
+def test_functions_with_python_control_flow_on_tensors():
+    weight = f(6, 2)
+
+    def make(w):
+        def step(x, limit):
+            total = 0.0
+            for k in tf.range(limit):
+                if tf.reduce_sum(x) > tf.cast(k, "float32"):
+                    total += tf.reduce_sum(tf.nn.relu(x @ w)) * float(k + 1)
+                else:
+                    w.assign_sub(tf.ones_like(w))
+            return total
+
+        return step
+
+    v = tf.Variable(weight)
+    plain = tf.function(make(v))
+    with tap.auto_parallel([4]):
+        w = tf.Variable(weight)
+        functions = [tap.function(make(w)), tap.function(tf.function(make(w)))]
+    for parallel in functions:
+        for n in (8, 7):
+            x = np.abs(f(n, 6)) / 20
+            np.testing.assert_allclose(parallel(x, 4), plain(x, 4), rtol=1e-5)
+            np.testing.assert_allclose(w.numpy(), v.numpy(), rtol=1e-5)

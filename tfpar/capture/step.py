@@ -7,6 +7,8 @@ handle and never read, so they need no memory.
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,6 +103,10 @@ def capture_step(
             closure.append(external)
             closure_inputs.append(tensor)
             continue
+        if isinstance(_owner(external), tf.lookup.StaticHashTable):  # constant, like a tensor
+            closure.append(external)
+            closure_inputs.append(tensor)
+            continue
         variable = by_handle.get(id(external))
         if variable is None:
             variable = _parent(external)
@@ -154,28 +160,29 @@ def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
 def _is_eager_only(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, tf.errors.OperatorNotAllowedInGraphError) or any(
-        sign in text
-        for sign in (
-            "numpy()",
-            "'numpy'",
-            "symbolic",
-            "Python `bool`",
-            "`tf.Tensor`",
-            "NumPy array",
-        )
+        sign in text for sign in ("numpy()", "'numpy'", "symbolic", "SymbolicTensor", "NumPy array")
     )
+
+
+_LIBRARIES = tuple(
+    os.path.dirname(os.path.abspath(sys.modules[name].__file__ or "")) + os.sep
+    for name in ("tensorflow", "keras", "tfpar")
+    if name in sys.modules
+)
 
 
 def _where(error: BaseException) -> str:
     """File and line of the innermost frame outside TensorFlow, Keras and tfpar."""
-    place = "unknown place"
+    frames = []
     trace = error.__traceback__
     while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if not any(f"/{p}/" in path for p in ("tensorflow", "keras", "tfpar")):
-            place = f"{path}:{trace.tb_lineno}"
+        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    return place
+    converted = getattr(error, "ag_error_metadata", None)
+    if converted is not None:  # by AutoGraph, which knows the user's own lines
+        frames += [(f.filename, f.lineno) for f in reversed(converted.translated_stack)]
+    places = [f"{path}:{line}" for path, line in frames if not path.startswith(_LIBRARIES)]
+    return places[-1] if places else "unknown place"
 
 
 def _parent(handle: tf.Tensor) -> tf.Variable | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, freeze
+from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
 from tfpar.propagation.deferral import carried_tensors
 from tfpar.rules.registry import find_rule
@@ -72,6 +73,7 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
     """Fold what is known, look up every rule once and decide where Partials are resolved."""
     constants = Constants(graph, known)
     fold_constants(graph, constants)
+    split_block_sums(graph, constants)
     by_signature: dict[Any, OpRule] = {}
     rules: dict[Op, OpRule] = {}
     fallbacks: list[Op] = []
@@ -88,15 +90,17 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
                 by_signature[key] = rule
         rules[op] = rule
     zeros = frozenset(t for op in graph.ops if _makes_zeros(op) for t in op.outputs)
-    once = frozenset(op for op in fallbacks if op.stateful and not _is_pinned(op))
+    once = frozenset(op for op in fallbacks if _runs_once(op))
     return PreparedGraph(
         graph, constants, rules, fallbacks, once, carried_tensors(graph, rules), zeros,
         graph.consumers(),
     )  # fmt: skip
 
 
-def _is_pinned(op: Op) -> bool:
-    return any(t.dtype in PINNED_DTYPES for t in (*op.inputs, *op.outputs))
+def _runs_once(op: Op) -> bool:
+    """Whether one rank must run `op` for all; a lookup table lies on one device."""
+    pinned = any(t.dtype in PINNED_DTYPES for t in (*op.inputs, *op.outputs))
+    return op.type.startswith("LookupTable") if pinned else op.stateful
 
 
 def _makes_zeros(op: Op) -> bool:
