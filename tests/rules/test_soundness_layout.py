@@ -218,3 +218,8 @@ def test_ops_of_older_graphs():
     for op_type in ("Concat", "Reverse", "PlaceholderWithDefault", "ConjugateTranspose"):
         assert any(was_split(runs, op_type, k) for k in ("d0", "_2")), op_type
     assert was_split(runs, "ExpandDims", "f0") and was_split(runs, "Squeeze", "f0")
+
+
+def test_a_pattern_that_an_axis_before_leaves_no_room_for():
+    specs = [(Replicate(), Shard(0, None, 2)), (Shard(0), Replicate())]
+    check(lambda a, b: a + b, [f(6, 2), f(6, 2)], specs, Mesh.of([2, 2]))
