@@ -81,7 +81,10 @@ def _is_contraction(rule: OpRule) -> bool:
 
 def _join_factors(op: Op, rule: OpRule, joined: _Union) -> None:
     first: dict[int, tuple[Tensor, int]] = {}
-    operands = [*zip(op.inputs, rule.inputs, strict=True), *zip(op.outputs, rule.outputs, strict=True)]
+    operands = [
+        *zip(op.inputs, rule.inputs, strict=True),
+        *zip(op.outputs, rule.outputs, strict=True),
+    ]
     for tensor, dims in operands:
         for d, dim in enumerate(dims):
             if len(dim) == 1:

@@ -4,6 +4,7 @@ Importing this package registers every rule; one module per op family.
 """
 
 from tfpar.rules import (
+    block_sums,
     convolution,
     diagonals,
     image,
@@ -34,9 +35,9 @@ from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_
 from tfpar.rules.rule import OpRule, make_rule, replicate_rule
 
 FAMILIES = (
-    convolution, diagonals, image, indexing, layout, linalg, lists, matrix, normalization,
-    optimizer_ops, pieces, pointwise, pooling, pseudo, random, reduction, scatter, segments,
-    slicing, softmax, sorting, state, strided, values,
+    block_sums, convolution, diagonals, image, indexing, layout, linalg, lists, matrix,
+    normalization, optimizer_ops, pieces, pointwise, pooling, pseudo, random, reduction,
+    scatter, segments, slicing, softmax, sorting, state, strided, values,
 )  # fmt: skip
 
 __all__ = [
