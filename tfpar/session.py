@@ -249,10 +249,13 @@ def _outside(initial: Any, dtype: Any) -> tf.Tensor:
         return tf.cast(tf.function(compute, autograph=False)(), dtype or initial.dtype)
 
 
+_SPECS = (tf.TensorSpec, tf.SparseTensorSpec)
+
+
 def batch_size_of(arguments: Any) -> int | None:
     """The leading dim of the first argument that has one."""
-    for leaf in tf.nest.flatten(arguments, expand_composites=True):
-        if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank:
+    for leaf in tf.nest.flatten(arguments):
+        if isinstance(leaf, _SPECS) and leaf.shape.rank:
             return leaf.shape[0]
     return None
 
@@ -261,5 +264,5 @@ def _hashable(specs: Any) -> Any:
     flat = tf.nest.flatten(specs)
     structure = str(tf.nest.map_structure(lambda _: 0, specs))
     return structure, tuple(
-        (tuple(s.shape.as_list()), s.dtype) if isinstance(s, tf.TensorSpec) else s for s in flat
+        (type(s), tuple(s.shape.as_list()), s.dtype) if isinstance(s, _SPECS) else s for s in flat
     )

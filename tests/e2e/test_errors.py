@@ -349,6 +349,22 @@ def test_a_resource_of_another_kind():
     assert_usable(model)
 
 
+def test_ragged_batches():
+    def make():
+        x = keras.Input((None,), dtype="int32", ragged=True)
+        h = layers.Embedding(9, 5)(x)
+        model = keras.Model(x, layers.Dense(2)(h))
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    model = parallel((), make=make)
+    ragged = tf.ragged.constant([[1, 2], [3], [4, 5, 6], [1]])
+    data = tf.data.Dataset.from_tensor_slices((ragged, np.zeros((4, 3, 2)))).batch(4)
+    with pytest.raises(CaptureError, match=r"ragged tensor of shape.*to_tensor\(\)"):
+        model.fit(data, verbose=0)
+    model.fit(data.map(lambda x, y: (x.to_tensor(), y)), verbose=0)
+
+
 def test_a_variable_of_strings():
     with tap.auto_parallel(MESH):
         text = tf.Variable(["a", "b"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -422,6 +424,26 @@ def test_inputs_of_many_dtypes():
     same(build, (x, f(10, 2)))
 
 
+def test_sparse_inputs():
+    """Fed dense, sparse in the step: the numbers of values differ from batch to batch."""
+
+    def build():
+        x = keras.Input((6,), sparse=True)
+        return compiled(x, layers.Dense(2)(layers.Dense(10, name="fc1")(x)))
+
+    x = tf.sparse.from_dense(np.where(f(10, 6) > 0.5, f(10, 6), 0))
+    data = tf.data.Dataset.from_tensor_slices((x, f(10, 2))).batch(4)
+    runs = []
+    for scope in (contextlib.nullcontext, lambda: tap.auto_parallel(MESH, COLUMN)):
+        keras.utils.set_random_seed(7)
+        with scope():
+            model = build()
+        model.fit(data, epochs=2, verbose=0)
+        runs.append(model.get_weights())
+    for got, want in zip(*runs, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("mesh", [[4], [1, 4], [3], [2, 1, 2]])
 def test_meshes_and_batches(mesh):
     """Batches of 5, 5 and 1; sizes that no mesh divides."""
@@ -620,6 +642,18 @@ def test_the_user_reads_and_writes_weights_in_functions_of_their_own():
         )
     for got, want in zip(*results, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_archive_of_a_model_that_trained(tmp_path):
+    """As `model.export`, which makes weights whole first; this one has the shards too."""
+    parallel, _ = same(perceptron, (f(12, 6), f(12, 2)))
+    archive = keras.export.ExportArchive()
+    archive.track(parallel.model)
+    archive.add_endpoint("serve", parallel.model.call, [tf.TensorSpec((None, 6))])
+    archive.write_out(str(tmp_path), verbose=False)
+    served = tf.saved_model.load(str(tmp_path))
+    x = f(5, 6)
+    np.testing.assert_allclose(served.serve(x), parallel.model.predict(x, verbose=0), atol=1e-5)
 
 
 def test_a_function_traced_before_training_is_never_silently_stale():

@@ -50,15 +50,37 @@ class CapturedStep:
 
 
 def argument_specs(arguments: Any) -> Any:
-    """The arguments with a TensorSpec of static shape in place of each tensor."""
+    """The arguments with a spec of static shape in place of each tensor (dense or sparse).
+
+    Raises:
+        CaptureError: a ragged tensor.
+    """
 
     def spec(leaf):
-        if leaf is None or isinstance(leaf, (str, bytes, tf.TensorSpec)):
+        if leaf is None or isinstance(leaf, (str, bytes, tf.TensorSpec, tf.SparseTensorSpec)):
             return leaf
+        if isinstance(leaf, tf.RaggedTensor):
+            raise CaptureError(
+                f"The step is fed a ragged tensor of shape {leaf.shape}, and steps have static "
+                f"shapes. Pad it in the dataset: tensor.to_tensor(), and mask the padding."
+            )
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.SparseTensorSpec(leaf.shape, leaf.dtype)
         tensor = leaf if isinstance(leaf, tf.Tensor) else tf.convert_to_tensor(leaf)
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
     return tf.nest.map_structure(spec, arguments)
+
+
+def feeds(arguments: Any) -> list[tf.Tensor]:
+    """What is fed for the arguments of a captured step: tensors, sparse ones dense."""
+    return [
+        tf.sparse.to_dense(tf.sparse.reorder(leaf))
+        if isinstance(leaf, tf.SparseTensor)
+        else tf.convert_to_tensor(leaf)
+        for leaf in tf.nest.flatten(arguments)
+        if leaf is not None and not isinstance(leaf, (str, bytes))
+    ]
 
 
 def capture_step(
@@ -131,8 +153,21 @@ def capture_step(
 
 
 def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
-    """The FuncGraph of the step, and the variables that tracing it made."""
+    """The FuncGraph of the step, and the variables that tracing it made.
+
+    Sparse arguments are fed dense: how many values they have is not static.
+    """
     created: list[tf.Variable] = []
+
+    def dense(spec):
+        is_sparse = isinstance(spec, tf.SparseTensorSpec)
+        return tf.TensorSpec(spec.shape, spec.dtype) if is_sparse else spec
+
+    def as_given(spec, value):
+        return tf.sparse.from_dense(value) if isinstance(spec, tf.SparseTensorSpec) else value
+
+    def traced(*values):
+        return function(*tf.nest.map_structure(as_given, tuple(arguments), values))
 
     def record(next_creator, **kwargs):
         created.append(next_creator(**kwargs))
@@ -141,7 +176,11 @@ def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
     try:
         with capturing(), tf.variable_creator_scope(record):
             func_graph = func_graph_lib.func_graph_from_py_func(
-                name, function, tuple(arguments), {}, add_control_dependencies=True
+                name,
+                traced,
+                tf.nest.map_structure(dense, tuple(arguments)),
+                {},
+                add_control_dependencies=True,
             )
             return func_graph, created
     except (

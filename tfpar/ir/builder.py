@@ -104,7 +104,8 @@ class GraphBuilder:
         if not isinstance(begin, Tensor):
             begin = self.shape_const(begin)
         attrs = {"T": DType(x.dtype), "Index": DType("int32")}
-        return self.one("Slice", (x, begin, self.shape_const(size)), size, x.dtype, attrs)
+        sizes = self.shape_const([-1 if n is None else n for n in size])
+        return self.one("Slice", (x, begin, sizes), size, x.dtype, attrs)
 
     def pad(self, x: Tensor, after: Sequence[int], value: Any = None) -> Tensor:
         """Pad at the end of each dimension, with zeros unless `value` is given."""

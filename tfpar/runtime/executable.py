@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpar.capture.step import CapturedStep
+from tfpar.capture.step import CapturedStep, feeds
 from tfpar.ir.passes.inline_calls import inline_calls
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.split_bundles import split_bundles
@@ -55,13 +55,8 @@ class Executable:
 
     def __call__(self, arguments: Any) -> Any:
         """Run one step on (structured) arguments; gives the step's structured result."""
-        inputs = [
-            tf.convert_to_tensor(leaf)
-            for leaf in tf.nest.flatten(arguments, expand_composites=True)
-            if leaf is not None and not isinstance(leaf, (str, bytes))
-        ]
         self._refresh_handles()
-        flat = self.program([*inputs, *self.captured.closure], self._handles)
+        flat = self.program([*feeds(arguments), *self.captured.closure], self._handles)
         if not self._checked:
             self._checked = True
             check_placement(self.captured.variables, self._specs(), self.mesh, self.devices)

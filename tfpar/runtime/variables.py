@@ -210,6 +210,13 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         getattr(whole, method)(*args, **kwargs)
         return self.assign(whole.read_value())
 
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        """In a SavedModel also the shards: functions traced while sharded read them."""
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            children.update({f"shard_{i}": shard for i, shard in enumerate(self.shards)})
+        return children
+
     def _restore_from_tensors(self, restored_tensors):
         if self._is_plain():
             self._pending = None

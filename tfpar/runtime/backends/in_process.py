@@ -254,7 +254,7 @@ class _Linker:
         self, name: str, edge: str, tensor: Tensor, dim: int, position: int, parts: int, device: str
     ) -> str:
         """Block `position` of `parts` along `dim`."""
-        size = list(tensor.shape or ())
+        size = [-1 if n is None else n for n in tensor.shape]
         size[dim] //= parts
         begin = [0] * len(size)
         begin[dim] = position * size[dim]
