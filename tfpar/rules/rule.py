@@ -101,8 +101,13 @@ class OpRule:
             allowed = self.names[factor] in allowed
         if not allowed or factor in self.expand:
             return False
+        # Within a compound dim the leading factor's blocks stay blocks, of whole units.
+        leads = pattern[0] is None
         return all(
-            len(dim) == 1 for dims in self.inputs + self.outputs for dim in dims if factor in dim
+            len(dim) == 1 or (leads and dim[0] == factor)
+            for dims in self.inputs + self.outputs
+            for dim in dims
+            if factor in dim
         )
 
     def factor(self, name: str) -> int:
