@@ -203,7 +203,7 @@ def inputs_of(model: keras.Model, rng: np.random.Generator) -> Any:
 
 def without_dropout(model: keras.Model) -> keras.Model:
     for layer in model._flatten_layers():
-        for name in ("rate", "dropout"):
+        for name in ("rate", "dropout", "_dropout"):
             # Some layers only show the rate of an inner one.
             if isinstance(vars(layer).get(name), float):
                 setattr(layer, name, 0.0)

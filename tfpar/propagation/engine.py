@@ -26,7 +26,17 @@ from tfpar.propagation.prepared import (
 from tfpar.propagation.regions import partition_region
 from tfpar.propagation.reshard import lower_reshard
 from tfpar.propagation.wish import wish
-from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec, SpecError, format_spec, replicated
+from tfpar.spec import (
+    Mesh,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Spec,
+    SpecError,
+    format_spec,
+    replicated,
+)
 
 
 def propagate(
@@ -86,7 +96,7 @@ class Propagation:
     def run(self) -> PartitionedGraph:
         self._place_variables()
         for tensor, spec in zip(self.graph.inputs, self.anchors.inputs, strict=False):
-            self.specs[tensor] = self.canonical(spec)
+            self.specs[tensor] = self.canonical(spec, tensor.shape)
         for op in self.graph.ops:
             self._visit(op)
         for root in list(self.open):
@@ -98,11 +108,20 @@ class Propagation:
             result.variable_specs[variable] = result.specs[variable.handle]
         return result
 
-    def canonical(self, spec: Spec) -> Spec:
-        """Axes of size 1 shard nothing."""
-        return tuple(
-            Replicate() if parts == 1 else p for p, parts in zip(spec, self.mesh.shape, strict=True)
-        )
+    def canonical(self, spec: Spec, shape: Sequence[int | None] | None) -> Spec:
+        """`spec` without shards that divide nothing: axes of size 1, dims of one entry."""
+        lengths = list(shape or ())
+        out: list[Placement] = []
+        for placement, parts in zip(spec, self.mesh.shape, strict=True):
+            kept: Placement = Replicate() if parts == 1 else placement
+            if isinstance(kept, Shard) and kept.dim < len(lengths):
+                length = lengths[kept.dim]
+                if length == 1:
+                    kept = Replicate()
+                elif length is not None:
+                    lengths[kept.dim] = kept.local_length(length, parts)
+            out.append(kept)
+        return tuple(out)
 
     # --- variables ---------------------------------------------------------------
 
@@ -114,7 +133,7 @@ class Propagation:
         for variable in self.graph.variables:
             spec = self.anchors.variables.get(variable.name)
             if spec is not None:
-                self.specs[variable.handle] = self.canonical(spec)
+                self.specs[variable.handle] = self.canonical(spec, variable.shape)
             elif variable.trainable:
                 self.specs[variable.handle] = FREE
                 self.open[variable] = []
@@ -377,7 +396,7 @@ class Propagation:
         """The spec to keep a fresh tensor in: anchored, or with its Partials resolved."""
         anchor = self.anchor_of(tensor)
         if anchor is not None:
-            return self.canonical(anchor)
+            return self.canonical(anchor, tensor.shape)
         if self.confined or tensor.dtype in PINNED_DTYPES:
             return made
         if not any(isinstance(p, Partial) for p in made):
@@ -400,7 +419,7 @@ class Propagation:
             if want is None:
                 gathers = not self.confined
                 want = tuple(Replicate() if gathers and isinstance(p, Partial) else p for p in have)
-            want = self.canonical(want)
+            want = self.canonical(want, tensor.shape)
             if self.confined:
                 self.check_local(tensor, want)
             self._reshard(tensor, want)
