@@ -23,6 +23,21 @@ from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, replicated
 
+SEEN_TYPES: set[str] = set()
+"""Op types that ran under a rule in this session, and (SPLIT_TYPES) that ran split."""
+SPLIT_TYPES: set[str] = set()
+
+
+def record(partitioned: PartitionedGraph) -> None:
+    """Note what ran, for `test_soundness_zz_registry`."""
+    for op, decision in partitioned.decisions.items():
+        SEEN_TYPES.add(op.type)
+        if any(factor >= 0 for factor, _ in decision.choice.splits):
+            SPLIT_TYPES.add(op.type)
+        for inner in (*decision.bodies.values(), decision.expansion):
+            if inner is not None:
+                record(inner)
+
 
 def devices(mesh: Mesh) -> list[str]:
     return [f"/job:localhost/replica:0/task:0/device:CPU:{r % 4}" for r in range(mesh.size)]
@@ -69,6 +84,7 @@ def run(function, args, specs, mesh: Mesh) -> Run:
         outputs=[whole] * len(graph.outputs),
     )
     partitioned = propagate(prepared, mesh, anchors)
+    record(partitioned)
     local = build_local_program(partitioned)
     emitted = [
         (

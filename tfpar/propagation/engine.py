@@ -9,6 +9,8 @@ that searching calls it many times a second.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choose
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of

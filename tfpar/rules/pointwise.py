@@ -68,7 +68,7 @@ def _linear_unary(op: Op, constants: Constants) -> OpRule:
 
 @rule(
     "Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "CheckNumericsV2",
-    "DebugGradientIdentity", "DebugGradientRefIdentity", "CopyHost", "Copy",
+    "DebugGradientIdentity", "CopyHost", "Copy",
 )  # fmt: skip
 def _relabel(op: Op, constants: Constants) -> OpRule:
     return pointwise(op, monotone=(0,))
@@ -95,7 +95,7 @@ def _bitcast(op: Op, constants: Constants) -> OpRule:
     return make_rule(op, f"{left} -> {right}")
 
 
-@rule("Add", "AddV2", "AddN", "Sub", "AccumulateNV2")
+@rule("Add", "AddV2", "AddN", "Sub")
 def _additive(op: Op, constants: Constants) -> OpRule:
     return pointwise(op, linear=(tuple(range(len(op.inputs))),))
 

@@ -72,6 +72,15 @@ def registered_types() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
 
 
+def rule_function(op_type: str) -> RuleFunction:
+    """The function that gives the rules of `op_type`.
+
+    Raises:
+        KeyError: no rule is registered for it.
+    """
+    return _RULES[op_type]
+
+
 def find_rule(op: Op, constants: Constants) -> OpRule | None:
     """The rule of `op`, or None where it has none or its shapes are not static."""
     function = _RULES.get(op.type)
