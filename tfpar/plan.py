@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import tfpar
 from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
-from tfpar.ir.graph import DType, FunctionRef, Graph, Op
+from tfpar.ir.fingerprint import fingerprint
+from tfpar.ir.graph import Graph
 from tfpar.propagation.engine import Anchors
-from tfpar.report.summary import explain, summary
+from tfpar.report.explain import explain
+from tfpar.report.summary import summary
 from tfpar.spec import (
     Mesh,
     Partial,
@@ -63,7 +64,7 @@ class Plan:
         variables: by path; all variables of the graph.
         tensors: specs of border tensors, by tensor name.
         constraints: what the plan was made from, as text.
-        fingerprint: of the graph; see `fingerprint`.
+        fingerprint: of the graph; see `ir.fingerprint`.
         tfpar_version: the version that made it.
         partitioned: what propagation made of it, once known; not saved.
 
@@ -163,8 +164,11 @@ class Plan:
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
         """Where variable `name` lies and why, who reads it, and what that moves.
 
+        Args:
+            name: the variable's path, or an end of it that is its alone.
+
         Raises:
-            PlanError: no such variable.
+            PlanError: no such variable, or several.
         """
         return explain(self, name, partitioned or self.partitioned)
 
@@ -316,62 +320,6 @@ def plan_from_constraints(
         constraints=tuple(map(str, constraints)),
         fingerprint=fingerprint(graph),
     )
-
-
-# --- fingerprint -----------------------------------------------------------------
-
-_UNSTABLE_ATTRS = frozenset({"value", "seed", "seed2", "shared_name", "container", "shape"})
-
-
-def fingerprint(graph: Graph) -> str:
-    """A hash of the graph's structure that is the same in every process.
-
-    It covers op types, attributes, dtypes, data edges, the shapes of variables and the names of
-    weights. Op names, the order of independent ops, constants and the sizes of activations are
-    left out: a plan outlives another batch size, learning rate and seed.
-    """
-    digests: dict[Op, str] = {}
-    for position, tensor in enumerate(graph.inputs):
-        digests[tensor.op] = f"input {position} {tensor.dtype}"
-    for variable in graph.variables:
-        name = variable.name if variable.trainable else None
-        digests[variable.handle.op] = f"variable {name} {variable.dtype}{tuple(variable.shape)}"
-    bodies: dict[str, str] = {}
-    for op in graph.ops:
-        if op not in digests:
-            digests[op] = _op_digest(op, digests, graph, bodies)
-    outputs = [f"{digests[t.op]}:{t.index}" for t in graph.outputs]
-    return _hash("\n".join([*sorted(digests.values()), "outputs", *outputs]))
-
-
-def _op_digest(op: Op, digests: Mapping[Op, str], graph: Graph, bodies: dict[str, str]) -> str:
-    parts = [op.type]
-    for key, value in sorted(op.attrs.items()):
-        if not key.startswith("_") and key not in _UNSTABLE_ATTRS:
-            text = _attr_text(value, graph, bodies)
-            parts += [f"{key}={text}"] if text is not None else []
-    parts += [f"{digests[t.op]}:{t.index}" for t in op.inputs]
-    parts += [t.dtype for t in op.outputs]
-    return _hash("\n".join(parts))
-
-
-def _attr_text(value: Any, graph: Graph, bodies: dict[str, str]) -> str | None:
-    """The value as text; None for what is a shape or depends on the process."""
-    if isinstance(value, FunctionRef):
-        if value not in bodies:
-            body = graph.functions.get(value)
-            bodies[value] = "" if body is None else fingerprint(body)
-        return bodies[value]
-    if isinstance(value, list):
-        texts = [_attr_text(v, graph, bodies) for v in value]
-        return None if any(t is None for t in texts) else f"[{', '.join(map(str, texts))}]"
-    if isinstance(value, (bool, int, float, str, bytes, DType)):
-        return repr(value)
-    return None
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 # --- checks and text -------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 
 from tests.plan.graphs import mlp
 from tfpar.constraints import batch, shard, shard_output
-from tfpar.plan import Plan, fingerprint, plan_from_constraints
+from tfpar.ir.fingerprint import fingerprint
+from tfpar.plan import Plan, plan_from_constraints
 from tfpar.spec import Mesh, PlanError, Replicate, Shard, SpecError, format_spec
 
 MESH = Mesh.of([2, 4])
@@ -199,7 +200,7 @@ def test_fingerprint_sees_attributes_and_edges():
 
 def test_fingerprint_is_the_same_in_another_process():
     code = (
-        "from tests.plan.graphs import mlp; from tfpar.plan import fingerprint;"
+        "from tests.plan.graphs import mlp; from tfpar.ir.fingerprint import fingerprint;"
         "print(fingerprint(mlp(momentum=True)))"
     )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

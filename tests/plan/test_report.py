@@ -106,6 +106,13 @@ def test_explain_unknown_variable_names_the_nearest():
         plan.explain("head/kernal")
 
 
+def test_explain_by_the_end_of_a_path():
+    plan, partitioned = planned(prefix="gpt/")
+    assert plan.explain("fc1/kernel", partitioned).startswith("Variable 'gpt/block_0/fc1/kernel'")
+    with pytest.raises(PlanError, match="several variables 'kernel'.*'gpt/block_0/fc1/kernel'"):
+        plan.explain("kernel")
+
+
 # --- coverage --------------------------------------------------------------------
 
 

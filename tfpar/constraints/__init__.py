@@ -1,0 +1,38 @@
+"""Constraints: what a user fixes of a plan; propagation decides the rest.
+
+    tap.shard("block_.*/fc1/kernel", dim=1, axis="model")
+
+A pattern is a regular expression that must match the whole path of a variable, or all of its
+end from some component on: `fc1/kernel` matches "fc1/kernel" and "gpt/block_0/fc1/kernel", but
+not "fc1/kernel_scale" nor "myfc1/kernel". (`keras.distribution.LayoutMap` of Keras 3.15 wants
+the whole path; what matches there matches here.) An exact path wins over patterns. Constraints
+on different mesh axes of one variable combine, and axes that none of them names
+replicate it. A variable that no constraint matches is left to propagation.
+"""
+
+from tfpar.constraints.activations import resolve_outputs
+from tfpar.constraints.axes import batch_axes, check_axes
+from tfpar.constraints.kinds import (
+    Constraint,
+    batch,
+    from_layout_map,
+    replicate,
+    shard,
+    shard_output,
+)
+from tfpar.constraints.variables import Resolution, resolve, resolve_variables
+
+__all__ = [
+    "Constraint",
+    "Resolution",
+    "batch",
+    "batch_axes",
+    "check_axes",
+    "from_layout_map",
+    "replicate",
+    "resolve",
+    "resolve_outputs",
+    "resolve_variables",
+    "shard",
+    "shard_output",
+]

@@ -1,0 +1,101 @@
+"""Which spec the constraints give activations: what leaves a scope of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tfpar.constraints.axes import batch_axes
+from tfpar.constraints.kinds import Constraint, ShardOutput
+from tfpar.constraints.patterns import compile_pattern, matches_nothing
+from tfpar.constraints.variables import Resolution
+from tfpar.ir.graph import Graph, Op, Tensor, is_floating
+from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
+
+_BACKWARD_SCOPE = "gradient_tape"
+_SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+_CALL_COUNT = r"(?:_\d+)?"
+"""Keras numbers a layer's name scopes by call: `block_0_ln1_1`."""
+
+
+def resolve_outputs(
+    constraints: Sequence[Constraint],
+    graph: Graph,
+    mesh: Mesh,
+    *,
+    must_match: bool = True,
+) -> dict[str, Resolution]:
+    """The spec of every tensor (by name) that some `shard_output` matches."""
+    wanted = [c for c in constraints if isinstance(c, ShardOutput)]
+    if not wanted:
+        return {}
+    axes = [mesh.axis(n) for n in batch_axes(constraints, mesh)]
+    batch_size = next((t.shape[0] for t in graph.inputs if t.shape), None)
+    chosen: dict[Tensor, dict[int, tuple[Placement, ShardOutput]]] = {}
+    for constraint in wanted:
+        tensors = _border_tensors(graph, constraint.pattern)
+        if not tensors and must_match:
+            scopes = sorted({s for op in graph.ops for s in _scopes(op)})
+            raise SpecError(matches_nothing(constraint, constraint.pattern, scopes, "scope or op"))
+        for tensor in tensors:
+            axis, placement = mesh.axis(constraint.axis), constraint.placement(tensor)
+            have = chosen.setdefault(tensor, {}).setdefault(axis, (placement, constraint))
+            if have[0] != placement:
+                raise SpecError(
+                    f"Tensor {tensor.name!r}: {have[1]} and {constraint} contradict each other "
+                    f"along mesh axis {constraint.axis!r}. Narrow one of the patterns."
+                )
+    found = {}
+    for tensor, placed in chosen.items():
+        batched = bool(batch_size) and tensor.shape and tensor.shape[0] % batch_size == 0
+        spec = tuple(
+            placed[a][0] if a in placed else Shard(0) if batched and a in axes else Replicate()
+            for a in range(mesh.num_axes)
+        )
+        found[tensor.name] = Resolution(spec, tuple(dict.fromkeys(c for _, c in placed.values())))
+    return found
+
+
+def _is_forward(op: Op) -> bool:
+    return not op.name.startswith(f"{_BACKWARD_SCOPE}/")
+
+
+def _scopes(op: Op) -> list[str]:
+    """The name scopes around a forward op, outermost first."""
+    parts = op.name.split("/")
+    if not _is_forward(op):
+        return []
+    return ["/".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _border_tensors(graph: Graph, pattern: str) -> list[Tensor]:
+    compiled = compile_pattern(pattern, _CALL_COUNT)
+    members: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        # The outermost scope that matches; those inside belong to it.
+        scope = next((s for s in _scopes(op) if compiled.fullmatch(s)), None)
+        if scope is not None:
+            members.setdefault(scope, []).append(op)
+    if not members:
+        named = (op for op in graph.ops if _is_forward(op) and compiled.fullmatch(op.name))
+        return [op.outputs[0] for op in named if op.outputs]
+    readers = graph.consumers()
+    returned = set(graph.outputs)
+    leaving = (_leaving(ops, readers, returned) for ops in members.values())
+    return [t for t in leaving if t is not None]
+
+
+def _leaving(
+    ops: Sequence[Op], readers: Mapping[Tensor, Sequence[Op]], returned: set[Tensor]
+) -> Tensor | None:
+    """The last floating tensor that forward ops outside of `ops` read: a layer's output."""
+    inside = set(ops)
+    for op in reversed(ops):
+        if not op.outputs or not op.outputs[0].shape or not is_floating(op.outputs[0].dtype):
+            continue
+        tensor = op.outputs[0]
+        if tensor in returned or any(
+            r not in inside and _is_forward(r) and r.type not in _SHAPE_READERS
+            for r in readers.get(tensor, ())
+        ):
+            return tensor
+    return None

@@ -1,0 +1,236 @@
+"""The kinds of constraints, and the functions that make them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tfpar.ir.graph import Tensor
+from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
+
+
+class Constraint:
+    """Base of all constraints; made by `shard`, `replicate`, `shard_output`, `batch`."""
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        """The mesh axes over which it lays something."""
+        return ()
+
+
+class VariableConstraint(Constraint):
+    """A constraint on every variable whose path matches `pattern`."""
+
+    pattern: str
+
+    def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+        """What it fixes of variable `name`: mesh axis index -> placement."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardVariable(VariableConstraint):
+    """See `shard`."""
+
+    pattern: str
+    dim: int
+    axis: str
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_pattern(self, self.pattern)
+        _check_dim(self, self.dim)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+        dim = _normal_dim(self, self.dim, f"variable {name!r}", shape)
+        return {mesh.axis(self.axis): Shard(dim, self.stride)}
+
+    def __str__(self) -> str:
+        stride = "" if self.stride is None else f", stride={self.stride}"
+        return f"shard({self.pattern!r}, dim={self.dim}, axis={self.axis!r}{stride})"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicateVariable(VariableConstraint):
+    """See `replicate`."""
+
+    pattern: str
+    axis: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_pattern(self, self.pattern)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return () if self.axis is None else (self.axis,)
+
+    def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+        axes = range(mesh.num_axes) if self.axis is None else (mesh.axis(self.axis),)
+        return {a: Replicate() for a in axes}
+
+    def __str__(self) -> str:
+        axis = "" if self.axis is None else f", axis={self.axis!r}"
+        return f"replicate({self.pattern!r}{axis})"
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutVariable(VariableConstraint):
+    """One entry of a layout map: a mesh axis or None for each dim; see `from_layout_map`."""
+
+    pattern: str
+    axes: tuple[str | None, ...]
+
+    def __post_init__(self) -> None:
+        _check_pattern(self, self.pattern)
+        if len(set(self.named_axes)) != len(self.named_axes):
+            raise SpecError(
+                f"{self} splits two dims over one mesh axis; an axis splits a variable once. "
+                f"Put None for one of the dims."
+            )
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return tuple(a for a in self.axes if a is not None)
+
+    def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+        if len(self.axes) > len(shape):
+            raise SpecError(
+                f"{self} lays out {len(self.axes)} dims, but variable {name!r} has shape "
+                f"{tuple(shape)}. Give one axis or None per dim, or narrow the pattern."
+            )
+        found: dict[int, Placement] = {a: Replicate() for a in range(mesh.num_axes)}
+        for dim, axis in enumerate(self.axes):
+            if axis is not None:
+                found[mesh.axis(axis)] = Shard(dim)
+        return found
+
+    def __str__(self) -> str:
+        return f"layout {self.pattern!r}: {self.axes}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardOutput(Constraint):
+    """See `shard_output`."""
+
+    pattern: str
+    dim: int | None
+    axis: str
+
+    def __post_init__(self) -> None:
+        _check_pattern(self, self.pattern)
+        if self.dim is not None:
+            _check_dim(self, self.dim)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def placement(self, tensor: Tensor) -> Placement:
+        if self.dim is None:
+            return Replicate()
+        return Shard(_normal_dim(self, self.dim, f"tensor {tensor.name!r}", tensor.shape))
+
+    def __str__(self) -> str:
+        return f"shard_output({self.pattern!r}, dim={self.dim}, axis={self.axis!r})"
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitBatch(Constraint):
+    """See `batch`."""
+
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"batch({', '.join(map(repr, self.axes))})"
+
+
+def shard(pattern: str, dim: int, axis: str, stride: int | None = None) -> Constraint:
+    """Split dimension `dim` of the variables that match over mesh axis `axis`.
+
+    Args:
+        pattern: regular expression for variable paths (or their ends), e.g.
+            `"block_.*/fc1/kernel"`; see the module's docstring.
+        dim: negative counts from the end. A size that does not divide is padded.
+        stride: entries between the starts of neighbouring groups of blocks (Rhino §4.1): with
+            a stride, every run of `stride` entries is split. None gives contiguous blocks.
+    """
+    return ShardVariable(pattern, dim, axis, stride)
+
+
+def replicate(pattern: str, axis: str | None = None) -> Constraint:
+    """Keep the variables that match whole along mesh axis `axis`, or along every axis."""
+    return ReplicateVariable(pattern, axis)
+
+
+def shard_output(pattern: str, dim: int | None, axis: str) -> Constraint:
+    """Split dimension `dim` of an activation over mesh axis `axis`.
+
+    Args:
+        pattern: for the name, or its end, of a scope of forward ops (a layer: `"block_0/mlp"`,
+            with or without the number of the call). What leaves the outermost scopes that
+            match is split; where no scope matches, the first output of the ops that do.
+        dim: negative counts from the end; None keeps the activation whole along `axis`.
+
+    The batch stays split along the batch axes.
+    """
+    return ShardOutput(pattern, dim, axis)
+
+
+def batch(*axes: str) -> Constraint:
+    """Split the batch over exactly these mesh axes; none at all for `batch()`."""
+    return SplitBatch(axes)
+
+
+def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
+    """Constraints from a `keras.distribution.LayoutMap`, or any mapping like one.
+
+        from_layout_map({".*/fc1/kernel": (None, "model"), ".*/fc1/bias": ("model",)})
+
+    Each value gives a mesh axis name or None per dim. As in Keras, axes that an entry does not
+    name replicate the variable. Entries that match nothing are warned of, not
+    refused: published maps name layers that a model may lack.
+    """
+    constraints = []
+    for pattern in mapping:
+        layout = mapping[pattern]
+        axes = getattr(layout, "axes", layout)
+        if isinstance(axes, str) or not isinstance(axes, Iterable):
+            raise SpecError(
+                f"Layout of {pattern!r} is {layout!r}; expected a mesh axis name or None per dim, "
+                f"e.g. (None, 'model')."
+            )
+        constraints.append(LayoutVariable(pattern, tuple(axes)))
+    return tuple(constraints)
+
+
+def _check_pattern(constraint: Any, pattern: Any) -> None:
+    if not isinstance(pattern, str) or not pattern:
+        raise SpecError(f"A pattern is a regular expression (a string); got {pattern!r}.")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise SpecError(
+            f"{constraint}: the pattern is not a regular expression: {error}."
+        ) from None
+
+
+def _check_dim(constraint: Any, dim: Any) -> None:
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise SpecError(f"{constraint}: dim is an integer; got {dim!r}.")
+
+
+def _normal_dim(constraint: Constraint, dim: int, what: str, shape: Sequence[int]) -> int:
+    if shape is None or not -len(shape) <= dim < len(shape):
+        rank = 0 if shape is None else len(shape)
+        allowed = f"dim is one of {-rank}..{rank - 1}" if rank else "it has no dims to split"
+        raise SpecError(
+            f"{constraint} matches {what} of shape {shape if shape is None else tuple(shape)}, "
+            f"where {allowed}. Change dim, or narrow the pattern."
+        )
+    return dim % len(shape)

@@ -1,0 +1,37 @@
+"""Patterns for names: what they match, and what to say where they match nothing."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from tfpar.constraints.kinds import Constraint
+
+
+def compile_pattern(pattern: str, suffix: str = "") -> re.Pattern[str]:
+    """`pattern` for a whole path, or for its end from some component on."""
+    return re.compile(rf"(?:.*/)?(?:{pattern}){suffix}")
+
+
+def matches_nothing(constraint: Constraint, pattern: str, names: Sequence[str], what: str) -> str:
+    inside = [n for n in names if re.search(pattern, n)]
+    if inside:
+        wider = [f".*{pattern}", f"{pattern}.*", f".*{pattern}.*"]
+        wider = [w for w in wider if any(compile_pattern(w).fullmatch(n) for n in inside)] or wider
+        return (
+            f"{constraint} matches no {what}: a pattern must match a name from some '/' to its "
+            f"end. It is found inside {some(inside)}; write {wider[0]!r}."
+        )
+    plain = re.sub(r"\\.|[\^$.*+?()\[\]{}|]+", "", pattern)
+    depth = plain.count("/") + 1
+    ends = {"/".join(n.split("/")[-depth:]): n for n in reversed(names)}
+    near = [ends[e] for e in difflib.get_close_matches(plain, ends, n=3, cutoff=0.3)]
+    if near:
+        return f"{constraint} matches no {what}. The nearest names: {some(near)}."
+    return f"{constraint} matches no {what}. There are {len(names)}: {some(names)}."
+
+
+def some(names: Sequence[str], limit: int = 3) -> str:
+    shown = ", ".join(map(repr, names[:limit]))
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
