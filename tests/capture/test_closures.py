@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import tfpar as tap
 from tests.equivalence import assert_equivalent
-from tfpar.spec import CaptureError
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 6)).astype("float32")
@@ -29,7 +28,7 @@ def test_layers_may_hold_plain_tensors(size):
     assert_equivalent(build, (x, x[:, :3]), tap.split([2]), batch_size=4)
 
 
-def test_a_lookup_table_is_refused_by_name():
+def test_a_lookup_table_that_never_changes_is_read_by_every_rank():
     with tap.auto_parallel([2]):
         table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
 
@@ -37,8 +36,7 @@ def test_a_lookup_table_is_refused_by_name():
         def step(x):
             return table.lookup(x)
 
-    with pytest.raises(CaptureError, match="StaticHashTable"):
-        step(tf.constant([1, 1, 2, 1]))
+    np.testing.assert_array_equal(step(tf.constant([1, 1, 3, 1])), [2, 2, 0, 2])
 
 
 def test_an_initializer_may_hold_a_tensor():
