@@ -16,7 +16,7 @@ import tensorflow as tf
 import tfpar.rules  # noqa: F401 - registers the rules
 from tfpar.capture.convert import convert_func_graph
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.packing import pack_all_reduces
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
@@ -67,62 +67,86 @@ def trace(function, args):
     return tf.function(named, autograph=False).get_concrete_function(*signature)
 
 
+@dataclasses.dataclass
+class Traced:
+    """A function traced for its arguments, and what it gives when run plainly."""
+
+    args: list[np.ndarray]
+    prepared: PreparedGraph
+    expected: list[np.ndarray]
+
+    @classmethod
+    def of(cls, function, args) -> Traced:
+        args = [np.asarray(a) for a in args]
+        concrete = trace(function, args)
+        outputs = tf.nest.flatten(concrete(*map(tf.constant, args)))
+        prepared = prepare(convert_func_graph(concrete.graph))
+        return cls(args, prepared, [t.numpy() for t in outputs])
+
+    def run(self, specs, mesh: Mesh) -> Run:
+        """Run with the arguments laid out as `specs` on `mesh`."""
+        whole = replicated(mesh.num_axes)
+        anchors = Anchors(
+            inputs=[whole] * len(self.args),
+            tensors={f"arg{i}:0": spec for i, spec in enumerate(specs)},
+            outputs=[whole] * len(self.prepared.graph.outputs),
+        )
+        partitioned = propagate(self.prepared, mesh, anchors)
+        record(partitioned)
+        local = build_local_program(partitioned)
+        emitted = [
+            (op.type, sum(max(i.num_bytes, o.num_bytes) for i, o in ends(op)))
+            for op in local.graph.ops
+            if op.type in COLLECTIVE_TYPES
+        ]
+        predicted = [(OP_TYPES[kind], size) for kind, _, size in partitioned.collectives()]
+        assert sorted(emitted) == sorted(predicted), "predicted collectives are not those emitted"
+        pack_all_reduces(local.graph)
+        program = InProcessProgram(local, devices(mesh))
+        outputs = [o.numpy() for o in program([tf.constant(a) for a in self.args], [])]
+        return Run(outputs, self.expected, partitioned, program)
+
+    def check(self, specs, mesh: Mesh, rtol=2e-5, atol=2e-5) -> Run:
+        """`run`, and assert equality (exact for integers and booleans)."""
+        result = self.run(specs, mesh)
+        label = f"{mesh} " + " | ".join(format_spec(s) for s in specs)
+        assert len(result.outputs) == len(result.expected)
+        for i, (got, want) in enumerate(zip(result.outputs, result.expected, strict=True)):
+            assert got.shape == want.shape, f"output {i}: {got.shape} != {want.shape} for {label}"
+            if want.dtype.kind in "fc" or want.dtype.kind == "V":
+                np.testing.assert_allclose(
+                    got.astype("complex128" if want.dtype.kind == "c" else "float64"),
+                    want.astype("complex128" if want.dtype.kind == "c" else "float64"),
+                    rtol=rtol, atol=atol, err_msg=f"output {i} for {label}",
+                )  # fmt: skip
+            else:
+                np.testing.assert_array_equal(got, want, err_msg=f"output {i} for {label}")
+        return result
+
+
+OP_TYPES = {
+    "all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter",
+    "all_to_all": "AllToAll", "broadcast": "Broadcast",
+}  # fmt: skip
+
+
+def ends(op):
+    """(input, output) of each tensor that a collective moves."""
+    return zip(op.inputs, op.outputs, strict=True)
+
+
 def run(function, args, specs, mesh: Mesh) -> Run:
     """Run `function` on `args` laid out as `specs` on `mesh`, and plainly.
 
     Args:
         specs: one spec per argument (Shard, Replicate or Partial placements).
     """
-    args = [np.asarray(a) for a in args]
-    concrete = trace(function, args)
-    graph = convert_func_graph(concrete.graph)
-    prepared = prepare(graph)
-    whole = replicated(mesh.num_axes)
-    anchors = Anchors(
-        inputs=[whole] * len(args),
-        tensors={f"arg{i}:0": spec for i, spec in enumerate(specs)},
-        outputs=[whole] * len(graph.outputs),
-    )
-    partitioned = propagate(prepared, mesh, anchors)
-    record(partitioned)
-    local = build_local_program(partitioned)
-    emitted = [
-        (
-            op.type,
-            sum(max(i.num_bytes, o.num_bytes) for i, o in zip(op.inputs, op.outputs, strict=True)),
-        )
-        for op in local.graph.ops
-        if op.type in COLLECTIVE_TYPES
-    ]
-    predicted = [
-        ({"all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter",
-          "all_to_all": "AllToAll", "broadcast": "Broadcast"}[kind], size)
-        for kind, _, size in partitioned.collectives()
-    ]  # fmt: skip
-    assert sorted(emitted) == sorted(predicted), "predicted collectives are not those emitted"
-    pack_all_reduces(local.graph)
-    program = InProcessProgram(local, devices(mesh))
-    outputs = [o.numpy() for o in program([tf.constant(a) for a in args], [])]
-    expected = [t.numpy() for t in tf.nest.flatten(concrete(*map(tf.constant, args)))]
-    return Run(outputs, expected, partitioned, program)
+    return Traced.of(function, args).run(specs, mesh)
 
 
 def check(function, args, specs, mesh: Mesh, rtol=2e-5, atol=2e-5) -> Run:
     """`run`, and assert equality (exact for integers and booleans)."""
-    result = run(function, args, specs, mesh)
-    label = f"{mesh} " + " | ".join(format_spec(s) for s in specs)
-    assert len(result.outputs) == len(result.expected)
-    for i, (got, want) in enumerate(zip(result.outputs, result.expected, strict=True)):
-        assert got.shape == want.shape, f"output {i}: {got.shape} != {want.shape} for {label}"
-        if want.dtype.kind in "fc" or want.dtype.kind == "V":
-            np.testing.assert_allclose(
-                got.astype("complex128" if want.dtype.kind == "c" else "float64"),
-                want.astype("complex128" if want.dtype.kind == "c" else "float64"),
-                rtol=rtol, atol=atol, err_msg=f"output {i} for {label}",
-            )  # fmt: skip
-        else:
-            np.testing.assert_array_equal(got, want, err_msg=f"output {i} for {label}")
-    return result
+    return Traced.of(function, args).check(specs, mesh, rtol, atol)
 
 
 MESHES = (Mesh.of([2]), Mesh.of([3]), Mesh.of([2, 2]))
@@ -145,7 +169,8 @@ def sweep(function, args, *, trials=8, seed=0, meshes=MESHES, partial=True, rtol
     The first layouts are systematic: each single dim of each argument alone. Returns the runs.
     """
     rng = random.Random(seed)
-    args = [np.asarray(a) for a in args]
+    traced = Traced.of(function, args)
+    args = traced.args
     runs = []
     for mesh in meshes:
         whole = replicated(mesh.num_axes)
@@ -159,7 +184,7 @@ def sweep(function, args, *, trials=8, seed=0, meshes=MESHES, partial=True, rtol
         layouts = layouts[: 2 * trials]
         layouts += [[random_spec(rng, a, mesh, partial) for a in args] for _ in range(trials)]
         for specs in layouts:
-            runs.append(check(function, args, specs, mesh, rtol, atol))
+            runs.append(traced.check(specs, mesh, rtol, atol))
     return runs
 
 
