@@ -29,7 +29,7 @@ SPLIT_TYPES: set[str] = set()
 
 
 def record(partitioned: PartitionedGraph) -> None:
-    """Note what ran, for `test_soundness_zz_registry`."""
+    """Note what ran, for `test_zz_registry`."""
     for op, decision in partitioned.decisions.items():
         SEEN_TYPES.add(op.type)
         if any(factor >= 0 for factor, _ in decision.choice.splits):

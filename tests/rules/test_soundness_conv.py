@@ -166,3 +166,39 @@ def test_pooling_with_windows_as_operands_or_indices():
     runs = sweep(function, [f(5, 4, 4, 3)], trials=4)
     for op_type in ("MaxPoolV2", "MaxPoolGradWithArgmax"):
         assert was_split(runs, op_type, "b")
+
+
+def test_second_order_of_pooling():
+    """Called by hand: no gradient of TensorFlow's makes all of them."""
+    raw = tf.raw_ops
+
+    def flat(x, g):
+        window = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
+        y = raw.MaxPool(input=x, **window)
+        small = raw.AvgPool(value=g, **window)
+        return [
+            raw.MaxPoolGradV2(orig_input=x, orig_output=y, grad=small, **window),
+            raw.MaxPoolGradGradV2(orig_input=x, orig_output=y, grad=g, **window),
+        ]
+
+    runs = sweep(flat, [f(5, 4, 4, 3), f(5, 4, 4, 3)], trials=3)
+    for op_type in ("MaxPoolGradV2", "MaxPoolGradGradV2"):
+        assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c"), op_type
+
+    def deep(x, g):
+        window = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "SAME"}
+        y = raw.MaxPool3D(input=x, **window)
+        return raw.MaxPool3DGradGrad(orig_input=x, orig_output=y, grad=g, **window)
+
+    runs = sweep(deep, [f(3, 2, 4, 2, 5), f(3, 2, 4, 2, 5)], trials=3)
+    assert was_split(runs, "MaxPool3DGradGrad", "b") and was_split(runs, "MaxPool3DGradGrad", "c")
+
+
+def test_patches_of_volumes():
+    runs = sweep(
+        lambda x: tf.raw_ops.ExtractVolumePatches(
+            input=x, ksizes=[1, 2, 1, 2, 1], strides=[1, 1, 1, 2, 1], padding="VALID"
+        ),
+        [f(3, 3, 2, 4, 5)], trials=3,
+    )  # fmt: skip
+    assert all(was_split(runs, "ExtractVolumePatches", k) for k in "bc")

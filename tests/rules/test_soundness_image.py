@@ -39,11 +39,13 @@ def test_projective_transform(count):
     runs = sweep(
         lambda x, t: tf.raw_ops.ImageProjectiveTransformV3(
             images=x, transforms=t, output_shape=[4, 3], fill_value=0.5, interpolation="BILINEAR"
+        ) + tf.raw_ops.ImageProjectiveTransformV2(
+            images=x, transforms=t, output_shape=[4, 3], interpolation="NEAREST"
         ),
         [f(5, 4, 4, 3), moves], trials=3,
     )  # fmt: skip
-    op_type = "ImageProjectiveTransformV3"
-    assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
+    for op_type in ("ImageProjectiveTransformV2", "ImageProjectiveTransformV3"):
+        assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
 
 def test_colors():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.partitioned import sweep, was_split
+from tests.partitioned import MESHES, sweep, was_split
 
 rng = np.random.default_rng(0)
 
@@ -43,6 +43,35 @@ def test_batch_norm_in_inference():
     runs = sweep(batch_norm(False), args, trials=4, atol=2e-4, rtol=1e-4)
     for op_type in ("FusedBatchNormV3", "FusedBatchNormGradV3"):
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
+
+
+@pytest.mark.parametrize("version", ["", "V2"])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_older_batch_norms(version, is_training):
+    """What TensorFlow itself makes no more, but older saved models hold."""
+
+    def function(x, scale, offset, mean, variance, dy):
+        call = getattr(tf.raw_ops, f"FusedBatchNorm{version}")
+        own = [[], []] if is_training else [mean, variance]
+        y, new_mean, new_variance, first, second = call(
+            x=x, scale=scale, offset=offset, mean=own[0], variance=own[1], epsilon=1e-3,
+            is_training=is_training,
+        )  # fmt: skip
+        gradient = getattr(tf.raw_ops, f"FusedBatchNormGrad{version}")
+        kept = (first, second) if is_training else (mean, variance)
+        return [
+            y, new_mean, new_variance,
+            *gradient(
+                y_backprop=dy, x=x, scale=scale, reserve_space_1=kept[0], reserve_space_2=kept[1],
+                epsilon=1e-3, is_training=is_training,
+            )[:3],
+        ]  # fmt: skip
+
+    args = [3 + f(5, 3, 2, 4), f(4), f(4), f(4), 1 + np.abs(f(4)), f(5, 3, 2, 4)]
+    runs = sweep(function, args, trials=3, meshes=MESHES[1:], atol=2e-4, rtol=1e-4)
+    for op_type in ("FusedBatchNorm", "FusedBatchNormGrad"):
+        name = op_type + version
+        assert was_split(runs, name, "b") and was_split(runs, name, "c"), name
 
 
 def test_batch_norm_of_halves():

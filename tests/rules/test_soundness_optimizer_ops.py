@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfpar.rules  # noqa: F401 - registers the rules
-from tests.partitioned import MESHES, devices
+from tests.partitioned import MESHES, devices, record
 from tfpar.capture.convert import convert_func_graph
 from tfpar.ir.graph import Variable
 from tfpar.propagation.engine import Anchors, propagate
@@ -13,7 +13,7 @@ from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rules.optimizer_ops import _OPERANDS, _SPARSE_OPERANDS
 from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.spec import Replicate, Shard, assemble, replicated, take_local
+from tfpar.spec import Replicate, Shard, assemble, format_spec, replicated, take_local
 
 rng = np.random.default_rng(0)
 SHAPE = (5, 6)
@@ -33,7 +33,7 @@ def operands(op_type):
     return [(n, "v" if k == "t" and n in slots else k) for n, k in zip(names, kinds, strict=True)]
 
 
-def update(op_type, placement, mesh):
+def update(op_type, spec, mesh):
     """Values of the variables after the update, partitioned and plain."""
     made = {
         "v": lambda: 1 + f(*SHAPE), "t": lambda: f(*SHAPE), "r": lambda: f(3, *SHAPE[1:]),
@@ -63,12 +63,13 @@ def update(op_type, placement, mesh):
     graph.inputs = [t for t in graph.inputs if t.dtype != "resource"]
     for i, handle in enumerate(handles):
         graph.variables.append(Variable(f"v{i}", SHAPE, "float32", False, handle))
-    spec = (placement, *replicated(mesh.num_axes)[1:])
     anchors = Anchors(
         variables={f"v{i}": spec for i in range(len(handles))},
         inputs=[replicated(mesh.num_axes)] * len(fed),
     )
-    program = build_local_program(propagate(prepare(graph), mesh, anchors))
+    partitioned = propagate(prepare(graph), mesh, anchors)
+    record(partitioned)
+    program = build_local_program(partitioned)
     captured = [next(v for v in whole if v.handle is h) for h, _ in concrete.graph.captures]
     places = [mesh.coordinates(r) for r in range(mesh.size)]
     shards = [
@@ -83,16 +84,23 @@ def update(op_type, placement, mesh):
 
 @pytest.mark.parametrize("op_type", sorted(_OPERANDS))
 def test_update_of_sharded_variables(op_type):
-    for mesh, dim in ((MESHES[0], 0), (MESHES[1], 1), (MESHES[2], 1)):
-        got, want, start = update(op_type, Shard(dim), mesh)
+    for mesh, spec in (
+        (MESHES[0], (Shard(0),)), (MESHES[1], (Shard(1),)), (MESHES[2], (Shard(1), Replicate())),
+        (MESHES[2], (Shard(1), Shard(0))),
+    ):  # fmt: skip
+        got, want, start = update(op_type, spec, mesh)
         for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=format_spec(spec))
         assert any(np.abs(a - b).max() > 1e-4 for a, b in zip(want, start, strict=True))
 
 
 @pytest.mark.parametrize("op_type", sorted(_SPARSE_OPERANDS))
-def test_sparse_update_keeps_rows_whole(op_type):
-    for placement in (Shard(1), Replicate()):
-        got, want, _ = update(op_type, placement, MESHES[1])
+def test_sparse_update_of_sharded_variables(op_type):
+    for mesh, spec in (
+        (MESHES[1], (Shard(0),)), (MESHES[1], (Shard(1),)), (MESHES[1], (Replicate(),)),
+        (MESHES[2], (Shard(0), Shard(1))), (MESHES[2], (Shard(0), Shard(0))),
+    ):  # fmt: skip
+        got, want, start = update(op_type, spec, mesh)
         for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=format_spec(spec))
+        assert any(np.abs(a - b).max() > 1e-4 for a, b in zip(want, start, strict=True))

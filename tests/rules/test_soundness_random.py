@@ -82,6 +82,35 @@ def test_dropout_masks_are_drawn_where_they_are_used():
     assert was_split(runs, "GreaterEqual", "_2")
 
 
+def test_draws_of_older_kinds():
+    def function(x, seed):
+        raw, shape = tf.raw_ops, x.shape
+        draws = [
+            raw.StatelessRandomUniform(shape=shape, seed=seed),
+            raw.StatelessRandomNormal(shape=shape, seed=seed),
+            raw.StatelessTruncatedNormal(shape=shape, seed=seed),
+            raw.StatelessRandomUniformInt(shape=shape, seed=seed, minval=-3, maxval=9),
+            raw.StatelessRandomUniformFullInt(shape=shape, seed=seed, dtype=tf.int32) % 7,
+        ]
+        key, counter, algorithm = raw.StatelessRandomGetKeyCounterAlg(seed=seed)
+        for alg in (algorithm, raw.StatelessRandomGetAlg()):
+            draws.append(
+                raw.StatelessRandomUniformV2(shape=shape, key=key, counter=counter, alg=alg)
+            )
+        return [x * tf.cast(d, x.dtype) for d in draws]
+
+    sweep(function, [f(5, 3), np.array([3, 7])], trials=2)
+
+
+def test_gradient_of_gamma_draws():
+    def function(alpha, sample):
+        return tf.raw_ops.RandomGammaGrad(alpha=alpha, sample=sample)
+
+    args = [1 + np.abs(f(5, 1)), 0.5 + np.abs(f(3, 5, 4))]
+    runs = sweep(function, args, trials=2, rtol=1e-4)
+    assert all(was_split(runs, "RandomGammaGrad", k) for k in ("_0", "_1", "_2"))
+
+
 def test_a_draw_that_nothing_sharded_reads_stays_whole():
     def function(x, seed):
         noise = tf.random.stateless_normal([4, 4], seed)
@@ -145,8 +174,9 @@ def test_python_functions_run_once():
         return x * y
 
     result = run(function, [np.ones(4, "float32")], [(Shard(0),)], MESHES[0])
-    assert len(calls) == 2  # once for all ranks, once in the plain run
-    np.testing.assert_allclose(result.outputs[0], 4.0 * np.ones(4))
+    assert len(calls) == 2  # once in the plain run, which comes first, and once for all ranks
+    np.testing.assert_allclose(result.expected[0], 4.0 * np.ones(4))
+    np.testing.assert_allclose(result.outputs[0], 8.0 * np.ones(4))
 
 
 def test_draws_in_a_loop_agree():

@@ -117,6 +117,18 @@ def test_assignment_to_a_slice_of_a_variable():
     assert splits(programs, "ResourceStridedSliceAssign") == {"d2"}
 
 
+def test_assignment_to_a_variable():
+    def function(v, u):
+        v.assign_add(u)
+        v.assign_sub(tf.reduce_mean(v, 0) * u)
+        v.assign(tf.tanh(v) + u @ tf.ones([3, 3]))
+        return tf.reduce_sum(v)
+
+    programs = compare(function, f(7, 3), [f(7, 3)])
+    for op_type in ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"):
+        assert splits(programs, op_type) == {"_0", "_1"}, op_type
+
+
 def test_initialisation_is_known_everywhere():
     programs = compare(lambda v: tf.raw_ops.VarIsInitializedOp(resource=v.handle), f(7, 3), [])
     assert len(programs) > 0

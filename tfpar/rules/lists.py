@@ -124,14 +124,9 @@ def _length(op: Op, constants: Constants) -> OpRule | None:
 
 @rule("TensorListElementShape")
 def _element_shape(op: Op, constants: Constants) -> OpRule | None:
+    """What a list of lists says, copied: that an element is a scalar. Others are folded."""
     element = _element(op.inputs[0])
-    return _rule(op, ". E -> .", element, reduce=_about(element), lower=_lower_element_shape)
-
-
-def _lower_element_shape(local: LocalOp) -> Sequence[Tensor]:
-    """The global shape: who builds something from it localises it there."""
-    shape = np.array(_element(local.op.inputs[0]))
-    return [local.build.const(shape, local.op.outputs[0].dtype)]
+    return _rule(op, ". E -> .", element, reduce=_about(element))
 
 
 @rule("TensorListConcatV2")

@@ -29,20 +29,17 @@ def _on_matrices(op: Op, notation: str, **fields) -> OpRule:
     return make_rule(op, notation, lower=_lower_on_identity, any_pattern=True, **fields)
 
 
-@rule(
-    "Cholesky", "MatrixInverse", "MatrixExponential", "MatrixLogarithm", "MatrixSquareRoot",
-    "BatchCholesky", "BatchMatrixInverse",
-)  # fmt: skip
+@rule("Cholesky", "MatrixInverse", "MatrixLogarithm", "MatrixSquareRoot")
 def _square(op: Op, constants: Constants) -> OpRule:
     return _on_matrices(op, f"{_MATRIX} -> {_MATRIX}")
 
 
-@rule("CholeskyGrad", "BatchCholeskyGrad")
+@rule("CholeskyGrad")
 def _cholesky_grad(op: Op, constants: Constants) -> OpRule:
     return _on_matrices(op, f"{_MATRIX}, {_MATRIX} -> {_MATRIX}", linear=((1,),))
 
 
-@rule("MatrixDeterminant", "BatchMatrixDeterminant")
+@rule("MatrixDeterminant")
 def _determinant(op: Op, constants: Constants) -> OpRule:
     return _on_matrices(op, f"{_MATRIX} -> ...")
 
@@ -52,7 +49,7 @@ def _log_determinant(op: Op, constants: Constants) -> OpRule:
     return _on_matrices(op, f"{_MATRIX} -> ..., ...")
 
 
-@rule("MatrixSolve", "MatrixTriangularSolve", "BatchMatrixSolve", "BandedTriangularSolve")
+@rule("MatrixSolve", "MatrixTriangularSolve")
 def _solve(op: Op, constants: Constants) -> OpRule:
     return _on_matrices(op, f"{_MATRIX}, ... . k -> ... . k", linear=((1,),))
 
@@ -66,20 +63,30 @@ def _solve_least_squares(op: Op, constants: Constants) -> OpRule:
 def _tridiagonal_solve(op: Op, constants: Constants) -> OpRule | None:
     if len(op.inputs[0].shape) != len(op.inputs[1].shape):
         return None
+    return _on_diagonals(op, main=1)
+
+
+@rule("BandedTriangularSolve")
+def _banded_solve(op: Op, constants: Constants) -> OpRule:
+    return _on_diagonals(op, main=0 if op.attrs.get("lower", True) else -1)
+
+
+def _on_diagonals(op: Op, main: int) -> OpRule:
+    """A solve whose matrix comes as rows of diagonals; `main` is the row of the main one."""
+
+    def lower(local: LocalOp) -> list[Tensor]:
+        """The diagonals of padding are those of the identity: others may be refused."""
+        inputs = list(local.inputs)
+        shape = local.op.inputs[0].shape
+        identity = np.zeros(shape[-2:])
+        identity[main] = 1.0
+        for dim in range(len(shape) - 2):
+            inputs[0] = local.mask_padding(inputs[0], 0, dim, identity)
+        return local.copy(inputs).outputs
+
     return make_rule(
-        op, f"{_MATRIX}, ... . k -> ... . k", linear=((1,),), lower=_lower_tridiagonal,
-        any_pattern=True,
-    )  # fmt: skip
-
-
-def _lower_tridiagonal(local: LocalOp) -> list[Tensor]:
-    """The three diagonals of padding are those of the identity."""
-    inputs = list(local.inputs)
-    shape = local.op.inputs[0].shape
-    for dim in range(len(shape) - 2):
-        identity = np.array([[0.0], [1.0], [0.0]]) * np.ones(shape[-1])
-        inputs[0] = local.mask_padding(inputs[0], 0, dim, identity)
-    return local.copy(inputs).outputs
+        op, f"{_MATRIX}, ... . k -> ... . k", linear=((1,),), lower=lower, any_pattern=True
+    )
 
 
 @rule("TridiagonalMatMul")
@@ -105,24 +112,13 @@ def _cross(op: Op, constants: Constants) -> OpRule:
 
 
 _FOURIER_DIMS = {
-    "FFT": 1, "IFFT": 1, "RFFT": 1, "IRFFT": 1, "BatchFFT": 1, "BatchIFFT": 1,
-    "FFT2D": 2, "IFFT2D": 2, "RFFT2D": 2, "IRFFT2D": 2, "BatchFFT2D": 2, "BatchIFFT2D": 2,
-    "FFT3D": 3, "IFFT3D": 3, "RFFT3D": 3, "IRFFT3D": 3, "BatchFFT3D": 3, "BatchIFFT3D": 3,
+    "FFT": 1, "IFFT": 1, "RFFT": 1, "IRFFT": 1,
+    "FFT2D": 2, "IFFT2D": 2, "RFFT2D": 2, "IRFFT2D": 2,
+    "FFT3D": 3, "IFFT3D": 3, "RFFT3D": 3, "IRFFT3D": 3,
 }  # fmt: skip
 
 
 @rule(*_FOURIER_DIMS)
 def _fourier(op: Op, constants: Constants) -> OpRule:
     dims = "... " + ". " * _FOURIER_DIMS[op.type]
-    return make_rule(op, f"{dims} -> {dims}", linear=((0,),))
-
-
-@rule("FFTND", "IFFTND", "RFFTND", "IRFFTND")
-def _fourier_nd(op: Op, constants: Constants) -> OpRule | None:
-    axes = constants.value(op.inputs[2])
-    if axes is None:
-        return None
-    rank = len(op.inputs[0].shape)
-    transformed = {int(a) % rank for a in axes}
-    dims = " ".join("." if d in transformed else f"d{d}" for d in range(rank))
     return make_rule(op, f"{dims} -> {dims}", linear=((0,),))

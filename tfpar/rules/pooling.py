@@ -58,7 +58,7 @@ def _with_argmax(op: Op, constants: Constants) -> OpRule | None:
     return make_rule(op, "b . . . -> b . . ., b . . .") if _indices_stay(op) else None
 
 
-@rule("MaxPoolGradWithArgmax", "MaxPoolGradGradWithArgmax")
+@rule("MaxPoolGradWithArgmax")
 def _grad_with_argmax(op: Op, constants: Constants) -> OpRule | None:
     if not _indices_stay(op):
         return None

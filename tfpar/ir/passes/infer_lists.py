@@ -15,6 +15,8 @@ _NEW_TYPES = ("TensorListReserve", "EmptyTensorList")
 # Which input an op puts into the list that is its first; which output it takes from it.
 _PUTS = {"TensorListSetItem": 2, "TensorListPushBack": 1}
 _TAKES = {"TensorListGetItem": 0, "TensorListPopBack": 1, "OptionalGetValue": 0}
+# Ops whose list is not as long as the one that they take.
+_RESIZES = frozenset({"TensorListResize", "TensorListConcatLists"})
 
 _MAX_ROUNDS = 8
 
@@ -94,7 +96,8 @@ def _complete(op: Op) -> bool:
         if _TAKES.get(op.type) == position:
             changed |= _set(tensor, (None, *held.shape[2:]))
         else:
-            changed |= _set(tensor, held.shape)
+            length = None if op.type in _RESIZES else held.shape[0]
+            changed |= _set(tensor, (length, *held.shape[1:]))
     return changed
 
 
