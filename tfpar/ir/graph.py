@@ -20,6 +20,11 @@ Shape = tuple[Any, ...] | Any
 `Any` for the type checker: rules and everything after them see static shapes only.
 """
 
+VARIABLE_READS = frozenset(
+    {"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"}
+)
+"""Op types that read a variable and leave it as it is."""
+
 
 class DType(str):
     """An attribute value that names a dtype (`DType("float32")`)."""

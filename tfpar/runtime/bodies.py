@@ -53,15 +53,15 @@ class BodyWriter:
             self._made[key] = self._write(name, rank, device)
         return self._made[key]
 
+    def differ(self, op: Op) -> bool:
+        """Whether ranks differ in the bodies that `op` names."""
+        return any(self._differs(ref) for ref in _names(op) if ref in self._functions)
+
     @functools.cache  # noqa: B019 - lives as long as linking takes
     def _differs(self, name: str) -> bool:
         """Whether ranks differ in the body `name`."""
         body = self._functions[name]
-        return any(
-            op.type == "RankConst"
-            or any(self._differs(ref) for ref in _names(op) if ref in self._functions)
-            for op in body.ops
-        )
+        return any(op.type == "RankConst" or self.differ(op) for op in body.ops)
 
     def _write(self, name: str, rank: int, device: str) -> RegisteredFunction:
         body = self._functions[name]

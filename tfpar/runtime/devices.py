@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+
+from tfpar.spec import Mesh, Shard, Spec
 
 logger = logging.getLogger("tfpar")
 
@@ -35,6 +38,25 @@ def rank_devices(num_ranks: int) -> list[str]:
             num_ranks, len(cpus),
         )  # fmt: skip
     return [_full_name(cpus[r % len(cpus)]) for r in range(num_ranks)]
+
+
+def memory_of(device: str) -> str:
+    """The memory in which `device` computes: that of the host for every CPU device."""
+    return "host" if "/device:CPU:" in device else device
+
+
+def holders(spec: Spec, mesh: Mesh, devices: Sequence[str]) -> tuple[int, ...]:
+    """For each rank, the rank whose shard of a variable laid as `spec` it uses.
+
+    Ranks in one memory whose shards are the same hold them once, with the first of them.
+    """
+    split = [a for a, placement in enumerate(spec) if isinstance(placement, Shard)]
+    first: dict[tuple, int] = {}
+    found = []
+    for rank, device in enumerate(devices):
+        at = mesh.coordinates(rank)
+        found.append(first.setdefault((memory_of(device), *(at[a] for a in split)), rank))
+    return tuple(found)
 
 
 def _full_name(device: str) -> str:

@@ -43,8 +43,8 @@ class Executable:
         self.devices = list(devices)
         local = build_local_program(partitioned)
         pack_all_reduces(local.graph, bucket_bytes)
-        self._place_variables()
         self.program = InProcessProgram(local, devices)
+        self._place_variables()
         self._handles: list[list[tf.Tensor]] = []
         self._shards: list[Any] = []
         self._checked = False
@@ -66,8 +66,9 @@ class Executable:
         return [self.partitioned.variable_specs[v] for v in self.partitioned.graph.variables]
 
     def _place_variables(self) -> None:
-        for variable, spec in zip(self.captured.variables, self._specs(), strict=True):
-            variable.shard(self.mesh, spec, self.devices)
+        placed = zip(self.captured.variables, self._specs(), self.program.holders, strict=True)
+        for variable, spec, holders in placed:
+            variable.shard(self.mesh, spec, self.devices, holders)
 
     def _refresh_handles(self) -> None:
         """Variables may have been gathered or laid otherwise since the last call."""
@@ -130,11 +131,12 @@ def check_placement(
                 f"Variable {variable.name!r} is laid as {variable.layout}, not as the plan's "
                 f"{format_spec(spec)} on {mesh}."
             )
-        for rank, (shard, device) in enumerate(zip(variable.shards, devices, strict=True)):
+        for rank, shard in enumerate(variable.shards):
+            device = devices[variable.holders[rank]]
             if not shard.device.endswith(device.rpartition("/")[2]):
                 raise RuntimeMismatchError(
-                    f"Shard {rank} of variable {variable.name!r} lies on {shard.device}, not on "
-                    f"{device}."
+                    f"The shard of variable {variable.name!r} for rank {rank} lies on "
+                    f"{shard.device}, not on {device}."
                 )
         _check_agreement(variable, spec, mesh, largest)
 
@@ -155,6 +157,8 @@ def _check_agreement(variable: ParallelVariable, spec: Spec, mesh: Mesh, largest
     for group in mesh.groups(axes):
         first = variable.shards[group[0]].numpy()
         for rank in group[1:]:
+            if variable.holders[rank] == variable.holders[group[0]]:
+                continue
             other = variable.shards[rank].numpy()
             if np.array_equal(first, other, equal_nan=first.dtype.kind in "fc"):
                 continue

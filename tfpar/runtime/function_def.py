@@ -121,6 +121,11 @@ class RegisteredFunction:
             or []
         )
 
+    @property
+    def definition(self) -> Any:
+        """The FunctionDef that the runtime holds."""
+        return context.context().get_function_def(self.name)
+
     def __del__(self) -> None:
         try:
             context.context().remove_function(self.name)

@@ -2,7 +2,7 @@
 
 A `ParallelVariable` goes through up to three states: *pending* (a shape and an
 initializer, no memory), *whole* (an ordinary variable on one device) and *sharded*
-(one shard per rank, the whole value nowhere). Reading gives the whole value and
+(shards with the ranks, the whole value nowhere). Reading gives the whole value and
 assigning takes it in every state; a captured step sees only the handle.
 """
 
@@ -50,6 +50,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         self._pending = initial_value
         self._shards: list[tf.Variable] | None = None
         self._layout: tuple[Mesh, Spec] | None = None
+        self._holders: tuple[int, ...] = ()
 
     @classmethod
     def adopt(cls, variable: tf.Variable) -> ParallelVariable:
@@ -61,6 +62,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         if not isinstance(variable, cls):
             variable.__class__ = cls
             variable._pending = variable._shards = variable._layout = None
+            variable._holders = ()
         return variable
 
     # --- states ------------------------------------------------------------------
@@ -76,26 +78,38 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
 
     @property
     def shards(self) -> list[tf.Variable]:
-        """One variable per rank; empty unless sharded."""
+        """The variable that each rank uses; empty unless sharded."""
         return list(self._shards or ())
 
-    def shard(self, mesh: Mesh, spec: Spec, devices: Sequence[str]) -> None:
-        """Store one shard per rank as `spec` says, and let the whole value go.
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """For each rank, the rank in whose memory its shard lies; empty unless sharded."""
+        return self._holders
+
+    def shard(
+        self, mesh: Mesh, spec: Spec, devices: Sequence[str],
+        holders: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Store the shards as `spec` says, and let the whole value go.
 
         No-op where the variable is laid like this already.
+
+        Args:
+            holders: for each rank, the rank whose shard it uses; its own if None.
         """
-        if self._layout == (mesh, spec) and self._shards is not None:
+        holders = tuple(range(mesh.size) if holders is None else holders)
+        if self._layout == (mesh, spec) and self._holders == holders:
             return
         with tf.init_scope():
             value = self._initial_or_current()
-            pieces = [cut(value, spec, mesh, rank) for rank in range(mesh.size)]
-            shards = []
-            for piece, device in zip(pieces, devices, strict=True):
-                with tf.device(device):
-                    shards.append(_plain_variable(piece))
-            del value, pieces
+            stored = {}
+            for rank in sorted(set(holders)):
+                with tf.device(devices[rank]):
+                    stored[rank] = _plain_variable(cut(value, spec, mesh, rank))
+            del value
             self._release()
-        self._shards, self._layout, self._pending = shards, (mesh, spec), None
+        self._shards = [stored[rank] for rank in holders]
+        self._layout, self._holders, self._pending = (mesh, spec), holders, None
 
     def gather(self) -> None:
         """Back to an ordinary whole variable."""
@@ -104,6 +118,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
                 value = self._assembled()
                 self._release()
                 self._shards = self._layout = None
+                self._holders = ()
                 _store(self, value)
 
     def materialize(self) -> None:
@@ -185,8 +200,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         mesh, spec = self._layout
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
-        for rank, shard in enumerate(self._shards):
-            shard.assign(cut(value, spec, mesh, rank))
+        for rank in set(self._holders):
+            self._shards[rank].assign(cut(value, spec, mesh, rank))
         return self if read_value else None
 
     def assign_add(self, delta, use_locking=None, name=None, read_value=True):
@@ -214,7 +229,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         """In a SavedModel also the shards: functions traced while sharded read them."""
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel":
-            children.update({f"shard_{i}": shard for i, shard in enumerate(self.shards)})
+            shards = self.shards
+            children.update({f"shard_{rank}": shards[rank] for rank in set(self._holders)})
         return children
 
     def _restore_from_tensors(self, restored_tensors):

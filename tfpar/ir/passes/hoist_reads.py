@@ -10,9 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, walk_functions
+from tfpar.ir.graph import VARIABLE_READS, DType, Graph, Op, ShapeAttr, Tensor, walk_functions
 
-_READERS = ("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd")
 _LOOPS = ("While", "StatelessWhile")
 _OFFSETS = {
     "While": 0, "StatelessWhile": 0, "PartitionedCall": 0, "StatefulPartitionedCall": 0,
@@ -112,7 +111,7 @@ def _only_read(position: int, op: Op, bodies: list[Graph]) -> bool:
     for body in bodies:
         handle = body.inputs[position]
         for user in body.ops:
-            if handle in user.inputs and user.type not in _READERS:
+            if handle in user.inputs and user.type not in VARIABLE_READS:
                 return False
         for at, tensor in enumerate(body.outputs):
             if tensor is handle and not (is_loop and at == position):
@@ -125,7 +124,11 @@ def _only_read(position: int, op: Op, bodies: list[Graph]) -> bool:
 
 def _read_dtype(body: Graph, handle: Tensor) -> str | None:
     for user in body.ops:
-        if user.type in _READERS and user.type != "VariableShape" and user.inputs[0] is handle:
+        if (
+            user.type in VARIABLE_READS
+            and user.type != "VariableShape"
+            and user.inputs[0] is handle
+        ):
             return user.outputs[0].dtype
     return None
 
@@ -140,7 +143,7 @@ def _pass_value(body: Graph, handle: Tensor, value: Tensor) -> None:
     replaced: dict[Tensor, Tensor] = {}
     ops: list[Op] = []
     for user in body.ops:
-        if handle in user.inputs and user.type in _READERS:
+        if handle in user.inputs and user.type in VARIABLE_READS:
             if user.type == "ReadVariableOp":
                 replaced[user.outputs[0]] = handle
                 gone.add(user)

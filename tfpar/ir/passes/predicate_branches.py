@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Op, Tensor, walk_functions
+from tfpar.ir.graph import VARIABLE_READS, DType, Graph, Op, Tensor, walk_functions
 
 _BRANCH_TYPES = ("If", "StatelessIf")
-_READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"})
 _ADDS = frozenset(
     {"AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "ResourceScatterSub",
      "ResourceScatterNdAdd", "ResourceScatterNdSub"}
@@ -69,7 +68,7 @@ def _is_write(op: Op) -> bool:
 
 def _is_harmless(graph: Graph, op: Op) -> bool:
     """Whether running `op` needlessly changes nothing."""
-    if not op.stateful or op.type in ("Placeholder", *_READS):
+    if not op.stateful or op.type in ("Placeholder", *VARIABLE_READS):
         return True
     bodies = [body for _, body in walk_functions(graph, op)]
     return bool(bodies) and all(_is_harmless(graph, o) for body in bodies for o in body.ops)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor
+from tfpar.ir.graph import VARIABLE_READS, FunctionRef, Graph, Op, Tensor
 
 INITIALIZATION = "initialization"
 CHECKPOINT = "checkpoint"
@@ -43,9 +43,8 @@ _PASS_THROUGH = frozenset(
 )  # fmt: skip
 
 # Marked stateful by TensorFlow, but nothing is lost when no one reads them.
-_NO_EFFECT = frozenset(
-    {"Placeholder", "VarHandleOp", "ReadVariableOp", "VariableShape", "ResourceGather",
-     "ResourceGatherNd", "RandomUniform", "RandomUniformInt", "RandomStandardNormal",
+_NO_EFFECT = VARIABLE_READS | frozenset(
+    {"Placeholder", "VarHandleOp", "RandomUniform", "RandomUniformInt", "RandomStandardNormal",
      "TruncatedNormal", "ParameterizedTruncatedNormal", "RandomShuffle", "RandomGamma",
      "RandomPoisson", "RandomPoissonV2", "Multinomial"}
 )  # fmt: skip

@@ -2,7 +2,9 @@
 
 Each rank's ops are placed on its own device. A collective is plain arithmetic on the
 tensors of a group (an all-reduce is a sum), so it cannot deadlock. Inputs are
-given whole, once, and cut inside the function.
+given whole, once, and cut inside the function. Ranks in one memory (the virtual CPUs of a host)
+do not repeat each other: an op that several would run on the very same tensors runs on the first
+of them, and a shard that several hold is stored once.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.ir.graph import VARIABLE_READS, DType, Op, Tensor
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.runtime.bodies import BodyWriter, has_bodies
+from tfpar.runtime.devices import holders, memory_of
 from tfpar.runtime.function_def import (
     FunctionWriter,
     RegisteredFunction,
@@ -35,11 +38,17 @@ class InProcessProgram:
     """A local program linked for all ranks of its mesh.
 
     Call it with the whole inputs and the handles of every rank's variables.
+
+    Attributes:
+        holders: per variable, for each rank the rank whose shard it uses.
+        function: the ops of all ranks.
     """
 
     def __init__(self, program: LocalProgram, devices: Sequence[str], name: str = "tfpar") -> None:
         self.program = program
-        self._function: RegisteredFunction = _Linker(program, devices, name).link()
+        self.holders = _variable_holders(program, devices)
+        linker = _Linker(program, devices, self.holders, name)
+        self.function: RegisteredFunction = linker.link()
 
     def __call__(
         self, inputs: Sequence[tf.Tensor], handles: Sequence[Sequence[tf.Tensor]]
@@ -51,22 +60,42 @@ class InProcessProgram:
             handles: per variable, the resource handle of each rank's shard.
         """
         flat = list(inputs)
-        for shards in handles:
-            flat.extend(shards)
-        return self._function(flat)
+        for shards, holding in zip(handles, self.holders, strict=True):
+            flat += [shards[rank] for rank in sorted(set(holding))]
+        return self.function(flat)
+
+
+def _variable_holders(program: LocalProgram, devices: Sequence[str]) -> list[tuple[int, ...]]:
+    """`holders` of every variable.
+
+    What a loop, branch or call uses stays with each rank: its body runs on one device, and
+    resources are used only where they lie.
+    """
+    ranks = tuple(range(program.mesh.size))
+    own = {t for op in program.graph.ops if has_bodies(op) for t in op.inputs}
+    return [
+        ranks
+        if variable.handle in own
+        else holders(program.variable_specs[variable.name], program.mesh, devices)
+        for variable in program.graph.variables
+    ]
 
 
 class _Linker:
-    def __init__(self, program: LocalProgram, devices: Sequence[str], name: str) -> None:
+    def __init__(
+        self, program: LocalProgram, devices: Sequence[str],
+        holders: Sequence[Sequence[int]], name: str,
+    ) -> None:  # fmt: skip
         self.program = program
         self.mesh = program.mesh
         self.devices = list(devices)
+        self.memories = [memory_of(device) for device in devices]
+        self.holders = dict(zip((v.handle for v in program.graph.variables), holders, strict=True))
         self.writer = FunctionWriter(name)
         self.ranks = range(self.mesh.size)
         self.edges: list[dict[Tensor, str]] = [{} for _ in self.ranks]
         self.nodes: list[dict[Op, str]] = [{} for _ in self.ranks]
         self.bodies = BodyWriter(program.graph.functions)
-        self._constants: dict[tuple, str] = {}
         self._bucket = 0
 
     def link(self) -> RegisteredFunction:
@@ -81,10 +110,11 @@ class _Linker:
                 self._local(op)
         for tensor in graph.outputs:
             self.writer.output(self.edges[0][tensor], tensor.dtype)
-        for rank in self.ranks:
-            for op in graph.effects:
-                if op in self.nodes[rank]:
-                    self.writer.effect(self.nodes[rank][op])
+        nodes = (
+            self.nodes[r][op] for op in graph.effects for r in self.ranks if op in self.nodes[r]
+        )
+        for node in dict.fromkeys(nodes):
+            self.writer.effect(node)
         return self.writer.register(bodies=self.bodies.registered)
 
     # --- arguments ---------------------------------------------------------------
@@ -95,16 +125,22 @@ class _Linker:
             zip(graph.inputs, self.program.input_specs, strict=True)
         ):
             whole = self.writer.argument(f"in{i}", tensor.dtype)
-            for rank in self.ranks:
-                self.edges[rank][tensor] = self._feed(
-                    f"in{i}", whole, tensor, shapes[i], spec, rank
+            for rank, first in enumerate(holders(spec, self.mesh, self.devices)):
+                self.edges[rank][tensor] = (
+                    self._feed(f"in{i}", whole, tensor, shapes[i], spec, rank)
+                    if rank == first
+                    else self.edges[first][tensor]
                 )
         for i, variable in enumerate(graph.variables):
-            for rank in self.ranks:
-                name = self.writer.argument(
+            holding = self.holders[variable.handle]
+            names = {
+                rank: self.writer.argument(
                     f"var{i}_r{rank}", "resource", variable.shape, variable.dtype
                 )
-                self.edges[rank][variable.handle] = name
+                for rank in sorted(set(holding))
+            }
+            for rank in self.ranks:
+                self.edges[rank][variable.handle] = names[holding[rank]]
 
     def _feed(
         self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
@@ -143,40 +179,72 @@ class _Linker:
     # --- local ops ---------------------------------------------------------------
 
     def _local(self, op: Op) -> None:
-        if op.type == "RankConst":
-            for rank in self.ranks:
-                name = f"r{rank}/{op.name}"
-                attrs = const_attrs(op.attrs["values"][rank], op.outputs[0].dtype)
-                self.writer.node(name, "Const", (), attrs, self.devices[rank])
+        attrs = b""
+        if op.type == "Const":
+            attrs = const_attrs(op.attrs["value"], op.outputs[0].dtype)
+        elif op.type != "RankConst":
+            attrs = serialize_attrs(op.attrs)
+        for ranks in [[0]] if ONCE in op.attrs else self._alike(op):
+            first = ranks[0]
+            name, op_type, device = f"r{first}/{op.name}", op.type, self._device(op, first)
+            if op.type == "RankConst":
+                op_type = "Const"
+                attrs = const_attrs(op.attrs["values"][first], op.outputs[0].dtype)
+            elif has_bodies(op):
+                attrs = self.bodies.attrs(op, first, device)
+            inputs = [self.edges[first][t] for t in op.inputs]
+            control = {
+                self.nodes[r][c]: None for r in ranks for c in op.control if c in self.nodes[r]
+            }
+            self.writer.node(name, op_type, inputs, attrs, device, list(control))
+            suffixes = ["output:0"] if op.type == "RankConst" else output_edges(op)
+            for rank in ranks:
                 self.nodes[rank][op] = name
-                self.edges[rank][op.outputs[0]] = f"{name}:output:0"
-            return
-        attrs = (
-            const_attrs(op.attrs["value"], op.outputs[0].dtype)
-            if op.type == "Const"
-            else serialize_attrs(op.attrs)
-        )
-        suffixes = output_edges(op)
-        names_bodies = has_bodies(op)
-        for rank in self.ranks[:1] if ONCE in op.attrs else self.ranks:
-            edges, nodes = self.edges[rank], self.nodes[rank]
-            name = f"r{rank}/{op.name}"
-            if names_bodies:
-                attrs = self.bodies.attrs(op, rank, self.devices[rank])
-            control = [nodes[c] for c in op.control if c in nodes]
-            self.writer.node(
-                name, op.type, [edges[t] for t in op.inputs], attrs, self.devices[rank], control
-            )
-            nodes[op] = name
-            for tensor, suffix in zip(op.outputs, suffixes, strict=True):
-                edges[tensor] = f"{name}:{suffix}"
+                for tensor, suffix in zip(op.outputs, suffixes, strict=True):
+                    self.edges[rank][tensor] = f"{name}:{suffix}"
+
+    def _alike(self, op: Op) -> list[list[int]]:
+        """The ranks in groups for which `op` runs once.
+
+        In one memory: those that run it on the same tensors, and those that write the same
+        variable, who write the same value even where each has computed it.
+        """
+        groups: dict[tuple, list[int]] = {}
+        differ = has_bodies(op) and self.bodies.differ(op)
+        written = [t for t in op.inputs if t in self.holders and op.type not in VARIABLE_READS]
+        for rank in self.ranks:
+            read = written if written and not differ else op.inputs
+            key: tuple = (self.memories[rank], *(self.edges[rank][t] for t in read))
+            if op.type == "RankConst":
+                key = (*key, np.asarray(op.attrs["values"][rank]).tobytes())
+            groups.setdefault((*key, rank) if differ else key, []).append(rank)
+        return list(groups.values())
+
+    def _device(self, op: Op, rank: int) -> str:
+        """The device that runs `op` for `rank`: where its variables lie."""
+        for tensor in op.inputs:
+            if tensor in self.holders:
+                return self.devices[self.holders[tensor][rank]]
+        return self.devices[rank]
 
     # --- collectives -------------------------------------------------------------
 
     def _collective(self, op: Op) -> None:
         emit = getattr(self, f"_{_SNAKE[op.type]}")
+        emitted: dict[tuple, Sequence[int]] = {}
         for index, group in enumerate(self.mesh.groups(op.attrs["axes"])):
-            emit(op, f"{op.name}/g{index}", group)
+            key = tuple(
+                part
+                for rank in group
+                for part in (self.memories[rank], *map(self.edges[rank].get, op.inputs))
+            )
+            first = emitted.setdefault(key, group)
+            if first is group:
+                emit(op, f"{op.name}/g{index}", group)
+                continue
+            for rank, other in zip(group, first, strict=True):
+                for tensor in op.outputs:
+                    self.edges[rank][tensor] = self.edges[other][tensor]
         self._bucket += 1
 
     def _all_reduce(self, op: Op, name: str, group: Sequence[int]) -> None:
