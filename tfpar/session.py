@@ -19,6 +19,7 @@ from tfpar.constraints import Constraint, batch_axes
 from tfpar.plan import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
+from tfpar.rules import has_rule
 from tfpar.runtime.devices import rank_devices
 from tfpar.runtime.executable import CompileOptions, Executable, compile_step, prepare_step
 from tfpar.runtime.variables import ParallelVariable
@@ -28,6 +29,11 @@ logger = logging.getLogger("tfpar")
 
 active: contextvars.ContextVar[tuple[Session, ...]] = contextvars.ContextVar("active", default=())
 """The stack of active `auto_parallel` contexts; the only global state."""
+
+_NO_RULE = {
+    False: "No op rule for {}",
+    True: "No op rule for these uses (sizes that are not static, or rare attributes) of {}",
+}
 
 VariableNames = Callable[[tf.Variable], tuple[str, bool]]
 
@@ -179,18 +185,23 @@ class CompiledFunction:
         types = sorted({op.type for op in fallbacks} - self._reported)
         if not types:
             return
-        first = next(op for op in fallbacks if op.type in types)
-        if self.session.options.strict:
-            raise TfparError(
-                f"No op rule for {', '.join(types)} (first: {first.name!r}) and strict=True. "
-                f"Register one with tap.register_rule, or drop strict to run these ops replicated."
-            )
-        logger.warning(
-            "Ops without a rule run replicated (inputs gathered, every rank computes): %s; "
-            "first: %s. tap.coverage(model) lists them.",
-            ", ".join(types), first.name,
-        )  # fmt: skip
         self._reported.update(types)
+        for known in (False, True):
+            told = [t for t in types if has_rule(t) == known]
+            if not told:
+                continue
+            first = next(op.name for op in fallbacks if op.type in told)
+            if self.session.options.strict:
+                raise TfparError(
+                    f"{_NO_RULE[known].format(', '.join(told))} (first: {first!r}), and "
+                    f"strict=True. Register a rule with tap.register_rule, or drop strict to run "
+                    f"them replicated."
+                )
+            logger.warning(
+                "%s; they run replicated (inputs gathered, every rank computes); first: %s. "
+                "tap.coverage(model) lists them.",
+                _NO_RULE[known].format(", ".join(told)), first,
+            )  # fmt: skip
 
     def _report_held(self, partitioned: PartitionedGraph) -> None:
         held = [(op, axis) for op, axis in partitioned.held if op.name not in self._reported]
