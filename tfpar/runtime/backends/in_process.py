@@ -290,28 +290,32 @@ class _Linker:
     def _reduce_scatter(self, op: Op, name: str, group: Sequence[int]) -> None:
         (source,), (result,) = op.inputs, op.outputs
         for position, rank in enumerate(group):
-            device = self.devices[rank]
-            parts = [
-                self._block(f"{name}/{position}_{i}", self.edges[r][source], source,
-                            op.attrs["dim"], position, len(group), device)
-                for i, r in enumerate(group)
-            ]  # fmt: skip
+            parts = self._blocks(name, source, op.attrs["dim"], group, position)
             self.edges[rank][result] = self._combine(
-                f"{name}/{position}", parts, op.attrs["reduction"], source.dtype, device
+                f"{name}/{position}", parts, op.attrs["reduction"], source.dtype, self.devices[rank]
             )
 
     def _all_to_all(self, op: Op, name: str, group: Sequence[int]) -> None:
         (source,), (result,) = op.inputs, op.outputs
         for position, rank in enumerate(group):
-            device = self.devices[rank]
-            parts = [
-                self._block(f"{name}/{position}_{i}", self.edges[r][source], source,
-                            op.attrs["split_dim"], position, len(group), device)
-                for i, r in enumerate(group)
-            ]  # fmt: skip
+            parts = self._blocks(name, source, op.attrs["split_dim"], group, position)
             self.edges[rank][result] = self._concat(
-                f"{name}/{position}", parts, op.attrs["concat_dim"], source.dtype, device
+                f"{name}/{position}", parts, op.attrs["concat_dim"], source.dtype,
+                self.devices[rank],
+            )  # fmt: skip
+
+    def _blocks(
+        self, name: str, source: Tensor, dim: int, group: Sequence[int], position: int
+    ) -> list[str]:
+        """The block along `dim` that the rank at `position` gets of every rank of the group."""
+        device = self.devices[group[position]]
+        return [
+            self._block(
+                f"{name}/{position}_{i}", self.edges[r][source], source, dim, position,
+                len(group), device,
             )
+            for i, r in enumerate(group)
+        ]  # fmt: skip
 
     def _broadcast(self, op: Op, name: str, group: Sequence[int]) -> None:
         for source, result in zip(op.inputs, op.outputs, strict=True):
