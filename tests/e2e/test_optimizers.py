@@ -93,7 +93,10 @@ def test_optimizer(name):
     assert_slots_follow(check(BY_ELEMENT[name]))
 
 
-@pytest.mark.skipif(not hasattr(O, "Muon"), reason="this Keras has no Muon")
+@pytest.mark.skipif(
+    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 13),
+    reason="Keras has no Muon, or one that fails by itself on TensorFlow",
+)
 def test_muon():
     """Its update multiplies whole weights with each other: a split one is reduced or gathered."""
     check(lambda: O.Muon(0.01))
