@@ -8,6 +8,9 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 # Named after the interpreter, so that asking for another one makes the environment anew.
 STAMP := $(VENV)/.installed-$(VERSION)
 
+# Tests are mostly Python, which uses one core: two processes share them out.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
 export KERAS_BACKEND = tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -19,11 +22,11 @@ quickstart: $(STAMP)
 
 ## Everything that must hold before a change lands.
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 ## The quick part of the suite, under three minutes.
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -257,7 +257,7 @@ def cases() -> list[Any]:
     """(architecture, mode), one architecture after the other: the plain run serves both."""
     found = []
     for name in ARCHITECTURES:
-        marks = () if name in FAST else (pytest.mark.slow,)
+        marks = [pytest.mark.xdist_group(name), *([] if name in FAST else [pytest.mark.slow])]
         for mode in ("data", "tensor") if name in IN_BOTH_WAYS else ("tensor",):
             found.append(pytest.param(name, mode, marks=marks, id=f"{name}-{mode}"))
     return found

@@ -392,6 +392,7 @@ def plan_file(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_plan_files_that_cannot_be_used(plan_file, tmp_path):
     good = json.loads(plan_file.read_text())
     bad = tmp_path / "bad.json"
@@ -414,6 +415,7 @@ def test_plan_files_that_cannot_be_used(plan_file, tmp_path):
     model.fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 def test_plan_of_another_model(plan_file):
     def other():
         model = keras.Sequential(
@@ -436,6 +438,7 @@ def test_plan_for_another_mesh(plan_file):
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 def test_plan_and_constraints_exclude_each_other(plan_file):
     with pytest.raises(TfparError, match="plan.*constraints|constraints.*plan"):
         parallel(COLUMN, plan=str(plan_file))

@@ -105,6 +105,7 @@ def test_losses():
     same(build, (f(10, 6), [y] * len(losses), weights), rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_losses_over_pairs_and_sequences():
     """Circle loss compares samples with each other; CTC loops over time."""
 
@@ -142,6 +143,7 @@ def metrics_of_logits():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_metrics():
     def build():
         x = keras.Input((6,))
@@ -181,6 +183,7 @@ class Lazy(keras.Model):
         return self.head(x)
 
 
+@pytest.mark.slow
 def test_subclassed_model_built_by_fit():
     def build():
         model = Lazy()
@@ -253,6 +256,7 @@ class Gan(keras.Model):
         return {"score": score}
 
 
+@pytest.mark.slow
 def test_gan_with_two_optimizers():
     def build():
         model = Gan()
@@ -301,6 +305,7 @@ def test_distillation_from_a_frozen_teacher():
     assert parallel.specs()["teacher/fc1/kernel"] == "R,S(1)"
 
 
+@pytest.mark.slow
 def test_frozen_layers_and_compiling_again():
     def build():
         x = keras.Input((6,))
@@ -323,6 +328,7 @@ def test_frozen_layers_and_compiling_again():
     assert_same(*runs)
 
 
+@pytest.mark.slow
 def test_tied_weights():
     """The table of the embedding is the head's kernel, split over the vocabulary."""
 
@@ -356,6 +362,7 @@ def test_tied_weights():
         assert "S(0)" in next(s for n, s in parallel.specs().items() if "embeddings" in n)
 
 
+@pytest.mark.slow
 def test_nested_models_and_two_models_sharing_layers():
     """Each trains on its own; what one learns the other has."""
 
@@ -394,14 +401,17 @@ def perceptron(optimizer="adam", **arguments):
 
 @pytest.mark.parametrize("policy", ["float64", "mixed_bfloat16", "mixed_float16"])
 def test_dtype_policy(policy):
-    """Sums in half precision are rounded in another order: only close."""
+    """Sums in half precision are rounded in another order: only close.
+
+    The labels lie far from what the model gives, so that no gradient cancels out.
+    """
     exact = policy == "float64"
-    tolerances = {"loss_rtol": 1e-6} if exact else {"rtol": 0.15, "loss_rtol": 2e-2}
+    tolerances = {"loss_rtol": 1e-6} if exact else {"rtol": 0.05, "loss_rtol": 2e-2}
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
         optimizer = "adam" if exact else "sgd"
-        data = f(14, 6), f(14, 2)
+        data = f(14, 6), 3 + f(14, 2)
         parallel, _ = same(lambda: perceptron(optimizer), data, **tolerances)
     finally:
         keras.config.set_dtype_policy(before)
@@ -444,6 +454,7 @@ def test_sparse_inputs():
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [[4], [1, 4], [3], [2, 1, 2]])
 def test_meshes_and_batches(mesh):
     """Batches of 5, 5 and 1; sizes that no mesh divides."""
@@ -459,6 +470,7 @@ def test_batch_of_one():
 # --- randomness ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_random_layers_draw_what_one_device_draws():
     def build():
         x = keras.Input((8, 6))
@@ -513,7 +525,7 @@ def test_batch_normalization_is_over_the_global_batch():
         h = layers.BatchNormalization()(h)
         h = layers.Flatten()(layers.BatchNormalization(synchronized=True)(h))
         h = layers.BatchNormalization(scale=False)(layers.Dense(10, name="fc1")(h))
-        h = layers.GroupNormalization(5)(h)
+        h = layers.GroupNormalization(2)(h)
         return compiled(x, layers.Dense(2)(h))
 
     x, y = f(14, 6, 6, 4), f(14, 2)
@@ -566,7 +578,8 @@ def test_convolutions_in_one_and_three_dims():
     same(build, ([f(8, 9, 4), f(8, 5, 5, 5, 2)], f(8, 2)), constraints, rtol=5e-3)
 
 
-@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True])
 def test_recurrent_layers(masked):
     def build():
         ids = keras.Input((5,), dtype="int32")
@@ -579,6 +592,7 @@ def test_recurrent_layers(masked):
     same(build, (i(9, 8, 5), f(8, 2)), rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_attention_layers():
     def build():
         ids = keras.Input((5,), dtype="int32")
@@ -644,6 +658,7 @@ def test_the_user_reads_and_writes_weights_in_functions_of_their_own():
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_archive_of_a_model_that_trained(tmp_path):
     """As `model.export`, which makes weights whole first; this one has the shards too."""
     parallel, _ = same(perceptron, (f(12, 6), f(12, 2)))
@@ -698,6 +713,7 @@ def test_callbacks_that_change_weights_and_state(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_backup_restores_an_interrupted_run(tmp_path):
     class Interrupt(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

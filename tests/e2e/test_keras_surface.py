@@ -165,6 +165,7 @@ def test_weights_are_whole_from_outside():
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_saved_file_opens_in_plain_keras_and_goes_on(tmp_path):
     """Optimizer state included: training goes on as if it had never stopped."""
     path = str(tmp_path / "model.keras")
@@ -191,6 +192,7 @@ def test_saved_file_opens_in_plain_keras_and_goes_on(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=env)
 
 
+@pytest.mark.slow
 def test_weight_files_and_export(tmp_path):
     model = parallel()
     model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
@@ -218,6 +220,7 @@ def test_checkpoint_of_tensorflow(tmp_path):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_two_models_at_once_and_compile_again():
     first, second = parallel(), parallel((), tap.split([2]))
     keras.utils.set_random_seed(7)
@@ -309,6 +312,7 @@ def test_summary_and_coverage():
     assert "fc2/kernel" in tap.plan_of(model).explain(model.weights[2].path)
 
 
+@pytest.mark.slow
 def test_plan_file_round_trip(tmp_path):
     keras.utils.clear_session()  # Keras numbers names: start as a new process does
     model = parallel()

@@ -93,6 +93,7 @@ def test_optimizer(name):
     assert_slots_follow(check(BY_ELEMENT[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     tuple(map(int, keras.__version__.split(".")[:2])) < (3, 13),
     reason="Keras has no Muon, or one that fails by itself on TensorFlow",
@@ -102,6 +103,7 @@ def test_muon():
     check(lambda: O.Muon(0.01))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(O, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
 def test_optimizers_by_layer():
     def make():
@@ -147,6 +149,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(SCHEDULES))
 def test_learning_rate_schedule(name):
     check(lambda: O.SGD(SCHEDULES[name](), momentum=0.9), epochs=2)

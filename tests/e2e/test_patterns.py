@@ -90,6 +90,7 @@ def test_megatron_has_its_four_all_reduces():
     assert len(slots) == 1 and set(slots) == {"R,S(1)"}, "slots follow their weight"
 
 
+@pytest.mark.slow
 def test_megatron_on_two_dims():
     assert_equivalent(
         lambda: gpt(2, keras.optimizers.AdamW(1e-3, global_clipnorm=0.5)), tokens(30),

@@ -52,6 +52,7 @@ def activations_gathered(trained):
     return [c for c in trained.collectives() if c[0] in ("all_gather", "all_to_all")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize("mask", [False, True], ids=["plain", "masked"])
 def test_recurrent_layers_are_data_parallel(name, mask):
@@ -64,6 +65,7 @@ def test_recurrent_layers_are_data_parallel(name, mask):
     assert not activations_gathered(parallel)
 
 
+@pytest.mark.slow
 def test_weights_of_a_recurrent_layer_split():
     constraints = [
         tap.batch("data"),

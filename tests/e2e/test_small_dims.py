@@ -38,6 +38,7 @@ def test_every_kernel_by_its_last_dim(mesh):
     assert specs["head/kernel"] == "R,S(1)"
 
 
+@pytest.mark.slow
 def test_one_dim_over_more_ranks_than_it_has_entries():
     constraints = [
         tap.shard("head/kernel", dim=1, axis="data"), tap.shard("head/kernel", dim=1, axis="model"),

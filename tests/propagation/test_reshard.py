@@ -196,6 +196,7 @@ def check_all_pairs(shape, mesh, placements):
 PLACEMENTS = (Replicate(), Shard(0), Shard(1), Shard(1, 3), Partial("sum"))
 
 
+@pytest.mark.slow
 def test_all_pairs_on_two_axes():
     """Nested and uneven: 5 over 2 over 2, and runs of 3 cut in two."""
     pairs = check_all_pairs((5, 6), Mesh.of([2, 2]), PLACEMENTS)

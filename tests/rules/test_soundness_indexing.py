@@ -8,7 +8,7 @@ from tests.partitioned import check, sweep, was_split
 from tests.rules.test_soundness_layout import f, with_gradient
 from tfpar.spec import Mesh, Replicate, Shard
 
-rng = np.random.default_rng(1)
+rng = np.random.default_rng(0)
 
 
 def ids(high, *shape):
