@@ -36,7 +36,7 @@ class GraphProgram:
         source = v1.from_graph(graph)
         program = GraphProgram(source, tap.split([2, 2]))
         _, loss_value = program.run([train_op, loss], {x: images, y: labels})
-        program.save("/tmp/model.ckpt")     # as tf.compat.v1.train.Saver would
+        program.save("model.ckpt")          # as tf.compat.v1.train.Saver would
 
     Each new set of fetches and feed shapes is compiled once. Variables are initialised by
     the graph's own initialisers, or restored.
