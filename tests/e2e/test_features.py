@@ -266,9 +266,10 @@ def test_gan_with_two_optimizers():
     x = f(12, 6)
     parallel, plain = same(build, (x, None), epochs=2)
     got = parallel.model.evaluate(x, batch_size=4, verbose=0, return_dict=True)
-    assert got == pytest.approx(
-        plain.model.evaluate(x, batch_size=4, verbose=0, return_dict=True), rel=1e-3
-    )
+    want = plain.model.evaluate(x, batch_size=4, verbose=0, return_dict=True)
+    assert got.keys() == want.keys()
+    for name, value in got.items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-3)
     slots = [n for n in parallel.specs() if "fc1_kernel" in n]
     assert slots and all(parallel.specs()[n] == "R,S(1)" for n in slots)
 
@@ -603,7 +604,8 @@ def test_attention_layers():
         h = layers.GroupQueryAttention(4, 4, 2, use_bias=False, name="gqa")(h, x)
         h = h + layers.Attention(use_scale=True, dropout=0.1, seed=2)([h, x])
         h = h + layers.AdditiveAttention()([h, x])
-        h = layers.RMSNormalization()(h)
+        if hasattr(layers, "RMSNormalization"):
+            h = layers.RMSNormalization()(h)
         h = layers.EinsumDense("abc,cd->abd", (5, 10), bias_axes="d")(h)[:, 0]
         return compiled(ids, layers.Dense(2)(layers.Dense(10, name="fc1")(h)))
 

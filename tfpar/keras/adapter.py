@@ -5,7 +5,7 @@ a model may have its own: an adopted model gets them as attributes. To learn of
 models that are made inside an `auto_parallel` block, the trainer's `__init__` is wrapped, once,
 at the first use of tfpar; outside of a block it does nothing.
 
-Written against Keras 3.5 to 3.15 (`keras.src.backend.tensorflow.trainer`).
+Written against Keras 3.8 to 3.15 (`keras.src.backend.tensorflow.trainer`).
 """
 
 from __future__ import annotations
