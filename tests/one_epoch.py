@@ -1,0 +1,82 @@
+"""One epoch of a small model on one device and on a mesh: what tests of many models share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import tfpar as tap
+from tests.e2e.test_architectures import layout_of_strangers
+from tests.equivalence import Trained, assert_same, train
+
+BATCH, LAST = 8, 5
+NUM_SAMPLES = BATCH + LAST
+
+
+class Samples:
+    """Random samples, the same ones each time: two batches, the second one not divisible."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
+    def real(self, *shape: int) -> np.ndarray:
+        return self._rng.normal(size=(NUM_SAMPLES, *shape)).astype("float32")
+
+    def share(self, *shape: int) -> np.ndarray:
+        """Numbers between zero and one."""
+        return self._rng.uniform(size=(NUM_SAMPLES, *shape)).astype("float32")
+
+    def labels(self, number: int, *shape: int) -> np.ndarray:
+        return self._rng.integers(0, number, (NUM_SAMPLES, *shape)).astype("int32")
+
+    def one_hot(self, number: int, *shape: int) -> np.ndarray:
+        return np.eye(number, dtype="float32")[self.labels(number, *shape)]
+
+
+Build = Callable[[], keras.Model]
+Draw = Callable[[Samples], tuple]
+
+
+def cases(models: Mapping[str, Any], fast: Iterable[str], in_both_ways: Iterable[str]):
+    """(name, mode), one model after the other: the plain run serves both modes.
+
+    Tensor parallelism splits the batch as well, so that the rest need not be tried without it.
+    """
+    found = []
+    for name in models:
+        marks = [pytest.mark.xdist_group(name), *([] if name in fast else [pytest.mark.slow])]
+        for mode in ("data", "tensor") if name in in_both_ways else ("tensor",):
+            found.append(pytest.param(name, mode, marks=marks, id=f"{name}-{mode}"))
+    return found
+
+
+def fitted(build: Build, draw: Draw, **arguments: Any) -> Trained:
+    """Train from the same start on the same samples, whatever the mesh."""
+    keras.utils.clear_session()  # so that layers get the same names again
+    return train(build, draw(Samples()), batch_size=BATCH, **arguments)
+
+
+@functools.lru_cache(maxsize=1)
+def on_one_device(build: Build, draw: Draw) -> Trained:
+    return fitted(build, draw)
+
+
+def assert_trains_as_on_one_device(build: Build, draw: Draw, mode: str) -> None:
+    """Under data or tensor parallelism; and no op, in loops and branches too, falls back."""
+    plain = on_one_device(build, draw)
+    assert np.isfinite(plain.losses).all()
+    # The seed splits the first of two layers.
+    constraints = layout_of_strangers(plain.model, seed=1) if mode == "tensor" else []
+    parallel = fitted(
+        build, draw, mesh=tap.split([2, 2]), constraints=constraints, start=plain.start
+    )
+    assert_same(parallel, plain)
+    if mode == "tensor":
+        assert any("S(" in spec for spec in parallel.specs().values()), "nothing is split"
+    prepared = parallel.executable().partitioned.prepared
+    assert not {op.type for op in prepared.all_fallbacks()}
