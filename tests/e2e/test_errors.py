@@ -142,7 +142,16 @@ class Peeking(layers.Layer):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-@pytest.mark.parametrize("how", ["if", "numpy", "float", "asarray", "range"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "if",
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ("numpy", "float", "asarray", "range")
+        ),
+    ],
+)
 def test_eager_only_python_in_a_layer(how):
     def make():
         x = keras.Input((6,))

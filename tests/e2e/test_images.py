@@ -46,7 +46,7 @@ RESIDUAL = network(
 )
 
 
-@pytest.mark.parametrize("batch_size", [8, 10])
+@pytest.mark.parametrize("batch_size", [pytest.param(8, marks=pytest.mark.slow), 10])
 def test_data_parallel(batch_size):
     parallel, _ = assert_equivalent(RESIDUAL, DATA, tap.split([4]), batch_size=batch_size, epochs=2)
     partitioned = parallel.executable().partitioned

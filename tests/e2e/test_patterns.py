@@ -98,7 +98,7 @@ def test_megatron_on_two_dims():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("vocabulary", [50, 51])
+@pytest.mark.parametrize("vocabulary", [pytest.param(50, marks=pytest.mark.slow), 51])
 def test_vocabulary_parallel_never_gathers_logits(vocabulary):
     constraints = [
         tap.shard("tokens/embeddings", dim=0, axis="model"),
@@ -180,6 +180,9 @@ def test_experts_exchange_tokens_by_all_to_all():
     assert len(by_kind(parallel.collectives())["all_to_all"]) >= 2
 
 
-@pytest.mark.parametrize("mesh", [[3], [4], [2, 2]])
+@pytest.mark.parametrize(
+    "mesh",
+    [pytest.param([3], marks=pytest.mark.slow), pytest.param([4], marks=pytest.mark.slow), [2, 2]],
+)
 def test_batches_that_do_not_divide(mesh):
     assert_equivalent(gpt, tokens(13), tap.split(mesh), batch_size=5)

@@ -389,7 +389,7 @@ MODELS = {
                       loss="mse", metrics=["mae"]), regressed,
     ),
 }  # fmt: skip
-FAST = ("sam_optimizer", "manual_accumulation")
+FAST = ("manual_accumulation",)
 IN_BOTH_WAYS = ("simclr", "sam_optimizer", "manual_accumulation", "pinn_second_derivative")
 
 

@@ -282,7 +282,7 @@ MODELS = {
     "lora": (lora, lambda samples: (samples.real(6), samples.labels(3))),
     "custom_optimizer": (custom_optimizer, lambda samples: (samples.real(6), samples.real(3))),
 }  # fmt: skip
-FAST = ("mixture_density", "lora")
+FAST = ("lora",)
 IN_BOTH_WAYS = (
     "two_tower", "capsule_triplet", "mixture_density", "lora", "custom_optimizer", "yolo_like",
 )  # fmt: skip
