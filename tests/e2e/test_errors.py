@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 
 import keras
@@ -17,7 +16,6 @@ from tests.equivalence import train
 from tfpar.keras.adapter import parallel_model
 from tfpar.spec import (
     CaptureError,
-    PlanError,
     SpecError,
     TfparError,
 )
@@ -390,72 +388,6 @@ def test_a_variable_of_strings():
         out, read = step(X)
     np.testing.assert_allclose(out, X @ np.ones((6, 2)), rtol=1e-5)
     assert read.numpy().tolist() == [b"a", b"b"]
-
-
-# --- plans -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def plan_file(tmp_path):
-    keras.utils.clear_session()
-    model = parallel()
-    model.fit(X, Y, batch_size=8, verbose=0)
-    path = tmp_path / "plan.json"
-    tap.plan_of(model).save(path)
-    keras.utils.clear_session()
-    return path
-
-
-@pytest.mark.slow
-def test_plan_files_that_cannot_be_used(plan_file, tmp_path):
-    good = json.loads(plan_file.read_text())
-    bad = tmp_path / "bad.json"
-    for content, sign in (
-        (plan_file.read_text()[:100], "corrupt"),
-        (json.dumps({**good, "version": 99, "tfpar": "9.0"}), "newer tfpar"),
-        ("[1, 2]", "not a plan file"),
-        (json.dumps({k: v for k, v in good.items() if k != "mesh"}), "lacks the field 'mesh'"),
-    ):
-        bad.write_text(content)
-        with pytest.raises(PlanError, match=sign):
-            with tap.auto_parallel(plan=str(bad)):
-                build()
-        model = build()
-        with pytest.raises(PlanError, match=sign):
-            tap.parallelize(model, plan=str(bad))
-        assert parallel_model(model) is None
-    with pytest.raises(PlanError, match="no plan file"):
-        tap.auto_parallel(plan=str(tmp_path / "none.json"))
-    model.fit(X, Y, batch_size=8, verbose=0)
-
-
-@pytest.mark.slow
-def test_plan_of_another_model(plan_file):
-    def other():
-        model = keras.Sequential(
-            [keras.Input((6,)), layers.Dense(12, name="fc1"), layers.Dense(2, name="head")]
-        )
-        model.compile("sgd", "mse", jit_compile=False)
-        return model
-
-    keras.utils.set_random_seed(7)
-    with tap.auto_parallel(plan=str(plan_file)):
-        model = other()
-    with pytest.raises(PlanError, match="another model.*fc2"):
-        model.fit(X, Y, batch_size=8, verbose=0)
-    assert_usable(model, make=other)
-
-
-def test_plan_for_another_mesh(plan_file):
-    with pytest.raises(PlanError, match="is for the mesh data=2 x model=2"):
-        model = parallel((), tap.split([4]), plan=str(plan_file))
-        model.fit(X, Y, batch_size=8, verbose=0)
-
-
-@pytest.mark.slow
-def test_plan_and_constraints_exclude_each_other(plan_file):
-    with pytest.raises(TfparError, match="plan.*constraints|constraints.*plan"):
-        parallel(COLUMN, plan=str(plan_file))
 
 
 # --- the runtime -----------------------------------------------------------------------
