@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,7 +13,6 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.e2e.test_architectures import layout_of_strangers
 from tests.equivalence import Trained, assert_same, train
 
 BATCH, LAST = 8, 5
@@ -53,6 +54,23 @@ def cases(models: Mapping[str, Any], fast: Iterable[str], in_both_ways: Iterable
         for mode in ("data", "tensor") if name in in_both_ways else ("tensor",):
             found.append(pytest.param(name, mode, marks=marks, id=f"{name}-{mode}"))
     return found
+
+
+def layout_of_strangers(model: keras.Model, seed: int = 0) -> list[tap.Constraint]:
+    """Embeddings by rows; of the other layers with kernels every other one by the last dim."""
+    choose = random.Random(seed)
+    chosen: dict[str, bool] = {}
+    constraints = []
+    for weight in model.trainable_weights:
+        owner, _, name = weight.path.rpartition("/")
+        if len(weight.shape) < 2:
+            continue
+        split = chosen.setdefault(owner, choose.random() < 0.5)
+        if "embeddings" in name:
+            constraints.append(tap.shard(re.escape(weight.path), dim=0, axis="model"))
+        elif split and weight.shape[-1] > 1:
+            constraints.append(tap.shard(re.escape(weight.path), dim=-1, axis="model"))
+    return constraints
 
 
 def fitted(build: Build, draw: Draw, **arguments: Any) -> Trained:

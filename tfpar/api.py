@@ -114,8 +114,8 @@ def function(step: Callable[..., Any] | None = None) -> Any:
     """Decorator: run a function of tensors on the mesh of the enclosing `auto_parallel`.
 
     Like `tf.function` it is compiled for each set of argument shapes, and AutoGraph turns Python
-    control flow on tensors into ops. Tensors whose leading dim
-    is that of the first argument are taken as batches.
+    control flow on tensors into ops. Tensors whose leading dim is that of the first argument
+    are taken as batches.
     """
     if step is None:
         return function

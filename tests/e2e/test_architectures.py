@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import random
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +22,7 @@ from keras.src.applications.mobilenet_v3 import MobileNetV3Small
 
 import tfpar as tap
 from tests.equivalence import Trained, assert_same, train
+from tests.one_epoch import cases, layout_of_strangers
 
 BATCH, LAST = 8, 5
 NUM_SAMPLES = BATCH + LAST
@@ -177,7 +176,6 @@ SLOW = {
 
 ARCHITECTURES = {**FAST, **SLOW}
 
-# Tensor parallelism splits the batch as well, so that the rest need not be tried without it.
 IN_BOTH_WAYS = (*FAST, "mixtral", "bert", "deberta", "t5", "swin")
 
 
@@ -231,39 +229,12 @@ def fitted(architecture: Architecture, **arguments: Any) -> Trained:
         keras.config.set_dtype_policy("float32")
 
 
-def layout_of_strangers(model: keras.Model, seed: int = 0) -> list[tap.Constraint]:
-    """Embeddings by rows; of the other layers with kernels every other one by the last dim."""
-    choose = random.Random(seed)
-    chosen: dict[str, bool] = {}
-    constraints = []
-    for weight in model.trainable_weights:
-        owner, _, name = weight.path.rpartition("/")
-        if len(weight.shape) < 2:
-            continue
-        split = chosen.setdefault(owner, choose.random() < 0.5)
-        if "embeddings" in name:
-            constraints.append(tap.shard(re.escape(weight.path), dim=0, axis="model"))
-        elif split and weight.shape[-1] > 1:
-            constraints.append(tap.shard(re.escape(weight.path), dim=-1, axis="model"))
-    return constraints
-
-
 @functools.lru_cache(maxsize=1)
 def on_one_device(name: str) -> Trained:
     return fitted(ARCHITECTURES[name])
 
 
-def cases() -> list[Any]:
-    """(architecture, mode), one architecture after the other: the plain run serves both."""
-    found = []
-    for name in ARCHITECTURES:
-        marks = [pytest.mark.xdist_group(name), *([] if name in FAST else [pytest.mark.slow])]
-        for mode in ("data", "tensor") if name in IN_BOTH_WAYS else ("tensor",):
-            found.append(pytest.param(name, mode, marks=marks, id=f"{name}-{mode}"))
-    return found
-
-
-@pytest.mark.parametrize(("name", "mode"), cases())
+@pytest.mark.parametrize(("name", "mode"), cases(ARCHITECTURES, FAST, IN_BOTH_WAYS))
 def test_trains_as_on_one_device(name, mode):
     plain = on_one_device(name)
     constraints = layout_of_strangers(plain.model) if mode == "tensor" else []

@@ -121,13 +121,24 @@ def choose(
     chosen = tuple(splits)
     return Choice(
         chosen,
-        tuple(
-            operand_spec(dims, rule, chosen, mesh, takes, reductions, i)
-            for i, dims in enumerate(rule.inputs)
-        ),
+        input_specs(rule, chosen, mesh, takes, reductions),
         tuple(
             operand_spec(dims, rule, chosen, mesh, takes, reductions, None) for dims in rule.outputs
         ),
+    )
+
+
+def input_specs(
+    rule: OpRule,
+    splits: Splits,
+    mesh: Mesh,
+    takes: Sequence[tuple[int, ...]],
+    reductions: Sequence[str],
+) -> tuple[Spec, ...]:
+    """The specs that an op which runs as `splits` needs of its inputs."""
+    return tuple(
+        operand_spec(dims, rule, splits, mesh, takes, reductions, i)
+        for i, dims in enumerate(rule.inputs)
     )
 
 

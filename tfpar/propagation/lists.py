@@ -7,7 +7,7 @@ a loop or branch, or went into it, stays as it lies.
 from __future__ import annotations
 
 from tfpar.ir.graph import Op, Tensor
-from tfpar.propagation.decide import Choice, operand_spec
+from tfpar.propagation.decide import Choice, input_specs
 from tfpar.propagation.factors import CARRY, WHOLE, Split, splits_of
 from tfpar.propagation.prepared import NEW_LIST_TYPES
 from tfpar.rules.rule import PLAIN, OpRule
@@ -37,14 +37,7 @@ def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> Choice:
     takes = [group] * mesh.num_axes
     reductions = [p.op if isinstance(p, Partial) else "sum" for p in spec]
     chosen = tuple(splits)
-    return Choice(
-        chosen,
-        tuple(
-            operand_spec(dims, rule, chosen, mesh, takes, reductions, i)
-            for i, dims in enumerate(rule.inputs)
-        ),
-        (spec,),
-    )
+    return Choice(chosen, input_specs(rule, chosen, mesh, takes, reductions), (spec,))
 
 
 def sources(op: Op) -> list[Tensor]:
