@@ -1,0 +1,79 @@
+"""Language models of one stack."""
+
+from __future__ import annotations
+
+import keras
+from keras import layers
+
+from benchmarks.models.blocks import Bias, Positions, TiedEmbedding, TransformerBlock
+
+
+def gpt(
+    vocabulary: int = 8000,
+    length: int = 128,
+    hidden: int = 256,
+    heads: int = 4,
+    num_layers: int = 4,
+) -> keras.Model:
+    """A decoder-only transformer with learned positions, pre-normalised."""
+    tokens = keras.Input((length,), dtype="int32")
+    positions = keras.ops.arange(length)
+    x = layers.Embedding(vocabulary, hidden, name="tokens")(tokens)
+    x = x + layers.Embedding(length, hidden, name="positions")(positions)
+    for i in range(num_layers):
+        h = layers.LayerNormalization(name=f"block_{i}_ln1")(x)
+        h = layers.MultiHeadAttention(heads, hidden // heads, name=f"block_{i}_attention")(
+            h, h, use_causal_mask=True
+        )
+        x = x + h
+        h = layers.LayerNormalization(name=f"block_{i}_ln2")(x)
+        h = layers.Dense(4 * hidden, activation="gelu", name=f"block_{i}_fc1")(h)
+        x = x + layers.Dense(hidden, name=f"block_{i}_fc2")(h)
+    x = layers.LayerNormalization(name="ln")(x)
+    return keras.Model(tokens, layers.Dense(vocabulary, name="head")(x))
+
+
+def gshard_moe(
+    vocabulary: int = 64,
+    length: int = 16,
+    hidden: int = 32,
+    heads: int = 4,
+    inner: int = 64,
+    num_layers: int = 2,
+    experts: int = 4,
+) -> keras.Model:
+    """Two experts for each token in every other layer (GShard: Lepikhin et al., 2020).
+
+    Here as a decoder-only language model.
+    """
+    tokens = keras.Input((length,), dtype="int32")
+    x = layers.Embedding(vocabulary, hidden, name="tokens")(tokens)
+    x = Positions(name="positions")(x)
+    for i in range(num_layers):
+        x = TransformerBlock(
+            hidden, heads, inner, causal=True, experts=experts * (i % 2), name=f"block_{i}"
+        )(x)
+    x = layers.LayerNormalization(name="norm")(x)
+    logits = layers.Dense(vocabulary, name="head")(x)
+    return keras.Model(tokens, logits, name="gshard_moe")
+
+
+def bert(
+    vocabulary: int = 64,
+    length: int = 16,
+    hidden: int = 32,
+    heads: int = 4,
+    inner: int = 64,
+    num_layers: int = 2,
+) -> keras.Model:
+    """BERT with the head of its masked tokens (Devlin et al., 2019); all of one segment."""
+    tokens = keras.Input((length,), dtype="int32")
+    table = TiedEmbedding(vocabulary, hidden, name="tokens")
+    x = Positions(name="positions")(table(tokens))
+    x = layers.LayerNormalization(name="embedding_norm")(x)
+    for i in range(num_layers):
+        x = TransformerBlock(hidden, heads, inner, post_norm=True, name=f"block_{i}")(x)
+    x = layers.Dense(hidden, activation="gelu", name="head_dense")(x)
+    x = layers.LayerNormalization(name="head_norm")(x)
+    logits = Bias(name="head_bias")(table(x, reverse=True))
+    return keras.Model(tokens, logits, name="bert")
