@@ -16,6 +16,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.constraints import Constraint, batch_axes
+from tfpar.keras.initial_shapes import initial_shape
 from tfpar.plan import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
@@ -241,7 +242,10 @@ def create_variable(next_creator, **kwargs):
 
 
 def _shape_of(initial: Callable[[], Any]) -> tuple[tf.TensorShape, tf.DType]:
-    """Shape and dtype of what `initial` makes, by tracing it in a scratch graph."""
+    """Shape and dtype of what `initial` makes, if need be by tracing it in a scratch graph."""
+    known = initial_shape(initial)
+    if known is not None:
+        return known
     with FuncGraph("shape").as_default():  # which, unlike a plain Graph, takes eager tensors
         tensor = tf.convert_to_tensor(initial())
         return tensor.shape, tensor.dtype.base_dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tfpar.ir.graph import DType, FunctionRef, ShapeAttr, UnknownShape
 
 
+@functools.cache
 def dtype_name(number: int) -> str:
     """`float32` for `DT_FLOAT`; reference types count as their base."""
     return tf.dtypes.as_dtype(number).base_dtype.name

@@ -23,20 +23,25 @@ def static_shape(shape: tf.TensorShape) -> Shape:
     return None if shape.rank is None else tuple(shape.as_list())
 
 
-def convert_func_graph(func_graph) -> Graph:
+def convert_func_graph(func_graph, more_outputs: Sequence[tf.Tensor] = ()) -> Graph:
     """The IR of a FuncGraph: its ops, inputs and outputs, calls inlined.
 
     Resource placeholders become graph inputs like any other; `capture` binds those
     that are variables. The function bodies that ops name are in `Graph.functions`.
+
+    Args:
+        more_outputs: tensors of the FuncGraph that the graph has as outputs after its own.
     """
-    graph = _convert(func_graph, {})
+    graph = _convert(func_graph, {}, more_outputs)
     infer_lists(graph)
     inline_calls(graph)
     hoist_reads(graph)
     return graph
 
 
-def _convert(func_graph, functions: dict[str, Graph]) -> Graph:
+def _convert(
+    func_graph, functions: dict[str, Graph], more_outputs: Sequence[tf.Tensor] = ()
+) -> Graph:
     graph_def = func_graph.as_graph_def()
     graph = Graph(functions=functions)
     by_name: dict[str, Op] = {}
@@ -66,7 +71,7 @@ def _convert(func_graph, functions: dict[str, Graph]) -> Graph:
                 op.inputs.append(by_name[source].outputs[int(index or 0)])
     graph.ops = sort_topologically(list(by_name.values()))
     graph.inputs = [_tensor(by_name, t) for t in func_graph.inputs]
-    graph.outputs = [_tensor(by_name, t) for t in func_graph.outputs]
+    graph.outputs = [_tensor(by_name, t) for t in (*func_graph.outputs, *more_outputs)]
     graph.effects = [by_name[o.name] for o in func_graph.control_outputs]
     for op in graph.ops:
         _convert_bodies(func_graph, op, functions)

@@ -6,19 +6,24 @@ handle and never read, so they need no memory.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import func_graph as func_graph_lib
 
 from tfpar.capture.convert import convert_func_graph
-from tfpar.ir.graph import Graph, Variable
+from tfpar.ir.graph import Graph, Tensor, Variable
 from tfpar.runtime.variables import capturing
 from tfpar.spec import CaptureError
+
+GRADIENTS = "tfpar_gradients"
+"""The collection of a traced graph in which its gradients are marked (`tfpar.keras.gradients`)."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,6 +36,8 @@ class CapturedStep:
         closure: tensors from outside that the step reads (fed with each call).
         variables: the TensorFlow variable of each `graph.variables` entry.
         output_structure: the step's result with a placeholder at every tensor.
+        gradients: the tensors of `graph` that enter Keras optimizers, in order; empty for a step
+            without one. `rewrite` keeps them valid.
     """
 
     graph: Graph
@@ -38,6 +45,15 @@ class CapturedStep:
     closure: list[tf.Tensor]
     variables: list[tf.Variable]
     output_structure: Any
+    gradients: list[Tensor] = dataclasses.field(default_factory=list, kw_only=True)
+
+    def rewrite(self, passes: Callable[[Graph], Graph]) -> None:
+        """Put `passes(graph)` in the place of `graph`; what marks tensors follows them."""
+        count = len(self.graph.outputs)
+        self.graph.outputs = [*self.graph.outputs, *self.gradients]
+        self.graph = passes(self.graph)
+        self.gradients = self.graph.outputs[count:]
+        del self.graph.outputs[count:]
 
     def pack_outputs(self, flat: Sequence[tf.Tensor]) -> Any:
         """The step's result from the graph's flat outputs."""
@@ -90,6 +106,7 @@ def capture_step(
     name: str = "step",
     build: Callable[[], None] | None = None,
     matters: Callable[[tf.Variable], bool] | None = None,
+    return_gradients: bool = False,
 ) -> CapturedStep:
     """Trace `function(*arguments)` and convert it.
 
@@ -103,16 +120,22 @@ def capture_step(
         build: makes variables beforehand; its other effects are not carried out.
         matters: whether the step may be another one once this variable, which tracing it made, is
             there.
+        return_gradients: the marked gradients are outputs of the graph, after the step's own.
 
     Raises:
         CaptureError: the step runs eager-only Python on tensors, or fails while traced.
     """
-    if build is not None:
-        _trace(build, (), f"build_{name}")
-    func_graph, created = _trace(function, arguments, name)
-    if any(matters is None or matters(v) for v in created):
-        func_graph, _ = _trace(function, arguments, name)
-    graph = convert_func_graph(func_graph)
+    with _collection_paused():
+        if build is not None:
+            _trace(build, (), f"build_{name}")
+        func_graph, created = _trace(function, arguments, name)
+        if any(matters is None or matters(v) for v in created):
+            func_graph, _ = _trace(function, arguments, name)
+        graph = convert_func_graph(func_graph, func_graph.get_collection(GRADIENTS))
+    num_outputs = len(func_graph.outputs)
+    gradients = graph.outputs[num_outputs:]
+    if not return_gradients:
+        del graph.outputs[num_outputs:]
     by_handle = {id(v.handle): v for v in func_graph.variables}
     externals = [external for external, _ in func_graph.captures]
     num_arguments = len(graph.inputs) - len(externals)
@@ -149,7 +172,22 @@ def capture_step(
         variables.append(variable)
     graph.inputs = graph.inputs[:num_arguments] + closure_inputs
     structure = tf.nest.map_structure(_output_leaf, func_graph.structured_outputs)
-    return CapturedStep(graph, num_arguments, closure, variables, structure)
+    return CapturedStep(graph, num_arguments, closure, variables, structure, gradients=gradients)
+
+
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Without garbage collection.
+
+    Next to nothing of a graph in the making is garbage, and each pass walks over all of it.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import tree
 
+from tfpar.capture.step import CapturedStep, capture_step
+from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.plan import Plan
 from tfpar.runtime.executable import Executable
@@ -36,6 +38,7 @@ class ParallelModel:
         self.session = session
         self.plan: Plan | None = None
         self.executables: dict[str, Executable] = {}
+        self._holders: dict[int, tuple[Any, bool]] = {}
 
     @property
     def model(self) -> keras.Model:
@@ -54,7 +57,11 @@ class ParallelModel:
         """
 
         def run(data):
-            with equal_weights(self.model) if equal_batches else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if kind == "train":
+                    stack.enter_context(marked_gradients())
+                if equal_batches:
+                    stack.enter_context(equal_weights(self.model))
                 return getattr(self.model, f"{kind}_step")(data)
 
         def remember(plan: Plan, executable: Executable) -> None:
@@ -67,6 +74,29 @@ class ParallelModel:
             build=self.build_optimizer if kind == "train" else None, matters=self.is_no_metric,
             part=kind != "train", name=f"{kind}_step",
         )  # fmt: skip
+
+    def capture_gradients(self, specs: Sequence[Any]) -> CapturedStep:
+        """The training step without its updates: forward, backward and metrics.
+
+        The graph returns the gradients after the step's own outputs. No optimizer is built and
+        nothing is computed, so a model may be larger than memory.
+
+        Args:
+            specs: `argument_specs((batch,))`; a batch is `(x, y)` or `(x, y, sample_weight)`.
+
+        Raises:
+            CaptureError: as for `capture_step`.
+        """
+
+        def run(data):
+            with marked_gradients(update=False):
+                return self.model.train_step(data)
+
+        with self.session.scope():
+            return capture_step(
+                run, specs, self.variable_name, "train_step", matters=self.is_no_metric,
+                return_gradients=True,
+            )  # fmt: skip
 
     def make_train_function(self) -> Any:
         return self._iterating("train")
@@ -120,12 +150,17 @@ class ParallelModel:
 
     def variable_name(self, variable: tf.Variable) -> tuple[str, bool]:
         """A captured variable's Keras path, and whether it is a weight of the model."""
-        weights = {id(w) for w in self.model.weights}
-        for holder in self.keras_variables():
-            if holder._value is variable:
-                is_weight = id(holder) in weights and variable.dtype.is_floating
-                return holder.path, is_weight
-        return variable.name.partition(":")[0], bool(variable.trainable)
+        holder, is_weight = self._holders.get(id(variable), (None, False))
+        if holder is None or holder._value is not variable:
+            # Looked up anew only now: Keras walks over all layers for it.
+            weights = {id(w) for w in self.model.weights}
+            self._holders = {
+                id(h._value): (h, id(h) in weights) for h in reversed(self.keras_variables())
+            }
+            holder, is_weight = self._holders.get(id(variable), (None, False))
+        if holder is None:
+            return variable.name.partition(":")[0], bool(variable.trainable)
+        return holder.path, is_weight and variable.dtype.is_floating
 
     def build_optimizer(self) -> None:
         """Make the slots that Keras's own `train_step` would make in its first trace."""

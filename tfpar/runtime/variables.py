@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import func_graph as func_graph_lib
+from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_shape
@@ -46,7 +47,17 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         self, *, shape, dtype, trainable=True, name=None,
         initial_value: Callable[[], Any] | None = None, **kwargs,
     ) -> None:  # fmt: skip
-        super().__init__(shape=shape, dtype=dtype, trainable=trainable, name=name, **kwargs)
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                # TensorFlow makes a kernel for each name of a handle, half a millisecond each:
+                # all handles are made under one name, and variables named by themselves.
+                with ops.name_scope(name, "Variable", skip_on_eager=False) as scope:
+                    own_name = ops.name_from_scope_name(scope)
+                with ops.name_scope("", skip_on_eager=False):
+                    super().__init__(shape=shape, dtype=dtype, trainable=trainable, **kwargs)
+                self._handle_name = self.handle._name = f"{own_name}:0"
+            else:
+                super().__init__(shape=shape, dtype=dtype, trainable=trainable, name=name, **kwargs)
         self._pending = initial_value
         self._shards: list[tf.Variable] | None = None
         self._layout: tuple[Mesh, Spec] | None = None

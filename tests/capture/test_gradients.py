@@ -1,0 +1,180 @@
+"""Gradients as the boundary between backward and update, and capturing without the update."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfpar as tap
+from tfpar.capture.step import argument_specs
+from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.passes.predicate_branches import predicate_branches
+from tfpar.ir.passes.split_bundles import split_bundles
+from tfpar.ir.passes.trim import trim
+from tfpar.keras.adapter import parallel_model
+from tfpar.keras.gradients import marked_gradients
+from tfpar.keras.model import ParallelModel
+from tfpar.session import Session
+
+rng = np.random.default_rng(0)
+X = rng.integers(0, 7, (8, 3)).astype("int32")
+Y = rng.integers(0, 4, 8).astype("int32")
+SPECS = argument_specs(((tf.TensorSpec(X.shape, tf.int32), tf.TensorSpec(Y.shape, tf.int32)),))
+
+WRITES = ("Assign", "ResourceApply", "ResourceScatter")
+
+
+class TwoOptimizers(keras.Model):
+    """The embedding learns by one optimizer, the rest by another."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(7, 5)
+        self.head = keras.layers.Dense(4)
+        self.own = keras.optimizers.Adam()
+
+    def call(self, x):
+        return self.head(tf.reduce_mean(self.embedding(x), 1))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        parts = self.embedding.trainable_variables, self.head.trainable_variables
+        for optimizer, weights, gradients in zip(
+            (self.own, self.optimizer), parts, tape.gradient(loss, parts), strict=True
+        ):
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss}
+
+
+def sequential():
+    return keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(7, 5),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.2, seed=3),
+            keras.layers.Dense(4),
+        ]
+    )
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def parallel(build=sequential, optimizer="adamw"):
+    """A model in a session that has started no device."""
+    keras.utils.set_random_seed(0)
+    session = Session(tap.split([2]))
+    with session.scope():
+        model = build()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer() if callable(optimizer) else optimizer, loss, jit_compile=False)
+    return model, ParallelModel(model, session)
+
+
+def shapes(tensors):
+    return [t.shape for t in tensors]
+
+
+CASES = {
+    "fit": (sequential, "adamw"),
+    "two optimizers": (TwoOptimizers, "sgd"),
+    "loss scaling": (sequential, scaled),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_enters_the_optimizer_is_marked(case):
+    _, state = parallel(*CASES[case])
+    captured = state.step("train").capture(SPECS)
+    # The embedding's gradient is sparse: its values, and the rows they belong to.
+    kernel = (15, 4) if case != "two optimizers" else (5, 4)
+    assert shapes(captured.gradients) == [(24, 5), (24,), kernel, (4,)]
+    assert all(t.op in captured.graph.ops for t in captured.gradients)
+    assert not set(captured.gradients) & set(captured.graph.outputs)
+
+
+def test_marks_survive_the_passes():
+    def passes(graph):
+        return predicate_branches(trim(split_bundles(inline_calls(graph))).graph)
+
+    _, state = parallel(optimizer=scaled)
+    captured = state.step("train").capture(SPECS)
+    before, num_outputs = shapes(captured.gradients), len(captured.graph.outputs)
+    captured.rewrite(passes)
+    assert shapes(captured.gradients) == before
+    assert len(captured.graph.outputs) == num_outputs
+    assert all(t.op in captured.graph.ops for t in captured.gradients)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_without_updates_ends_with_the_gradients(case):
+    model, state = parallel(*CASES[case])
+    captured = state.capture_gradients(SPECS)
+    assert shapes(captured.gradients) == [tuple(w.shape) for w in model.trainable_weights]
+    assert captured.graph.outputs[-len(captured.gradients) :] == captured.gradients
+    weights = {id(w.value) for w in model.trainable_weights}
+    handles = {
+        v.handle
+        for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
+        if id(variable) in weights
+    }
+    assert len(handles) == len(model.trainable_weights)
+    assert not [
+        op for op in captured.graph.ops if op.type.startswith(WRITES) and op.inputs[0] in handles
+    ]
+    assert not model.optimizer.built
+    assert "devices" not in vars(state.session)
+    assert all(w.value._pending is not None for w in model.trainable_weights)
+
+
+def test_returned_gradients_survive_trimming():
+    _, state = parallel()
+    captured = state.capture_gradients(SPECS)
+    graph = trim(captured.graph).graph
+    assert shapes(graph.outputs[-len(captured.gradients) :]) == shapes(captured.gradients)
+    assert "UnsortedSegmentSum" in {op.type for op in graph.ops}
+
+
+def test_a_step_that_trains_nothing_has_no_gradients():
+    _, state = parallel()
+    assert state.step("predict").capture(argument_specs((X,))).gradients == []
+
+
+def test_gradients_of_a_branch_run_their_optimizer_as_ever():
+    variable = keras.Variable(np.ones(3, "float32"))
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build([variable])
+
+    def step(flag):
+        with marked_gradients(update=False):
+            tf.cond(flag, lambda: optimizer.apply([tf.ones(3)]), lambda: None)
+
+    tf.function(step, autograph=False)(tf.constant(True))
+    np.testing.assert_array_equal(variable, [0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_the_same_after_a_capture_without_updates(case):
+    build, optimizer = CASES[case]
+
+    def trained(capture: bool):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        with tap.auto_parallel([2]):
+            model = build()
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            chosen = optimizer() if callable(optimizer) else optimizer
+            model.compile(chosen, loss, jit_compile=False)
+        if capture:
+            parallel_model(model).capture_gradients(SPECS)
+        history = model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+        return history["loss"], model.get_weights()
+
+    (plain, weights), (captured, others) = trained(False), trained(True)
+    np.testing.assert_array_equal(captured, plain)
+    for a, b in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(a, b)

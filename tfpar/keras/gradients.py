@@ -1,0 +1,91 @@
+"""The gradients of a step: the tensors that enter a Keras optimizer.
+
+They part forward and backward from the update. `marked_gradients` notes them while a step is
+traced, and can leave the updates out: a plan is made from forward and backward alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfpar.capture.step import GRADIENTS
+
+
+@contextlib.contextmanager
+def marked_gradients(*, update: bool = True) -> Iterator[None]:
+    """While the current graph is traced inside, it collects what enters `apply` of optimizers.
+
+    The collection is `GRADIENTS`, in the order of the calls. Of optimizers that call each other
+    (loss scaling) the outermost counts. A sparse gradient is marked by its values and its indices.
+    Gradients that are made in a branch or a loop are no tensors of the step and are not marked.
+
+    Args:
+        update: if False, `apply` does nothing else: no update and no slots, and sparse gradients
+            are made dense. An optimizer whose gradients cannot be marked is run all the same.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    inside = False
+
+    def marking(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def apply(self, grads, *args, **kwargs):
+            nonlocal inside
+            if inside:
+                return original(self, grads, *args, **kwargs)
+            grads = list(grads)
+            tensors = [t for g in grads for t in _tensors(g)]
+            if tensors and all(getattr(t, "graph", None) is graph for t in tensors):
+                if not update:
+                    tensors = [t for g in grads for t in _tensors(_dense(g))]
+                for tensor in tensors:
+                    graph.add_to_collection(GRADIENTS, tensor)
+                if not update:
+                    return None
+            inside = True
+            try:
+                return original(self, grads, *args, **kwargs)
+            finally:
+                inside = False
+
+        return apply
+
+    originals = [(c, vars(c)["apply"]) for c in _classes(BaseOptimizer) if "apply" in vars(c)]
+    for cls, original in originals:
+        cls.apply = marking(original)
+    try:
+        yield
+    finally:
+        for cls, original in originals:
+            cls.apply = original
+
+
+def _classes(cls: Any) -> Iterable[Any]:
+    """`cls` and all that inherit from it, each once."""
+    found: dict[Any, None] = {cls: None}
+    for sub in cls.__subclasses__():
+        found.update(dict.fromkeys(_classes(sub)))
+    return found
+
+
+def _tensors(gradient: Any) -> list[Any]:
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [] if gradient is None else [gradient]
+
+
+def _dense(gradient: Any) -> Any:
+    """A sparse gradient whose shape is known as a dense one; others as they are."""
+    if not isinstance(gradient, tf.IndexedSlices) or gradient.dense_shape is None:
+        return gradient
+    shape = tf.get_static_value(gradient.dense_shape)
+    rows = gradient.dense_shape[0] if shape is None else shape[0]
+    # Among the ops of the layer's backward pass, where it belongs.
+    scope = gradient.values.op.name.rpartition("/")[0]
+    with tf.name_scope(f"{scope}/" if scope else ""):
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
