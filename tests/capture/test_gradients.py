@@ -1,4 +1,4 @@
-"""Gradients as the boundary between backward and update, and capturing without the update."""
+"""Gradients as the boundary between backward and update; capturing without the update, cheaply."""
 
 import keras
 import numpy as np
@@ -13,8 +13,9 @@ from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.keras.adapter import parallel_model
 from tfpar.keras.gradients import marked_gradients
+from tfpar.keras.initial_shapes import _OF_ANY_SHAPE, initial_shape
 from tfpar.keras.model import ParallelModel
-from tfpar.session import Session
+from tfpar.session import Session, create_variable
 
 rng = np.random.default_rng(0)
 X = rng.integers(0, 7, (8, 3)).astype("int32")
@@ -178,3 +179,53 @@ def test_training_is_the_same_after_a_capture_without_updates(case):
     np.testing.assert_array_equal(captured, plain)
     for a, b in zip(weights, others, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+# --- what makes it cheap ---------------------------------------------------------
+
+
+def initial_values(initializer, shape, dtype):
+    """What Keras makes a weight's variable from."""
+    found = []
+
+    def keep(next_creator, **kwargs):
+        found.append(kwargs["initial_value"])
+        return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(keep):
+        keras.Variable(initializer, shape=shape, dtype=dtype)
+    return found[0]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_shapes_that_are_read_off_are_those_that_are_made(shape, dtype):
+    for cls in _OF_ANY_SHAPE:
+        initial = initial_values(cls(), shape, dtype)
+        value = initial()
+        assert initial_shape(initial) == (value.shape, value.dtype)
+
+
+def test_the_shapes_of_other_initial_values_are_traced():
+    for initializer, shape in [("orthogonal", (2, 3)), ("identity", (2, 2))]:
+        assert initial_shape(initial_values(initializer, shape, "float32")) is None
+    assert initial_shape(initial_values("zeros", (2,), "int32")) is None
+    assert initial_shape(lambda: tf.zeros(3)) is None
+
+
+def test_variables_have_the_names_that_tensorflow_gives():
+    def names():
+        with tf.name_scope("outer/inner"):
+            made = [tf.Variable([1.0], name="weight"), tf.Variable([1.0])]
+        return [v.name for v in made]
+
+    with tf.variable_creator_scope(create_variable):
+        assert names() == ["outer/inner/weight:0", "outer/inner/Variable:0"]
+
+
+def test_variables_that_come_later_are_found_by_name():
+    model, state = parallel()
+    state.capture_gradients(SPECS)
+    captured = state.step("train").capture(SPECS)
+    names = {v.name for v in captured.graph.variables}
+    assert {v.path for v in model.optimizer.variables} <= names
