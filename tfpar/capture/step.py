@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph as func_graph_lib
 
 from tfpar.capture.convert import convert_func_graph
-from tfpar.ir.graph import Graph, Tensor, Variable
+from tfpar.ir.graph import Gradient, Graph, Variable
 from tfpar.runtime.variables import capturing
 from tfpar.spec import CaptureError
 
@@ -36,7 +36,7 @@ class CapturedStep:
         closure: tensors from outside that the step reads (fed with each call).
         variables: the TensorFlow variable of each `graph.variables` entry.
         output_structure: the step's result with a placeholder at every tensor.
-        gradients: the tensors of `graph` that enter Keras optimizers, in order; empty for a step
+        gradients: what enters Keras optimizers, in order, as tensors of `graph`; empty for a step
             without one. `rewrite` keeps them valid.
     """
 
@@ -45,14 +45,18 @@ class CapturedStep:
     closure: list[tf.Tensor]
     variables: list[tf.Variable]
     output_structure: Any
-    gradients: list[Tensor] = dataclasses.field(default_factory=list, kw_only=True)
+    gradients: list[Gradient] = dataclasses.field(default_factory=list, kw_only=True)
 
     def rewrite(self, passes: Callable[[Graph], Graph]) -> None:
         """Put `passes(graph)` in the place of `graph`; what marks tensors follows them."""
         count = len(self.graph.outputs)
-        self.graph.outputs = [*self.graph.outputs, *self.gradients]
+        marked = [t for g in self.gradients for t in g.tensors]
+        self.graph.outputs = [*self.graph.outputs, *marked]
         self.graph = passes(self.graph)
-        self.gradients = self.graph.outputs[count:]
+        rewritten = iter(self.graph.outputs[count:])
+        self.gradients = [
+            Gradient(g.variable, *(next(rewritten) for _ in g.tensors)) for g in self.gradients
+        ]
         del self.graph.outputs[count:]
 
     def pack_outputs(self, flat: Sequence[tf.Tensor]) -> Any:
@@ -106,7 +110,6 @@ def capture_step(
     name: str = "step",
     build: Callable[[], None] | None = None,
     matters: Callable[[tf.Variable], bool] | None = None,
-    return_gradients: bool = False,
 ) -> CapturedStep:
     """Trace `function(*arguments)` and convert it.
 
@@ -120,7 +123,6 @@ def capture_step(
         build: makes variables beforehand; its other effects are not carried out.
         matters: whether the step may be another one once this variable, which tracing it made, is
             there.
-        return_gradients: the marked gradients are outputs of the graph, after the step's own.
 
     Raises:
         CaptureError: the step runs eager-only Python on tensors, or fails while traced.
@@ -131,11 +133,12 @@ def capture_step(
         func_graph, created = _trace(function, arguments, name)
         if any(matters is None or matters(v) for v in created):
             func_graph, _ = _trace(function, arguments, name)
-        graph = convert_func_graph(func_graph, func_graph.get_collection(GRADIENTS))
+        marks = func_graph.get_collection(GRADIENTS)
+        graph = convert_func_graph(func_graph, [t for _, tensors in marks for t in tensors])
     num_outputs = len(func_graph.outputs)
-    gradients = graph.outputs[num_outputs:]
-    if not return_gradients:
-        del graph.outputs[num_outputs:]
+    marked = iter(graph.outputs[num_outputs:])
+    gradient_tensors = [(v, [next(marked) for _ in tensors]) for v, tensors in marks]
+    del graph.outputs[num_outputs:]
     by_handle = {id(v.handle): v for v in func_graph.variables}
     externals = [external for external, _ in func_graph.captures]
     num_arguments = len(graph.inputs) - len(externals)
@@ -172,6 +175,8 @@ def capture_step(
         variables.append(variable)
     graph.inputs = graph.inputs[:num_arguments] + closure_inputs
     structure = tf.nest.map_structure(_output_leaf, func_graph.structured_outputs)
+    names = {id(v): known.name for v, known in zip(variables, graph.variables, strict=True)}
+    gradients = [Gradient(names[id(v)], *ts) for v, ts in gradient_tensors if id(v) in names]
     return CapturedStep(graph, num_arguments, closure, variables, structure, gradients=gradients)
 
 

@@ -162,6 +162,24 @@ class Variable:
         return int(np.prod(self.shape, dtype=np.int64)) * itemsize(self.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """What enters the optimizer for one weight: its gradient, or the rows of a sparse one.
+
+    Attributes:
+        variable: the weight's name.
+        indices: the rows of the weight that `values` are for; None for a dense gradient.
+    """
+
+    variable: str
+    values: Tensor
+    indices: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,) if self.indices is None else (self.values, self.indices)
+
+
 @dataclasses.dataclass(eq=False)
 class Graph:
     """Ops in topological order, what enters, what leaves, and the variables.

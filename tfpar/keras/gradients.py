@@ -21,8 +21,9 @@ from tfpar.capture.step import GRADIENTS
 def marked_gradients(*, update: bool = True) -> Iterator[None]:
     """While the current graph is traced inside, it collects what enters `apply` of optimizers.
 
-    The collection is `GRADIENTS`, in the order of the calls. Of optimizers that call each other
-    (loss scaling) the outermost counts. A sparse gradient is marked by its values and its indices.
+    The collection is `GRADIENTS`, in the order of the calls: each variable with its gradient, of a
+    sparse one the values and the indices. Of optimizers that call each other (loss scaling) the
+    outermost counts.
     Gradients that are made in a branch or a loop are no tensors of the step and are not marked.
 
     Args:
@@ -34,22 +35,26 @@ def marked_gradients(*, update: bool = True) -> Iterator[None]:
 
     def marking(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def apply(self, grads, *args, **kwargs):
+        def apply(self, grads, trainable_variables=None):
             nonlocal inside
             if inside:
-                return original(self, grads, *args, **kwargs)
+                return original(self, grads, trainable_variables)
             grads = list(grads)
+            weights = trainable_variables
+            if weights is None:
+                weights = self._trainable_variables
             tensors = [t for g in grads for t in _tensors(g)]
             if tensors and all(getattr(t, "graph", None) is graph for t in tensors):
-                if not update:
-                    tensors = [t for g in grads for t in _tensors(_dense(g))]
-                for tensor in tensors:
-                    graph.add_to_collection(GRADIENTS, tensor)
+                for weight, gradient in zip(weights, grads, strict=False):
+                    marked = _tensors(gradient if update else _dense(gradient))
+                    if marked:
+                        variable = getattr(weight, "value", weight)
+                        graph.add_to_collection(GRADIENTS, (variable, marked))
                 if not update:
                     return None
             inside = True
             try:
-                return original(self, grads, *args, **kwargs)
+                return original(self, grads, trainable_variables)
             finally:
                 inside = False
 

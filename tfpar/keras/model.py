@@ -78,8 +78,8 @@ class ParallelModel:
     def capture_gradients(self, specs: Sequence[Any]) -> CapturedStep:
         """The training step without its updates: forward, backward and metrics.
 
-        The graph returns the gradients after the step's own outputs. No optimizer is built and
-        nothing is computed, so a model may be larger than memory.
+        No optimizer is built and nothing is computed, so a model may be larger than memory.
+        What leads to the gradients stays only while `CapturedStep.rewrite` runs the passes.
 
         Args:
             specs: `argument_specs((batch,))`; a batch is `(x, y)` or `(x, y, sample_weight)`.
@@ -94,9 +94,8 @@ class ParallelModel:
 
         with self.session.scope():
             return capture_step(
-                run, specs, self.variable_name, "train_step", matters=self.is_no_metric,
-                return_gradients=True,
-            )  # fmt: skip
+                run, specs, self.variable_name, "train_step", matters=self.is_no_metric
+            )
 
     def make_train_function(self) -> Any:
         return self._iterating("train")

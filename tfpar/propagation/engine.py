@@ -60,11 +60,11 @@ def propagate(
     while True:
         try:
             return Propagation(prepared, mesh, anchors, confined, zeros, whole).run()
-        except _HoldWhole as error:
+        except HoldWhole as error:
             whole |= error.ops
 
 
-class _HoldWhole(Exception):
+class HoldWhole(Exception):
     """Lists came out laid in a way that a later op cannot take: their makers must not split."""
 
     def __init__(self, ops: frozenset[tuple[Op, int]]) -> None:
@@ -341,7 +341,7 @@ class Propagation:
         axis = error.axes[0]
         held = {(maker, a) for maker in _makers_of_lists(op) for a in error.axes} - self.whole
         if held:
-            return _HoldWhole(frozenset(held))
+            return HoldWhole(frozenset(held))
         specs = [self.specs[t] for t in op.inputs]
         names = {v.handle: v.name for v in self.graph.variables}
         pinned = ", ".join(

@@ -95,10 +95,14 @@ class CompileOptions:
     strict: bool = False
 
 
+def simplify_step(captured: CapturedStep) -> None:
+    """Inline calls, trim and predicate branches of a captured step, in place."""
+    captured.rewrite(lambda g: predicate_branches(trim(split_bundles(inline_calls(g))).graph))
+
+
 def prepare_step(captured: CapturedStep):
-    """Inline calls, trim, predicate branches, and look up the rules of a captured step."""
-    graph = trim(split_bundles(inline_calls(captured.graph))).graph
-    captured.graph = predicate_branches(graph)
+    """Simplify a captured step, and look up the rules of its ops."""
+    simplify_step(captured)
     return prepare(captured.graph)
 
 

@@ -1,0 +1,1 @@
+"""Cost: what a partitioned step takes on a cluster, in seconds and bytes."""

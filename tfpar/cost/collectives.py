@@ -1,0 +1,41 @@
+"""How long one collective takes on a cluster: latency and bandwidth of rings (alpha-beta)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from tfpar.cost.cluster import Cluster
+from tfpar.spec import Mesh
+
+
+@functools.lru_cache(maxsize=65536)
+def startup_seconds(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
+    """The part of a collective's time that its size does not change, in seconds."""
+    ranks = mesh.group_size(axes)
+    latency = cluster.link_of(mesh, axes).latency_s
+    if kind == "broadcast":
+        return math.ceil(math.log2(ranks)) * latency
+    return (2 if kind == "all_reduce" else 1) * (ranks - 1) * latency
+
+
+@functools.lru_cache(maxsize=65536)
+def seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
+    """Seconds for each byte of payload (`reshard.step_bytes`) on one rank's link.
+
+    Rings move (n - 1) / n of the payload, an all-reduce twice that.
+    """
+    ranks = mesh.group_size(axes)
+    share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(kind, (ranks - 1) / ranks)
+    return share / cluster.link_of(mesh, axes).bandwidth
+
+
+def collective_seconds(
+    kind: str, axes: tuple[int, ...], num_bytes: float, mesh: Mesh, cluster: Cluster
+) -> float:
+    """Time of a collective with `num_bytes` of payload over mesh axes `axes`, in seconds."""
+    if mesh.group_size(axes) == 1:
+        return 0.0
+    return startup_seconds(kind, axes, mesh, cluster) + num_bytes * seconds_per_byte(
+        kind, axes, mesh, cluster
+    )

@@ -1,0 +1,330 @@
+"""The one evaluator: what any partitioned graph costs on a cluster (TAP §IV-F).
+
+The terms of single ops and reshards add up, so that a search can price what changed; `Cost` is
+what they come to. A rank computes its ops one after another and waits for the collectives
+between them: they are the critical path. The gradients' all-reduces, which only the update
+waits for, run beside the backward pass in packed buckets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tfpar.cost.cluster import Cluster
+from tfpar.cost.collectives import collective_seconds, seconds_per_byte, startup_seconds
+from tfpar.cost.roles import BACKWARD, PHASES, UPDATE, Roles
+from tfpar.cost.work import RELABELS, flops
+from tfpar.ir.graph import Op, Tensor, Variable, itemsize
+from tfpar.propagation.factors import size_after
+from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
+from tfpar.propagation.reshard import lower_reshard, step_bytes
+from tfpar.rules.rule import OpRule
+from tfpar.spec import Mesh, Spec, local_shape
+
+BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
+"""Sizes of packed gradient buckets to choose from, in bytes (1 to 256 MiB)."""
+
+# Ops that touch only the part of their first input that they return.
+_READ_PART = frozenset(
+    {"GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
+)
+_HALF = frozenset({"half", "float16", "bfloat16"})
+
+# Places in a vector of terms; after them the bytes to all-reduce off the critical path, by
+# which mesh axes they cross (a bit each).
+COMPUTE, COMMUNICATION, DEFERRED, KEPT, REDUCED = 0, 3, 6, 7, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """The collectives of one kind, phase and group."""
+
+    kind: str
+    axes: tuple[str, ...]
+    phase: str
+    count: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one step costs on one rank.
+
+    Attributes:
+        seconds: the time of a step.
+        compute_s: of forward, backward and update.
+        communication_s: of the collectives that forward, backward and update wait for.
+        gradients_s: of packed gradient all-reduces; `exposed_s` of it the update waits for.
+        bucket_bytes: the size of buckets with which that is least.
+        weight_bytes, state_bytes, activation_bytes: what a rank stores: weights; their gradients,
+            optimizer slots and other state; what the backward pass reads again.
+    """
+
+    seconds: float
+    compute_s: tuple[float, float, float]
+    communication_s: tuple[float, float, float]
+    gradients_s: float
+    exposed_s: float
+    bucket_bytes: int
+    weight_bytes: float = 0.0
+    state_bytes: float = 0.0
+    activation_bytes: float = 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.weight_bytes + self.state_bytes + self.activation_bytes
+
+
+class Pricer:
+    """Terms of ops and reshards on one mesh and cluster; memoised by rule and decision.
+
+    Args:
+        roles: of the graph that is priced.
+    """
+
+    def __init__(self, mesh: Mesh, cluster: Cluster, roles: Roles) -> None:
+        self.mesh = mesh
+        self.cluster = cluster
+        self.roles = roles
+        self.length = REDUCED + 2**mesh.num_axes
+        self._op_seconds: dict[tuple[OpRule, Decision], float] = {}
+
+    def zero(self) -> np.ndarray:
+        """A vector of terms that are all 0."""
+        return np.zeros(self.length)
+
+    def add_op(self, terms: np.ndarray, op: Op, rule: OpRule, decision: Decision) -> None:
+        """Add what `op` takes when it runs as `decision`."""
+        phase, times = self.roles.phase[op], self.roles.times.get(op, 1)
+        if op.type not in RELABELS:
+            key = (rule, decision)
+            seconds = self._op_seconds.get(key)
+            if seconds is None:
+                seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
+            terms[COMPUTE + phase] += times * seconds
+        for inner in self._inner(decision):
+            for reshard in inner.reshards:
+                terms[COMMUNICATION + phase] += times * sum(
+                    seconds for *_, seconds in self.collectives(reshard)
+                )
+        for tensor, spec in zip(op.outputs, decision.choice.out_specs, strict=True):
+            if tensor in self.roles.kept and op.type not in RELABELS:
+                terms[KEPT] += times * self.local_bytes(tensor, spec)
+
+    def add_reshard(self, terms: np.ndarray, reshard: Reshard) -> None:
+        """Add what `reshard` takes."""
+        tensor = reshard.tensor
+        times = self.roles.times.get(tensor.op, 1)
+        if tensor in self.roles.deferrable:
+            for kind, axes, num_bytes, seconds in self.collectives(reshard):
+                if kind == "all_reduce":
+                    terms[REDUCED + sum(1 << a for a in axes)] += times * num_bytes
+                else:
+                    terms[DEFERRED] += times * seconds
+            return
+        phase = self.roles.phase[tensor.op]
+        for *_, seconds in self.collectives(reshard):
+            terms[COMMUNICATION + phase] += times * seconds
+
+    def add_broadcast(self, terms: np.ndarray, op: Op) -> None:
+        """Add the broadcast of what one rank computes for all."""
+        axes = tuple(range(self.mesh.num_axes))
+        size = sum(t.num_bytes for t in op.outputs)
+        terms[COMMUNICATION + self.roles.phase[op]] += self.roles.times.get(
+            op, 1
+        ) * collective_seconds("broadcast", axes, size, self.mesh, self.cluster)
+
+    def collectives(
+        self, reshard: Reshard
+    ) -> Sequence[tuple[str, tuple[int, ...], int, float]]:
+        """(kind, mesh axes, payload bytes, seconds) of the collectives of a reshard."""
+        tensor = reshard.tensor
+        return _collectives(
+            tuple(tensor.shape or ()), itemsize(tensor.dtype), reshard.source, reshard.target,
+            self.mesh, self.cluster,
+        )  # fmt: skip
+
+    def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
+        """Time of one op on one rank: the slower of arithmetic and memory, and its start."""
+        device = self.cluster.device
+        inner = [s for body in self._inner(decision) for s in self._body_seconds(body)]
+        if inner:
+            return trips(op) * sum(inner)
+        if op.type in RELABELS:
+            return 0.0
+        parts, sizes = 1.0, list(rule.sizes)
+        for (factor, pattern), ranks in zip(decision.choice.splits, self.mesh.shape, strict=True):
+            if factor >= 0:
+                whole, sizes[factor] = sizes[factor], size_after(sizes[factor], pattern, ranks)
+                parts *= whole / sizes[factor]
+        half = bool(op.outputs) and op.outputs[0].dtype in _HALF
+        arithmetic = flops(op, rule) / parts / (device.half_flops if half else device.flops)
+        choice = decision.choice
+        used = [*zip(op.outputs, choice.out_specs, strict=True)]
+        used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in _READ_PART :]
+        moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
+        return device.launch_s + max(arithmetic, moved / device.memory_bandwidth)
+
+    def local_bytes(self, tensor: Tensor | Variable, spec: Spec) -> int:
+        """What a rank stores of `tensor`, padding included, in bytes."""
+        return _local_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
+
+    def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
+        if decision.expansion is not None:
+            yield decision.expansion
+        yield from decision.bodies.values()
+
+    def _body_seconds(self, body: PartitionedGraph) -> Iterator[float]:
+        for op, decision in body.decisions.items():
+            yield self.op_seconds(op, body.prepared.rules[op], decision)
+
+    # --- what terms come to --------------------------------------------------------
+
+    def gradients_seconds(self, terms: np.ndarray) -> tuple[float, float, int]:
+        """(seconds of deferred collectives, seconds that stay exposed, bucket size in bytes).
+
+        TAP §IV-G: larger buckets start fewer collectives, but the first of them is full
+        later and the last ends later: the backward pass hides less. The size is the one of
+        `BUCKET_SIZES` with the least exposed time.
+        """
+        groups = []
+        for mask in range(1, 2**self.mesh.num_axes):
+            num_bytes = float(terms[REDUCED + mask])
+            if num_bytes > 0:
+                axes = tuple(a for a in range(self.mesh.num_axes) if mask >> a & 1)
+                startup = startup_seconds("all_reduce", axes, self.mesh, self.cluster)
+                per_byte = seconds_per_byte("all_reduce", axes, self.mesh, self.cluster)
+                groups.append((num_bytes, startup, per_byte))
+        deferred = float(terms[DEFERRED])
+        total = sum(n for n, _, _ in groups)
+        if not total:
+            return deferred, deferred, BUCKET_SIZES[-1]
+        hideable = float(terms[COMPUTE + BACKWARD]) * self.cluster.overlap
+        best = (math.inf, math.inf, 0)
+        for bucket in BUCKET_SIZES:
+            busy, last = deferred, 0.0
+            for num_bytes, startup, per_byte in groups:
+                busy += math.ceil(num_bytes / bucket) * startup + num_bytes * per_byte
+                last = max(last, startup + min(bucket, num_bytes) * per_byte)
+            hidden = hideable * (1.0 - min(bucket / total, 1.0))
+            best = min(best, (max(busy - hidden, last), busy, bucket))
+            if bucket >= total:
+                break
+        return best[1], best[0], best[2]
+
+    def cost(
+        self, terms: np.ndarray, weight_bytes: float = 0.0, state_bytes: float = 0.0
+    ) -> Cost:
+        """The cost that summed `terms` come to."""
+        busy, exposed, bucket = self.gradients_seconds(terms)
+        compute = tuple(float(x) for x in terms[COMPUTE : COMPUTE + 3])
+        waiting = tuple(float(x) for x in terms[COMMUNICATION : COMMUNICATION + 3])
+        return Cost(
+            sum(compute) + sum(waiting) + exposed, compute, waiting, busy, exposed, bucket,  # type: ignore[arg-type]
+            weight_bytes, state_bytes, float(terms[KEPT]),
+        )  # fmt: skip
+
+
+def evaluate(
+    partitioned: PartitionedGraph, cluster: Cluster, roles: Roles,
+    state_ratio: float | None = None,
+) -> Cost:  # fmt: skip
+    """Price a partitioned step, whoever made its plan.
+
+    Args:
+        state_ratio: bytes of optimizer slots per byte of weight, where the graph holds only
+            stand-ins for the update: its time is then that of reading and writing them.
+    """
+    pricer = Pricer(partitioned.mesh, cluster, roles)
+    terms = pricer.zero()
+    rules = partitioned.prepared.rules
+    for op, decision in partitioned.decisions.items():
+        pricer.add_op(terms, op, rules[op], decision)
+        if op in partitioned.shared and op.outputs:
+            pricer.add_broadcast(terms, op)
+    for reshard in partitioned.reshards:
+        pricer.add_reshard(terms, reshard)
+    weights = state = 0.0
+    for variable, spec in partitioned.variable_specs.items():
+        size = roles.times.get(variable.handle.op, 1) * pricer.local_bytes(variable, spec)
+        if variable.trainable:
+            weights += size
+            state += size * (1.0 + (state_ratio or 0.0))
+        else:
+            state += size
+    if state_ratio is not None:
+        terms[COMPUTE + UPDATE] += update_seconds(weights, state_ratio, cluster)
+    return pricer.cost(terms, weights, state)
+
+
+def update_seconds(weight_bytes: float, state_ratio: float, cluster: Cluster) -> float:
+    """Time to read gradient, weight and slots and to write weight and slots."""
+    return weight_bytes * (3.0 + 2.0 * state_ratio) / cluster.device.memory_bandwidth
+
+
+def traffic(partitioned: PartitionedGraph, cluster: Cluster, roles: Roles) -> list[Traffic]:
+    """The collectives of one step by kind, group and phase: exactly those that are emitted."""
+    pricer = Pricer(partitioned.mesh, cluster, roles)
+    found: dict[tuple[str, tuple[int, ...], int], list] = {}
+
+    def note(kind: str, axes: tuple[int, ...], phase: int, size: int, seconds: float) -> None:
+        entry = found.setdefault((kind, axes, phase), [0, 0, 0.0])
+        entry[0] += 1
+        entry[1] += size
+        entry[2] += seconds
+
+    for reshard in partitioned.reshards:
+        for kind, axes, size, seconds in pricer.collectives(reshard):
+            note(kind, axes, roles.phase[reshard.tensor.op], size, seconds)
+    for op, decision in partitioned.decisions.items():
+        if decision.expansion is not None:
+            for reshard in decision.expansion.reshards:
+                for kind, axes, size, seconds in pricer.collectives(reshard):
+                    note(kind, axes, roles.phase[op], size, seconds)
+        if op in partitioned.shared and op.outputs:
+            axes = tuple(range(partitioned.mesh.num_axes))
+            size = sum(t.num_bytes for t in op.outputs)
+            seconds = collective_seconds("broadcast", axes, size, partitioned.mesh, cluster)
+            note("broadcast", axes, roles.phase[op], size, seconds)
+    names = partitioned.mesh.axis_names
+    return [
+        Traffic(kind, tuple(names[a] for a in axes), PHASES[phase], *values)
+        for (kind, axes, phase), values in sorted(found.items())
+    ]
+
+
+def trips(op: Op) -> int:
+    """How often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
+    if "While" not in op.type:
+        return 1
+    lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
+    return max((n for n in lengths if n), default=1)
+
+
+def _is_list(tensor: Tensor) -> bool:
+    return tensor.dtype == "variant" and bool(tensor.shape)
+
+
+@functools.lru_cache(maxsize=65536)
+def _local_bytes(shape: tuple[int, ...], item: int, spec: Spec, mesh: Mesh) -> int:
+    known = tuple(1 if n is None else n for n in shape)
+    return math.prod(local_shape(known, spec, mesh)) * item
+
+
+@functools.lru_cache(maxsize=65536)
+def _collectives(
+    shape: tuple[int, ...], item: int, source: Spec, target: Spec, mesh: Mesh, cluster: Cluster
+) -> tuple[tuple[str, tuple[int, ...], int, float], ...]:
+    found = []
+    for step in lower_reshard(shape, source, target, mesh):
+        if step.is_collective:
+            size = step_bytes(step, shape, item, mesh)
+            seconds = collective_seconds(step.kind, step.axes, size, mesh, cluster)
+            found.append((step.kind, step.axes, size, seconds))
+    return tuple(found)

@@ -1,0 +1,53 @@
+"""What an op computes: FLOPs and bytes, from its rule and shapes."""
+
+from __future__ import annotations
+
+import math
+
+from tfpar.ir.graph import Op
+from tfpar.rules.rule import OpRule
+
+_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
+
+# Position of the filter, and of the tensor with one entry per output pixel and channel (-1: the
+# op's own output).
+_CONVOLUTIONS = {
+    "Conv2D": (1, -1), "Conv3D": (1, -1), "DepthwiseConv2dNative": (1, -1),
+    "Conv2DBackpropInput": (1, 2), "Conv3DBackpropInputV2": (1, 2),
+    "DepthwiseConv2dNativeBackpropInput": (1, 2),
+}  # fmt: skip
+_FILTER_GRADIENTS = {
+    "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter",
+}  # fmt: skip
+
+RELABELS = frozenset(
+    {"Const", "Placeholder", "Identity", "IdentityN", "Reshape", "ReadVariableOp", "ExpandDims",
+     "Squeeze", "Shape", "ShapeN", "Size", "Rank", "StopGradient", "PreventGradient", "NoOp",
+     "VariableShape"}
+)  # fmt: skip
+"""Op types that compute nothing: views, handles, sizes known beforehand."""
+
+
+def flops(op: Op, rule: OpRule) -> float:
+    """Floating-point operations of a matrix product or convolution; 0 for other ops.
+
+    Twice the size of the index space: of a product all factors, of a convolution the output's
+    entries times the filter's entries for one output channel.
+    """
+    if op.type in _PRODUCTS:
+        return 2.0 * math.prod(rule.sizes)
+    if op.type in _CONVOLUTIONS:
+        weights, at = _CONVOLUTIONS[op.type]
+        kernel = op.inputs[weights]
+        pixels = op.outputs[0] if at < 0 else op.inputs[at]
+        return _convolution(pixels.num_elements, kernel.shape, op.type)
+    if op.type in _FILTER_GRADIENTS:
+        return _convolution(op.inputs[2].num_elements, op.outputs[0].shape, op.type)
+    return 0.0
+
+
+def _convolution(pixels: int, kernel: tuple[int, ...], op_type: str) -> float:
+    if not kernel:
+        return 0.0
+    channels = kernel[-1] if not op_type.startswith("Depthwise") else kernel[-1] * kernel[-2]
+    return 2.0 * pixels * math.prod(kernel) / max(channels, 1)

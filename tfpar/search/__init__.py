@@ -1,0 +1,1 @@
+"""Search: planners that find the plan (TAP §IV)."""

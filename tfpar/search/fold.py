@@ -1,0 +1,270 @@
+"""Folding: a model whose blocks repeat, as one with three of each (TAP §IV-C).
+
+A block's first, second and last instance stay. What lies between is like the second: its ops
+stand for them (`times`). Ops that were clustered under no block's name (residual additions,
+gradients) are found by growing all instances at once along the edges, as far as they stay
+alike. An edge into a dropped instance ends at the nearest kept one on the same side, so that the
+folded graph is the same model with fewer layers; every propagated spec, reshard and cost is that
+of a real graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Mapping, Sequence
+
+from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.search.shared import Family, Signatures, aligned_ops
+
+KEPT_INSTANCES = 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Folded:
+    """A graph with fewer layers.
+
+    Attributes:
+        graph: ops are copies.
+        times: how many ops of the model each op stands for, where not 1.
+        twins: for each variable of `graph` all variables of the model that are laid as it is.
+        groups: the variables of `graph` that stand at one place of a block, and so share one
+            placement; those of no block stand alone.
+        copies: the copy of each op of the model that was kept.
+    """
+
+    graph: Graph
+    times: Mapping[Op, int]
+    twins: Mapping[Variable, Sequence[Variable]]
+    groups: Sequence[Sequence[Variable]]
+    copies: Mapping[Op, Op]
+
+
+@dataclasses.dataclass(eq=False)
+class _Grown:
+    """A family whose instances own everything that is alike in all of them."""
+
+    instances: list[list[Op]]
+    starts: list[int]
+
+
+def fold(graph: Graph, families: Sequence[Family], signatures: Signatures) -> Folded:
+    """Fold every family with more than three instances; copies the graph in any case."""
+    position = {op: i for i, op in enumerate(graph.ops)}
+    grown = grow(graph, families, signatures, position)
+    for count in range(len(grown), -1, -1):
+        folded = _fold(graph, grown[:count], position)
+        if folded is not None:
+            return folded
+    raise AssertionError("a graph without folds is always a graph")
+
+
+# --- growing ---------------------------------------------------------------------------
+
+
+def grow(
+    graph: Graph, families: Sequence[Family], signatures: Signatures, position: Mapping[Op, int]
+) -> list[_Grown]:
+    """The ops of each family's instances, position by position alike, as far as they reach."""
+    consumers = graph.consumers()
+    owned: set[Op] = set()
+    grown = []
+    for family in families:
+        rows = list(zip(*aligned_ops(family, signatures), strict=True))
+        rows = [row for row in rows if len(set(row)) == len(row)]
+        if not rows:
+            continue
+        starts = [min(map(position.__getitem__, column)) for column in zip(*rows, strict=True)]
+        rows += _handles(rows)
+        owned.update(op for row in rows for op in row)
+        grown.append((rows, starts))
+    # Where two reach, the larger one's parts belong to it: the final norms of two towers are
+    # alike too, but the blocks around them are not theirs.
+    for rows, _ in sorted(grown, key=lambda g: -len(g[0]) * len(g[0][0])):
+        at = 0
+        while at < len(rows) and len(rows[0]) > KEPT_INSTANCES:
+            rows += _beside(rows[at], consumers, owned, signatures)
+            at += 1
+    return [_Grown([list(c) for c in zip(*rows, strict=True)], starts) for rows, starts in grown]
+
+
+def _handles(rows: Sequence[tuple[Op, ...]]) -> list[tuple[Op, ...]]:
+    """Rows of the variables that the ops of `rows` read."""
+    found: dict[tuple[Op, ...], None] = {}
+    for row in rows:
+        for slot, tensor in enumerate(row[0].inputs):
+            if tensor.dtype == "resource":
+                handles = tuple(op.inputs[slot].op for op in row)
+                if len(set(handles)) == len(handles):
+                    found[handles] = None
+    return list(found)
+
+
+def _beside(
+    row: Sequence[Op], consumers: Mapping[Tensor, Sequence[Op]], owned: set[Op],
+    signatures: Signatures,
+) -> list[tuple[Op, ...]]:  # fmt: skip
+    """Rows of ops next to those of `row`, reached by the same edge from each, alike."""
+    found: list[tuple[Op, ...]] = []
+
+    def offer(ops: tuple[Op, ...]) -> None:
+        if len(set(ops)) < len(ops) or any(op in owned for op in ops):
+            return
+        first = ops[0]
+        kind = signatures.op(first)
+        if all(op.type == first.type and signatures.op(op) == kind for op in ops[1:]):
+            found.append(ops)
+            owned.update(ops)
+
+    for slot in range(len(row[0].inputs)):
+        offer(tuple(op.inputs[slot].op for op in row))
+    for index in range(len(row[0].outputs)):
+        keyed: list[dict[tuple, list[Op]]] = []
+        for op in row:
+            by_key: dict[tuple, list[Op]] = {}
+            tensor = op.outputs[index]
+            for reader in consumers.get(tensor, ()):
+                if reader not in owned:
+                    key = (signatures.op(reader), reader.inputs.index(tensor))
+                    by_key.setdefault(key, []).append(reader)
+            keyed.append(by_key)
+        for key, readers in keyed[0].items():
+            others = [by_key.get(key, []) for by_key in keyed]
+            if all(len(o) == len(readers) for o in others):
+                for ops in zip(*others, strict=True):
+                    offer(tuple(ops))
+    return found
+
+
+# --- folding ---------------------------------------------------------------------------
+
+
+def _fold(
+    graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]
+) -> Folded | None:
+    """The folded graph, or None if leaving out the instances would close a cycle."""
+    home: dict[Op, tuple[_Grown, int, int]] = {}  # op -> family, instance, place in it
+    kept: dict[int, list[int]] = {}  # family -> instances that stay
+    times: dict[Op, int] = {}
+    for family in grown:
+        count = len(family.instances)
+        stay = list(range(count))
+        if count > KEPT_INSTANCES:
+            stay = [0, 1, count - 1]
+            times.update(dict.fromkeys(family.instances[1], count - 2))
+        kept[id(family)] = stay
+        for i, ops in enumerate(family.instances):
+            home.update((op, (family, i, at)) for at, op in enumerate(ops))
+
+    def dropped(op: Op) -> bool:
+        place = home.get(op)
+        return place is not None and place[1] not in kept[id(place[0])]
+
+    def stand_in(source: Op, reader: Op | None) -> Op:
+        """The kept op for `source` as `reader` (None: from outside) sees it."""
+        if not dropped(source):
+            return source
+        family, instance, at = home[source]
+        stay = kept[id(family)]
+        start = family.starts[instance]
+        place = home.get(reader) if reader is not None else None
+        chosen = stay[1]
+        if place is not None:
+            own = place[0].starts[place[1]]
+            before = [i for i in stay if family.starts[i] < own]
+            after = [i for i in stay if family.starts[i] > own]
+            if start < own and before:
+                chosen = before[-1]
+            elif start > own and after:
+                chosen = after[0]
+        return family.instances[chosen][at]
+
+    copies: dict[Op, Op] = {}
+    for op in graph.ops:
+        if not dropped(op):
+            copy = Op(op.name, op.type, attrs=dict(op.attrs), stateful=op.stateful)
+            for tensor in op.outputs:
+                copy.add_output(tensor.shape, tensor.dtype)
+            copies[op] = copy
+    for op, copy in copies.items():
+        copy.inputs = [copies[stand_in(t.op, op)].outputs[t.index] for t in op.inputs]
+        copy.control = [copies[c] for c in op.control if c in copies]
+    ordered = _ordered(list(copies.values()))
+    if ordered is None:
+        return None
+    return _finish(graph, grown, copies, ordered, times, home, kept)
+
+
+def _ordered(ops: Sequence[Op]) -> list[Op] | None:
+    """`ops` with inputs first, otherwise in their order; None if they close a cycle."""
+    position = {op: i for i, op in enumerate(ops)}
+    readers: dict[Op, list[Op]] = {}
+    waiting: dict[Op, int] = {}
+    for op in ops:
+        before = {t.op for t in op.inputs} | set(op.control)
+        waiting[op] = len(before)
+        for source in before:
+            readers.setdefault(source, []).append(op)
+    ready = [position[op] for op in ops if not waiting[op]]
+    out: list[Op] = []
+    while ready:
+        op = ops[heapq.heappop(ready)]
+        out.append(op)
+        for reader in readers.get(op, ()):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, position[reader])
+    return out if len(out) == len(ops) else None
+
+
+def _finish(graph, grown, copies, ordered, times, home, kept) -> Folded:
+    handles = graph.variable_of()
+    result = Graph(functions=graph.functions)
+    result.inputs = [copies[t.op].outputs[t.index] for t in graph.inputs if t.op in copies]
+    result.outputs = [copies[t.op].outputs[t.index] for t in graph.outputs if t.op in copies]
+    result.effects = [copies[op] for op in graph.effects if op in copies]
+    live = _live(result)
+    result.ops = [op for op in ordered if op in live or op.type == "Placeholder"]
+    twins: dict[Variable, list[Variable]] = {}
+    copy_of: dict[Variable, Variable] = {}
+    for variable in graph.variables:
+        handle = copies.get(variable.handle.op)
+        if handle is not None:
+            copy = Variable(
+                variable.name, variable.shape, variable.dtype, variable.trainable,
+                handle.outputs[variable.handle.index],
+            )  # fmt: skip
+            copy_of[variable] = copy
+            twins[copy] = [variable]
+            result.variables.append(copy)
+    groups: list[list[Variable]] = []
+    grouped: set[Variable] = set()
+    for family in grown:
+        stay = kept[id(family)]
+        for row in zip(*family.instances, strict=True):
+            found = [handles.get(op.outputs[0]) if op.outputs else None for op in row]
+            if any(v is None for v in found):
+                continue
+            middle = copy_of[found[stay[1] if len(stay) > 1 else 0]]
+            for i, variable in enumerate(found):
+                if i not in stay:
+                    twins[middle].append(variable)
+            group = [copy_of[found[i]] for i in stay]
+            groups.append(group)
+            grouped.update(group)
+    groups += [[v] for v in result.variables if v not in grouped]
+    return Folded(
+        result, {copies[op]: n for op, n in times.items() if op in copies}, twins, groups, copies
+    )
+
+
+def _live(graph: Graph) -> set[Op]:
+    live: set[Op] = set()
+    stack = [t.op for t in graph.outputs] + list(graph.effects)
+    while stack:
+        op = stack.pop()
+        if op not in live:
+            live.add(op)
+            stack += [t.op for t in op.inputs]
+            stack += op.control
+    return live

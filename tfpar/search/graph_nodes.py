@@ -1,0 +1,159 @@
+"""GraphNodes: ops clustered by name scope, the unit of decision (TAP §IV-B).
+
+A scope that reads weights is one node; the ops between such scopes form a node for each run of
+them. Backward ops lie under `gradient_tape/<forward scope>` and join the node of the forward
+op they are named after; sums of gradients and updates join what they sum or update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from tfpar.cost.roles import FORWARD, Roles
+from tfpar.ir.graph import Graph, Op, Tensor, Variable
+
+_TAPE = "gradient_tape/"
+_RELABELS = frozenset({"Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"})
+
+
+@dataclasses.dataclass(eq=False)
+class GraphNode:
+    """A group of ops under one scope.
+
+    Attributes:
+        name: the scope, or the name of the first op of a run without weights.
+        ops: forward ops in graph order, then what joined them.
+        weights: the trainable variables that its forward ops read.
+        inputs: nodes whose forward ops it reads from, in order of first use.
+    """
+
+    name: str
+    ops: list[Op] = dataclasses.field(default_factory=list)
+    weights: list[Variable] = dataclasses.field(default_factory=list)
+    inputs: list[GraphNode] = dataclasses.field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<GraphNode {self.name}: {len(self.ops)} ops, {len(self.weights)} weights>"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NodeGraph:
+    """The GraphNodes of a graph in topological order of their forward ops."""
+
+    nodes: Sequence[GraphNode]
+    node_of: Mapping[Op, GraphNode]
+
+    def weighted(self) -> list[GraphNode]:
+        """The nodes that bear weights."""
+        return [node for node in self.nodes if node.weights]
+
+    def segments(self, graph: Graph, roles: Roles) -> list[list[Op]]:
+        """The graph's ops in order, cut where node or phase changes."""
+        out: list[list[Op]] = []
+        last = None
+        for op in graph.ops:
+            key = (self.node_of.get(op), roles.phase[op])
+            if key != last:
+                out.append([])
+                last = key
+            out[-1].append(op)
+        return out
+
+
+def cluster(graph: Graph, roles: Roles) -> NodeGraph:
+    """Cluster the ops of a graph into GraphNodes."""
+    readers = weight_readers(graph)
+    scopes = {
+        _common_prefix(read.scope, op.scope)
+        for pairs in readers.values()
+        for read, op in pairs
+        if roles.phase[op] == FORWARD
+    }
+    inner = {prefix for scope in scopes for prefix in _prefixes(scope)}
+    by_scope: dict[str, GraphNode] = {}
+    node_of: dict[Op, GraphNode] = {}
+    named: dict[str, GraphNode] = {}  # forward op names, after which backward ops are called
+    run: tuple[str, GraphNode] | None = None
+    for op in graph.ops:
+        if roles.phase[op] != FORWARD:
+            node = _joined(op, node_of, named)
+        else:
+            scope = _longest(op.scope, scopes)
+            if scope:
+                node = by_scope.setdefault(scope, GraphNode(scope))
+                run = None if op.inputs else run
+            else:
+                around = _longest(op.scope, inner)
+                if run is None or run[0] != around:
+                    run = (around, GraphNode(op.name))
+                node = run[1]
+            named[op.name] = node
+        if node is not None:
+            node.ops.append(op)
+            node_of[op] = node
+    for variable, pairs in readers.items():
+        for _, op in pairs:
+            node = node_of.get(op)
+            if node is not None and roles.phase[op] == FORWARD and variable not in node.weights:
+                node.weights.append(variable)
+    nodes = list(dict.fromkeys(node_of.values()))
+    for node in nodes:
+        sources = (
+            node_of.get(t.op) for op in node.ops if roles.phase[op] == FORWARD for t in op.inputs
+        )
+        node.inputs = [n for n in dict.fromkeys(sources) if n is not None and n is not node]
+    return NodeGraph(nodes, node_of)
+
+
+def weight_readers(graph: Graph) -> dict[Variable, list[tuple[Op, Op]]]:
+    """For each weight (the op that reads the handle, an op that uses the value), in graph order.
+
+    Ops that only relabel the value (casts, reshapes) are passed over.
+    """
+    consumers = graph.consumers()
+    found: dict[Variable, list[tuple[Op, Op]]] = {}
+    for variable in graph.variables:
+        if not variable.trainable:
+            continue
+        pairs = found[variable] = []
+        for read in consumers.get(variable.handle, ()):
+            stack: list[Tensor] = list(read.outputs)
+            if read.type != "ReadVariableOp":
+                pairs.append((read, read))
+                continue
+            while stack:
+                for op in consumers.get(stack.pop(), ()):
+                    if op.type in _RELABELS:
+                        stack += op.outputs
+                    else:
+                        pairs.append((read, op))
+    return found
+
+
+def _joined(
+    op: Op, node_of: Mapping[Op, GraphNode], named: Mapping[str, GraphNode]
+) -> GraphNode | None:
+    """The node that a backward or update op belongs to."""
+    if op.name.startswith(_TAPE):
+        for prefix in _prefixes(op.name[len(_TAPE) :]):
+            if prefix in named:
+                return named[prefix]
+    owners = [node_of[t.op] for t in op.inputs if t.op in node_of]
+    return next((n for n in owners if n.weights), owners[0] if owners else None)
+
+
+def _prefixes(scope: str) -> Iterator[str]:
+    """`scope` and the scopes around it, innermost first."""
+    while scope:
+        yield scope
+        scope = scope.rpartition("/")[0]
+
+
+def _longest(scope: str, among: set[str]) -> str:
+    return next((prefix for prefix in _prefixes(scope) if prefix in among), "")
+
+
+def _common_prefix(one: str, other: str) -> str:
+    own = set(_prefixes(one))
+    return _longest(other, own)

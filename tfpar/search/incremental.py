@@ -1,0 +1,415 @@
+"""Pricing many plans of one graph: only what a change reaches is propagated again.
+
+The graph is cut into segments, contiguous runs of ops. Running the propagation engine over one
+segment reads some specs from outside of it and gives specs, reshards and their price; what it
+read is recorded in a trie of (tensor, spec) steps, so the same surroundings give the same
+outcome without a run. When the specs of some weights change, segments that read what
+changed are looked up again, in order, until nothing changes: by construction that is what
+`propagate` would have given for the whole graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpar.cost.evaluate import COMPUTE, Cost, Pricer, update_seconds
+from tfpar.cost.roles import FORWARD, UPDATE
+from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.propagation.engine import Propagation, HoldWhole
+from tfpar.propagation.partitioned import Anchors, PartitionedGraph, Reshard
+from tfpar.propagation.prepared import PreparedGraph
+from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError, format_spec
+
+_ABSENT = object()
+_Value = Any
+"""A spec, FREE (None) for an open tensor, or _ABSENT for one that is not laid yet."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a segment gives in certain surroundings.
+
+    Attributes:
+        writes: specs of tensors that other segments read, and of weights it settled.
+        terms: the price of what is the segment's own.
+        reshards: of tensors that other segments may reshard too.
+        idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along
+            the axis then compute alike.
+        error: why the engine cannot go on, or empty.
+    """
+
+    writes: Mapping[Tensor, Spec | None]
+    terms: np.ndarray
+    reshards: tuple[Reshard, ...] = ()
+    idle: tuple[tuple[Variable, int, Op], ...] = ()
+    error: str = ""
+
+
+class _Node:
+    """A step of the trie: which tensor is read next, and what followed each of its specs."""
+
+    __slots__ = ("children", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.children: dict[_Value, _Node | Outcome] = {}
+
+
+class _Ledger(dict):
+    """The specs as one run of a segment sees them: its own, else the surroundings', noted."""
+
+    def __init__(self, surroundings: Any) -> None:
+        super().__init__()
+        self.surroundings = surroundings
+        self.read: dict[Tensor, _Value] = {}
+
+    def _outside(self, tensor: Tensor) -> _Value:
+        if tensor not in self.read:
+            self.read[tensor] = self.surroundings(tensor)
+        return self.read[tensor]
+
+    def __missing__(self, tensor: Tensor) -> Spec | None:
+        value = self._outside(tensor)
+        if value is _ABSENT:
+            raise KeyError(tensor)
+        return value
+
+    def get(self, tensor: Tensor, default: Any = None) -> Any:
+        if dict.__contains__(self, tensor):
+            return dict.__getitem__(self, tensor)
+        value = self._outside(tensor)
+        return default if value is _ABSENT else value
+
+    def setdefault(self, tensor: Tensor, default: Any = None) -> Any:
+        value = self.get(tensor, _ABSENT)
+        if value is _ABSENT:
+            self[tensor] = value = default
+        return value
+
+
+class IncrementalPricer:
+    """Prices plans that differ in the specs of some weights.
+
+    Args:
+        segments: the graph's ops in order, cut into runs.
+        anchors: what all plans share: inputs, border tensors, outputs, weights fixed.
+        state_ratio: as in `cost.evaluate.evaluate`.
+    """
+
+    def __init__(
+        self, prepared: PreparedGraph, mesh: Mesh, anchors: Anchors,
+        segments: Sequence[Sequence[Op]], pricer: Pricer, state_ratio: float | None = None,
+    ) -> None:  # fmt: skip
+        self.prepared = prepared
+        self.graph = prepared.graph
+        self.mesh = mesh
+        self.anchors = anchors
+        self.pricer = pricer
+        self.state_ratio = state_ratio
+        self.engine = Propagation(prepared, mesh, anchors, False, frozenset(), frozenset())
+        self.engine._place_variables()
+        self.initial: dict[Tensor, _Value] = dict(self.engine.specs)
+        for tensor, spec in zip(self.graph.inputs, anchors.inputs, strict=False):
+            self.initial[tensor] = self.engine.canonical(spec, tensor.shape)
+        self.segments = _closed(list(segments), prepared, self._open_handles())
+        self.segment_of = {op: i for i, ops in enumerate(self.segments) for op in ops}
+        self.border = self._border()
+        self.weight_of = _weight_values(self.graph, prepared)
+        self._forget()
+
+    def _forget(self) -> None:
+        count = len(self.segments) + 1  # the last one lays the graph's outputs
+        self.tries: list[_Node | Outcome | None] = [None] * count
+        self.current: list[Outcome | None] = [None] * count
+        self.made: dict[Tensor, tuple[int, _Value]] = {}
+        self.readers: dict[Tensor, set[int]] = {}
+        self.dirty = list(range(count))
+        self.terms = self.pricer.zero()
+        self.shared: dict[Reshard, int] = {}
+
+    def _open_handles(self) -> set[Tensor]:
+        return {h for h, s in self.initial.items() if s is None}
+
+    def _border(self) -> set[Tensor]:
+        """Tensors that more than the segment that makes them may ask for."""
+        border = set(self.graph.outputs)
+        for tensor, readers in self.prepared.consumers.items():
+            home = self.segment_of[tensor.op]
+            if any(self.segment_of[op] != home for op in readers):
+                border.add(tensor)
+        return border | {v.handle for v in self.graph.variables}
+
+    # --- plans ---------------------------------------------------------------------
+
+    def lay(self, variable: Variable, spec: Spec) -> None:
+        """Anchor `variable`, which `anchors` names too, at `spec`."""
+        self._place(variable, self.engine.canonical(spec, variable.shape))
+        for slot, mapping in self.engine.followers.get(variable, ()):
+            self.engine.specs = self.initial
+            self._place(slot, self.engine._followed(variable, mapping))
+
+    def _place(self, variable: Variable, spec: Spec) -> None:
+        if self.initial[variable.handle] != spec:
+            self.initial[variable.handle] = spec
+            for reader in self.readers.get(variable.handle, ()):
+                heapq.heappush(self.dirty, reader)
+
+    def settle(self) -> str:
+        """Propagate what changed; returns why the plan cannot be, or nothing."""
+        dirty, current = self.dirty, self.current
+        last = -1
+        while dirty:
+            at = dirty[0]
+            if at == last:
+                heapq.heappop(dirty)
+                continue
+            try:
+                outcome = self._outcome(at)
+            except HoldWhole as error:  # rare: some loop's lists; from now on for all plans
+                self.engine.whole |= error.ops
+                self._forget()
+                dirty, current, last = self.dirty, self.current, -1
+                continue
+            if outcome.error:
+                return outcome.error  # it stays dirty: the next plan starts here
+            heapq.heappop(dirty)
+            last = at
+            before = current[at]
+            if outcome is not before:
+                current[at] = outcome
+                self._exchange(at, before, outcome)
+        return ""
+
+    def idle(self) -> Iterator[tuple[Variable, int, Op]]:
+        """Split weights that are gathered without any work being shared for it."""
+        for outcome in self.current:
+            if outcome is not None:
+                yield from outcome.idle
+
+    def weight_spec(self, variable: Variable) -> Spec:
+        """Where the settled plan lays a weight."""
+        entry = self.made.get(variable.handle)
+        spec = entry[1] if entry is not None else self.initial[variable.handle]
+        return self.engine.replicated if spec is None else spec
+
+    def cost(self) -> Cost:
+        """The price of the settled plan."""
+        weights = state = 0.0
+        times = self.pricer.roles.times
+        for variable in self.graph.variables:
+            size = self.pricer.local_bytes(variable, self.weight_spec(variable))
+            size *= times.get(variable.handle.op, 1)
+            if variable.trainable:
+                weights += size
+                state += size * (1.0 + (self.state_ratio or 0.0))
+            else:
+                state += size
+        terms = self.terms
+        if self.state_ratio is not None:
+            terms = terms.copy()
+            terms[COMPUTE + UPDATE] += update_seconds(
+                weights, self.state_ratio, self.pricer.cluster
+            )
+        return self.pricer.cost(terms, weights, state)
+
+    # --- segments --------------------------------------------------------------------
+
+    def _seen(self, tensor: Tensor, at: int) -> _Value:
+        """The spec of `tensor` as segment `at` finds it."""
+        entry = self.made.get(tensor)
+        if entry is not None and entry[0] < at:
+            return entry[1]
+        return self.initial.get(tensor, _ABSENT)
+
+    def _outcome(self, at: int) -> Outcome:
+        node = self.tries[at]
+        while type(node) is _Node:
+            node = node.children.get(self._seen(node.tensor, at))
+        if node is not None:
+            return node
+        ledger = _Ledger(lambda tensor: self._seen(tensor, at))
+        outcome = self._run(at, ledger)
+        self._note(at, ledger.read, outcome)
+        return outcome
+
+    def _note(self, at: int, read: Mapping[Tensor, _Value], outcome: Outcome) -> None:
+        for tensor in read:
+            self.readers.setdefault(tensor, set()).add(at)
+        steps = list(read.items())
+        if not steps:
+            self.tries[at] = outcome
+            return
+        node = self.tries[at]
+        if node is None:
+            node = self.tries[at] = _Node(steps[0][0])
+        for i, (tensor, value) in enumerate(steps):
+            assert isinstance(node, _Node) and node.tensor is tensor
+            if i + 1 == len(steps):
+                node.children[value] = outcome
+            else:
+                node = node.children.setdefault(value, _Node(steps[i + 1][0]))
+
+    def _run(self, at: int, ledger: _Ledger) -> Outcome:
+        """Run the engine over one segment."""
+        engine = self.engine
+        engine.specs = ledger
+        engine.done = set()
+        result = engine.result = PartitionedGraph(self.prepared, self.mesh)
+        terms = self.pricer.zero()
+        ops: Iterable[Op] = self.segments[at] if at < len(self.segments) else ()
+        engine.open = {v: [] for v in self.graph.variables if self._is_open(v, ledger, ops)}
+        engine.open_root = {v.handle: v for v in engine.open}
+        try:
+            for op in ops:
+                engine._visit(op)
+            # What is opened here is read here or never (see `_closed`).
+            for root in list(engine.open):
+                if isinstance(root, Op) or engine.open[root]:
+                    engine._settle_root(root, engine.replicated)
+            if at == len(self.segments):
+                engine._finish_outputs()
+        except SpecError as error:
+            return Outcome({}, terms, error=str(error))
+        own, others = [], []
+        for reshard in result.reshards:
+            (others if reshard.tensor in self.border else own).append(reshard)
+        for reshard in own:
+            self.pricer.add_reshard(terms, reshard)
+        rules = self.prepared.rules
+        for op, decision in result.decisions.items():
+            self.pricer.add_op(terms, op, rules[op], decision)
+            if op in result.shared and op.outputs:
+                self.pricer.add_broadcast(terms, op)
+        writes = {t: s for t, s in ledger.items() if t in self.border}
+        return Outcome(writes, terms, tuple(others), tuple(self._idle(result, ledger)))
+
+    def _is_open(self, variable: Variable, ledger: _Ledger, ops: Iterable[Op]) -> bool:
+        readers = self.prepared.consumers.get(variable.handle, ())
+        if self.initial[variable.handle] is not None:
+            return False
+        present = set(ops)
+        return any(r in present for r in readers) and ledger.get(variable.handle, 0) is None
+
+    def _idle(
+        self, result: PartitionedGraph, ledger: _Ledger
+    ) -> Iterator[tuple[Variable, int, Op]]:
+        for op, decision in result.decisions.items():
+            if self.pricer.roles.phase[op] != FORWARD:
+                continue
+            for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
+                variable = self.weight_of.get(tensor)
+                if variable is None or op.outputs[0] in self.weight_of:
+                    continue
+                have = ledger.get(tensor)
+                for axis, placement in enumerate(have or ()):
+                    if (
+                        isinstance(placement, Shard)
+                        and isinstance(need[axis], Replicate)
+                        and decision.choice.splits[axis][0] < 0
+                    ):
+                        yield variable, axis, op
+
+    def _exchange(self, at: int, before: Outcome | None, after: Outcome) -> None:
+        """Put `after` in the place of `before`: prices, specs, and who must look again."""
+        made, changed = self.made, []
+        self.terms = self.terms + after.terms
+        for reshard in after.reshards:
+            self._count(reshard, 1)
+        if before is not None:
+            self.terms -= before.terms
+            for reshard in before.reshards:
+                self._count(reshard, -1)
+            for tensor in before.writes:
+                if tensor not in after.writes and made[tensor][0] == at:
+                    del made[tensor]
+                    changed.append(tensor)
+        for tensor, spec in after.writes.items():
+            if made.get(tensor) != (at, spec):
+                made[tensor] = (at, spec)
+                changed.append(tensor)
+        for tensor in changed:
+            for reader in self.readers.get(tensor, ()):
+                if reader > at:
+                    heapq.heappush(self.dirty, reader)
+
+    def _count(self, reshard: Reshard, by: int) -> None:
+        """Add a reshard that several segments may want: it is emitted once."""
+        before = self.shared.get(reshard, 0)
+        self.shared[reshard] = before + by
+        if before == 0 or before + by == 0:
+            terms = self.pricer.zero()
+            self.pricer.add_reshard(terms, reshard)
+            self.terms = self.terms + terms if by > 0 else self.terms - terms
+
+
+def gathered_text(found: tuple[Variable, int, Op], mesh: Mesh, spec: Spec) -> str:
+    """Why a weight's split is idle, as text."""
+    variable, axis, op = found
+    return (
+        f"{variable.name} is {format_spec(spec)}, but {op.type} {op.name!r} runs whole along "
+        f"{mesh.axis_names[axis]!r}: the weight would be gathered and no work shared"
+    )
+
+
+def _weight_values(graph: Any, prepared: PreparedGraph) -> dict[Tensor, Variable]:
+    """The tensors that hold nothing but a weight's value: reads, casts, reshapes of it."""
+    found: dict[Tensor, Variable] = {v.handle: v for v in graph.variables if v.trainable}
+    for op in graph.ops:
+        if op.type in ("ReadVariableOp", "Cast") or prepared.rules[op].monotone:
+            for tensor in op.inputs:
+                if tensor in found and len(op.outputs) == 1:
+                    found[op.outputs[0]] = found[tensor]
+    return found
+
+
+def _closed(
+    segments: list[Sequence[Op]], prepared: PreparedGraph, open_handles: set[Tensor]
+) -> list[list[Op]]:
+    """`segments`, merged so that a weight left open, or a draw, is settled where it is opened."""
+    home = {op: i for i, ops in enumerate(segments) for op in ops}
+    position = {op: i for i, op in enumerate(prepared.graph.ops)}
+    joined = list(range(len(segments)))  # each segment -> the last one it is joined with
+    for ops in segments:
+        for op in ops:
+            opens = prepared.rules[op].drawn or any(t in open_handles for t in op.inputs)
+            if not opens or not op.outputs:
+                continue
+            reader = _first_reader(op, prepared, position)
+            if reader is not None:
+                joined[home[op]] = max(joined[home[op]], home[reader])
+    out: list[list[Op]] = []
+    end = -1
+    for i, ops in enumerate(segments):
+        if i <= end:
+            out[-1].extend(ops)
+        else:
+            out.append(list(ops))
+        end = max(end, joined[i])
+    return out
+
+
+def _first_reader(op: Op, prepared: PreparedGraph, position: Mapping[Op, int]) -> Op | None:
+    """The first op that reads what `op` makes, past ops that may only relabel it."""
+    first: Op | None = None
+    stack, seen = list(op.outputs), set()
+    while stack:
+        for reader in prepared.consumers.get(stack.pop(), ()):
+            if reader in seen or (first is not None and position[reader] > position[first]):
+                continue
+            seen.add(reader)
+            rule = prepared.rules[reader]
+            relabels = len(reader.outputs) == 1 and (
+                bool(rule.monotone)
+                or reader.type in ("ReadVariableOp", "Cast")
+                or (prepared.rules[op].drawn and rule.lower is None)
+            )
+            if relabels:
+                stack += reader.outputs
+            else:
+                first = reader
+    return first

@@ -1,0 +1,262 @@
+"""Shared subgraphs (TAP §IV-C, Algorithm 1): what a model repeats.
+
+The names of GraphNodes make a tree. At each depth, from the leaves up, nodes with a common
+prefix are a block, and blocks of the same composition of operators are one shared subgraph if
+there are enough of them. Names only say what belongs together: whether two blocks are alike is
+read off their ops, so `alpha` and `beta` may be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tfpar.cost.roles import FORWARD, Roles
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Op, Tensor, freeze
+from tfpar.search.graph_nodes import GraphNode, NodeGraph
+
+_TOKENS = re.compile(r"[/_]+")
+_UNSHARED_ATTRS = frozenset({"seed", "seed2", "value", "shape", "shared_name", "container"})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """GraphNodes with a common prefix, in graph order."""
+
+    prefix: str
+    nodes: Sequence[GraphNode]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SharedSubgraph:
+    """Blocks of the same composition of operators.
+
+    Attributes:
+        depth: of their prefixes in the name tree.
+        variants: the blocks by shape: within one, all sizes are equal too and one plan and
+            its cost serve all.
+    """
+
+    depth: int
+    variants: Sequence[Sequence[Block]]
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for variant in self.variants for block in variant]
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.variants))
+
+
+class Signatures:
+    """What makes ops and blocks alike; computed once per op."""
+
+    def __init__(self, constants: Constants, roles: Roles) -> None:
+        self._constants = constants
+        self._phase = roles.phase
+        self._ids: dict[Any, int] = {}
+        self._of_op: dict[Op, int] = {}
+
+    def op(self, op: Op) -> int:
+        """Equal for ops of one type, attributes, shapes and known integer operands."""
+        known = self._of_op.get(op)
+        if known is None:
+            known = self._of_op[op] = self._intern(self._describe(op))
+        return known
+
+    def block(self, nodes: Iterable[GraphNode], shapes: bool) -> int:
+        """Equal for blocks whose forward ops are alike and wired alike.
+
+        Args:
+            shapes: also ask for equal attributes and shapes, not only op types.
+        """
+        ops = [op for node in nodes for op in self.forward(node)]
+        place = {op: i for i, op in enumerate(ops)}
+        outside: dict[Tensor, int] = {}
+        described = []
+        for op in ops:
+            wires = tuple(
+                (place[t.op], t.index)
+                if t.op in place
+                else -1 if not shapes else -1 - outside.setdefault(t, len(outside))
+                for t in op.inputs
+            )  # fmt: skip
+            described.append((self.op(op) if shapes else op.type, wires))
+        return self._intern((shapes, tuple(described)))
+
+    def forward(self, node: GraphNode) -> list[Op]:
+        """The node's forward ops that compute something on data."""
+        return [op for op in node.ops if self._phase[op] == FORWARD and op.type != "Placeholder"]
+
+    def _intern(self, key: Any) -> int:
+        return self._ids.setdefault(key, len(self._ids))
+
+    def _describe(self, op: Op) -> Any:
+        attrs = () if op.type == "Const" else tuple(
+            (k, freeze(v)) for k, v in sorted(op.attrs.items())
+            if k not in _UNSHARED_ATTRS and not k.startswith("_")
+        )  # fmt: skip
+        values = tuple(
+            None if (v := self._constants.value(t)) is None else (v.shape, v.tobytes())
+            for t in op.inputs
+            if t.dtype in ("int32", "int64", "bool")
+        )
+        return (
+            op.type, attrs, values,
+            tuple((t.shape, t.dtype) for t in op.inputs),
+            tuple((t.shape, t.dtype) for t in op.outputs),
+        )  # fmt: skip
+
+
+def prune_graph(
+    nodes: NodeGraph, signatures: Signatures, min_duplicate: int = 2
+) -> list[SharedSubgraph]:
+    """The shared subgraphs of a model, deepest first (Algorithm 1).
+
+    At each depth of the name tree the blocks with a weight are grouped by composition. A branch
+    ends where its blocks have no likeness any more; what lies above is the model.
+
+    Args:
+        min_duplicate: how many blocks make a shared subgraph.
+    """
+    forward = [n for n in nodes.nodes if signatures.forward(n)]
+    paths = {node: tuple(t for t in _TOKENS.split(node.name) if t) for node in forward}
+    found: list[SharedSubgraph] = []
+    ended: set[tuple[str, ...]] = set()
+    for depth in range(max(map(len, paths.values()), default=0), 0, -1):
+        groups: dict[tuple[str, ...], list[GraphNode]] = {}
+        for node, path in paths.items():
+            if len(path) >= depth:
+                groups.setdefault(path[:depth], []).append(node)
+        alike: dict[int, list[Block]] = {}
+        for prefix, members in groups.items():
+            if prefix not in ended and any(n.weights for n in members):
+                block = Block("/".join(prefix), members)
+                alike.setdefault(signatures.block(members, False), []).append(block)
+        for blocks in alike.values():
+            if len(blocks) < min_duplicate:
+                # Deeper parts may be shared; what holds this block cannot be.
+                for block in blocks:
+                    path = tuple(block.prefix.split("/"))
+                    ended.update(path[:i] for i in range(1, len(path)))
+                continue
+            variants: dict[int, list[Block]] = {}
+            for block in blocks:
+                variants.setdefault(signatures.block(block.nodes, True), []).append(block)
+            found.append(SharedSubgraph(depth, list(variants.values())))
+    return found
+
+
+def largest(subgraphs: Sequence[SharedSubgraph]) -> list[SharedSubgraph]:
+    """The subgraphs none of whose blocks lies in a larger shared block, in model order."""
+    taken: set[GraphNode] = set()
+    kept = []
+    for shared in sorted(subgraphs, key=lambda s: (s.depth, -len(s.blocks[0].nodes))):
+        members = {n for block in shared.blocks for n in block.nodes}
+        if not members & taken:
+            kept.append(shared)
+            taken |= members
+    return kept
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Family:
+    """Blocks that one plan serves: equal in structure and shapes.
+
+    Attributes:
+        instances: the nodes of each block, in graph order; blocks in the order in which they run.
+    """
+
+    instances: Sequence[Sequence[GraphNode]]
+
+    @property
+    def count(self) -> int:
+        return len(self.instances)
+
+
+def families(
+    nodes: NodeGraph, subgraphs: Sequence[SharedSubgraph], signatures: Signatures,
+    min_duplicate: int = 2,
+) -> list[Family]:  # fmt: skip
+    """What to fold: the largest blocks that repeat with equal shapes.
+
+    Names may not show the block (a functional model whose layers are called `dense_7`): a run of
+    blocks that repeats as a whole along the model is one larger block.
+    """
+    units: list[tuple[int, list[GraphNode]]] = []
+    unit_of: dict[GraphNode, tuple[int, list[GraphNode]]] = {}
+    for shared in largest(subgraphs):
+        for variant in shared.variants:
+            for block in variant:
+                unit = (signatures.block(block.nodes, True), list(block.nodes))
+                for node in block.nodes:
+                    unit_of[node] = unit
+    for node in nodes.nodes:
+        if not signatures.forward(node):
+            continue
+        unit = unit_of.get(node) or (signatures.block([node], True), [node])
+        if not units or all(unit is not u for u in units[-1:]) and unit[1][0] is node:
+            units.append(unit)
+    out = []
+    start = 0
+    labels = [label for label, _ in units]
+    runs = _tandem_runs(labels, min_duplicate)
+    covered: set[int] = set()
+    for start, period, count in runs:
+        instances = []
+        for i in range(count):
+            span = range(start + i * period, start + (i + 1) * period)
+            covered.update(span)
+            instances.append([n for u in span for n in units[u][1]])
+        if any(n.weights for n in instances[0]):
+            out.append(Family(instances))
+    by_label: dict[int, list[list[GraphNode]]] = {}
+    for i, (label, members) in enumerate(units):
+        if i not in covered and any(n.weights for n in members):
+            by_label.setdefault(label, []).append(members)
+    out += [Family(group) for group in by_label.values() if len(group) >= min_duplicate]
+    return out
+
+
+def _tandem_runs(labels: Sequence[int], min_duplicate: int) -> list[tuple[int, int, int]]:
+    """(start, period, count) of the runs that repeat back to back, not overlapping.
+
+    The longest cover first; among equal ones the shortest period.
+    """
+    found = []
+    size = len(labels)
+    for period in range(1, size // 2 + 1):
+        equal = 0
+        for i in range(size - period + 1):
+            if i + period < size and labels[i] == labels[i + period]:
+                equal += 1
+                continue
+            count = equal // period + 1
+            if count >= min_duplicate:
+                found.append((i - equal, period, count))
+            equal = 0
+    kept: list[tuple[int, int, int]] = []
+    taken: set[int] = set()
+    for start, period, count in sorted(found, key=lambda r: (-r[1] * r[2], r[1], r[0])):
+        span = range(start, start + period * count)
+        if not taken.intersection(span):
+            kept.append((start, period, count))
+            taken.update(span)
+    return sorted(kept)
+
+
+def aligned_ops(family: Family, signatures: Signatures) -> list[list[Op]]:
+    """Forward ops of each instance, position by position alike."""
+    return [[op for n in nodes for op in signatures.forward(n)] for nodes in family.instances]
+
+
+def weights_of(family: Family) -> list[Mapping[int, Any]]:
+    """The weights of each instance by their position among the block's."""
+    return [
+        dict(enumerate(dict.fromkeys(w for node in nodes for w in node.weights)))
+        for nodes in family.instances
+    ]
