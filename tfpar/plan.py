@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import tfpar
 from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
+from tfpar.cost.cluster import Cluster
+from tfpar.cost.evaluate import Cost
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph
 from tfpar.propagation.engine import Anchors
@@ -28,6 +30,7 @@ from tfpar.spec import (
     Shard,
     Spec,
     SpecError,
+    TfparError,
     format_spec,
     local_shape,
     parse_spec,
@@ -36,7 +39,15 @@ from tfpar.spec import (
 if TYPE_CHECKING:
     from tfpar.propagation.engine import PartitionedGraph
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """Another way to lay a variable: the best step time with it, in seconds (inf: not valid)."""
+
+    spec: Spec
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +56,8 @@ class PlannedVariable:
 
     Attributes:
         spec: None leaves it to propagation.
-        why: what fixed the spec (constraints as text); empty where nothing did.
+        why: what fixed the spec (constraints as text, a planner); empty where nothing did.
+        alternatives: what else a planner has priced, the choice itself included.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +65,7 @@ class PlannedVariable:
     trainable: bool
     spec: Spec | None = None
     why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -66,6 +79,9 @@ class Plan:
         constraints: what the plan was made from, as text.
         fingerprint: of the graph; see `ir.fingerprint`.
         tfpar_version: the version that made it.
+        planner: the name of the planner that made it; empty for a plan from constraints alone.
+        cluster: the machines it was made for, and `cost` what a step costs there; None where
+            nothing was priced.
         partitioned: what propagation made of it, once known; not saved.
 
     Raises:
@@ -79,6 +95,9 @@ class Plan:
     constraints: tuple[str, ...]
     fingerprint: str
     tfpar_version: str = tfpar.__version__
+    planner: str = ""
+    cluster: Cluster | None = None
+    cost: Cost | None = None
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -247,6 +266,10 @@ class Plan:
             ("mesh", json.dumps([*zip(self.mesh.axis_names, self.mesh.shape, strict=True)])),
             ("batch_axes", json.dumps(list(self.batch_axes))),
             ("fingerprint", json.dumps(self.fingerprint)),
+            ("planner", json.dumps(self.planner)),
+            ("cluster", json.dumps(self.cluster and dataclasses.asdict(self.cluster))),
+            ("cluster_fingerprint", json.dumps(self.cluster and self.cluster.fingerprint())),
+            ("cost", json.dumps(self.cost and dataclasses.asdict(self.cost))),
             ("constraints", _block("[]", map(json.dumps, self.constraints))),
             ("variables", _block("{}", _pairs(self.variables, _variable_json))),
             ("tensors", _block("{}", _pairs(self.tensors, lambda s: json.dumps(format_spec(s))))),
@@ -283,10 +306,13 @@ class Plan:
                 constraints=tuple(map(str, data["constraints"])),
                 fingerprint=str(data["fingerprint"]),
                 tfpar_version=str(data["tfpar"]),
+                planner=str(data["planner"]),
+                cluster=data["cluster"] and Cluster.of(data["cluster"]),
+                cost=data["cost"] and Cost.of(data["cost"]),
             )
         except KeyError as error:
             raise PlanError(f"The plan file {source!r} lacks the field {error}.") from None
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, TfparError) as error:
             raise PlanError(f"The plan file {source!r} is malformed: {error}") from error
 
 
@@ -353,6 +379,7 @@ def _variable_json(variable: PlannedVariable) -> str:
             "trainable": variable.trainable,
             "spec": None if variable.spec is None else format_spec(variable.spec),
             "why": variable.why,
+            "alternatives": {format_spec(a.spec): a.seconds for a in variable.alternatives},
         }
     )
 
@@ -362,6 +389,7 @@ def _read_variable(data: Mapping[str, Any]) -> PlannedVariable:
     return PlannedVariable(
         tuple(map(int, data["shape"])), str(data["dtype"]), bool(data["trainable"]),
         None if spec is None else parse_spec(spec), str(data["why"]),
+        tuple(Alternative(parse_spec(s), float(t)) for s, t in data["alternatives"].items()),
     )  # fmt: skip
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfpar.cost.cluster import Cluster
 from tfpar.cost.collectives import collective_seconds, seconds_per_byte, startup_seconds
 from tfpar.cost.roles import BACKWARD, PHASES, UPDATE, Roles
-from tfpar.cost.work import RELABELS, flops
+from tfpar.cost.work import READ_PART, RELABELS, flops
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.propagation.factors import size_after
 from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
@@ -29,10 +30,6 @@ from tfpar.spec import Mesh, Spec, local_shape
 BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 """Sizes of packed gradient buckets to choose from, in bytes (1 to 256 MiB)."""
 
-# Ops that touch only the part of their first input that they return.
-_READ_PART = frozenset(
-    {"GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
-)
 _HALF = frozenset({"half", "float16", "bfloat16"})
 
 # Places in a vector of terms; after them the bytes to all-reduce off the critical path, by
@@ -78,7 +75,13 @@ class Cost:
 
     @property
     def memory_bytes(self) -> float:
+        """What a rank stores, in bytes."""
         return self.weight_bytes + self.state_bytes + self.activation_bytes
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Cost:
+        """Inverse of `dataclasses.asdict`, through JSON."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
 class Pricer:
@@ -140,9 +143,7 @@ class Pricer:
             op, 1
         ) * collective_seconds("broadcast", axes, size, self.mesh, self.cluster)
 
-    def collectives(
-        self, reshard: Reshard
-    ) -> Sequence[tuple[str, tuple[int, ...], int, float]]:
+    def collectives(self, reshard: Reshard) -> Sequence[tuple[str, tuple[int, ...], int, float]]:
         """(kind, mesh axes, payload bytes, seconds) of the collectives of a reshard."""
         tensor = reshard.tensor
         return _collectives(
@@ -167,7 +168,7 @@ class Pricer:
         arithmetic = flops(op, rule) / parts / (device.half_flops if half else device.flops)
         choice = decision.choice
         used = [*zip(op.outputs, choice.out_specs, strict=True)]
-        used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in _READ_PART :]
+        used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in READ_PART :]
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
         return device.launch_s + max(arithmetic, moved / device.memory_bandwidth)
 
@@ -218,9 +219,7 @@ class Pricer:
                 break
         return best[1], best[0], best[2]
 
-    def cost(
-        self, terms: np.ndarray, weight_bytes: float = 0.0, state_bytes: float = 0.0
-    ) -> Cost:
+    def cost(self, terms: np.ndarray, weight_bytes: float = 0.0, state_bytes: float = 0.0) -> Cost:
         """The cost that summed `terms` come to."""
         busy, exposed, bucket = self.gradients_seconds(terms)
         compute = tuple(float(x) for x in terms[COMPUTE : COMPUTE + 3])

@@ -27,6 +27,11 @@ RELABELS = frozenset(
 )  # fmt: skip
 """Op types that compute nothing: views, handles, sizes known beforehand."""
 
+READ_PART = frozenset(
+    {"GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
+)
+"""Op types that touch only the part of their first input that they return."""
+
 
 def flops(op: Op, rule: OpRule) -> float:
     """Floating-point operations of a matrix product or convolution; 0 for other ops.

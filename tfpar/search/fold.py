@@ -30,6 +30,7 @@ class Folded:
         twins: for each variable of `graph` all variables of the model that are laid as it is.
         groups: the variables of `graph` that stand at one place of a block, and so share one
             placement; those of no block stand alone.
+        block_of: by the name of a variable of `graph`, which family it belongs to, if any.
         copies: the copy of each op of the model that was kept.
     """
 
@@ -37,6 +38,7 @@ class Folded:
     times: Mapping[Op, int]
     twins: Mapping[Variable, Sequence[Variable]]
     groups: Sequence[Sequence[Variable]]
+    block_of: Mapping[str, int]
     copies: Mapping[Op, Op]
 
 
@@ -139,9 +141,7 @@ def _beside(
 # --- folding ---------------------------------------------------------------------------
 
 
-def _fold(
-    graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]
-) -> Folded | None:
+def _fold(graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]) -> Folded | None:
     """The folded graph, or None if leaving out the instances would close a cycle."""
     home: dict[Op, tuple[_Grown, int, int]] = {}  # op -> family, instance, place in it
     kept: dict[int, list[int]] = {}  # family -> instances that stay
@@ -238,8 +238,8 @@ def _finish(graph, grown, copies, ordered, times, home, kept) -> Folded:
             twins[copy] = [variable]
             result.variables.append(copy)
     groups: list[list[Variable]] = []
-    grouped: set[Variable] = set()
-    for family in grown:
+    block_of: dict[str, int] = {}
+    for number, family in enumerate(grown):
         stay = kept[id(family)]
         for row in zip(*family.instances, strict=True):
             found = [handles.get(op.outputs[0]) if op.outputs else None for op in row]
@@ -251,11 +251,10 @@ def _finish(graph, grown, copies, ordered, times, home, kept) -> Folded:
                     twins[middle].append(variable)
             group = [copy_of[found[i]] for i in stay]
             groups.append(group)
-            grouped.update(group)
-    groups += [[v] for v in result.variables if v not in grouped]
-    return Folded(
-        result, {copies[op]: n for op, n in times.items() if op in copies}, twins, groups, copies
-    )
+            block_of.update((v.name, number) for v in group)
+    groups += [[v] for v in result.variables if v.name not in block_of]
+    stands_for = {copies[op]: n for op, n in times.items() if op in copies}
+    return Folded(result, stands_for, twins, groups, block_of, copies)
 
 
 def _live(graph: Graph) -> set[Op]:

@@ -8,6 +8,7 @@ op they are named after; sums of gradients and updates join what they sum or upd
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfpar.cost.roles import FORWARD, Roles
@@ -43,6 +44,15 @@ class NodeGraph:
 
     nodes: Sequence[GraphNode]
     node_of: Mapping[Op, GraphNode]
+
+    @functools.cached_property
+    def readers(self) -> Mapping[GraphNode, Sequence[GraphNode]]:
+        """The nodes that read from each node."""
+        found: dict[GraphNode, list[GraphNode]] = {}
+        for node in self.nodes:
+            for source in node.inputs:
+                found.setdefault(source, []).append(node)
+        return found
 
     def weighted(self) -> list[GraphNode]:
         """The nodes that bear weights."""

@@ -20,7 +20,7 @@ import numpy as np
 from tfpar.cost.evaluate import COMPUTE, Cost, Pricer, update_seconds
 from tfpar.cost.roles import FORWARD, UPDATE
 from tfpar.ir.graph import Op, Tensor, Variable
-from tfpar.propagation.engine import Propagation, HoldWhole
+from tfpar.propagation.engine import HoldWhole, Propagation
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph, Reshard
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError, format_spec
@@ -131,6 +131,7 @@ class IncrementalPricer:
         self.dirty = list(range(count))
         self.terms = self.pricer.zero()
         self.shared: dict[Reshard, int] = {}
+        self.gathering: set[int] = set()  # segments with idle splits
 
     def _open_handles(self) -> set[Tensor]:
         return {h for h, s in self.initial.items() if s is None}
@@ -185,11 +186,26 @@ class IncrementalPricer:
                 self._exchange(at, before, outcome)
         return ""
 
-    def idle(self) -> Iterator[tuple[Variable, int, Op]]:
-        """Split weights that are gathered without any work being shared for it."""
-        for outcome in self.current:
-            if outcome is not None:
-                yield from outcome.idle
+    def broken(self) -> dict[Op, str]:
+        """Ops that the laid plan cannot serve, and why; empty for a valid plan."""
+        error = self.settle()
+        if error:
+            return {self.first_op(self.dirty[0]): error}
+        found: dict[Op, str] = {}
+        for at in self.gathering:
+            outcome = self.current[at]
+            assert outcome is not None
+            for variable, axis, op in outcome.idle:
+                found[op] = (
+                    f"{variable.name} is {format_spec(self.weight_spec(variable))}, but {op.type} "
+                    f"{op.name!r} runs whole along {self.mesh.axis_names[axis]!r}: the weight "
+                    f"would be gathered and no work shared"
+                )
+        return found
+
+    def first_op(self, at: int) -> Op:
+        """An op of segment `at`; of the last one, the one that makes an output."""
+        return self.segments[at][0] if at < len(self.segments) else self.graph.outputs[0].op
 
     def weight_spec(self, variable: Variable) -> Spec:
         """Where the settled plan lays a weight."""
@@ -332,6 +348,10 @@ class IncrementalPricer:
             if made.get(tensor) != (at, spec):
                 made[tensor] = (at, spec)
                 changed.append(tensor)
+        if after.idle:
+            self.gathering.add(at)
+        else:
+            self.gathering.discard(at)
         for tensor in changed:
             for reader in self.readers.get(tensor, ()):
                 if reader > at:
@@ -345,15 +365,6 @@ class IncrementalPricer:
             terms = self.pricer.zero()
             self.pricer.add_reshard(terms, reshard)
             self.terms = self.terms + terms if by > 0 else self.terms - terms
-
-
-def gathered_text(found: tuple[Variable, int, Op], mesh: Mesh, spec: Spec) -> str:
-    """Why a weight's split is idle, as text."""
-    variable, axis, op = found
-    return (
-        f"{variable.name} is {format_spec(spec)}, but {op.type} {op.name!r} runs whole along "
-        f"{mesh.axis_names[axis]!r}: the weight would be gathered and no work shared"
-    )
 
 
 def _weight_values(graph: Any, prepared: PreparedGraph) -> dict[Tensor, Variable]:

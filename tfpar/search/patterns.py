@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from tfpar.cost.cluster import Cluster
 from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.work import READ_PART, flops
 from tfpar.ir.graph import Op, Tensor, Variable, is_floating
 from tfpar.propagation.factors import spec_of, splits_of
 from tfpar.propagation.prepared import PreparedGraph
@@ -73,12 +74,12 @@ def patterns(
         if axes:
             name = " x ".join(mesh.axis_names[a] for a in axes)
             seconds = collective_seconds("all_reduce", axes, variable.num_bytes, mesh, cluster)
-            gradient = [
-                Communication("backward", "all_reduce", name, variable.num_bytes, seconds)
-            ]
+            gradient = [Communication("backward", "all_reduce", name, variable.num_bytes, seconds)]
         found.append(Pattern(node.name, variable.name, Replicate(), "", tuple(gradient)))
         for axis, shard in splits(variable, prepared, mesh):
-            use = next((u for u in readers if _factor(u, variable, shard, axis, mesh, prepared)), None)
+            use = next(
+                (u for u in readers if _factor(u, variable, shard, axis, mesh, prepared)), None
+            )
             if use is None:
                 continue
             factor = _factor(use, variable, shard, axis, mesh, prepared)
@@ -115,7 +116,8 @@ def splits(
     return found
 
 
-# A use of a weight: the ops from its read to the one that computes with it.
+# A use of a weight: the ops from its read to the product, convolution or lookup. What is only
+# added or multiplied elementwise (a bias, a scale) follows the node's other weights.
 _Path = tuple[Op, ...]
 
 
@@ -127,7 +129,7 @@ def _paths(variable: Variable, prepared: PreparedGraph) -> Iterator[_Path]:
             relabels = op.type in ("ReadVariableOp", "Cast") or prepared.rules[op].monotone
             if relabels and len(op.outputs) == 1:
                 stack.append((op.outputs[0], (*path, op)))
-            elif op.outputs and not op.name.startswith("gradient_tape/"):
+            elif flops(op, prepared.rules[op]) or op.type in READ_PART:
                 yield (*path, op)
 
 
@@ -172,7 +174,9 @@ def _usable(
     split = _factor(path, variable, plain, axis, mesh, prepared)
     if split is None:
         return None
-    stride = _stride(path[-1], split[0], mesh.shape[axis], prepared)
+    stride = None
+    if prepared.rules[path[-1]].sizes[split[0]] == variable.shape[dim]:
+        stride = _stride(path[-1], split[0], mesh.shape[axis], prepared)
     if stride is not None:
         strided = Shard(dim, stride)
         if _factor(path, variable, strided, axis, mesh, prepared) is not None:

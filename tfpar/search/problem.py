@@ -45,16 +45,10 @@ class Problem:
     state_ratio: float | None = None
     progress: Progress | None = None
 
-    def input_specs(self, graph_inputs: Sequence[Tensor], mesh: Mesh, axes: Sequence[int]) -> list[Spec]:
-        """How inputs are fed when mesh axes `axes` split the batch."""
-        return [input_spec(t in self.batched, mesh, axes) for t in graph_inputs]
-
 
 def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:
-    """The spec of a step's argument: the batch is split over `axes`, anything else is whole."""
-    return tuple(
-        Shard(0) if batched and a in axes else Replicate() for a in range(mesh.num_axes)
-    )
+    """The spec of a step's input: a batch is split over mesh axes `axes`, the rest is whole."""
+    return tuple(Shard(0) if batched and a in axes else Replicate() for a in range(mesh.num_axes))
 
 
 class Planner(Protocol):

@@ -1,0 +1,54 @@
+"""Pattern routing (TAP §IV-E, Algorithm 3): whether the patterns of a plan connect.
+
+Breadth first over the GraphNodes, in the order in which their inputs are ready: from the root
+(what nothing feeds) to the leaf (the loss). A node is reached when all it reads from is and its
+pattern takes what arrives: the propagation engine finds the collectives between them. It does not
+if the engine finds no way, or if a split weight would be gathered for an op that every rank
+then computes alike: Split is then a Replica that communicates more.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+from tfpar.search.graph_nodes import GraphNode, NodeGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """Whether a plan is valid, and if not, where it breaks.
+
+    Attributes:
+        reason: names the GraphNode, the op and what does not fit; empty for a valid plan.
+    """
+
+    valid: bool
+    reason: str = ""
+
+
+VALID = Routing(True)
+
+
+def pattern_routing(nodes: NodeGraph, broken: Mapping[GraphNode, str]) -> Routing:
+    """Route a plan from root to leaf.
+
+    Args:
+        broken: nodes none of whose patterns takes what arrives, and why.
+    """
+    if not broken:
+        return VALID
+    waiting = {node: len(node.inputs) for node in nodes.nodes}
+    readers = nodes.readers
+    queue = collections.deque(node for node, inputs in waiting.items() if not inputs)
+    while queue:
+        node = queue.popleft()
+        if node in broken:
+            return Routing(False, f"GraphNode {node.name!r}: {broken[node]}")
+        for child in readers.get(node, ()):
+            waiting[child] -= 1
+            if not waiting[child]:
+                queue.append(child)
+    node, why = next(iter(broken.items()))
+    return Routing(False, f"GraphNode {node.name!r}: {why}")

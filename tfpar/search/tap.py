@@ -1,0 +1,419 @@
+"""TAP's planner (§IV-D, Algorithm 2): data and tensor parallelism, found by search.
+
+The model is folded to its shared subgraphs. For every way to lay a data and a model axis over
+the ranks, and to split the batch over one or both, all plans of each subgraph are priced, in the
+surroundings of the best plans of the others, until none improves. A plan that pattern routing
+refuses is no candidate. Pure data parallelism always is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from tfpar.constraints import batch_axes, resolve_outputs, resolve_variables
+from tfpar.cost.evaluate import Cost, Pricer
+from tfpar.cost.roles import Roles
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Graph, Variable
+from tfpar.plan import Alternative, Plan, PlannedVariable
+from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.search.fold import Folded, fold
+from tfpar.search.graph_nodes import NodeGraph, cluster
+from tfpar.search.incremental import IncrementalPricer
+from tfpar.search.patterns import splits
+from tfpar.search.problem import Problem, input_spec
+from tfpar.search.routing import pattern_routing
+from tfpar.search.shared import Signatures, families, prune_graph
+from tfpar.spec import Mesh, PlanError, Spec, replicated
+
+MAX_CANDIDATES = 4096
+"""Plans of one subgraph that are all priced; a larger one is searched part by part."""
+
+MAX_SWEEPS = 4
+"""How often the subgraphs are gone through (empirical: two sweeps settle nearly all models)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Logical axes over the ranks.
+
+    Attributes:
+        batch_axes: the axes that split the batch.
+        model_axes: the axes over which weights may be split.
+    """
+
+    mesh: Mesh
+    batch_axes: tuple[int, ...]
+    model_axes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        names = " and ".join(self.mesh.axis_names[a] for a in self.batch_axes) or "no axis"
+        return f"{self.mesh}, batch over {names}"
+
+
+@dataclasses.dataclass
+class Statistics:
+    """What a search did; see `benchmarks/search.py`."""
+
+    ops: int = 0
+    nodes: int = 0
+    weighted_nodes: int = 0
+    subgraphs: int = 0
+    candidates: int = 0
+    valid: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class TapPlanner:
+    """See the module.
+
+    Args:
+        min_duplicate: how many blocks make a shared subgraph (Algorithm 1); beyond what a model
+            has, every weight is decided by itself.
+
+    Attributes:
+        statistics: of the last search.
+    """
+
+    min_duplicate: int = 2
+    name: str = "tap"
+    statistics: Statistics = dataclasses.field(default_factory=Statistics)
+
+    def solve(self, problem: Problem) -> Plan:
+        """The best plan of all layouts.
+
+        Raises:
+            PlanError: no plan is valid under the constraints; says why.
+        """
+        model = _Model.of(problem, self.min_duplicate)
+        self.statistics = model.statistics
+        best: _Found | None = None
+        refused = ""
+        for layout in layouts(problem):
+            search = _LayoutSearch(problem, model, layout)
+            found = search.best()
+            refused = refused or search.refused
+            if found is not None and (best is None or found.key < best.key):
+                best = found
+        if best is None:
+            raise PlanError(f"No plan is valid on {problem.mesh} under the constraints: {refused}.")
+        return _plan(problem, model, best, self.name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Model:
+    """What does not depend on the layout."""
+
+    folded: Folded
+    prepared: PreparedGraph
+    roles: Roles
+    nodes: NodeGraph
+    statistics: Statistics
+
+    @classmethod
+    def of(cls, problem: Problem, min_duplicate: int) -> _Model:
+        graph = problem.graph
+        roles = Roles.of(graph)
+        nodes = cluster(graph, roles)
+        signatures = Signatures(Constants(graph), roles)
+        shared = prune_graph(nodes, signatures, min_duplicate)
+        repeats = families(nodes, shared, signatures, min_duplicate)
+        folded = fold(graph, repeats, signatures)
+        times = dict(folded.times)
+        times.update({folded.copies[op]: 0 for op in problem.stand_ins if op in folded.copies})
+        prepared = prepare(folded.graph)
+        folded_roles = Roles.of(prepared.graph, times=times)
+        statistics = Statistics(
+            len(graph.ops), len(nodes.nodes), len(nodes.weighted()), len(repeats)
+        )
+        return cls(
+            folded, prepared, folded_roles, cluster(prepared.graph, folded_roles), statistics
+        )
+
+
+def layouts(problem: Problem) -> list[Layout]:
+    """The logical meshes to search, pure data parallelism first.
+
+    With constraints, which name the mesh's axes, it is the mesh as given.
+    """
+    mesh = problem.mesh
+    if problem.constraints:
+        batch = tuple(mesh.axis(n) for n in batch_axes(problem.constraints, mesh))
+        free = tuple(a for a in range(mesh.num_axes) if mesh.shape[a] > 1)
+        model = tuple(a for a in free if a not in batch) or free
+        return [Layout(mesh, batch, model)]
+    found = []
+    for model_size in range(1, mesh.size + 1):
+        if mesh.size % model_size:
+            continue
+        logical = Mesh(("data", "model"), (mesh.size // model_size, model_size))
+        if model_size == 1:
+            found.append(Layout(logical, (0, 1), ()))
+        else:
+            found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,))]
+    return found
+
+
+@dataclasses.dataclass(eq=False)
+class _Group:
+    """Weights that are laid alike: those at one place of a block's instances."""
+
+    variables: Sequence[Variable]
+    options: Sequence[Spec]
+    chosen: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.variables[0].name
+
+
+_Key = tuple[float, float, int]
+"""(bytes beyond the device's memory, seconds, split weights): less is better."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Found:
+    """The best plan of a layout."""
+
+    layout: Layout
+    key: _Key
+    cost: Cost
+    chosen: Sequence[tuple[_Group, int]]
+    fixed: Sequence[tuple[Variable, Spec]]
+    alternatives: dict[str, list[Alternative]]
+
+
+class _LayoutSearch:
+    """The search on one layout."""
+
+    def __init__(self, problem: Problem, model: _Model, layout: Layout) -> None:
+        self.problem, self.model, self.layout = problem, model, layout
+        mesh, graph = layout.mesh, model.prepared.graph
+        self.pricer = Pricer(mesh, problem.cluster, model.roles)
+        copies = model.folded.copies
+        self.fixed = self._fixed_specs()
+        self.groups = self._groups()
+        batched = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
+        whole = replicated(mesh.num_axes)
+        anchors = Anchors(
+            variables={
+                **{v.name: s for v, s in self.fixed},
+                **{v.name: g.options[0] for g in self.groups for v in g.variables},
+            },
+            inputs=[input_spec(t in batched, mesh, layout.batch_axes) for t in graph.inputs],
+            tensors=self._tensors(graph),
+            outputs=[whole] * len(graph.outputs),
+        )
+        self.plans = IncrementalPricer(
+            model.prepared, mesh, anchors, model.nodes.segments(graph, model.roles),
+            self.pricer, problem.state_ratio,
+        )  # fmt: skip
+        self.refused = ""
+        self.alternatives: dict[str, list[Alternative]] = {}
+
+    def _tensors(self, graph: Graph) -> dict[str, Spec]:
+        found = resolve_outputs(self.problem.constraints, graph, self.layout.mesh, must_match=False)
+        return {name: resolution.spec for name, resolution in found.items()}
+
+    def _fixed_specs(self) -> list[tuple[Variable, Spec]]:
+        """The weights that constraints lay."""
+        shapes = [(v.name, v.shape) for v in self.model.folded.graph.variables]
+        found = resolve_variables(
+            self.problem.constraints, shapes, self.layout.mesh, must_match=False
+        )
+        return [
+            (v, found[v.name].spec) for v in self.model.folded.graph.variables if v.name in found
+        ]
+
+    def _groups(self) -> list[_Group]:
+        """The weights to decide: those with several dims that some op can use split."""
+        mesh = self.layout.mesh
+        whole = replicated(mesh.num_axes)
+        fixed = {v for v, _ in self.fixed}
+        known = {v.name: v for v in self.model.prepared.graph.variables}
+        groups = []
+        for members in self.model.folded.groups:
+            variables = [known[v.name] for v in members if v not in fixed and v.trainable]
+            if not variables or len(variables[0].shape) < 2 or not self.layout.model_axes:
+                continue
+            options = [whole]
+            axes = self.layout.model_axes
+            for axis, shard in splits(variables[0], self.model.prepared, mesh, axes):
+                options.append((*whole[:axis], shard, *whole[axis + 1 :]))
+            if len(options) > 1:
+                groups.append(_Group(variables, options))
+        order = {v.name: i for i, v in enumerate(self.model.prepared.graph.variables)}
+        return sorted(groups, key=lambda g: order[g.name])
+
+    # --- search --------------------------------------------------------------------
+
+    def best(self) -> _Found | None:
+        """The best valid plan, or None; `refused` then says why the first was invalid."""
+        best = self._price()
+        for _ in range(MAX_SWEEPS):
+            before = best
+            units = self.units()
+            for unit in units:
+                best = self._search(unit, best)
+            if best == before or len(units) < 2:
+                break
+        if best[0] == math.inf:
+            return None
+        for group in self.groups:
+            self._lay(group, group.chosen)
+        self.plans.settle()
+        return _Found(
+            self.layout, best, self.plans.cost(), [(g, g.chosen) for g in self.groups],
+            self.fixed, self.alternatives,
+        )  # fmt: skip
+
+    def units(self) -> list[list[_Group]]:
+        """The groups, in subgraphs small enough to price all plans of each.
+
+        A block is one unit if it can be, else its parts along the name tree are.
+        """
+        out = []
+        by_block: dict[int, list[_Group]] = {}
+        for group in self.groups:
+            copies = len(group.variables)
+            by_block.setdefault(self._block(group) if copies > 1 else -1, []).append(group)
+        for block, members in by_block.items():
+            out += _parts(members, MAX_CANDIDATES if block >= 0 else MAX_CANDIDATES // 8)
+        return out
+
+    def _block(self, group: _Group) -> int:
+        return self.model.folded.block_of.get(group.name, -1)
+
+    def _search(self, unit: Sequence[_Group], best: _Key) -> _Key:
+        """Price all plans of `unit`, the rest as it is; keep the best."""
+        sizes = [len(g.options) for g in unit]
+        total = math.prod(sizes)
+        start = [g.chosen for g in unit]
+        choice = list(start)
+        by_option: list[dict[int, _Key]] = [{} for _ in unit]
+        for done, picks in enumerate(_gray(sizes)):
+            for group, pick, last in zip(unit, picks, choice, strict=True):
+                if pick != last:
+                    self._lay(group, pick)
+            choice = list(picks)
+            key = self._price()
+            for options, pick in zip(by_option, picks, strict=True):
+                if key < options.get(pick, (math.inf, math.inf, 0)):
+                    options[pick] = key
+            if key < best:
+                best, start = key, choice
+            if self.problem.progress is not None and done % 64 == 0:
+                self.problem.progress(f"{self.layout}: {unit[0].name}", done, total)
+        for group, pick in zip(unit, start, strict=True):
+            group.chosen = pick
+            self._lay(group, pick)
+        for group, options in zip(unit, by_option, strict=True):
+            self.alternatives[group.name] = [
+                Alternative(spec, options[i][1] if i in options else math.inf)
+                for i, spec in enumerate(group.options)
+            ]
+        return best
+
+    def _lay(self, group: _Group, pick: int) -> None:
+        for variable in group.variables:
+            self.plans.lay(variable, group.options[pick])
+
+    def _price(self) -> _Key:
+        """The key of the plan that is laid; infinite if it is invalid."""
+        statistics = self.model.statistics
+        statistics.candidates += 1
+        node_of = self.model.nodes.node_of
+        broken = {node_of[op]: why for op, why in self.plans.broken().items()}
+        routing = pattern_routing(self.model.nodes, broken)
+        if not routing.valid:
+            self.refused = self.refused or routing.reason
+            return (math.inf, math.inf, 0)
+        statistics.valid += 1
+        cost = self.plans.cost()
+        over = max(0.0, cost.memory_bytes - self.problem.cluster.device.memory_bytes)
+        split = sum(
+            1
+            for group in self.groups
+            if self.plans.initial[group.variables[0].handle] != self.plans.engine.replicated
+        )
+        return (over, _rounded(cost.seconds), split)
+
+
+def _rounded(seconds: float) -> float:
+    """Times that differ by rounding are equal: then fewer split weights win."""
+    return float(f"{seconds:.9e}")
+
+
+def _parts(groups: Sequence[_Group], limit: int) -> list[list[_Group]]:
+    """`groups` in runs with at most `limit` plans, cut where names part earliest."""
+    if math.prod(len(g.options) for g in groups) <= limit or len(groups) == 1:
+        return [list(groups)]
+    cuts = range(1, len(groups))
+
+    def kinship(at: int) -> tuple[int, int]:
+        shared = zip(groups[at - 1].name.split("/"), groups[at].name.split("/"), strict=False)
+        depth = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], shared))
+        return depth, abs(2 * at - len(groups))
+
+    at = min(cuts, key=kinship)
+    return [*_parts(groups[:at], limit), *_parts(groups[at:], limit)]
+
+
+def _gray(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All tuples below `sizes`; neighbours differ in one place, the last varies fastest."""
+    digits, steps = [0] * len(sizes), [1] * len(sizes)
+    yield tuple(digits)
+    while True:
+        for at in reversed(range(len(sizes))):
+            moved = digits[at] + steps[at]
+            if 0 <= moved < sizes[at]:
+                digits[at] = moved
+                break
+            steps[at] = -steps[at]
+        else:
+            return
+        yield tuple(digits)
+
+
+def _plan(problem: Problem, model: _Model, found: _Found, planner: str) -> Plan:
+    """The plan of the whole model: what is chosen for a block serves all its instances."""
+    layout = found.layout
+    specs: dict[str, tuple[Spec, str]] = {}
+    alternatives: dict[str, Sequence[Alternative]] = {}
+    twins = {v.name: [t.name for t in ts] for v, ts in model.folded.twins.items()}
+    resolved = resolve_variables(
+        problem.constraints, [(v.name, v.shape) for v in problem.graph.variables], layout.mesh,
+        must_match=False,
+    )  # fmt: skip
+    for name, resolution in resolved.items():
+        specs[name] = (resolution.spec, resolution.reason)
+    for group, pick in found.chosen:
+        spec = group.options[pick]
+        for variable in group.variables:
+            for twin in twins.get(variable.name, [variable.name]):
+                specs.setdefault(twin, (spec, f"chosen by the {planner} planner"))
+                if group.name in found.alternatives:
+                    alternatives[twin] = found.alternatives[group.name]
+    outputs = resolve_outputs(problem.constraints, problem.graph, layout.mesh, must_match=False)
+    variables = {}
+    for variable in problem.graph.variables:
+        spec, why = specs.get(variable.name, (None, ""))
+        variables[variable.name] = PlannedVariable(
+            tuple(variable.shape), variable.dtype, variable.trainable, spec, why,
+            tuple(alternatives.get(variable.name, ())),
+        )  # fmt: skip
+    return Plan(
+        mesh=layout.mesh,
+        batch_axes=tuple(layout.mesh.axis_names[a] for a in layout.batch_axes),
+        variables=variables,
+        tensors={n: r.spec for n, r in outputs.items()},
+        constraints=tuple(map(str, problem.constraints)),
+        fingerprint=problem.fingerprint,
+        planner=planner,
+        cluster=problem.cluster,
+        cost=found.cost,
+    )
