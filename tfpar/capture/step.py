@@ -6,18 +6,17 @@ handle and never read, so they need no memory.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import func_graph as func_graph_lib
 
 from tfpar.capture.convert import convert_func_graph
+from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Gradient, Graph, Variable
 from tfpar.runtime.variables import capturing
 from tfpar.spec import CaptureError
@@ -127,7 +126,7 @@ def capture_step(
     Raises:
         CaptureError: the step runs eager-only Python on tensors, or fails while traced.
     """
-    with _collection_paused():
+    with collection_paused():
         if build is not None:
             _trace(build, (), f"build_{name}")
         func_graph, created = _trace(function, arguments, name)
@@ -178,21 +177,6 @@ def capture_step(
     names = {id(v): known.name for v, known in zip(variables, graph.variables, strict=True)}
     gradients = [Gradient(names[id(v)], *ts) for v, ts in gradient_tensors if id(v) in names]
     return CapturedStep(graph, num_arguments, closure, variables, structure, gradients=gradients)
-
-
-@contextlib.contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Without garbage collection.
-
-    Next to nothing of a graph in the making is garbage, and each pass walks over all of it.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):

@@ -1,18 +1,21 @@
 """A simple description of the machines: devices, nodes and two levels of links.
 
-What the cost model of TAP §IV-F needs. Collectives ask a cluster for the link of a group of
-ranks (`link_of`), never for its fields, so that a fuller topology can take this one's place.
+What the cost model of TAP §IV-F needs, in seconds, bytes and operations (no milli, no giga).
+Collectives ask a cluster for the link of a group of ranks (`link_of`), never for its fields, so
+that a fuller topology can take this one's place.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from tfpar.spec import Mesh, TfparError
 
@@ -23,9 +26,9 @@ class Device:
 
     Attributes:
         flops: FLOP/s that large matrix products reach, in single precision.
-        half_flops: the same for 16-bit operands.
-        memory_bytes: what fits.
-        memory_bandwidth: bytes/s between memory and arithmetic.
+        half_flops: the same for 16-bit results.
+        memory_bytes: what fits, in bytes.
+        memory_bandwidth: bytes/s between memory and arithmetic, read and written together.
         launch_s: time before an op starts, in seconds.
     """
 
@@ -38,7 +41,12 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What one rank sees of a network: `bandwidth` in bytes/s, `latency_s` in seconds a message."""
+    """What one rank sees of a network.
+
+    Attributes:
+        bandwidth: bytes/s each way.
+        latency_s: seconds a message takes to start.
+    """
 
     bandwidth: float
     latency_s: float
@@ -51,7 +59,11 @@ class Cluster:
     Attributes:
         intra: the link of one device to its peers in the node.
         inter: the link of one node to the others; its devices share it.
-        overlap: how much of a device's arithmetic goes on while it communicates, 0 to 1.
+        overlap: what part of a device's arithmetic goes on while it communicates, 0 to 1.
+
+    Raises:
+        TfparError: a size below 1, a rate that is not above 0, a negative time, or an `overlap`
+            outside of 0 to 1.
     """
 
     name: str
@@ -68,16 +80,21 @@ class Cluster:
                 f"Cluster {self.name!r} has {self.nodes} nodes of {self.devices_per_node} "
                 f"devices; both are at least 1."
             )
-        for what, value in (
-            ("device.flops", self.device.flops),
-            ("device.half_flops", self.device.half_flops),
-            ("device.memory_bytes", self.device.memory_bytes),
-            ("device.memory_bandwidth", self.device.memory_bandwidth),
-            ("intra.bandwidth", self.intra.bandwidth),
-            ("inter.bandwidth", self.inter.bandwidth),
-        ):
-            if not value > 0:
-                raise TfparError(f"Cluster {self.name!r}: {what} is {value}; it must be above 0.")
+        for where, part in (
+            ("device", self.device), ("intra", self.intra), ("inter", self.inter)
+        ):  # fmt: skip
+            for key, value in dataclasses.asdict(part).items():
+                what = f"Cluster {self.name!r}: {where}.{key} is {value}; it must be"
+                if key in ("launch_s", "latency_s"):
+                    if not 0 <= value < math.inf:
+                        raise TfparError(f"{what} a time in seconds, 0 or more.")
+                elif not value > 0:
+                    raise TfparError(f"{what} above 0.")
+        if not 0 <= self.overlap <= 1:
+            raise TfparError(
+                f"Cluster {self.name!r}: overlap is {self.overlap}; it must be from 0 (a device "
+                f"waits for its communication) to 1 (it computes on)."
+            )
 
     @property
     def size(self) -> int:
@@ -93,19 +110,27 @@ class Cluster:
                 f"smaller mesh, or describe a larger cluster."
             )
 
-    def link_of(self, mesh: Mesh, axes: tuple[int, ...]) -> Link:
+    def link_of(self, mesh: Mesh, axes: tuple[int, ...], pairwise: bool = False) -> Link:
         """What a rank sees of the network when all groups along `axes` communicate at once.
 
-        A group that stays within nodes has the intra-node link. One that crosses nodes has
-        its share of the node's link: groups side by side in a node divide it.
+        Groups that stay within nodes have the intra-node link. Those that cross nodes have
+        their share of the node's link: groups side by side in a node divide it. The slowest
+        group counts, as all are waited for.
+
+        Args:
+            pairwise: each rank sends to all others (an all-to-all) and not along a ring, which
+                enters and leaves a node once: then the members of a group in a node divide
+                the node's link too.
         """
-        return _link_of(self, mesh, axes)
+        return _link_of(self, mesh, axes, pairwise)
 
     def fingerprint(self) -> str:
         """A hash of everything that a cost depends on (not the name)."""
         fields = dataclasses.asdict(self)
         del fields["name"]
-        return hashlib.blake2b(json.dumps(fields).encode(), digest_size=8).hexdigest()
+        # 12000000000 and 1.2e10 are one bandwidth.
+        text = json.dumps(fields | {p: _floats(fields[p]) for p in ("device", "intra", "inter")})
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @classmethod
     def of(cls, value: Cluster | Mapping[str, Any] | str, mesh: Mesh | None = None) -> Cluster:
@@ -113,7 +138,7 @@ class Cluster:
 
         Args:
             mesh: gives a preset its number of nodes and devices: the first axis counts nodes where
-                there are several.
+                there are several axes. Without it a preset is one device.
 
         Raises:
             TfparError: unknown name, unreadable file, or wrong fields.
@@ -124,37 +149,88 @@ class Cluster:
             if value in PRESETS:
                 return PRESETS[value](*_grid(mesh))
             value = _read(value)
-        try:
-            return cls(
-                name=str(value.get("name", "unnamed")),
-                nodes=int(value["nodes"]),
-                devices_per_node=int(value["devices_per_node"]),
-                device=Device(**value["device"]),
-                intra=Link(**value["intra"]),
-                inter=Link(**value["inter"]),
-                overlap=float(value.get("overlap", 1.0)),
-            )
-        except (KeyError, TypeError, ValueError) as error:
+        if not isinstance(value, Mapping):
             raise TfparError(
-                f"Not a cluster description: {error}. It has name, nodes, devices_per_node, "
-                f"device (flops, half_flops, memory_bytes, memory_bandwidth, launch_s), intra and "
-                f"inter (bandwidth, latency_s), and may have overlap."
-            ) from None
+                f"Not a cluster description: {value!r} is a {type(value).__name__}. {_FIELDS}"
+            )
+        known = [f.name for f in dataclasses.fields(cls)]
+        _check_fields("the cluster", value, known, optional=("name", "overlap"))
+        return cls(
+            name=str(value.get("name", "unnamed")),
+            nodes=_count("nodes", value["nodes"]),
+            devices_per_node=_count("devices_per_node", value["devices_per_node"]),
+            device=_part("device", Device, value["device"]),
+            intra=_part("intra", Link, value["intra"]),
+            inter=_part("inter", Link, value["inter"]),
+            overlap=_number("overlap", value.get("overlap", 1.0)),
+        )
+
+
+_FIELDS = (
+    "It has name, nodes, devices_per_node, device (flops, half_flops, memory_bytes, "
+    "memory_bandwidth, launch_s), intra and inter (bandwidth, latency_s), and may have overlap."
+)
+
+_Part = TypeVar("_Part", Device, Link)
+
+
+def _part(where: str, cls: type[_Part], value: Any) -> _Part:
+    names = [f.name for f in dataclasses.fields(cls)]
+    _check_fields(repr(where), value, names)
+    return cls(**{name: _number(f"{where}.{name}", value[name]) for name in names})
+
+
+def _check_fields(where: str, value: Any, names: list[str], optional: tuple[str, ...] = ()) -> None:
+    problem = ""
+    if not isinstance(value, Mapping):
+        problem = f"{where} is {value!r}"
+    elif missing := [n for n in names if n not in value and n not in optional]:
+        problem = f"{where} lacks {', '.join(map(repr, missing))}"
+    elif unknown := [n for n in value if n not in names]:
+        problem = f"{where} has no field {', '.join(map(repr, unknown))}"
+    if problem:
+        raise TfparError(f"Not a cluster description: {problem}. {_FIELDS}")
+
+
+def _number(what: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TfparError(f"Not a cluster description: {what} is {value!r}, not a number. {_FIELDS}")
+    return float(value)
+
+
+def _count(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TfparError(
+            f"Not a cluster description: {what} is {value!r}, not a whole number. {_FIELDS}"
+        )
+    return value
+
+
+def _floats(fields: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in fields.items()}
 
 
 @functools.lru_cache(maxsize=4096)
-def _link_of(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> Link:
+def _link_of(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], pairwise: bool) -> Link:
     per_node = cluster.devices_per_node
     if mesh.size <= per_node:
         return cluster.intra
-    group = mesh.groups(axes)[0]
-    homes = [rank // per_node for rank in group]
-    if len(set(homes)) == 1:
+    crossing: dict[int, float] = {}  # node -> how many times over its link is used
+    for group in mesh.groups(axes):
+        homes = collections.Counter(rank // per_node for rank in group)
+        if len(homes) == 1:
+            continue
+        size = len(group)
+        for home, members in homes.items():
+            # Of what a member sends to the size - 1 others, size - members leave the node.
+            uses = members * (size - members) / (size - 1) if pairwise else 1
+            crossing[home] = crossing.get(home, 0) + uses
+    if not crossing:
         return cluster.intra
-    members = max(homes.count(home) for home in set(homes))
-    beside = max(per_node // members, 1)
+    bandwidth = cluster.inter.bandwidth / max(crossing.values())
     return Link(
-        min(cluster.intra.bandwidth, cluster.inter.bandwidth / beside), cluster.inter.latency_s
+        min(cluster.intra.bandwidth, bandwidth),
+        max(cluster.intra.latency_s, cluster.inter.latency_s),
     )
 
 

@@ -9,14 +9,18 @@ from tfpar.cost.cluster import Cluster
 from tfpar.spec import Mesh
 
 
+# How often the payload goes round the ring; a broadcast is a pipelined tree.
+_ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+
+
 @functools.lru_cache(maxsize=65536)
 def startup_seconds(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
     """The part of a collective's time that its size does not change, in seconds."""
     ranks = mesh.group_size(axes)
-    latency = cluster.link_of(mesh, axes).latency_s
+    latency = cluster.link_of(mesh, axes, kind == "all_to_all").latency_s
     if kind == "broadcast":
         return math.ceil(math.log2(ranks)) * latency
-    return (2 if kind == "all_reduce" else 1) * (ranks - 1) * latency
+    return _ROUNDS[kind] * (ranks - 1) * latency
 
 
 @functools.lru_cache(maxsize=65536)
@@ -26,14 +30,19 @@ def seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Clus
     Rings move (n - 1) / n of the payload, an all-reduce twice that.
     """
     ranks = mesh.group_size(axes)
-    share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(kind, (ranks - 1) / ranks)
-    return share / cluster.link_of(mesh, axes).bandwidth
+    share = 1.0 if kind == "broadcast" else _ROUNDS[kind] * (ranks - 1) / ranks
+    return share / cluster.link_of(mesh, axes, kind == "all_to_all").bandwidth
 
 
 def collective_seconds(
     kind: str, axes: tuple[int, ...], num_bytes: float, mesh: Mesh, cluster: Cluster
 ) -> float:
-    """Time of a collective with `num_bytes` of payload over mesh axes `axes`, in seconds."""
+    """Time of a collective over mesh axes `axes`, in seconds.
+
+    Args:
+        kind: one of `reshard.COLLECTIVES`.
+        num_bytes: the payload on one rank, in bytes, as `reshard.step_bytes` counts it.
+    """
     if mesh.group_size(axes) == 1:
         return 0.0
     return startup_seconds(kind, axes, mesh, cluster) + num_bytes * seconds_per_byte(

@@ -21,9 +21,12 @@ from tfpar.cost.evaluate import COMPUTE, Cost, Pricer, update_seconds
 from tfpar.cost.roles import FORWARD, UPDATE
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.engine import HoldWhole, Propagation
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph, Reshard
+from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError, format_spec
+
+_Change = tuple[Tensor, Spec, Spec]
+"""A reshard as (tensor, from, to)."""
 
 _ABSENT = object()
 _Value = Any
@@ -37,7 +40,7 @@ class Outcome:
     Attributes:
         writes: specs of tensors that other segments read, and of weights it settled.
         terms: the price of what is the segment's own.
-        reshards: of tensors that other segments may reshard too.
+        reshards: of tensors that other segments may reshard too, each with its price.
         idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along
             the axis then compute alike.
         error: why the engine cannot go on, or empty.
@@ -45,7 +48,7 @@ class Outcome:
 
     writes: Mapping[Tensor, Spec | None]
     terms: np.ndarray
-    reshards: tuple[Reshard, ...] = ()
+    reshards: tuple[tuple[_Change, np.ndarray], ...] = ()
     idle: tuple[tuple[Variable, int, Op], ...] = ()
     error: str = ""
 
@@ -120,6 +123,13 @@ class IncrementalPricer:
         self.segment_of = {op: i for i, ops in enumerate(self.segments) for op in ops}
         self.border = self._border()
         self.weight_of = _weight_values(self.graph, prepared)
+        self.variable_of = self.graph.variable_of()
+        self.open_in: dict[int, list[Variable]] = {}
+        for variable in self.graph.variables:
+            if self.initial[variable.handle] is None:
+                readers = prepared.consumers.get(variable.handle, ())
+                for at in {self.segment_of[op] for op in readers}:
+                    self.open_in.setdefault(at, []).append(variable)
         self._forget()
 
     def _forget(self) -> None:
@@ -130,8 +140,12 @@ class IncrementalPricer:
         self.readers: dict[Tensor, set[int]] = {}
         self.dirty = list(range(count))
         self.terms = self.pricer.zero()
-        self.shared: dict[Reshard, int] = {}
+        self.shared: dict[_Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
+        self.sizes: dict[Variable, float] = {}  # bytes of each variable on a rank
+        self.weight_bytes = self.state_bytes = 0.0
+        for variable in self.graph.variables:
+            self._resize(variable)
 
     def _open_handles(self) -> set[Tensor]:
         return {h for h, s in self.initial.items() if s is None}
@@ -157,6 +171,7 @@ class IncrementalPricer:
     def _place(self, variable: Variable, spec: Spec) -> None:
         if self.initial[variable.handle] != spec:
             self.initial[variable.handle] = spec
+            self._resize(variable)
             for reader in self.readers.get(variable.handle, ()):
                 heapq.heappush(self.dirty, reader)
 
@@ -215,23 +230,24 @@ class IncrementalPricer:
 
     def cost(self) -> Cost:
         """The price of the settled plan."""
-        weights = state = 0.0
-        times = self.pricer.roles.times
-        for variable in self.graph.variables:
-            size = self.pricer.local_bytes(variable, self.weight_spec(variable))
-            size *= times.get(variable.handle.op, 1)
-            if variable.trainable:
-                weights += size
-                state += size * (1.0 + (self.state_ratio or 0.0))
-            else:
-                state += size
-        terms = self.terms
+        terms, weights = np.maximum(self.terms, 0.0), self.weight_bytes
         if self.state_ratio is not None:
-            terms = terms.copy()
             terms[COMPUTE + UPDATE] += update_seconds(
                 weights, self.state_ratio, self.pricer.cluster
             )
-        return self.pricer.cost(terms, weights, state)
+        return self.pricer.cost(terms, weights, self.state_bytes)
+
+    def _resize(self, variable: Variable) -> None:
+        """Keep account of what a rank stores of `variable`."""
+        size = self.pricer.local_bytes(variable, self.weight_spec(variable))
+        size *= self.pricer.roles.times.get(variable.handle.op, 1)
+        more = size - self.sizes.get(variable, 0.0)
+        self.sizes[variable] = size
+        if variable.trainable:
+            self.weight_bytes += more
+            self.state_bytes += more * (1.0 + (self.state_ratio or 0.0))
+        else:
+            self.state_bytes += more
 
     # --- segments --------------------------------------------------------------------
 
@@ -246,7 +262,7 @@ class IncrementalPricer:
         node = self.tries[at]
         while type(node) is _Node:
             node = node.children.get(self._seen(node.tensor, at))
-        if node is not None:
+        if isinstance(node, Outcome):
             return node
         ledger = _Ledger(lambda tensor: self._seen(tensor, at))
         outcome = self._run(at, ledger)
@@ -278,7 +294,8 @@ class IncrementalPricer:
         result = engine.result = PartitionedGraph(self.prepared, self.mesh)
         terms = self.pricer.zero()
         ops: Iterable[Op] = self.segments[at] if at < len(self.segments) else ()
-        engine.open = {v: [] for v in self.graph.variables if self._is_open(v, ledger, ops)}
+        waiting = self.open_in.get(at, ())
+        engine.open = {v: [] for v in waiting if ledger.get(v.handle, 0) is None}
         engine.open_root = {v.handle: v for v in engine.open}
         try:
             for op in ops:
@@ -291,11 +308,14 @@ class IncrementalPricer:
                 engine._finish_outputs()
         except SpecError as error:
             return Outcome({}, terms, error=str(error))
-        own, others = [], []
+        others = []
         for reshard in result.reshards:
-            (others if reshard.tensor in self.border else own).append(reshard)
-        for reshard in own:
-            self.pricer.add_reshard(terms, reshard)
+            if reshard.tensor in self.border:
+                price = self.pricer.zero()
+                self.pricer.add_reshard(price, reshard)
+                others.append(((reshard.tensor, reshard.source, reshard.target), price))
+            else:
+                self.pricer.add_reshard(terms, reshard)
         rules = self.prepared.rules
         for op, decision in result.decisions.items():
             self.pricer.add_op(terms, op, rules[op], decision)
@@ -303,13 +323,6 @@ class IncrementalPricer:
                 self.pricer.add_broadcast(terms, op)
         writes = {t: s for t, s in ledger.items() if t in self.border}
         return Outcome(writes, terms, tuple(others), tuple(self._idle(result, ledger)))
-
-    def _is_open(self, variable: Variable, ledger: _Ledger, ops: Iterable[Op]) -> bool:
-        readers = self.prepared.consumers.get(variable.handle, ())
-        if self.initial[variable.handle] is not None:
-            return False
-        present = set(ops)
-        return any(r in present for r in readers) and ledger.get(variable.handle, 0) is None
 
     def _idle(
         self, result: PartitionedGraph, ledger: _Ledger
@@ -332,14 +345,19 @@ class IncrementalPricer:
 
     def _exchange(self, at: int, before: Outcome | None, after: Outcome) -> None:
         """Put `after` in the place of `before`: prices, specs, and who must look again."""
-        made, changed = self.made, []
-        self.terms = self.terms + after.terms
-        for reshard in after.reshards:
-            self._count(reshard, 1)
+        made, shared = self.made, self.shared
+        changed: list[Tensor] = []
+        self.terms += after.terms
+        for change, price in after.reshards:
+            wanted = shared[change] = shared.get(change, 0) + 1
+            if wanted == 1:
+                self.terms += price
         if before is not None:
             self.terms -= before.terms
-            for reshard in before.reshards:
-                self._count(reshard, -1)
+            for change, price in before.reshards:
+                shared[change] -= 1
+                if not shared[change]:
+                    self.terms -= price
             for tensor in before.writes:
                 if tensor not in after.writes and made[tensor][0] == at:
                     del made[tensor]
@@ -353,18 +371,11 @@ class IncrementalPricer:
         else:
             self.gathering.discard(at)
         for tensor in changed:
+            if tensor in self.variable_of:
+                self._resize(self.variable_of[tensor])
             for reader in self.readers.get(tensor, ()):
                 if reader > at:
                     heapq.heappush(self.dirty, reader)
-
-    def _count(self, reshard: Reshard, by: int) -> None:
-        """Add a reshard that several segments may want: it is emitted once."""
-        before = self.shared.get(reshard, 0)
-        self.shared[reshard] = before + by
-        if before == 0 or before + by == 0:
-            terms = self.pricer.zero()
-            self.pricer.add_reshard(terms, reshard)
-            self.terms = self.terms + terms if by > 0 else self.terms - terms
 
 
 def _weight_values(graph: Any, prepared: PreparedGraph) -> dict[Tensor, Variable]:

@@ -14,8 +14,8 @@ from tfpar.spec import Mesh, Replicate, Shard, Spec
 if TYPE_CHECKING:
     from tfpar.plan import Plan
 
-Progress = Callable[[str, int, int], None]
-"""Told of a long search: (what is being searched, candidates done, candidates in all)."""
+Progress = Callable[[str, int], None]
+"""Told of a search: (what is being searched, plans priced so far)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfpar.constraints import batch_axes, resolve_outputs, resolve_variables
 from tfpar.cost.evaluate import Cost, Pricer
 from tfpar.cost.roles import Roles
+from tfpar.ir.collection import collection_paused
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Variable
 from tfpar.plan import Alternative, Plan, PlannedVariable
@@ -33,8 +34,12 @@ from tfpar.spec import Mesh, PlanError, Spec, replicated
 MAX_CANDIDATES = 4096
 """Plans of one subgraph that are all priced; a larger one is searched part by part."""
 
-MAX_SWEEPS = 4
-"""How often the subgraphs are gone through (empirical: two sweeps settle nearly all models)."""
+MAX_SWEEPS = 6
+"""How often the subgraphs are gone through (empirical: two or three sweeps settle models)."""
+
+PROMISING = 1.15
+"""A layout whose plans, changed one or two weights at a time, stay this much slower than
+another's is not searched further (empirical)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +94,25 @@ class TapPlanner:
         Raises:
             PlanError: no plan is valid under the constraints; says why.
         """
+        with collection_paused():
+            return self._solve(problem)
+
+    def _solve(self, problem: Problem) -> Plan:
         model = _Model.of(problem, self.min_duplicate)
         self.statistics = model.statistics
+        searches = [_LayoutSearch(problem, model, layout) for layout in layouts(problem)]
+        least = _INVALID
+        for search in searches:
+            search.improve(least)
+            least = min(least, search.key)
         best: _Found | None = None
-        refused = ""
-        for layout in layouts(problem):
-            search = _LayoutSearch(problem, model, layout)
-            found = search.best()
-            refused = refused or search.refused
-            if found is not None and (best is None or found.key < best.key):
-                best = found
+        for search in searches:
+            if search.promises(least):
+                search.exhaust()
+                found = search.found()
+                if found is not None and (best is None or found.key < best.key):
+                    best = found
+        refused = next((search.refused for search in searches if search.refused), "")
         if best is None:
             raise PlanError(f"No plan is valid on {problem.mesh} under the constraints: {refused}.")
         return _plan(problem, model, best, self.name)
@@ -171,8 +185,14 @@ class _Group:
         return self.variables[0].name
 
 
+_Picks = tuple[int, ...]
+"""The option taken by each group of a unit."""
+
 _Key = tuple[float, float, int]
 """(bytes beyond the device's memory, seconds, split weights): less is better."""
+
+
+_INVALID: _Key = (math.inf, math.inf, 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -213,6 +233,7 @@ class _LayoutSearch:
             self.pricer, problem.state_ratio,
         )  # fmt: skip
         self.refused = ""
+        self.key: _Key = _INVALID
         self.alternatives: dict[str, list[Alternative]] = {}
 
     def _tensors(self, graph: Graph) -> dict[str, Spec]:
@@ -251,23 +272,42 @@ class _LayoutSearch:
 
     # --- search --------------------------------------------------------------------
 
-    def best(self) -> _Found | None:
-        """The best valid plan, or None; `refused` then says why the first was invalid."""
-        best = self._price()
+    def improve(self, least: _Key) -> None:
+        """From data parallelism on, change the weights of a subgraph one or two at a time.
+
+        Args:
+            least: what another layout has come to; this one is given up if it stays far above.
+        """
+        self.key = self._price()
+        self._sweep(least)
+
+    def exhaust(self) -> None:
+        """Price all plans of each subgraph; then again what is near the best."""
+        for unit in self.units():
+            self._search(unit, _gray([len(g.options) for g in unit]))
+        self._sweep(self.key)
+
+    def promises(self, least: _Key) -> bool:
+        """Whether the best plan so far is near `least`, the best of other layouts."""
+        return self.key[0] <= least[0] and self.key[1] <= PROMISING * least[1]
+
+    def _sweep(self, least: _Key) -> None:
+        """Change one or two weights at a time until nothing improves, or it stays far above."""
+        units = self.units()
         for _ in range(MAX_SWEEPS):
-            before = best
-            units = self.units()
+            before = self.key
             for unit in units:
-                best = self._search(unit, best)
-            if best == before or len(units) < 2:
+                self._search(unit, _nearby(unit))
+            if self.key == before or not self.promises(least):
                 break
-        if best[0] == math.inf:
+
+    def found(self) -> _Found | None:
+        """The best valid plan, or None; `refused` then says why the first was invalid."""
+        if self.key[0] == math.inf:
             return None
-        for group in self.groups:
-            self._lay(group, group.chosen)
         self.plans.settle()
         return _Found(
-            self.layout, best, self.plans.cost(), [(g, g.chosen) for g in self.groups],
+            self.layout, self.key, self.plans.cost(), [(g, g.chosen) for g in self.groups],
             self.fixed, self.alternatives,
         )  # fmt: skip
 
@@ -288,35 +328,33 @@ class _LayoutSearch:
     def _block(self, group: _Group) -> int:
         return self.model.folded.block_of.get(group.name, -1)
 
-    def _search(self, unit: Sequence[_Group], best: _Key) -> _Key:
-        """Price all plans of `unit`, the rest as it is; keep the best."""
-        sizes = [len(g.options) for g in unit]
-        total = math.prod(sizes)
-        start = [g.chosen for g in unit]
-        choice = list(start)
-        by_option: list[dict[int, _Key]] = [{} for _ in unit]
-        for done, picks in enumerate(_gray(sizes)):
+    def _search(self, unit: Sequence[_Group], candidates: Iterable[_Picks]) -> None:
+        """Price plans of `unit`, the rest as it is; keep the best."""
+        best = choice = tuple(g.chosen for g in unit)
+        priced: dict[_Picks, _Key] = {choice: self.key}
+        for picks in candidates:
+            if picks in priced:
+                continue
             for group, pick, last in zip(unit, picks, choice, strict=True):
                 if pick != last:
                     self._lay(group, pick)
-            choice = list(picks)
-            key = self._price()
-            for options, pick in zip(by_option, picks, strict=True):
-                if key < options.get(pick, (math.inf, math.inf, 0)):
-                    options[pick] = key
-            if key < best:
-                best, start = key, choice
-            if self.problem.progress is not None and done % 64 == 0:
-                self.problem.progress(f"{self.layout}: {unit[0].name}", done, total)
-        for group, pick in zip(unit, start, strict=True):
+            choice = picks
+            key = priced[picks] = self._price()
+            if key < self.key:
+                best, self.key = picks, key
+            if self.problem.progress is not None:
+                self.problem.progress(str(self.layout), self.model.statistics.candidates)
+        for group, pick in zip(unit, best, strict=True):
             group.chosen = pick
             self._lay(group, pick)
-        for group, options in zip(unit, by_option, strict=True):
+        self.plans.settle()
+        for at, group in enumerate(unit):
+            seconds = [math.inf] * len(group.options)
+            for picks, key in priced.items():
+                seconds[picks[at]] = min(seconds[picks[at]], key[1])
             self.alternatives[group.name] = [
-                Alternative(spec, options[i][1] if i in options else math.inf)
-                for i, spec in enumerate(group.options)
+                Alternative(spec, s) for spec, s in zip(group.options, seconds, strict=True)
             ]
-        return best
 
     def _lay(self, group: _Group, pick: int) -> None:
         for variable in group.variables:
@@ -331,7 +369,7 @@ class _LayoutSearch:
         routing = pattern_routing(self.model.nodes, broken)
         if not routing.valid:
             self.refused = self.refused or routing.reason
-            return (math.inf, math.inf, 0)
+            return _INVALID
         statistics.valid += 1
         cost = self.plans.cost()
         over = max(0.0, cost.memory_bytes - self.problem.cluster.device.memory_bytes)
@@ -361,6 +399,18 @@ def _parts(groups: Sequence[_Group], limit: int) -> list[list[_Group]]:
 
     at = min(cuts, key=kinship)
     return [*_parts(groups[:at], limit), *_parts(groups[at:], limit)]
+
+
+def _nearby(unit: Sequence[_Group]) -> Iterator[_Picks]:
+    """What differs from the chosen plan in at most two weights."""
+    chosen = [g.chosen for g in unit]
+    places = range(len(unit))
+    for changed in (*itertools.combinations(places, 1), *itertools.combinations(places, 2)):
+        for picks in itertools.product(*(range(len(unit[at].options)) for at in changed)):
+            new = list(chosen)
+            for at, pick in zip(changed, picks, strict=True):
+                new[at] = pick
+            yield tuple(new)
 
 
 def _gray(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -48,6 +48,14 @@ class Mesh:
         if len(set(self.axis_names)) != len(self.axis_names):
             raise SpecError(f"Mesh axis names repeat: {self.axis_names}.")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        # Meshes are part of the keys of every memo.
+        return hash((self.axis_names, self.shape))
+
     @classmethod
     def of(cls, axes: Mapping[str, int] | Sequence[int]) -> Mesh:
         """A mesh from `{"data": 2, "model": 4}` or from sizes with default names."""
