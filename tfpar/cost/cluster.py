@@ -151,7 +151,7 @@ class Cluster:
             value = _read(value)
         if not isinstance(value, Mapping):
             raise TfparError(
-                f"Not a cluster description: {value!r} is a {type(value).__name__}. {_FIELDS}"
+                f"Not a cluster description: {value!r} is of type {type(value).__name__}. {_FIELDS}"
             )
         known = [f.name for f in dataclasses.fields(cls)]
         _check_fields("the cluster", value, known, optional=("name", "overlap"))

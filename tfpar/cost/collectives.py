@@ -8,7 +8,6 @@ import math
 from tfpar.cost.cluster import Cluster
 from tfpar.spec import Mesh
 
-
 # How often the payload goes round the ring; a broadcast is a pipelined tree.
 _ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 
