@@ -157,42 +157,75 @@ class _Trim:
         result = Graph(functions=self.functions)
         tensors: dict[Tensor, Tensor] = {}
         clones: dict[Op, Op] = {}
-        forwarded: dict[Op, dict[Op, None]] = {}
+        stand_ins = self._stand_ins()
+        has_functions = bool(self.source.functions)
         for op in self.source.ops:
             if op not in self.needed:
-                forwarded[op] = self._forward((*op.control, *(t.op for t in op.inputs)), forwarded)
                 continue
-            if op.type in _SOURCES:
-                # Nobody needs to wait for a constant, only for what it waits for.
-                forwarded[op] = self._forward(op.control, forwarded)
-            for name in _references(op):
-                self._body(name)
-            clone = clone_op(op, [tensors[self._through(t)] for t in op.inputs])
-            data = {t.op for t in clone.inputs}
-            before = self._forward(self._waits_for(op), forwarded)
-            clone.control = [c for c in map(clones.__getitem__, before) if c not in data]
+            if has_functions:
+                for name in _references(op):
+                    self._body(name)
+            inputs = []
+            passed_through = False
+            for tensor in op.inputs:
+                passed_through = passed_through or tensor.op.type in _PASS_THROUGH
+                inputs.append(tensors[self._through(tensor)])
+            clone = clone_op(op, inputs)
+            if op.control or passed_through:
+                data = {t.op for t in inputs}
+                before = _replaced(self._waits_for(op), stand_ins)
+                clone.control = [c for c in map(clones.__getitem__, before) if c not in data]
             clones[op] = clone
-            tensors.update(zip(op.outputs, clone.outputs, strict=True))
+            for tensor, cloned in zip(op.outputs, clone.outputs, strict=True):
+                tensors[tensor] = cloned
             result.ops.append(clone)
         result.inputs = [tensors[t] for t in self.source.inputs]
         result.outputs = [tensors[self._through(t)] for t in self.source.outputs]
         result.variables = [
             dataclasses.replace(v, handle=tensors[v.handle]) for v in self.source.variables
         ]
-        result.effects = [
-            clones[op] for op in self.source.ops if op in clones and self.has_effect(op)
-        ]
+        result.effects = [clone for op, clone in clones.items() if self.has_effect(op)]
         return result
 
-    def _forward(self, before: Iterable[Op], forwarded: dict[Op, dict[Op, None]]) -> dict[Op, None]:
-        """`before` with each op of `forwarded` replaced by what it waits for (an ordered set)."""
-        found: dict[Op, None] = {}
-        for op in before:
-            if op in forwarded:
-                found.update(forwarded[op])
-            else:
-                found[op] = None
-        return found
+    def _stand_ins(self) -> dict[Op, dict[Op, None]]:
+        """What is waited for in place of an op that is gone (an ordered set).
+
+        Nobody needs to wait for a constant either, only for what it waits for. Only for ops that
+        one that stays waits for: most that are gone are backward ops that no one asks for.
+        """
+
+        def given_up(op: Op) -> bool:
+            return op not in self.needed or op.type in _SOURCES
+
+        asked: set[Op] = set()
+        work = [o for op in self.needed for o in self._waits_for(op) if given_up(o)]
+        while work:
+            op = work.pop()
+            if op not in asked:
+                asked.add(op)
+                work += [o for o in self._before(op) if given_up(o)]
+        stand_ins: dict[Op, dict[Op, None]] = {}
+        if asked:
+            for op in self.source.ops:
+                if op in asked:
+                    stand_ins[op] = _replaced(self._before(op), stand_ins)
+        return stand_ins
+
+    def _before(self, op: Op) -> Iterable[Op]:
+        """What an op that is given up would run after."""
+        yield from op.control
+        if op not in self.needed:
+            yield from (t.op for t in op.inputs)
+
+
+def _replaced(before: Iterable[Op], stand_ins: dict[Op, dict[Op, None]]) -> dict[Op, None]:
+    found: dict[Op, None] = {}
+    for op in before:
+        if op in stand_ins:
+            found.update(stand_ins[op])
+        else:
+            found[op] = None
+    return found
 
 
 def _reason(op: Op) -> str | None:
@@ -219,7 +252,7 @@ def _removed(graph: Graph, needed: set[Op]) -> tuple[dict[str, list[Op]], dict[s
         if op in needed:
             continue
         reason = _reason(op)
-        if op.type.startswith("Restore") or any(t.op in restored for t in op.inputs):
+        if op.type.startswith("Restore") or (restored and any(t.op in restored for t in op.inputs)):
             restored.add(op)
             reason = CHECKPOINT
         elif op.type == "AssignVariableOp" and op.inputs[0] in handles:
@@ -228,12 +261,15 @@ def _removed(graph: Graph, needed: set[Op]) -> tuple[dict[str, list[Op]], dict[s
             initial.setdefault(handles[op.inputs[0]], op.inputs[1])
         reasons[op] = reason or DEAD
     # What served only ops that are gone for one reason is gone for that reason too.
-    served: dict[Op, set[str]] = {}
-    for op in reversed(graph.ops):
-        if reasons.get(op) == DEAD and len(served.get(op, ())) == 1:
-            (reasons[op],) = served[op]
-        for tensor in op.inputs:
-            served.setdefault(tensor.op, set()).add(reasons.get(op, DEAD))
+    if any(reason != DEAD for reason in reasons.values()):
+        served: dict[Op, set[str]] = {}
+        for op in reversed(graph.ops):
+            if reasons.get(op) == DEAD and len(served.get(op, ())) == 1:
+                (reasons[op],) = served[op]
+            own = reasons.get(op, DEAD)
+            for tensor in op.inputs:
+                if tensor.op in reasons:
+                    served.setdefault(tensor.op, set()).add(own)
     by_reason: dict[str, list[Op]] = {
         reason: []
         for reason in (INITIALIZATION, CHECKPOINT, SUMMARY, ASSERTION, DEBUGGING, GROUPING, DEAD)
