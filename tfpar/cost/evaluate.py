@@ -18,9 +18,9 @@ import numpy as np
 
 from tfpar.cost.cluster import Cluster
 from tfpar.cost.collectives import collective_seconds, seconds_per_byte, startup_seconds
-from tfpar.cost.roles import BACKWARD, PHASES, UPDATE, Roles
-from tfpar.cost.work import READ_PART, RELABELS, flops
+from tfpar.cost.work import READ_PART, flops
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
+from tfpar.ir.roles import BACKWARD, PHASES, RELABELS, UPDATE, Roles
 from tfpar.propagation.factors import size_after
 from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.propagation.reshard import lower_reshard, step_bytes
@@ -29,6 +29,9 @@ from tfpar.spec import Mesh, Spec, local_shape
 
 BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 """Sizes of packed gradient buckets to choose from, in bytes (1 to 256 MiB)."""
+
+BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+"""Op types of whose bodies one runs."""
 
 _HALF = frozenset({"half", "float16", "bfloat16"})
 
@@ -39,7 +42,12 @@ COMPUTE, COMMUNICATION, DEFERRED, KEPT, REDUCED = 0, 3, 6, 7, 8
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The collectives of one kind, phase and group."""
+    """The collectives of one kind, phase and group, in one step.
+
+    Attributes:
+        num_bytes: payload on one rank, as `reshard.step_bytes` counts it, of all of them.
+        seconds: what they take one after another, each by itself.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -51,16 +59,17 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one step costs on one rank.
+    """What one step costs on one rank: times in seconds (`_s`), sizes in bytes.
 
     Attributes:
-        seconds: the time of a step.
-        compute_s: of forward, backward and update.
+        seconds: the time of a step: `compute_s`, `communication_s` and `exposed_s` together.
+        compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
-        gradients_s: of packed gradient all-reduces; `exposed_s` of it the update waits for.
+        gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
+            `exposed_s` of it, the backward pass hides the rest.
         bucket_bytes: the size of buckets with which that is least.
-        weight_bytes, state_bytes, activation_bytes: what a rank stores: weights; their gradients,
-            optimizer slots and other state; what the backward pass reads again.
+        weight_bytes, state_bytes, activation_bytes: what a rank stores, padding included: weights;
+            their gradients, optimizer slots and other state; what the backward pass reads again.
     """
 
     seconds: float
@@ -81,7 +90,10 @@ class Cost:
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Cost:
         """Inverse of `dataclasses.asdict`, through JSON."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        known: dict[str, Any] = dict(fields)
+        for name in ("compute_s", "communication_s"):
+            known[name] = tuple(known[name])
+        return cls(**known)
 
 
 class Pricer:
@@ -112,7 +124,7 @@ class Pricer:
                 seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
             terms[COMPUTE + phase] += times * seconds
         for inner in self._inner(decision):
-            for reshard in inner.reshards:
+            for reshard in _all_reshards(inner):
                 terms[COMMUNICATION + phase] += times * sum(
                     seconds for *_, seconds in self.collectives(reshard)
                 )
@@ -152,11 +164,14 @@ class Pricer:
         )  # fmt: skip
 
     def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
-        """Time of one op on one rank: the slower of arithmetic and memory, and its start."""
+        """Seconds of one op on one rank: the slower of arithmetic and memory, and its start.
+
+        A loop takes its body's time for each trip, a branching the longest branch's.
+        """
         device = self.cluster.device
-        inner = [s for body in self._inner(decision) for s in self._body_seconds(body)]
+        inner = [sum(self._body_seconds(body)) for body in self._inner(decision)]
         if inner:
-            return trips(op) * sum(inner)
+            return max(inner) if op.type in BRANCHES else trips(op) * sum(inner)
         if op.type in RELABELS:
             return 0.0
         parts, sizes = 1.0, list(rule.sizes)
@@ -204,28 +219,37 @@ class Pricer:
                 groups.append((num_bytes, startup, per_byte))
         deferred = float(terms[DEFERRED])
         total = sum(n for n, _, _ in groups)
-        if not total:
-            return deferred, deferred, BUCKET_SIZES[-1]
         hideable = float(terms[COMPUTE + BACKWARD]) * self.cluster.overlap
+        if not total:
+            return deferred, max(deferred - hideable, 0.0), BUCKET_SIZES[-1]
         best = (math.inf, math.inf, 0)
         for bucket in BUCKET_SIZES:
-            busy, last = deferred, 0.0
+            busy, last = 0.0, 0.0
             for num_bytes, startup, per_byte in groups:
                 busy += math.ceil(num_bytes / bucket) * startup + num_bytes * per_byte
                 last = max(last, startup + min(bucket, num_bytes) * per_byte)
-            hidden = hideable * (1.0 - min(bucket / total, 1.0))
-            best = min(best, (max(busy - hidden, last), busy, bucket))
+            hidden = min(hideable * (1.0 - min(bucket / total, 1.0)), busy - last)
+            # Other collectives wait for no bucket: they have what these leave over.
+            hidden += min(deferred, hideable - hidden)
+            best = min(best, (busy + deferred - hidden, busy + deferred, bucket))
             if bucket >= total:
                 break
         return best[1], best[0], best[2]
 
     def cost(self, terms: np.ndarray, weight_bytes: float = 0.0, state_bytes: float = 0.0) -> Cost:
-        """The cost that summed `terms` come to."""
+        """The cost that summed `terms` come to.
+
+        Args:
+            weight_bytes, state_bytes: what a rank stores, in bytes; see `Cost`.
+        """
+        terms = _without_rounding(terms)
         busy, exposed, bucket = self.gradients_seconds(terms)
-        compute = tuple(float(x) for x in terms[COMPUTE : COMPUTE + 3])
-        waiting = tuple(float(x) for x in terms[COMMUNICATION : COMMUNICATION + 3])
+        forward, backward, update = map(float, terms[COMPUTE : COMPUTE + 3])
+        compute = forward, backward, update
+        forward, backward, update = map(float, terms[COMMUNICATION : COMMUNICATION + 3])
+        waiting = forward, backward, update
         return Cost(
-            sum(compute) + sum(waiting) + exposed, compute, waiting, busy, exposed, bucket,  # type: ignore[arg-type]
+            sum(compute) + sum(waiting) + exposed, compute, waiting, busy, exposed, bucket,
             weight_bytes, state_bytes, float(terms[KEPT]),
         )  # fmt: skip
 
@@ -263,12 +287,15 @@ def evaluate(
 
 
 def update_seconds(weight_bytes: float, state_ratio: float, cluster: Cluster) -> float:
-    """Time to read gradient, weight and slots and to write weight and slots."""
+    """Seconds to read gradient, weight and slots and to write weight and slots."""
     return weight_bytes * (3.0 + 2.0 * state_ratio) / cluster.device.memory_bandwidth
 
 
 def traffic(partitioned: PartitionedGraph, cluster: Cluster, roles: Roles) -> list[Traffic]:
-    """The collectives of one step by kind, group and phase: exactly those that are emitted."""
+    """The collectives of one step by kind, group and phase: exactly those that are emitted.
+
+    Before all-reduces are packed; of a folded graph, those of what is left.
+    """
     pricer = Pricer(partitioned.mesh, cluster, roles)
     found: dict[tuple[str, tuple[int, ...], int], list] = {}
 
@@ -283,7 +310,7 @@ def traffic(partitioned: PartitionedGraph, cluster: Cluster, roles: Roles) -> li
             note(kind, axes, roles.phase[reshard.tensor.op], size, seconds)
     for op, decision in partitioned.decisions.items():
         if decision.expansion is not None:
-            for reshard in decision.expansion.reshards:
+            for reshard in _all_reshards(decision.expansion):
                 for kind, axes, size, seconds in pricer.collectives(reshard):
                     note(kind, axes, roles.phase[op], size, seconds)
         if op in partitioned.shared and op.outputs:
@@ -304,6 +331,22 @@ def trips(op: Op) -> int:
         return 1
     lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
     return max((n for n in lengths if n), default=1)
+
+
+def _all_reshards(partitioned: PartitionedGraph) -> Iterator[Reshard]:
+    """Its reshards, and those of the ops that stand for its ops."""
+    yield from partitioned.reshards
+    for decision in partitioned.decisions.values():
+        if decision.expansion is not None:
+            yield from _all_reshards(decision.expansion)
+
+
+def _without_rounding(terms: np.ndarray) -> np.ndarray:
+    """`terms` with 0 for what adding and subtracting others left, which may be below 0."""
+    seconds = terms[COMPUTE : DEFERRED + 1]
+    terms = np.maximum(terms, 0.0)
+    terms[COMPUTE : DEFERRED + 1][seconds < 1e-12 * seconds.sum()] = 0.0
+    return terms
 
 
 def _is_list(tensor: Tensor) -> bool:

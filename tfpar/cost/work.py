@@ -20,13 +20,6 @@ _FILTER_GRADIENTS = {
     "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter",
 }  # fmt: skip
 
-RELABELS = frozenset(
-    {"Const", "Placeholder", "Identity", "IdentityN", "Reshape", "ReadVariableOp", "ExpandDims",
-     "Squeeze", "Shape", "ShapeN", "Size", "Rank", "StopGradient", "PreventGradient", "NoOp",
-     "VariableShape"}
-)  # fmt: skip
-"""Op types that compute nothing: views, handles, sizes known beforehand."""
-
 READ_PART = frozenset(
     {"GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
 )
@@ -34,10 +27,11 @@ READ_PART = frozenset(
 
 
 def flops(op: Op, rule: OpRule) -> float:
-    """Floating-point operations of a matrix product or convolution; 0 for other ops.
+    """Floating-point operations of the whole op, if a matrix product or convolution; else 0.
 
-    Twice the size of the index space: of a product all factors, of a convolution the output's
-    entries times the filter's entries for one output channel.
+    Twice the size of the index space (a multiplication and an addition): of a product all
+    factors, of a convolution the output's entries times the filter's entries for one output
+    channel.
     """
     if op.type in _PRODUCTS:
         return 2.0 * math.prod(rule.sizes)

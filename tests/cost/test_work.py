@@ -1,0 +1,248 @@
+"""FLOPs against numbers counted by hand; the roles of a captured step."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfpar as tap
+from tests.partitioned import trace
+from tfpar.capture.convert import convert_func_graph
+from tfpar.capture.step import argument_specs
+from tfpar.cost.work import flops
+from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
+from tfpar.keras.adapter import parallel_model
+from tfpar.propagation.prepared import prepare
+from tfpar.runtime.executable import prepare_step
+
+
+def all_flops(function, *shapes):
+    """Op type -> FLOPs of its ops in `function`, of zeros of `shapes`."""
+    args = [np.zeros(s, "float32") for s in shapes]
+    prepared = prepare(convert_func_graph(trace(function, args).graph))
+    found = {}
+    for op in prepared.graph.ops:
+        if count := flops(op, prepared.rules[op]):
+            found.setdefault(op.type, []).append(count)
+    return found
+
+
+@pytest.mark.parametrize(
+    "function, shapes, expected",
+    [
+        (tf.matmul, [(4, 5), (5, 6)], {"MatMul": [2 * 4 * 5 * 6]}),
+        (functools.partial(tf.matmul, transpose_a=True), [(5, 4), (5, 6)], {"MatMul": [240]}),
+        (functools.partial(tf.matmul, transpose_b=True), [(4, 5), (6, 5)], {"MatMul": [240]}),
+        (tf.matmul, [(1, 5), (5, 1)], {"MatMul": [10]}),
+        (tf.matmul, [(3, 4, 5), (3, 5, 6)], {"BatchMatMulV2": [3 * 240]}),
+        # Batch dims broadcast: (2, 1) with (3) is (2, 3).
+        (tf.matmul, [(2, 1, 4, 5), (3, 5, 6)], {"BatchMatMulV2": [6 * 240]}),
+        (
+            functools.partial(tf.matmul, adjoint_b=True),
+            [(3, 4, 5), (1, 6, 5)],
+            {"BatchMatMulV2": [3 * 240]},
+        ),
+        (lambda x, y: tf.einsum("bqhd,bkhd->bhqk", x, y), [(2, 3, 4, 5), (2, 6, 4, 5)],
+         {"Einsum": [2 * (2 * 4 * 3 * 6 * 5)]}),
+        (lambda x, y: tf.einsum("...d,dhk->...hk", x, y), [(2, 3, 4), (4, 5, 6)],
+         {"Einsum": [2 * (2 * 3 * 4 * 5 * 6)]}),
+        # What computes no products.
+        (lambda x, y: tf.nn.relu(x) + tf.reduce_sum(y), [(4, 5), (5, 6)], {}),
+    ],
+    ids=["plain", "transpose_a", "transpose_b", "vector", "batch", "broadcast", "adjoint",
+         "attention", "ellipsis", "none"],
+)  # fmt: skip
+def test_products(function, shapes, expected):
+    assert all_flops(function, *shapes) == expected
+
+
+def test_gradients_of_a_product_are_two_products():
+    def step(x, y):
+        z = tf.matmul(x, y)
+        return z, *tf.gradients(z, [x, y])
+
+    # z = x y, dx = dz yT (4 x 6 by 6 x 5), dy = xT dz (5 x 4 by 4 x 6).
+    assert all_flops(step, (4, 5), (5, 6)) == {"MatMul": [240, 240, 240]}
+
+
+@pytest.mark.parametrize(
+    "layer, x, kernel, expected",
+    [
+        # Output 2 x 4 x 4 x 16, each entry from 3 x 3 x 3 inputs.
+        (functools.partial(tf.nn.conv2d, strides=2, padding="SAME"),
+         (2, 8, 8, 3), (3, 3, 3, 16), 2 * (2 * 4 * 4 * 16) * 27),
+        (functools.partial(tf.nn.conv2d, strides=1, padding="VALID"),
+         (2, 8, 8, 3), (3, 3, 3, 16), 2 * (2 * 6 * 6 * 16) * 27),
+        (functools.partial(tf.nn.conv2d, strides=1, padding="SAME", dilations=2),
+         (2, 8, 8, 3), (3, 3, 3, 16), 2 * (2 * 8 * 8 * 16) * 27),
+        # 3 groups: each of 12 channels reads 2 of 6.
+        (functools.partial(tf.nn.conv2d, strides=1, padding="SAME"),
+         (2, 8, 8, 6), (3, 3, 2, 12), 2 * (2 * 8 * 8 * 12) * 18),
+        # Each of 3 channels makes 4, each entry from 3 x 3 inputs.
+        (functools.partial(tf.nn.depthwise_conv2d, strides=[1, 2, 2, 1], padding="SAME"),
+         (2, 8, 8, 3), (3, 3, 3, 4), 2 * (2 * 4 * 4 * 12) * 9),
+        (functools.partial(tf.nn.conv3d, strides=[1, 1, 2, 2, 1], padding="SAME"),
+         (2, 4, 8, 8, 3), (2, 3, 3, 3, 5), 2 * (2 * 4 * 4 * 4 * 5) * 54),
+    ],
+    ids=["strides", "valid", "dilated", "groups", "depthwise", "3d"],
+)  # fmt: skip
+def test_convolutions_and_their_gradients(layer, x, kernel, expected):
+    def step(x, w):
+        y = layer(x, w)
+        return y, *tf.gradients(y, [x, w])
+
+    found = all_flops(step, x, kernel)
+    assert sorted(c for counts in found.values() for c in counts) == [expected] * 3
+    assert len(found) == 3, "forward, gradient of the input, gradient of the filter"
+
+
+# --- roles --------------------------------------------------------------------------
+
+
+class Tied(keras.Model):
+    """An embedding that is the head too, with a hidden layer between."""
+
+    def __init__(self):
+        super().__init__(name="tied")
+        self.embedding = keras.layers.Embedding(7, 5, name="embedding")
+        self.hidden = keras.layers.Dense(5, activation="relu", name="hidden")
+
+    def build(self, shape):
+        self.embedding.build(shape)
+        self.hidden.build((*shape, 5))
+        self.built = True
+
+    def call(self, ids):
+        table = tf.one_hot(ids, 7) @ tf.convert_to_tensor(self.embedding.embeddings)
+        return tf.einsum("bd,vd->bv", self.hidden(table), self.embedding.embeddings)
+
+
+def mlp():
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(10, "relu", name="fc1"),
+            keras.layers.Dense(4, name="fc2"),
+        ],
+        name="mlp",
+    )
+
+
+X, IDS = np.zeros((8, 6), "float32"), np.zeros(8, "int32")
+
+
+def captured_step(build, x, y, optimizer="adam", loss="mse"):
+    keras.utils.clear_session()
+    with tap.auto_parallel(tap.split([2])):
+        model = build()
+        if not model.built:
+            model.build(x.shape)
+        model.compile(optimizer, loss, jit_compile=False)
+    step = parallel_model(model).step("train").capture(argument_specs(((x, y),)))
+    prepare_step(step)
+    return step
+
+
+@functools.cache
+def mlp_step():
+    return captured_step(mlp, X, np.zeros((8, 4), "float32"))
+
+
+def marks(step):
+    return [t for g in step.gradients for t in g.tensors]
+
+
+def roles_of(step, marked):
+    return Roles.of(step.graph, marks(step) if marked else ())
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+def test_phases_of_a_step(marked):
+    step = mlp_step()
+    phase = roles_of(step, marked).phase
+    products = [phase[op] for op in step.graph.ops if op.type == "MatMul"]
+    # fc1, fc2; then dW2 and dX2, dW1 (nobody needs dX1).
+    assert products == [FORWARD] * 2 + [BACKWARD] * 3
+    weights = {v.handle for v in step.graph.variables if v.trainable}
+    writes = [op for op in step.graph.ops if "Assign" in op.type and op.inputs[0] in weights]
+    assert len(writes) == 4 and {phase[op] for op in writes} == {UPDATE}
+    for op in step.graph.ops:
+        assert all(phase[t.op] <= phase[op] for t in op.inputs)
+    assert all(phase[t.op] == BACKWARD for t in marks(step))
+
+
+def test_the_optimizer_is_the_update_where_gradients_are_marked():
+    step = mlp_step()
+    phase = roles_of(step, True).phase
+    marked = set(marks(step))
+    for op in step.graph.ops:
+        if any(t in marked for t in op.inputs):
+            assert phase[op] == UPDATE, op
+
+
+def test_a_metric_is_forward():
+    step = mlp_step()
+    phase = roles_of(step, True).phase
+    total = next(v for v in step.graph.variables if v.name.endswith("loss/total"))
+    writes = [op for op in step.graph.ops if "Assign" in op.type and total.handle in op.inputs]
+    assert writes and {phase[op] for op in writes} == {FORWARD}
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+def test_gradients_of_weights_are_deferrable_and_those_of_activations_not(marked):
+    step = mlp_step()
+    roles = roles_of(step, marked)
+    backward = [op for op in step.graph.ops if op.type == "MatMul"][2:]
+    deferrable = {op.outputs[0].shape: op.outputs[0] in roles.deferrable for op in backward}
+    assert deferrable == {(10, 4): True, (8, 10): False, (6, 10): True}
+    assert set(marks(step)) <= roles.deferrable
+    assert not any(roles.phase[t.op] != BACKWARD for t in roles.deferrable)
+
+
+def test_a_tied_weight_s_two_gradients_and_their_sum_are_deferrable():
+    step = captured_step(
+        Tied, IDS, IDS, "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    for marked in (True, False):
+        roles = roles_of(step, marked)
+        (total,) = (t for t in marks(step) if t.shape == (7, 5))
+        assert total.op.type in ("AddN", "AddV2"), "the sum of both uses"
+        assert total in roles.deferrable
+        assert all(t in roles.deferrable for t in total.op.inputs)
+        inner = [
+            t for op in step.graph.ops for t in op.outputs
+            if roles.phase[op] == BACKWARD and t.shape == (8, 5)
+        ]  # fmt: skip
+        assert inner and not roles.deferrable & set(inner)
+
+
+def test_kept_is_what_the_backward_pass_reads():
+    step = mlp_step()
+    roles = roles_of(step, True)
+    kept = {(t.op.type, t.shape) for t in roles.kept if len(t.shape) == 2}
+    # x for dW1, relu(h) for dW2 and its own gradient, W2 for dX2; neither x W1 nor its sum.
+    assert ("Relu", (8, 10)) in kept and ("ReadVariableOp", (10, 4)) in kept
+    assert not {s for kind, s in kept if kind in ("MatMul", "BiasAdd", "AddV2")} & {(8, 10)}
+    assert all(roles.phase[t.op] == FORWARD for t in roles.kept)
+
+
+def test_what_is_read_by_another_name_is_kept_itself():
+    def step(x, w):
+        h = tf.nn.tanh(x)
+        return tf.gradients(tf.matmul(tf.reshape(h, (4, 6)), w), [w])
+
+    graph = convert_func_graph(trace(step, [np.ones((2, 2, 6)), np.ones((6, 3))]).graph)
+    prepare(graph)
+    roles = Roles.of(graph)
+    assert {t.op.type for t in roles.kept} >= {"Tanh", "Reshape"}
+    sizes_only = [op.outputs[0] for op in graph.ops if op.type == "MatMul"][:1]
+    assert not roles.kept & set(sizes_only)
+
+
+def test_a_step_without_gradients_is_forward():
+    graph = convert_func_graph(trace(tf.matmul, [np.ones((2, 3)), np.ones((3, 4))]).graph)
+    roles = Roles.of(graph)
+    assert set(roles.phase.values()) == {FORWARD}
+    assert not roles.kept and not roles.deferrable

@@ -1,0 +1,119 @@
+"""What part each op and tensor of a step plays: forward, backward or update; on whose time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from tfpar.ir.graph import VARIABLE_READS, Graph, Op, Tensor
+
+FORWARD, BACKWARD, UPDATE = range(3)
+PHASES = ("forward", "backward", "update")
+
+SIZES = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
+"""Op types that read of a tensor only its size."""
+
+RELABELS = SIZES | frozenset(
+    {"Const", "Placeholder", "Identity", "IdentityN", "Reshape", "ReadVariableOp", "ExpandDims",
+     "Squeeze", "StopGradient", "PreventGradient", "NoOp"}
+)  # fmt: skip
+"""Op types that compute nothing: views, handles, sizes known beforehand."""
+
+# Between the op that makes a weight's gradient and the update.
+_HAND_ON = frozenset(
+    {"Identity", "Cast", "Reshape", "Transpose", "ExpandDims", "Squeeze", "AddN", "Add", "AddV2",
+     "Mul", "RealDiv"}
+)  # fmt: skip
+
+_BACKWARD_SCOPES = ("gradient_tape/", "gradients/")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Roles:
+    """The roles of a graph, the same for all its plans.
+
+    Attributes:
+        phase: FORWARD, BACKWARD or UPDATE of each op.
+        deferrable: tensors of the backward pass that only the update waits for: the gradients
+            of weights and what is merely added up to them. Reducing them can run beside the
+            rest of the backward pass. What some gradient is computed from is none of them.
+        kept: tensors of the forward pass that the backward pass reads, themselves or by another
+            name (reshaped).
+        times: how many ops of the model each op stands for (see `search.fold`); 1 if absent.
+    """
+
+    phase: Mapping[Op, int]
+    deferrable: frozenset[Tensor]
+    kept: frozenset[Tensor]
+    times: Mapping[Op, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, graph: Graph, gradients: Collection[Tensor] = (), times: Mapping[Op, int] | None = None
+    ) -> Roles:
+        """Read the roles off the graph.
+
+        Args:
+            gradients: the tensors that enter the optimizer; what they lead to is the update.
+                Without any, it is what follows from the backward pass without leading back to
+                it.
+        """
+        marked = set(gradients)
+        consumers = graph.consumers()
+        leads = set() if marked else _leading_to_backward(graph, consumers)
+        phase: dict[Op, int] = {}
+        updated: set[Tensor] = set()  # handles of what the update has written: slots, weights
+        for op in graph.ops:
+            own = BACKWARD if op.name.startswith(_BACKWARD_SCOPES) else FORWARD
+            for tensor in op.inputs:
+                late = tensor in marked or tensor in updated
+                own = max(own, UPDATE if late else phase[tensor.op])
+            # A tape adds up the gradients of a weight's uses outside of its scope.
+            if own == BACKWARD and not marked and op not in leads and op.type != "AddN":
+                own = UPDATE
+            if own == UPDATE and op.type not in VARIABLE_READS:
+                updated.update(t for t in op.inputs if t.dtype == "resource")
+            phase[op] = own
+        ends = marked | set(graph.outputs)
+        deferrable: set[Tensor] = set()
+        kept: set[Tensor] = set()
+        for op in reversed(graph.ops):
+            for tensor in op.outputs:
+                readers = consumers.get(tensor, ())
+                if phase[op] == FORWARD:
+                    if any(_keeps(r, tensor, phase, kept) for r in readers):
+                        kept.add(tensor)
+                elif phase[op] == BACKWARD and (readers or tensor in ends):
+                    if all(_defers(r, phase, deferrable) for r in readers):
+                        deferrable.add(tensor)
+        return cls(phase, frozenset(deferrable), frozenset(kept), times or {})
+
+
+def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], kept: set[Tensor]) -> bool:
+    """Whether `tensor` must be stored for the backward pass because `op` reads it."""
+    if op.type in SIZES:
+        return False
+    if phase[op] == BACKWARD:
+        return True
+    return op.type in RELABELS and any(
+        t in kept
+        for i, t in enumerate(op.outputs)
+        if op.type != "IdentityN" or op.inputs[i] is tensor
+    )
+
+
+def _leading_to_backward(graph: Graph, consumers: Mapping[Tensor, Sequence[Op]]) -> set[Op]:
+    """The ops of the backward pass by their names, and all that these depend on."""
+    found: set[Op] = set()
+    for op in reversed(graph.ops):
+        readers = (r for t in op.outputs for r in consumers.get(t, ()))
+        if op.name.startswith(_BACKWARD_SCOPES) or any(r in found for r in readers):
+            found.add(op)
+    return found
+
+
+def _defers(op: Op, phase: Mapping[Op, int], deferrable: set[Tensor]) -> bool:
+    """Whether `op` may get what it reads late: it is the update, or hands on to it."""
+    if phase[op] == UPDATE:
+        return True
+    return op.type in _HAND_ON and all(t in deferrable for t in op.outputs)
