@@ -24,6 +24,7 @@ _EXPORTS = {
     "Shard": "tfpar.spec",
     "TfparError": "tfpar.spec",
     "split": "tfpar.spec",
+    "Cluster": "tfpar.cost.cluster",
     "Plan": "tfpar.plan",
     "batch": "tfpar.constraints",
     "from_layout_map": "tfpar.constraints",
@@ -36,6 +37,7 @@ _EXPORTS = {
     "coverage": "tfpar.api",
     "function": "tfpar.api",
     "parallelize": "tfpar.api",
+    "plan": "tfpar.api",
     "plan_of": "tfpar.api",
     "verify": "tfpar.verify",
 }
@@ -43,8 +45,9 @@ _EXPORTS = {
 __all__ = sorted(_EXPORTS)
 
 if TYPE_CHECKING:
-    from tfpar.api import auto_parallel, coverage, function, parallelize, plan_of
+    from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
+    from tfpar.cost.cluster import Cluster
     from tfpar.plan import Plan
     from tfpar.rules import make_rule, register_rule
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,19 @@ import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
 from tfpar.constraints import Constraint, batch_axes
+from tfpar.cost.cluster import Cluster
 from tfpar.keras import adapter
+from tfpar.keras.slots import slot_ratio
 from tfpar.plan import Plan
+from tfpar.planning import Request, plan_step
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
+from tfpar.runtime.detect import detect_cluster
 from tfpar.runtime.executable import CompileOptions, prepare_step
-from tfpar.session import CompiledFunction, Session, active
+from tfpar.search.cache import PlanCache
+from tfpar.search.planners import find_planner
+from tfpar.search.problem import Planner
+from tfpar.session import CompiledFunction, Program, Session, active, batch_size_of
 from tfpar.spec import Mesh, TfparError
 
 
@@ -31,17 +39,29 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
     As a context manager it ends with the block; called plainly, without `with`, it
     switches the whole process over.
 
+    The plan is searched when the first step is compiled, for that model and batch.
+
     Args:
-        mesh: from `split`, a `Mesh`, or sizes such as `[2, 4]`.
-        constraints: `shard(...)`, `replicate(...)` and kin; without any, every batch is
-            split over the whole mesh (data parallelism).
-        plan: a `Plan` or the path of a saved one, instead of constraints.
-        bucket_bytes: upper bound on a packed gradient all-reduce, in bytes.
+        mesh: from `split`, a `Mesh`, or sizes such as `[2, 4]`: how many workers with how many
+            devices. The search chooses the logical axes.
+        constraints: `shard(...)`, `replicate(...)` and kin narrow the search. They name the
+            mesh's axes, so that these are then the logical ones.
+        plan: a `Plan` or the path of a saved one, instead of constraints and search.
+        planner: `"tap"`, or a planner of your own (`search.problem.Planner`). None searches
+            nothing: weights lie as constraints say, the rest as their first reader wants them;
+            without constraints, every batch is split over the whole mesh (data parallelism).
+        cluster: the machines to plan for: a `Cluster`, the name of a preset or a JSON file; by
+            default what this machine is seen to be.
+        plan_cache: a folder for plans, which are then searched once for each problem; by default
+            that of the environment variable TFPAR_PLAN_CACHE, if set.
+        bucket_bytes: upper bound on a packed gradient all-reduce, in bytes; by default what
+            the plan's cost is least with.
         strict: ops without a rule are an error instead of being replicated.
 
     Raises:
         SpecError: malformed mesh or constraint.
         PlanError: the plan file cannot be used.
+        TfparError: an unknown planner or cluster, or fewer devices than ranks.
     """
 
     def __init__(
@@ -50,10 +70,15 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         constraints: Sequence[Constraint] = (),
         *,
         plan: Plan | str | None = None,
+        planner: Planner | str | None = "tap",
+        cluster: Cluster | str | None = None,
+        plan_cache: str | None = None,
         bucket_bytes: int | None = None,
         strict: bool = False,
     ) -> None:
-        self.session = _session(mesh, constraints, plan, bucket_bytes, strict)
+        self.session = _session(
+            mesh, constraints, plan, planner, cluster, plan_cache, bucket_bytes, strict
+        )
         adapter.install()
         self._scope = self.session.scope()
         self._scope.__enter__()
@@ -65,7 +90,9 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         self._scope.__exit__(*(error or (None, None, None)))
 
 
-def _session(mesh, constraints, plan, bucket_bytes, strict) -> Session:
+def _session(
+    mesh, constraints, plan, planner, cluster, plan_cache, bucket_bytes, strict
+) -> Session:
     if isinstance(plan, str):
         plan = Plan.load(plan)
     if plan is not None and mesh is None:
@@ -77,10 +104,16 @@ def _session(mesh, constraints, plan, bucket_bytes, strict) -> Session:
     if not isinstance(mesh, Mesh):
         mesh = Mesh.of(mesh)
     batch_axes(constraints, mesh)  # refuses unknown axes before anything is built
-    options = CompileOptions(strict=strict)
-    if bucket_bytes is not None:
-        options = CompileOptions(bucket_bytes=bucket_bytes, strict=strict)
-    session = Session(mesh, tuple(constraints), plan, options)
+    if cluster is not None:
+        cluster = Cluster.of(cluster, mesh)
+        cluster.check(mesh)
+    if plan is not None:
+        plan.check_ranks(mesh, cluster)
+    folder = plan_cache or os.environ.get("TFPAR_PLAN_CACHE")
+    session = Session(
+        mesh, tuple(constraints), plan, CompileOptions(bucket_bytes, strict), find_planner(planner),
+        cluster, PlanCache(folder) if folder else None,
+    )  # fmt: skip
     # Virtual devices can only be configured before TensorFlow's runtime starts.
     _ = session.devices
     return session
@@ -92,6 +125,9 @@ def parallelize(
     constraints: Sequence[Constraint] = (),
     *,
     plan: Plan | str | None = None,
+    planner: Planner | str | None = "tap",
+    cluster: Cluster | str | None = None,
+    plan_cache: str | None = None,
     bucket_bytes: int | None = None,
     strict: bool = False,
 ) -> Any:
@@ -100,7 +136,7 @@ def parallelize(
     For a function of tensors (with variables made inside an `auto_parallel` block) it
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
-    session = _session(mesh, constraints, plan, bucket_bytes, strict)
+    session = _session(mesh, constraints, plan, planner, cluster, plan_cache, bucket_bytes, strict)
     if isinstance(model, keras.Model):
         adapter.install()
         for layer in model._flatten_layers():
@@ -131,7 +167,7 @@ def _wrap(session: Session, step: Callable[..., Any]) -> Callable[..., Any]:
     if getattr(step, "_autograph", True):
         context = tf.__internal__.autograph.control_status_ctx()
         traced = tf.__internal__.autograph.tf_convert(plain, context)
-    compiled = CompiledFunction(session, traced, name=getattr(plain, "__name__", "step"))
+    compiled = CompiledFunction(Program(session), traced, name=getattr(plain, "__name__", "step"))
 
     @functools.wraps(plain)
     def call(*arguments: Any) -> Any:
@@ -139,6 +175,55 @@ def _wrap(session: Session, step: Callable[..., Any]) -> Callable[..., Any]:
 
     call.compiled = compiled  # type: ignore[attr-defined]
     return call
+
+
+def plan(
+    build: Callable[[], keras.Model],
+    batch: Any,
+    mesh: Mesh | Sequence[int] | Mapping[str, int],
+    cluster: Cluster | str | None = None,
+    constraints: Sequence[Constraint] = (),
+    *,
+    planner: Planner | str = "tap",
+    plan_cache: str | None = None,
+) -> Plan:
+    """Plan a model's training without devices and without its weights.
+
+        plan = tap.plan(build_model, (x, y), [2, 8], cluster="v100-ethernet")
+        plan.save("plan.json")     # then: tap.auto_parallel(plan="plan.json")
+
+    Args:
+        build: makes and compiles the model; no weight is given memory.
+        batch: what `train_step` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or
+            `tf.TensorSpec`s of static shape, for the global batch.
+        mesh, cluster, constraints, planner, plan_cache: as for `auto_parallel`.
+
+    Raises:
+        TfparError: `build` gives no compiled model, or as for `auto_parallel`.
+    """
+    if not isinstance(mesh, Mesh):
+        mesh = Mesh.of(mesh)
+    batch_axes(constraints, mesh)
+    machines = Cluster.of(cluster, mesh) if cluster is not None else detect_cluster(mesh)
+    machines.check(mesh)
+    found = find_planner(planner)
+    if found is None:
+        raise TfparError("tap.plan needs a planner, e.g. planner='tap'.")
+    adapter.install()
+    with Session(mesh).scope():
+        model = build()
+    state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
+    if state is None or not model.compiled:
+        raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
+    folder = plan_cache or os.environ.get("TFPAR_PLAN_CACHE")
+    return plan_step(
+        state.capture_gradients(argument_specs((batch,))),
+        lambda progress: Request(mesh, machines, tuple(constraints), progress=progress),
+        batch_size_of(argument_specs((batch,))),
+        found,
+        PlanCache(folder) if folder else None,
+        slot_ratio(model),
+    )
 
 
 def plan_of(model: keras.Model) -> Plan:

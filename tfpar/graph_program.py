@@ -15,7 +15,7 @@ from tfpar.capture.step import CapturedStep
 from tfpar.capture.v1 import GraphSource
 from tfpar.constraints import Constraint
 from tfpar.runtime.variables import ParallelVariable
-from tfpar.session import CompiledFunction, Session
+from tfpar.session import CompiledFunction, Program, Session
 from tfpar.spec import Mesh, TfparError
 
 
@@ -50,7 +50,7 @@ class GraphProgram:
         self, source: GraphSource, mesh: Mesh, constraints: Sequence[Constraint] = ()
     ) -> None:
         self.source = source
-        self.session = Session(mesh, tuple(constraints))
+        self.program = Program(Session(mesh, tuple(constraints)))
         self._steps: dict[Any, _FetchStep] = {}
 
     @property
@@ -77,7 +77,7 @@ class GraphProgram:
         key = (str(tf.nest.map_structure(lambda f: self.source.fetch(f).name, fetches)), names)
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = _FetchStep(self.session, self.source, fetches, names)
+            step = self._steps[key] = _FetchStep(self.program, self.source, fetches, names)
         values = [
             tf.convert_to_tensor(value, tensor.dtype)
             for tensor, value in zip(fed, (feeds or {}).values(), strict=True)
@@ -135,9 +135,9 @@ class _FetchStep(CompiledFunction):
     """The step of one set of fetches and feeds."""
 
     def __init__(
-        self, session: Session, source: GraphSource, fetches: Any, fed: Sequence[str]
+        self, program: Program, source: GraphSource, fetches: Any, fed: Sequence[str]
     ) -> None:
-        super().__init__(session, source.capture, part=True)
+        super().__init__(program, source.capture, part=True)
         self._source = source
         self._fetches = fetches
         self._fed = fed

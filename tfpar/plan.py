@@ -19,7 +19,8 @@ from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_v
 from tfpar.cost.cluster import Cluster
 from tfpar.cost.evaluate import Cost
 from tfpar.ir.fingerprint import fingerprint
-from tfpar.ir.graph import Graph
+from tfpar.ir.graph import Gradient, Graph
+from tfpar.ir.planning_graph import planning_graph
 from tfpar.propagation.engine import Anchors
 from tfpar.report.explain import explain
 from tfpar.report.summary import summary
@@ -123,10 +124,14 @@ class Plan:
         fixed = {n: v.spec for n, v in self.variables.items() if v.spec is not None}
         return Anchors(variables=fixed, tensors=dict(self.tensors))
 
-    def check(self, graph: Graph, mesh: Mesh | None = None, *, part: bool = False) -> None:
+    def check(
+        self, graph: Graph, mesh: Mesh | None = None, *, gradients: Sequence[Gradient] = (),
+        part: bool = False,
+    ) -> None:  # fmt: skip
         """Check that the plan is one for `graph` (and `mesh`).
 
         Args:
+            gradients: of the step (`CapturedStep.gradients`): what follows them may differ.
             part: `graph` is an evaluation or prediction of the planned training step: it has
                 fewer variables and other ops.
 
@@ -161,13 +166,32 @@ class Plan:
                 f"The plan is for another model: {'; '.join(differences)}. Build and compile the "
                 f"model as when the plan was saved, or make a new plan."
             )
-        if not part and fingerprint(graph) != self.fingerprint:
+        searched = planning_graph(graph, gradients).graph
+        if not part and fingerprint(searched) != self.fingerprint:
             state = [*_difference("missing", missing), *_difference("unknown to the plan", extra)]
             raise PlanError(
                 f"The plan is for another step: the weights are the same, but not the ops (the "
                 f"graph's fingerprint differs{''.join(f'; {d}' for d in state)}). Was the "
-                f"optimizer, the loss, a metric or an activation changed, or TensorFlow or Keras "
-                f"updated? Make a new plan."
+                f"loss, a metric or an activation changed, or TensorFlow or Keras updated? Make a "
+                f"new plan."
+            )
+
+    def check_ranks(self, mesh: Mesh, cluster: Cluster | None = None) -> None:
+        """Check that the plan is one for as many ranks as `mesh` has, and for `cluster`.
+
+        Raises:
+            PlanError: says what differs.
+        """
+        if mesh.size != self.mesh.size:
+            raise PlanError(
+                f"The plan is for {self.mesh.size} ranks ({self.mesh}), not for the {mesh.size} of "
+                f"{mesh}. Use a mesh of that size, or make a plan for this one."
+            )
+        planned = self.cluster
+        if cluster and planned and cluster.fingerprint() != planned.fingerprint():
+            raise PlanError(
+                f"The plan was made for cluster {planned.name!r}, which is not {cluster.name!r} as "
+                f"described now. Leave out cluster= to use it all the same, or make a new plan."
             )
 
     def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
@@ -317,11 +341,13 @@ class Plan:
 
 
 def plan_from_constraints(
-    graph: Graph, mesh: Mesh, constraints: Sequence[Constraint] = (), *, part: bool = False
-) -> Plan:
+    graph: Graph, mesh: Mesh, constraints: Sequence[Constraint] = (), *,
+    gradients: Sequence[Gradient] = (), part: bool = False,
+) -> Plan:  # fmt: skip
     """The plan that `constraints` make for `graph`; without any, data parallelism.
 
     Args:
+        gradients: of the step, if known; see `Plan.check`.
         part: `graph` is only part of what the constraints speak of (an evaluation has no
             optimizer): they may match nothing in it.
 
@@ -344,7 +370,7 @@ def plan_from_constraints(
         variables=variables,
         tensors={n: r.spec for n, r in outputs.items()},
         constraints=tuple(map(str, constraints)),
-        fingerprint=fingerprint(graph),
+        fingerprint=fingerprint(planning_graph(graph, gradients).graph),
     )
 
 

@@ -15,16 +15,27 @@ from tensorflow.python.eager import lift_to_graph
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
-from tfpar.constraints import Constraint, batch_axes
+from tfpar.constraints import Constraint
+from tfpar.cost.cluster import Cluster
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.plan import Plan, plan_from_constraints
+from tfpar.planning import Request, batched_inputs, find_plan, state_problem
 from tfpar.propagation.engine import PartitionedGraph
-from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.report.progress import searching
 from tfpar.rules import has_rule
+from tfpar.runtime.detect import detect_cluster
 from tfpar.runtime.devices import rank_devices
-from tfpar.runtime.executable import CompileOptions, Executable, compile_step, prepare_step
+from tfpar.runtime.executable import (
+    CompileOptions,
+    Executable,
+    compile_step,
+    simplify_step,
+)
 from tfpar.runtime.variables import ParallelVariable
-from tfpar.spec import Mesh, Replicate, Shard, Spec, TfparError
+from tfpar.search.cache import PlanCache
+from tfpar.search.problem import Planner, input_spec
+from tfpar.spec import Mesh, Spec, TfparError
 
 logger = logging.getLogger("tfpar")
 
@@ -44,16 +55,25 @@ class Session:
     """What `auto_parallel` sets up.
 
     Attributes:
-        mesh: logical axes over the ranks.
+        mesh: the ranks; what axes are laid over them is the planner's choice where there is one.
         constraints: what the user fixed.
         plan: a given plan instead of constraints, or None.
         options: see `CompileOptions`.
+        planner: finds plans; without one they are what constraints and propagation make.
+        cluster: what plans are made for; the machine as detected if None.
+        cache: plans found before, or None.
+        first: the first plan found for a training step: models of one session that share
+            variables share its mesh.
     """
 
     mesh: Mesh
     constraints: tuple[Constraint, ...] = ()
     plan: Plan | None = None
     options: CompileOptions = dataclasses.field(default_factory=CompileOptions)
+    planner: Planner | None = None
+    cluster: Cluster | None = None
+    cache: PlanCache | None = None
+    first: Plan | None = None
 
     @functools.cached_property
     def devices(self) -> list[str]:
@@ -70,37 +90,24 @@ class Session:
         finally:
             active.reset(token)
 
-    def input_specs(self, captured: CapturedStep, batch_size: int | None) -> list[Spec]:
-        """Arguments with the batch in front are split over the batch axes; the rest is whole."""
-        axes = self._batch_axes
-        specs: list[Spec] = []
-        for position, tensor in enumerate(captured.graph.inputs):
-            batched = (
-                position < captured.num_arguments
-                and batch_size is not None
-                and bool(tensor.shape)
-                and tensor.shape[0] == batch_size
-            )
-            specs.append(
-                tuple(
-                    Shard(0) if batched and a in axes else Replicate()
-                    for a in range(self.mesh.num_axes)
-                )
-            )
-        return specs
 
-    @functools.cached_property
-    def _batch_axes(self) -> tuple[int, ...]:
-        if self.plan is not None:
-            return tuple(self.mesh.axis(n) for n in self.plan.batch_axes)
-        return tuple(self.mesh.axis(n) for n in batch_axes(self.constraints, self.mesh))
+@dataclasses.dataclass(eq=False)
+class Program:
+    """The steps of one model (or one function) and the plan that they share.
+
+    Attributes:
+        plan: found for its training step; None before that, or where none is searched.
+    """
+
+    session: Session
+    plan: Plan | None = None
 
 
 class CompiledFunction:
     """A step compiled anew for each set of argument shapes; one plan for all.
 
     Args:
-        session: the mesh and the constraints.
+        program: the session, and the plan shared with other steps.
         function: the step; called with the arguments while tracing.
         names: (unique name, whether a weight) of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
@@ -108,14 +115,15 @@ class CompiledFunction:
     """
 
     def __init__(
-        self, session: Session, function: Callable[..., Any], *,
+        self, program: Program, function: Callable[..., Any], *,
         names: VariableNames | None = None,
         on_plan: Callable[[Plan, Executable], None] | None = None,
         build: Callable[[], None] | None = None,
         matters: Callable[[tf.Variable], bool] | None = None,
         part: bool = False, name: str = "step",
     ) -> None:  # fmt: skip
-        self.session = session
+        self.program = program
+        self._found: Plan | None = None
         self._build = build
         self._matters = matters
         self._part = part
@@ -126,9 +134,13 @@ class CompiledFunction:
         self._on_plan = on_plan
         self._name = name
 
+    @property
+    def session(self) -> Session:
+        return self.program.session
+
     def __call__(self, *arguments: Any) -> Any:
         specs = argument_specs(arguments)
-        key = _hashable(specs)
+        key = (_hashable(specs), id(self.program.plan))  # which lives as long as the program
         executable = self.executables.get(key)
         if executable is None:
             executable = self.compile(specs)
@@ -148,38 +160,72 @@ class CompiledFunction:
         devices = session.devices
         captured = self.capture(specs)
         captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
-        prepared = prepare_step(captured)
+        simplify_step(captured)
+        batch_size = batch_size_of(specs)
+        plan = self._plan(captured, batch_size)
+        prepared = prepare(captured.graph)
         self._report_fallbacks(prepared)
-        plan = self._plan(captured)
-        laid = {
-            v.name: variable.layout[1]
-            for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
-            if variable.layout is not None and variable.layout[0] == session.mesh
-        }
+        mesh, batched = plan.mesh, batched_inputs(captured, batch_size)
+        axes = [mesh.axis(n) for n in plan.batch_axes]
         anchors = plan.anchors()
         anchors = dataclasses.replace(
             anchors,
-            variables={**laid, **anchors.variables},
-            inputs=session.input_specs(captured, batch_size_of(specs)),
+            variables={**self._laid(captured, mesh), **anchors.variables},
+            inputs=[input_spec(t in batched, mesh, axes) for t in captured.graph.inputs],
         )
-        executable = compile_step(
-            captured, anchors, session.mesh, devices, session.options, prepared
-        )
+        bucket_bytes = session.options.bucket_bytes
+        if bucket_bytes is None and plan.cost is not None:
+            bucket_bytes = plan.cost.bucket_bytes
+        executable = compile_step(captured, anchors, mesh, devices, bucket_bytes, prepared)
         self._report_fallbacks(prepared)  # bodies are known now
         self._report_held(executable.partitioned)
         if self._on_plan is not None:
             self._on_plan(plan.with_partitioned(executable.partitioned), executable)
         return executable
 
-    def _plan(self, captured: CapturedStep) -> Plan:
-        """The plan for this step; a given one is checked against the graph."""
-        session = self.session
-        if session.plan is None:
+    def find_plan(self, specs: Sequence[Any]) -> Plan:
+        """The plan for this step at `specs`; nothing is compiled."""
+        captured = self.capture(specs)
+        captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
+        simplify_step(captured)
+        return self._plan(captured, batch_size_of(specs))
+
+    def _laid(self, captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
+        """The variables that lie on `mesh` already, by name."""
+        return {
+            v.name: variable.layout[1]
+            for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
+            if variable.layout is not None and variable.layout[0] == mesh
+        }
+
+    def _plan(self, captured: CapturedStep, batch_size: int | None) -> Plan:
+        """The plan for this step: given, found for the program, or found now."""
+        session, program = self.session, self.program
+        if session.plan is not None:
+            session.plan.check(captured.graph, gradients=captured.gradients, part=self._part)
+            return session.plan
+        if session.planner is None:
             return plan_from_constraints(
-                captured.graph, session.mesh, session.constraints, part=self._part
-            )
-        session.plan.check(captured.graph, session.mesh, part=self._part)
-        return session.plan
+                captured.graph, session.mesh, session.constraints,
+                gradients=captured.gradients, part=self._part,
+            )  # fmt: skip
+        found = program.plan or self._found
+        if found is not None:  # for another batch, or for training: the weights are the same
+            found.check(captured.graph, gradients=captured.gradients, part=True)
+            return found
+        laid = {}
+        if session.first is not None:
+            laid = self._laid(captured, session.first.mesh)
+        cluster = session.cluster or detect_cluster(session.mesh)
+        with searching() as progress:
+            request = Request(session.mesh, cluster, session.constraints, session.first, progress)
+            problem = state_problem(captured, request, batch_size, laid, part=self._part)
+            plan = find_plan(problem, session.planner, session.cache)
+        self._found = plan
+        if not self._part:
+            program.plan = plan
+            session.first = session.first or plan
+        return plan
 
     def _report_fallbacks(self, prepared: PreparedGraph) -> None:
         fallbacks = prepared.all_fallbacks()

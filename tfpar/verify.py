@@ -106,9 +106,11 @@ def verify(
     batches = _batches((x, y, sample_weight), steps, batch_size)
     step = _recording_step(model)
     on_mesh = CompiledFunction(
-        state.session, step, names=state.variable_name, build=state.build_optimizer,
+        state.program, step, names=state.variable_name, build=state.build_optimizer,
         matters=state.is_no_metric, part=True, name="verify",
     )  # fmt: skip
+    if state.session.plan is None and state.program.plan is None:
+        state.step("train").find_plan((batches[0],))  # what is verified is what trains
     on_mesh.compile(_specs(batches[0]))  # builds what the first step builds
     start = _snapshot(state)
     parallel = _train(state, on_mesh, batches, start)

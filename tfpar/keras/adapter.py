@@ -18,7 +18,7 @@ import keras
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfpar.keras.model import ParallelModel
-from tfpar.session import Session, active
+from tfpar.session import Program, Session, active
 from tfpar.spec import TfparError
 
 logger = logging.getLogger("tfpar")
@@ -61,7 +61,7 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
     """Make `model` train, evaluate and predict on the session's mesh."""
     known = _parallel.get(model)
     if known is not None:
-        known.session = session
+        known.program = Program(session)
         known.plan = None
         model.train_function = model.test_function = model.predict_function = None
         return known

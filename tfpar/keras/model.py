@@ -18,7 +18,7 @@ from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.plan import Plan
 from tfpar.runtime.executable import Executable
 from tfpar.runtime.variables import ParallelVariable
-from tfpar.session import CompiledFunction, Session
+from tfpar.session import CompiledFunction, Program, Session
 
 logger = logging.getLogger("tfpar")
 
@@ -28,17 +28,21 @@ class ParallelModel:
 
     Attributes:
         model: the user's model (held weakly: the model owns this object).
-        session: mesh and constraints.
+        program: the session, and the plan that all steps share.
         plan: the plan in force, once a step has been compiled.
         executables: the last executable by kind (`train`, `test`, `predict`).
     """
 
     def __init__(self, model: keras.Model, session: Session) -> None:
         self._model = weakref.ref(model)
-        self.session = session
+        self.program = Program(session)
         self.plan: Plan | None = None
         self.executables: dict[str, Executable] = {}
         self._holders: dict[int, tuple[Any, bool]] = {}
+
+    @property
+    def session(self) -> Session:
+        return self.program.session
 
     @property
     def model(self) -> keras.Model:
@@ -70,7 +74,7 @@ class ParallelModel:
             self.executables[kind] = executable
 
         return CompiledFunction(
-            self.session, run, names=self.variable_name, on_plan=remember,
+            self.program, run, names=self.variable_name, on_plan=remember,
             build=self.build_optimizer if kind == "train" else None, matters=self.is_no_metric,
             part=kind != "train", name=f"{kind}_step",
         )  # fmt: skip

@@ -87,11 +87,12 @@ class CompileOptions:
     """How steps are compiled.
 
     Attributes:
-        bucket_bytes: upper bound on a packed all-reduce, in bytes.
+        bucket_bytes: upper bound on a packed all-reduce, in bytes; what the plan's cost is least
+            with if None.
         strict: ops without a rule are an error instead of being replicated.
     """
 
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    bucket_bytes: int | None = None
     strict: bool = False
 
 
@@ -108,14 +109,14 @@ def prepare_step(captured: CapturedStep):
 
 def compile_step(
     captured: CapturedStep, anchors: Anchors, mesh: Mesh, devices: Sequence[str],
-    options: CompileOptions, prepared=None,
+    bucket_bytes: int | None = None, prepared=None,
 ) -> Executable:  # fmt: skip
     """Propagate the anchors and link the program."""
     prepared = prepared if prepared is not None else prepare_step(captured)
     whole = replicated(mesh.num_axes)
     anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
     partitioned = propagate(prepared, mesh, anchors)
-    return Executable(captured, partitioned, devices, options.bucket_bytes)
+    return Executable(captured, partitioned, devices, bucket_bytes or DEFAULT_BUCKET_BYTES)
 
 
 def check_placement(

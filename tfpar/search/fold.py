@@ -242,8 +242,10 @@ def _finish(graph, grown, copies, ordered, times, home, kept) -> Folded:
     for number, family in enumerate(grown):
         stay = kept[id(family)]
         for row in zip(*family.instances, strict=True):
-            found = [handles.get(op.outputs[0]) if op.outputs else None for op in row]
-            if any(v is None for v in found):
+            found = [
+                handles[op.outputs[0]] for op in row if op.outputs and op.outputs[0] in handles
+            ]
+            if len(found) < len(row):
                 continue
             middle = copy_of[found[stay[1] if len(stay) > 1 else 0]]
             for i, variable in enumerate(found):

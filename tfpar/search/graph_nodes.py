@@ -11,8 +11,8 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-from tfpar.cost.roles import FORWARD, Roles
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.ir.roles import FORWARD, Roles
 
 _TAPE = "gradient_tape/"
 _RELABELS = frozenset({"Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"})
@@ -81,6 +81,7 @@ def cluster(graph: Graph, roles: Roles) -> NodeGraph:
         if roles.phase[op] == FORWARD
     }
     inner = {prefix for scope in scopes for prefix in _prefixes(scope)}
+    names = {op.name for op in graph.ops}
     by_scope: dict[str, GraphNode] = {}
     node_of: dict[Op, GraphNode] = {}
     named: dict[str, GraphNode] = {}  # forward op names, after which backward ops are called
@@ -95,8 +96,11 @@ def cluster(graph: Graph, roles: Roles) -> NodeGraph:
                 run = None if op.inputs else run
             else:
                 around = _longest(op.scope, inner)
-                if run is None or run[0] != around:
-                    run = (around, GraphNode(op.name))
+                part = _part(op.scope, around)
+                # TensorFlow puts constant operands below the op that reads them: no scope.
+                part = around if part in names else part
+                if run is None or run[0] != part:
+                    run = (part, GraphNode(op.name))
                 node = run[1]
             named[op.name] = node
         if node is not None:
@@ -158,6 +162,12 @@ def _prefixes(scope: str) -> Iterator[str]:
     while scope:
         yield scope
         scope = scope.rpartition("/")[0]
+
+
+def _part(scope: str, around: str) -> str:
+    """The scope directly below `around` on the way to `scope`; `around` if that is it."""
+    rest = scope[len(around) :].lstrip("/")
+    return f"{around}/{rest.partition('/')[0]}" if rest else around
 
 
 def _longest(scope: str, among: set[str]) -> str:

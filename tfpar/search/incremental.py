@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tfpar.cost.evaluate import COMPUTE, Cost, Pricer, update_seconds
-from tfpar.cost.roles import FORWARD, UPDATE
 from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.ir.roles import FORWARD, UPDATE
 from tfpar.propagation.engine import HoldWhole, Propagation
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
@@ -295,8 +295,9 @@ class IncrementalPricer:
         terms = self.pricer.zero()
         ops: Iterable[Op] = self.segments[at] if at < len(self.segments) else ()
         waiting = self.open_in.get(at, ())
-        engine.open = {v: [] for v in waiting if ledger.get(v.handle, 0) is None}
-        engine.open_root = {v.handle: v for v in engine.open}
+        opened = [v for v in waiting if ledger.get(v.handle, 0) is None]
+        engine.open = {v: [] for v in opened}
+        engine.open_root = {v.handle: v for v in opened}
         try:
             for op in ops:
                 engine._visit(op)
@@ -332,7 +333,7 @@ class IncrementalPricer:
                 continue
             for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
                 variable = self.weight_of.get(tensor)
-                if variable is None or op.outputs[0] in self.weight_of:
+                if variable is None or any(t in self.weight_of for t in op.outputs):
                     continue
                 have = ledger.get(tensor)
                 for axis, placement in enumerate(have or ()):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tfpar.constraints import Constraint
 from tfpar.cost.cluster import Cluster
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.spec import Mesh, Replicate, Shard, Spec
 
 if TYPE_CHECKING:
@@ -18,6 +17,32 @@ Progress = Callable[[str, int], None]
 """Told of a search: (what is being searched, plans priced so far)."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Logical axes over the ranks.
+
+    Attributes:
+        batch_axes: the axes that split the batch.
+        model_axes: the axes over which weights may be split.
+    """
+
+    mesh: Mesh
+    batch_axes: tuple[int, ...]
+    model_axes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        names = " and ".join(self.mesh.axis_names[a] for a in self.batch_axes) or "no axis"
+        return f"{self.mesh}, batch over {names}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """A spec that is given, and by what."""
+
+    spec: Spec
+    why: str
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """A step to plan.
@@ -25,25 +50,54 @@ class Problem:
     Attributes:
         graph: what is searched; see `planning_graph`.
         stand_ins: ops of it that cost nothing.
-        mesh: the physical shape of the ranks. Without constraints a planner may lay other axes
-            over them; with some, which name its axes, it is the mesh.
+        layouts: the logical meshes to choose from; see `free_layouts`.
         cluster: the machines.
-        constraints: what the user fixed.
         batched: the inputs whose first dim is the batch.
+        fingerprint: of the step; see `ir.fingerprint`.
+        variables: all of the step, slots that `graph` lacks included.
+        fixed: specs of variables that are given, by name; those of border tensors are `tensors`.
+        constraints: what the user asked for, as text.
         state_ratio: bytes of optimizer slots per byte of weight; None if the graph holds the
             update itself.
-        fingerprint: of the step; see `ir.fingerprint`.
     """
 
     graph: Graph
-    mesh: Mesh
+    layouts: Sequence[Layout]
     cluster: Cluster
     batched: frozenset[Tensor]
     fingerprint: str
+    variables: Sequence[Variable]
     stand_ins: frozenset[Op] = frozenset()
-    constraints: tuple[Constraint, ...] = ()
+    fixed: Mapping[str, Fixed] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[str, Fixed] = dataclasses.field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
     state_ratio: float | None = None
     progress: Progress | None = None
+
+
+def free_layouts(mesh: Mesh) -> list[Layout]:
+    """Every way to lay a data and a model axis over the ranks; data parallelism first.
+
+    The batch is split over the data axis, or over both: then what no weight's split asks for
+    otherwise is data parallel along the model axis too (experts, a wide classifier).
+    """
+    found = []
+    for model_size in range(1, mesh.size + 1):
+        if mesh.size % model_size:
+            continue
+        logical = Mesh(("data", "model"), (mesh.size // model_size, model_size))
+        if model_size == 1:
+            found.append(Layout(logical, (0, 1), ()))
+        else:
+            found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,))]
+    return found
+
+
+def given_layout(mesh: Mesh, batch_axes: Sequence[str]) -> Layout:
+    """The mesh as it is, its axes named by constraints; weights may be split over the others."""
+    batch = tuple(mesh.axis(n) for n in batch_axes)
+    used = tuple(a for a in range(mesh.num_axes) if mesh.shape[a] > 1)
+    return Layout(mesh, batch, tuple(a for a in used if a not in batch) or used)
 
 
 def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tfpar.cost.roles import FORWARD, Roles
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor, freeze
+from tfpar.ir.roles import FORWARD, Roles
 from tfpar.search.graph_nodes import GraphNode, NodeGraph
 
 _TOKENS = re.compile(r"[/_]+")
@@ -187,39 +187,79 @@ def families(
     Names may not show the block (a functional model whose layers are called `dense_7`): a run of
     blocks that repeats as a whole along the model is one larger block.
     """
-    units: list[tuple[int, list[GraphNode]]] = []
-    unit_of: dict[GraphNode, tuple[int, list[GraphNode]]] = {}
-    for shared in largest(subgraphs):
-        for variant in shared.variants:
-            for block in variant:
-                unit = (signatures.block(block.nodes, True), list(block.nodes))
-                for node in block.nodes:
-                    unit_of[node] = unit
-    for node in nodes.nodes:
-        if not signatures.forward(node):
-            continue
-        unit = unit_of.get(node) or (signatures.block([node], True), [node])
-        if not units or all(unit is not u for u in units[-1:]) and unit[1][0] is node:
-            units.append(unit)
+    units = _units(nodes, subgraphs, signatures, min_duplicate)
+    labels = [signatures.block(members, True) for members in units]
     out = []
-    start = 0
-    labels = [label for label, _ in units]
-    runs = _tandem_runs(labels, min_duplicate)
     covered: set[int] = set()
-    for start, period, count in runs:
-        instances = []
-        for i in range(count):
-            span = range(start + i * period, start + (i + 1) * period)
-            covered.update(span)
-            instances.append([n for u in span for n in units[u][1]])
-        if any(n.weights for n in instances[0]):
-            out.append(Family(instances))
-    by_label: dict[int, list[list[GraphNode]]] = {}
-    for i, (label, members) in enumerate(units):
+    for start, period, count in _tandem_runs(labels, min_duplicate):
+        covered.update(range(start, start + period * count))
+        for part in _connected(units[start : start + period], nodes):
+            instances = [
+                [n for offset in part for n in units[start + i * period + offset]]
+                for i in range(count)
+            ]
+            if any(n.weights for n in instances[0]):
+                out.append(Family(instances))
+    by_label: dict[int, list[Sequence[GraphNode]]] = {}
+    for i, (label, members) in enumerate(zip(labels, units, strict=True)):
         if i not in covered and any(n.weights for n in members):
             by_label.setdefault(label, []).append(members)
     out += [Family(group) for group in by_label.values() if len(group) >= min_duplicate]
     return out
+
+
+def _units(
+    nodes: NodeGraph, subgraphs: Sequence[SharedSubgraph], signatures: Signatures,
+    min_duplicate: int,
+) -> list[Sequence[GraphNode]]:  # fmt: skip
+    """The model in graph order as blocks that repeat and nodes of no such block."""
+    repeated = [
+        variant for shared in subgraphs for variant in shared.variants
+        if len(variant) >= min_duplicate
+    ]  # fmt: skip
+    repeated.sort(key=lambda variant: -len(variant[0].nodes))
+    unit_of: dict[GraphNode, Block] = {}
+    for at, variant in enumerate(repeated):
+        taken = any(n in unit_of for block in variant for n in block.nodes)
+        if not taken and not _consists_of(variant[0], repeated[at + 1 :], min_duplicate):
+            unit_of.update((n, block) for block in variant for n in block.nodes)
+    units: dict[Block | GraphNode, Sequence[GraphNode]] = {}
+    for node in nodes.nodes:
+        if signatures.forward(node):
+            block = unit_of.get(node)
+            units.setdefault(block or node, block.nodes if block else [node])
+    return list(units.values())
+
+
+def _consists_of(block: Block, smaller: Sequence[Sequence[Block]], min_duplicate: int) -> bool:
+    """Whether most of a block is a smaller one several times over (a tower, a stage of blocks)."""
+    members = set(block.nodes)
+    total = sum(bool(n.weights) for n in members)
+    for variant in smaller:
+        inside = [b for b in variant if len(b.nodes) < len(members) and b.nodes[0] in members]
+        weighted = sum(bool(n.weights) for n in variant[0].nodes)
+        if weighted > 1 and len(inside) >= min_duplicate and 2 * weighted * len(inside) > total:
+            return True
+    return False
+
+
+def _connected(units: Sequence[Sequence[GraphNode]], nodes: NodeGraph) -> list[list[int]]:
+    """The positions of `units` in groups that data flows between.
+
+    Towers that are built side by side are as many blocks, however their layers interleave.
+    """
+    place = {n: i for i, members in enumerate(units) for n in members}
+    group = list(range(len(units)))
+    for node, own in place.items():
+        for source in node.inputs:
+            other = place.get(source)
+            if other is not None and group[other] != group[own]:
+                old, new = group[own], group[other]
+                group = [new if g == old else g for g in group]
+    found: dict[int, list[int]] = {}
+    for i, g in enumerate(group):
+        found.setdefault(g, []).append(i)
+    return list(found.values())
 
 
 def _tandem_runs(labels: Sequence[int], min_duplicate: int) -> list[tuple[int, int, int]]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from tfpar.constraints import batch_axes, resolve_outputs, resolve_variables
 from tfpar.cost.evaluate import Cost, Pricer
-from tfpar.cost.roles import Roles
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Graph, Variable
+from tfpar.ir.graph import Variable
+from tfpar.ir.roles import Roles
 from tfpar.plan import Alternative, Plan, PlannedVariable
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import PreparedGraph, prepare
@@ -26,12 +25,12 @@ from tfpar.search.fold import Folded, fold
 from tfpar.search.graph_nodes import NodeGraph, cluster
 from tfpar.search.incremental import IncrementalPricer
 from tfpar.search.patterns import splits
-from tfpar.search.problem import Problem, input_spec
+from tfpar.search.problem import Layout, Problem, input_spec
 from tfpar.search.routing import pattern_routing
 from tfpar.search.shared import Signatures, families, prune_graph
-from tfpar.spec import Mesh, PlanError, Spec, replicated
+from tfpar.spec import PlanError, Spec, replicated
 
-MAX_CANDIDATES = 4096
+MAX_CANDIDATES = 1024
 """Plans of one subgraph that are all priced; a larger one is searched part by part."""
 
 MAX_SWEEPS = 6
@@ -40,24 +39,6 @@ MAX_SWEEPS = 6
 PROMISING = 1.15
 """A layout whose plans, changed one or two weights at a time, stay this much slower than
 another's is not searched further (empirical)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Logical axes over the ranks.
-
-    Attributes:
-        batch_axes: the axes that split the batch.
-        model_axes: the axes over which weights may be split.
-    """
-
-    mesh: Mesh
-    batch_axes: tuple[int, ...]
-    model_axes: tuple[int, ...]
-
-    def __str__(self) -> str:
-        names = " and ".join(self.mesh.axis_names[a] for a in self.batch_axes) or "no axis"
-        return f"{self.mesh}, batch over {names}"
 
 
 @dataclasses.dataclass
@@ -100,7 +81,7 @@ class TapPlanner:
     def _solve(self, problem: Problem) -> Plan:
         model = _Model.of(problem, self.min_duplicate)
         self.statistics = model.statistics
-        searches = [_LayoutSearch(problem, model, layout) for layout in layouts(problem)]
+        searches = [_LayoutSearch(problem, model, layout) for layout in problem.layouts]
         least = _INVALID
         for search in searches:
             search.improve(least)
@@ -114,7 +95,7 @@ class TapPlanner:
                     best = found
         refused = next((search.refused for search in searches if search.refused), "")
         if best is None:
-            raise PlanError(f"No plan is valid on {problem.mesh} under the constraints: {refused}.")
+            raise PlanError(f"No plan is valid under the constraints. The first one: {refused}.")
         return _plan(problem, model, best, self.name)
 
 
@@ -147,29 +128,6 @@ class _Model:
         return cls(
             folded, prepared, folded_roles, cluster(prepared.graph, folded_roles), statistics
         )
-
-
-def layouts(problem: Problem) -> list[Layout]:
-    """The logical meshes to search, pure data parallelism first.
-
-    With constraints, which name the mesh's axes, it is the mesh as given.
-    """
-    mesh = problem.mesh
-    if problem.constraints:
-        batch = tuple(mesh.axis(n) for n in batch_axes(problem.constraints, mesh))
-        free = tuple(a for a in range(mesh.num_axes) if mesh.shape[a] > 1)
-        model = tuple(a for a in free if a not in batch) or free
-        return [Layout(mesh, batch, model)]
-    found = []
-    for model_size in range(1, mesh.size + 1):
-        if mesh.size % model_size:
-            continue
-        logical = Mesh(("data", "model"), (mesh.size // model_size, model_size))
-        if model_size == 1:
-            found.append(Layout(logical, (0, 1), ()))
-        else:
-            found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,))]
-    return found
 
 
 @dataclasses.dataclass(eq=False)
@@ -225,7 +183,7 @@ class _LayoutSearch:
                 **{v.name: g.options[0] for g in self.groups for v in g.variables},
             },
             inputs=[input_spec(t in batched, mesh, layout.batch_axes) for t in graph.inputs],
-            tensors=self._tensors(graph),
+            tensors={name: given.spec for name, given in problem.tensors.items()},
             outputs=[whole] * len(graph.outputs),
         )
         self.plans = IncrementalPricer(
@@ -236,18 +194,11 @@ class _LayoutSearch:
         self.key: _Key = _INVALID
         self.alternatives: dict[str, list[Alternative]] = {}
 
-    def _tensors(self, graph: Graph) -> dict[str, Spec]:
-        found = resolve_outputs(self.problem.constraints, graph, self.layout.mesh, must_match=False)
-        return {name: resolution.spec for name, resolution in found.items()}
-
     def _fixed_specs(self) -> list[tuple[Variable, Spec]]:
-        """The weights that constraints lay."""
-        shapes = [(v.name, v.shape) for v in self.model.folded.graph.variables]
-        found = resolve_variables(
-            self.problem.constraints, shapes, self.layout.mesh, must_match=False
-        )
+        """The variables that are given."""
+        given = self.problem.fixed
         return [
-            (v, found[v.name].spec) for v in self.model.folded.graph.variables if v.name in found
+            (v, given[v.name].spec) for v in self.model.folded.graph.variables if v.name in given
         ]
 
     def _groups(self) -> list[_Group]:
@@ -432,15 +383,11 @@ def _gray(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 def _plan(problem: Problem, model: _Model, found: _Found, planner: str) -> Plan:
     """The plan of the whole model: what is chosen for a block serves all its instances."""
     layout = found.layout
-    specs: dict[str, tuple[Spec, str]] = {}
+    specs: dict[str, tuple[Spec | None, str]] = {}
     alternatives: dict[str, Sequence[Alternative]] = {}
     twins = {v.name: [t.name for t in ts] for v, ts in model.folded.twins.items()}
-    resolved = resolve_variables(
-        problem.constraints, [(v.name, v.shape) for v in problem.graph.variables], layout.mesh,
-        must_match=False,
-    )  # fmt: skip
-    for name, resolution in resolved.items():
-        specs[name] = (resolution.spec, resolution.reason)
+    for name, given in problem.fixed.items():
+        specs[name] = (given.spec, given.why)
     for group, pick in found.chosen:
         spec = group.options[pick]
         for variable in group.variables:
@@ -448,20 +395,19 @@ def _plan(problem: Problem, model: _Model, found: _Found, planner: str) -> Plan:
                 specs.setdefault(twin, (spec, f"chosen by the {planner} planner"))
                 if group.name in found.alternatives:
                     alternatives[twin] = found.alternatives[group.name]
-    outputs = resolve_outputs(problem.constraints, problem.graph, layout.mesh, must_match=False)
     variables = {}
-    for variable in problem.graph.variables:
-        spec, why = specs.get(variable.name, (None, ""))
+    for variable in problem.variables:
+        laid, why = specs.get(variable.name, (None, ""))
         variables[variable.name] = PlannedVariable(
-            tuple(variable.shape), variable.dtype, variable.trainable, spec, why,
+            tuple(variable.shape), variable.dtype, variable.trainable, laid, why,
             tuple(alternatives.get(variable.name, ())),
         )  # fmt: skip
     return Plan(
         mesh=layout.mesh,
         batch_axes=tuple(layout.mesh.axis_names[a] for a in layout.batch_axes),
         variables=variables,
-        tensors={n: r.spec for n, r in outputs.items()},
-        constraints=tuple(map(str, problem.constraints)),
+        tensors={name: given.spec for name, given in problem.tensors.items()},
+        constraints=problem.constraints,
         fingerprint=problem.fingerprint,
         planner=planner,
         cluster=problem.cluster,

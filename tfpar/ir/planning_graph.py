@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfpar.cost.roles import UPDATE, Roles
 from tfpar.ir.graph import DType, Gradient, Graph, Op, Variable
+from tfpar.ir.roles import UPDATE, Roles
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +35,13 @@ def planning_graph(graph: Graph, gradients: Sequence[Gradient]) -> PlanningGraph
     by_name = {v.name: v for v in graph.variables}
     roles = Roles.of(graph, ends)
     outputs = [t for t in graph.outputs if roles.phase[t.op] != UPDATE]
-    effects = [op for op in graph.effects if roles.phase[op] != UPDATE]
+    # Counters and seeds go on by themselves; counting steps is the optimizer's.
+    sources = {t.op for t in graph.inputs} | {v.handle.op for v in graph.variables if v.trainable}
+    effects = [
+        op
+        for op in graph.effects
+        if roles.phase[op] != UPDATE and not sources.isdisjoint(_ancestors([op]))
+    ]
     stand_ins: list[Op] = []
     extra: list[Op] = []
     for gradient in gradients:
@@ -49,7 +55,8 @@ def planning_graph(graph: Graph, gradients: Sequence[Gradient]) -> PlanningGraph
         stand_ins.append(op)
     keep = _ancestors([*(t.op for t in outputs), *effects, *extra, *stand_ins])
     variables = [v for v in graph.variables if v.handle.op in keep]
-    kept = [op for op in graph.ops if op in keep or _is_input(op, graph)]
+    inputs = {t.op for t in graph.inputs}
+    kept = [op for op in graph.ops if op in keep or op in inputs]
     cut = Graph(
         [*kept, *extra, *stand_ins], graph.inputs, outputs, variables, graph.functions,
         [*effects, *stand_ins],
@@ -73,10 +80,6 @@ def _summed_rows(gradient: Gradient, variable: Variable) -> list[Op]:
     total.inputs = [gradient.values, gradient.indices, count.outputs[0]]
     total.add_output(variable.shape, gradient.values.dtype)
     return [count, total]
-
-
-def _is_input(op: Op, graph: Graph) -> bool:
-    return any(t.op is op for t in graph.inputs)
 
 
 def _ancestors(roots: Sequence[Op]) -> set[Op]:

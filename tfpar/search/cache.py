@@ -1,0 +1,70 @@
+"""Plans found before, on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+
+from tfpar.plan import Plan
+from tfpar.search.problem import Planner, Problem
+from tfpar.spec import PlanError, format_spec
+
+logger = logging.getLogger("tfpar")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanCache:
+    """A folder with one plan file for each problem.
+
+    A problem is the same if graph, sizes, cluster, meshes, constraints and planner are; a file
+    that cannot be read is passed over, with a line in the log.
+    """
+
+    folder: str
+
+    def get(self, problem: Problem, planner: Planner) -> Plan | None:
+        """The plan found before, or None."""
+        path = self._path(problem, planner)
+        if not os.path.exists(path):
+            return None
+        try:
+            return Plan.load(path)
+        except PlanError as error:
+            logger.warning("%s It is searched anew.", error)
+            return None
+
+    def put(self, problem: Problem, planner: Planner, plan: Plan) -> None:
+        """Keep `plan`.
+
+        Raises:
+            PlanError: the folder cannot be written.
+        """
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise PlanError(
+                f"Cannot make the folder {self.folder!r} for plans: {error.strerror}. Name "
+                f"another one, or none."
+            ) from error
+        plan.save(self._path(problem, planner))
+
+    def _path(self, problem: Problem, planner: Planner) -> str:
+        return os.path.join(self.folder, f"{problem_digest(problem, planner)}.json")
+
+
+def problem_digest(problem: Problem, planner: Planner) -> str:
+    """A hash that is equal, in every process, for equal problems and planners."""
+    fields = [
+        planner.name,
+        problem.fingerprint,
+        problem.cluster.fingerprint(),
+        [(t.shape, t.dtype, t in problem.batched) for t in problem.graph.inputs],
+        [str(layout) for layout in problem.layouts],
+        sorted((n, format_spec(f.spec)) for n, f in problem.fixed.items()),
+        sorted((n, format_spec(f.spec)) for n, f in problem.tensors.items()),
+        problem.state_ratio and round(problem.state_ratio, 3),
+    ]
+    return hashlib.blake2b(json.dumps(fields).encode(), digest_size=12).hexdigest()
