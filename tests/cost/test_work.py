@@ -182,6 +182,42 @@ def test_the_optimizer_is_the_update_where_gradients_are_marked():
             assert phase[op] == UPDATE, op
 
 
+def norm():
+    return keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(5), keras.layers.BatchNormalization(),
+         keras.layers.Dense(4)]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+def test_a_gradient_that_others_are_computed_from_is_waited_for(marked):
+    """That of BatchNorm's offset is part of the mean's, and so of all that is before."""
+    step = captured_step(norm, X, np.zeros((8, 4), "float32"), "sgd")
+    roles = roles_of(step, marked)
+    consumers = step.graph.consumers()
+    for op in step.graph.ops:
+        if op.name.startswith("gradient_tape/"):
+            assert roles.phase[op] == BACKWARD, op
+    going_on = [t for t in marks(step) if any(roles.phase[r] == BACKWARD for r in consumers[t])]
+    assert {t.shape for t in going_on} == {(5,)}
+    assert not roles.deferrable & set(going_on)
+
+
+def test_the_rows_of_a_sparse_gradient_are_added_up_before_the_update():
+    def build():
+        return keras.Sequential(
+            [keras.Input((), dtype="int32"), keras.layers.Embedding(7, 4, name="embedding")]
+        )
+
+    step = captured_step(build, IDS, np.zeros((8, 4), "float32"))
+    roles = roles_of(step, True)
+    # Adam adds up the squares of the rows too.
+    sums = [op for op in step.graph.ops if op.type == "UnsortedSegmentSum"]
+    (total,) = (op.outputs[0] for op in sums if op.inputs[0] in marks(step))
+    assert roles.phase[total.op] == BACKWARD and total in roles.deferrable
+    assert {roles.phase[r] for r in step.graph.consumers()[total]} == {UPDATE}
+
+
 def test_a_metric_is_forward():
     step = mlp_step()
     phase = roles_of(step, True).phase

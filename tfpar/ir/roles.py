@@ -59,17 +59,23 @@ class Roles:
                 it.
         """
         marked = set(gradients)
+        for op in graph.ops:  # an optimizer may begin by adding up the rows of a sparse gradient
+            if op.type == "UnsortedSegmentSum" and op.inputs[0] in marked:
+                marked.add(op.outputs[0])
         consumers = graph.consumers()
-        leads = set() if marked else _leading_to_backward(graph, consumers)
+        leads = _leading_to_gradients(graph, marked, consumers)
         phase: dict[Op, int] = {}
         updated: set[Tensor] = set()  # handles of what the update has written: slots, weights
         for op in graph.ops:
             own = BACKWARD if op.name.startswith(_BACKWARD_SCOPES) else FORWARD
             for tensor in op.inputs:
-                late = tensor in marked or tensor in updated
-                own = max(own, UPDATE if late else phase[tensor.op])
+                own = max(own, phase[tensor.op])
+            if op in leads:  # a gradient that is the optimizer's may go on in the backward pass
+                own = min(own, BACKWARD)
+            elif any(t in marked or t in updated for t in op.inputs):
+                own = UPDATE
             # A tape adds up the gradients of a weight's uses outside of its scope.
-            if own == BACKWARD and not marked and op not in leads and op.type != "AddN":
+            elif own == BACKWARD and not marked and op.type != "AddN":
                 own = UPDATE
             if own == UPDATE and op.type not in VARIABLE_READS:
                 updated.update(t for t in op.inputs if t.dtype == "resource")
@@ -102,12 +108,18 @@ def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], kept: set[Tensor]) -
     )
 
 
-def _leading_to_backward(graph: Graph, consumers: Mapping[Tensor, Sequence[Op]]) -> set[Op]:
-    """The ops of the backward pass by their names, and all that these depend on."""
+def _leading_to_gradients(
+    graph: Graph, marked: Collection[Tensor], consumers: Mapping[Tensor, Sequence[Op]]
+) -> set[Op]:
+    """The ops that gradients depend on, with the ones that make them.
+
+    Without marks it is the backward pass by the names of its ops, and all that these depend on.
+    """
+    ends = {t.op for t in marked}
     found: set[Op] = set()
     for op in reversed(graph.ops):
-        readers = (r for t in op.outputs for r in consumers.get(t, ()))
-        if op.name.startswith(_BACKWARD_SCOPES) or any(r in found for r in readers):
+        is_end = op in ends if marked else op.name.startswith(_BACKWARD_SCOPES)
+        if is_end or any(r in found for t in op.outputs for r in consumers.get(t, ())):
             found.add(op)
     return found
 

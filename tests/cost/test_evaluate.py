@@ -1,0 +1,584 @@
+"""What a step costs: single ops by hand, whole steps against what is emitted."""
+
+import collections
+import dataclasses
+import functools
+import json
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfpar as tap
+from tests.e2e.test_patterns import HIDDEN, LENGTH, MEGATRON, VOCABULARY, gpt
+from tests.partitioned import OP_TYPES, Traced, ends, trace
+from tests.plan.graphs import mlp, partition
+from tfpar.capture.convert import convert_func_graph
+from tfpar.capture.step import argument_specs
+from tfpar.cost.cluster import Cluster, Device, Link
+from tfpar.cost.evaluate import (
+    BUCKET_SIZES,
+    COMMUNICATION,
+    COMPUTE,
+    DEFERRED,
+    KEPT,
+    REDUCED,
+    Cost,
+    Pricer,
+    evaluate,
+    traffic,
+    trips,
+    update_seconds,
+)
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import DType, Op
+from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
+from tfpar.keras.adapter import parallel_model
+from tfpar.plan import plan_from_constraints
+from tfpar.propagation.decide import Choice
+from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.factors import WHOLE
+from tfpar.propagation.partitioned import Decision, Reshard
+from tfpar.propagation.prepared import prepare
+from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.rules.rule import PLAIN
+from tfpar.runtime.executable import prepare_step
+from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated
+
+MB = 2**20
+R, SUM = Replicate(), Partial("sum")
+DEVICE = Device(flops=1e9, half_flops=4e9, memory_bytes=1e9, memory_bandwidth=1e9, launch_s=1e-6)
+CLUSTER = Cluster("test", 1, 4, DEVICE, Link(1e9, 1e-6), Link(1e9, 1e-6))
+FOUR, THREE = Mesh.of([4]), Mesh.of([3])
+
+
+def pricer(mesh=FOUR, cluster=CLUSTER, roles=None):
+    return Pricer(mesh, cluster, roles or Roles({}, frozenset(), frozenset()))
+
+
+# --- single ops ---------------------------------------------------------------------
+
+
+def product(rows=8, inner=16, columns=32, dtype="float32"):
+    """(op, rule) of a MatMul."""
+    build = GraphBuilder()
+    x, w = (
+        build.emit("Placeholder", (), [(s, dtype)], {"dtype": DType(dtype)}).outputs[0]
+        for s in ((rows, inner), (inner, columns))
+    )
+    attrs = {"T": DType(dtype), "transpose_a": False, "transpose_b": False}
+    build.one("MatMul", (x, w), (rows, columns), dtype, attrs)
+    prepared = prepare(build.graph)
+    op = build.graph.ops[-1]
+    return op, prepared.rules[op]
+
+
+ROWS = ((Shard(0),), (R,)), ((Shard(0),),)
+INNER = ((Shard(1),), (Shard(0),)), ((SUM,),)
+COLUMNS = ((R,), (Shard(1),)), ((Shard(1),),)
+ALONE = ((R,), (R,)), ((R,),)
+
+
+def as_split(rule, factor, specs):
+    split = WHOLE if factor is None else (rule.factor(factor), PLAIN)
+    return Decision(Choice((split,), *specs))
+
+
+@pytest.mark.parametrize(
+    "mesh, factor, specs, seconds",
+    [
+        # 2 * 8 * 16 * 32 FLOPs at 1e9/s; (8 * 16 + 16 * 32 + 8 * 32) * 4 bytes are 3584.
+        (FOUR, None, ALONE, 8.192e-6),
+        # 2 rows: 2048 FLOPs, (2 * 16 + 16 * 32 + 2 * 32) * 4 bytes.
+        (FOUR, "i", ROWS, 2.432e-6),
+        # A quarter of the inner dim: 2048 FLOPs, (8 * 4 + 4 * 32 + 8 * 32) * 4 bytes.
+        (FOUR, "k", INNER, 2.048e-6),
+        (FOUR, "j", COLUMNS, 2.048e-6),
+        # Uneven: 3 of 8 rows, 6 of 16, 11 of 32 columns on the larger ranks.
+        (THREE, "i", ROWS, 2 * 3 * 16 * 32 * 1e-9),
+        (THREE, "k", INNER, 2 * 8 * 6 * 32 * 1e-9),
+        (THREE, "j", COLUMNS, 2 * 8 * 16 * 11 * 1e-9),
+    ],
+    ids=["whole", "rows", "inner", "columns", "3 rows", "6 inner", "11 columns"],
+)
+def test_a_product_takes_the_slower_of_arithmetic_and_memory(mesh, factor, specs, seconds):
+    op, rule = product()
+    found = pricer(mesh).op_seconds(op, rule, as_split(rule, factor, specs))
+    assert found == pytest.approx(1e-6 + seconds, rel=1e-12)
+
+
+def test_two_axes_divide_the_work_twice():
+    op, rule = product()
+    splits = (rule.factor("i"), PLAIN), (rule.factor("j"), PLAIN)
+    choice = Choice(splits, ((Shard(0), R), (R, Shard(1))), ((Shard(0), Shard(1)),))
+    found = pricer(Mesh.of([2, 2])).op_seconds(op, rule, Decision(choice))
+    assert found == pytest.approx(1e-6 + 2 * 4 * 16 * 16 * 1e-9)
+
+
+def test_half_precision_is_faster_and_half_as_large():
+    op, rule = product(dtype="bfloat16")
+    found = pricer().op_seconds(op, rule, as_split(rule, None, ALONE))
+    assert found == pytest.approx(1e-6 + 8192 / 4e9)
+    slow = dataclasses.replace(CLUSTER, device=dataclasses.replace(DEVICE, memory_bandwidth=1e8))
+    found = pricer(cluster=slow).op_seconds(op, rule, as_split(rule, None, ALONE))
+    assert found == pytest.approx(1e-6 + 3584 / 2 / 1e8)
+
+
+def op_of(function, *args, op_type):
+    """(op, rule, prepared) of the one op of `op_type` in `function`."""
+    prepared = prepare(convert_func_graph(trace(function, args).graph))
+    (op,) = (op for op in prepared.graph.ops if op.type == op_type)
+    return op, prepared.rules[op]
+
+
+def whole(op):
+    return Decision(
+        Choice((WHOLE,), tuple((R,) for _ in op.inputs), tuple((R,) for _ in op.outputs))
+    )
+
+
+def test_a_lookup_reads_the_rows_it_returns():
+    table, ids = np.zeros((1000, 8), "float32"), np.zeros(4, "int32")
+    op, rule = op_of(lambda t, i: tf.gather(t, i), table, ids, op_type="GatherV2")
+    # 4 rows of 8 written, 4 indices and the axis read; the table is not.
+    moved = 4 * 8 * 4 + 4 * 4 + 4
+    assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(1e-6 + moved * 1e-9)
+
+
+def test_an_elementwise_op_moves_what_it_reads_and_writes():
+    x = np.zeros((8, 16), "float32")
+    op, rule = op_of(lambda x, y: x + y, x, x, op_type="AddV2")
+    assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(1e-6 + 3 * 512e-9)
+    split = (rule.names.index("_1"), PLAIN)
+    decision = Decision(Choice((split,), ((Shard(0),),) * 2, ((Shard(0),),)))
+    assert pricer().op_seconds(op, rule, decision) == pytest.approx(1e-6 + 3 * 128e-9)
+
+
+def test_a_view_takes_no_time():
+    x = np.zeros((8, 16), "float32")
+    op, rule = op_of(lambda x: tf.reshape(x, (16, 8)) + 1, x, op_type="Reshape")
+    assert pricer().op_seconds(op, rule, whole(op)) == 0.0
+
+
+def test_terms_count_as_many_times_as_an_op_stands_for():
+    op, rule = product()
+    roles = Roles({op: BACKWARD}, frozenset(), frozenset(), {op: 12})
+    one = pricer(roles=roles)
+    terms = one.zero()
+    one.add_op(terms, op, rule, as_split(rule, None, ALONE))
+    assert terms[COMPUTE + BACKWARD] == pytest.approx(12 * 9.192e-6)
+    one.add_reshard(terms, Reshard(op.outputs[0], (SUM,), (R,)))
+    # 8 * 32 floats among 4 ranks: 6 messages, 1.5 times the bytes.
+    assert terms[COMMUNICATION + BACKWARD] == pytest.approx(12 * (6e-6 + 1.5 * 1024e-9))
+    assert terms.sum() == terms[COMPUTE + BACKWARD] + terms[COMMUNICATION + BACKWARD]
+
+
+# --- loops and branches ---------------------------------------------------------------
+
+
+def step_of(function, args, specs, mesh):
+    traced = Traced.of(function, args)
+    anchors = Anchors(
+        inputs=[replicated(mesh.num_axes)] * len(args),
+        tensors={f"arg{i}:0": spec for i, spec in enumerate(specs)},
+        outputs=[replicated(mesh.num_axes)] * len(traced.prepared.graph.outputs),
+    )
+    return propagate(traced.prepared, mesh, anchors)
+
+
+def test_a_loop_takes_its_body_s_time_for_each_trip():
+    def recurrent(x, w):
+        return tf.scan(lambda h, row: tf.tanh(row @ w), x, initializer=tf.zeros((4, 16)))
+
+    def loop_seconds(length):
+        args = np.zeros((length, 4, 16), "float32"), np.zeros((16, 16), "float32")
+        partitioned = step_of(recurrent, args, [(R,), (R,)], FOUR)
+        (op,) = (op for op in partitioned.decisions if "While" in op.type)
+        assert trips(op) == length
+        rule = partitioned.prepared.rules[op]
+        return pricer().op_seconds(op, rule, partitioned.decisions[op])
+
+    five = loop_seconds(5)
+    # At least the product (2 * 4 * 16 * 16 FLOPs) and the tanh of each trip, and their starts.
+    assert five > 5 * (2.048e-6 + 2 * 4 * 16 * 4e-9 + 2e-6)
+    per_trip = loop_seconds(10) / 10
+    assert per_trip == pytest.approx(five / 5, rel=0.2), "but for the lists, which are longer"
+
+
+def test_other_ops_run_once():
+    op, _ = product()
+    assert trips(op) == 1 and trips(Op("loop", "While")) == 1
+
+
+def test_of_branches_the_longest_counts():
+    def branches(flag, x):
+        return tf.cond(flag > 0, lambda: tf.matmul(x, x), lambda: x + 1.0)
+
+    args = np.float32(1), np.zeros((16, 16), "float32")
+    partitioned = step_of(branches, args, [(R,), (R,)], FOUR)
+    (op,) = (op for op in partitioned.decisions if "If" in op.type)
+    found = pricer().op_seconds(op, partitioned.prepared.rules[op], partitioned.decisions[op])
+    assert found == pytest.approx(1e-6 + 2 * 16**3 * 1e-9)
+
+
+# --- whole steps: what is priced is what is emitted --------------------------------------
+
+LONG = Cluster("test", 2, 2, DEVICE, Link(1e9, 1e-6), Link(1e8, 1e-5))
+
+
+def convnet():
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(8, 3, padding="same", use_bias=False, name="conv1"),
+            layers.BatchNormalization(name="norm1"),
+            layers.ReLU(),
+            layers.Conv2D(12, 3, strides=2, padding="same", name="conv2"),
+            layers.BatchNormalization(name="norm2"),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(5, name="head"),
+        ],
+        name="convnet",
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
+    return model
+
+
+def small_mlp():
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(10, "relu", use_bias=False, name="fc1"),
+            layers.Dense(4, use_bias=False, name="fc2"),
+        ],
+        name="mlp",
+    )
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
+    return model
+
+
+IDS = np.zeros((8, LENGTH), "int32")
+MODELS = {
+    "gpt": (lambda: gpt(optimizer=keras.optimizers.Adam()), (IDS, IDS)),
+    "convnet": (convnet, (np.zeros((8, 8, 8, 3), "float32"), np.zeros(8, "int32"))),
+    "mlp": (small_mlp, (np.zeros((8, 6), "float32"), np.zeros((8, 4), "float32"))),
+}
+
+
+@functools.cache
+def captured(name):
+    """(graph, prepared, roles, batched) of a training step."""
+    build, data = MODELS[name]
+    keras.utils.clear_session()
+    with tap.auto_parallel(tap.split([2])):
+        model = build()
+    step = parallel_model(model).step("train").capture(argument_specs((data,)))
+    prepared = prepare_step(step)
+    roles = Roles.of(step.graph, [t for g in step.gradients for t in g.tensors])
+    return step.graph, prepared, roles, len(data)
+
+
+def laid_out(name, mesh, constraints=(), variables=None, axes=None):
+    graph, prepared, roles, num_batched = captured(name)
+    plan = plan_from_constraints(graph, mesh, constraints)
+    axes = plan.batch_axes if axes is None else axes
+    fed = tuple(Shard(0) if n in axes else R for n in mesh.axis_names)
+    anchors = plan.anchors()
+    anchors = dataclasses.replace(
+        anchors,
+        inputs=[fed] * num_batched
+        + [replicated(mesh.num_axes)] * (len(graph.inputs) - num_batched),
+        variables={**anchors.variables, **(variables or {})},
+        outputs=[replicated(mesh.num_axes)] * len(graph.outputs),
+    )
+    return propagate(prepared, mesh, anchors), roles
+
+
+def check_traffic(partitioned, roles, cluster=LONG):
+    """`traffic` is `collectives()` is what the rewrite emits; returns it."""
+    found = traffic(partitioned, cluster, roles)
+    priced = collections.Counter(), collections.Counter()
+    for entry in found:
+        assert entry.count > 0 and entry.num_bytes >= 0 and entry.seconds > 0
+        priced[0][entry.kind, entry.axes] += entry.count
+        priced[1][entry.kind, entry.axes] += entry.num_bytes
+    predicted = collections.Counter(), collections.Counter()
+    for kind, axes, num_bytes in partitioned.collectives():
+        predicted[0][kind, axes] += 1
+        predicted[1][kind, axes] += num_bytes
+    assert priced == predicted
+    emitted = collections.Counter(), collections.Counter()
+    for op in build_local_program(partitioned).graph.ops:
+        if op.type in COLLECTIVE_TYPES:
+            emitted[0][op.type] += 1
+            emitted[1][op.type] += sum(max(i.num_bytes, o.num_bytes) for i, o in ends(op))
+    for by_kind, by_group in zip(emitted, priced, strict=True):
+        total = collections.Counter()
+        for (kind, _), value in by_group.items():
+            total[OP_TYPES[kind]] += value
+        assert by_kind == total
+    return found
+
+
+def check_seconds(partitioned, roles, found, cluster=LONG):
+    """The waits of `evaluate` are those of `traffic`, but for what is deferred."""
+    cost = evaluate(partitioned, cluster, roles)
+    for phase, name in ((FORWARD, "forward"), (UPDATE, "update")):
+        listed = sum(e.seconds for e in found if e.phase == name)
+        assert cost.communication_s[phase] == pytest.approx(listed, rel=1e-9, abs=1e-15)
+    listed = sum(e.seconds for e in found if e.phase == "backward")
+    # Packing spares starts.
+    assert cost.communication_s[BACKWARD] + cost.gradients_s <= listed * (1 + 1e-9) + 1e-15
+    assert cost.exposed_s <= cost.gradients_s
+    parts = (*cost.compute_s, *cost.communication_s, cost.exposed_s)
+    assert min(parts) >= 0 and cost.seconds == pytest.approx(sum(parts), rel=1e-12)
+    return cost
+
+
+def bytes_of(found, kind, phase):
+    return sum(e.num_bytes for e in found if (e.kind, e.phase) == (kind, phase))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_data_parallelism(name):
+    partitioned, roles = laid_out(name, Mesh.of([2, 2]))
+    found = check_traffic(partitioned, roles)
+    cost = check_seconds(partitioned, roles, found)
+    assert {e.kind for e in found} == {"all_reduce"}
+    weights = sum(v.num_bytes for v in partitioned.variable_specs if v.trainable)
+    assert cost.weight_bytes == weights
+    # Adam adds up the squares of the rows of a sparse gradient too.
+    squares = VOCABULARY * HIDDEN * 4 if name == "gpt" else 0
+    assert bytes_of(found, "all_reduce", "update") == squares
+    reduced = bytes_of(found, "all_reduce", "backward")
+    moving = 2 * (8 + 12) * 4 if name == "convnet" else 0
+    assert reduced == weights - moving
+    # The mean's gradient needs those of BatchNorm's scale and offset: 4 all-reduces of 6 messages.
+    waits = 4 * 60e-6 + 1.5 * 2 * (8 + 12) * 4 / 1e8 if name == "convnet" else 0.0
+    assert cost.communication_s[BACKWARD] == pytest.approx(waits)
+    assert cost.gradients_s > 0, "beside the backward pass"
+
+
+def test_megatron_waits_for_its_all_reduces():
+    partitioned, roles = laid_out("gpt", Mesh.of([2, 2]), MEGATRON)
+    found = check_traffic(partitioned, roles)
+    cost = check_seconds(partitioned, roles, found)
+    activations = 4 * LENGTH * HIDDEN * 4  # half of the batch, in floats
+    # Neighbours in a node: 2 messages, the payload once over; attention and MLP wait for one each.
+    waits = 2 * (2e-6 + activations * 1e-9)
+    along = {e.phase: e for e in found if e.axes == ("model",)}
+    assert along["forward"].num_bytes == 2 * activations
+    assert along["forward"].seconds == pytest.approx(waits)
+    assert cost.communication_s[BACKWARD] == pytest.approx(waits)
+    # Between nodes, where 2 groups share the link: the loss.
+    assert cost.communication_s[FORWARD] == pytest.approx(waits + 2e-5 + 4 / 0.5e8)
+    whole, _ = laid_out("gpt", Mesh.of([2, 2]), [tap.batch("data")])
+    assert cost.weight_bytes < evaluate(whole, LONG, roles).weight_bytes
+    assert cost.compute_s[FORWARD] < evaluate(whole, LONG, roles).compute_s[FORWARD]
+
+
+def test_zero_scatters_gradients_beside_the_backward_pass():
+    constraints = [
+        tap.batch("data"),
+        tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data"),
+    ]
+    partitioned, roles = laid_out("gpt", Mesh.of([2]), constraints)
+    found = check_traffic(partitioned, roles)
+    cost = check_seconds(partitioned, roles, found)
+    kernel = 16 * 64 * 4
+    assert bytes_of(found, "reduce_scatter", "backward") == kernel
+    assert bytes_of(found, "all_gather", "update") == kernel
+    assert cost.communication_s[BACKWARD] == 0, "nobody but the update waits for gradients"
+    plain = evaluate(laid_out("gpt", Mesh.of([2]), [tap.batch("data")])[0], LONG, roles)
+    assert plain.state_bytes - cost.state_bytes == 2 * kernel / 2, "half of two slots"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_layouts(name, seed):
+    rng = random.Random(seed)
+    mesh = (Mesh.of([2, 2]), Mesh.of([3]), Mesh.of([4]), Mesh.of([2, 2]))[seed]
+    graph = captured(name)[0]
+    variables = {
+        v.name: tuple(
+            rng.choice([R, *(Shard(d) for d, n in enumerate(v.shape) if n > 1)]) for _ in mesh.shape
+        )
+        for v in graph.variables
+        if v.trainable and rng.random() < 0.6
+    }
+    axes = [n for n in mesh.axis_names if rng.random() < 0.5]
+    partitioned, roles = laid_out(name, mesh, (), variables, axes)
+    check_seconds(partitioned, roles, check_traffic(partitioned, roles))
+
+
+def test_one_rank_communicates_nothing():
+    partitioned, roles = laid_out("gpt", Mesh.of([1]))
+    cost = evaluate(partitioned, LONG, roles)
+    assert traffic(partitioned, LONG, roles) == []
+    assert cost.communication_s == (0, 0, 0) and cost.gradients_s == cost.exposed_s == 0
+    assert cost.seconds == pytest.approx(sum(cost.compute_s))
+
+
+# --- buckets --------------------------------------------------------------------------
+
+
+def bucketed(megabytes, backward_s=0.0, latency=0.0, overlap=1.0, deferred=0.0):
+    """(busy, exposed, bucket) of gradients of 2**20 bytes each, at 1 MB/s a ring of 2 ranks."""
+    cluster = Cluster("b", 1, 2, DEVICE, Link(MB, latency), Link(MB, latency), overlap)
+    priced = pricer(Mesh.of([2]), cluster)
+    terms = priced.zero()
+    terms[COMPUTE + BACKWARD], terms[DEFERRED] = backward_s, deferred
+    terms[REDUCED + 1] = megabytes * MB
+    return priced.gradients_seconds(terms)
+
+
+def test_small_buckets_where_starting_is_free():
+    # 64 MB take 64 s. After 1/64 of the backward pass the first MB is on its way.
+    assert bucketed(64, backward_s=32) == pytest.approx((64, 64 - 32 * 63 / 64, MB))
+    # All can be hidden but the last MB.
+    assert bucketed(64, backward_s=1000) == pytest.approx((64, 1, MB))
+
+
+def test_large_buckets_where_starting_is_dear():
+    # A start is 2 messages. One bucket of 64 MB: 200 + 64 s; 2 of 32 MB hide at most half of
+    # 32 s and start twice.
+    assert bucketed(64, backward_s=32, latency=100) == pytest.approx((264, 264, 64 * MB))
+
+
+def test_buckets_between():
+    # n buckets of 64 / n MB: 64 + 2 n - 64 (1 - 1 / n) = 2 n + 64 / n is least at n = 4 or 8
+    # (24), 4 starts cost less.
+    busy, exposed, bucket = bucketed(64, backward_s=64, latency=1)
+    assert (busy, exposed, bucket) == pytest.approx((72, 24, 16 * MB))
+
+
+def test_the_last_bucket_is_always_exposed():
+    for megabytes in (0.25, 1, 3, 100, 1000):
+        for latency in (0, 1e-3, 1):
+            busy, exposed, bucket = bucketed(megabytes, backward_s=1e9, latency=latency)
+            last = 2 * latency + min(bucket / MB, megabytes)
+            assert exposed == pytest.approx(last) and exposed <= busy
+            assert bucket in BUCKET_SIZES
+
+
+def test_nothing_is_hidden_without_overlap():
+    for megabytes in (0.25, 3, 100):
+        busy, exposed, _ = bucketed(megabytes, backward_s=1e9, latency=1, overlap=0.0)
+        assert exposed == busy
+    assert bucketed(0, backward_s=5, overlap=0.0, deferred=3)[:2] == (3, 3)
+
+
+def test_scattered_gradients_are_hidden_too_whatever_else_there_is():
+    assert bucketed(0, backward_s=2, deferred=3)[:2] == (3, 1)
+    assert bucketed(0, backward_s=5, deferred=3)[:2] == (3, 0)
+    # A small all-reduce beside them changes little: it is the last bucket.
+    assert bucketed(1 / 4, backward_s=5, deferred=3)[:2] == (3.25, 0.25)
+    # Packed ones are hidden first, 63 s of them; the others in the second that is left.
+    assert bucketed(64, backward_s=64, deferred=3) == pytest.approx((67, 1 + 2, MB))
+    assert bucketed(0)[:2] == (0, 0)
+
+
+def test_groups_of_ranks_have_buckets_of_their_own():
+    cluster = Cluster("b", 1, 4, DEVICE, Link(MB, 0.5), Link(MB, 0.5), 0.0)
+    priced = pricer(Mesh.of([2, 2]), cluster)
+    terms = priced.zero()
+    terms[REDUCED + 0b01], terms[REDUCED + 0b10], terms[REDUCED + 0b11] = 2 * MB, 4 * MB, 8 * MB
+    # Pairs: 2 messages of half the payload; all four: 6 messages, 1.5 times the payload.
+    busy, exposed, bucket = priced.gradients_seconds(terms)
+    assert busy == exposed == pytest.approx((1 + 2) + (1 + 4) + (3 + 12))
+    assert bucket == 8 * MB, "no more starts than groups"
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+def memory(mesh, *constraints):
+    partitioned, roles = laid_out("mlp", mesh, constraints)
+    kept = {t for t in roles.kept if len(t.shape or ()) == 2}
+    return evaluate(partitioned, LONG, roles), kept
+
+
+WEIGHTS = (6 * 10 + 10 * 4) * 4
+
+
+def test_memory_of_a_step_that_is_whole():
+    cost, kept = memory(Mesh.of([2]), tap.batch())
+    assert cost.weight_bytes == WEIGHTS
+    # Gradients and momenta, and scalars: iterations and learning rate, loss and its counts.
+    assert 0 <= cost.state_bytes - 2 * WEIGHTS < 64
+    # relu(x W1) (8 x 10); of the loss 2 (y - p), 8 x 4, at most a few times over. Neither x, which
+    # is the caller's, nor the weights again.
+    assert 8 * 10 * 4 <= cost.activation_bytes < 8 * 10 * 4 + 3 * 8 * 4 * 4
+    assert {t.shape for t in kept if t.op.type == "Relu"} == {(8, 10)}
+    assert cost.memory_bytes == cost.weight_bytes + cost.state_bytes + cost.activation_bytes
+
+
+def test_memory_of_sharded_weights():
+    """fc1 by columns, fc2 by rows: half of each weight, slot and hidden activation."""
+    whole, _ = memory(Mesh.of([2]), tap.batch())
+    half, _ = memory(
+        Mesh.of([2]), tap.batch(), tap.shard("mlp/fc1/kernel", 1, "data"),
+        tap.shard("mlp/fc2/kernel", 0, "data"),
+    )  # fmt: skip
+    assert half.weight_bytes == WEIGHTS / 2
+    assert whole.state_bytes - half.state_bytes == WEIGHTS
+    assert whole.activation_bytes - half.activation_bytes == 8 * 10 * 4 / 2
+
+
+def test_memory_counts_padding():
+    # 10 columns among 3 ranks: 4 are stored.
+    cost, _ = memory(Mesh.of([3]), tap.batch(), tap.shard("mlp/fc1/kernel", 1, "data"))
+    kernels = 6 * 4 + (4 * 4 if cost.weight_bytes < (24 + 40) * 4 else 40)
+    assert cost.weight_bytes == kernels * 4
+
+
+def test_data_parallelism_halves_activations_alone():
+    whole, _ = memory(Mesh.of([2]), tap.batch())
+    half, _ = memory(Mesh.of([2]))
+    assert (half.weight_bytes, half.state_bytes) == (whole.weight_bytes, whole.state_bytes)
+    assert half.activation_bytes <= whole.activation_bytes / 2 + 16
+
+
+def test_slots_that_the_graph_lacks_come_by_ratio():
+    """Forward only; the update is said to be Adam's (two slots)."""
+    plan = plan_from_constraints(mlp(), FOUR, [tap.batch()])
+    partitioned = partition(mlp(), plan)
+    roles = Roles.of(partitioned.graph)
+    plain = evaluate(partitioned, CLUSTER, roles)
+    adam = evaluate(partitioned, CLUSTER, roles, state_ratio=2.0)
+    weights = (6 * 10 + 10 + 10 * 6 + 6 + 6 * 5 + 5) * 4
+    assert plain.weight_bytes == adam.weight_bytes == weights
+    assert (plain.state_bytes, adam.state_bytes) == (weights, 3 * weights)
+    # Gradient, weight and two slots are read, three of them written: 7 times the weights.
+    assert update_seconds(weights, 2.0, CLUSTER) == pytest.approx(7 * weights * 1e-9)
+    assert adam.compute_s[UPDATE] - plain.compute_s[UPDATE] == pytest.approx(7 * weights * 1e-9)
+    assert adam.seconds - plain.seconds == pytest.approx(7 * weights * 1e-9)
+
+
+# --- what terms come to -----------------------------------------------------------------
+
+
+def test_what_subtracting_left_over_is_nothing():
+    priced = pricer()
+    terms = priced.zero()
+    terms[COMPUTE : COMPUTE + 3] = 0.1, 0.2, -1e-17
+    terms[COMMUNICATION : COMMUNICATION + 3] = 1e-18, -1e-16, 1e-9
+    terms[DEFERRED], terms[KEPT] = -1e-17, 4096
+    before = terms.copy()
+    cost = priced.cost(terms)
+    assert cost.compute_s == (0.1, 0.2, 0.0) and cost.communication_s == (0.0, 0.0, 1e-9)
+    assert cost.gradients_s == cost.exposed_s == 0.0
+    assert cost.seconds == pytest.approx(0.3 + 1e-9) and cost.activation_bytes == 4096
+    assert (terms == before).all(), "the terms are the caller's"
+
+
+def test_a_cost_round_trips_through_json():
+    cost = Cost(0.6, (0.1, 0.2, 0.0), (0.1, 0.1, 0.0), 0.3, 0.1, 4 * MB, 1.0, 2.0, 3.0)
+    assert Cost.of(json.loads(json.dumps(dataclasses.asdict(cost)))) == cost
+    assert cost.memory_bytes == 6.0
