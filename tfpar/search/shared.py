@@ -151,16 +151,45 @@ def prune_graph(
     return found
 
 
-def largest(subgraphs: Sequence[SharedSubgraph]) -> list[SharedSubgraph]:
-    """The subgraphs none of whose blocks lies in a larger shared block, in model order."""
+def largest(subgraphs: Sequence[SharedSubgraph], min_duplicate: int = 2) -> list[SharedSubgraph]:
+    """The subgraphs that are no part of a larger one.
+
+    A tower or a stage that mostly repeats one block is no subgraph, the block is.
+    """
+    kept = _outermost([s.blocks for s in subgraphs], min_duplicate)
+    return [subgraphs[i] for i in kept]
+
+
+def _outermost(groups: Sequence[Sequence[Block]], min_duplicate: int) -> list[int]:
+    """Which groups of alike blocks to take so that no two of them overlap."""
+    sizes = [(-len(g[0].nodes), g[0].prefix.count("/")) for g in groups]
+    order = sorted(range(len(groups)), key=sizes.__getitem__)
     taken: set[GraphNode] = set()
     kept = []
-    for shared in sorted(subgraphs, key=lambda s: (s.depth, -len(s.blocks[0].nodes))):
-        members = {n for block in shared.blocks for n in block.nodes}
-        if not members & taken:
-            kept.append(shared)
+    for at, i in enumerate(order):
+        members = {n for block in groups[i] for n in block.nodes}
+        smaller = [groups[j] for j in order[at + 1 :]]
+        if not members & taken and not _consists_of(groups[i][0], smaller, min_duplicate):
             taken |= members
-    return kept
+            kept.append(i)
+    return sorted(kept)
+
+
+def _consists_of(block: Block, smaller: Sequence[Sequence[Block]], min_duplicate: int) -> bool:
+    """Whether most of a block is a smaller one of several weights, several times over."""
+    members = set(block.nodes)
+    total = _count_weighted(block)
+    for group in smaller:
+        weighted = _count_weighted(group[0])
+        if weighted > 1 and len(group[0].nodes) < len(members):
+            inside = sum(b.nodes[0] in members for b in group)
+            if inside >= min_duplicate and 2 * inside * weighted > total:
+                return True
+    return False
+
+
+def _count_weighted(block: Block) -> int:
+    return sum(bool(n.weights) for n in block.nodes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -213,34 +242,19 @@ def _units(
     min_duplicate: int,
 ) -> list[Sequence[GraphNode]]:  # fmt: skip
     """The model in graph order as blocks that repeat and nodes of no such block."""
-    repeated = [
-        variant for shared in subgraphs for variant in shared.variants
-        if len(variant) >= min_duplicate
-    ]  # fmt: skip
-    repeated.sort(key=lambda variant: -len(variant[0].nodes))
-    unit_of: dict[GraphNode, Block] = {}
-    for at, variant in enumerate(repeated):
-        taken = any(n in unit_of for block in variant for n in block.nodes)
-        if not taken and not _consists_of(variant[0], repeated[at + 1 :], min_duplicate):
-            unit_of.update((n, block) for block in variant for n in block.nodes)
+    repeated = [v for s in subgraphs for v in s.variants if len(v) >= min_duplicate]
+    unit_of = {
+        n: block
+        for i in _outermost(repeated, min_duplicate)
+        for block in repeated[i]
+        for n in block.nodes
+    }
     units: dict[Block | GraphNode, Sequence[GraphNode]] = {}
     for node in nodes.nodes:
         if signatures.forward(node):
             block = unit_of.get(node)
             units.setdefault(block or node, block.nodes if block else [node])
     return list(units.values())
-
-
-def _consists_of(block: Block, smaller: Sequence[Sequence[Block]], min_duplicate: int) -> bool:
-    """Whether most of a block is a smaller one several times over (a tower, a stage of blocks)."""
-    members = set(block.nodes)
-    total = sum(bool(n.weights) for n in members)
-    for variant in smaller:
-        inside = [b for b in variant if len(b.nodes) < len(members) and b.nodes[0] in members]
-        weighted = sum(bool(n.weights) for n in variant[0].nodes)
-        if weighted > 1 and len(inside) >= min_duplicate and 2 * weighted * len(inside) > total:
-            return True
-    return False
 
 
 def _connected(units: Sequence[Sequence[GraphNode]], nodes: NodeGraph) -> list[list[int]]:
