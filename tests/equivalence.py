@@ -46,14 +46,17 @@ class _Losses(keras.callbacks.Callback):
 
 def train(
     build: Callable[[], keras.Model], data: Sequence[Any], *, mesh=None,
-    constraints=(), batch_size: int = 8, start=None, seed: int = 7, **fit_arguments: Any,
+    constraints=(), planner=None, batch_size: int = 8, start=None, seed: int = 7, **fit_arguments: Any,
 ) -> Trained:  # fmt: skip
-    """Build under the mesh (or plainly) and fit; the seed makes both runs start alike."""
+    """Build under the mesh (or plainly) and fit; the seed makes both runs start alike.
+
+    Without a planner the layout is the test's own: the constraints, or data parallelism.
+    """
     keras.utils.set_random_seed(seed)
     if mesh is None:
         model = build()
     else:
-        with tap.auto_parallel(mesh, constraints):
+        with tap.auto_parallel(mesh, constraints, planner=planner):
             model = build()
     if start is not None:
         model.set_weights(start)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,11 +102,13 @@ class IncrementalPricer:
         segments: the graph's ops in order, cut into runs.
         anchors: what all plans share: inputs, border tensors, outputs, weights fixed.
         state_ratio: as in `cost.evaluate.evaluate`.
+        judged: weights whose splits must share work; by default all.
     """
 
     def __init__(
         self, prepared: PreparedGraph, mesh: Mesh, anchors: Anchors,
         segments: Sequence[Sequence[Op]], pricer: Pricer, state_ratio: float | None = None,
+        judged: Collection[Variable] | None = None,
     ) -> None:  # fmt: skip
         self.prepared = prepared
         self.graph = prepared.graph
@@ -123,6 +125,7 @@ class IncrementalPricer:
         self.segment_of = {op: i for i, ops in enumerate(self.segments) for op in ops}
         self.border = self._border()
         self.weight_of = _weight_values(self.graph, prepared)
+        self.judged = set(self.graph.variables if judged is None else judged)
         self.variable_of = self.graph.variable_of()
         self.open_in: dict[int, list[Variable]] = {}
         for variable in self.graph.variables:
@@ -333,7 +336,7 @@ class IncrementalPricer:
                 continue
             for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
                 variable = self.weight_of.get(tensor)
-                if variable is None or any(t in self.weight_of for t in op.outputs):
+                if variable not in self.judged or any(t in self.weight_of for t in op.outputs):
                     continue
                 have = ledger.get(tensor)
                 for axis, placement in enumerate(have or ()):

@@ -188,7 +188,7 @@ class _LayoutSearch:
         )
         self.plans = IncrementalPricer(
             model.prepared, mesh, anchors, model.nodes.segments(graph, model.roles),
-            self.pricer, problem.state_ratio,
+            self.pricer, problem.state_ratio, [v for g in self.groups for v in g.variables],
         )  # fmt: skip
         self.refused = ""
         self.key: _Key = _INVALID
