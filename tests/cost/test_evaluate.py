@@ -158,6 +158,21 @@ def test_an_elementwise_op_moves_what_it_reads_and_writes():
     assert pricer().op_seconds(op, rule, decision) == pytest.approx(1e-6 + 3 * 128e-9)
 
 
+@pytest.mark.parametrize("op_type, passes", [("AssignVariableOp", 2), ("AssignSubVariableOp", 3)])
+def test_an_update_moves_the_variable_too(op_type, passes):
+    build = GraphBuilder()
+    handle, value = (
+        build.emit("Placeholder", (), [((8, 16), d)], {"dtype": DType(d)}).outputs[0]
+        for d in ("resource", "float32")
+    )
+    op = build.emit(op_type, (handle, value), [], {"dtype": DType("float32")}, stateful=True)
+    rule = prepare(build.graph).rules[op]
+    # The value read, the variable written and, to subtract from it, read.
+    assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(1e-6 + passes * 512e-9)
+    split = Decision(Choice((WHOLE,), ((Shard(0),), (Shard(0),)), ()))
+    assert pricer().op_seconds(op, rule, split) == pytest.approx(1e-6 + passes * 128e-9)
+
+
 def test_a_view_takes_no_time():
     x = np.zeros((8, 16), "float32")
     op, rule = op_of(lambda x: tf.reshape(x, (16, 8)) + 1, x, op_type="Reshape")

@@ -33,6 +33,8 @@ BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 """Op types of whose bodies one runs."""
 
+_WRITES = ("Assign", "ResourceApply")
+
 _HALF = frozenset({"half", "float16", "bfloat16"})
 
 # Places in a vector of terms; after them the bytes to all-reduce off the critical path, by
@@ -185,7 +187,16 @@ class Pricer:
         used = [*zip(op.outputs, choice.out_specs, strict=True)]
         used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in READ_PART :]
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
+        moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
         return device.launch_s + max(arithmetic, moved / device.memory_bandwidth)
+
+    def _written_bytes(self, op: Op, handle: Tensor, spec: Spec) -> int:
+        """Bytes that `op` moves of the variable behind `handle`, if it updates it."""
+        if handle.dtype != "resource" or not op.type.startswith(_WRITES):
+            return 0
+        times = 1 if op.type == "AssignVariableOp" else 2  # the others read it too
+        item = itemsize(str(op.attrs.get("dtype", op.attrs.get("T", ""))))
+        return times * _local_bytes(tuple(handle.shape or ()), item, spec, self.mesh)
 
     def local_bytes(self, tensor: Tensor | Variable, spec: Spec) -> int:
         """What a rank stores of `tensor`, padding included, in bytes."""
