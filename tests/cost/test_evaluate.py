@@ -9,16 +9,15 @@ import random
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from tests.cost.test_work import CLUSTER, DEVICE, FOUR, R, pricer
 from tests.e2e.test_patterns import HIDDEN, LENGTH, MEGATRON, VOCABULARY, gpt
-from tests.partitioned import OP_TYPES, Traced, ends, trace
+from tests.partitioned import OP_TYPES, ends
 from tests.plan.graphs import mlp, partition
-from tfpar.capture.convert import convert_func_graph
 from tfpar.capture.step import argument_specs
-from tfpar.cost.cluster import Cluster, Device, Link
+from tfpar.cost.cluster import Cluster, Link
 from tfpar.cost.evaluate import (
     BUCKET_SIZES,
     COMMUNICATION,
@@ -27,217 +26,20 @@ from tfpar.cost.evaluate import (
     KEPT,
     REDUCED,
     Cost,
-    Pricer,
     evaluate,
     traffic,
-    trips,
     update_seconds,
 )
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Op
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.plan import plan_from_constraints
-from tfpar.propagation.decide import Choice
-from tfpar.propagation.engine import Anchors, propagate
-from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned import Decision, Reshard
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.engine import propagate
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.rules.rule import PLAIN
 from tfpar.runtime.executable import prepare_step
-from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated
+from tfpar.spec import Mesh, Shard, replicated
 
 MB = 2**20
-R, SUM = Replicate(), Partial("sum")
-DEVICE = Device(flops=1e9, half_flops=4e9, memory_bytes=1e9, memory_bandwidth=1e9, launch_s=1e-6)
-CLUSTER = Cluster("test", 1, 4, DEVICE, Link(1e9, 1e-6), Link(1e9, 1e-6))
-FOUR, THREE = Mesh.of([4]), Mesh.of([3])
-
-
-def pricer(mesh=FOUR, cluster=CLUSTER, roles=None):
-    return Pricer(mesh, cluster, roles or Roles({}, frozenset(), frozenset()))
-
-
-# --- single ops ---------------------------------------------------------------------
-
-
-def product(rows=8, inner=16, columns=32, dtype="float32"):
-    """(op, rule) of a MatMul."""
-    build = GraphBuilder()
-    x, w = (
-        build.emit("Placeholder", (), [(s, dtype)], {"dtype": DType(dtype)}).outputs[0]
-        for s in ((rows, inner), (inner, columns))
-    )
-    attrs = {"T": DType(dtype), "transpose_a": False, "transpose_b": False}
-    build.one("MatMul", (x, w), (rows, columns), dtype, attrs)
-    prepared = prepare(build.graph)
-    op = build.graph.ops[-1]
-    return op, prepared.rules[op]
-
-
-ROWS = ((Shard(0),), (R,)), ((Shard(0),),)
-INNER = ((Shard(1),), (Shard(0),)), ((SUM,),)
-COLUMNS = ((R,), (Shard(1),)), ((Shard(1),),)
-ALONE = ((R,), (R,)), ((R,),)
-
-
-def as_split(rule, factor, specs):
-    split = WHOLE if factor is None else (rule.factor(factor), PLAIN)
-    return Decision(Choice((split,), *specs))
-
-
-@pytest.mark.parametrize(
-    "mesh, factor, specs, seconds",
-    [
-        # 2 * 8 * 16 * 32 FLOPs at 1e9/s; (8 * 16 + 16 * 32 + 8 * 32) * 4 bytes are 3584.
-        (FOUR, None, ALONE, 8.192e-6),
-        # 2 rows: 2048 FLOPs, (2 * 16 + 16 * 32 + 2 * 32) * 4 bytes.
-        (FOUR, "i", ROWS, 2.432e-6),
-        # A quarter of the inner dim: 2048 FLOPs, (8 * 4 + 4 * 32 + 8 * 32) * 4 bytes.
-        (FOUR, "k", INNER, 2.048e-6),
-        (FOUR, "j", COLUMNS, 2.048e-6),
-        # Uneven: 3 of 8 rows, 6 of 16, 11 of 32 columns on the larger ranks.
-        (THREE, "i", ROWS, 2 * 3 * 16 * 32 * 1e-9),
-        (THREE, "k", INNER, 2 * 8 * 6 * 32 * 1e-9),
-        (THREE, "j", COLUMNS, 2 * 8 * 16 * 11 * 1e-9),
-    ],
-    ids=["whole", "rows", "inner", "columns", "3 rows", "6 inner", "11 columns"],
-)
-def test_a_product_takes_the_slower_of_arithmetic_and_memory(mesh, factor, specs, seconds):
-    op, rule = product()
-    found = pricer(mesh).op_seconds(op, rule, as_split(rule, factor, specs))
-    assert found == pytest.approx(1e-6 + seconds, rel=1e-12)
-
-
-def test_two_axes_divide_the_work_twice():
-    op, rule = product()
-    splits = (rule.factor("i"), PLAIN), (rule.factor("j"), PLAIN)
-    choice = Choice(splits, ((Shard(0), R), (R, Shard(1))), ((Shard(0), Shard(1)),))
-    found = pricer(Mesh.of([2, 2])).op_seconds(op, rule, Decision(choice))
-    assert found == pytest.approx(1e-6 + 2 * 4 * 16 * 16 * 1e-9)
-
-
-def test_half_precision_is_faster_and_half_as_large():
-    op, rule = product(dtype="bfloat16")
-    found = pricer().op_seconds(op, rule, as_split(rule, None, ALONE))
-    assert found == pytest.approx(1e-6 + 8192 / 4e9)
-    slow = dataclasses.replace(CLUSTER, device=dataclasses.replace(DEVICE, memory_bandwidth=1e8))
-    found = pricer(cluster=slow).op_seconds(op, rule, as_split(rule, None, ALONE))
-    assert found == pytest.approx(1e-6 + 3584 / 2 / 1e8)
-
-
-def op_of(function, *args, op_type):
-    """(op, rule, prepared) of the one op of `op_type` in `function`."""
-    prepared = prepare(convert_func_graph(trace(function, args).graph))
-    (op,) = (op for op in prepared.graph.ops if op.type == op_type)
-    return op, prepared.rules[op]
-
-
-def whole(op):
-    return Decision(
-        Choice((WHOLE,), tuple((R,) for _ in op.inputs), tuple((R,) for _ in op.outputs))
-    )
-
-
-def test_a_lookup_reads_the_rows_it_returns():
-    table, ids = np.zeros((1000, 8), "float32"), np.zeros(4, "int32")
-    op, rule = op_of(lambda t, i: tf.gather(t, i), table, ids, op_type="GatherV2")
-    # 4 rows of 8 written, 4 indices and the axis read; the table is not.
-    moved = 4 * 8 * 4 + 4 * 4 + 4
-    assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(1e-6 + moved * 1e-9)
-
-
-def test_an_elementwise_op_moves_what_it_reads_and_writes():
-    x = np.zeros((8, 16), "float32")
-    op, rule = op_of(lambda x, y: x + y, x, x, op_type="AddV2")
-    assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(1e-6 + 3 * 512e-9)
-    split = (rule.names.index("_1"), PLAIN)
-    decision = Decision(Choice((split,), ((Shard(0),),) * 2, ((Shard(0),),)))
-    assert pricer().op_seconds(op, rule, decision) == pytest.approx(1e-6 + 3 * 128e-9)
-
-
-@pytest.mark.parametrize("op_type, passes", [("AssignVariableOp", 2), ("AssignSubVariableOp", 3)])
-def test_an_update_moves_the_variable_too(op_type, passes):
-    build = GraphBuilder()
-    handle, value = (
-        build.emit("Placeholder", (), [((8, 16), d)], {"dtype": DType(d)}).outputs[0]
-        for d in ("resource", "float32")
-    )
-    op = build.emit(op_type, (handle, value), [], {"dtype": DType("float32")}, stateful=True)
-    rule = prepare(build.graph).rules[op]
-    # The value read, the variable written and, to subtract from it, read.
-    assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(1e-6 + passes * 512e-9)
-    split = Decision(Choice((WHOLE,), ((Shard(0),), (Shard(0),)), ()))
-    assert pricer().op_seconds(op, rule, split) == pytest.approx(1e-6 + passes * 128e-9)
-
-
-def test_a_view_takes_no_time():
-    x = np.zeros((8, 16), "float32")
-    op, rule = op_of(lambda x: tf.reshape(x, (16, 8)) + 1, x, op_type="Reshape")
-    assert pricer().op_seconds(op, rule, whole(op)) == 0.0
-
-
-def test_terms_count_as_many_times_as_an_op_stands_for():
-    op, rule = product()
-    roles = Roles({op: BACKWARD}, frozenset(), frozenset(), {op: 12})
-    one = pricer(roles=roles)
-    terms = one.zero()
-    one.add_op(terms, op, rule, as_split(rule, None, ALONE))
-    assert terms[COMPUTE + BACKWARD] == pytest.approx(12 * 9.192e-6)
-    one.add_reshard(terms, Reshard(op.outputs[0], (SUM,), (R,)))
-    # 8 * 32 floats among 4 ranks: 6 messages, 1.5 times the bytes.
-    assert terms[COMMUNICATION + BACKWARD] == pytest.approx(12 * (6e-6 + 1.5 * 1024e-9))
-    assert terms.sum() == terms[COMPUTE + BACKWARD] + terms[COMMUNICATION + BACKWARD]
-
-
-# --- loops and branches ---------------------------------------------------------------
-
-
-def step_of(function, args, specs, mesh):
-    traced = Traced.of(function, args)
-    anchors = Anchors(
-        inputs=[replicated(mesh.num_axes)] * len(args),
-        tensors={f"arg{i}:0": spec for i, spec in enumerate(specs)},
-        outputs=[replicated(mesh.num_axes)] * len(traced.prepared.graph.outputs),
-    )
-    return propagate(traced.prepared, mesh, anchors)
-
-
-def test_a_loop_takes_its_body_s_time_for_each_trip():
-    def recurrent(x, w):
-        return tf.scan(lambda h, row: tf.tanh(row @ w), x, initializer=tf.zeros((4, 16)))
-
-    def loop_seconds(length):
-        args = np.zeros((length, 4, 16), "float32"), np.zeros((16, 16), "float32")
-        partitioned = step_of(recurrent, args, [(R,), (R,)], FOUR)
-        (op,) = (op for op in partitioned.decisions if "While" in op.type)
-        assert trips(op) == length
-        rule = partitioned.prepared.rules[op]
-        return pricer().op_seconds(op, rule, partitioned.decisions[op])
-
-    five = loop_seconds(5)
-    # At least the product (2 * 4 * 16 * 16 FLOPs) and the tanh of each trip, and their starts.
-    assert five > 5 * (2.048e-6 + 2 * 4 * 16 * 4e-9 + 2e-6)
-    per_trip = loop_seconds(10) / 10
-    assert per_trip == pytest.approx(five / 5, rel=0.2), "but for the lists, which are longer"
-
-
-def test_other_ops_run_once():
-    op, _ = product()
-    assert trips(op) == 1 and trips(Op("loop", "While")) == 1
-
-
-def test_of_branches_the_longest_counts():
-    def branches(flag, x):
-        return tf.cond(flag > 0, lambda: tf.matmul(x, x), lambda: x + 1.0)
-
-    args = np.float32(1), np.zeros((16, 16), "float32")
-    partitioned = step_of(branches, args, [(R,), (R,)], FOUR)
-    (op,) = (op for op in partitioned.decisions if "If" in op.type)
-    found = pricer().op_seconds(op, partitioned.prepared.rules[op], partitioned.decisions[op])
-    assert found == pytest.approx(1e-6 + 2 * 16**3 * 1e-9)
 
 
 # --- whole steps: what is priced is what is emitted --------------------------------------
