@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.follow import followed_weights
+from tfpar.report.layers import LayerReport, layer_reports
 from tfpar.report.summary import placement_text, shard_bytes, variable_bytes, variable_specs
-from tfpar.report.tables import format_bytes
-from tfpar.spec import Mesh, PlanError, Spec, format_spec, local_shape
+from tfpar.report.tables import format_bytes, format_seconds
+from tfpar.spec import Mesh, PlanError, Replicate, Spec, format_spec, local_shape
 
 if TYPE_CHECKING:
     from tfpar.plan import Plan, PlannedVariable
@@ -24,11 +26,16 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     """Where variable `name` lies and why, who reads it, and which reshards that takes.
 
     Args:
-        name: a variable's path, or an end of it that no other variable's path has.
+        name: a variable's path, or an end of it that no other variable's path has; or a layer:
+            the name of a GraphNode, or its end.
 
     Raises:
         PlanError: the plan has no such variable, or several; names them, or the nearest.
     """
+    if partitioned is not None and plan.cluster is not None and not _is_variable(plan, name):
+        for report in layer_reports(partitioned, plan.cluster):
+            if report.node.name == name or report.node.name.endswith(f"/{name}"):
+                return _explain_layer(plan, report, partitioned)
     name = _full_name(plan, name)
     variable = plan.variables[name]
     spec = variable_specs(plan, partitioned)[name]
@@ -42,6 +49,7 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
         f"  Per device: {local_shape(variable.shape, spec, plan.mesh)}, "
         f"{format_bytes(shard_bytes(variable, spec, plan.mesh))}",
     ]
+    lines += _alternatives(plan, variable, spec)
     found = None
     if partitioned is not None:
         found = next((v for v in partitioned.graph.variables if v.name == name), None)
@@ -59,6 +67,51 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     lines.append("  Reshards around them:" if touching else "  No reshard around them.")
     lines += [f"    {_reshard_text(r, partitioned.mesh)}" for r in touching[:_MAX_LINES]]
     return "\n".join([*lines, *_more(touching)])
+
+
+def _is_variable(plan: Plan, name: str) -> bool:
+    return any(path == name or path.endswith(f"/{name}") for path in plan.variables)
+
+
+def _explain_layer(plan: Plan, report: LayerReport, partitioned: PartitionedGraph) -> str:
+    node = report.node
+    lines = [
+        f"Layer {node.name!r}: {len(node.ops)} ops, {format_bytes(report.num_bytes)} of weights "
+        f"on a device, {format_seconds(report.seconds)} a step without overlap and packing"
+    ]
+    specs = variable_specs(plan, partitioned)
+    for weight in node.weights:
+        spec = specs[weight.name]
+        assert spec is not None
+        lines.append(f"  {weight.name} {weight.shape}: {placement_text(spec, plan.mesh)}")
+        planned = plan.variables[weight.name]
+        lines += [f"  {line}" for line in _alternatives(plan, planned, spec)]
+    lines.append("  Collectives:" if report.collectives else "  No collectives.")
+    lines += [
+        f"    {count} {kind} over {axes}, {format_bytes(size)}"
+        for (kind, axes), (count, size) in report.collectives.items()
+    ]
+    return "\n".join(lines)
+
+
+def _alternatives(plan: Plan, variable: PlannedVariable, spec: Spec) -> list[str]:
+    """What else the planner priced for the variable, the runner-up first."""
+    others = [a for a in variable.alternatives if a.spec != spec or a.layout]
+    others.sort(key=lambda a: a.seconds)
+    if plan.cost is None or not others:
+        return []
+    best = plan.cost.seconds
+    lines = [f"  Step with it as chosen: {format_seconds(best)}; otherwise, at best:"]
+    for other in others:
+        text = "not valid"
+        if math.isfinite(other.seconds):
+            more = other.seconds - best
+            text = f"{format_seconds(other.seconds)} (+{100 * more / best:.1f} %)"
+        where = f" on {other.layout}" if other.layout else ""
+        names = zip(other.spec, plan.mesh.axis_names, strict=True)
+        laid = ", ".join(f"{p} over {n}" for p, n in names if not isinstance(p, Replicate))
+        lines.append(f"    {laid or 'replicated'}{where}: {text}")
+    return lines
 
 
 def _full_name(plan: Plan, name: str) -> str:

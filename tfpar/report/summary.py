@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, itemsize
-from tfpar.report.tables import format_bytes, render_table
+from tfpar.report.layers import layer_reports
+from tfpar.report.tables import format_bytes, format_seconds, render_table
 from tfpar.spec import (
     Mesh,
     Replicate,
@@ -30,6 +31,8 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
     parts = [
         f"Plan on mesh {plan.mesh} ({ranks}), "
         + (f"batch split over {batch}" if batch else "batch not split"),
+        *_prediction(plan),
+        *_layers(plan, partitioned),
         _variable_table(plan, partitioned),
         _totals(plan, partitioned),
     ]
@@ -53,6 +56,73 @@ def placement_text(spec: Spec, mesh: Mesh) -> str:
         if not isinstance(placement, Replicate) and size > 1
     ]
     return ", ".join(texts) or "replicated"
+
+
+# --- cost -----------------------------------------------------------------------
+
+
+def _prediction(plan: Plan) -> list[str]:
+    """What the plan was found to cost."""
+    if plan.cost is None or plan.cluster is None:
+        return []
+    cost, machines = plan.cost, plan.cluster
+    forward, backward, update = (
+        format_seconds(c + w) for c, w in zip(cost.compute_s, cost.communication_s, strict=True)
+    )
+    text = (
+        f"Found by the {plan.planner} planner for cluster {machines.name!r} ({machines.nodes} x "
+        f"{machines.devices_per_node} devices). Predicted: {format_seconds(cost.seconds)} a step "
+        f"(forward {forward}, backward {backward}, update {update}; of these "
+        f"{format_seconds(sum(cost.communication_s))} collectives)"
+    )
+    if cost.gradients_s:
+        text += (
+            f"; gradients are reduced in {format_seconds(cost.gradients_s)}, "
+            f"{format_seconds(cost.exposed_s)} of it after the backward pass, in buckets of "
+            f"{format_bytes(cost.bucket_bytes)}"
+        )
+    memory = (
+        f"Memory of a device: {format_bytes(round(cost.memory_bytes))} of "
+        f"{format_bytes(round(machines.device.memory_bytes))} (weights "
+        f"{format_bytes(round(cost.weight_bytes))}, gradients, slots and other state "
+        f"{format_bytes(round(cost.state_bytes))}, activations "
+        f"{format_bytes(round(cost.activation_bytes))})"
+    )
+    lines = [f"{text}.", memory]
+    if plan.layouts:
+        shown = [f"{name}: {format_seconds(s)}" for name, s in plan.layouts[:3]]
+        lines.append(f"Next best layouts: {'; '.join(shown)}")
+    if plan.mesh.size > 1 and not plan.splits_anything():
+        lines.append(
+            "Every rank computes the same: for this model and batch, communication would take "
+            "longer than what it saves."
+        )
+    return lines
+
+
+def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
+    if partitioned is None or plan.cluster is None:
+        return []
+    rows, rest = [], [0, 0.0]
+    specs = variable_specs(plan, partitioned)
+    for report in layer_reports(partitioned, plan.cluster):
+        if not report.node.weights:
+            rest = [rest[0] + len(report.node.ops), rest[1] + report.seconds]
+            continue
+        placements = {placement_text(specs[w.name] or (), plan.mesh) for w in report.node.weights}
+        rows.append(
+            [
+                report.node.name,
+                "; ".join(sorted(placements - {"replicated"})) or "replicated",
+                format_bytes(report.num_bytes),
+                report.collectives_text(),
+                format_seconds(report.seconds),
+            ]
+        )
+    rows.append([f"{rest[0]} ops between them", "", "", "", format_seconds(rest[1])])
+    columns = ("Layer", "Placement", "Per device", "Collectives", "Time")
+    title = "Layers (forward, backward and update; time without overlap and packing)"
+    return [render_table(title, columns, rows, numeric=(2, 4))]
 
 
 # --- variables -------------------------------------------------------------------

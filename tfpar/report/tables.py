@@ -40,3 +40,11 @@ def format_bytes(count: int) -> str:
             break
         size /= 1024
     return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`1.25 ms`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale or unit == "us":
+            break
+    return f"{seconds / scale:.2f} {unit}"

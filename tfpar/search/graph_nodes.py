@@ -88,7 +88,7 @@ def cluster(graph: Graph, roles: Roles) -> NodeGraph:
     run: tuple[str, GraphNode] | None = None
     for op in graph.ops:
         if roles.phase[op] != FORWARD:
-            node = _joined(op, node_of, named)
+            node = _joined(op, node_of, named, by_scope)
         else:
             scope = _longest(op.scope, scopes)
             if scope:
@@ -146,13 +146,15 @@ def weight_readers(graph: Graph) -> dict[Variable, list[tuple[Op, Op]]]:
 
 
 def _joined(
-    op: Op, node_of: Mapping[Op, GraphNode], named: Mapping[str, GraphNode]
-) -> GraphNode | None:
+    op: Op, node_of: Mapping[Op, GraphNode], named: Mapping[str, GraphNode],
+    by_scope: Mapping[str, GraphNode],
+) -> GraphNode | None:  # fmt: skip
     """The node that a backward or update op belongs to."""
     if op.name.startswith(_TAPE):
         for prefix in _prefixes(op.name[len(_TAPE) :]):
-            if prefix in named:
-                return named[prefix]
+            node = named.get(prefix) or by_scope.get(prefix)
+            if node is not None:
+                return node
     owners = [node_of[t.op] for t in op.inputs if t.op in node_of]
     return next((n for n in owners if n.weights), owners[0] if owners else None)
 

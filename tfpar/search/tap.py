@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfpar.cost.evaluate import Cost, Pricer
 from tfpar.ir.collection import collection_paused
@@ -93,10 +93,32 @@ class TapPlanner:
                 found = search.found()
                 if found is not None and (best is None or found.key < best.key):
                     best = found
+        if best is not None:
+            best = self._compared(best, searches)
         refused = next((search.refused for search in searches if search.refused), "")
         if best is None:
             raise PlanError(f"No plan is valid under the constraints. The first one: {refused}.")
         return _plan(problem, model, best, self.name)
+
+    def _compared(self, best: _Found, searches: Sequence[_LayoutSearch]) -> _Found:
+        """`best`, with what the other layouts came to."""
+        others = [s for s in searches if s.layout != best.layout and math.isfinite(s.key[1])]
+        alternatives = {name: list(known) for name, known in best.alternatives.items()}
+        elsewhere: dict[str, Alternative] = {}
+        for search in others:
+            for name, known in search.alternatives.items():
+                for option in known:
+                    splits_weight = option.spec != search.plans.engine.replicated
+                    if splits_weight and (
+                        name not in elsewhere or option.seconds < elsewhere[name].seconds
+                    ):
+                        elsewhere[name] = dataclasses.replace(option, layout=str(search.layout))
+        for name, option in elsewhere.items():
+            alternatives.setdefault(name, []).append(option)
+        layouts = sorted((search.key, str(search.layout)) for search in others if not search.key[0])
+        return dataclasses.replace(
+            best, alternatives=alternatives, layouts=tuple((n, k[1]) for k, n in layouts)
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,7 +184,8 @@ class _Found:
     cost: Cost
     chosen: Sequence[tuple[_Group, int]]
     fixed: Sequence[tuple[Variable, Spec]]
-    alternatives: dict[str, list[Alternative]]
+    alternatives: Mapping[str, Sequence[Alternative]]
+    layouts: tuple[tuple[str, float], ...] = ()
 
 
 class _LayoutSearch:
@@ -393,8 +416,11 @@ def _plan(problem: Problem, model: _Model, found: _Found, planner: str) -> Plan:
         for variable in group.variables:
             for twin in twins.get(variable.name, [variable.name]):
                 specs.setdefault(twin, (spec, f"chosen by the {planner} planner"))
-                if group.name in found.alternatives:
-                    alternatives[twin] = found.alternatives[group.name]
+    groups = {v.name: g[0].name for g in model.folded.groups for v in g}
+    for name, members in twins.items():
+        for twin in members:
+            if groups[name] in found.alternatives:
+                alternatives[twin] = found.alternatives[groups[name]]
     variables = {}
     for variable in problem.variables:
         laid, why = specs.get(variable.name, (None, ""))
@@ -412,4 +438,5 @@ def _plan(problem: Problem, model: _Model, found: _Found, planner: str) -> Plan:
         planner=planner,
         cluster=problem.cluster,
         cost=found.cost,
+        layouts=found.layouts,
     )

@@ -1,0 +1,1 @@
+"""The command `tfpar`: plans made, shown and compared from a shell."""

@@ -1,0 +1,144 @@
+"""What `tfpar` takes on its command line, and what a shell gets back.
+
+Exit code 0, or 1 where `diff` finds a difference, or 2 after one line on stderr that says what is
+wrong. Commands import what they need when they run: `tfpar --help` never loads TensorFlow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import tfpar
+from tfpar.spec.errors import TfparError
+
+FAILED, DIFFERENT = 2, 1
+
+_TRACEBACK = "on failure also show where, as Python does"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        code = options.run(options)
+        sys.stdout.flush()  # a closed pipe is noticed here, not at exit
+        return code
+    except BrokenPipeError:  # `tfpar show plan.json | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        return _fail("interrupted", options)
+    except TfparError as error:
+        return _fail(str(error), options)
+    except Exception as error:  # noqa: BLE001 - a traceback is for those who ask for it
+        return _fail(f"{type(error).__name__}: {error} (--traceback shows where)", options)
+
+
+def _fail(text: str, options: argparse.Namespace) -> int:
+    if options.traceback:
+        traceback.print_exc()
+    print(f"tfpar {options.command}: {' '.join(text.split())}", file=sys.stderr)
+    return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "tfpar", description="Plans for parallel Keras models, made without devices or weights."
+    )
+    parser.add_argument("--version", action="version", version=f"tfpar {tfpar.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_plan(commands)
+    _add_show(commands)
+    _add_diff(commands)
+    return parser
+
+
+def _add_plan(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="search a plan for the model that a script builds",
+        description="Search a plan for the model that a function of a script builds. Neither "
+        "devices nor memory for weights are needed.",
+    )
+    parser.add_argument(
+        "build", metavar="SCRIPT.PY:FUNCTION",
+        help="a function without arguments, in a file or as package.module:function, that returns "
+        "a compiled Keras model, or (model, batch)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mesh", required=True, help="the ranks: 2x8 (nodes x devices), 16, or data=2,model=8"
+    )
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument(
+        "--data", metavar="SCRIPT.PY:FUNCTION",
+        help="a function without arguments that returns one global batch, (x, y) or (x, y, "
+        "sample_weight): arrays or tf.TensorSpecs",
+    )  # fmt: skip
+    batch.add_argument(
+        "--batch-size", type=int, metavar="N",
+        help="make a global batch of N up from the model's inputs, outputs and loss",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cluster",
+        help="the machines: a100, cpu, v100-ethernet, v100-nvlink or a JSON file (default: "
+        "machines like this one)",
+    )
+    parser.add_argument("--planner", default="tap", help="who searches (default: %(default)s)")
+    parser.add_argument(
+        "--plan-cache", metavar="DIR",
+        help="keep plans in this folder, and search each problem once (default: $TFPAR_PLAN_CACHE)",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="PLAN.JSON", help="write the plan to this file")
+    parser.add_argument(
+        "--explain", nargs="+", action="extend", default=[], metavar="NAME",
+        help="instead of the summary, say where these variables lie and why",
+    )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="no summary")
+    parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
+    parser.set_defaults(run=_plan)
+
+
+def _add_show(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("show", help="print a saved plan")
+    parser.add_argument("plan", metavar="PLAN.JSON")
+    parser.add_argument(
+        "--explain", nargs="+", action="extend", default=[], metavar="NAME",
+        help="only these variables",
+    )  # fmt: skip
+    parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
+    parser.set_defaults(run=_show)
+
+
+def _add_diff(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("diff", help="compare two saved plans; exit code 1 if they differ")
+    parser.add_argument("first", metavar="A.JSON")
+    parser.add_argument("second", metavar="B.JSON")
+    parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
+    parser.set_defaults(run=_diff)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read when TensorFlow is imported
+    from tfpar.cli.plan import run
+
+    return run(options)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from tfpar.plan import Plan
+
+    plan = Plan.load(options.plan)
+    print("\n".join(map(plan.explain, options.explain)) or plan.summary())
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from tfpar.plan import Plan
+
+    lines = Plan.load(options.first).diff(Plan.load(options.second))
+    print(*lines, sep="\n", end="\n" if lines else "")
+    return DIFFERENT if lines else 0

@@ -1,0 +1,63 @@
+"""A plan layer by layer: placement, bytes, collectives and time of every GraphNode."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.cost.cluster import Cluster
+from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, Pricer
+from tfpar.ir.roles import Roles
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.search.graph_nodes import GraphNode, cluster
+
+
+@dataclasses.dataclass(eq=False)
+class LayerReport:
+    """What one GraphNode takes on a rank in a step.
+
+    Attributes:
+        num_bytes: of its weights' shards.
+        collectives: (kind, mesh axes) -> (count, payload bytes) of its own tensors.
+        seconds: computing, and these collectives one by one.
+    """
+
+    node: GraphNode
+    num_bytes: int = 0
+    collectives: dict[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+    def collectives_text(self) -> str:
+        """`2 all_reduce over model`, one kind after the other."""
+        return ", ".join(
+            f"{count} {kind} over {axes}" for (kind, axes), (count, _) in self.collectives.items()
+        )
+
+
+def layer_reports(partitioned: PartitionedGraph, machines: Cluster) -> list[LayerReport]:
+    """A report for each GraphNode, in the order of the model."""
+    roles = Roles.of(partitioned.graph)
+    nodes = cluster(partitioned.graph, roles)
+    pricer = Pricer(partitioned.mesh, machines, roles)
+    reports = {node: LayerReport(node) for node in nodes.nodes}
+    rules = partitioned.prepared.rules
+    names = partitioned.mesh.axis_names
+    for op, decision in partitioned.decisions.items():
+        if op in nodes.node_of:
+            terms = pricer.zero()
+            pricer.add_op(terms, op, rules[op], decision)
+            seconds = terms[COMPUTE : COMPUTE + 3].sum() + terms[COMMUNICATION:DEFERRED].sum()
+            reports[nodes.node_of[op]].seconds += float(seconds)
+    for reshard in partitioned.reshards:
+        if reshard.tensor.op not in nodes.node_of:
+            continue
+        report = reports[nodes.node_of[reshard.tensor.op]]
+        for kind, axes, size, seconds in pricer.collectives(reshard):
+            key = (kind, " x ".join(names[a] for a in axes))
+            count, total = report.collectives.get(key, (0, 0))
+            report.collectives[key] = (count + 1, total + size)
+            report.seconds += seconds
+    for report in reports.values():
+        report.num_bytes = sum(
+            pricer.local_bytes(v, partitioned.variable_specs[v]) for v in report.node.weights
+        )
+    return list(reports.values())
