@@ -1,0 +1,109 @@
+"""Models as the search sees them: captured ones, and blocks written by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tfpar as tap
+import tfpar.rules  # noqa: F401 - registers the rules
+from benchmarks import models
+from tfpar.capture.step import argument_specs
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
+from tfpar.ir.planning_graph import PlanningGraph, planning_graph
+from tfpar.ir.roles import Roles
+from tfpar.keras import adapter
+from tfpar.runtime.executable import simplify_step
+from tfpar.search.fold import Folded, fold
+from tfpar.search.graph_nodes import GraphNode, NodeGraph, cluster
+from tfpar.search.shared import Family, SharedSubgraph, Signatures, families, prune_graph
+
+
+@dataclasses.dataclass(eq=False)
+class Parts:
+    """What the search finds in a graph."""
+
+    cut: PlanningGraph
+    min_duplicate: int = 2
+
+    def __post_init__(self) -> None:
+        self.graph = self.cut.graph
+        self.roles = Roles.of(self.graph)
+        self.nodes: NodeGraph = cluster(self.graph, self.roles)
+        self.signatures = Signatures(Constants(self.graph), self.roles)
+        self.subgraphs: list[SharedSubgraph] = prune_graph(
+            self.nodes, self.signatures, self.min_duplicate
+        )
+        self.families: list[Family] = families(
+            self.nodes, self.subgraphs, self.signatures, self.min_duplicate
+        )
+
+    def fold(self) -> Folded:
+        return fold(self.graph, self.families, self.signatures)
+
+    def node(self, name: str) -> GraphNode:
+        return next(n for n in self.nodes.nodes if n.name == name)
+
+    def counts(self) -> dict[str, int]:
+        """How many blocks each family of more than one weight has, by the first node's name."""
+        return {
+            f.instances[0][0].name: f.count
+            for f in self.families
+            if sum(len(n.weights) for n in f.instances[0]) > 1
+        }
+
+
+def parts_of(graph: Graph, min_duplicate: int = 2) -> Parts:
+    return Parts(planning_graph(graph, []), min_duplicate)
+
+
+def captured(name_or_build, batch: int = 8, **sizes) -> Parts:
+    """A model's step with its gradients; nothing is materialised."""
+    build = models.SMALL[name_or_build] if isinstance(name_or_build, str) else name_or_build
+    with tap.auto_parallel(tap.split([1, 2])):
+        model = models.compile_model(build(**sizes))
+    step = adapter.parallel_model(model).capture_gradients(
+        argument_specs((models.batch_of(model, batch),))
+    )
+    simplify_step(step)
+    return Parts(planning_graph(step.graph, step.gradients))
+
+
+def chain(scopes: Sequence[str], width: int = 4, activations: Sequence[str] = ("Relu",)) -> Graph:
+    """x = activation(x @ kernel + bias) + x for each scope, the sum outside of it."""
+    build = GraphBuilder()
+    x = _placeholder(build, "x", (2, width), "float32")
+    build.graph.inputs.append(x)
+    for i, scope in enumerate(scopes):
+        x = block(build, scope, x, activations[i % len(activations)])
+    build.graph.outputs.append(x)
+    return build.graph
+
+
+def block(build: GraphBuilder, scope: str, x: Tensor, activation: str = "Relu") -> Tensor:
+    width = x.shape[-1]
+    build.name = f"{scope}/dense"
+    attrs = {"T": DType("float32"), "transpose_a": False, "transpose_b": False}
+    kernel = weight(build, f"{scope}/kernel", (width, width))
+    h = build.one("MatMul", (x, kernel), x.shape, "float32", attrs)
+    h = build.binary("AddV2", h, weight(build, f"{scope}/bias", (width,)))
+    build.name = scope
+    h = build.unary(activation, h)
+    build.name = scope.rpartition("/")[0]
+    return build.binary("AddV2", x, h)
+
+
+def weight(build: GraphBuilder, name: str, shape: tuple[int, ...]) -> Tensor:
+    handle = _placeholder(build, f"handle/{name}", shape, "resource")
+    build.graph.variables.append(Variable(name, shape, "float32", True, handle))
+    return build.one("ReadVariableOp", (handle,), shape, "float32", {"dtype": DType("float32")})
+
+
+def named(graph: Graph, name: str) -> Op:
+    return next(op for op in graph.ops if op.name == name)
+
+
+def _placeholder(build: GraphBuilder, name: str, shape, dtype: str) -> Tensor:
+    return build.emit("Placeholder", (), [(shape, dtype)], {"dtype": DType(dtype)}, name).outputs[0]
