@@ -30,13 +30,15 @@ from tfpar.cost.evaluate import (
     traffic,
     update_seconds,
 )
+from tfpar.ir.fingerprint import fingerprint
+from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.plan import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.runtime.executable import prepare_step
+from tfpar.runtime.executable import prepare_step, simplify_step
 from tfpar.spec import Mesh, Shard, replicated
 
 MB = 2**20
@@ -99,6 +101,21 @@ def captured(name):
     prepared = prepare_step(step)
     roles = Roles.of(step.graph, [t for g in step.gradients for t in g.tensors])
     return step.graph, prepared, roles, len(data)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_cut_at_its_update_is_the_one_captured_without(name):
+    build, data = MODELS[name]
+    cuts = []
+    for with_update in (True, False):
+        keras.utils.clear_session()
+        with tap.auto_parallel(tap.split([2])):
+            model = parallel_model(build())
+        specs = argument_specs((data,))
+        step = model.step("train").capture(specs) if with_update else model.capture_gradients(specs)
+        simplify_step(step)
+        cuts.append(fingerprint(planning_graph(step.graph, step.gradients).graph))
+    assert cuts[0] == cuts[1]
 
 
 def laid_out(name, mesh, constraints=(), variables=None, axes=None):
