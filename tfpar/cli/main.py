@@ -7,10 +7,12 @@ wrong. Commands import what they need when they run: `tfpar --help` never loads 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tfpar
 from tfpar.spec.errors import TfparError
@@ -122,9 +124,8 @@ def _add_diff(commands: argparse._SubParsersAction) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read when TensorFlow is imported
-    from tfpar.cli.plan import run
-
+    with _quiet_tensorflow():
+        from tfpar.cli.plan import run
     return run(options)
 
 
@@ -142,3 +143,31 @@ def _diff(options: argparse.Namespace) -> int:
     lines = Plan.load(options.first).diff(Plan.load(options.second))
     print(*lines, sep="\n", end="\n" if lines else "")
     return DIFFERENT if lines else 0
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """TensorFlow is imported without its log, unless TF_CPP_MIN_LOG_LEVEL asks for one.
+
+    What its libraries log as they are loaded heeds no level, so that stderr itself is held back;
+    if the import fails, it is shown.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ or "tensorflow" in sys.modules:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            sys.stderr.flush()
+            held.seek(0)
+            os.write(stderr, held.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)

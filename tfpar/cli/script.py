@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
@@ -110,7 +112,8 @@ def _import(name: str) -> ModuleType:
 
 def _function(module: ModuleType, where: str, name: str) -> Callable[[], Any]:
     found = getattr(module, name, None)
-    if callable(found):
+    # A model can be called too, but is no function that makes one.
+    if inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial):
         return found
     known = [
         repr(n)
@@ -144,9 +147,9 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    """Where: the innermost line that is neither an installed package's nor ours."""
-    own = (f"{os.sep}site-packages{os.sep}", os.path.dirname(__file__), "<frozen")
+    """Where: the innermost line that is neither Python's, an installed package's nor ours."""
+    others = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(__file__)), "<frozen")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not any(part in frame.filename for part in own):
+        if not frame.filename.startswith(others) and "site-packages" not in frame.filename:
             return f" ({os.path.basename(frame.filename)}, line {frame.lineno})."
     return "."

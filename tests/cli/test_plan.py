@@ -1,0 +1,396 @@
+"""The command `tfpar`: what it takes, prints and writes, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import tfpar as tap
+from tfpar.cli.main import main
+from tfpar.cost.cluster import Cluster
+from tfpar.plan import Plan
+from tfpar.search.planners import PLANNERS
+from tfpar.spec import Mesh
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sizes
+
+assert __name__ == "train", __name__
+
+
+def build(activation="relu"):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(sizes.HIDDEN, activation, name="fc1"),
+            keras.layers.Dense(3, name="fc2"),
+        ],
+        name="mlp",
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False)
+    return model
+
+
+def arrays():
+    return np.zeros((8, 6), "float32"), np.zeros(8, "int32")
+
+
+def specs():
+    return tf.TensorSpec((8, 6)), tf.TensorSpec((8,), "int32")
+
+
+def both():
+    return build(), arrays()
+
+
+def no_model():
+    return 3
+
+
+def not_compiled():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)], name="raw")
+
+
+def shapeless():
+    model = keras.Sequential([keras.layers.Dense(2)], name="late")
+    model.compile("sgd", "mse")
+    return model
+
+
+def raises():
+    raise ValueError("out of\\nideas")
+
+
+def needs(depth):
+    return build()
+
+
+def ends():
+    raise SystemExit(3)
+
+
+def open_batch():
+    return tf.TensorSpec((None, 6)), tf.TensorSpec((None,), "int32")
+
+
+def no_batch():
+    return object()
+
+
+def two_heads():
+    x = keras.Input((6,), name="x")
+    heads = [keras.layers.Dense(n, name=f"head_{n}")(x) for n in (2, 5)]
+    model = keras.Model(x, heads)
+    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", ["mse", sparse], jit_compile=False)
+    return model
+
+
+def named_heads():
+    x = {"x": keras.Input((6,), name="x")}
+    heads = {n: keras.layers.Dense(2, name=n)(x["x"]) for n in ("b", "a")}
+    model = keras.Model(x, heads)
+    losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
+    model.compile("sgd", losses, jit_compile=False)
+    return model
+
+
+def own_loss():
+    x = keras.Input((6,))
+    model = keras.Model(x, keras.layers.ActivityRegularization(0.1)(keras.layers.Dense(2)(x)))
+    model.compile("sgd", jit_compile=False)
+    return model
+
+
+a_model = not_compiled()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with `train.py` and a module that it imports, as the current one."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "sizes.py").write_text("HIDDEN = 16\n")
+    (tmp_path / "broken.py").write_text("import keras\n\n1 / 0\n")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "json.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TFPAR_PLAN_CACHE", raising=False)
+    yield tmp_path
+    sys.modules.pop("sizes", None)
+
+
+def tfpar(command: str) -> int:
+    return main(shlex.split(command))
+
+
+# --- plans -----------------------------------------------------------------------------
+
+
+def test_a_plan_is_printed_written_and_used(folder, capsys):
+    before = list(sys.path), list(sys.argv)
+    command = "plan train.py:build --mesh 2x2 --batch-size 8 --cluster a100 -o plan.json"
+    assert tfpar(command) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Wrote plan.json\nPlan on mesh ") and "mlp/fc1/kernel" in (
+        printed.out
+    )
+    assert printed.err == "" and (sys.path, sys.argv) == before and "train" not in sys.modules
+    assert Plan.load("plan.json").cluster == Cluster.of("a100", Mesh.of([2, 2]))
+
+    keras.utils.clear_session()
+    with tap.auto_parallel(plan="plan.json"):
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(16, "relu", name="fc1"),
+                keras.layers.Dense(3, name="fc2"),
+            ],
+            name="mlp",
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, jit_compile=False)
+    start = model.get_weights()
+    model.fit(np.ones((8, 6), "float32"), np.zeros(8, "int32"), batch_size=8, verbose=0)
+    assert any(not np.array_equal(a, b) for a, b in zip(start, model.get_weights(), strict=True))
+
+
+def test_every_source_of_the_batch_gives_the_same_plan(folder, capsys):
+    sources = {
+        "size": "train.py:build --batch-size 8",
+        "arrays": "train.py:build --data train.py:arrays",
+        "specs": "train.py:build --data train.py:specs",
+        "returned": "train.py:both",
+    }
+    for name, source in sources.items():
+        assert tfpar(f"plan {source} --mesh 4 --cluster a100 --quiet -o {name}.json") == 0, name
+    assert capsys.readouterr() == ("", "")
+    plans = [Plan.load(f"{name}.json") for name in sources]
+    assert all(plan.diff(plans[0]) == [] for plan in plans)
+
+
+@pytest.mark.parametrize("build", ["two_heads", "named_heads", "own_loss"])
+def test_labels_are_made_up_for_each_output(folder, build, capsys):
+    assert tfpar(f"plan train.py:{build} --mesh 2 --batch-size 8 --cluster a100 --quiet") == 0, (
+        capsys.readouterr().err
+    )
+
+
+def test_a_package_and_its_module(folder, capsys):
+    package = folder / "of_cli_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    text = SCRIPT.replace('"train", __name__', '"of_cli_test.models", __name__')
+    (package / "models.py").write_text(text)
+    command = "plan of_cli_test.models:build --data of_cli_test.models:arrays --mesh 2 -o p.json"
+    assert tfpar(command) == 0
+    assert Path("p.json").exists() and "fc2/kernel" in capsys.readouterr().out
+
+
+def test_explain_takes_the_summary_s_place(folder, capsys):
+    command = "plan train.py:both --mesh 2 --explain fc1/kernel mlp/fc2/bias"
+    assert tfpar(command) == 0
+    out = capsys.readouterr().out
+    assert "Variable 'mlp/fc1/kernel'" in out and "Variable 'mlp/fc2/bias'" in out
+    assert "Plan on mesh" not in out
+
+
+@pytest.mark.parametrize(
+    "text, mesh",
+    [
+        ("2x8", Mesh.of([2, 8])), ("16", Mesh.of([16])), ("2x2x4", Mesh.of([2, 2, 4])),
+        ("data=2,model=8", Mesh.of({"data": 2, "model": 8})),
+    ],
+)  # fmt: skip
+def test_meshes(text, mesh):
+    from tfpar.cli.plan import parse_mesh
+
+    assert parse_mesh(text) == mesh
+
+
+def test_a_cluster_file_and_a_plan_cache(folder, monkeypatch):
+    described = dataclasses.replace(Cluster.of("a100", Mesh.of([1, 2])), name="ours")
+    Path("ours.json").write_text(json.dumps(dataclasses.asdict(described)))
+    searched = []
+
+    def planner():
+        made = find()
+        solve = made.solve
+        made.solve = lambda problem: searched.append(1) or solve(problem)
+        return made
+
+    find = PLANNERS["tap"]
+    monkeypatch.setitem(PLANNERS, "counting", planner)
+    command = "plan train.py:both --mesh 2 --cluster ours.json --planner counting --quiet"
+    for _ in range(2):
+        assert tfpar(f"{command} --plan-cache plans -o plan.json") == 0
+    assert len(searched) == 1 and len(os.listdir("plans")) == 1
+    assert Plan.load("plan.json").cluster == described
+
+
+# --- what cannot be done ---------------------------------------------------------------
+
+
+ERRORS = {
+    "train.py:build": "No batch to plan for: .*--data .*--batch-size",
+    "train.py:nope --batch-size 8": "no function 'nope' in 'train.py'. It has 'build', 'arrays'",
+    "train.py:a_model --batch-size 8": "'a_model' in 'train.py' is a Sequential, not a function",
+    "train.py --batch-size 8": "'train.py' names no function",
+    "none.py:build --batch-size 8": "no script 'none.py'",
+    "no.such.module:build --batch-size 8": "no module 'no.such.module'",
+    "other/json.py:build --batch-size 8": "module 'json', which is imported already. Rename",
+    "broken.py:build --batch-size 8": r"broken.py raised ZeroDivisionError: .*broken.py, line 3",
+    "train.py:raises --batch-size 8": r"train.py:raises raised ValueError: out of ideas \(train.py",
+    "train.py:needs --batch-size 8": "train.py:needs .* needs 'depth'",
+    "train.py:ends --batch-size 8": r"train.py:ends ends the process \(exit code 3\)",
+    "train.py:no_model --batch-size 8": "train.py:no_model returned a int.* compiled Keras model",
+    "train.py:not_compiled --batch-size 8": "'raw', that is not compiled. Call model.compile",
+    "train.py:shapeless --batch-size 8": "input shapes of 'late' are not all known.*--data",
+    "train.py:both --batch-size 8": "train.py:both returns a batch. Leave out --batch-size",
+    "train.py:build --batch-size 0": "--batch-size is 0",
+    "train.py:build --data train.py:nope": "no function 'nope'",
+    "train.py:build --data train.py:open_batch": r"train.py:open_batch .* shape \(None, 6\)",
+    "train.py:build --data train.py:no_batch": "train.py:no_batch gave a object that is no batch",
+    "train.py:both --mesh 2y8": "--mesh '2y8' is no mesh. Write sizes",
+    "train.py:both --mesh 0x2": "--mesh '0x2': Mesh axis 'data' has size 0",
+    "train.py:both --cluster tpu": "no cluster 'tpu': .*'v100-nvlink'",
+    "train.py:both --cluster broken.py": "Cannot read the cluster file 'broken.py'",
+    "train.py:both --planner best": "no planner 'best'. There are 'tap'",
+    "train.py:both -o no/plan.json": "Cannot write the plan file 'no/plan.json': there is no fo",
+    "train.py:both -o .": "Cannot write the plan file '.': it is a folder",
+    "train.py:both --plan-cache train.py": "Cannot make the folder 'train.py' for plans",
+    "train.py:both --explain fc3": "The plan has no variable 'fc3'",
+}
+
+
+@pytest.mark.parametrize("arguments", ERRORS)
+def test_what_is_wrong_is_said_in_one_line(arguments, folder, capsys):
+    mesh = "" if "--mesh" in arguments else "--mesh 2"
+    path = list(sys.path)
+    assert tfpar(f"plan {arguments} {mesh}") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("tfpar plan: ") and err.count("\n") == 1
+    assert re.search(ERRORS[arguments], err), err
+    assert sys.path == path
+
+
+def test_a_cluster_that_is_too_small_names_both_before_the_script_runs(folder, capsys):
+    small = dataclasses.replace(Cluster.of("a100"), name="one")
+    Path("one.json").write_text(json.dumps(dataclasses.asdict(small)))
+    assert tfpar("plan broken.py:build --mesh 2x4 --cluster one.json") == 2
+    assert "has 8 ranks, but cluster 'one' has 1 device" in capsys.readouterr().err
+
+
+def test_labels_that_do_not_fit_the_step(folder, capsys):
+    Path("train.py").write_text(SCRIPT.replace("SparseCategorical", "Categorical") + OWN_STEP)
+    assert tfpar("plan train.py:own_step --mesh 2 --batch-size 8") == 2
+    err = capsys.readouterr().err
+    assert "if its labels are others, give --data" in err and err.count("\n") == 1
+
+
+OWN_STEP = textwrap.dedent(
+    """
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, (y, weight) = data
+            return super().train_step((x, y, weight))
+
+
+    def own_step():
+        model = Own([keras.Input((6,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+    """
+)
+
+
+def test_traceback_is_for_those_who_ask(folder, capsys):
+    assert tfpar("plan train.py:raises --mesh 2 --traceback") == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err and 'raise ValueError("out of\\nideas")' in err
+    assert err.splitlines()[-1].startswith("tfpar plan: train.py:raises raised ValueError")
+
+
+# --- saved plans -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(folder, capsys):
+    assert tfpar("plan train.py:both --mesh 2 --quiet -o a.json") == 0
+    data = json.loads(Path("a.json").read_text())
+    fc1, fc2 = (data["variables"][f"mlp/{n}/kernel"] for n in ("fc1", "fc2"))
+    fc1["spec"] = "S(1)" + ",R" * (len(data["mesh"]) - 1)
+    fc2["spec"] = "S(0)" + ",R" * (len(data["mesh"]) - 1)
+    Path("b.json").write_text(json.dumps(data))
+
+
+def test_diff(saved, capsys):
+    assert tfpar("diff a.json a.json") == 0
+    assert capsys.readouterr().out == ""
+    assert tfpar("diff a.json b.json") == 1
+    assert capsys.readouterr().out.count("/kernel: ") == 2
+    assert tfpar("diff a.json c.json") == 2
+    assert capsys.readouterr().err.startswith("tfpar diff: There is no plan file 'c.json'.")
+    assert tfpar("diff a.json train.py") == 2
+    assert "corrupt" in capsys.readouterr().err
+
+
+def test_show(saved, capsys):
+    assert tfpar("show a.json") == 0
+    assert capsys.readouterr().out == Plan.load("a.json").summary() + "\n"
+    assert tfpar("show a.json --explain fc1/kernel --explain fc1/bias") == 0
+    out = capsys.readouterr().out
+    assert "Variable 'mlp/fc1/kernel'" in out and "Variable 'mlp/fc1/bias'" in out
+    assert tfpar("show a.json --explain fc9") == 2
+    assert capsys.readouterr().err.startswith("tfpar show: The plan has no variable 'fc9'")
+
+
+# --- the command -----------------------------------------------------------------------
+
+
+def test_version_and_usage(capsys):
+    for arguments, code in ((["--version"], 0), (["--help"], 0), (["plan"], 2), ([], 2)):
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        assert exit_.value.code == code
+    out, err = capsys.readouterr()
+    assert out.startswith(f"tfpar {tap.__version__}\n") and "--mesh" in err
+
+
+def test_help_needs_no_tensorflow():
+    code = (
+        "import sys; from tfpar.cli.main import main\n"
+        "try: main(['plan', '--help'])\n"
+        "except SystemExit: assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_process_says_nothing_but_the_plan(folder):
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "tfpar", "plan", "train.py:both", "--mesh", "2x8"],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Plan on mesh ")
