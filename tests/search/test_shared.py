@@ -101,6 +101,13 @@ def test_convolutions_of_unlike_shapes_are_one_subgraph():
     assert all(len(s.variants) > 1 for s in convolutions)
 
 
+def test_a_bottleneck_is_a_block_but_not_its_stage():
+    parts = captured("resnet", blocks=(4, 4))
+    found = largest(parts.subgraphs)
+    assert sorted(s.count for s in found if len(s.blocks[0].nodes) > 5) == [2, 6]
+    assert sorted(f.count for f in parts.families if len(f.instances[0]) > 5) == [3, 3]
+
+
 def test_layers_without_names_fold_by_what_repeats_in_a_row():
     def mixer(depth):
         inputs = keras.Input((16,))

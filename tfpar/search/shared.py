@@ -156,34 +156,37 @@ def largest(subgraphs: Sequence[SharedSubgraph], min_duplicate: int = 2) -> list
 
     A tower or a stage that mostly repeats one block is no subgraph, the block is.
     """
-    kept = _outermost([s.blocks for s in subgraphs], min_duplicate)
+    kept = _outermost([s.blocks for s in subgraphs], _repeated(subgraphs, min_duplicate))
     return [subgraphs[i] for i in kept]
 
 
-def _outermost(groups: Sequence[Sequence[Block]], min_duplicate: int) -> list[int]:
+def _repeated(subgraphs: Sequence[SharedSubgraph], min_duplicate: int) -> list[Sequence[Block]]:
+    """The blocks that repeat with equal shapes."""
+    return [v for s in subgraphs for v in s.variants if len(v) >= min_duplicate]
+
+
+def _outermost(groups: Sequence[Sequence[Block]], repeated: Sequence[Sequence[Block]]) -> list[int]:
     """Which groups of alike blocks to take so that no two of them overlap."""
     sizes = [(-len(g[0].nodes), g[0].prefix.count("/")) for g in groups]
-    order = sorted(range(len(groups)), key=sizes.__getitem__)
     taken: set[GraphNode] = set()
     kept = []
-    for at, i in enumerate(order):
+    for i in sorted(range(len(groups)), key=sizes.__getitem__):
         members = {n for block in groups[i] for n in block.nodes}
-        smaller = [groups[j] for j in order[at + 1 :]]
-        if not members & taken and not _consists_of(groups[i][0], smaller, min_duplicate):
+        if not members & taken and not _consists_of(groups[i][0], repeated):
             taken |= members
             kept.append(i)
     return sorted(kept)
 
 
-def _consists_of(block: Block, smaller: Sequence[Sequence[Block]], min_duplicate: int) -> bool:
+def _consists_of(block: Block, repeated: Sequence[Sequence[Block]]) -> bool:
     """Whether most of a block is a smaller one of several weights, several times over."""
     members = set(block.nodes)
     total = _count_weighted(block)
-    for group in smaller:
+    for group in repeated:
         weighted = _count_weighted(group[0])
         if weighted > 1 and len(group[0].nodes) < len(members):
             inside = sum(b.nodes[0] in members for b in group)
-            if inside >= min_duplicate and 2 * inside * weighted > total:
+            if inside > 1 and 2 * inside * weighted > total:
                 return True
     return False
 
@@ -242,10 +245,10 @@ def _units(
     min_duplicate: int,
 ) -> list[Sequence[GraphNode]]:  # fmt: skip
     """The model in graph order as blocks that repeat and nodes of no such block."""
-    repeated = [v for s in subgraphs for v in s.variants if len(v) >= min_duplicate]
+    repeated = _repeated(subgraphs, min_duplicate)
     unit_of = {
         n: block
-        for i in _outermost(repeated, min_duplicate)
+        for i in _outermost(repeated, repeated)
         for block in repeated[i]
         for n in block.nodes
     }
