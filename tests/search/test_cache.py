@@ -1,0 +1,202 @@
+"""Plans kept in a folder: a problem is searched once, another one anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfpar as tap
+from tests.plan.graphs import mlp
+from tfpar import api
+from tfpar.cost.cluster import Cluster
+from tfpar.ir.fingerprint import fingerprint
+from tfpar.planning import find_plan
+from tfpar.search.cache import PlanCache
+from tfpar.search.problem import Fixed, Problem, free_layouts, given_layout
+from tfpar.search.tap import TapPlanner
+from tfpar.spec import Mesh, PlanError, Replicate, Shard
+
+MESH = Mesh.of([2, 2])
+
+
+class Counting:
+    """The planner of TAP under another name; knows how often it was asked."""
+
+    def __init__(self, name: str = "counting") -> None:
+        self.name = name
+        self.problems: list[Problem] = []
+
+    def solve(self, problem: Problem) -> tap.Plan:
+        self.problems.append(problem)
+        return dataclasses.replace(TapPlanner().solve(problem), planner=self.name)
+
+
+def problem(batch: int = 8, mesh: Mesh = MESH, cluster: str = "a100", **changes) -> Problem:
+    graph = mlp(batch=batch, hidden=16)
+    stated = Problem(
+        graph, free_layouts(mesh), Cluster.of(cluster, mesh), frozenset(graph.inputs),
+        fingerprint(graph), graph.variables,
+    )  # fmt: skip
+    return dataclasses.replace(stated, **changes)
+
+
+# --- one folder ------------------------------------------------------------------------
+
+
+def test_a_problem_is_searched_once(tmp_path):
+    planner, cache = Counting(), PlanCache(str(tmp_path / "new" / "plans"))
+    first = find_plan(problem(), planner, cache)
+    again = find_plan(problem(), planner, cache)
+    assert len(planner.problems) == 1 and again == first and again.planner == "counting"
+    assert len(os.listdir(cache.folder)) == 1
+    find_plan(problem(), planner, None)
+    assert len(planner.problems) == 2
+
+
+def test_the_cluster_s_name_does_not_matter(tmp_path):
+    planner, cache = Counting(), PlanCache(str(tmp_path))
+    find_plan(problem(), planner, cache)
+    renamed = dataclasses.replace(Cluster.of("a100", MESH), name="ours")
+    find_plan(problem(cluster=renamed), planner, cache)
+    assert len(planner.problems) == 1
+
+
+COLUMNS = (Replicate(), Shard(1))
+
+OTHERS = {
+    "batch size": problem(batch=16),
+    "mesh": problem(mesh=Mesh.of([4, 2])),
+    "cluster": problem(cluster="v100-ethernet"),
+    "logical mesh": problem(layouts=[given_layout(MESH, ["data"])]),
+    "batch axes": problem(layouts=[given_layout(MESH, ["data", "model"])]),
+    "nothing batched": problem(batched=frozenset()),
+    "constraint": problem(
+        layouts=[given_layout(MESH, ["data"])], fixed={"head/kernel": Fixed(COLUMNS, "so")}
+    ),
+    "another spec": problem(
+        layouts=[given_layout(MESH, ["data"])],
+        fixed={"head/kernel": Fixed((Replicate(), Shard(0)), "so")},
+    ),
+    "optimizer": problem(state_ratio=2.0),
+    "model": problem(fingerprint="another"),
+}
+
+
+def test_every_other_problem_is_another_entry(tmp_path):
+    planner, cache = Counting(), PlanCache(str(tmp_path))
+    find_plan(problem(), planner, cache)
+    for count, (what, other) in enumerate(OTHERS.items(), 2):
+        find_plan(other, planner, cache)
+        assert len(planner.problems) == len(os.listdir(tmp_path)) == count, what
+    for what, other in OTHERS.items():
+        find_plan(other, planner, cache)
+        assert len(planner.problems) == count, what
+
+
+def test_another_planner_is_another_entry(tmp_path):
+    cache, planners = PlanCache(str(tmp_path)), [Counting(), Counting("another")]
+    for planner in (*planners, *planners):
+        assert find_plan(problem(), planner, cache).planner == planner.name
+    assert [len(p.problems) for p in planners] == [1, 1]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "tfpar plan", "version": 999}'])
+def test_a_file_that_cannot_be_read_is_written_anew(content, tmp_path, caplog):
+    planner, cache = Counting(), PlanCache(str(tmp_path))
+    first = find_plan(problem(), planner, cache)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_text()
+    file.write_text(content)
+    with caplog.at_level(logging.WARNING, "tfpar"):
+        assert find_plan(problem(), planner, cache) == first
+    assert len(planner.problems) == 2 and file.read_text() == whole
+    (record,) = caplog.records
+    assert str(file) in record.message and "searched anew" in record.message
+    assert find_plan(problem(), planner, cache) == first and len(planner.problems) == 2
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for folder in (blocked, blocked / "plans"):
+        with pytest.raises(PlanError, match=f"Cannot make the folder '{folder}'.*another one"):
+            find_plan(problem(), Counting(), PlanCache(str(folder)))
+
+
+def test_a_file_that_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PlanError, match=f"Cannot write the plan file '{tmp_path}.*denied"):
+        find_plan(problem(), Counting(), PlanCache(str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []  # nothing half-written stays
+
+
+# --- where users name it ---------------------------------------------------------------
+
+X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
+
+
+def build():
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name="fc")], name="m")
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def fit(**arguments):
+    with tap.auto_parallel(MESH, cluster="a100", **arguments):
+        model = build()
+    model.fit(X, Y, batch_size=8, verbose=0)
+    return tap.plan_of(model)
+
+
+def test_fit_searches_once(tmp_path):
+    planner = Counting()
+    plans = [fit(planner=planner, plan_cache=str(tmp_path)) for _ in range(2)]
+    assert len(planner.problems) == 1 and plans[0].diff(plans[1]) == []
+
+
+def test_plan_searches_once(tmp_path):
+    planner = Counting()
+    plans = [
+        api.plan(build, (X, Y), MESH, "a100", planner=planner, plan_cache=str(tmp_path))
+        for _ in range(2)
+    ]
+    assert len(planner.problems) == 1 and plans[0].diff(plans[1]) == []
+
+
+def test_another_constraint_or_batch_of_a_model_is_searched(tmp_path):
+    planner, folder = Counting(), str(tmp_path)
+    halves = [tf.TensorSpec((4, 6)), tf.TensorSpec((4, 2))]
+    for batch, constraints in (
+        ((X, Y), ()), (halves, ()), ((X, Y), [tap.shard("fc/kernel", 0, "model")]),
+        ((X, Y), [tap.shard("fc/kernel", 1, "model")]),
+    ):  # fmt: skip
+        for _ in range(2):
+            api.plan(build, batch, MESH, "a100", constraints, planner=planner, plan_cache=folder)
+    assert len(planner.problems) == len(os.listdir(folder)) == 4
+
+
+def test_the_environment_names_a_folder(tmp_path, monkeypatch):
+    planner, folder = Counting(), tmp_path / "plans"
+    monkeypatch.setenv("TFPAR_PLAN_CACHE", str(folder))
+    fit(planner=planner)
+    assert len(os.listdir(folder)) == 1
+    fit(planner=planner)
+    assert len(planner.problems) == 1
+    api.plan(build, (X, Y), MESH, "a100", planner=planner)
+    api.plan(build, (X, Y), MESH, "a100", planner=planner)
+    searched = len(planner.problems)
+    assert searched == len(os.listdir(folder))
+    fit(planner=planner, plan_cache=str(tmp_path / "named"))  # an argument goes before it
+    assert len(planner.problems) == searched + 1 == len(os.listdir(folder)) + 1
+    assert len(list(Path(tmp_path / "named").iterdir())) == 1

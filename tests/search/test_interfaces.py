@@ -1,0 +1,220 @@
+"""Planning as users ask for it: names, machines, plan files; and what is shown meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfpar as tap
+from benchmarks import models
+from tests.search.test_cache import problem
+from tfpar import api
+from tfpar.cost.cluster import Cluster
+from tfpar.plan import Plan
+from tfpar.report import progress
+from tfpar.search.planners import find_planner
+from tfpar.search.tap import TapPlanner
+from tfpar.spec import Mesh, PlanError, TfparError
+
+MESH = Mesh.of([2, 2])
+
+
+def build(activation="relu", optimizer="adam", loss="mse"):
+    keras.utils.clear_session()
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(16, activation, name="fc1"),
+            keras.layers.Dense(2, name="fc2"),
+        ],
+        name="mlp",
+    )
+    model.compile(optimizer, loss, jit_compile=False)
+    return model
+
+
+def data(batch=8):
+    return np.ones((batch, 6), "float32"), np.ones((batch, 2), "float32")
+
+
+def planned(batch=8, mesh=MESH, cluster="a100", **arguments) -> Plan:
+    return api.plan(build, data(batch), mesh, cluster, **arguments)
+
+
+# --- planners and machines -------------------------------------------------------------
+
+
+def test_planners_by_name():
+    assert isinstance(find_planner("tap"), TapPlanner)
+    own = TapPlanner(3)
+    assert find_planner(own) is own and find_planner(None) is None
+    with pytest.raises(TfparError, match="no planner 'best'. There are 'tap'; None searches"):
+        find_planner("best")
+
+
+@pytest.mark.parametrize("ask", [planned, lambda **a: tap.auto_parallel(MESH, **a)])
+def test_an_unknown_planner_is_refused(ask):
+    with pytest.raises(TfparError, match="no planner 'best'"):
+        ask(planner="best")
+
+
+def test_a_plan_needs_a_planner_and_a_compiled_model():
+    with pytest.raises(TfparError, match="needs a planner"):
+        planned(planner=None)
+    for wrong in (lambda: None, lambda: keras.Sequential([keras.layers.Dense(2)])):
+        with pytest.raises(TfparError, match="makes and compiles a Keras model"):
+            api.plan(wrong, data(), MESH, "a100")
+
+
+@pytest.mark.parametrize("ask", [planned, lambda mesh, **a: tap.auto_parallel(mesh, **a)])
+def test_a_cluster_that_is_too_small_names_both(ask):
+    pair = dataclasses.replace(Cluster.of("a100", Mesh.of([2])), name="pair")
+    with pytest.raises(TfparError, match="data=2 x model=2 has 4 ranks.*'pair' has 2 devices"):
+        ask(mesh=MESH, cluster=pair)
+
+
+# --- plan files ------------------------------------------------------------------------
+
+
+def test_plan_files_keep_what_was_searched():
+    plan = planned()
+    assert plan.cost and plan.cluster and any(v.alternatives for v in plan.variables.values())
+    again = Plan.from_json(plan.to_json())
+    assert again == plan and again.diff(plan) == []
+    for field in ("cost", "cluster", "planner", "variables", "fingerprint"):
+        assert getattr(again, field) == getattr(plan, field)
+    json.loads(plan.to_json(), parse_constant=pytest.fail)  # Infinity and NaN are no JSON
+
+
+def test_an_alternative_that_is_not_valid_is_standard_json():
+    plan = planned()
+    name, variable = next((n, v) for n, v in plan.variables.items() if v.alternatives)
+    first, *rest = variable.alternatives
+    never = dataclasses.replace(first, seconds=math.inf)
+    changed = dataclasses.replace(variable, alternatives=(*rest, never))
+    plan = dataclasses.replace(plan, variables={**plan.variables, name: changed})
+    text = plan.to_json()
+    json.loads(text, parse_constant=pytest.fail)
+    assert Plan.from_json(text).variables[name] == changed
+
+
+def test_a_plan_for_other_ranks_or_machines_is_refused():
+    plan = planned()
+    plan.check_ranks(MESH)
+    plan.check_ranks(Mesh.of([4]), Cluster.of("a100", MESH))
+    with pytest.raises(PlanError, match="is for 4 ranks .*, not for the 8 of data=8"):
+        plan.check_ranks(Mesh.of([8]))
+    with pytest.raises(PlanError, match="for cluster 'a100', which is not 'v100-nvlink'"):
+        plan.check_ranks(MESH, Cluster.of("v100-nvlink", MESH))
+    with pytest.raises(PlanError, match="for cluster 'a100'"):
+        tap.auto_parallel(MESH, plan=plan, cluster="cpu")
+    with pytest.raises(PlanError, match="is for 4 ranks"):
+        tap.auto_parallel([2], plan=plan)
+
+
+def fit(plan, batch=8, **arguments):
+    with tap.auto_parallel(plan=plan):
+        model = build(**arguments)
+    model.fit(*data(batch), batch_size=batch, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("plan") / "plan.json")
+    planned().save(path)
+    return path
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("batch", [8, 12])
+def test_a_plan_holds_for_another_batch_and_optimizer(plan_file, batch, optimizer):
+    model = fit(plan_file, batch, optimizer=optimizer)
+    assert tap.plan_of(model).diff(Plan.load(plan_file)) == []
+
+
+@pytest.mark.parametrize("change", [{"activation": "tanh"}, {"loss": "mae"}])
+def test_a_plan_does_not_hold_for_another_step(plan_file, change):
+    with pytest.raises(PlanError, match="for another step: .* not the ops"):
+        fit(plan_file, **change)
+
+
+@pytest.mark.parametrize("name", [pytest.param("gpt", marks=pytest.mark.slow), "resnet", "wide"])
+def test_fit_and_plan_find_the_same(name):
+    mesh, made = Mesh.of([2, 2]), []
+
+    def build_one():
+        keras.utils.clear_session()
+        made.append(models.compile_model(models.SMALL[name]()))
+        return made[-1]
+
+    batch = models.batch_of(models.SMALL[name](), 8)
+    ahead = api.plan(build_one, batch, mesh, "v100-ethernet")
+    with tap.auto_parallel(mesh, cluster="v100-ethernet"):
+        model = build_one()
+    model.fit(*batch, batch_size=8, verbose=0)
+    found = tap.plan_of(model)
+    assert found.fingerprint == ahead.fingerprint
+    assert (found.mesh, found.batch_axes) == (ahead.mesh, ahead.batch_axes)
+    specs = [{n: v.spec for n, v in p.variables.items() if v.trainable} for p in (ahead, found)]
+    assert specs[0] == specs[1] and {v.path for v in model.trainable_variables} <= set(specs[0])
+    assert found.cost.seconds == pytest.approx(ahead.cost.seconds, rel=0.02)
+
+
+# --- progress --------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """The module `time` with seconds that pass only when told to."""
+
+    def __init__(self, now: list[float]) -> None:
+        self.monotonic = lambda: now[0]
+
+
+def test_progress_is_quiet_where_no_one_looks(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress.searching() as tell:
+        assert tell is None
+    assert sys.stderr.getvalue() == ""
+
+
+def test_progress_shows_once_a_search_takes_long(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", Clock(now))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.searching() as tell:
+        tell("data=1 x model=4", 10)
+        assert sys.stderr.getvalue() == ""
+        now[0] = 3.0
+        tell("data=2 x model=2", 70)
+    shown = sys.stderr.getvalue()
+    assert "searching a plan: 70 priced, 3 s, data=2 x model=2" in shown
+    assert " 10 priced" not in shown
+
+
+def test_a_short_search_shows_nothing(monkeypatch):
+    monkeypatch.setattr(progress, "time", Clock([0.0]))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.searching() as tell:
+        TapPlanner().solve(problem(progress=tell))
+    assert sys.stderr.getvalue() == ""
+
+
+def test_a_search_tells_what_it_prices():
+    told = []
+    TapPlanner().solve(problem(progress=lambda what, count: told.append((what, count))))
+    counts = [count for _, count in told]
+    assert counts and counts == sorted(counts) and all("data=" in what for what, _ in told)
