@@ -3,6 +3,7 @@
 import collections
 import random
 
+import keras
 import pytest
 
 from tests.search import Parts, captured, chain, named, parts_of
@@ -35,7 +36,21 @@ def t5():
     return captured("t5", batch=BATCH, num_layers=4)
 
 
-MODELS = ["vit", "vmoe", "t5"]
+@pytest.fixture(scope="module")
+def mlp():
+    """No gradient flows to what the first block reads."""
+
+    def build():
+        x = inputs = keras.Input((16,))
+        for i in range(6):
+            h = keras.layers.Dense(32, activation="relu", name=f"block_{i}_fc1")(x)
+            x = x + keras.layers.Dense(16, name=f"block_{i}_fc2")(h)
+        return keras.Model(inputs, keras.layers.Dense(4, name="head")(x), name="mlp")
+
+    return captured(build, batch=BATCH)
+
+
+MODELS = ["vit", "vmoe", "t5", "mlp"]
 
 
 def blocks(count: int) -> Parts:
@@ -139,6 +154,13 @@ def test_a_fold_that_would_close_a_cycle_is_refused():
     assert len(folded.graph.ops) == len(graph.ops)
     assert not folded.times
     assert [v.name for v in folded.graph.variables] == [v.name for v in graph.variables]
+
+
+def test_a_first_block_that_differs_stays_and_shares_its_placement(mlp):
+    folded = mlp.fold()
+    assert len(folded.graph.ops) < len(mlp.graph.ops)
+    group = next(g for g in folded.groups if "fc1/kernel" in g[0].name)
+    assert sorted(v.name for v in group) == [f"block_{i}_fc1/kernel" for i in (0, 1, 2, 5)]
 
 
 def test_the_fold_copies():

@@ -104,7 +104,8 @@ def test_segments_are_the_graph_in_order(vit):
     segments = vit.nodes.segments(vit.graph, vit.roles)
     assert [op for segment in segments for op in segment] == vit.graph.ops
     for segment in segments:
-        assert len({vit.nodes.node_of.get(op) for op in segment}) == 1
+        nodes = {vit.nodes.node_of.get(op) for op in segment}
+        assert sum(node is not None and bool(node.weights) for node in nodes) <= 1
         assert len({vit.roles.phase[op] for op in segment}) == 1
 
 

@@ -44,21 +44,31 @@ class Folded:
 
 @dataclasses.dataclass(eq=False)
 class _Grown:
-    """A family whose instances own everything that is alike in all of them."""
+    """A family whose instances own everything that is alike in all of them.
+
+    Attributes:
+        apart: instances at an end that are not quite alike; their first ops match those of
+            `instances`. They stay, and only share the placement of their weights.
+    """
 
     instances: list[list[Op]]
     starts: list[int]
+    apart: list[list[Op]]
 
 
 def fold(graph: Graph, families: Sequence[Family], signatures: Signatures) -> Folded:
     """Fold every family with more than three instances; copies the graph in any case."""
     position = {op: i for i, op in enumerate(graph.ops)}
     grown = grow(graph, families, signatures, position)
-    for count in range(len(grown), -1, -1):
-        folded = _fold(graph, grown[:count], position)
-        if folded is not None:
-            return folded
-    raise AssertionError("a graph without folds is always a graph")
+    folded = _fold(graph, grown, position)
+    if folded is None:
+        accepted: list[_Grown] = []
+        for family in grown:
+            if _fold(graph, [*accepted, family], position) is not None:
+                accepted.append(family)
+        folded = _fold(graph, accepted, position)
+    assert folded is not None, "a graph without folds is always a graph"
+    return folded
 
 
 # --- growing ---------------------------------------------------------------------------
@@ -68,26 +78,64 @@ def grow(
     graph: Graph, families: Sequence[Family], signatures: Signatures, position: Mapping[Op, int]
 ) -> list[_Grown]:
     """The ops of each family's instances, position by position alike, as far as they reach."""
-    consumers = graph.consumers()
-    owned: set[Op] = set()
-    grown = []
+    bases = []
     for family in families:
         rows = list(zip(*aligned_ops(family, signatures), strict=True))
         rows = [row for row in rows if len(set(row)) == len(row)]
-        if not rows:
-            continue
-        starts = [min(map(position.__getitem__, column)) for column in zip(*rows, strict=True)]
-        rows += _handles(rows)
-        owned.update(op for row in rows for op in row)
-        grown.append((rows, starts))
+        if rows:
+            bases.append(rows + _handles(rows))
+    consumers = graph.consumers()
+
+    def grown(cuts: Sequence[slice]) -> list[list[tuple[Op, ...]]]:
+        return _grown_rows(bases, cuts, consumers, signatures)
+
+    # The first block may read the model's inputs, to which no gradient flows, and the last one
+    # may give part of its results to none: without such an instance the others share more.
+    cuts = [slice(None)] * len(bases)
+    best = grown(cuts)
+    for cut in (slice(1, None), slice(None, -1), slice(1, -1)):
+        long = [len(base[0][cut]) > KEPT_INSTANCES for base in bases]
+        if any(long):
+            tried = grown([cut if is_long else slice(None) for is_long in long])
+            for i, rows in enumerate(tried):
+                if len(rows) > len(best[i]):
+                    cuts[i], best[i] = cut, rows
+    if any(cut != slice(None) for cut in cuts):
+        best = grown(cuts)
+    return [
+        _Grown(
+            [list(c) for c in zip(*rows, strict=True)],
+            [min(map(position.__getitem__, c)) for c in zip(*_cut(base, cut), strict=True)],
+            _apart(base, cut),
+        )
+        for base, cut, rows in zip(bases, cuts, best, strict=True)
+    ]
+
+
+def _grown_rows(
+    bases: Sequence[Sequence[tuple[Op, ...]]], cuts: Sequence[slice],
+    consumers: Mapping[Tensor, Sequence[Op]], signatures: Signatures,
+) -> list[list[tuple[Op, ...]]]:  # fmt: skip
+    owned = {op for base in bases for row in base for op in row}
+    grown = [_cut(base, cut) for base, cut in zip(bases, cuts, strict=True)]
     # Where two reach, the larger one's parts belong to it: the final norms of two towers are
     # alike too, but the blocks around them are not theirs.
-    for rows, _ in sorted(grown, key=lambda g: -len(g[0]) * len(g[0][0])):
+    for rows in sorted(grown, key=lambda rows: -len(rows) * len(rows[0])):
         at = 0
         while at < len(rows) and len(rows[0]) > KEPT_INSTANCES:
             rows += _beside(rows[at], consumers, owned, signatures)
             at += 1
-    return [_Grown([list(c) for c in zip(*rows, strict=True)], starts) for rows, starts in grown]
+    return grown
+
+
+def _cut(rows: Sequence[tuple[Op, ...]], cut: slice) -> list[tuple[Op, ...]]:
+    return [row[cut] for row in rows]
+
+
+def _apart(base: Sequence[tuple[Op, ...]], cut: slice) -> list[list[Op]]:
+    columns = [list(c) for c in zip(*base, strict=True)]
+    kept = range(len(columns))[cut]
+    return [column for i, column in enumerate(columns) if i not in kept]
 
 
 def _handles(rows: Sequence[tuple[Op, ...]]) -> list[tuple[Op, ...]]:
@@ -241,7 +289,7 @@ def _finish(graph, grown, copies, ordered, times, home, kept) -> Folded:
     block_of: dict[str, int] = {}
     for number, family in enumerate(grown):
         stay = kept[id(family)]
-        for row in zip(*family.instances, strict=True):
+        for at, row in enumerate(zip(*family.instances, strict=True)):
             found = [
                 handles[op.outputs[0]] for op in row if op.outputs and op.outputs[0] in handles
             ]
@@ -252,6 +300,8 @@ def _finish(graph, grown, copies, ordered, times, home, kept) -> Folded:
                 if i not in stay:
                     twins[middle].append(variable)
             group = [copy_of[found[i]] for i in stay]
+            ends = (ops[at].outputs[0] for ops in family.apart if at < len(ops))
+            group += [copy_of[handles[t]] for t in ends]
             groups.append(group)
             block_of.update((v.name, number) for v in group)
     groups += [[v] for v in result.variables if v.name not in block_of]
