@@ -28,6 +28,7 @@ from tfpar.propagation.prepared import (
 from tfpar.propagation.regions import partition_region
 from tfpar.propagation.reshard import lower_reshard
 from tfpar.propagation.wish import wish
+from tfpar.rules.rule import OpRule
 from tfpar.spec import (
     Mesh,
     Partial,
@@ -90,6 +91,10 @@ class Propagation:
         self.specs: dict[Tensor, Spec | None] = {}
         self.done: set[tuple[Tensor, Spec]] = set()
         self.replicated = replicated(mesh.num_axes)
+        # Decisions of ordinary ops on this mesh that leave no Partials, by rule and specs.
+        self.ordinary: dict[tuple[OpRule, tuple[Spec | None, ...]], Decision] = (
+            prepared.memo.setdefault(("ordinary", mesh), {})
+        )
         # Weights left open and numbers to draw, with the ops that only relabel them, until a
         # reader settles them.
         self.open: dict[Variable | Op, list[Op]] = {}
@@ -204,6 +209,36 @@ class Propagation:
     # --- ops ---------------------------------------------------------------------
 
     def _visit(self, op: Op) -> None:
+        if not self._visit_known(op):
+            self._visit_any(op)
+
+    def _visit_known(self, op: Op) -> bool:
+        """The short way for what is nearly all of a graph: an op that decided so before."""
+        if op not in self.prepared.ordinary or self.whole or self.confined or self.anchors.tensors:
+            return False
+        rule, specs = self.prepared.rules[op], self.specs
+        arriving = tuple([specs[t] for t in op.inputs])
+        decision = self.ordinary.get((rule, arriving))
+        if decision is None:
+            if FREE in arriving:
+                return False
+            loose = (False,) * len(arriving)
+            decision = self.prepared.memo.get((rule, arriving, loose, self.mesh, False, ()))
+            if decision is None or any(
+                isinstance(p, Partial) for made in decision.choice.out_specs for p in made
+            ):
+                return False
+            self.ordinary[rule, arriving] = decision
+        choice = decision.choice
+        if choice.in_specs != arriving:
+            for tensor, need in zip(op.inputs, choice.in_specs, strict=True):
+                self._reshard(tensor, need)
+        self.result.decisions[op] = decision
+        for tensor, made in zip(op.outputs, choice.out_specs, strict=True):
+            specs[tensor] = made
+        return True
+
+    def _visit_any(self, op: Op) -> None:
         if op.type == "Placeholder":
             for tensor in op.outputs:
                 self.specs.setdefault(tensor, self.replicated)

@@ -38,6 +38,8 @@ class PreparedGraph:
             Python function): run by every rank they would differ.
         carried: see `deferral.carried_tensors`.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
+        ordinary: ops whose decision hangs on the rule and the specs of their inputs alone: on no
+            state, lists, draws or sizes that readers choose.
         memo: decisions by (rule, input specs, ...); shared by all plans.
         bodies: prepared function bodies by name; expansions by (rule, parts).
     """
@@ -50,6 +52,7 @@ class PreparedGraph:
     carried: frozenset[Tensor]
     zeros: frozenset[Tensor]
     consumers: dict[Tensor, list[Op]]
+    ordinary: frozenset[Op] = frozenset()
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
     bodies: dict[Any, PreparedGraph] = dataclasses.field(default_factory=dict)
 
@@ -91,10 +94,22 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
         rules[op] = rule
     zeros = frozenset(t for op in graph.ops if _makes_zeros(op) for t in op.outputs)
     once = frozenset(op for op in fallbacks if _runs_once(op))
+    ordinary = frozenset(
+        op for op, rule in rules.items() if _is_ordinary(op, rule, zeros) and op not in once
+    )
     return PreparedGraph(
         graph, constants, rules, fallbacks, once, carried_tensors(graph, rules), zeros,
-        graph.consumers(),
+        graph.consumers(), ordinary,
     )  # fmt: skip
+
+
+def _is_ordinary(op: Op, rule: OpRule, zeros: frozenset[Tensor]) -> bool:
+    return (
+        bool(op.inputs)
+        and op.type not in REGION_TYPES
+        and not (rule.drawn or rule.generates or rule.expand)
+        and not any(t.dtype in PINNED_DTYPES or t in zeros for t in (*op.inputs, *op.outputs))
+    )
 
 
 def _runs_once(op: Op) -> bool:

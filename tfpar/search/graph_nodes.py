@@ -59,11 +59,17 @@ class NodeGraph:
         return [node for node in self.nodes if node.weights]
 
     def segments(self, graph: Graph, roles: Roles) -> list[list[Op]]:
-        """The graph's ops in order, cut where node or phase changes."""
+        """The graph's ops in order, cut where phase or node changes.
+
+        Ops of nodes without weights go with those before them.
+        """
         out: list[list[Op]] = []
-        last = None
+        last: tuple[GraphNode | None, int] | None = None
         for op in graph.ops:
-            key = (self.node_of.get(op), roles.phase[op])
+            node = self.node_of.get(op)
+            if node is None or not node.weights:
+                node = last[0] if last is not None else None
+            key = (node, roles.phase[op])
             if key != last:
                 out.append([])
                 last = key

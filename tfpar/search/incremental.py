@@ -44,6 +44,7 @@ class Outcome:
         idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along
             the axis then compute alike.
         error: why the engine cannot go on, or empty.
+        steps: what changes when it takes another outcome's place, as far as that was asked.
     """
 
     writes: Mapping[Tensor, Spec | None]
@@ -51,6 +52,7 @@ class Outcome:
     reshards: tuple[tuple[_Change, np.ndarray], ...] = ()
     idle: tuple[tuple[Variable, int, Op], ...] = ()
     error: str = ""
+    steps: dict[Outcome | None, _Step] = dataclasses.field(default_factory=dict)
 
 
 class _Node:
@@ -142,6 +144,7 @@ class IncrementalPricer:
         self.made: dict[Tensor, tuple[int, _Value]] = {}
         self.readers: dict[Tensor, set[int]] = {}
         self.dirty = list(range(count))
+        self.queued = [True] * count
         self.terms = self.pricer.zero()
         self.shared: dict[_Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
@@ -175,29 +178,24 @@ class IncrementalPricer:
         if self.initial[variable.handle] != spec:
             self.initial[variable.handle] = spec
             self._resize(variable)
-            for reader in self.readers.get(variable.handle, ()):
-                heapq.heappush(self.dirty, reader)
+            self._look_again(variable.handle)
 
     def settle(self) -> str:
         """Propagate what changed; returns why the plan cannot be, or nothing."""
         dirty, current = self.dirty, self.current
-        last = -1
         while dirty:
             at = dirty[0]
-            if at == last:
-                heapq.heappop(dirty)
-                continue
             try:
                 outcome = self._outcome(at)
             except HoldWhole as error:  # rare: some loop's lists; from now on for all plans
                 self.engine.whole |= error.ops
                 self._forget()
-                dirty, current, last = self.dirty, self.current, -1
+                dirty, current = self.dirty, self.current
                 continue
             if outcome.error:
                 return outcome.error  # it stays dirty: the next plan starts here
             heapq.heappop(dirty)
-            last = at
+            self.queued[at] = False
             before = current[at]
             if outcome is not before:
                 current[at] = outcome
@@ -262,9 +260,15 @@ class IncrementalPricer:
         return self.initial.get(tensor, _ABSENT)
 
     def _outcome(self, at: int) -> Outcome:
+        made, initial = self.made, self.initial
         node = self.tries[at]
         while type(node) is _Node:
-            node = node.children.get(self._seen(node.tensor, at))
+            tensor = node.tensor
+            entry = made.get(tensor)
+            if entry is None or entry[0] >= at:  # as `_seen`, in the innermost loop of all
+                node = node.children.get(initial.get(tensor, _ABSENT))
+            else:
+                node = node.children.get(entry[1])
         if isinstance(node, Outcome):
             return node
         ledger = _Ledger(lambda tensor: self._seen(tensor, at))
@@ -349,37 +353,73 @@ class IncrementalPricer:
 
     def _exchange(self, at: int, before: Outcome | None, after: Outcome) -> None:
         """Put `after` in the place of `before`: prices, specs, and who must look again."""
+        step = after.steps.get(before)
+        if step is None:
+            step = after.steps[before] = _step(before, after, self.variable_of)
         made, shared = self.made, self.shared
-        changed: list[Tensor] = []
-        self.terms += after.terms
-        for change, price in after.reshards:
+        self.terms += step.terms
+        for change, price in step.wants:
             wanted = shared[change] = shared.get(change, 0) + 1
             if wanted == 1:
                 self.terms += price
-        if before is not None:
-            self.terms -= before.terms
-            for change, price in before.reshards:
-                shared[change] -= 1
-                if not shared[change]:
-                    self.terms -= price
-            for tensor in before.writes:
-                if tensor not in after.writes and made[tensor][0] == at:
-                    del made[tensor]
-                    changed.append(tensor)
-        for tensor, spec in after.writes.items():
-            if made.get(tensor) != (at, spec):
-                made[tensor] = (at, spec)
-                changed.append(tensor)
+        for change, price in step.drops:
+            shared[change] -= 1
+            if not shared[change]:
+                self.terms -= price
         if after.idle:
             self.gathering.add(at)
         else:
             self.gathering.discard(at)
-        for tensor in changed:
-            if tensor in self.variable_of:
-                self._resize(self.variable_of[tensor])
-            for reader in self.readers.get(tensor, ()):
-                if reader > at:
-                    heapq.heappush(self.dirty, reader)
+        for tensor, spec in step.lays:
+            made[tensor] = (at, spec)
+            self._look_again(tensor, at)
+        for tensor in step.leaves:
+            if made[tensor][0] == at:
+                del made[tensor]
+                self._look_again(tensor, at)
+        for variable in step.weights:
+            self._resize(variable)
+
+    def _look_again(self, tensor: Tensor, at: int = -1) -> None:
+        """The segments after `at` that read `tensor` must be looked up."""
+        queued = self.queued
+        for reader in self.readers.get(tensor, ()):
+            if reader > at and not queued[reader]:
+                queued[reader] = True
+                heapq.heappush(self.dirty, reader)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+    """From one outcome of a segment to another: what changes."""
+
+    terms: np.ndarray
+    wants: Sequence[tuple[_Change, np.ndarray]]
+    drops: Sequence[tuple[_Change, np.ndarray]]
+    lays: Sequence[tuple[Tensor, Spec | None]]
+    leaves: Sequence[Tensor]
+    weights: Sequence[Variable]
+
+
+def _step(before: Outcome | None, after: Outcome, variable_of: Mapping[Tensor, Variable]) -> _Step:
+    if before is None:
+        before = Outcome({}, np.zeros_like(after.terms))
+    had, has = dict(before.reshards), dict(after.reshards)
+    # Weights are laid by whichever segment reads them first: always said anew.
+    lays = [
+        (tensor, spec)
+        for tensor, spec in after.writes.items()
+        if tensor in variable_of or tensor not in before.writes or before.writes[tensor] != spec
+    ]
+    leaves = [tensor for tensor in before.writes if tensor not in after.writes]
+    return _Step(
+        after.terms - before.terms,
+        [(change, price) for change, price in has.items() if change not in had],
+        [(change, price) for change, price in had.items() if change not in has],
+        lays,
+        leaves,
+        [variable_of[t] for t in (*(t for t, _ in lays), *leaves) if t in variable_of],
+    )
 
 
 def _weight_values(graph: Any, prepared: PreparedGraph) -> dict[Tensor, Variable]:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tfpar.cost.evaluate import Cost, Pricer
 from tfpar.ir.collection import collection_paused
@@ -33,12 +36,19 @@ from tfpar.spec import PlanError, Spec, replicated
 MAX_CANDIDATES = 1024
 """Plans of one subgraph that are all priced; a larger one is searched part by part."""
 
+MAX_TOGETHER = 128
+"""Plans of the parts of a larger subgraph that are searched together."""
+
+_TOKENS = re.compile(r"[/_]+")
+
 MAX_SWEEPS = 6
 """How often the subgraphs are gone through (empirical: two or three sweeps settle models)."""
 
 PROMISING = 1.15
-"""A layout whose plans, changed one or two weights at a time, stay this much slower than
-another's is not searched further (empirical)."""
+"""A layout whose plans come out this much slower than another's is not refined (empirical)."""
+
+MAX_KICKS = 8
+"""Weights outside of all blocks each of whose options is tried with the blocks fitted to it."""
 
 
 @dataclasses.dataclass
@@ -82,14 +92,14 @@ class TapPlanner:
         model = _Model.of(problem, self.min_duplicate)
         self.statistics = model.statistics
         searches = [_LayoutSearch(problem, model, layout) for layout in problem.layouts]
-        least = _INVALID
-        for search in searches:
-            search.improve(least)
-            least = min(least, search.key)
+        for at, search in enumerate(searches):
+            alike = (s for s in reversed(searches[:at]) if _are_alike(s.layout, search.layout))
+            search.explore(next(alike, None))
+        least = min((search.key for search in searches), default=_INVALID)
         best: _Found | None = None
         for search in searches:
             if search.promises(least):
-                search.exhaust()
+                search.refine()
                 found = search.found()
                 if found is not None and (best is None or found.key < best.key):
                     best = found
@@ -215,6 +225,8 @@ class _LayoutSearch:
         )  # fmt: skip
         self.refused = ""
         self.key: _Key = _INVALID
+        # Plans of a unit, by what the other groups have chosen.
+        self.priced: dict[Any, dict[_Picks, _Key]] = {}
         self.alternatives: dict[str, list[Alternative]] = {}
 
     def _fixed_specs(self) -> list[tuple[Variable, Spec]]:
@@ -246,34 +258,75 @@ class _LayoutSearch:
 
     # --- search --------------------------------------------------------------------
 
-    def improve(self, least: _Key) -> None:
-        """From data parallelism on, change the weights of a subgraph one or two at a time.
+    def explore(self, like: _LayoutSearch | None = None) -> None:
+        """Price all plans of each subgraph, the largest first, until none improves.
+
+        What is best for one hangs on the others. It begins with data parallelism, or with what
+        was best on a layout like this one.
 
         Args:
-            least: what another layout has come to; this one is given up if it stays far above.
+            like: a search that came before.
         """
         self.key = self._price()
-        self._sweep(least)
+        if like is not None and len(like.groups) == len(self.groups):
+            whole, key = [g.chosen for g in self.groups], self.key
+            for group, other in zip(self.groups, like.groups, strict=True):
+                group.chosen = min(other.chosen, len(group.options) - 1)
+                self._lay(group, group.chosen)
+            self.key = self._price()
+            if not self.key < key:
+                self._restore(whole, key)
+        units = self.units()
+        for _ in range(MAX_SWEEPS):
+            before = self.key
+            for unit in units:
+                self._search(unit, _gray([len(g.options) for g in unit]))
+            if self.key == before or len(units) == 1:
+                break
 
-    def exhaust(self) -> None:
-        """Price all plans of each subgraph; then again what is near the best."""
-        for unit in self.units():
-            self._search(unit, _gray([len(g.options) for g in unit]))
-        self._sweep(self.key)
+    def refine(self) -> None:
+        """Change one or two weights of a subgraph at a time until nothing improves.
+
+        What suits the blocks hangs on how the weights around them are laid, which the residual
+        stream runs through: each of their options is tried with the blocks fitted to it.
+        """
+        units = self.units()
+        self._sweep(units)
+        inner = [unit for unit in units if self._block(unit[0]) >= 0]
+        around = [g for unit in units if self._block(unit[0]) < 0 for g in unit]
+        if not inner:
+            return
+        for group in around[:MAX_KICKS]:
+            for pick in range(len(group.options)):
+                if pick == group.chosen:
+                    continue
+                before, key = [g.chosen for g in self.groups], self.key
+                group.chosen = pick
+                self._lay(group, pick)
+                self.key = self._price()
+                self._sweep(units)
+                if not self.key < key:
+                    self._restore(before, key)
 
     def promises(self, least: _Key) -> bool:
         """Whether the best plan so far is near `least`, the best of other layouts."""
         return self.key[0] <= least[0] and self.key[1] <= PROMISING * least[1]
 
-    def _sweep(self, least: _Key) -> None:
-        """Change one or two weights at a time until nothing improves, or it stays far above."""
-        units = self.units()
+    def _sweep(self, units: Sequence[Sequence[_Group]]) -> None:
         for _ in range(MAX_SWEEPS):
             before = self.key
             for unit in units:
                 self._search(unit, _nearby(unit))
-            if self.key == before or not self.promises(least):
+            if self.key == before:
                 break
+
+    def _restore(self, chosen: Sequence[int], key: _Key) -> None:
+        """Go back to a plan that was priced before."""
+        self.key = key
+        for group, pick in zip(self.groups, chosen, strict=True):
+            if group.chosen != pick:
+                group.chosen = pick
+                self._lay(group, pick)
 
     def found(self) -> _Found | None:
         """The best valid plan, or None; `refused` then says why the first was invalid."""
@@ -286,7 +339,7 @@ class _LayoutSearch:
         )  # fmt: skip
 
     def units(self) -> list[list[_Group]]:
-        """The groups, in subgraphs small enough to price all plans of each.
+        """The groups, in subgraphs small enough to price all plans of each, the largest first.
 
         A block is one unit if it can be, else its parts along the name tree are.
         """
@@ -297,17 +350,22 @@ class _LayoutSearch:
             by_block.setdefault(self._block(group) if copies > 1 else -1, []).append(group)
         for block, members in by_block.items():
             out += _parts(members, MAX_CANDIDATES if block >= 0 else MAX_CANDIDATES // 8)
-        return out
+        sizes = self.plans.sizes
+        return sorted(out, key=lambda unit: -sum(sizes[v] for g in unit for v in g.variables))
 
     def _block(self, group: _Group) -> int:
         return self.model.folded.block_of.get(group.name, -1)
 
     def _search(self, unit: Sequence[_Group], candidates: Iterable[_Picks]) -> None:
         """Price plans of `unit`, the rest as it is; keep the best."""
-        best = choice = tuple(g.chosen for g in unit)
-        priced: dict[_Picks, _Key] = {choice: self.key}
+        best = choice = start = tuple(g.chosen for g in unit)
+        place = (tuple(g.name for g in unit), tuple(g.chosen for g in self.groups if g not in unit))
+        priced = self.priced.setdefault(place, {})
+        priced[start] = self.key
         for picks in candidates:
             if picks in priced:
+                if priced[picks] < self.key:
+                    best, self.key = picks, priced[picks]
                 continue
             for group, pick, last in zip(unit, picks, choice, strict=True):
                 if pick != last:
@@ -355,24 +413,41 @@ class _LayoutSearch:
         return (over, _rounded(cost.seconds), split)
 
 
+def _are_alike(one: Layout, other: Layout) -> bool:
+    """Whether two layouts differ only in how long their axes are."""
+    return (one.batch_axes, one.model_axes) == (other.batch_axes, other.model_axes)
+
+
 def _rounded(seconds: float) -> float:
     """Times that differ by rounding are equal: then fewer split weights win."""
     return float(f"{seconds:.9e}")
 
 
 def _parts(groups: Sequence[_Group], limit: int) -> list[list[_Group]]:
-    """`groups` in runs with at most `limit` plans, cut where names part earliest."""
+    """`groups` as one unit if it has at most `limit` plans, else by the branches of their names.
+
+    Neighbouring branches that are small stay together (the two layers of an MLP).
+    """
     if math.prod(len(g.options) for g in groups) <= limit or len(groups) == 1:
         return [list(groups)]
-    cuts = range(1, len(groups))
-
-    def kinship(at: int) -> tuple[int, int]:
-        shared = zip(groups[at - 1].name.split("/"), groups[at].name.split("/"), strict=False)
-        depth = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], shared))
-        return depth, abs(2 * at - len(groups))
-
-    at = min(cuts, key=kinship)
-    return [*_parts(groups[:at], limit), *_parts(groups[at:], limit)]
+    paths = [_TOKENS.split(g.name) for g in groups]
+    shared = len(os.path.commonprefix(paths))
+    branches = [
+        [groups[i] for i in members]
+        for _, members in itertools.groupby(
+            range(len(groups)), lambda i: tuple(paths[i][shared : shared + 1])
+        )
+    ]
+    if len(branches) == 1:
+        return [list(groups[: len(groups) // 2]), list(groups[len(groups) // 2 :])]
+    out: list[list[_Group]] = []
+    for branch in branches:
+        together = [*(out[-1] if out else []), *branch]
+        if out and math.prod(len(g.options) for g in together) <= MAX_TOGETHER:
+            out[-1] = together
+        else:
+            out += _parts(branch, limit)
+    return out
 
 
 def _nearby(unit: Sequence[_Group]) -> Iterator[_Picks]:
