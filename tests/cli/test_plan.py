@@ -394,3 +394,21 @@ def test_the_process_says_nothing_but_the_plan(folder):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Plan on mesh ")
+
+
+# --- the page about it -----------------------------------------------------------------
+
+
+def test_the_page_s_commands_do_what_it_says(folder, capsys):
+    page = (ROOT / "docs/howto/plan_without_devices.md").read_text("utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    Path("train.py").write_text(next(code for kind, code in blocks if kind == "python"))
+    Path("ours.json").write_text(next(code for kind, code in blocks if kind == "json"))
+    lines = [line for kind, code in blocks if kind == "bash" for line in code.splitlines()]
+    assert len(lines) >= 5
+    for line in lines:
+        program, _, command = line.partition(" ")
+        assert program == "tfpar"
+        assert tfpar(command) == int(command.startswith("diff")), capsys.readouterr().err
+    assert "classes/kernel" in capsys.readouterr().out
+    assert tfpar("plan train.py:build --batch-size 64 --mesh 2x2 --cluster ours.json") == 0
