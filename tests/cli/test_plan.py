@@ -410,5 +410,7 @@ def test_the_page_s_commands_do_what_it_says(folder, capsys):
         program, _, command = line.partition(" ")
         assert program == "tfpar"
         assert tfpar(command) == int(command.startswith("diff")), capsys.readouterr().err
-    assert "classes/kernel" in capsys.readouterr().out
-    assert tfpar("plan train.py:build --batch-size 64 --mesh 2x2 --cluster ours.json") == 0
+    out = capsys.readouterr().out
+    explained = out.partition("Variable 'classifier/classes/kernel'")[2].splitlines()
+    assert explained[1].startswith("  Placement: S(1) over model")  # as the page says
+    assert tfpar("plan train.py:build --batch-size 1024 --mesh 2x2 --cluster ours.json") == 0
