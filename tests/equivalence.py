@@ -46,7 +46,8 @@ class _Losses(keras.callbacks.Callback):
 
 def train(
     build: Callable[[], keras.Model], data: Sequence[Any], *, mesh=None,
-    constraints=(), planner=None, batch_size: int = 8, start=None, seed: int = 7, **fit_arguments: Any,
+    constraints=(), planner=None, batch_size: int = 8, start=None, seed: int = 7,
+    **fit_arguments: Any,
 ) -> Trained:  # fmt: skip
     """Build under the mesh (or plainly) and fit; the seed makes both runs start alike.
 

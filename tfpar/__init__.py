@@ -25,7 +25,7 @@ _EXPORTS = {
     "TfparError": "tfpar.spec",
     "split": "tfpar.spec",
     "Cluster": "tfpar.cost.cluster",
-    "Plan": "tfpar.plan",
+    "Plan": "tfpar.plans",
     "batch": "tfpar.constraints",
     "from_layout_map": "tfpar.constraints",
     "replicate": "tfpar.constraints",
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
     from tfpar.cost.cluster import Cluster
-    from tfpar.plan import Plan
+    from tfpar.plans import Plan
     from tfpar.rules import make_rule, register_rule
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
     from tfpar.verify import verify

@@ -15,8 +15,8 @@ from tfpar.constraints import Constraint, batch_axes
 from tfpar.cost.cluster import Cluster
 from tfpar.keras import adapter
 from tfpar.keras.slots import slot_ratio
-from tfpar.plan import Plan
 from tfpar.planning import Request, plan_step
+from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
 from tfpar.runtime.detect import detect_cluster

@@ -12,7 +12,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Tensor
 from tfpar.ir.planning_graph import planning_graph
-from tfpar.plan import Plan
+from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare

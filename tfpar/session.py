@@ -18,8 +18,8 @@ from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.constraints import Constraint
 from tfpar.cost.cluster import Cluster
 from tfpar.keras.initial_shapes import initial_shape
-from tfpar.plan import Plan, plan_from_constraints
 from tfpar.planning import Request, batched_inputs, find_plan, state_problem
+from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.report.progress import searching

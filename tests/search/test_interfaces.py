@@ -17,7 +17,7 @@ from benchmarks import models
 from tests.search.test_cache import problem
 from tfpar import api
 from tfpar.cost.cluster import Cluster
-from tfpar.plan import Plan
+from tfpar.plans import Plan
 from tfpar.report import progress
 from tfpar.search.planners import find_planner
 from tfpar.search.tap import TapPlanner

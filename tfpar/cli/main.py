@@ -130,7 +130,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from tfpar.plan import Plan
+    from tfpar.plans import Plan
 
     plan = Plan.load(options.plan)
     print("\n".join(map(plan.explain, options.explain)) or plan.summary())
@@ -138,7 +138,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from tfpar.plan import Plan
+    from tfpar.plans import Plan
 
     lines = Plan.load(options.first).diff(Plan.load(options.second))
     print(*lines, sep="\n", end="\n" if lines else "")

@@ -17,7 +17,7 @@ from tfpar.capture.step import argument_specs
 from tfpar.cli.script import call, scripts
 from tfpar.cost.cluster import Cluster
 from tfpar.keras import adapter
-from tfpar.plan import Plan
+from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
 from tfpar.session import Session
 from tfpar.spec import CaptureError, Mesh, PlanError, SpecError, TfparError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tfpar.constraints.axes import batch_axes
@@ -13,7 +14,7 @@ from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
 
 _BACKWARD_SCOPE = "gradient_tape"
 _SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-_CALL_COUNT = r"(?:_\d+)?"
+_CALL_COUNT = re.compile(r"_\d+(?=/|$)")
 """Keras numbers a layer's name scopes by call: `block_0_ln1_1`."""
 
 
@@ -68,15 +69,19 @@ def _scopes(op: Op) -> list[str]:
 
 
 def _border_tensors(graph: Graph, pattern: str) -> list[Tensor]:
-    compiled = compile_pattern(pattern, _CALL_COUNT)
+    compiled = compile_pattern(pattern)
+
+    def matches(name: str) -> bool:
+        return bool(compiled.fullmatch(name) or compiled.fullmatch(_CALL_COUNT.sub("", name)))
+
     members: dict[str, list[Op]] = {}
     for op in graph.ops:
         # The outermost scope that matches; those inside belong to it.
-        scope = next((s for s in _scopes(op) if compiled.fullmatch(s)), None)
+        scope = next((s for s in _scopes(op) if matches(s)), None)
         if scope is not None:
             members.setdefault(scope, []).append(op)
     if not members:
-        named = (op for op in graph.ops if _is_forward(op) and compiled.fullmatch(op.name))
+        named = (op for op in graph.ops if _is_forward(op) and matches(op.name))
         return [op.outputs[0] for op in named if op.outputs]
     readers = graph.consumers()
     returned = set(graph.outputs)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from tfpar.constraints.kinds import Constraint
 
 
-def compile_pattern(pattern: str, suffix: str = "") -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> re.Pattern[str]:
     """`pattern` for a whole path, or for its end from some component on."""
-    return re.compile(rf"(?:.*/)?(?:{pattern}){suffix}")
+    return re.compile(rf"(?:.*/)?(?:{pattern})")
 
 
 def matches_nothing(constraint: Constraint, pattern: str, names: Sequence[str], what: str) -> str:

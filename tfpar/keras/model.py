@@ -15,7 +15,7 @@ from keras import tree
 from tfpar.capture.step import CapturedStep, capture_step
 from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
-from tfpar.plan import Plan
+from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.session import CompiledFunction, Program, Session

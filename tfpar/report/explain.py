@@ -15,7 +15,7 @@ from tfpar.report.tables import format_bytes, format_seconds
 from tfpar.spec import Mesh, PlanError, Replicate, Spec, format_spec, local_shape
 
 if TYPE_CHECKING:
-    from tfpar.plan import Plan, PlannedVariable
+    from tfpar.plans import Plan, PlannedVariable
     from tfpar.propagation.engine import PartitionedGraph, Reshard
 
 _MAX_LINES = 12

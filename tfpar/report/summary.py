@@ -20,7 +20,7 @@ from tfpar.spec import (
 )
 
 if TYPE_CHECKING:
-    from tfpar.plan import Plan, PlannedVariable
+    from tfpar.plans import Plan, PlannedVariable
     from tfpar.propagation.engine import PartitionedGraph
 
 

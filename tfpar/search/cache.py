@@ -8,7 +8,7 @@ import json
 import logging
 import os
 
-from tfpar.plan import Plan
+from tfpar.plans import Plan
 from tfpar.search.problem import Planner, Problem
 from tfpar.spec import PlanError, format_spec
 

@@ -11,7 +11,7 @@ from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.spec import Mesh, Replicate, Shard, Spec
 
 if TYPE_CHECKING:
-    from tfpar.plan import Plan
+    from tfpar.plans import Plan
 
 Progress = Callable[[str, int], None]
 """Told of a search: (what is being searched, plans priced so far)."""

@@ -21,7 +21,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Variable
 from tfpar.ir.roles import Roles
-from tfpar.plan import Alternative, Plan, PlannedVariable
+from tfpar.plans import Alternative, Plan, PlannedVariable
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.search.fold import Folded, fold
@@ -89,9 +89,9 @@ class TapPlanner:
             return self._solve(problem)
 
     def _solve(self, problem: Problem) -> Plan:
-        model = _Model.of(problem, self.min_duplicate)
+        model = Model.of(problem, self.min_duplicate)
         self.statistics = model.statistics
-        searches = [_LayoutSearch(problem, model, layout) for layout in problem.layouts]
+        searches = [LayoutSearch(problem, model, layout) for layout in problem.layouts]
         for at, search in enumerate(searches):
             alike = (s for s in reversed(searches[:at]) if _are_alike(s.layout, search.layout))
             search.explore(next(alike, None))
@@ -110,7 +110,7 @@ class TapPlanner:
             raise PlanError(f"No plan is valid under the constraints. The first one: {refused}.")
         return _plan(problem, model, best, self.name)
 
-    def _compared(self, best: _Found, searches: Sequence[_LayoutSearch]) -> _Found:
+    def _compared(self, best: _Found, searches: Sequence[LayoutSearch]) -> _Found:
         """`best`, with what the other layouts came to."""
         others = [s for s in searches if s.layout != best.layout and math.isfinite(s.key[1])]
         alternatives = {name: list(known) for name, known in best.alternatives.items()}
@@ -132,7 +132,7 @@ class TapPlanner:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Model:
+class Model:
     """What does not depend on the layout."""
 
     folded: Folded
@@ -142,7 +142,7 @@ class _Model:
     statistics: Statistics
 
     @classmethod
-    def of(cls, problem: Problem, min_duplicate: int) -> _Model:
+    def of(cls, problem: Problem, min_duplicate: int) -> Model:
         graph = problem.graph
         roles = Roles.of(graph)
         nodes = cluster(graph, roles)
@@ -163,7 +163,7 @@ class _Model:
 
 
 @dataclasses.dataclass(eq=False)
-class _Group:
+class Group:
     """Weights that are laid alike: those at one place of a block's instances."""
 
     variables: Sequence[Variable]
@@ -192,16 +192,16 @@ class _Found:
     layout: Layout
     key: _Key
     cost: Cost
-    chosen: Sequence[tuple[_Group, int]]
+    chosen: Sequence[tuple[Group, int]]
     fixed: Sequence[tuple[Variable, Spec]]
     alternatives: Mapping[str, Sequence[Alternative]]
     layouts: tuple[tuple[str, float], ...] = ()
 
 
-class _LayoutSearch:
+class LayoutSearch:
     """The search on one layout."""
 
-    def __init__(self, problem: Problem, model: _Model, layout: Layout) -> None:
+    def __init__(self, problem: Problem, model: Model, layout: Layout) -> None:
         self.problem, self.model, self.layout = problem, model, layout
         mesh, graph = layout.mesh, model.prepared.graph
         self.pricer = Pricer(mesh, problem.cluster, model.roles)
@@ -236,7 +236,7 @@ class _LayoutSearch:
             (v, given[v.name].spec) for v in self.model.folded.graph.variables if v.name in given
         ]
 
-    def _groups(self) -> list[_Group]:
+    def _groups(self) -> list[Group]:
         """The weights to decide: those with several dims that some op can use split."""
         mesh = self.layout.mesh
         whole = replicated(mesh.num_axes)
@@ -252,13 +252,13 @@ class _LayoutSearch:
             for axis, shard in splits(variables[0], self.model.prepared, mesh, axes):
                 options.append((*whole[:axis], shard, *whole[axis + 1 :]))
             if len(options) > 1:
-                groups.append(_Group(variables, options))
+                groups.append(Group(variables, options))
         order = {v.name: i for i, v in enumerate(self.model.prepared.graph.variables)}
         return sorted(groups, key=lambda g: order[g.name])
 
     # --- search --------------------------------------------------------------------
 
-    def explore(self, like: _LayoutSearch | None = None) -> None:
+    def explore(self, like: LayoutSearch | None = None) -> None:
         """Price all plans of each subgraph, the largest first, until none improves.
 
         What is best for one hangs on the others. It begins with data parallelism, or with what
@@ -272,7 +272,7 @@ class _LayoutSearch:
             whole, key = [g.chosen for g in self.groups], self.key
             for group, other in zip(self.groups, like.groups, strict=True):
                 group.chosen = min(other.chosen, len(group.options) - 1)
-                self._lay(group, group.chosen)
+                self.lay(group, group.chosen)
             self.key = self._price()
             if not self.key < key:
                 self._restore(whole, key)
@@ -302,7 +302,7 @@ class _LayoutSearch:
                     continue
                 before, key = [g.chosen for g in self.groups], self.key
                 group.chosen = pick
-                self._lay(group, pick)
+                self.lay(group, pick)
                 self.key = self._price()
                 self._sweep(units)
                 if not self.key < key:
@@ -312,7 +312,7 @@ class _LayoutSearch:
         """Whether the best plan so far is near `least`, the best of other layouts."""
         return self.key[0] <= least[0] and self.key[1] <= PROMISING * least[1]
 
-    def _sweep(self, units: Sequence[Sequence[_Group]]) -> None:
+    def _sweep(self, units: Sequence[Sequence[Group]]) -> None:
         for _ in range(MAX_SWEEPS):
             before = self.key
             for unit in units:
@@ -326,7 +326,7 @@ class _LayoutSearch:
         for group, pick in zip(self.groups, chosen, strict=True):
             if group.chosen != pick:
                 group.chosen = pick
-                self._lay(group, pick)
+                self.lay(group, pick)
 
     def found(self) -> _Found | None:
         """The best valid plan, or None; `refused` then says why the first was invalid."""
@@ -338,13 +338,13 @@ class _LayoutSearch:
             self.fixed, self.alternatives,
         )  # fmt: skip
 
-    def units(self) -> list[list[_Group]]:
+    def units(self) -> list[list[Group]]:
         """The groups, in subgraphs small enough to price all plans of each, the largest first.
 
         A block is one unit if it can be, else its parts along the name tree are.
         """
         out = []
-        by_block: dict[int, list[_Group]] = {}
+        by_block: dict[int, list[Group]] = {}
         for group in self.groups:
             copies = len(group.variables)
             by_block.setdefault(self._block(group) if copies > 1 else -1, []).append(group)
@@ -353,10 +353,10 @@ class _LayoutSearch:
         sizes = self.plans.sizes
         return sorted(out, key=lambda unit: -sum(sizes[v] for g in unit for v in g.variables))
 
-    def _block(self, group: _Group) -> int:
+    def _block(self, group: Group) -> int:
         return self.model.folded.block_of.get(group.name, -1)
 
-    def _search(self, unit: Sequence[_Group], candidates: Iterable[_Picks]) -> None:
+    def _search(self, unit: Sequence[Group], candidates: Iterable[_Picks]) -> None:
         """Price plans of `unit`, the rest as it is; keep the best."""
         best = choice = start = tuple(g.chosen for g in unit)
         place = (tuple(g.name for g in unit), tuple(g.chosen for g in self.groups if g not in unit))
@@ -369,7 +369,7 @@ class _LayoutSearch:
                 continue
             for group, pick, last in zip(unit, picks, choice, strict=True):
                 if pick != last:
-                    self._lay(group, pick)
+                    self.lay(group, pick)
             choice = picks
             key = priced[picks] = self._price()
             if key < self.key:
@@ -378,7 +378,7 @@ class _LayoutSearch:
                 self.problem.progress(str(self.layout), self.model.statistics.candidates)
         for group, pick in zip(unit, best, strict=True):
             group.chosen = pick
-            self._lay(group, pick)
+            self.lay(group, pick)
         self.plans.settle()
         for at, group in enumerate(unit):
             seconds = [math.inf] * len(group.options)
@@ -388,7 +388,7 @@ class _LayoutSearch:
                 Alternative(spec, s) for spec, s in zip(group.options, seconds, strict=True)
             ]
 
-    def _lay(self, group: _Group, pick: int) -> None:
+    def lay(self, group: Group, pick: int) -> None:
         for variable in group.variables:
             self.plans.lay(variable, group.options[pick])
 
@@ -423,7 +423,7 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.9e}")
 
 
-def _parts(groups: Sequence[_Group], limit: int) -> list[list[_Group]]:
+def _parts(groups: Sequence[Group], limit: int) -> list[list[Group]]:
     """`groups` as one unit if it has at most `limit` plans, else by the branches of their names.
 
     Neighbouring branches that are small stay together (the two layers of an MLP).
@@ -440,7 +440,7 @@ def _parts(groups: Sequence[_Group], limit: int) -> list[list[_Group]]:
     ]
     if len(branches) == 1:
         return [list(groups[: len(groups) // 2]), list(groups[len(groups) // 2 :])]
-    out: list[list[_Group]] = []
+    out: list[list[Group]] = []
     for branch in branches:
         together = [*(out[-1] if out else []), *branch]
         if out and math.prod(len(g.options) for g in together) <= MAX_TOGETHER:
@@ -450,7 +450,7 @@ def _parts(groups: Sequence[_Group], limit: int) -> list[list[_Group]]:
     return out
 
 
-def _nearby(unit: Sequence[_Group]) -> Iterator[_Picks]:
+def _nearby(unit: Sequence[Group]) -> Iterator[_Picks]:
     """What differs from the chosen plan in at most two weights."""
     chosen = [g.chosen for g in unit]
     places = range(len(unit))
@@ -478,7 +478,7 @@ def _gray(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield tuple(digits)
 
 
-def _plan(problem: Problem, model: _Model, found: _Found, planner: str) -> Plan:
+def _plan(problem: Problem, model: Model, found: _Found, planner: str) -> Plan:
     """The plan of the whole model: what is chosen for a block serves all its instances."""
     layout = found.layout
     specs: dict[str, tuple[Spec | None, str]] = {}

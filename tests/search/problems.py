@@ -1,0 +1,80 @@
+"""Problems for planners, from small models that are only captured."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+import tfpar as tap
+from benchmarks.models import batch_of, compile_model
+from tfpar.capture.step import CapturedStep, argument_specs
+from tfpar.cost.cluster import Cluster
+from tfpar.cost.evaluate import Cost, evaluate
+from tfpar.ir.roles import Roles
+from tfpar.keras.adapter import parallel_model
+from tfpar.planning import Request, state_problem, step_anchors
+from tfpar.plans import Plan
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.prepared import prepare
+from tfpar.runtime.executable import simplify_step
+from tfpar.search.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """A model's step without its update, and the batch that it was captured for."""
+
+    step: CapturedStep
+    batch: int
+
+    @classmethod
+    def of(cls, build: Callable[[], keras.Model], batch: int, data: Any = None) -> Captured:
+        with tap.auto_parallel([1], planner=None):
+            model = build()
+            if not model.compiled:
+                compile_model(model)
+        specs = argument_specs((data or batch_of(model, batch),))
+        step = parallel_model(model).capture_gradients(specs)
+        simplify_step(step)
+        return cls(step, batch)
+
+    def problem(
+        self, mesh: Sequence[int], cluster: str | Cluster, constraints: Sequence[Any] = ()
+    ) -> Problem:
+        grid = tap.Mesh.of(mesh)
+        request = Request(grid, Cluster.of(cluster, grid), tuple(constraints))
+        return state_problem(self.step, request, self.batch, state_ratio=2.0)
+
+
+def partition(problem: Problem, plan: Plan) -> PartitionedGraph:
+    """The whole, unfolded graph laid as `plan` says, by plain propagation."""
+    return propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
+
+
+def price(problem: Problem, plan: Plan) -> Cost:
+    """What the evaluator says of it."""
+    partitioned = partition(problem, plan)
+    roles = Roles.of(partitioned.graph, times=dict.fromkeys(problem.stand_ins, 0))
+    return evaluate(partitioned, problem.cluster, roles, problem.state_ratio)
+
+
+def laid(plan: Plan, ending: str) -> set[str]:
+    """The specs of the variables whose paths end so."""
+    found = {
+        ",".join(map(str, v.spec)) if v.spec else "open"
+        for name, v in plan.variables.items()
+        if name.endswith(ending)
+    }
+    assert found, ending
+    return found
+
+
+def assignments(options: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every choice of one option for each name."""
+    for picks in itertools.product(*options.values()):
+        yield dict(zip(options, picks, strict=True))
