@@ -24,6 +24,8 @@ CONTENDERS = [
     {"system": "tfpar", "ranks": 4, "layout": "data"},
     {"system": "tfpar", "ranks": 2, "layout": "model"},
     {"system": "tfpar", "ranks": 4, "layout": "model"},
+    {"system": "tfpar", "ranks": 2, "layout": "searched"},
+    {"system": "tfpar", "ranks": 4, "layout": "searched"},
     {"system": "mirrored", "ranks": 2, "layout": "data"},
     {"system": "mirrored", "ranks": 4, "layout": "data"},
 ]
@@ -76,12 +78,14 @@ class Contender:
         import tfpar as tap
         from benchmarks import models
 
-        constraints = ()
-        mesh = tap.split([ranks, 1])
-        if self.config["layout"] == "model":
-            mesh = tap.split([1, ranks])
+        if self.config["layout"] == "searched":
+            context = tap.auto_parallel(tap.split([ranks]))
+        elif self.config["layout"] == "model":
             constraints = models.layout(self.config["model"])
-        with tap.auto_parallel(mesh, constraints):
+            context = tap.auto_parallel(tap.split([1, ranks]), constraints, planner=None)
+        else:
+            context = tap.auto_parallel(tap.split([ranks, 1]), planner=None)
+        with context:
             return self._build()
 
     def handle(self, request: dict) -> dict:
@@ -135,6 +139,8 @@ def first_step(num_layers: int, hidden: int) -> list[dict]:
     contenders = [
         {"system": "keras", "ranks": 1, "layout": "-"},
         {"system": "tfpar", "ranks": 4, "layout": "model"},
+        {"system": "tfpar", "ranks": 2, "layout": "searched"},
+        {"system": "tfpar", "ranks": 4, "layout": "searched"},
     ]
     for contender in contenders:
         size = {"num_layers": num_layers, "hidden": hidden, "heads": 16}
@@ -177,6 +183,7 @@ def main() -> None:
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--model", choices=("gpt", "wide"), action="append")
     parser.add_argument("--first-step", action="store_true")
+    parser.add_argument("--layout", action="append", help="only these, beside Keras")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -189,7 +196,10 @@ def main() -> None:
     else:
         rows = []
         for model in args.model or ("gpt", "wide"):
-            rows += measure(model, turns=7, steps=8 if model == "gpt" else 4)
+            chosen = [
+                c for c in CONTENDERS if not args.layout or c["layout"] in ("-", *args.layout)
+            ]
+            rows += measure(model, turns=7, steps=8 if model == "gpt" else 4, contenders=chosen)
     show(rows)
     if args.json:
         with open(args.json, "w") as file:

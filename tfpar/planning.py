@@ -14,7 +14,7 @@ from tfpar.ir.graph import Tensor
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import prepare
 from tfpar.report.progress import searching
 from tfpar.runtime.executable import simplify_step
@@ -117,9 +117,13 @@ def plan_step(
     with searching() as progress:
         problem = state_problem(captured, request(progress), batch_size, state_ratio=state_ratio)
         plan = find_plan(problem, planner, cache)
+    return plan.with_partitioned(lay_out(plan, problem))
+
+
+def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
+    """The whole graph of a problem as `plan` lays it."""
     with collection_paused():
-        partitioned = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
-    return plan.with_partitioned(partitioned)
+        return propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
 
 
 def step_anchors(plan: Plan, problem: Problem) -> Anchors:

@@ -16,11 +16,9 @@ from tfpar.cost.cluster import Cluster
 from tfpar.cost.evaluate import Cost, evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
-from tfpar.planning import Request, state_problem, step_anchors
+from tfpar.planning import Request, lay_out, state_problem
 from tfpar.plans import Plan
-from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.propagation.prepared import prepare
 from tfpar.runtime.executable import simplify_step
 from tfpar.search.problem import Problem
 
@@ -53,7 +51,7 @@ class Captured:
 
 def partition(problem: Problem, plan: Plan) -> PartitionedGraph:
     """The whole, unfolded graph laid as `plan` says, by plain propagation."""
-    return propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
+    return lay_out(plan, problem)
 
 
 def price(problem: Problem, plan: Plan) -> Cost:
