@@ -46,7 +46,7 @@ class _Losses(keras.callbacks.Callback):
 
 def train(
     build: Callable[[], keras.Model], data: Sequence[Any], *, mesh=None,
-    constraints=(), planner=None, batch_size: int = 8, start=None, seed: int = 7,
+    constraints=(), planner=None, cluster=None, batch_size: int = 8, start=None, seed: int = 7,
     **fit_arguments: Any,
 ) -> Trained:  # fmt: skip
     """Build under the mesh (or plainly) and fit; the seed makes both runs start alike.
@@ -57,7 +57,7 @@ def train(
     if mesh is None:
         model = build()
     else:
-        with tap.auto_parallel(mesh, constraints, planner=planner):
+        with tap.auto_parallel(mesh, constraints, planner=planner, cluster=cluster):
             model = build()
     if start is not None:
         model.set_weights(start)

@@ -19,7 +19,7 @@ import pytest
 import tfpar as tap
 from tfpar.cli.main import main
 from tfpar.cost.cluster import Cluster
-from tfpar.plan import Plan
+from tfpar.plans import Plan
 from tfpar.search.planners import PLANNERS
 from tfpar.spec import Mesh
 

@@ -34,7 +34,7 @@ from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.keras.adapter import parallel_model
-from tfpar.plan import plan_from_constraints
+from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES

@@ -6,7 +6,7 @@ from tests.plan.graphs import mlp, partition
 from tfpar.constraints import batch, shard
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, FunctionRef, Graph
-from tfpar.plan import plan_from_constraints
+from tfpar.plans import plan_from_constraints
 from tfpar.report.coverage import coverage
 from tfpar.report.tables import format_bytes
 from tfpar.spec import Mesh, PlanError

@@ -12,6 +12,8 @@ from tfpar.propagation.follow import followed_weights
 from tfpar.report.layers import LayerReport, layer_reports
 from tfpar.report.summary import placement_text, shard_bytes, variable_bytes, variable_specs
 from tfpar.report.tables import format_bytes, format_seconds
+from tfpar.search.graph_nodes import GraphNode
+from tfpar.search.patterns import patterns
 from tfpar.spec import Mesh, PlanError, Replicate, Spec, format_spec, local_shape
 
 if TYPE_CHECKING:
@@ -86,12 +88,30 @@ def _explain_layer(plan: Plan, report: LayerReport, partitioned: PartitionedGrap
         lines.append(f"  {weight.name} {weight.shape}: {placement_text(spec, plan.mesh)}")
         planned = plan.variables[weight.name]
         lines += [f"  {line}" for line in _alternatives(plan, planned, spec)]
+    lines += _patterns(plan, node, partitioned)
     lines.append("  Collectives:" if report.collectives else "  No collectives.")
     lines += [
         f"    {count} {kind} over {axes}, {format_bytes(size)}"
         for (kind, axes), (count, size) in report.collectives.items()
     ]
     return "\n".join(lines)
+
+
+def _patterns(plan: Plan, node: GraphNode, partitioned: PartitionedGraph) -> list[str]:
+    """The node's sharding patterns: Split or Replica, and the Communication that follows."""
+    assert plan.cluster is not None
+    batch = tuple(plan.mesh.axis(n) for n in plan.batch_axes)
+    found = patterns(node, partitioned.prepared, plan.mesh, plan.cluster, batch)
+    lines = ["  Sharding patterns, each by itself:"] if found else []
+    for pattern in found:
+        moved = ", ".join(
+            f"{c.kind} over {c.axis} ({c.phase}, {format_bytes(c.num_bytes)})"
+            for c in pattern.communication
+        )
+        laid = f"{pattern.placement} over {pattern.axis}" if pattern.axis else "R"
+        time = f" {format_seconds(pattern.seconds)}: {moved}" if moved else " no communication"
+        lines.append(f"    {pattern.weight.rpartition('/')[2]} {laid}:{time}")
+    return lines
 
 
 def _alternatives(plan: Plan, variable: PlannedVariable, spec: Spec) -> list[str]:

@@ -32,6 +32,7 @@ class Executable:
     Attributes:
         captured: the step as captured; its variables are all `ParallelVariable`s.
         partitioned: specs and reshards.
+        packed_bytes: payload of each all-reduce once they are packed, in program order.
     """
 
     def __init__(
@@ -43,6 +44,9 @@ class Executable:
         self.devices = list(devices)
         local = build_local_program(partitioned)
         pack_all_reduces(local.graph, bucket_bytes)
+        self.packed_bytes = [
+            sum(t.num_bytes for t in op.inputs) for op in local.graph.ops if op.type == "AllReduce"
+        ]
         self.program = InProcessProgram(local, devices)
         self._place_variables()
         self._handles: list[list[tf.Tensor]] = []

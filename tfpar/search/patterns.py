@@ -33,9 +33,6 @@ class Communication:
     num_bytes: int
     seconds: float
 
-    def __str__(self) -> str:
-        return f"{self.kind} over {self.axis} ({self.phase}, {self.num_bytes} bytes)"
-
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
@@ -55,10 +52,6 @@ class Pattern:
     def seconds(self) -> float:
         """What the communication takes in a step, in seconds."""
         return sum(c.seconds for c in self.communication)
-
-    def __str__(self) -> str:
-        head = f"{self.placement} over {self.axis}" if self.axis else "R"
-        return "; ".join([head, *map(str, self.communication)])
 
 
 def patterns(

@@ -1,0 +1,135 @@
+"""Plans that the search chose train as on one device."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfpar as tap
+from benchmarks.models import SMALL, batch_of, compile_model
+from tests.equivalence import assert_equivalent
+from tfpar.cost.cluster import Cluster, Device, Link
+from tfpar.keras.adapter import parallel_model
+from tfpar.spec import Shard
+
+MESH = tap.split([2, 2])
+
+# Slow devices on fast links: whatever splits work pays.
+COMPUTE_BOUND = Cluster(
+    "compute", 2, 2, Device(1e8, 1e8, 1e12, 1e9, 0.0), Link(1e12, 1e-9), Link(1e12, 1e-9)
+)
+# And little memory: weights have to be split.
+TIGHT = Cluster(
+    "tight", 1, 4, Device(1e12, 1e12, 1.0, 1e12, 0.0), Link(1e10, 1e-6), Link(1e10, 1e-6)
+)
+
+CASES = {
+    "gpt": lambda: SMALL["gpt"](vocabulary=60),
+    "t5": lambda: SMALL["t5"](vocabulary=60),
+    "gshard_moe": SMALL["gshard_moe"],
+    "resnet": SMALL["resnet"],
+    "wide": lambda: SMALL["wide"](classes=1000),
+}
+
+
+def searched(case, cluster, batch=8):
+    def build():
+        model = CASES[case]()
+        return compile_model(model, "sgd")
+
+    keras.utils.set_random_seed(0)
+    data = batch_of(CASES[case](), 2 * batch)
+    return assert_equivalent(build, data, MESH, planner="tap", cluster=cluster, batch_size=batch)
+
+
+def split_weights(plan):
+    return [
+        name
+        for name, v in plan.variables.items()
+        if v.trainable and any(isinstance(p, Shard) for p in v.spec or ())
+    ]
+
+
+RUNS = [
+    *((case, COMPUTE_BOUND) for case in ("gpt", "gshard_moe", "resnet")),
+    *((case, TIGHT) for case in ("gpt", "t5", "wide")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "cluster"), RUNS, ids=lambda v: getattr(v, "name", v))
+def test_a_searched_plan_trains_as_on_one_device(case, cluster):
+    parallel, _ = searched(case, cluster)
+    plan = tap.plan_of(parallel.model)
+    assert plan.planner == "tap" and plan.cluster.fingerprint() == cluster.fingerprint()
+    if cluster is TIGHT:
+        assert split_weights(plan)
+    for name, variable in plan.variables.items():
+        if variable.spec is not None:
+            assert parallel.specs()[name] == ",".join(map(str, variable.spec)), name
+
+
+def test_without_anything_said_the_machine_is_detected():
+    parallel, _ = searched("gpt", None)
+    plan = tap.plan_of(parallel.model)
+    assert plan.cluster.name == "cpu" and plan.mesh.size == 4
+    assert "Predicted" in plan.summary()
+
+
+def test_all_steps_of_a_model_run_with_the_plan_of_its_training():
+    keras.utils.set_random_seed(0)
+    with tap.auto_parallel(MESH, cluster=TIGHT):
+        model = compile_model(SMALL["gpt"]())
+    x, y = batch_of(model, 12)
+    before = model.predict(x, batch_size=8, verbose=0)
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+    np.testing.assert_allclose(plain.predict(x, batch_size=8, verbose=0), before, atol=1e-5)
+    model.fit(x, y, batch_size=8, verbose=0)
+    plan = tap.plan_of(model)
+    model.evaluate(x, y, batch_size=8, verbose=0)
+    model.predict(x, batch_size=8, verbose=0)
+    for kind in ("train", "test", "predict"):
+        partitioned = parallel_model(model).executables[kind].partitioned
+        assert partitioned.mesh == plan.mesh, kind
+        for variable, spec in partitioned.variable_specs.items():
+            known = plan.variables[variable.name].spec if variable.trainable else None
+            assert known is None or known == spec, (kind, variable.name)
+
+
+def test_models_of_one_session_share_a_mesh():
+    keras.utils.set_random_seed(0)
+    with tap.auto_parallel(MESH, cluster=TIGHT):
+        shared = keras.layers.Dense(16, "relu", name="shared")
+        inputs = keras.Input((8,))
+        first = keras.Model(inputs, keras.layers.Dense(4, name="a")(shared(inputs)))
+        second = keras.Model(inputs, keras.layers.Dense(6, name="b")(shared(inputs)))
+        for model in (first, second):
+            model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 8)).astype("float32")
+    first.fit(x, x[:, :4], verbose=0)
+    second.fit(x, x[:, :6], verbose=0)
+    one, other = tap.plan_of(first), tap.plan_of(second)
+    assert one.mesh == other.mesh
+    assert one.variables["shared/kernel"].spec == other.variables["shared/kernel"].spec
+
+
+def test_gradients_travel_in_buckets_of_the_size_that_cost_least():
+    cluster = Cluster(
+        "latency-free", 1, 4, Device(1e9, 1e9, 1e12, 1e12, 0.0), Link(1e9, 0.0), Link(1e9, 0.0)
+    )
+    keras.utils.set_random_seed(0)
+    constraints = [tap.batch("data"), tap.replicate(".*kernel")]
+    with tap.auto_parallel([4], constraints, cluster=cluster):
+        inputs = keras.Input((256,))
+        x = inputs
+        for i in range(4):
+            x = keras.layers.Dense(512, name=f"fc{i}", use_bias=False)(x)
+        model = keras.Model(inputs, x)
+        model.compile("sgd", "mse")
+    data = np.zeros((8, 256), "float32"), np.zeros((8, 512), "float32")
+    model.fit(*data, verbose=0)
+    plan = tap.plan_of(model)
+    assert plan.cost.bucket_bytes == 1024 * 1024  # the least there is: starting one costs nothing
+    packed = parallel_model(model).executables["train"].packed_bytes
+    assert max(packed) <= plan.cost.bucket_bytes and len(packed) > 1
