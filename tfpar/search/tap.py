@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfpar.cost.evaluate import Cost, Pricer
@@ -259,39 +259,37 @@ class LayoutSearch:
     # --- search --------------------------------------------------------------------
 
     def explore(self, like: LayoutSearch | None = None) -> None:
-        """Price all plans of each subgraph, the largest first, until none improves.
+        """Find out what the layout promises.
 
-        What is best for one hangs on the others. It begins with data parallelism, or with what
-        was best on a layout like this one.
+        From data parallelism on, all plans of each subgraph are priced. Where a layout like this
+        one was searched before, its best plan is where to begin, and what is near it is priced.
 
         Args:
-            like: a search that came before.
+            like: that search.
         """
         self.key = self._price()
-        if like is not None and len(like.groups) == len(self.groups):
-            whole, key = [g.chosen for g in self.groups], self.key
-            for group, other in zip(self.groups, like.groups, strict=True):
-                group.chosen = min(other.chosen, len(group.options) - 1)
+        if like is None:
+            self._exhaust()
+            return
+        whole, key = [g.chosen for g in self.groups], self.key
+        known = {g.name: g.options[g.chosen] for g in like.groups}
+        for group in self.groups:
+            if known.get(group.name) in group.options:
+                group.chosen = group.options.index(known[group.name])
                 self.lay(group, group.chosen)
-            self.key = self._price()
-            if not self.key < key:
-                self._restore(whole, key)
-        units = self.units()
-        for _ in range(MAX_SWEEPS):
-            before = self.key
-            for unit in units:
-                self._search(unit, _gray([len(g.options) for g in unit]))
-            if self.key == before or len(units) == 1:
-                break
+        self.key = self._price()
+        if not self.key < key:
+            self._restore(whole, key)
+        self._sweep(_nearby)
 
     def refine(self) -> None:
-        """Change one or two weights of a subgraph at a time until nothing improves.
+        """Price all plans of each subgraph until none improves.
 
         What suits the blocks hangs on how the weights around them are laid, which the residual
         stream runs through: each of their options is tried with the blocks fitted to it.
         """
+        self._exhaust()
         units = self.units()
-        self._sweep(units)
         inner = [unit for unit in units if self._block(unit[0]) >= 0]
         around = [g for unit in units if self._block(unit[0]) < 0 for g in unit]
         if not inner:
@@ -304,7 +302,7 @@ class LayoutSearch:
                 group.chosen = pick
                 self.lay(group, pick)
                 self.key = self._price()
-                self._sweep(units)
+                self._sweep(_nearby)
                 if not self.key < key:
                     self._restore(before, key)
 
@@ -312,12 +310,17 @@ class LayoutSearch:
         """Whether the best plan so far is near `least`, the best of other layouts."""
         return self.key[0] <= least[0] and self.key[1] <= PROMISING * least[1]
 
-    def _sweep(self, units: Sequence[Sequence[Group]]) -> None:
+    def _exhaust(self) -> None:
+        self._sweep(lambda unit: _gray([len(g.options) for g in unit]))
+
+    def _sweep(self, candidates: Callable[[Sequence[Group]], Iterable[_Picks]]) -> None:
+        """Search subgraph by subgraph, the largest first, until none improves."""
+        units = self.units()
         for _ in range(MAX_SWEEPS):
             before = self.key
             for unit in units:
-                self._search(unit, _nearby(unit))
-            if self.key == before:
+                self._search(unit, candidates(unit))
+            if self.key == before or len(units) == 1:
                 break
 
     def _restore(self, chosen: Sequence[int], key: _Key) -> None:
