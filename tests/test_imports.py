@@ -8,7 +8,7 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ("spec", "ir", "rules", "propagation", "cost", "search", "rewrite", "report")
-MODULES = ("plan", "constraints")
+MODULES = ("plans", "constraints")
 
 
 def modules() -> list[str]:

@@ -179,10 +179,12 @@ class Plan:
             )
         searched = planning_graph(graph, gradients).graph
         if not part and fingerprint(searched) != self.fingerprint:
+            state = _difference("missing", missing)
             raise PlanError(
-                "The plan is for another step: the weights are the same, but not the ops (the "
-                "graph's fingerprint differs). Was the loss, a metric, an activation or the type "
-                "of inputs or labels changed, or TensorFlow or Keras updated? Make a new plan."
+                f"The plan is for another step: the weights are the same, but not the ops (the "
+                f"graph's fingerprint differs{''.join(f'; {d}' for d in state)}). Was the loss, a "
+                f"metric, an activation or the type of inputs or labels changed, or TensorFlow or "
+                f"Keras updated? Make a new plan."
             )
 
     def check_ranks(self, mesh: Mesh, cluster: Cluster | None = None) -> None:

@@ -9,7 +9,8 @@ from benchmarks.models import SMALL
 from tests.search.problems import Captured
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
-from tfpar.search.tap import LayoutSearch, Model
+from tfpar.search.folded_model import FoldedModel
+from tfpar.search.layout_search import LayoutSearch
 
 MODELS = {
     "gpt": lambda: SMALL["gpt"](num_layers=5),
@@ -26,7 +27,7 @@ def problem(request):
 
 def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(problem):
     rng = random.Random(0)
-    folded, whole = Model.of(problem, 2), Model.of(problem, 10**6)
+    folded, whole = FoldedModel.of(problem, 2), FoldedModel.of(problem, 10**6)
     assert len(folded.prepared.graph.ops) <= len(whole.prepared.graph.ops)
     twins = {v.name: [t.name for t in ts] for v, ts in folded.folded.twins.items()}
     for layout in problem.layouts[1:]:
@@ -58,7 +59,7 @@ def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(pr
 
 
 def test_a_plan_laid_again_costs_what_it_did(problem):
-    search = LayoutSearch(problem, Model.of(problem, 2), problem.layouts[-1])
+    search = LayoutSearch(problem, FoldedModel.of(problem, 2), problem.layouts[-1])
     search.plans.settle()
     first = search.plans.cost()
     for group in search.groups:

@@ -12,7 +12,9 @@ from benchmarks.models import SMALL, compile_model, gpt, wide
 from tests.search.problems import Captured, assignments, laid, partition, price
 from tfpar.cost.cluster import Cluster, Link
 from tfpar.plans import plan_from_constraints
-from tfpar.search.tap import LayoutSearch, Model, TapPlanner
+from tfpar.search.folded_model import FoldedModel
+from tfpar.search.layout_search import LayoutSearch
+from tfpar.search.tap import TapPlanner
 from tfpar.spec import Shard, SpecError
 
 
@@ -71,7 +73,7 @@ def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):
     build, data = EXHAUSTIVE[case]
     problem = Captured.of(build, len(data[0]), data).problem([2, 2], cluster)
     plan = solve(problem)
-    model, least = Model.of(problem, 2), np.inf
+    model, least = FoldedModel.of(problem, 2), np.inf
     for layout in problem.layouts:
         groups = LayoutSearch(problem, model, layout).groups
         for specs in assignments({g.name: g.options for g in groups}):

@@ -9,58 +9,18 @@ refuses is no candidate. Pure data parallelism always is one.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tfpar.cost.evaluate import Cost, Pricer
 from tfpar.ir.collection import collection_paused
-from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Variable
-from tfpar.ir.roles import Roles
 from tfpar.plans import Alternative, Plan, PlannedVariable
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import PreparedGraph, prepare
-from tfpar.search.fold import Folded, fold
-from tfpar.search.graph_nodes import NodeGraph, cluster
-from tfpar.search.incremental import IncrementalPricer
-from tfpar.search.patterns import splits
-from tfpar.search.problem import Layout, Problem, input_spec
-from tfpar.search.routing import pattern_routing
-from tfpar.search.shared import Signatures, families, prune_graph
-from tfpar.spec import PlanError, Spec, replicated
-
-MAX_CANDIDATES = 1024
-"""Plans of one subgraph that are all priced; a larger one is searched part by part."""
-
-MAX_TOGETHER = 128
-"""Plans of the parts of a larger subgraph that are searched together."""
-
-_TOKENS = re.compile(r"[/_]+")
-
-MAX_SWEEPS = 6
-"""How often the subgraphs are gone through (empirical: two or three sweeps settle models)."""
+from tfpar.search.folded_model import FoldedModel, Statistics
+from tfpar.search.layout_search import INVALID, Found, Key, LayoutSearch
+from tfpar.search.problem import Layout, Problem
+from tfpar.spec import PlanError, Spec
 
 PROMISING = 1.15
 """A layout whose plans come out this much slower than another's is not refined (empirical)."""
-
-MAX_KICKS = 8
-"""Weights outside of all blocks each of whose options is tried with the blocks fitted to it."""
-
-
-@dataclasses.dataclass
-class Statistics:
-    """What a search did; see `benchmarks/search.py`."""
-
-    ops: int = 0
-    nodes: int = 0
-    weighted_nodes: int = 0
-    subgraphs: int = 0
-    candidates: int = 0
-    valid: int = 0
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,423 +49,60 @@ class TapPlanner:
             return self._solve(problem)
 
     def _solve(self, problem: Problem) -> Plan:
-        model = Model.of(problem, self.min_duplicate)
+        model = FoldedModel.of(problem, self.min_duplicate)
         self.statistics = model.statistics
         searches = [LayoutSearch(problem, model, layout) for layout in problem.layouts]
         for at, search in enumerate(searches):
             alike = (s for s in reversed(searches[:at]) if _are_alike(s.layout, search.layout))
             search.explore(next(alike, None))
-        least = min((search.key for search in searches), default=_INVALID)
-        best: _Found | None = None
+        least = min((search.key for search in searches), default=INVALID)
+        best: Found | None = None
         for search in searches:
-            if search.promises(least):
+            if _promises(search.key, least):
                 search.refine()
                 found = search.found()
                 if found is not None and (best is None or found.key < best.key):
                     best = found
-        if best is not None:
-            best = self._compared(best, searches)
-        refused = next((search.refused for search in searches if search.refused), "")
         if best is None:
+            refused = next((search.refused for search in searches if search.refused), "")
             raise PlanError(f"No plan is valid under the constraints. The first one: {refused}.")
-        return _plan(problem, model, best, self.name)
-
-    def _compared(self, best: _Found, searches: Sequence[LayoutSearch]) -> _Found:
-        """`best`, with what the other layouts came to."""
-        others = [s for s in searches if s.layout != best.layout and math.isfinite(s.key[1])]
-        alternatives = {name: list(known) for name, known in best.alternatives.items()}
-        elsewhere: dict[str, Alternative] = {}
-        for search in others:
-            for name, known in search.alternatives.items():
-                for option in known:
-                    splits_weight = option.spec != search.plans.engine.replicated
-                    if splits_weight and (
-                        name not in elsewhere or option.seconds < elsewhere[name].seconds
-                    ):
-                        elsewhere[name] = dataclasses.replace(option, layout=str(search.layout))
-        for name, option in elsewhere.items():
-            alternatives.setdefault(name, []).append(option)
-        layouts = sorted((search.key, str(search.layout)) for search in others if not search.key[0])
-        return dataclasses.replace(
-            best, alternatives=alternatives, layouts=tuple((n, k[1]) for k, n in layouts)
-        )
+        return _plan(problem, model, best, searches, self.name)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Model:
-    """What does not depend on the layout."""
-
-    folded: Folded
-    prepared: PreparedGraph
-    roles: Roles
-    nodes: NodeGraph
-    statistics: Statistics
-
-    @classmethod
-    def of(cls, problem: Problem, min_duplicate: int) -> Model:
-        graph = problem.graph
-        roles = Roles.of(graph)
-        nodes = cluster(graph, roles)
-        signatures = Signatures(Constants(graph), roles)
-        shared = prune_graph(nodes, signatures, min_duplicate)
-        repeats = families(nodes, shared, signatures, min_duplicate)
-        folded = fold(graph, repeats, signatures)
-        times = dict(folded.times)
-        times.update({folded.copies[op]: 0 for op in problem.stand_ins if op in folded.copies})
-        prepared = prepare(folded.graph)
-        folded_roles = Roles.of(prepared.graph, times=times)
-        statistics = Statistics(
-            len(graph.ops), len(nodes.nodes), len(nodes.weighted()), len(repeats)
-        )
-        return cls(
-            folded, prepared, folded_roles, cluster(prepared.graph, folded_roles), statistics
-        )
-
-
-@dataclasses.dataclass(eq=False)
-class Group:
-    """Weights that are laid alike: those at one place of a block's instances."""
-
-    variables: Sequence[Variable]
-    options: Sequence[Spec]
-    chosen: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.variables[0].name
-
-
-_Picks = tuple[int, ...]
-"""The option taken by each group of a unit."""
-
-_Key = tuple[float, float, int]
-"""(bytes beyond the device's memory, seconds, split weights): less is better."""
-
-
-_INVALID: _Key = (math.inf, math.inf, 0)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Found:
-    """The best plan of a layout."""
-
-    layout: Layout
-    key: _Key
-    cost: Cost
-    chosen: Sequence[tuple[Group, int]]
-    fixed: Sequence[tuple[Variable, Spec]]
-    alternatives: Mapping[str, Sequence[Alternative]]
-    layouts: tuple[tuple[str, float], ...] = ()
-
-
-class LayoutSearch:
-    """The search on one layout."""
-
-    def __init__(self, problem: Problem, model: Model, layout: Layout) -> None:
-        self.problem, self.model, self.layout = problem, model, layout
-        mesh, graph = layout.mesh, model.prepared.graph
-        self.pricer = Pricer(mesh, problem.cluster, model.roles)
-        copies = model.folded.copies
-        self.fixed = self._fixed_specs()
-        self.groups = self._groups()
-        batched = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
-        whole = replicated(mesh.num_axes)
-        anchors = Anchors(
-            variables={
-                **{v.name: s for v, s in self.fixed},
-                **{v.name: g.options[0] for g in self.groups for v in g.variables},
-            },
-            inputs=[input_spec(t in batched, mesh, layout.batch_axes) for t in graph.inputs],
-            tensors={name: given.spec for name, given in problem.tensors.items()},
-            outputs=[whole] * len(graph.outputs),
-        )
-        self.plans = IncrementalPricer(
-            model.prepared, mesh, anchors, model.nodes.segments(graph, model.roles),
-            self.pricer, problem.state_ratio, [v for g in self.groups for v in g.variables],
-        )  # fmt: skip
-        self.refused = ""
-        self.key: _Key = _INVALID
-        # Plans of a unit, by what the other groups have chosen.
-        self.priced: dict[Any, dict[_Picks, _Key]] = {}
-        self.alternatives: dict[str, list[Alternative]] = {}
-
-    def _fixed_specs(self) -> list[tuple[Variable, Spec]]:
-        """The variables that are given."""
-        given = self.problem.fixed
-        return [
-            (v, given[v.name].spec) for v in self.model.folded.graph.variables if v.name in given
-        ]
-
-    def _groups(self) -> list[Group]:
-        """The weights to decide: those with several dims that some op can use split."""
-        mesh = self.layout.mesh
-        whole = replicated(mesh.num_axes)
-        fixed = {v for v, _ in self.fixed}
-        known = {v.name: v for v in self.model.prepared.graph.variables}
-        groups = []
-        for members in self.model.folded.groups:
-            variables = [known[v.name] for v in members if v not in fixed and v.trainable]
-            if not variables or len(variables[0].shape) < 2 or not self.layout.model_axes:
-                continue
-            options = [whole]
-            axes = self.layout.model_axes
-            for axis, shard in splits(variables[0], self.model.prepared, mesh, axes):
-                options.append((*whole[:axis], shard, *whole[axis + 1 :]))
-            if len(options) > 1:
-                groups.append(Group(variables, options))
-        order = {v.name: i for i, v in enumerate(self.model.prepared.graph.variables)}
-        return sorted(groups, key=lambda g: order[g.name])
-
-    # --- search --------------------------------------------------------------------
-
-    def explore(self, like: LayoutSearch | None = None) -> None:
-        """Find out what the layout promises.
-
-        From data parallelism on, all plans of each subgraph are priced. Where a layout like this
-        one was searched before, its best plan is where to begin, and what is near it is priced.
-
-        Args:
-            like: that search.
-        """
-        self.key = self._price()
-        if like is None:
-            self._exhaust()
-            return
-        whole, key = [g.chosen for g in self.groups], self.key
-        known = {g.name: g.options[g.chosen] for g in like.groups}
-        for group in self.groups:
-            if known.get(group.name) in group.options:
-                group.chosen = group.options.index(known[group.name])
-                self.lay(group, group.chosen)
-        self.key = self._price()
-        if not self.key < key:
-            self._restore(whole, key)
-        self._sweep(_nearby)
-
-    def refine(self) -> None:
-        """Price all plans of each subgraph until none improves.
-
-        What suits the blocks hangs on how the weights around them are laid, which the residual
-        stream runs through: each of their options is tried with the blocks fitted to it.
-        """
-        self._exhaust()
-        units = self.units()
-        inner = [unit for unit in units if self._block(unit[0]) >= 0]
-        around = [g for unit in units if self._block(unit[0]) < 0 for g in unit]
-        if not inner:
-            return
-        for group in around[:MAX_KICKS]:
-            for pick in range(len(group.options)):
-                if pick == group.chosen:
-                    continue
-                before, key = [g.chosen for g in self.groups], self.key
-                group.chosen = pick
-                self.lay(group, pick)
-                self.key = self._price()
-                self._sweep(_nearby)
-                if not self.key < key:
-                    self._restore(before, key)
-
-    def promises(self, least: _Key) -> bool:
-        """Whether the best plan so far is near `least`, the best of other layouts."""
-        return self.key[0] <= least[0] and self.key[1] <= PROMISING * least[1]
-
-    def _exhaust(self) -> None:
-        self._sweep(lambda unit: _gray([len(g.options) for g in unit]))
-
-    def _sweep(self, candidates: Callable[[Sequence[Group]], Iterable[_Picks]]) -> None:
-        """Search subgraph by subgraph, the largest first, until none improves."""
-        units = self.units()
-        for _ in range(MAX_SWEEPS):
-            before = self.key
-            for unit in units:
-                self._search(unit, candidates(unit))
-            if self.key == before or len(units) == 1:
-                break
-
-    def _restore(self, chosen: Sequence[int], key: _Key) -> None:
-        """Go back to a plan that was priced before."""
-        self.key = key
-        for group, pick in zip(self.groups, chosen, strict=True):
-            if group.chosen != pick:
-                group.chosen = pick
-                self.lay(group, pick)
-
-    def found(self) -> _Found | None:
-        """The best valid plan, or None; `refused` then says why the first was invalid."""
-        if self.key[0] == math.inf:
-            return None
-        self.plans.settle()
-        return _Found(
-            self.layout, self.key, self.plans.cost(), [(g, g.chosen) for g in self.groups],
-            self.fixed, self.alternatives,
-        )  # fmt: skip
-
-    def units(self) -> list[list[Group]]:
-        """The groups, in subgraphs small enough to price all plans of each, the largest first.
-
-        A block is one unit if it can be, else its parts along the name tree are.
-        """
-        out = []
-        by_block: dict[int, list[Group]] = {}
-        for group in self.groups:
-            copies = len(group.variables)
-            by_block.setdefault(self._block(group) if copies > 1 else -1, []).append(group)
-        for block, members in by_block.items():
-            out += _parts(members, MAX_CANDIDATES if block >= 0 else MAX_CANDIDATES // 8)
-        sizes = self.plans.sizes
-        return sorted(out, key=lambda unit: -sum(sizes[v] for g in unit for v in g.variables))
-
-    def _block(self, group: Group) -> int:
-        return self.model.folded.block_of.get(group.name, -1)
-
-    def _search(self, unit: Sequence[Group], candidates: Iterable[_Picks]) -> None:
-        """Price plans of `unit`, the rest as it is; keep the best."""
-        best = choice = start = tuple(g.chosen for g in unit)
-        place = (tuple(g.name for g in unit), tuple(g.chosen for g in self.groups if g not in unit))
-        priced = self.priced.setdefault(place, {})
-        priced[start] = self.key
-        for picks in candidates:
-            if picks in priced:
-                if priced[picks] < self.key:
-                    best, self.key = picks, priced[picks]
-                continue
-            for group, pick, last in zip(unit, picks, choice, strict=True):
-                if pick != last:
-                    self.lay(group, pick)
-            choice = picks
-            key = priced[picks] = self._price()
-            if key < self.key:
-                best, self.key = picks, key
-            if self.problem.progress is not None:
-                self.problem.progress(str(self.layout), self.model.statistics.candidates)
-        for group, pick in zip(unit, best, strict=True):
-            group.chosen = pick
-            self.lay(group, pick)
-        self.plans.settle()
-        for at, group in enumerate(unit):
-            seconds = [math.inf] * len(group.options)
-            for picks, key in priced.items():
-                seconds[picks[at]] = min(seconds[picks[at]], key[1])
-            self.alternatives[group.name] = [
-                Alternative(spec, s) for spec, s in zip(group.options, seconds, strict=True)
-            ]
-
-    def lay(self, group: Group, pick: int) -> None:
-        for variable in group.variables:
-            self.plans.lay(variable, group.options[pick])
-
-    def _price(self) -> _Key:
-        """The key of the plan that is laid; infinite if it is invalid."""
-        statistics = self.model.statistics
-        statistics.candidates += 1
-        node_of = self.model.nodes.node_of
-        broken = {node_of[op]: why for op, why in self.plans.broken().items()}
-        routing = pattern_routing(self.model.nodes, broken)
-        if not routing.valid:
-            self.refused = self.refused or routing.reason
-            return _INVALID
-        statistics.valid += 1
-        cost = self.plans.cost()
-        over = max(0.0, cost.memory_bytes - self.problem.cluster.device.memory_bytes)
-        split = sum(
-            1
-            for group in self.groups
-            if self.plans.initial[group.variables[0].handle] != self.plans.engine.replicated
-        )
-        return (over, _rounded(cost.seconds), split)
-
-
-def _are_alike(one: Layout, other: Layout) -> bool:
-    """Whether two layouts differ only in how long their axes are."""
-    return (one.batch_axes, one.model_axes) == (other.batch_axes, other.model_axes)
-
-
-def _rounded(seconds: float) -> float:
-    """Times that differ by rounding are equal: then fewer split weights win."""
-    return float(f"{seconds:.9e}")
-
-
-def _parts(groups: Sequence[Group], limit: int) -> list[list[Group]]:
-    """`groups` as one unit if it has at most `limit` plans, else by the branches of their names.
-
-    Neighbouring branches that are small stay together (the two layers of an MLP).
-    """
-    if math.prod(len(g.options) for g in groups) <= limit or len(groups) == 1:
-        return [list(groups)]
-    paths = [_TOKENS.split(g.name) for g in groups]
-    shared = len(os.path.commonprefix(paths))
-    branches = [
-        [groups[i] for i in members]
-        for _, members in itertools.groupby(
-            range(len(groups)), lambda i: tuple(paths[i][shared : shared + 1])
-        )
-    ]
-    if len(branches) == 1:
-        return [list(groups[: len(groups) // 2]), list(groups[len(groups) // 2 :])]
-    out: list[list[Group]] = []
-    for branch in branches:
-        together = [*(out[-1] if out else []), *branch]
-        if out and math.prod(len(g.options) for g in together) <= MAX_TOGETHER:
-            out[-1] = together
-        else:
-            out += _parts(branch, limit)
-    return out
-
-
-def _nearby(unit: Sequence[Group]) -> Iterator[_Picks]:
-    """What differs from the chosen plan in at most two weights."""
-    chosen = [g.chosen for g in unit]
-    places = range(len(unit))
-    for changed in (*itertools.combinations(places, 1), *itertools.combinations(places, 2)):
-        for picks in itertools.product(*(range(len(unit[at].options)) for at in changed)):
-            new = list(chosen)
-            for at, pick in zip(changed, picks, strict=True):
-                new[at] = pick
-            yield tuple(new)
-
-
-def _gray(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All tuples below `sizes`; neighbours differ in one place, the last varies fastest."""
-    digits, steps = [0] * len(sizes), [1] * len(sizes)
-    yield tuple(digits)
-    while True:
-        for at in reversed(range(len(sizes))):
-            moved = digits[at] + steps[at]
-            if 0 <= moved < sizes[at]:
-                digits[at] = moved
-                break
-            steps[at] = -steps[at]
-        else:
-            return
-        yield tuple(digits)
-
-
-def _plan(problem: Problem, model: Model, found: _Found, planner: str) -> Plan:
+def _plan(
+    problem: Problem, model: FoldedModel, found: Found, searches: Sequence[LayoutSearch],
+    planner: str,
+) -> Plan:  # fmt: skip
     """The plan of the whole model: what is chosen for a block serves all its instances."""
     layout = found.layout
-    specs: dict[str, tuple[Spec | None, str]] = {}
-    alternatives: dict[str, Sequence[Alternative]] = {}
+    specs: dict[str, tuple[Spec | None, str]] = {
+        name: (given.spec, given.why) for name, given in problem.fixed.items()
+    }
     twins = {v.name: [t.name for t in ts] for v, ts in model.folded.twins.items()}
-    for name, given in problem.fixed.items():
-        specs[name] = (given.spec, given.why)
     for group, pick in found.chosen:
-        spec = group.options[pick]
         for variable in group.variables:
-            for twin in twins.get(variable.name, [variable.name]):
-                specs.setdefault(twin, (spec, f"chosen by the {planner} planner"))
-    groups = {v.name: g[0].name for g in model.folded.groups for v in g}
-    for name, members in twins.items():
-        for twin in members:
-            if groups[name] in found.alternatives:
-                alternatives[twin] = found.alternatives[groups[name]]
+            for twin in twins[variable.name]:
+                specs.setdefault(twin, (group.options[pick], f"chosen by the {planner} planner"))
+    priced = _alternatives(found, searches)
+    group_of = {
+        twin: group[0].name
+        for group in model.folded.groups
+        for variable in group
+        for twin in twins[variable.name]
+    }
     variables = {}
     for variable in problem.variables:
         laid, why = specs.get(variable.name, (None, ""))
+        alternatives = priced.get(group_of.get(variable.name, ""), ())
         variables[variable.name] = PlannedVariable(
             tuple(variable.shape), variable.dtype, variable.trainable, laid, why,
-            tuple(alternatives.get(variable.name, ())),
+            tuple(alternatives),
         )  # fmt: skip
+    others = sorted(
+        (search.key[1], str(search.layout))
+        for search in searches
+        if search.layout != layout and not search.key[0]
+    )
     return Plan(
         mesh=layout.mesh,
         batch_axes=tuple(layout.mesh.axis_names[a] for a in layout.batch_axes),
@@ -516,5 +113,33 @@ def _plan(problem: Problem, model: Model, found: _Found, planner: str) -> Plan:
         planner=planner,
         cluster=problem.cluster,
         cost=found.cost,
-        layouts=found.layouts,
+        layouts=tuple((name, seconds) for seconds, name in others),
     )
+
+
+def _alternatives(best: Found, searches: Sequence[LayoutSearch]) -> dict[str, list[Alternative]]:
+    """What was priced for each group: on the best layout, and the best split on any other."""
+    alternatives = {name: list(known) for name, known in best.alternatives.items()}
+    elsewhere: dict[str, Alternative] = {}
+    for search in searches:
+        if search.layout == best.layout:
+            continue
+        whole = search.plans.engine.replicated
+        for name, known in search.alternatives.items():
+            for option in known:
+                better = name not in elsewhere or option.seconds < elsewhere[name].seconds
+                if option.spec != whole and math.isfinite(option.seconds) and better:
+                    elsewhere[name] = dataclasses.replace(option, layout=str(search.layout))
+    for name, option in elsewhere.items():
+        alternatives.setdefault(name, []).append(option)
+    return alternatives
+
+
+def _promises(key: Key, least: Key) -> bool:
+    """Whether a layout's best plan so far is near `least`, the best of all."""
+    return key[0] <= least[0] and key[1] <= PROMISING * least[1]
+
+
+def _are_alike(one: Layout, other: Layout) -> bool:
+    """Whether two layouts differ only in how long their axes are."""
+    return (one.batch_axes, one.model_axes) == (other.batch_axes, other.model_axes)
