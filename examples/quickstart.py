@@ -112,6 +112,9 @@ def show(plan: tap.Plan) -> None:
     print(f"Weights: {weights}, of which {sum(split.values())} are split")
     for line, count in split.items():
         print(f"  {count}x {line}")
+    if not split:
+        batch = plan.splits_anything()
+        print(f"  {'only the batch is: data parallelism' if batch else 'every rank does the same'}")
 
 
 def compare(name, build, data, **fit_arguments) -> None:

@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -84,6 +86,17 @@ def test_constraints_of_the_readme_hold(what, calls):
         model = build()
     report = tap.verify(model, x, y, steps=2)
     assert report.ok, str(report)
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs():
+    pytest.importorskip("sklearn")
+    script = str(ROOT / "examples/quickstart.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    for model in ("ConvNet", "GPT"):
+        assert f"=== {model} on" in done.stdout
+    assert done.stdout.count("<- taken") == 2
 
 
 def test_every_page_with_code_is_run():
