@@ -16,7 +16,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: quickstart test test-fast lint format bench clean
 
-## A ConvNet and a small GPT on a 2x2 mesh in one process, beside the single-device run.
+## A ConvNet and a small GPT on four ranks in one process, with searched plans, beside one device.
 quickstart: $(STAMP)
 	$(BIN)/python examples/quickstart.py
 

@@ -243,6 +243,9 @@ class Plan:
         for name in sorted({*self.variables, *other.variables}):
             mine, theirs = self.variables.get(name), other.variables.get(name)
             if mine is None or theirs is None:
+                only = mine or theirs
+                if only is None or (not only.trainable and only.spec is None):
+                    continue  # slots and counters: a plan may be made without them
                 lines.append(f"{name}: only in the {'other' if mine is None else 'first'} plan")
                 continue
             if mine.shape != theirs.shape:

@@ -222,6 +222,12 @@ class CompiledFunction:
             problem = state_problem(captured, request, batch_size, laid, part=self._part)
             plan = find_plan(problem, session.planner, session.cache)
         self._found = plan
+        if plan.cost is not None and plan.cost.memory_bytes > cluster.device.memory_bytes:
+            logger.warning(
+                "No plan fits into a device of %r: the best needs %.1f GB of %.1f GB. Use more "
+                "devices or a smaller batch.",
+                cluster.name, plan.cost.memory_bytes / 1e9, cluster.device.memory_bytes / 1e9,
+            )  # fmt: skip
         if not self._part:
             program.plan = plan
             session.first = session.first or plan

@@ -110,7 +110,7 @@ def verify(
         matters=state.is_no_metric, part=True, name="verify",
     )  # fmt: skip
     if state.session.plan is None and state.program.plan is None:
-        state.step("train").find_plan((batches[0],))  # what is verified is what trains
+        state.step("train").find_plan(_specs(batches[0]))  # what is verified is what trains
     on_mesh.compile(_specs(batches[0]))  # builds what the first step builds
     start = _snapshot(state)
     parallel = _train(state, on_mesh, batches, start)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from tfpar.constraints.axes import batch_axes
 from tfpar.constraints.kinds import Constraint, ShardOutput
-from tfpar.constraints.patterns import compile_pattern, matches_nothing
+from tfpar.constraints.patterns import compile_pattern, matches_nothing, without_call_counts
 from tfpar.constraints.variables import Resolution
 from tfpar.ir.graph import Graph, Op, Tensor, is_floating
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
 
 _BACKWARD_SCOPE = "gradient_tape"
 _SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-_CALL_COUNT = re.compile(r"_\d+(?=/|$)")
-"""Keras numbers a layer's name scopes by call: `block_0_ln1_1`."""
 
 
 def resolve_outputs(
@@ -72,7 +69,7 @@ def _border_tensors(graph: Graph, pattern: str) -> list[Tensor]:
     compiled = compile_pattern(pattern)
 
     def matches(name: str) -> bool:
-        return bool(compiled.fullmatch(name) or compiled.fullmatch(_CALL_COUNT.sub("", name)))
+        return bool(compiled.fullmatch(name) or compiled.fullmatch(without_call_counts(name)))
 
     members: dict[str, list[Op]] = {}
     for op in graph.ops:

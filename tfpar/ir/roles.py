@@ -64,13 +64,16 @@ class Roles:
                 marked.add(op.outputs[0])
         consumers = graph.consumers()
         leads = _leading_to_gradients(graph, marked, consumers)
+        decay = _decaying_weights(graph, leads, consumers)
         phase: dict[Op, int] = {}
         updated: set[Tensor] = set()  # handles of what the update has written: slots, weights
         for op in graph.ops:
             own = BACKWARD if op.name.startswith(_BACKWARD_SCOPES) else FORWARD
             for tensor in op.inputs:
                 own = max(own, phase[tensor.op])
-            if op in leads:  # a gradient that is the optimizer's may go on in the backward pass
+            if op in decay:
+                own = UPDATE
+            elif op in leads:  # a gradient that is the optimizer's may go on in the backward pass
                 own = min(own, BACKWARD)
             elif any(t in marked or t in updated for t in op.inputs):
                 own = UPDATE
@@ -106,6 +109,32 @@ def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], kept: set[Tensor]) -
         for i, t in enumerate(op.outputs)
         if op.type != "IdentityN" or op.inputs[i] is tensor
     )
+
+
+def _decaying_weights(
+    graph: Graph, leads: Collection[Op], consumers: Mapping[Tensor, Sequence[Op]]
+) -> set[Op]:
+    """What an optimizer does to weights without gradients (decoupled weight decay).
+
+    Assignments of weights that hang on nothing that the step is fed, and what only they read.
+    """
+    weights = {v.handle for v in graph.variables if v.trainable}
+    fed: set[Op] = {t.op for t in graph.inputs}
+    for op in graph.ops:
+        if any(t.op in fed for t in op.inputs):
+            fed.add(op)
+    found: set[Op] = set()
+    ends = set(graph.outputs)
+    for op in reversed(graph.ops):
+        if op in fed or op in leads:
+            continue
+        if op.type.startswith("Assign") and op.inputs[0] in weights:
+            found.add(op)
+        elif op.inputs and op.outputs and not any(t in ends for t in op.outputs):
+            readers = [r for t in op.outputs for r in consumers.get(t, ())]
+            if readers and all(r in found for r in readers):
+                found.add(op)
+    return found
 
 
 def _leading_to_gradients(

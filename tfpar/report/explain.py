@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tfpar.constraints.patterns import without_call_counts
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.follow import followed_weights
 from tfpar.report.layers import LayerReport, layer_reports
@@ -36,7 +37,8 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     """
     if partitioned is not None and plan.cluster is not None and not _is_variable(plan, name):
         for report in layer_reports(partitioned, plan.cluster):
-            if report.node.name == name or report.node.name.endswith(f"/{name}"):
+            named = {report.node.name, without_call_counts(report.node.name)}
+            if any(n == name or n.endswith(f"/{name}") for n in named):
                 return _explain_layer(plan, report, partitioned)
     name = _full_name(plan, name)
     variable = plan.variables[name]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
     """The plan as tables: placements and bytes; with `partitioned` also what one step moves."""
-    batch = " and ".join(plan.batch_axes)
+    split = [n for n in plan.batch_axes if plan.mesh.shape[plan.mesh.axis(n)] > 1]
+    batch = " and ".join(split)
     ranks = f"{plan.mesh.size} rank{'s' if plan.mesh.size > 1 else ''}"
     parts = [
         f"Plan on mesh {plan.mesh} ({ranks}), "
@@ -92,6 +93,11 @@ def _prediction(plan: Plan) -> list[str]:
     if plan.layouts:
         shown = [f"{name}: {format_seconds(s)}" for name, s in plan.layouts[:3]]
         lines.append(f"Next best layouts: {'; '.join(shown)}")
+    if cost.memory_bytes > machines.device.memory_bytes:
+        lines.append(
+            "No plan that was found fits into the memory of a device; this one comes nearest. Use "
+            "more devices or a smaller batch."
+        )
     if plan.mesh.size > 1 and not plan.splits_anything():
         lines.append(
             "Every rank computes the same: for this model and batch, communication would take "

@@ -23,6 +23,7 @@ from tfpar.ir.roles import FORWARD, UPDATE
 from tfpar.propagation.engine import HoldWhole, Propagation
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
+from tfpar.search.patterns import hands_on
 from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError, format_spec
 
 _Change = tuple[Tensor, Spec, Spec]
@@ -426,10 +427,9 @@ def _weight_values(graph: Any, prepared: PreparedGraph) -> dict[Tensor, Variable
     """The tensors that hold nothing but a weight's value: reads, casts, reshapes of it."""
     found: dict[Tensor, Variable] = {v.handle: v for v in graph.variables if v.trainable}
     for op in graph.ops:
-        if op.type in ("ReadVariableOp", "Cast") or prepared.rules[op].monotone:
-            for tensor in op.inputs:
-                if tensor in found and len(op.outputs) == 1:
-                    found[op.outputs[0]] = found[tensor]
+        for tensor in op.inputs:
+            if tensor in found and hands_on(op, tensor, prepared):
+                found[op.outputs[0]] = found[tensor]
     return found
 
 

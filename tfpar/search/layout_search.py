@@ -19,7 +19,7 @@ from tfpar.search.incremental import IncrementalPricer
 from tfpar.search.patterns import splits
 from tfpar.search.problem import Layout, Problem, input_spec
 from tfpar.search.routing import pattern_routing
-from tfpar.spec import Spec, replicated
+from tfpar.spec import Shard, Spec, replicated
 
 MAX_CANDIDATES = 1024
 """Plans of one subgraph that are all priced; a larger one is searched part by part."""
@@ -264,6 +264,15 @@ class LayoutSearch:
         for variable in group.variables:
             self.plans.lay(variable, group.options[pick])
 
+    def _idle_axes(self) -> str:
+        """The mesh axis that the plan has no use for, as a reason; nothing if it uses all."""
+        for axis in self.layout.used_axes:
+            weights = (v for v in self.plans.graph.variables if v.trainable)
+            if not any(isinstance(self.plans.weight_spec(v)[axis], Shard) for v in weights):
+                name = self.layout.mesh.axis_names[axis]
+                return f"all ranks along {name!r} would compute the same"
+        return ""
+
     def _price(self) -> Key:
         """The key of the plan that is laid; infinite if it is invalid."""
         statistics = self.model.statistics
@@ -271,8 +280,9 @@ class LayoutSearch:
         node_of = self.model.nodes.node_of
         broken = {node_of[op]: why for op, why in self.plans.broken().items()}
         routing = pattern_routing(self.model.nodes, broken)
-        if not routing.valid:
-            self.refused = self.refused or routing.reason
+        idle = self._idle_axes()
+        if not routing.valid or idle:
+            self.refused = self.refused or routing.reason or idle
             return INVALID
         statistics.valid += 1
         cost = self.plans.cost()

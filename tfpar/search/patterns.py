@@ -119,11 +119,20 @@ def _paths(variable: Variable, prepared: PreparedGraph) -> Iterator[_Path]:
     while stack:
         tensor, path = stack.pop(0)
         for op in prepared.consumers.get(tensor, ()):
-            relabels = op.type in ("ReadVariableOp", "Cast") or prepared.rules[op].monotone
-            if relabels and len(op.outputs) == 1:
+            if hands_on(op, tensor, prepared):
                 stack.append((op.outputs[0], (*path, op)))
             elif flops(op, prepared.rules[op]) or op.type in READ_PART:
                 yield (*path, op)
+
+
+def hands_on(op: Op, tensor: Tensor, prepared: PreparedGraph) -> bool:
+    """Whether `op` gives all that `tensor` holds and nothing else: a read, a cast, a reshape."""
+    return (
+        len(op.outputs) == 1
+        and (op.type in ("ReadVariableOp", "Cast") or bool(prepared.rules[op].monotone))
+        and op.outputs[0].num_elements == tensor.num_elements
+        and op.type not in READ_PART
+    )
 
 
 def _readers(variable: Variable, prepared: PreparedGraph, node: GraphNode) -> Iterator[_Path]:

@@ -24,11 +24,14 @@ class Layout:
     Attributes:
         batch_axes: the axes that split the batch.
         model_axes: the axes over which weights may be split.
+        used_axes: those along which some weight has to be: else their ranks would all compute
+            the same.
     """
 
     mesh: Mesh
     batch_axes: tuple[int, ...]
     model_axes: tuple[int, ...]
+    used_axes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         names = " and ".join(self.mesh.axis_names[a] for a in self.batch_axes) or "no axis"
@@ -89,7 +92,7 @@ def free_layouts(mesh: Mesh) -> list[Layout]:
         if model_size == 1:
             found.append(Layout(logical, (0, 1), ()))
         else:
-            found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,))]
+            found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,), (1,))]
     return found
 
 
