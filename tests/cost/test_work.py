@@ -246,8 +246,8 @@ def test_terms_count_as_many_times_as_an_op_stands_for():
     one.add_op(terms, op, rule, as_split(rule, None, ALONE))
     assert terms[COMPUTE + BACKWARD] == pytest.approx(12 * 9.192e-6)
     one.add_reshard(terms, Reshard(op.outputs[0], (SUM,), (R,)))
-    # 8 * 32 floats among 4 ranks: 6 messages, 1.5 times the bytes.
-    assert terms[COMMUNICATION + BACKWARD] == pytest.approx(12 * (6e-6 + 1.5 * 1024e-9))
+    # 8 * 32 floats among 4 ranks: 4 rounds, 1.5 times the bytes.
+    assert terms[COMMUNICATION + BACKWARD] == pytest.approx(12 * (4e-6 + 1.5 * 1024e-9))
     assert terms.sum() == terms[COMPUTE + BACKWARD] + terms[COMMUNICATION + BACKWARD]
 
 
