@@ -239,6 +239,17 @@ class IncrementalPricer:
             )
         return self.pricer.cost(terms, weights, self.state_bytes)
 
+    def add_up(self) -> None:
+        """Sum the terms anew: thousands of changes leave roundings."""
+        self.terms = self.pricer.zero()
+        prices: dict[_Change, np.ndarray] = {}
+        for outcome in self.current:
+            assert outcome is not None
+            self.terms += outcome.terms
+            prices.update(outcome.reshards)
+        for price in prices.values():
+            self.terms += price
+
     def _resize(self, variable: Variable) -> None:
         """Keep account of what a rank stores of `variable`."""
         size = self.pricer.local_bytes(variable, self.weight_spec(variable))

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tfpar.cost.evaluate import Cost, Pricer
@@ -67,8 +67,6 @@ class Found:
     key: Key
     cost: Cost
     chosen: Sequence[tuple[Group, int]]
-    fixed: Sequence[tuple[Variable, Spec]]
-    alternatives: Mapping[str, Sequence[Alternative]]
 
 
 class LayoutSearch:
@@ -100,7 +98,6 @@ class LayoutSearch:
         self.key: Key = INVALID
         # Plans of a unit, by what the other groups have chosen.
         self.priced: dict[Any, dict[_Picks, Key]] = {}
-        self.alternatives: dict[str, list[Alternative]] = {}
 
     def _fixed_specs(self) -> list[tuple[Variable, Spec]]:
         """The variables that are given."""
@@ -205,10 +202,9 @@ class LayoutSearch:
         if self.key[0] == math.inf:
             return None
         self.plans.settle()
-        return Found(
-            self.layout, self.key, self.plans.cost(), [(g, g.chosen) for g in self.groups],
-            self.fixed, self.alternatives,
-        )  # fmt: skip
+        self.plans.add_up()
+        chosen = [(group, group.chosen) for group in self.groups]
+        return Found(self.layout, self.key, self.plans.cost(), chosen)
 
     def units(self) -> list[list[Group]]:
         """The groups, in subgraphs small enough to price all plans of each, the largest first.
@@ -231,8 +227,7 @@ class LayoutSearch:
     def _search(self, unit: Sequence[Group], candidates: Iterable[_Picks]) -> None:
         """Price plans of `unit`, the rest as it is; keep the best."""
         best = choice = start = tuple(g.chosen for g in unit)
-        place = (tuple(g.name for g in unit), tuple(g.chosen for g in self.groups if g not in unit))
-        priced = self.priced.setdefault(place, {})
+        priced = self._priced_beside(unit)
         priced[start] = self.key
         for picks in candidates:
             if picks in priced:
@@ -252,13 +247,25 @@ class LayoutSearch:
             group.chosen = pick
             self.lay(group, pick)
         self.plans.settle()
-        for at, group in enumerate(unit):
-            seconds = [math.inf] * len(group.options)
-            for picks, key in priced.items():
-                seconds[picks[at]] = min(seconds[picks[at]], key[1])
-            self.alternatives[group.name] = [
-                Alternative(spec, s) for spec, s in zip(group.options, seconds, strict=True)
-            ]
+
+    def _priced_beside(self, unit: Sequence[Group]) -> dict[_Picks, Key]:
+        """The plans of `unit` priced so far with the other groups as they are."""
+        others = tuple(g.chosen for g in self.groups if g not in unit)
+        return self.priced.setdefault((tuple(g.name for g in unit), others), {})
+
+    def alternatives(self) -> dict[str, list[Alternative]]:
+        """By group, its options and the best step priced with each, the rest about as chosen."""
+        found = {}
+        for unit in self.units():
+            priced = self._priced_beside(unit)
+            for at, group in enumerate(unit):
+                seconds = [math.inf] * len(group.options)
+                for picks, key in priced.items():
+                    seconds[picks[at]] = min(seconds[picks[at]], key[1])
+                found[group.name] = [
+                    Alternative(spec, s) for spec, s in zip(group.options, seconds, strict=True)
+                ]
+        return found
 
     def lay(self, group: Group, pick: int) -> None:
         for variable in group.variables:

@@ -119,13 +119,14 @@ def _plan(
 
 def _alternatives(best: Found, searches: Sequence[LayoutSearch]) -> dict[str, list[Alternative]]:
     """What was priced for each group: on the best layout, and the best split on any other."""
-    alternatives = {name: list(known) for name, known in best.alternatives.items()}
+    alternatives: dict[str, list[Alternative]] = {}
     elsewhere: dict[str, Alternative] = {}
     for search in searches:
         if search.layout == best.layout:
+            alternatives = search.alternatives()
             continue
         whole = search.plans.engine.replicated
-        for name, known in search.alternatives.items():
+        for name, known in search.alternatives().items():
             for option in known:
                 better = name not in elsewhere or option.seconds < elsewhere[name].seconds
                 if option.spec != whole and math.isfinite(option.seconds) and better:
