@@ -25,6 +25,8 @@ _EXPORTS = {
     "TfparError": "tfpar.spec",
     "split": "tfpar.spec",
     "Cluster": "tfpar.cost.cluster",
+    "Device": "tfpar.cost.cluster",
+    "Link": "tfpar.cost.cluster",
     "Plan": "tfpar.plans",
     "batch": "tfpar.constraints",
     "from_layout_map": "tfpar.constraints",
@@ -47,7 +49,7 @@ __all__ = sorted(_EXPORTS)
 if TYPE_CHECKING:
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
-    from tfpar.cost.cluster import Cluster
+    from tfpar.cost.cluster import Cluster, Device, Link
     from tfpar.plans import Plan
     from tfpar.rules import make_rule, register_rule
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split

@@ -109,14 +109,19 @@ def _session(
         cluster.check(mesh)
     if plan is not None:
         plan.check_ranks(mesh, cluster)
-    folder = plan_cache or os.environ.get("TFPAR_PLAN_CACHE")
     session = Session(
         mesh, tuple(constraints), plan, CompileOptions(bucket_bytes, strict), find_planner(planner),
-        cluster, PlanCache(folder) if folder else None,
+        cluster, _plan_cache(plan_cache),
     )  # fmt: skip
     # Virtual devices can only be configured before TensorFlow's runtime starts.
     _ = session.devices
     return session
+
+
+def _plan_cache(folder: str | None) -> PlanCache | None:
+    """The cache in `folder`, by default that of the environment, if any."""
+    folder = folder or os.environ.get("TFPAR_PLAN_CACHE")
+    return PlanCache(folder) if folder else None
 
 
 def parallelize(
@@ -215,13 +220,13 @@ def plan(
     state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
     if state is None or not model.compiled:
         raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
-    folder = plan_cache or os.environ.get("TFPAR_PLAN_CACHE")
+    specs = argument_specs((batch,))
     return plan_step(
-        state.capture_gradients(argument_specs((batch,))),
-        lambda progress: Request(mesh, machines, tuple(constraints), progress=progress),
-        batch_size_of(argument_specs((batch,))),
+        state.capture_gradients(specs),
+        Request(mesh, machines, tuple(constraints)),
+        batch_size_of(specs),
         found,
-        PlanCache(folder) if folder else None,
+        _plan_cache(plan_cache),
         slot_ratio(model),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
@@ -44,7 +44,6 @@ class Request:
     cluster: Cluster
     constraints: tuple[Constraint, ...] = ()
     base: Plan | None = None
-    progress: Progress | None = None
 
 
 def batched_inputs(captured: CapturedStep, batch_size: int | None) -> frozenset[Tensor]:
@@ -58,6 +57,7 @@ def batched_inputs(captured: CapturedStep, batch_size: int | None) -> frozenset[
 def state_problem(
     captured: CapturedStep, request: Request, batch_size: int | None,
     laid: dict[str, Spec] | None = None, state_ratio: float | None = None, part: bool = False,
+    progress: Progress | None = None,
 ) -> Problem:  # fmt: skip
     """What a planner has to solve for a captured and simplified step.
 
@@ -66,6 +66,7 @@ def state_problem(
         state_ratio: bytes of optimizer slots per byte of weight; read off the step's own
             variables if None.
         part: the step is part of what the constraints speak of: they may match nothing in it.
+        progress: is told of the search.
 
     Raises:
         SpecError: a constraint that matches nothing or cannot hold.
@@ -100,22 +101,20 @@ def state_problem(
         tensors={name: Fixed(r.spec, r.reason) for name, r in outputs.items()},
         constraints=tuple(map(str, constraints)),
         state_ratio=state_ratio if captured.gradients else None,
-        progress=request.progress,
+        progress=progress,
     )
 
 
 def plan_step(
-    captured: CapturedStep, request: Callable[[Progress | None], Request], batch_size: int | None,
-    planner: Planner, cache: PlanCache | None, state_ratio: float,
+    captured: CapturedStep, request: Request, batch_size: int | None, planner: Planner,
+    cache: PlanCache | None, state_ratio: float,
 ) -> Plan:  # fmt: skip
-    """Plan a step that was captured to be planned, and lay out all its tensors.
-
-    Args:
-        request: made with what shows the progress of the search.
-    """
+    """Plan a step that was captured to be planned, and lay out all its tensors."""
     simplify_step(captured)
     with searching() as progress:
-        problem = state_problem(captured, request(progress), batch_size, state_ratio=state_ratio)
+        problem = state_problem(
+            captured, request, batch_size, state_ratio=state_ratio, progress=progress
+        )
         plan = find_plan(problem, planner, cache)
     return plan.with_partitioned(lay_out(plan, problem))
 

@@ -218,8 +218,10 @@ class CompiledFunction:
             laid = self._laid(captured, session.first.mesh)
         cluster = session.cluster or detect_cluster(session.mesh)
         with searching() as progress:
-            request = Request(session.mesh, cluster, session.constraints, session.first, progress)
-            problem = state_problem(captured, request, batch_size, laid, part=self._part)
+            request = Request(session.mesh, cluster, session.constraints, session.first)
+            problem = state_problem(
+                captured, request, batch_size, laid, part=self._part, progress=progress
+            )
             plan = find_plan(problem, session.planner, session.cache)
         self._found = plan
         if plan.cost is not None and plan.cost.memory_bytes > cluster.device.memory_bytes:

@@ -202,6 +202,13 @@ class Pricer:
         """What a rank stores of `tensor`, padding included, in bytes."""
         return _local_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
 
+    def stored_bytes(
+        self, variable: Variable, spec: Spec, state_ratio: float | None
+    ) -> tuple[float, float]:
+        """Bytes of a variable on a rank, and of its gradient, slots or other state; see `Cost`."""
+        size = self.roles.times.get(variable.handle.op, 1) * self.local_bytes(variable, spec)
+        return (size, size * (1.0 + (state_ratio or 0.0))) if variable.trainable else (0.0, size)
+
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
         if decision.expansion is not None:
             yield decision.expansion
@@ -286,12 +293,9 @@ def evaluate(
         pricer.add_reshard(terms, reshard)
     weights = state = 0.0
     for variable, spec in partitioned.variable_specs.items():
-        size = roles.times.get(variable.handle.op, 1) * pricer.local_bytes(variable, spec)
-        if variable.trainable:
-            weights += size
-            state += size * (1.0 + (state_ratio or 0.0))
-        else:
-            state += size
+        weight_bytes, state_bytes = pricer.stored_bytes(variable, spec, state_ratio)
+        weights += weight_bytes
+        state += state_bytes
     if state_ratio is not None:
         terms[COMPUTE + UPDATE] += update_seconds(weights, state_ratio, cluster)
     return pricer.cost(terms, weights, state)

@@ -101,14 +101,14 @@ class Propagation:
         self.open_root: dict[Tensor, Variable | Op] = {}
 
     def run(self) -> PartitionedGraph:
-        self._place_variables()
+        self.place_variables()
         for tensor, spec in zip(self.graph.inputs, self.anchors.inputs, strict=False):
             self.specs[tensor] = self.canonical(spec, tensor.shape)
         for op in self.graph.ops:
-            self._visit(op)
+            self.visit(op)
         for root in list(self.open):
-            self._settle_root(root, self.replicated)
-        self._finish_outputs()
+            self.settle_root(root, self.replicated)
+        self.finish_outputs()
         result = self.result
         result.specs = {t: s for t, s in self.specs.items() if s is not None}
         for variable in self.graph.variables:
@@ -132,7 +132,7 @@ class Propagation:
 
     # --- variables ---------------------------------------------------------------
 
-    def _place_variables(self) -> None:
+    def place_variables(self) -> None:
         if "follow" not in self.prepared.memo:
             self.prepared.memo["follow"] = followed_weights(self.graph, self.prepared.rules)
         follow = self.prepared.memo["follow"]
@@ -152,13 +152,13 @@ class Propagation:
                 weight, mapping = follow[variable]
                 self.followers.setdefault(weight, []).append((variable, mapping))
                 if self.specs[weight.handle] is not FREE:
-                    self.specs[variable.handle] = self._followed(weight, mapping)
+                    self.specs[variable.handle] = self.followed_spec(weight, mapping)
                 else:
                     self.specs[variable.handle] = FREE
             else:
                 self.specs[variable.handle] = self.replicated
 
-    def _followed(self, weight: Variable, mapping: tuple[int | None, ...]) -> Spec:
+    def followed_spec(self, weight: Variable, mapping: tuple[int | None, ...]) -> Spec:
         inverse = {w: d for d, w in enumerate(mapping) if w is not None}
         spec = self.specs[weight.handle]
         assert spec is not None
@@ -169,7 +169,7 @@ class Propagation:
             for p in spec
         )
 
-    def _settle_root(self, root: Variable | Op, spec: Spec) -> None:
+    def settle_root(self, root: Variable | Op, spec: Spec) -> None:
         """Fix an open weight or draw, and everything that only relabelled it."""
         relabelled = self.open.pop(root)
         if isinstance(root, Op):
@@ -177,7 +177,7 @@ class Propagation:
         else:
             self.specs[root.handle] = spec
             for follower, mapping in self.followers.get(root, ()):
-                self.specs[follower.handle] = self._followed(root, mapping)
+                self.specs[follower.handle] = self.followed_spec(root, mapping)
         for op in relabelled:
             self._visit_settled(op)
 
@@ -204,11 +204,11 @@ class Propagation:
             chosen = tuple(WHOLE if s is None else s for s in splits)
             want = spec_of(rule.inputs[source], rule, chosen, self.mesh.shape)
             tensor = op.inputs[source]
-        self._settle_root(root, tuple(p if isinstance(p, Shard) else Replicate() for p in want))
+        self.settle_root(root, tuple(p if isinstance(p, Shard) else Replicate() for p in want))
 
     # --- ops ---------------------------------------------------------------------
 
-    def _visit(self, op: Op) -> None:
+    def visit(self, op: Op) -> None:
         if not self._visit_known(op):
             self._visit_any(op)
 
@@ -448,7 +448,7 @@ class Propagation:
                 kept[axis] = wish(self, tensor, axis, made) or Replicate()
         return tuple(p if isinstance(p, Shard) else Replicate() for p in kept)
 
-    def _finish_outputs(self) -> None:
+    def finish_outputs(self) -> None:
         outputs = self.anchors.outputs or [None] * len(self.graph.outputs)
         for tensor, want in zip(self.graph.outputs, outputs, strict=True):
             have = self.specs[tensor]

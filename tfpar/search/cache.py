@@ -8,7 +8,8 @@ import json
 import logging
 import os
 
-from tfpar.plans import Plan
+import tfpar
+from tfpar.plans import Plan, PlannedVariable
 from tfpar.search.problem import Planner, Problem
 from tfpar.spec import PlanError, format_spec
 
@@ -31,10 +32,18 @@ class PlanCache:
         if not os.path.exists(path):
             return None
         try:
-            return Plan.load(path)
+            plan = Plan.load(path)
         except PlanError as error:
             logger.warning("%s It is searched anew.", error)
             return None
+        # Another optimizer may have as many slots: they are this problem's.
+        variables = {
+            v.name: plan.variables.get(
+                v.name, PlannedVariable(tuple(v.shape), v.dtype, v.trainable)
+            )
+            for v in problem.variables
+        }
+        return dataclasses.replace(plan, variables=variables)
 
     def put(self, problem: Problem, planner: Planner, plan: Plan) -> None:
         """Keep `plan`.
@@ -58,6 +67,7 @@ class PlanCache:
 def problem_digest(problem: Problem, planner: Planner) -> str:
     """A hash that is equal, in every process, for equal problems and planners."""
     fields = [
+        tfpar.__version__,
         planner.name,
         problem.fingerprint,
         problem.cluster.fingerprint(),

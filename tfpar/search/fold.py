@@ -208,14 +208,14 @@ def _fold(graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]) -> 
         place = home.get(op)
         return place is not None and place[1] not in kept[id(place[0])]
 
-    def stand_in(source: Op, reader: Op | None) -> Op:
-        """The kept op for `source` as `reader` (None: from outside) sees it."""
+    def stand_in(source: Op, reader: Op) -> Op:
+        """The kept op for `source` as `reader` sees it."""
         if not dropped(source):
             return source
         family, instance, at = home[source]
         stay = kept[id(family)]
         start = family.starts[instance]
-        place = home.get(reader) if reader is not None else None
+        place = home.get(reader)
         chosen = stay[1]
         if place is not None:
             own = place[0].starts[place[1]]
@@ -240,7 +240,7 @@ def _fold(graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]) -> 
     ordered = _ordered(list(copies.values()))
     if ordered is None:
         return None
-    return _finish(graph, grown, copies, ordered, times, home, kept)
+    return _finish(graph, grown, copies, ordered, times, kept)
 
 
 def _ordered(ops: Sequence[Op]) -> list[Op] | None:
@@ -265,7 +265,11 @@ def _ordered(ops: Sequence[Op]) -> list[Op] | None:
     return out if len(out) == len(ops) else None
 
 
-def _finish(graph, grown, copies, ordered, times, home, kept) -> Folded:
+def _finish(
+    graph: Graph, grown: Sequence[_Grown], copies: Mapping[Op, Op], ordered: Sequence[Op],
+    times: Mapping[Op, int], kept: Mapping[int, Sequence[int]],
+) -> Folded:  # fmt: skip
+    """The folded graph of the copies that are left, and which variables stand for which."""
     handles = graph.variable_of()
     result = Graph(functions=graph.functions)
     result.inputs = [copies[t.op].outputs[t.index] for t in graph.inputs if t.op in copies]

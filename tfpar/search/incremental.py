@@ -120,7 +120,7 @@ class IncrementalPricer:
         self.pricer = pricer
         self.state_ratio = state_ratio
         self.engine = Propagation(prepared, mesh, anchors, False, frozenset(), frozenset())
-        self.engine._place_variables()
+        self.engine.place_variables()
         self.initial: dict[Tensor, _Value] = dict(self.engine.specs)
         for tensor, spec in zip(self.graph.inputs, anchors.inputs, strict=False):
             self.initial[tensor] = self.engine.canonical(spec, tensor.shape)
@@ -149,7 +149,7 @@ class IncrementalPricer:
         self.terms = self.pricer.zero()
         self.shared: dict[_Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
-        self.sizes: dict[Variable, float] = {}  # bytes of each variable on a rank
+        self.stored: dict[Variable, tuple[float, float]] = {}  # see `Pricer.stored_bytes`
         self.weight_bytes = self.state_bytes = 0.0
         for variable in self.graph.variables:
             self._resize(variable)
@@ -173,7 +173,7 @@ class IncrementalPricer:
         self._place(variable, self.engine.canonical(spec, variable.shape))
         for slot, mapping in self.engine.followers.get(variable, ()):
             self.engine.specs = self.initial
-            self._place(slot, self.engine._followed(variable, mapping))
+            self._place(slot, self.engine.followed_spec(variable, mapping))
 
     def _place(self, variable: Variable, spec: Spec) -> None:
         if self.initial[variable.handle] != spec:
@@ -232,8 +232,9 @@ class IncrementalPricer:
 
     def cost(self) -> Cost:
         """The price of the settled plan."""
-        terms, weights = np.maximum(self.terms, 0.0), self.weight_bytes
+        terms, weights = self.terms, self.weight_bytes
         if self.state_ratio is not None:
+            terms = terms.copy()
             terms[COMPUTE + UPDATE] += update_seconds(
                 weights, self.state_ratio, self.pricer.cluster
             )
@@ -252,15 +253,12 @@ class IncrementalPricer:
 
     def _resize(self, variable: Variable) -> None:
         """Keep account of what a rank stores of `variable`."""
-        size = self.pricer.local_bytes(variable, self.weight_spec(variable))
-        size *= self.pricer.roles.times.get(variable.handle.op, 1)
-        more = size - self.sizes.get(variable, 0.0)
-        self.sizes[variable] = size
-        if variable.trainable:
-            self.weight_bytes += more
-            self.state_bytes += more * (1.0 + (self.state_ratio or 0.0))
-        else:
-            self.state_bytes += more
+        spec = self.weight_spec(variable)
+        stored = self.pricer.stored_bytes(variable, spec, self.state_ratio)
+        before = self.stored.get(variable, (0.0, 0.0))
+        self.stored[variable] = stored
+        self.weight_bytes += stored[0] - before[0]
+        self.state_bytes += stored[1] - before[1]
 
     # --- segments --------------------------------------------------------------------
 
@@ -319,13 +317,13 @@ class IncrementalPricer:
         engine.open_root = {v.handle: v for v in opened}
         try:
             for op in ops:
-                engine._visit(op)
+                engine.visit(op)
             # What is opened here is read here or never (see `_closed`).
             for root in list(engine.open):
                 if isinstance(root, Op) or engine.open[root]:
-                    engine._settle_root(root, engine.replicated)
+                    engine.settle_root(root, engine.replicated)
             if at == len(self.segments):
-                engine._finish_outputs()
+                engine.finish_outputs()
         except SpecError as error:
             return Outcome({}, terms, error=str(error))
         others = []

@@ -25,7 +25,7 @@ MAX_CANDIDATES = 1024
 """Plans of one subgraph that are all priced; a larger one is searched part by part."""
 
 MAX_TOGETHER = 128
-"""Plans of the parts of a larger subgraph that are searched together."""
+"""Plans of weights that are searched together though no block holds them, or too large a one."""
 
 _TOKENS = re.compile(r"[/_]+")
 
@@ -214,14 +214,14 @@ class LayoutSearch:
         out = []
         by_block: dict[int, list[Group]] = {}
         for group in self.groups:
-            copies = len(group.variables)
-            by_block.setdefault(self._block(group) if copies > 1 else -1, []).append(group)
+            by_block.setdefault(self._block(group), []).append(group)
         for block, members in by_block.items():
-            out += _parts(members, MAX_CANDIDATES if block >= 0 else MAX_CANDIDATES // 8)
-        sizes = self.plans.sizes
-        return sorted(out, key=lambda unit: -sum(sizes[v] for g in unit for v in g.variables))
+            out += _parts(members, MAX_CANDIDATES if block >= 0 else MAX_TOGETHER)
+        stored = self.plans.stored
+        return sorted(out, key=lambda unit: -sum(stored[v][0] for g in unit for v in g.variables))
 
     def _block(self, group: Group) -> int:
+        """The number of the shared block that the weights belong to; -1 for none."""
         return self.model.folded.block_of.get(group.name, -1)
 
     def _search(self, unit: Sequence[Group], candidates: Iterable[_Picks]) -> None:
@@ -268,6 +268,7 @@ class LayoutSearch:
         return found
 
     def lay(self, group: Group, pick: int) -> None:
+        """Lay the group's weights as its option number `pick`."""
         for variable in group.variables:
             self.plans.lay(variable, group.options[pick])
 
@@ -284,9 +285,7 @@ class LayoutSearch:
         """The key of the plan that is laid; infinite if it is invalid."""
         statistics = self.model.statistics
         statistics.candidates += 1
-        node_of = self.model.nodes.node_of
-        broken = {node_of[op]: why for op, why in self.plans.broken().items()}
-        routing = pattern_routing(self.model.nodes, broken)
+        routing = pattern_routing(self.model.nodes, self.plans.broken())
         idle = self._idle_axes()
         if not routing.valid or idle:
             self.refused = self.refused or routing.reason or idle
@@ -322,8 +321,9 @@ def _parts(groups: Sequence[Group], limit: int) -> list[list[Group]]:
             range(len(groups)), lambda i: tuple(paths[i][shared : shared + 1])
         )
     ]
-    if len(branches) == 1:
-        return [list(groups[: len(groups) // 2]), list(groups[len(groups) // 2 :])]
+    if len(branches) == 1:  # names that differ in nothing a path shows
+        half = len(groups) // 2
+        return [*_parts(groups[:half], limit), *_parts(groups[half:], limit)]
     out: list[list[Group]] = []
     for branch in branches:
         together = [*(out[-1] if out else []), *branch]

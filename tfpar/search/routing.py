@@ -13,6 +13,7 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
+from tfpar.ir.graph import Op
 from tfpar.search.graph_nodes import GraphNode, NodeGraph
 
 
@@ -31,14 +32,15 @@ class Routing:
 VALID = Routing(True)
 
 
-def pattern_routing(nodes: NodeGraph, broken: Mapping[GraphNode, str]) -> Routing:
+def pattern_routing(nodes: NodeGraph, refusing: Mapping[Op, str]) -> Routing:
     """Route a plan from root to leaf.
 
     Args:
-        broken: nodes none of whose patterns takes what arrives, and why.
+        refusing: ops for which no pattern takes what arrives, and why.
     """
-    if not broken:
+    if not refusing:
         return VALID
+    broken = {nodes.node_of.get(op, GraphNode(op.name)): why for op, why in refusing.items()}
     waiting = {node: len(node.inputs) for node in nodes.nodes}
     readers = nodes.readers
     queue = collections.deque(node for node, inputs in waiting.items() if not inputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tfpar.ir.constants import Constants
@@ -309,11 +309,3 @@ def _tandem_runs(labels: Sequence[int], min_duplicate: int) -> list[tuple[int, i
 def aligned_ops(family: Family, signatures: Signatures) -> list[list[Op]]:
     """Forward ops of each instance, position by position alike."""
     return [[op for n in nodes for op in signatures.forward(n)] for nodes in family.instances]
-
-
-def weights_of(family: Family) -> list[Mapping[int, Any]]:
-    """The weights of each instance by their position among the block's."""
-    return [
-        dict(enumerate(dict.fromkeys(w for node in nodes for w in node.weights)))
-        for nodes in family.instances
-    ]
