@@ -68,6 +68,27 @@ def test_the_cluster_s_name_does_not_matter(tmp_path):
     assert len(planner.problems) == 1
 
 
+def test_a_kept_plan_has_the_variables_of_the_problem_that_it_answers(tmp_path):
+    """Two optimizers with as many slots: the weights' plan is one, the slots are their own."""
+    planner, cache = Counting(), PlanCache(str(tmp_path))
+    plain = problem()
+
+    def with_slot(name):
+        weight = plain.variables[0]
+        return dataclasses.replace(
+            plain,
+            variables=[*plain.variables, dataclasses.replace(weight, name=name, trainable=False)],
+        )
+
+    first = find_plan(with_slot("adam/momentum"), planner, cache)
+    again = find_plan(with_slot("lion/momentum"), planner, cache)
+    assert len(planner.problems) == 1
+    assert "adam/momentum" in first.variables and "adam/momentum" not in again.variables
+    assert again.variables["lion/momentum"].spec is None
+    weights = {v.name for v in plain.variables}
+    assert all(again.variables[name] == first.variables[name] for name in weights)
+
+
 COLUMNS = (Replicate(), Shard(1))
 
 OTHERS = {
