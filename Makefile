@@ -7,6 +7,7 @@ PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 # Named after the interpreter, so that asking for another one makes the environment anew.
 STAMP := $(VENV)/.installed-$(VERSION)
+HOROVOD := $(VENV)/.horovod-$(VERSION)
 
 # Tests are mostly Python, which uses one core: two processes share them out.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
@@ -21,11 +22,11 @@ quickstart: $(STAMP)
 	$(BIN)/python examples/quickstart.py
 
 ## Everything that must hold before a change lands.
-test: lint
+test: lint $(HOROVOD)
 	$(PYTEST)
 
 ## The quick part of the suite, under three minutes.
-test-fast: $(STAMP)
+test-fast: $(STAMP) $(HOROVOD)
 	$(PYTEST) -m "not slow"
 
 lint: $(STAMP)
@@ -50,6 +51,12 @@ $(STAMP): pyproject.toml setup.py
 	  || { echo "tfpar needs Python 3.10 to 3.13, $(PYTHON) is $(VERSION)"; exit 1; }
 	@# The interpreter of .venv itself cannot make .venv anew; then it is the right one already.
 	test "$(PYTHON)" = "$(BIN)/python" || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,examples,hub]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,examples,horovod,hub]'
 	rm -f $(VENV)/.installed-*
+	touch $@
+
+# Built once for each TensorFlow, a few minutes, and kept in the user's cache.
+$(HOROVOD): $(STAMP) tfpar/install/horovod.py tfpar/install/patches.py
+	$(BIN)/python -m tfpar.install.horovod
+	rm -f $(VENV)/.horovod-*
 	touch $@

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PACKAGES = ("spec", "ir", "rules", "propagation", "cost", "search", "rewrite", "report")
+PACKAGES = ("spec", "ir", "rules", "propagation", "cost", "search", "rewrite", "report", "launch")
 MODULES = ("plans", "constraints")
 
 

@@ -13,13 +13,14 @@ import tensorflow as tf
 from tfpar.capture.step import argument_specs
 from tfpar.constraints import Constraint, batch_axes
 from tfpar.cost.cluster import Cluster
+from tfpar.distributed.seeds import share_seeds
 from tfpar.keras import adapter
 from tfpar.keras.slots import slot_ratio
 from tfpar.planning import Request, plan_step
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
-from tfpar.runtime.detect import detect_cluster
+from tfpar.runtime.detect import detect_cluster, every_rank
 from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.planners import find_planner
@@ -43,7 +44,8 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
 
     Args:
         mesh: from `split`, a `Mesh`, or sizes such as `[2, 4]`: how many workers with how many
-            devices. The search chooses the logical axes.
+            devices. The search chooses the logical axes. By default all ranks of the job, or
+            the GPUs of this machine.
         constraints: `shard(...)`, `replicate(...)` and kin narrow the search. They name the
             mesh's axes, so that these are then the logical ones.
         plan: a `Plan` or the path of a saved one, instead of constraints and search.
@@ -98,7 +100,7 @@ def _session(
     if plan is not None and mesh is None:
         mesh = plan.mesh
     if mesh is None:
-        raise TfparError("auto_parallel needs a mesh, e.g. tap.split([2, 4]), or a plan.")
+        mesh = every_rank()
     if plan is not None and constraints:
         raise TfparError("Give a plan or constraints, not both: a plan holds its constraints.")
     if not isinstance(mesh, Mesh):
@@ -114,7 +116,9 @@ def _session(
         cluster, _plan_cache(plan_cache),
     )  # fmt: skip
     # Virtual devices can only be configured before TensorFlow's runtime starts.
-    _ = session.devices
+    world = session.ranks.world
+    if world is not None:
+        share_seeds(world)
     return session
 
 

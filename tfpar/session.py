@@ -17,6 +17,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.constraints import Constraint
 from tfpar.cost.cluster import Cluster
+from tfpar.distributed.world import this_world
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.planning import Request, batched_inputs, find_plan, state_problem
 from tfpar.plans import Plan, plan_from_constraints
@@ -25,13 +26,13 @@ from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.report.progress import searching
 from tfpar.rules import has_rule
 from tfpar.runtime.detect import detect_cluster
-from tfpar.runtime.devices import rank_devices
 from tfpar.runtime.executable import (
     CompileOptions,
     Executable,
     compile_step,
     simplify_step,
 )
+from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.search.cache import PlanCache
 from tfpar.search.problem import Planner, input_spec
@@ -76,9 +77,9 @@ class Session:
     first: Plan | None = None
 
     @functools.cached_property
-    def devices(self) -> list[str]:
-        """The device of each rank; starts TensorFlow's runtime."""
-        return rank_devices(self.mesh.size)
+    def ranks(self) -> Ranks:
+        """Where the ranks live; starts TensorFlow's runtime."""
+        return Ranks.of(self.mesh.size, this_world())
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Session]:
@@ -157,7 +158,7 @@ class CompiledFunction:
     def compile(self, specs: Sequence[Any]) -> Executable:
         """Capture, plan and link the step for `specs`."""
         session = self.session
-        devices = session.devices
+        ranks = session.ranks
         captured = self.capture(specs)
         captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
         simplify_step(captured)
@@ -176,7 +177,7 @@ class CompiledFunction:
         bucket_bytes = session.options.bucket_bytes
         if bucket_bytes is None and plan.cost is not None:
             bucket_bytes = plan.cost.bucket_bytes
-        executable = compile_step(captured, anchors, mesh, devices, bucket_bytes, prepared)
+        executable = compile_step(captured, anchors, mesh, ranks, bucket_bytes, prepared)
         self._report_fallbacks(prepared)  # bodies are known now
         self._report_held(executable.partitioned)
         if self._on_plan is not None:
@@ -213,6 +214,26 @@ class CompiledFunction:
         if found is not None:  # for another batch, or for training: the weights are the same
             found.check(captured.graph, gradients=captured.gradients, part=True)
             return found
+        plan = self._search(captured, batch_size)
+        self._found = plan
+        if not self._part:
+            program.plan = plan
+            session.first = session.first or plan
+        return plan
+
+    def _search(self, captured: CapturedStep, batch_size: int | None) -> Plan:
+        """The planner's plan; of several processes the first one's."""
+        world = self.session.ranks.world
+        if world is None:
+            return self._solve(captured, batch_size)
+        text = world.first(
+            f"planning {self._name}", lambda: self._solve(captured, batch_size).to_json()
+        )
+        return Plan.from_json(text)
+
+    def _solve(self, captured: CapturedStep, batch_size: int | None) -> Plan:
+        session = self.session
+        assert session.planner is not None
         laid = {}
         if session.first is not None:
             laid = self._laid(captured, session.first.mesh)
@@ -223,16 +244,12 @@ class CompiledFunction:
                 captured, request, batch_size, laid, part=self._part, progress=progress
             )
             plan = find_plan(problem, session.planner, session.cache)
-        self._found = plan
         if plan.cost is not None and plan.cost.memory_bytes > cluster.device.memory_bytes:
             logger.warning(
                 "No plan fits into a device of %r: the best needs %.1f GB of %.1f GB. Use more "
                 "devices or a smaller batch.",
                 cluster.name, plan.cost.memory_bytes / 1e9, cluster.device.memory_bytes / 1e9,
             )  # fmt: skip
-        if not self._part:
-            program.plan = plan
-            session.first = session.first or plan
         return plan
 
     def _report_fallbacks(self, prepared: PreparedGraph) -> None:

@@ -39,10 +39,13 @@ def test_a_rank_draws_its_shard_alone(dtype):
             draws = [
                 tf.random.stateless_uniform(x.shape, seed, dtype=dtype),
                 tf.random.stateless_normal(x.shape, seed, dtype=dtype),
+                tf.random.stateless_truncated_normal(x.shape, seed, dtype=dtype),
             ]
         return [x * d for d in draws]
 
-    kinds = ["UniformInt", "UniformFullInt"] if dtype.startswith("int") else ["Uniform", "Normal"]
+    kinds = ["RandomUniformInt", "RandomUniformFullInt"]
+    if not dtype.startswith("int"):
+        kinds = ["RandomUniform", "RandomNormal", "TruncatedNormal"]
     for mesh, spec in (
         (Mesh.of([2]), (Shard(0),)), (Mesh.of([4]), (Shard(0),)),
         (Mesh.of([2, 2]), (Shard(0), Shard(0))), (Mesh.of([2, 2]), (Shard(1), Shard(0))),
@@ -54,7 +57,7 @@ def test_a_rank_draws_its_shard_alone(dtype):
             result = check(
                 function, [x, np.array([3, 7])], [spec, (Replicate(),) * len(spec)], mesh
             )
-            assert all(was_split([result], f"StatelessRandom{k}V2", "n") for k in kinds)
+            assert all(was_split([result], f"Stateless{k}V2", "n") for k in kinds)
 
 
 def test_counter_carries_into_its_high_word():

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import devices
-from tfpar.runtime.executable import check_placement
+from tfpar.runtime.checks import check_placement
+from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
 
@@ -17,12 +18,12 @@ def sharded() -> ParallelVariable:
     variable = ParallelVariable(
         shape=(6, 10), dtype=tf.float32, name="kernel", initial_value=lambda: tf.ones([6, 10])
     )
-    variable.shard(MESH, SPEC, devices(MESH))
+    variable.shard(MESH, SPEC, Ranks(devices(MESH)))
     return variable
 
 
 def check(variable, spec=SPEC, mesh=MESH):
-    check_placement([variable], [spec], mesh, devices(mesh))
+    check_placement([variable], [spec], mesh, Ranks(devices(mesh)))
 
 
 def test_shards_as_planned():
@@ -50,4 +51,4 @@ def test_another_layout():
 
 def test_another_device():
     with pytest.raises(RuntimeMismatchError, match="rank 1 lies on .*CPU:1, not on .*CPU:0"):
-        check_placement([sharded()], [SPEC], MESH, [devices(MESH)[0]] * 4)
+        check_placement([sharded()], [SPEC], MESH, Ranks([devices(MESH)[0]] * 4))

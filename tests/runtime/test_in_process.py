@@ -49,7 +49,7 @@ def count_nodes(trained, op_type: str) -> int:
 def test_replicated_weights_are_stored_and_updated_once():
     parallel, _ = assert_equivalent(mlp, DATA, tap.split([2, 2]))
     for weight in parallel.model.trainable_weights:
-        assert len({id(shard) for shard in weight.value.shards}) == 1
+        assert len({id(shard) for shard in weight.value.shards.values()}) == 1
     # Weight, momentum and velocity of each.
     updates = count_nodes(parallel, "AssignAddVariableOp") + count_nodes(
         parallel, "AssignSubVariableOp"

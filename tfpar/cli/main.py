@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 
 import tfpar
+from tfpar.cli import install as install_command
+from tfpar.cli import run as run_command
 from tfpar.spec.errors import TfparError
 
 FAILED, DIFFERENT = 2, 1
@@ -49,13 +51,15 @@ def _fail(text: str, options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "tfpar", description="Plans for parallel Keras models, made without devices or weights."
+        "tfpar", description="Plans for parallel Keras models, and jobs of many processes."
     )
     parser.add_argument("--version", action="version", version=f"tfpar {tfpar.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_plan(commands)
     _add_show(commands)
     _add_diff(commands)
+    run_command.add_parser(commands)
+    install_command.add_parser(commands)
     return parser
 
 

@@ -22,18 +22,22 @@ from tfpar.rules.rule import OpRule, make_rule, replicate_rule
 # Philox, and the kernels' own choice, which is Philox on CPU and GPU.
 _PHILOX_ALGORITHMS = (1, 3)
 
+_RESERVED = 256
+"""Draws of 32 bits that the kernels set aside for each truncated number, of which they keep the
+first that lies within the bounds."""
+
 
 @rule(
     "StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg",
     "StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal",
-    "StatelessRandomUniformInt", "StatelessRandomUniformFullInt", "StatelessTruncatedNormalV2",
+    "StatelessRandomUniformInt", "StatelessRandomUniformFullInt",
 )  # fmt: skip
 def _whole(op: Op, constants: Constants) -> OpRule:
     return replicate_rule(op)
 
 
 @rule(
-    "StatelessRandomUniformV2", "StatelessRandomNormalV2",
+    "StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2",
     "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2",
 )  # fmt: skip
 def _draw(op: Op, constants: Constants) -> OpRule:
@@ -52,9 +56,10 @@ def _lower_draw(local: LocalOp) -> list[Tensor]:
     count, row = math.prod(shape), math.prod(shape[1:])
     # One step of the counter gives 128 bits; no number takes fewer than 32 of them.
     group = 2 if itemsize(result.dtype) == 8 else 4
-    starts = [max(int(i[0]), 0) * row for i in local.indices("n")]
+    steps = _RESERVED * group // 4 if local.op.type == "StatelessTruncatedNormalV2" else 1
+    starts = [start * row for start in local.starts("n")]
     _, key, counter, *rest = local.inputs
-    counter = _advance(build, counter, [s // group for s in starts])
+    counter = _advance(build, counter, [s // group * steps for s in starts])
     dropped = [s % group for s in starts]
     drawn = shape if not any(dropped) else (count + group - 1,)
     inputs = [build.shape_const(drawn), key, counter, *rest]

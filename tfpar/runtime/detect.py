@@ -1,13 +1,34 @@
-"""What this machine is: the cluster that a plan is made for if none is named."""
+"""What there is to run on: the ranks, and the cluster that plans are made for if none is named."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
 from tfpar.cost.cluster import PRESETS, Cluster
-from tfpar.spec import Mesh
+from tfpar.distributed.world import this_world
+from tfpar.spec import Mesh, TfparError
 
 _GPU_PRESETS = (("V100", "v100-nvlink"), ("A100", "a100"), ("H100", "a100"), ("H200", "a100"))
+
+
+def every_rank() -> Mesh:
+    """All processes of the job, by machine; in a process that runs alone, its GPUs.
+
+    Raises:
+        TfparError: neither a job nor a GPU.
+    """
+    world = this_world()
+    if world is not None:
+        job = world.job
+        even = job.nodes * job.local_size == job.size
+        return Mesh.of([job.nodes, job.local_size] if even and job.nodes > 1 else [job.size])
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if not gpus:
+        raise TfparError(
+            "auto_parallel needs a mesh, e.g. tap.split([2, 4]), or a plan: this process is not "
+            "part of a job (`tfpar run -np 4 ...`), and the machine has no GPU."
+        )
+    return Mesh.of([gpus])
 
 
 def detect_cluster(mesh: Mesh) -> Cluster:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfpar.spec import Mesh, Shard, Spec
+from tfpar.spec import Mesh, Shard, Spec, TfparError
 
 logger = logging.getLogger("tfpar")
 
@@ -40,9 +41,37 @@ def rank_devices(num_ranks: int) -> list[str]:
     return [_full_name(cpus[r % len(cpus)]) for r in range(num_ranks)]
 
 
+def own_device(local_rank: int, local_size: int) -> str:
+    """The device of the one rank of this process: its GPU, if the machine has any, or its CPU.
+
+    Ranks that share a machine's cores share them out, unless TensorFlow has been told how many
+    threads to use.
+
+    Raises:
+        TfparError: the machine has GPUs, but fewer than ranks.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        if 1 < len(gpus) <= local_rank:
+            raise TfparError(
+                f"Local rank {local_rank} has no GPU: the machine has {len(gpus)} for "
+                f"{local_size} ranks. Start one rank a GPU."
+            )
+        # A scheduler may have left each rank its own GPU only.
+        own = gpus[local_rank if len(gpus) > 1 else 0]
+        tf.config.set_visible_devices(own, "GPU")
+        tf.config.experimental.set_memory_growth(own, True)
+        return "/job:localhost/replica:0/task:0/device:GPU:0"
+    if not _runtime_started() and not tf.config.threading.get_intra_op_parallelism_threads():
+        share = len(os.sched_getaffinity(0)) // local_size
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, share))
+    return "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
 def memory_of(device: str) -> str:
-    """The memory in which `device` computes: that of the host for every CPU device."""
-    return "host" if "/device:CPU:" in device else device
+    """The memory in which `device` computes: that of its host for every CPU device."""
+    host, _, kind = device.partition("/device:")
+    return host if kind.startswith("CPU:") else device
 
 
 def holders(spec: Spec, mesh: Mesh, devices: Sequence[str]) -> tuple[int, ...]:

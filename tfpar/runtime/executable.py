@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfpar.capture.step import CapturedStep, feeds
@@ -17,13 +14,13 @@ from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
 from tfpar.propagation.prepared import prepare
-from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.local_graph import LocalProgram, build_local_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_all_reduces
 from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.runtime.variables import ParallelVariable
-from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Spec, format_spec, replicated
-
-logger = logging.getLogger("tfpar")
+from tfpar.runtime.backends.process import ProcessProgram
+from tfpar.runtime.checks import agree_on_program, check_placement
+from tfpar.runtime.ranks import Ranks
+from tfpar.spec import Mesh, Spec, replicated
 
 
 class Executable:
@@ -36,21 +33,21 @@ class Executable:
     """
 
     def __init__(
-        self, captured: CapturedStep, partitioned: PartitionedGraph, devices: Sequence[str],
+        self, captured: CapturedStep, partitioned: PartitionedGraph, ranks: Ranks,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     ) -> None:  # fmt: skip
         self.captured = captured
         self.partitioned = partitioned
-        self.devices = list(devices)
+        self.ranks = ranks
         local = build_local_program(partitioned)
         pack_all_reduces(local.graph, bucket_bytes)
         self.packed_bytes = [
             sum(t.num_bytes for t in op.inputs) for op in local.graph.ops if op.type == "AllReduce"
         ]
-        self.program = InProcessProgram(local, devices)
+        self.program = _link(local, ranks)
         self._place_variables()
-        self._handles: list[list[tf.Tensor]] = []
-        self._shards: list[Any] = []
+        self._handles: list[dict[int, tf.Tensor]] = []
+        self._stored: list[Any] = []
         self._checked = False
 
     @property
@@ -63,7 +60,7 @@ class Executable:
         flat = self.program([*feeds(arguments), *self.captured.closure], self._handles)
         if not self._checked:
             self._checked = True
-            check_placement(self.captured.variables, self._specs(), self.mesh, self.devices)
+            check_placement(self.captured.variables, self._specs(), self.mesh, self.ranks)
         return self.captured.pack_outputs(flat)
 
     def _specs(self) -> list[Spec]:
@@ -72,18 +69,34 @@ class Executable:
     def _place_variables(self) -> None:
         placed = zip(self.captured.variables, self._specs(), self.program.holders, strict=True)
         for variable, spec, holders in placed:
-            variable.shard(self.mesh, spec, self.devices, holders)
+            variable.shard(self.mesh, spec, self.ranks, holders)
 
     def _refresh_handles(self) -> None:
         """Variables may have been gathered or laid otherwise since the last call."""
-        current = [v._shards for v in self.captured.variables]
-        if len(current) == len(self._shards) and all(
-            a is b for a, b in zip(current, self._shards, strict=True)
+        current = [v._stored for v in self.captured.variables]
+        if len(current) == len(self._stored) and all(
+            a is b for a, b in zip(current, self._stored, strict=True)
         ):
             return
         self._place_variables()
-        self._shards = [v._shards for v in self.captured.variables]
-        self._handles = [[s.handle for s in v.shards] for v in self.captured.variables]
+        self._stored = [v._stored for v in self.captured.variables]
+        self._handles = [
+            {rank: shard.handle for rank, shard in v.shards.items()}
+            for v in self.captured.variables
+        ]
+
+
+def _link(program: LocalProgram, ranks: Ranks) -> InProcessProgram | ProcessProgram:
+    """The program of this process's ranks.
+
+    Raises:
+        RuntimeMismatchError: another process has another program.
+    """
+    world = ranks.world
+    if world is None:
+        return InProcessProgram(program, ranks.devices)
+    agree_on_program(world, program)
+    return ProcessProgram(program, ranks.devices, world.transport)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +125,7 @@ def prepare_step(captured: CapturedStep):
 
 
 def compile_step(
-    captured: CapturedStep, anchors: Anchors, mesh: Mesh, devices: Sequence[str],
+    captured: CapturedStep, anchors: Anchors, mesh: Mesh, ranks: Ranks,
     bucket_bytes: int | None = None, prepared=None,
 ) -> Executable:  # fmt: skip
     """Propagate the anchors and link the program."""
@@ -120,77 +133,4 @@ def compile_step(
     whole = replicated(mesh.num_axes)
     anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
     partitioned = propagate(prepared, mesh, anchors)
-    return Executable(captured, partitioned, devices, bucket_bytes or DEFAULT_BUCKET_BYTES)
-
-
-def check_placement(
-    variables: Sequence[ParallelVariable], specs: Sequence[Spec], mesh: Mesh,
-    devices: Sequence[str],
-) -> None:  # fmt: skip
-    """Check that every variable lies where the plan says and that ranks agree.
-
-    Raises:
-        RuntimeMismatchError: names the first variable and rank that differ.
-    """
-    weights = (v for v in variables if v.dtype.is_floating and v.shape.rank)
-    largest = max((_largest(v.shards[0].numpy()) for v in weights), default=0.0)
-    for variable, spec in zip(variables, specs, strict=True):
-        if variable.layout != (mesh, spec):
-            raise RuntimeMismatchError(
-                f"Variable {variable.name!r} is laid as {variable.layout}, not as the plan's "
-                f"{format_spec(spec)} on {mesh}."
-            )
-        for rank, shard in enumerate(variable.shards):
-            device = devices[variable.holders[rank]]
-            if not shard.device.endswith(device.rpartition("/")[2]):
-                raise RuntimeMismatchError(
-                    f"The shard of variable {variable.name!r} for rank {rank} lies on "
-                    f"{shard.device}, not on {device}."
-                )
-        _check_agreement(variable, spec, mesh, largest)
-
-
-AGREEMENT = {8: 1e-8, 4: 1e-3, 2: 1e-1}
-"""Largest difference between ranks, relative to the variable's largest value, by bytes per
-element. Replicated sums run on every rank by themselves, and CPU and GPU kernels may add in any
-order, so that equality to the bit cannot be asked for (empirical)."""
-
-NOISE = 1e-2
-"""Differences below this share of the model's largest weight are a warning: adaptive optimizers
-blow up the rounding of gradients that are truly zero (the bias of attention keys)."""
-
-
-def _check_agreement(variable: ParallelVariable, spec: Spec, mesh: Mesh, largest: float) -> None:
-    """Ranks that differ only in replicated axes must hold the same values."""
-    axes = tuple(a for a, p in enumerate(spec) if isinstance(p, Replicate))
-    for group in mesh.groups(axes):
-        first = variable.shards[group[0]].numpy()
-        for rank in group[1:]:
-            if variable.holders[rank] == variable.holders[group[0]]:
-                continue
-            other = variable.shards[rank].numpy()
-            if np.array_equal(first, other, equal_nan=first.dtype.kind in "fc"):
-                continue
-            apart = _difference(first, other)
-            inexact = first.dtype.kind not in "iub"
-            allowed = AGREEMENT.get(first.dtype.itemsize, 0.0) * _largest(first)
-            if inexact and apart <= allowed:
-                continue
-            message = (
-                f"Ranks {group[0]} and {rank} hold different values of {variable.name!r}, which "
-                f"is replicated between them ({format_spec(spec)} on {mesh}): {apart:.1e} apart."
-            )
-            if inexact and apart <= NOISE * largest:
-                logger.warning(
-                    "%s Its gradient is noise, or its sums are ill-conditioned.", message
-                )
-                return
-            raise RuntimeMismatchError(f"{message} Please report it with the model.")
-
-
-def _largest(value: np.ndarray) -> float:
-    return float(np.max(np.abs(value.astype("float64")), initial=0.0))
-
-
-def _difference(first: np.ndarray, other: np.ndarray) -> float:
-    return float(np.max(np.abs(first.astype("float64") - other.astype("float64"))))
+    return Executable(captured, partitioned, ranks, bucket_bytes or DEFAULT_BUCKET_BYTES)

@@ -3,7 +3,8 @@
 A `ParallelVariable` goes through up to three states: *pending* (a shape and an
 initializer, no memory), *whole* (an ordinary variable on one device) and *sharded*
 (shards with the ranks, the whole value nowhere). Reading gives the whole value and
-assigning takes it in every state; a captured step sees only the handle.
+assigning takes it in every state; a captured step sees only the handle. Where the ranks are
+processes, each stores its own shard, and all of them read together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
+from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_shape
 
 _capturing: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", default=False)
@@ -59,9 +61,11 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
             else:
                 super().__init__(shape=shape, dtype=dtype, trainable=trainable, name=name, **kwargs)
         self._pending = initial_value
-        self._shards: list[tf.Variable] | None = None
+        self._stored: dict[int, tf.Variable] | None = None
         self._layout: tuple[Mesh, Spec] | None = None
         self._holders: tuple[int, ...] = ()
+        self._ranks: Ranks | None = None
+        self._key = 0
 
     @classmethod
     def adopt(cls, variable: tf.Variable) -> ParallelVariable:
@@ -72,15 +76,16 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         """
         if not isinstance(variable, cls):
             variable.__class__ = cls
-            variable._pending = variable._shards = variable._layout = None
+            variable._pending = variable._stored = variable._layout = variable._ranks = None
             variable._holders = ()
+            variable._key = 0
         return variable
 
     # --- states ------------------------------------------------------------------
 
     @property
     def is_sharded(self) -> bool:
-        return self._shards is not None
+        return self._stored is not None
 
     @property
     def layout(self) -> tuple[Mesh, Spec] | None:
@@ -88,9 +93,11 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         return self._layout
 
     @property
-    def shards(self) -> list[tf.Variable]:
-        """The variable that each rank uses; empty unless sharded."""
-        return list(self._shards or ())
+    def shards(self) -> dict[int, tf.Variable]:
+        """The variable that each rank of this process uses; empty unless sharded."""
+        if self._stored is None or self._ranks is None:
+            return {}
+        return {rank: self._stored[self._holders[rank]] for rank in self._ranks.local}
 
     @property
     def holders(self) -> tuple[int, ...]:
@@ -98,9 +105,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         return self._holders
 
     def shard(
-        self, mesh: Mesh, spec: Spec, devices: Sequence[str],
-        holders: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self, mesh: Mesh, spec: Spec, ranks: Ranks, holders: Sequence[int] | None = None
+    ) -> None:
         """Store the shards as `spec` says, and let the whole value go.
 
         No-op where the variable is laid like this already.
@@ -109,26 +115,35 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
             holders: for each rank, the rank whose shard it uses; its own if None.
         """
         holders = tuple(range(mesh.size) if holders is None else holders)
-        if self._layout == (mesh, spec) and self._holders == holders:
+        if self._layout == (mesh, spec) and self._holders == holders and self._ranks is ranks:
             return
         with tf.init_scope():
-            value = self._initial_or_current()
             stored = {}
-            for rank in sorted(set(holders)):
-                with tf.device(devices[rank]):
-                    stored[rank] = _plain_variable(cut(value, spec, mesh, rank))
-            del value
+            for rank, value in self._values(mesh, spec, sorted({holders[r] for r in ranks.local})):
+                with tf.device(ranks.devices[rank]):
+                    stored[rank] = _plain_variable(value)
+                del value
             self._release()
-        self._shards = [stored[rank] for rank in holders]
-        self._layout, self._holders, self._pending = (mesh, spec), holders, None
+        if ranks.world is not None and not self._key:
+            self._key = ranks.world.lead.register(self)
+        self._layout, self._stored, self._pending = (mesh, spec), stored, None
+        self._holders, self._ranks = holders, ranks
+
+    def _values(
+        self, mesh: Mesh, spec: Spec, ranks: Sequence[int]
+    ) -> Iterator[tuple[int, tf.Tensor]]:
+        """The shard of each of `ranks`, one after another."""
+        value = self._initial_or_current()
+        for rank in ranks:
+            yield rank, cut(value, spec, mesh, rank)
 
     def gather(self) -> None:
         """Back to an ordinary whole variable."""
-        if self._shards is not None:
+        if self._stored is not None:
             with tf.init_scope():
                 value = self._assembled()
                 self._release()
-                self._shards = self._layout = None
+                self._stored = self._layout = self._ranks = None
                 self._holders = ()
                 _store(self, value)
 
@@ -140,7 +155,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
                 super().assign(tf.cast(initial(), self.dtype))
 
     def _initial_or_current(self) -> tf.Tensor:
-        if self._shards is not None:
+        if self._stored is not None:
             return self._assembled()
         if self._pending is not None:
             return tf.cast(self._pending(), self.dtype)
@@ -151,13 +166,31 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
 
         A function of the user's that was traced before would read them: it finds not-a-number.
         """
-        for stored in self._shards or ([self] if self._pending is None else []):
+        kept = [self] if self._pending is None else []
+        for stored in kept if self._stored is None else self._stored.values():
             _store(stored, _freed(self.dtype))
 
     def _assembled(self) -> tf.Tensor:
-        assert self._layout is not None and self._shards is not None
+        """The whole value; where ranks are processes, all of them call this together."""
+        assert self._layout is not None and self._ranks is not None
         mesh, spec = self._layout
-        return join([s.read_value() for s in self._shards], self.shape.as_list(), spec, mesh)
+        shards = {rank: shard.read_value() for rank, shard in self.shards.items()}
+        world = self._ranks.world
+        if world is None:
+            return join([shards[r] for r in range(mesh.size)], self.shape.as_list(), spec, mesh)
+        (own,) = shards.values()
+        axes = tuple(a for a, placement in enumerate(spec) if isinstance(placement, Shard))
+        if not axes:
+            return own
+        world.lead.ask(self._key, "_assembled")
+        group = next(g for g in mesh.groups(axes) if world.rank in g)
+        with world.at(f"gathering {self.name}"):
+            gathered = world.exchange.all_gather(own, group)
+        # Ranks of other groups hold what their counterparts of this one do.
+        at = {tuple(mesh.coordinates(r)[a] for a in axes): v
+              for r, v in zip(group, gathered, strict=True)}  # fmt: skip
+        pieces = [at[tuple(mesh.coordinates(r)[a] for a in axes)] for r in range(mesh.size)]
+        return join(pieces, self.shape.as_list(), spec, mesh)
 
     def _whole(self) -> tf.Tensor:
         """The assembled value, as a read of this variable to gradient tapes."""
@@ -174,7 +207,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         """Whether the handle is the place to read and write."""
         if _capturing.get():
             return True
-        if self._shards is not None:
+        if self._stored is not None:
             return False
         if self._pending is not None and not _in_scratch_graph():
             self.materialize()
@@ -203,7 +236,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         return tf.gather_nd(self._whole(), indices, name=name)
 
     def assign(self, value, use_locking=None, name=None, read_value=True):
-        if self._shards is None or _capturing.get():
+        if self._stored is None or _capturing.get():
             if not _in_graph():
                 self._pending = None
             return super().assign(value, use_locking, name, read_value)
@@ -211,8 +244,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         mesh, spec = self._layout
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
-        for rank in set(self._holders):
-            self._shards[rank].assign(cut(value, spec, mesh, rank))
+        for rank, shard in self._stored.items():
+            shard.assign(cut(value, spec, mesh, rank))
         return self if read_value else None
 
     def assign_add(self, delta, use_locking=None, name=None, read_value=True):
@@ -240,8 +273,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         """In a SavedModel also the shards: functions traced while sharded read them."""
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel":
-            shards = self.shards
-            children.update({f"shard_{rank}": shards[rank] for rank in set(self._holders)})
+            stored = self._stored or {}
+            children.update({f"shard_{rank}": shard for rank, shard in stored.items()})
         return children
 
     def _restore_from_tensors(self, restored_tensors):

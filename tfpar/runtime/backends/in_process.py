@@ -9,24 +9,17 @@ of them, and a shard that several hold is stored once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tfpar.ir.graph import VARIABLE_READS, DType, Op, Tensor
+from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
-from tfpar.runtime.bodies import BodyWriter, has_bodies
-from tfpar.runtime.devices import holders, memory_of
-from tfpar.runtime.function_def import (
-    FunctionWriter,
-    RegisteredFunction,
-    const_attrs,
-    output_edges,
-    serialize_attrs,
-)
-from tfpar.spec import Shard, Spec, local_indices
+from tfpar.runtime.backends.linker import Linker
+from tfpar.runtime.bodies import has_bodies
+from tfpar.runtime.devices import holders
+from tfpar.runtime.function_def import RegisteredFunction, const_attrs, serialize_attrs
 
 _COMBINE = {
     "sum": "AddV2", "prod": "Mul", "max": "Maximum", "min": "Minimum",
@@ -51,7 +44,7 @@ class InProcessProgram:
         self.function: RegisteredFunction = linker.link()
 
     def __call__(
-        self, inputs: Sequence[tf.Tensor], handles: Sequence[Sequence[tf.Tensor]]
+        self, inputs: Sequence[tf.Tensor], handles: Sequence[Mapping[int, tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Run one step.
 
@@ -81,151 +74,20 @@ def _variable_holders(program: LocalProgram, devices: Sequence[str]) -> list[tup
     ]
 
 
-class _Linker:
+class _Linker(Linker):
+    """All ranks: what a collective makes of them is plain arithmetic."""
+
     def __init__(
         self, program: LocalProgram, devices: Sequence[str],
-        holders: Sequence[Sequence[int]], name: str,
+        variable_holders: Sequence[Sequence[int]], name: str,
     ) -> None:  # fmt: skip
-        self.program = program
-        self.mesh = program.mesh
-        self.devices = list(devices)
-        self.memories = [memory_of(device) for device in devices]
-        self.holders = dict(zip((v.handle for v in program.graph.variables), holders, strict=True))
-        self.writer = FunctionWriter(name)
-        self.ranks = range(self.mesh.size)
-        self.edges: list[dict[Tensor, str]] = [{} for _ in self.ranks]
-        self.nodes: list[dict[Op, str]] = [{} for _ in self.ranks]
-        self.bodies = BodyWriter(program.graph.functions)
+        super().__init__(program, devices, range(program.mesh.size), variable_holders, name)
         self._bucket = 0
 
-    def link(self) -> RegisteredFunction:
-        graph = self.program.graph
-        self._arguments()
-        for op in graph.ops:
-            if op.type == "Placeholder":
-                continue
-            if op.type in COLLECTIVE_TYPES:
-                self._collective(op)
-            else:
-                self._local(op)
-        for tensor in graph.outputs:
-            self.writer.output(self.edges[0][tensor], tensor.dtype)
-        nodes = (
-            self.nodes[r][op] for op in graph.effects for r in self.ranks if op in self.nodes[r]
-        )
-        for node in dict.fromkeys(nodes):
-            self.writer.effect(node)
-        return self.writer.register(bodies=self.bodies.registered)
-
-    # --- arguments ---------------------------------------------------------------
-
-    def _arguments(self) -> None:
-        graph, shapes = self.program.graph, self.program.input_shapes
-        for i, (tensor, spec) in enumerate(
-            zip(graph.inputs, self.program.input_specs, strict=True)
-        ):
-            whole = self.writer.argument(f"in{i}", tensor.dtype)
-            for rank, first in enumerate(holders(spec, self.mesh, self.devices)):
-                self.edges[rank][tensor] = (
-                    self._feed(f"in{i}", whole, tensor, shapes[i], spec, rank)
-                    if rank == first
-                    else self.edges[first][tensor]
-                )
-        for i, variable in enumerate(graph.variables):
-            holding = self.holders[variable.handle]
-            names = {
-                rank: self.writer.argument(
-                    f"var{i}_r{rank}", "resource", variable.shape, variable.dtype
-                )
-                for rank in sorted(set(holding))
-            }
-            for rank in self.ranks:
-                self.edges[rank][variable.handle] = names[holding[rank]]
-
-    def _feed(
-        self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
-    ) -> str:
-        """This rank's part of a whole input; padding repeats the last entry.
-
-        Padded samples are real samples, so that nothing computed on them (a division, a
-        lookup) can fail; every reduction masks them.
-        """
-        edge = whole
-        dims = sorted({p.dim for p in spec if isinstance(p, Shard)})
-        for dim in dims:
-            length = shape[dim]
-            at = local_indices(length, dim, spec, self.mesh, self.mesh.coordinates(rank))
-            filled = np.where(at < 0, length - 1, at).astype(np.int32)
-            edge = self._gather(f"r{rank}/feed/{name}_{dim}", edge, filled, dim, tensor, rank)
-        return edge
-
-    def _gather(
-        self, name: str, edge: str, index: np.ndarray, dim: int, tensor: Tensor, rank: int
-    ) -> str:
-        attrs = serialize_attrs(
-            {"Tparams": DType(tensor.dtype), "Tindices": DType("int32"), "Taxis": DType("int32"),
-             "batch_dims": 0}
-        )  # fmt: skip
-        device = self.devices[rank]
-        inputs = [edge, self._const(f"{name}/index", index, device),
-                  self._const(f"{name}/axis", np.int32(dim), device)]  # fmt: skip
-        self.writer.node(name, "GatherV2", inputs, attrs, device)
+    def _rank_constant(self, name: str, values: Sequence[np.ndarray], dtype: str, rank: int) -> str:
+        attrs = const_attrs(values[rank], dtype)
+        self.writer.node(name, "Const", (), attrs, self.devices[rank])
         return f"{name}:output:0"
-
-    def _const(self, name: str, value: np.ndarray, device: str) -> str:
-        self.writer.node(name, "Const", (), const_attrs(value, value.dtype.name), device)
-        return f"{name}:output:0"
-
-    # --- local ops ---------------------------------------------------------------
-
-    def _local(self, op: Op) -> None:
-        attrs = b""
-        if op.type == "Const":
-            attrs = const_attrs(op.attrs["value"], op.outputs[0].dtype)
-        elif op.type != "RankConst":
-            attrs = serialize_attrs(op.attrs)
-        for ranks in [[0]] if ONCE in op.attrs else self._alike(op):
-            first = ranks[0]
-            name, op_type, device = f"r{first}/{op.name}", op.type, self._device(op, first)
-            if op.type == "RankConst":
-                op_type = "Const"
-                attrs = const_attrs(op.attrs["values"][first], op.outputs[0].dtype)
-            elif has_bodies(op):
-                attrs = self.bodies.attrs(op, first, device)
-            inputs = [self.edges[first][t] for t in op.inputs]
-            control = {
-                self.nodes[r][c]: None for r in ranks for c in op.control if c in self.nodes[r]
-            }
-            self.writer.node(name, op_type, inputs, attrs, device, list(control))
-            suffixes = ["output:0"] if op.type == "RankConst" else output_edges(op)
-            for rank in ranks:
-                self.nodes[rank][op] = name
-                for tensor, suffix in zip(op.outputs, suffixes, strict=True):
-                    self.edges[rank][tensor] = f"{name}:{suffix}"
-
-    def _alike(self, op: Op) -> list[list[int]]:
-        """The ranks in groups for which `op` runs once.
-
-        In one memory: those that run it on the same tensors, and those that write the same
-        variable, who write the same value even where each has computed it.
-        """
-        groups: dict[tuple, list[int]] = {}
-        differ = has_bodies(op) and self.bodies.differ(op)
-        written = [t for t in op.inputs if t in self.holders and op.type not in VARIABLE_READS]
-        for rank in self.ranks:
-            read = written if written and not differ else op.inputs
-            key: tuple = (self.memories[rank], *(self.edges[rank][t] for t in read))
-            if op.type == "RankConst":
-                key = (*key, np.asarray(op.attrs["values"][rank]).tobytes())
-            groups.setdefault((*key, rank) if differ else key, []).append(rank)
-        return list(groups.values())
-
-    def _device(self, op: Op, rank: int) -> str:
-        """The device that runs `op` for `rank`: where its variables lie."""
-        for tensor in op.inputs:
-            if tensor in self.holders:
-                return self.devices[self.holders[tensor][rank]]
-        return self.devices[rank]
 
     # --- collectives -------------------------------------------------------------
 

@@ -1,0 +1,48 @@
+"""The baselines written by hand compute what plain Keras computes."""
+
+import importlib.util
+
+import pytest
+
+from benchmarks.by_hand import launch
+
+SECONDS = 80
+pytestmark = pytest.mark.slow
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"
+)
+KINDS = [
+    pytest.param("horovod", marks=needs_horovod),
+    "mwms",
+    pytest.param("megatron", marks=needs_horovod),
+]
+
+
+@pytest.mark.parametrize("model", ["gpt-small", "wide-small"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_baseline_on_two_ranks_has_the_losses_of_plain_keras(kind, model):
+    with launch.Ranks(kind, model, 2, timeout=SECONDS) as ranks:
+        result = ranks.run(launch.CHECKED_STEPS)
+        assert ranks.losses == pytest.approx(launch.plain_losses(model), rel=launch.TOLERANCE)
+    assert len(result.ranks) == 2
+    assert result.cpu_s == pytest.approx(sum(rank["cpu_s"] for rank in result.ranks))
+    assert result.wall_s > 0 and result.peak_mb > 0
+
+
+def test_a_baseline_that_computes_something_else_is_noticed(monkeypatch):
+    monkeypatch.setattr(launch, "plain_losses", lambda model: (1.0, 1.0, 1.0))
+    with launch.Ranks("mwms", "wide-small", 1, timeout=SECONDS) as ranks:
+        with pytest.raises(RuntimeError, match="loss of step 0 is 4.84.*plain Keras's is 1.0"):
+            ranks.ask({"steps": 1})
+
+
+def test_a_rank_that_ends_is_named_with_its_last_words():
+    with launch.Ranks("keras", "no-such-model", 1, timeout=SECONDS) as ranks:
+        with pytest.raises(RuntimeError, match="(?s)rank 0 of keras ended.*no-such-model"):
+            ranks.ask({"steps": 1})
+
+
+def test_ranks_that_are_silent_for_too_long_are_given_up():
+    with launch.Ranks("keras", "wide-small", 1, timeout=0.1) as ranks:
+        with pytest.raises(RuntimeError, match="rank 0 of keras: no answer in 0.1 s"):
+            ranks.ask({"steps": 1})

@@ -1,0 +1,94 @@
+"""Rank programs and runs of them, and what is left of their processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tfpar import launch
+from tfpar.launch import RunOptions
+
+ROOT = Path(__file__).parents[2]
+MARK = "TFPAR_TEST_MARK"
+
+PREAMBLE = """
+import os, signal, sys, time
+rank, size = int(os.environ["TFPAR_RANK"]), int(os.environ["TFPAR_SIZE"])
+attempt = int(os.environ["TFPAR_ATTEMPT"])
+def report(activity="train step 1", bounded=False):
+    from tfpar.launch.beacon import Beacon
+    beacon = Beacon.connect(os.environ)
+    beacon.at(activity, bounded)
+    return beacon
+"""
+
+
+def program(folder: Path, text: str) -> tuple[str, ...]:
+    """The command of a rank that runs this Python text, in which `rank` and `report` are known."""
+    path = folder / "program.py"
+    path.write_text(PREAMBLE + textwrap.dedent(text))
+    return sys.executable, str(path)
+
+
+def environ() -> dict[str, str]:
+    """What ranks inherit: they find tfpar, and all that they start can be told by a mark."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), MARK: uuid.uuid4().hex}
+
+
+def run(command: tuple[str, ...], num_ranks: int = 2, **options) -> int:
+    """The exit code of a run here, after which none of its processes lives."""
+    variables = environ()
+    options = {"backend": "tensorflow", "grace_s": 2.0, **options}
+    code = launch.run(RunOptions(command=command, num_ranks=num_ranks, **options), variables)
+    assert wait_until(lambda: not marked(variables[MARK]), 3), marked(variables[MARK])
+    return code
+
+
+def start(command: tuple[str, ...], *options: str) -> tuple[subprocess.Popen, str]:
+    """`tfpar run` as a process of its own, and the mark of what it starts."""
+    variables = environ()
+    run = [sys.executable, "-m", "tests.launch.launcher", "run", "--backend", "tensorflow"]
+    process = subprocess.Popen(
+        [*run, *options, *command], env=variables, cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return process, variables[MARK]
+
+
+def marked(mark: str) -> list[str]:
+    """The processes that live and were started with this mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill_marked(mark: str) -> None:
+    """End whatever a failed test has left."""
+    for line in marked(mark):
+        try:
+            psutil.Process(int(line.split()[0])).kill()
+        except psutil.Error:
+            continue
+
+
+def wait_until(holds: Callable[[], object], seconds: float) -> bool:
+    """Whether it holds within so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return bool(holds())

@@ -1,0 +1,172 @@
+"""What a rank tells, who is listened to, and what ends a rank that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.launch.programs import environ, wait_until
+from tfpar.launch.beacon import Beacon
+from tfpar.launch.supervisor import Supervisor
+from tfpar.spec import TfparError
+
+
+@pytest.fixture
+def supervisor():
+    made = Supervisor("127.0.0.1", 2, threading.Event())
+    yield made
+    made.close()
+
+
+def variables(supervisor: Supervisor, rank: int = 0, **others: str) -> dict[str, str]:
+    return {
+        "TFPAR_SUPERVISOR": supervisor.address, "TFPAR_TOKEN": supervisor.token,
+        "TFPAR_RANK": str(rank), **others,
+    }  # fmt: skip
+
+
+def test_without_a_launcher_there_is_nobody_to_connect_to():
+    assert Beacon.connect({"TFPAR_RANK": "0"}) is None
+
+
+def test_the_launcher_hears_what_a_rank_is_at(supervisor):
+    beacon = Beacon.connect(variables(supervisor, 1))
+    for step in range(5):
+        beacon.at(f"train step {step}", bounded=True)
+    assert wait_until(lambda: supervisor.signs()[1].activity == "train step 4", 3)
+    assert supervisor.signs()[1].bounded and time.monotonic() - supervisor.signs()[1].since < 5
+    beacon.close()
+    assert wait_until(lambda: supervisor.signs()[1].left, 3)
+    assert supervisor.signs()[1].lost_at is None
+
+
+def test_a_failure_is_heard_at_once_with_where_it_was(supervisor):
+    beacon = Beacon.connect(variables(supervisor))
+    beacon.at("train step 9")
+    beacon.failed("peer", "the other is gone")
+    assert wait_until(lambda: supervisor.signs()[0].failure is not None, 1.5)
+    known = supervisor.signs()[0]
+    assert (known.failure.kind, known.activity) == ("peer", "train step 9")
+    beacon.close()
+
+
+def test_a_wrong_token_or_rank_is_refused(supervisor):
+    with pytest.raises(TfparError, match="token"):
+        Beacon.connect({**variables(supervisor), "TFPAR_TOKEN": "guess"})
+    with pytest.raises(TfparError, match="no rank 7"):
+        Beacon.connect(variables(supervisor, 7))
+    assert supervisor.signs() == {}
+
+
+def test_a_second_process_of_a_rank_is_refused(supervisor):
+    first = Beacon.connect(variables(supervisor))
+    with pytest.raises(TfparError, match="rank 0 has been here"):
+        Beacon.connect(variables(supervisor))
+    first.close()
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b"x" * 100_000], ids=[*"abcd"]
+)
+def test_strangers_change_nothing(supervisor, said):
+    host, port = supervisor.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        try:
+            assert b'"ok"' not in stranger.recv(1000)
+        except ConnectionError:
+            pass
+    assert supervisor.signs() == {}
+
+
+def test_nonsense_of_a_rank_ends_its_connection(supervisor):
+    host, port = supervisor.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as rank:
+        hello = {"say": "hello", "token": supervisor.token, "rank": 1}
+        rank.sendall(json.dumps(hello).encode() + b'\n{"say": "at"}\n')
+        assert wait_until(lambda: 1 in supervisor.signs() and supervisor.signs()[1].lost_at, 3)
+
+
+def test_a_launcher_that_is_not_there_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(TfparError, match=address):
+            Beacon.connect({"TFPAR_SUPERVISOR": address})
+
+
+def test_limits_that_are_no_numbers_are_refused():
+    with pytest.raises(TfparError, match="TFPAR_TIMEOUT=soon"):
+        Beacon.alone({"TFPAR_TIMEOUT": "soon"})
+
+
+def ended(text: str, others: dict[str, str]) -> subprocess.CompletedProcess:
+    code = f"import os, time\nfrom tfpar.launch.beacon import Beacon\n{text}"
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**environ(), **others}, capture_output=True, text=True,
+        timeout=20,
+    )  # fmt: skip
+
+
+def test_the_watchdog_ends_what_is_bounded_without_a_launcher():
+    text = "b = Beacon.alone(os.environ); b.at('all_reduce dense', bounded=True); time.sleep(15)"
+    done = ended(text, {"TFPAR_TIMEOUT": "0.5", "HOROVOD_RANK": "3"})
+    assert done.returncode == 70
+    assert "rank 3 made no progress in 'all_reduce dense'" in done.stderr
+    assert 'File "<string>", line 3' in done.stderr  # where it hangs
+
+
+def test_the_watchdog_spares_what_goes_on_or_has_no_bound():
+    text = """
+b = Beacon.alone(os.environ)
+for step in range(6):
+    b.at("train", bounded=True); time.sleep(0.2)
+b.at("reading data"); time.sleep(1)
+"""
+    assert ended(text, {"TFPAR_TIMEOUT": "0.5"}).returncode == 0
+
+
+def test_a_rank_that_has_lost_its_launcher_ends(supervisor):
+    text = "b = Beacon.connect(os.environ); print('on', flush=True); time.sleep(15)"
+    code = f"import os, time\nfrom tfpar.launch.beacon import Beacon\n{text}"
+    rank = subprocess.Popen(
+        [sys.executable, "-c", code], env={**environ(), **variables(supervisor)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert rank.stdout.readline() == "on\n"
+        supervisor.close()
+        assert rank.wait(5) == -15
+        assert "has lost `tfpar run`" in rank.stderr.read()
+    finally:
+        rank.kill()
+        rank.communicate()
+
+
+def test_a_forked_child_is_not_the_rank(supervisor):
+    beacon = Beacon.connect(variables(supervisor))
+    child = os.fork()
+    if child == 0:
+        beacon.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(0.2)
+    assert not supervisor.signs()[0].left and supervisor.signs()[0].lost_at is None
+    beacon.close()
+
+
+def test_announcing_costs_next_to_nothing():
+    beacon = Beacon.alone({})
+    start = time.perf_counter()
+    for _ in range(20_000):
+        beacon.at("train step")
+    assert (time.perf_counter() - start) / 20_000 < 5e-6
+    beacon.close()

@@ -1,0 +1,66 @@
+"""Runs that go on with the ranks that are left."""
+
+from __future__ import annotations
+
+from tests.launch.programs import program, run
+
+DIES = """
+beacon = report("train step 17")
+print("attempt", attempt, size, flush=True)
+if size > {least} and rank == 1:
+    time.sleep(0.8)
+    {end}
+time.sleep(30 if size > {least} else 0)
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_lost_rank_is_left_out_and_the_others_start_anew(capfd, tmp_path):
+    assert run(program(tmp_path, DIES.format(least=2, end=KILL)), 3, min_ranks=2) == 0
+    out, err = capfd.readouterr()
+    assert out.count("attempt 0 3") == 3 and out.count("attempt 1 2") == 2
+    assert (
+        "rank 1 (host localhost) was lost: SIGKILL at train step 17; restarting with 2 ranks "
+        "(attempt 1 of 10)"
+    ) in err
+
+
+def test_too_few_that_are_left_end_the_run(capfd, tmp_path):
+    assert run(program(tmp_path, DIES.format(least=1, end=KILL)), 2, min_ranks=2) == 137
+    assert "1 slots are left, fewer than --min-np 2" in capfd.readouterr().err
+
+
+def test_restarts_have_an_end(capfd, tmp_path):
+    command = program(tmp_path, DIES.format(least=0, end="os._exit(75)"))
+    assert run(command, 2, hosts="localhost:9", min_ranks=1, restarts=1) == 75
+    out, err = capfd.readouterr()
+    assert out.count("attempt 1 2") == 2  # spare slots take the place of lost ones
+    assert "restarted 1 times" in err
+
+
+def test_an_exception_is_no_loss(capfd, tmp_path):
+    command = program(tmp_path, DIES.format(least=0, end="raise ValueError('mine')"))
+    assert run(command, 2, min_ranks=1) == 1
+    out, err = capfd.readouterr()
+    assert "attempt 1" not in out and "ValueError: mine" in err
+
+
+def test_a_rank_that_hangs_is_left_out(capfd, tmp_path):
+    command = program(
+        tmp_path,
+        """
+        if size == 1: sys.exit(0)
+        time.sleep(0 if rank else 0.5)
+        beacon = report("reading data" if rank else "train step 3", bounded=rank == 0)
+        time.sleep(30)
+        """,
+    )
+    assert run(command, 2, min_ranks=1, timeout_s=1.5) == 0
+    assert "rank 1 (host localhost) was lost: did not come along" in capfd.readouterr().err
+
+
+def test_output_files_hold_all_attempts(tmp_path, capfd):
+    folder = tmp_path / "out"
+    command = program(tmp_path, DIES.format(least=1, end=KILL))
+    assert run(command, 2, min_ranks=1, output_dir=str(folder)) == 0
+    assert (folder / "rank.0.out").read_text() == "attempt 0 2\nattempt 1 1\n"

@@ -1,0 +1,24 @@
+"""Sharded checkpoints: logical tensors in TensorFlow's format, written and read by every rank.
+
+Nothing is gathered, and nothing depends on the mesh that wrote it. Free of processes and of
+Keras: functions of mesh, spec and rank; the caller says who writes when, and waits for whom.
+"""
+
+from tfpar.checkpoint.boxes import Box, boxes, writers
+from tfpar.checkpoint.files import Saved, commit, write_part
+from tfpar.checkpoint.folders import checkpoints, latest, prune, temporary_folder
+from tfpar.checkpoint.reader import Reader
+
+__all__ = [
+    "Box",
+    "Reader",
+    "Saved",
+    "boxes",
+    "checkpoints",
+    "commit",
+    "latest",
+    "prune",
+    "temporary_folder",
+    "write_part",
+    "writers",
+]

@@ -1,0 +1,120 @@
+"""Which rank this process is, from what its launcher has put into the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from tfpar.launch import environment as names
+from tfpar.spec.errors import TfparError
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """This process among the processes of a job.
+
+    Attributes:
+        rank, size: among all.
+        local_rank, local_size: among those on this machine.
+        launcher: who started it, as users know it.
+        backend: what was asked to carry collectives; None leaves the choice open.
+        addresses: `host:port` of each rank where the launcher tells.
+        attempt: how often the job has been restarted.
+    """
+
+    rank: int
+    size: int
+    local_rank: int = 0
+    local_size: int = 1
+    launcher: str = "tfpar run"
+    backend: str | None = None
+    addresses: tuple[str, ...] = ()
+    attempt: int = 0
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Job | None:
+        """The job that `environ` tells of; None for a process that runs alone.
+
+        Raises:
+            TfparError: a variable that is not a number, or a rank outside of the job.
+        """
+        for launcher, variables in _LAUNCHERS.items():
+            rank, size = (environ.get(name) for name in variables[:2])
+            if rank and size and _number(environ, variables[1]) > 1:
+                local_rank = _number(environ, variables[2], 0)
+                local_size = _number(environ, variables[3], 1)
+                job = cls(
+                    rank=_number(environ, variables[0]),
+                    size=_number(environ, variables[1]),
+                    local_rank=local_rank,
+                    local_size=local_size,
+                    launcher=launcher,
+                    backend=environ.get(names.BACKEND),
+                    addresses=tuple(filter(None, environ.get(names.ADDRESSES, "").split(","))),
+                    attempt=_number(environ, names.ATTEMPT, 0),
+                )
+                return job._checked()
+        return _of_tf_config(environ)
+
+    @property
+    def nodes(self) -> int:
+        """Machines, taken to be alike."""
+        return max(1, self.size // max(1, self.local_size))
+
+    def _checked(self) -> Job:
+        if not 0 <= self.rank < self.size:
+            raise TfparError(
+                f"The environment of {self.launcher} says rank {self.rank} of {self.size} ranks."
+            )
+        return self
+
+
+# Rank, size, local rank, local size. The first that is set counts: `tfpar run` may itself start
+# through one of the others.
+_LAUNCHERS = {
+    "tfpar run": (names.RANK, names.SIZE, names.LOCAL_RANK, names.LOCAL_SIZE),
+    "horovodrun": (
+        "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
+    ),
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    "Kubernetes": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+}  # fmt: skip
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise TfparError(f"{name}={text!r} in the environment has to be a number.") from None
+
+
+def _of_tf_config(environ: Mapping[str, str]) -> Job | None:
+    """TF_CONFIG, as Kubeflow's TFJob and MultiWorkerMirroredStrategy have it: workers only."""
+    text = environ.get("TF_CONFIG", "")
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        workers = tuple(config.get("cluster", {}).get("worker", ()))
+        if len(workers) < 2:
+            return None
+        rank = int(config["task"]["index"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TfparError(f"TF_CONFIG in the environment cannot be read: {error!r}.") from None
+    hosts = [address.rpartition(":")[0] for address in workers]
+    if not 0 <= rank < len(workers):
+        raise TfparError(f"TF_CONFIG names task {rank} of {len(workers)} workers.")
+    own = hosts[rank]
+    return Job(
+        rank, len(workers), hosts[:rank].count(own), hosts.count(own), "TF_CONFIG",
+        environ.get(names.BACKEND) or "tensorflow", workers,
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""What one rank does for all, such as writing a file, while the others serve it.
+
+The first rank runs the action. Where that needs the others (a sharded value is read, weights
+are loaded) it names a method, and they call it too; at the end they learn how it went.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfpar.spec import TfparError
+
+if TYPE_CHECKING:
+    from tfpar.distributed.world import World
+
+
+class Lead:
+    """The first rank's lead over the others."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._registered = 0
+        self._leading = False
+
+    def register(self, thing: Any) -> int:
+        """A key for an object under which every rank knows its own; called in the same order."""
+        self._registered += 1
+        self._known[self._registered] = thing
+        return self._registered
+
+    def run(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on the first rank; its result there, None elsewhere.
+
+        Raises:
+            TfparError: on the other ranks, if it failed on the first.
+        """
+        if self._leading:
+            return action()
+        if self._world.rank:
+            self._follow(what)
+            return None
+        self._leading = True
+        try:
+            result = action()
+        except BaseException as error:
+            self._say(what, {"done": f"{type(error).__name__}: {error}"})
+            raise
+        else:
+            self._say(what, {"done": None})
+            return result
+        finally:
+            self._leading = False
+
+    def ask(self, key: int, method: str, *arguments: Any) -> None:
+        """Where this rank leads: have the others call the method of their own object too.
+
+        Whoever calls it goes on to run the same method, so that the ranks meet in it.
+        """
+        if self._leading:
+            self._say(method, {"call": [key, method, arguments]})
+
+    def _say(self, what: str, message: dict[str, Any]) -> None:
+        with self._world.at(what):
+            self._world.exchange.message(message)
+
+    def _follow(self, what: str) -> None:
+        while True:
+            with self._world.at(what):
+                told = self._world.exchange.message(None)
+            if "done" in told:
+                if told["done"] is not None:
+                    raise TfparError(f"{what} failed on rank 0: {told['done']}")
+                return
+            key, method, arguments = told["call"]
+            getattr(self._known[key], method)(*arguments)

@@ -1,0 +1,183 @@
+"""The processes of a job, seen from one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tfpar.distributed.exchange import Exchange
+from tfpar.distributed.job import Job
+from tfpar.distributed.lead import Lead
+from tfpar.launch.beacon import Beacon
+from tfpar.runtime.backends.transport import Transport
+from tfpar.runtime.devices import own_device
+from tfpar.spec import RuntimeMismatchError, TfparError
+
+logger = logging.getLogger("tfpar")
+
+T = TypeVar("T")
+
+BACKENDS = ("horovod", "tensorflow")
+
+
+class PeerLostError(TfparError):
+    """Another rank has ended, so that a collective cannot."""
+
+
+class World:
+    """This rank's side of a job of several processes.
+
+    Use `this_world`.
+
+    Attributes:
+        job: who this process is.
+        transport: carries collectives.
+        exchange: tensors and messages outside of steps.
+        beacon: tells the launcher what this rank is at, and ends it when it hangs.
+        lead: what one rank does for all.
+    """
+
+    def __init__(self, job: Job, transport: Transport, beacon: Beacon) -> None:
+        self.job = job
+        self.transport = transport
+        self.beacon = beacon
+        self.exchange = Exchange(transport)
+        self.lead = Lead(self)
+
+    @property
+    def rank(self) -> int:
+        return self.job.rank
+
+    @property
+    def size(self) -> int:
+        return self.job.size
+
+    @property
+    def device(self) -> str:
+        return self.transport.device
+
+    @contextlib.contextmanager
+    def at(self, activity: str) -> Iterator[None]:
+        """What other ranks wait for is bounded in time: the beacon ends a rank that hangs in it.
+
+        Raises:
+            PeerLostError: another rank has ended.
+        """
+        self.beacon.at(activity, bounded=True)
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if _is_of_a_peer(error):
+                raise PeerLostError(
+                    f"Rank {self.rank} cannot go on in {activity}: another rank has ended or "
+                    f"left the job. Its own output says why."
+                ) from error
+            raise
+        finally:
+            self.beacon.at(f"after {activity}")
+
+    def first(self, what: str, make: Callable[[], Any]) -> Any:
+        """What rank 0 makes, on every rank; a JSON value. An error of rank 0 is everyone's.
+
+        Raises:
+            TfparError: on the other ranks, if `make` failed on the first.
+        """
+        with self.at(what):
+            if self.rank:
+                told = self.exchange.message(None)
+                if "error" in told:
+                    raise TfparError(f"{what} failed on rank 0: {told['error']}")
+                return told["made"]
+            try:
+                made = make()
+            except BaseException as error:
+                self.exchange.message({"error": f"{type(error).__name__}: {error}"})
+                raise
+            self.exchange.message({"made": made})
+            return made
+
+    def agree(self, what: str, value: Any, explain: Callable[[list[Any]], str]) -> None:
+        """Check that every rank says the same.
+
+        Raises:
+            RuntimeMismatchError: on every rank, with what `explain` makes of all the values.
+        """
+        with self.at(f"comparing {what}"):
+            values = self.exchange.messages(value)
+        if any(v != values[0] for v in values):
+            raise RuntimeMismatchError(f"Ranks differ in {what}: {explain(values)}")
+
+
+@functools.cache
+def this_world() -> World | None:
+    """The job that this process belongs to, joined at the first call; None if it runs alone.
+
+    Raises:
+        TfparError: the launcher's environment cannot be used, or the backend not be started.
+    """
+    job = Job.of(os.environ)
+    if job is None:
+        return None
+    beacon = Beacon.connect(os.environ) or Beacon.alone(os.environ)
+    beacon.at("joining the job", bounded=True)
+    world = World(job, _transport(job), beacon)
+    beacon.at("joined the job")
+    _report_uncaught(beacon)
+    if job.rank == 0:
+        logger.info(
+            "%d ranks on %d machine(s) over %s, started by %s.",
+            job.size, job.nodes, world.transport.name, job.launcher,
+        )  # fmt: skip
+    return world
+
+
+def _transport(job: Job) -> Transport:
+    horovod = importlib.util.find_spec("horovod") is not None
+    backend = job.backend or ("horovod" if horovod else "tensorflow")
+    if backend not in BACKENDS:
+        raise TfparError(f"No backend {backend!r}; there are {', '.join(BACKENDS)}.")
+    if backend == "horovod":
+        if not horovod:
+            raise TfparError(
+                "The backend 'horovod' is not installed: `tfpar install-horovod` builds it, or "
+                "use --backend tensorflow."
+            )
+        from tfpar.runtime.backends.horovod import HorovodTransport, join
+
+        join(job)
+        return HorovodTransport(own_device(job.local_rank, job.local_size))
+    from tfpar.runtime.backends.tensorflow import TensorFlowTransport
+
+    return TensorFlowTransport(job)
+
+
+def _report_uncaught(beacon: Beacon) -> None:
+    """Tell the launcher of the exception that ends this rank."""
+    shown = sys.excepthook
+
+    def hook(kind, error, trace):
+        beacon.failed("peer" if isinstance(error, PeerLostError) else "error", str(error))
+        shown(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _is_of_a_peer(error: tf.errors.OpError) -> bool:
+    text = str(error)
+    return any(sign in text for sign in _SIGNS_OF_A_PEER)
+
+
+# What the transports' errors say when another rank has gone: Horovod; Gloo; TensorFlow.
+_SIGNS_OF_A_PEER = (
+    "Horovod has been shut down", "Connection closed by peer", "Connection reset by peer",
+    "Broken pipe", "Timed out waiting", "failed to connect to all addresses", "Socket closed",
+    "Collective ops is aborted", "connection attempt",
+)  # fmt: skip

@@ -1,0 +1,228 @@
+"""The rank's side of supervision: tells the launcher what this rank is at, and ends what hangs.
+
+A thread of its own sends the latest activity, so that announcing one costs a rank next to
+nothing. The same thread is the watchdog: it works without a launcher too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tfpar.launch import environment as names
+from tfpar.spec.errors import TfparError
+
+_TICK_S = 0.5
+_HEARTBEAT_S = 1.0
+_CONNECT_S = 10.0
+_SEND_S = 10.0
+_LONGEST_TEXT = 4000  # characters of an activity or a message
+
+
+class Beacon:
+    """What this rank tells, and its watchdog.
+
+    Use `connect` (under `tfpar run`) or `alone`; the constructor starts the thread.
+
+    Args:
+        rank: this process's.
+        timeout_s: how long a bounded activity may last, seconds.
+        grace_s: from SIGTERM to the end when the launcher is lost, seconds.
+        connection: to the launcher, admitted; None without one.
+    """
+
+    def __init__(
+        self, rank: int, timeout_s: float, grace_s: float, connection: socket.socket | None
+    ) -> None:
+        self._rank, self._timeout_s, self._grace_s = rank, timeout_s, grace_s
+        self._connection = connection
+        self._send_lock = threading.Lock()
+        self._now = ("starting", False, time.monotonic())
+        self._told: tuple[str, bool, float] = self._now
+        self._heard_from = b""
+        self._closed = threading.Event()
+        self._process = os.getpid()
+        atexit.register(self.close)
+        threading.Thread(target=self._watch, name="tfpar-beacon", daemon=True).start()
+
+    @classmethod
+    def connect(cls, environ: Mapping[str, str]) -> Beacon | None:
+        """Report to the launcher that `environ` names; None if it names none.
+
+        Raises:
+            TfparError: it cannot be reached, or refuses this process.
+        """
+        supervisor = environ.get(names.SUPERVISOR)
+        if not supervisor:
+            return None
+        rank = names.rank_of(environ)
+        timeout_s, grace_s = _limits(environ)
+        connection = _admitted(supervisor, environ.get(names.TOKEN, ""), rank)
+        # What is sent and not acknowledged for so long: the launcher's machine is gone.
+        limit_ms = int(timeout_s * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+        return cls(rank, timeout_s, grace_s, connection)
+
+    @classmethod
+    def alone(cls, environ: Mapping[str, str]) -> Beacon:
+        """Only the watchdog, as ranks have it that something else has started."""
+        return cls(names.rank_of(environ), *_limits(environ), None)
+
+    def at(self, activity: str, bounded: bool = False) -> None:
+        """This rank now does `activity`; a bounded one has to end within the timeout.
+
+        Each call counts as progress, even if it says the same again.
+        """
+        self._now = (activity, bounded, time.monotonic())
+
+    def failed(self, kind: str, message: str) -> None:
+        """Tell at once of an exception.
+
+        Args:
+            kind: `error` for one of this rank's own, `peer` if another rank's end has caused it.
+            message: of the exception.
+        """
+        self._tell_activity()
+        self._send({"say": "failed", "kind": kind, "message": message[:_LONGEST_TEXT]})
+
+    def close(self) -> None:
+        """This rank ends in good order; nothing is watched from here on."""
+        if self._closed.is_set() or os.getpid() != self._process:  # a forked child is no rank
+            return
+        self._closed.set()
+        self._tell_activity()
+        self._send({"say": "bye"})
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    # --- the thread ----------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        heartbeat = time.monotonic()
+        tick = min(_TICK_S, self._timeout_s / 4)
+        while not self._closed.is_set():
+            self._listen(tick)
+            activity, bounded, since = self._now
+            now = time.monotonic()
+            if bounded and now - since > self._timeout_s:
+                self._hang(activity, now - since)
+            if self._now is not self._told:
+                self._tell_activity()
+            elif now - heartbeat > _HEARTBEAT_S:
+                heartbeat = now
+                self._send({"say": "alive"})
+
+    def _listen(self, seconds: float) -> None:
+        """Wait; meanwhile do what the launcher asks for, and notice when it is gone."""
+        if self._connection is None:
+            self._closed.wait(seconds)
+            return
+        try:
+            ready, _, _ = select.select([self._connection], [], [], seconds)
+            data = self._connection.recv(4096) if ready else None
+        except (OSError, ValueError):
+            data = b""
+        if data is None or self._closed.is_set():
+            return
+        if not data:
+            self._end_without_launcher()
+        *lines, self._heard_from = (self._heard_from + data).split(b"\n")
+        if any(b"stacks" in line for line in lines):
+            self._print(f"rank {self._rank} is at {self._now[0]!r}. Its Python stacks:")
+            _dump_stacks()
+
+    def _hang(self, activity: str, seconds: float) -> None:
+        self._print(
+            f"rank {self._rank} made no progress in {activity!r} for {seconds:.0f} s "
+            f"({names.TIMEOUT}={self._timeout_s:g}) and ends. Its Python stacks:"
+        )
+        _dump_stacks()
+        self._tell_activity()
+        self._send({"say": "hung", "seconds": seconds})
+        os._exit(names.HUNG)
+
+    def _end_without_launcher(self) -> None:
+        """No rank outlives its launcher: whoever started it can no longer end it."""
+        self._print(f"rank {self._rank} has lost `tfpar run` and ends.")
+        os.kill(self._process, signal.SIGTERM)
+        time.sleep(self._grace_s)
+        os._exit(128 + signal.SIGTERM)
+
+    def _tell_activity(self) -> None:
+        current = self._now
+        if current is self._told:
+            return
+        self._told = current
+        activity, bounded, since = current
+        age = time.monotonic() - since
+        text = activity[:_LONGEST_TEXT]
+        self._send({"say": "at", "activity": text, "bounded": bounded, "age": age})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        """Send, unless there is nobody: that is noticed where the thread listens."""
+        if self._connection is None or os.getpid() != self._process:
+            return
+        with self._send_lock, contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"tfpar: {text}\n".encode())
+
+
+def _dump_stacks() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+
+
+def _limits(environ: Mapping[str, str]) -> tuple[float, float]:
+    timeout = environ.get(names.TIMEOUT, names.DEFAULT_TIMEOUT_S)
+    grace = environ.get(names.GRACE, names.DEFAULT_GRACE_S)
+    try:
+        return float(timeout), float(grace)
+    except ValueError as error:
+        raise TfparError(
+            f"{names.TIMEOUT}={timeout} and {names.GRACE}={grace} have to be seconds."
+        ) from error
+
+
+def _admitted(supervisor: str, token: str, rank: int) -> socket.socket:
+    host, _, port = supervisor.rpartition(":")
+    connection = None
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
+        hello = {"say": "hello", "token": token, "rank": rank}
+        connection.sendall(json.dumps(hello).encode() + b"\n")
+        answer = _line(connection)
+    except (OSError, ValueError) as error:
+        if connection is not None:
+            connection.close()
+        raise TfparError(
+            f"Rank {rank} cannot reach `tfpar run` at {supervisor} ({names.SUPERVISOR}): {error}. "
+            f"Is it still running, and does a firewall stand between?"
+        ) from error
+    if "refused" in answer:
+        connection.close()
+        raise TfparError(f"`tfpar run` at {supervisor} refuses rank {rank}: {answer['refused']}.")
+    connection.settimeout(_SEND_S)
+    return connection
+
+
+def _line(connection: socket.socket) -> dict[str, Any]:
+    with connection.makefile("rb") as stream:
+        line = stream.readline(4096)
+    if not line:
+        raise OSError("the connection was closed")
+    return json.loads(line)

@@ -1,0 +1,132 @@
+"""What a rank is told through its environment: names, which both sides use, and values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfpar.launch.hosts import Slot
+
+RANK = "TFPAR_RANK"
+SIZE = "TFPAR_SIZE"
+LOCAL_RANK = "TFPAR_LOCAL_RANK"
+LOCAL_SIZE = "TFPAR_LOCAL_SIZE"
+BACKEND = "TFPAR_BACKEND"
+TIMEOUT = "TFPAR_TIMEOUT"  # seconds without progress
+GRACE = "TFPAR_GRACE"  # seconds from SIGTERM to SIGKILL
+SUPERVISOR = "TFPAR_SUPERVISOR"  # host:port
+TOKEN = "TFPAR_TOKEN"
+ATTEMPT = "TFPAR_ATTEMPT"
+ADDRESSES = "TFPAR_ADDRESSES"  # host:port of each rank, for TensorFlow's own collectives
+
+HUNG = 70  # exit code of a rank that made no progress
+TEMPORARY_FAILURE = 75  # exit code (EX_TEMPFAIL) of a rank that may be left out
+
+DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_GRACE_S = 30.0
+FIRST_REMOTE_PORT = 29500
+
+_RANKS = (RANK, "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_EXPORTED_PREFIXES = (
+    "TFPAR_", "HOROVOD_", "TF_", "KERAS_", "NCCL_", "CUDA_", "OMP_", "PYTHON",
+)  # fmt: skip
+_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all ranks of one attempt are told alike.
+
+    Attributes:
+        backend: only if the user named one.
+        addresses: `host:port` of each rank.
+        interface: the network interface among ranks.
+        rendezvous: host and port of Horovod's rendezvous; None without Horovod over Gloo.
+    """
+
+    backend: str | None
+    timeout_s: float
+    grace_s: float
+    start_timeout_s: float
+    supervisor: str
+    token: str
+    attempt: int
+    addresses: tuple[str, ...]
+    interface: str
+    rendezvous: tuple[str, int] | None
+
+
+def rank_environment(base: Mapping[str, str], slot: Slot, shared: Shared) -> dict[str, str]:
+    """The whole environment of one rank, started from `base`."""
+    placed = {
+        RANK: slot.rank,
+        SIZE: slot.size,
+        LOCAL_RANK: slot.local_rank,
+        LOCAL_SIZE: slot.local_size,
+    }
+    environment = job_environment(base, shared) | {k: str(v) for k, v in placed.items()}
+    if shared.rendezvous is not None:
+        environment |= _gloo(slot, shared.rendezvous)
+        environment.setdefault("HOROVOD_GLOO_IFACE", shared.interface)
+    return environment
+
+
+def job_environment(base: Mapping[str, str], shared: Shared) -> dict[str, str]:
+    """What does not depend on the rank; values of the user's win where Horovod's waits are set."""
+    told = {
+        TIMEOUT: f"{shared.timeout_s:g}",
+        GRACE: f"{shared.grace_s:g}",
+        SUPERVISOR: shared.supervisor,
+        TOKEN: shared.token,
+        ATTEMPT: str(shared.attempt),
+        ADDRESSES: ",".join(shared.addresses),
+        "PYTHONUNBUFFERED": "1",
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+    }
+    if shared.backend is not None:
+        told[BACKEND] = shared.backend
+    return {**_defaults(shared), **base, **told}
+
+
+def exported(environment: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The variables that go to another machine: known prefixes, and those that the user named."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_EXPORTED_PREFIXES) or name in _EXPORTED or name in names
+    }
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    """This process's rank, whoever started it; 0 alone."""
+    return next((int(environ[name]) for name in _RANKS if environ.get(name)), 0)
+
+
+def _gloo(slot: Slot, rendezvous: tuple[str, int]) -> dict[str, str]:
+    host, port = rendezvous
+    return {
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        "HOROVOD_HOSTNAME": slot.hostname,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+    }
+
+
+def _defaults(shared: Shared) -> dict[str, str]:
+    """Horovod warns of a stall well before, and gives up shortly after the ranks' own watchdogs."""
+    timeout = math.ceil(shared.timeout_s)
+    warn = max(1, min(60, timeout // 2))
+    return {
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(timeout, math.ceil(shared.start_timeout_s))),
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(timeout + max(10, timeout // 10)),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    }

@@ -1,0 +1,117 @@
+"""What is said of a job that failed: who, why, and where all ranks were."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from tfpar.launch.blame import Blame, Cause, Record
+
+_MESSAGE_CHARACTERS = 400
+_HEADERS = ("rank", "host", "at", "for", "end")
+
+
+def headline(blamed: Sequence[Blame]) -> str:
+    """One sentence: the first culprit, its cause and activity."""
+    first = blamed[0]
+    text = f"{_who(first.record)} {_why(first)}".rstrip(".") + "."
+    others = [f"{b.record.rank}" for b in blamed[1:] if b.is_like(first)]
+    if others:
+        text += f" The same holds for rank{'s' * (len(others) > 1)} {', '.join(others)}."
+    return text
+
+
+def loss(blamed: Blame) -> str:
+    """`rank 2 (host h) was lost: SIGKILL at train step 17`."""
+    return f"{_who(blamed.record)} was lost: {_short(blamed)}{_where(blamed.record)}"
+
+
+def report(blamed: Sequence[Blame], records: Sequence[Record], now: float) -> str:
+    """The headline, a table of all ranks, and the end of the culprit's stderr."""
+    parts = [headline(blamed), table(records, now)]
+    culprit = blamed[0].record
+    if culprit.stderr:
+        parts.append(f"The last lines of rank {culprit.rank}'s stderr:")
+        parts.append("\n".join(f"  {line}" for line in culprit.stderr))
+    return "\n".join(parts)
+
+
+def table(records: Sequence[Record], now: float) -> str:
+    """What each rank was at, since when, and how it ended."""
+    rows = [_HEADERS, *(_row(record, now) for record in records)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADERS))]
+    lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(f"  {line.rstrip()}" for line in lines)
+
+
+def _row(record: Record, now: float) -> tuple[str, ...]:
+    at, since = "", ""
+    if record.signs is not None:
+        ended = record.exit.at if record.exit is not None else now
+        at, since = record.signs.activity, f"{max(0.0, ended - record.signs.since):.1f} s"
+    return str(record.rank), record.host, at, since, _ending(record)
+
+
+def _ending(record: Record) -> str:
+    failure = record.signs.failure if record.signs is not None else None
+    told = ""
+    if failure is not None:
+        because = " (after another rank's end)" if failure.kind == "peer" else ""
+        told = f"; {_clipped(failure.message)}{because}"
+    if record.exit is None:
+        return f"still running{told}"
+    number = record.signal
+    by = _name(number) if number is not None else f"exit code {record.exit.code}"
+    if record.stopped:
+        return f"ended by tfpar run ({by}){told}"
+    if record.signs is not None and record.signs.hung_after is not None:
+        return f"waited {record.signs.hung_after:.0f} s in vain ({by})"
+    return f"{by}{told}"
+
+
+def _why(blamed: Blame) -> str:
+    record, at = blamed.record, _where(blamed.record)
+    code = record.exit.code if record.exit is not None else None
+    signs = record.signs
+    told = _clipped(signs.failure.message) if signs and signs.failure else ""
+    with_code = f" (exit code {code})" if code and not record.stopped else ""
+    while_at = f" while at {signs.activity}" if signs is not None else ""
+    return {
+        Cause.KILLED: f"was killed by {_name(record.signal)}{at}",
+        Cause.EXITED: f"ended with exit code {code}{at}",
+        Cause.RAISED: f"failed{at}{with_code}: {told}",
+        Cause.UNREACHABLE: f"cannot be reached (ssh ended with exit code 255){while_at}",
+        Cause.DISCONNECTED: f"closed its connection{at}, but has not ended",
+        Cause.SILENT: f"gives no sign of life{at}",
+        Cause.NOT_STARTED: "has not reported in time, while others have (--start-timeout)",
+        Cause.LEFT_EARLY: f"ended with exit code 0{at}, while other ranks went on",
+        Cause.HUNG: f"hung{at}, while the others waited or had ended",
+        Cause.PEER: f"failed{at}{with_code} because another rank had ended, of which nothing is "
+        f"known: {told}",
+    }[blamed.cause]
+
+
+def _short(blamed: Blame) -> str:
+    record = blamed.record
+    if blamed.cause is Cause.KILLED:
+        return _name(record.signal)
+    if blamed.cause in (Cause.EXITED, Cause.RAISED) and record.exit is not None:
+        return f"exit code {record.exit.code}"
+    return blamed.cause.value
+
+
+def _where(record: Record) -> str:
+    return f" at {record.signs.activity}" if record.signs is not None else ""
+
+
+def _who(record: Record) -> str:
+    return f"rank {record.rank} (host {record.host})"
+
+
+def _name(number: int | None) -> str:
+    return signal.Signals(number).name if number is not None else "a signal"
+
+
+def _clipped(message: str) -> str:
+    text = " ".join(message.split())
+    return text if len(text) <= _MESSAGE_CHARACTERS else f"{text[:_MESSAGE_CHARACTERS]}..."

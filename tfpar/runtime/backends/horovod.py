@@ -1,0 +1,109 @@
+"""Horovod carries the collectives: NCCL between GPUs, Gloo or MPI between CPUs.
+
+Only its raw collectives and process sets are used; its Keras wrapper trains wrong on Keras 3.
+Ranks agree by name on what runs next, so no order of the graph can deadlock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet, global_process_set
+
+from tfpar.distributed.job import Job
+from tfpar.ir.graph import DType
+from tfpar.runtime.function_def import FunctionWriter, const_attrs, serialize_attrs
+
+_REDUCTIONS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "prod": hvd.Product}
+
+
+def join(job: Job) -> None:
+    """Tell Horovod of a job whose launcher does not know Horovod."""
+
+
+class HorovodTransport:
+    """A `Transport` over Horovod, which is started here and must not have been before.
+
+    Args:
+        device: where this rank computes.
+    """
+
+    name = "horovod"
+    reductions: Sequence[str] = ("sum",)
+
+    def __init__(self, device: str) -> None:
+        # Process sets are made when the mesh is known, long after the start.
+        os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+        hvd.init()
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self.device = device
+        self._sets: dict[tuple[int, ...], ProcessSet] = {
+            tuple(range(self.size)): global_process_set
+        }
+
+    def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
+        for group in groups:
+            if group not in self._sets:
+                self._sets[group] = hvd.add_process_set(group)
+
+    def close(self) -> None:
+        hvd.shutdown()
+
+    # --- collectives -------------------------------------------------------------
+
+    def all_reduce(
+        self, writer: FunctionWriter, name: str, edges: Sequence[str], dtype: str, reduction: str,
+        group: tuple[int, ...],
+    ) -> list[str]:  # fmt: skip
+        attrs = {
+            "T": DType(dtype), "reduce_op": int(_REDUCTIONS[reduction]), "prescale_factor": 1.0,
+            "postscale_factor": 1.0, "num_tensors": len(edges),
+        }  # fmt: skip
+        self._emit(writer, name, "HorovodGroupedAllreduce", edges, attrs, group)
+        return [f"{name}:sum:{i}" for i in range(len(edges))]
+
+    def all_gather(
+        self, writer: FunctionWriter, name: str, edge: str, dtype: str, group: tuple[int, ...]
+    ) -> str:
+        self._emit(writer, name, "HorovodAllgather", [edge], {"T": DType(dtype)}, group)
+        return f"{name}:output:0"
+
+    def reduce_scatter(
+        self, writer: FunctionWriter, name: str, edge: str, dtype: str, reduction: str,
+        group: tuple[int, ...],
+    ) -> str:  # fmt: skip
+        attrs = {
+            "T": DType(dtype), "reduce_op": int(_REDUCTIONS[reduction]), "prescale_factor": 1.0,
+            "postscale_factor": 1.0,
+        }  # fmt: skip
+        self._emit(writer, name, "HorovodReducescatter", [edge], attrs, group)
+        return f"{name}:output:0"
+
+    def all_to_all(
+        self, writer: FunctionWriter, name: str, edge: str, dtype: str, group: tuple[int, ...]
+    ) -> str:
+        equal = f"{name}/splits"  # none given: equal blocks
+        attrs = const_attrs(tf.zeros([0], tf.int32).numpy(), "int32")
+        writer.node(equal, "Const", (), attrs, "/device:CPU:0")
+        inputs = [edge, f"{equal}:output:0"]
+        self._emit(writer, name, "HorovodAlltoall", inputs, {"T": DType(dtype)}, group)
+        return f"{name}:output:0"
+
+    def broadcast(
+        self, writer: FunctionWriter, name: str, edge: str, dtype: str, group: tuple[int, ...]
+    ) -> str:
+        attrs = {"T": DType(dtype), "root_rank": group[0]}
+        self._emit(writer, name, "HorovodBroadcast", [edge], attrs, group)
+        return f"{name}:output:0"
+
+    def _emit(
+        self, writer: FunctionWriter, name: str, op_type: str, inputs: Sequence[str],
+        attrs: dict, group: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        process_set = self._sets[group].process_set_id
+        common = {"ignore_name_scope": False, "process_set_id": process_set}
+        writer.node(name, op_type, inputs, serialize_attrs({**attrs, **common}), self.device)

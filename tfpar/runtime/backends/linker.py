@@ -1,0 +1,208 @@
+"""Linking a local program: its ops for each rank of this process, as one TensorFlow function.
+
+What a collective is, and which ranks a process has, is the backend's.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfpar.ir.graph import VARIABLE_READS, DType, Op, Tensor
+from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
+from tfpar.runtime.bodies import BodyWriter, has_bodies
+from tfpar.runtime.devices import holders, memory_of
+from tfpar.runtime.function_def import (
+    FunctionWriter,
+    RegisteredFunction,
+    const_attrs,
+    output_edges,
+    serialize_attrs,
+)
+from tfpar.spec import Shard, Spec, local_indices
+
+
+class Linker(abc.ABC):
+    """Writes a local program as a function.
+
+    Args:
+        program: what every rank runs.
+        devices: the device of each rank, as this process names it.
+        ranks: the ranks that live in this process.
+        variable_holders: per variable, for each rank the rank whose shard it uses.
+        name: of the function.
+    """
+
+    def __init__(
+        self, program: LocalProgram, devices: Sequence[str], ranks: Sequence[int],
+        variable_holders: Sequence[Sequence[int]], name: str,
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.mesh = program.mesh
+        self.devices = list(devices)
+        self.ranks = list(ranks)
+        self.memories = [memory_of(device) for device in devices]
+        self.holders = dict(
+            zip((v.handle for v in program.graph.variables), variable_holders, strict=True)
+        )
+        self.writer = FunctionWriter(name)
+        self.edges: dict[int, dict[Tensor, str]] = {rank: {} for rank in self.ranks}
+        self.nodes: dict[int, dict[Op, str]] = {rank: {} for rank in self.ranks}
+        self.bodies = BodyWriter(program.graph.functions)
+
+    def link(self) -> RegisteredFunction:
+        graph = self.program.graph
+        self._arguments()
+        for op in graph.ops:
+            if op.type == "Placeholder":
+                continue
+            if op.type in COLLECTIVE_TYPES:
+                self._collective(op)
+            else:
+                self._local(op)
+        for tensor in graph.outputs:
+            self.writer.output(self.edges[self.ranks[0]][tensor], tensor.dtype)
+        nodes = (
+            self.nodes[r][op] for op in graph.effects for r in self.ranks if op in self.nodes[r]
+        )
+        for node in dict.fromkeys(nodes):
+            self.writer.effect(node)
+        return self.writer.register(bodies=self.bodies.registered)
+
+    @abc.abstractmethod
+    def _collective(self, op: Op) -> None:
+        """Emit a collective, and set the edges of its outputs for every rank."""
+
+    @abc.abstractmethod
+    def _rank_constant(self, name: str, values: Sequence[np.ndarray], dtype: str, rank: int) -> str:
+        """The edge of a constant in which ranks differ, for `rank`."""
+
+    # --- arguments ---------------------------------------------------------------
+
+    def _arguments(self) -> None:
+        """Inputs, then variables; a backend may add more."""
+        graph = self.program.graph
+        wholes = [
+            self.writer.argument(f"in{i}", tensor.dtype) for i, tensor in enumerate(graph.inputs)
+        ]
+        for i, variable in enumerate(graph.variables):
+            holding = self.holders[variable.handle]
+            names = {
+                rank: self.writer.argument(
+                    f"var{i}_r{rank}", "resource", variable.shape, variable.dtype
+                )
+                for rank in sorted({holding[r] for r in self.ranks})
+            }
+            for rank in self.ranks:
+                self.edges[rank][variable.handle] = names[holding[rank]]
+        for i, whole in enumerate(wholes):
+            self._feed_ranks(i, whole)
+
+    def _feed_ranks(self, index: int, whole: str) -> None:
+        program = self.program
+        tensor, shape = program.graph.inputs[index], program.input_shapes[index]
+        spec = program.input_specs[index]
+        first = holders(spec, self.mesh, self.devices)
+        for rank in self.ranks:
+            self.edges[rank][tensor] = (
+                self._feed(f"in{index}", whole, tensor, shape, spec, rank)
+                if rank == first[rank]
+                else self.edges[first[rank]][tensor]
+            )
+
+    def _feed(
+        self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
+    ) -> str:
+        """This rank's part of a whole input; padding repeats the last entry.
+
+        Padded samples are real samples, so that nothing computed on them (a division, a
+        lookup) can fail; every reduction masks them.
+        """
+        edge = whole
+        dims = sorted({p.dim for p in spec if isinstance(p, Shard)})
+        for dim in dims:
+            length = shape[dim]
+            every = [
+                local_indices(length, dim, spec, self.mesh, self.mesh.coordinates(r))
+                for r in range(self.mesh.size)
+            ]
+            filled = [np.where(at < 0, length - 1, at).astype(np.int32) for at in every]
+            edge = self._gather(f"r{rank}/feed/{name}_{dim}", edge, filled, dim, tensor, rank)
+        return edge
+
+    def _gather(
+        self, name: str, edge: str, indices: Sequence[np.ndarray], dim: int, tensor: Tensor,
+        rank: int,
+    ) -> str:  # fmt: skip
+        attrs = serialize_attrs(
+            {"Tparams": DType(tensor.dtype), "Tindices": DType("int32"), "Taxis": DType("int32"),
+             "batch_dims": 0}
+        )  # fmt: skip
+        device = self.devices[rank]
+        inputs = [edge, self._rank_constant(f"{name}/index", indices, "int32", rank),
+                  self._const(f"{name}/axis", np.int32(dim), device)]  # fmt: skip
+        self.writer.node(name, "GatherV2", inputs, attrs, device)
+        return f"{name}:output:0"
+
+    def _const(self, name: str, value: np.ndarray, device: str) -> str:
+        self.writer.node(name, "Const", (), const_attrs(value, value.dtype.name), device)
+        return f"{name}:output:0"
+
+    # --- local ops ---------------------------------------------------------------
+
+    def _local(self, op: Op) -> None:
+        attrs = b""
+        if op.type == "Const":
+            attrs = const_attrs(op.attrs["value"], op.outputs[0].dtype)
+        elif op.type != "RankConst":
+            attrs = serialize_attrs(op.attrs)
+        for ranks in self._groups(op):
+            first = ranks[0]
+            name, device = f"r{first}/{op.name}", self._device(op, first)
+            if op.type == "RankConst":
+                edge = self._rank_constant(name, op.attrs["values"], op.outputs[0].dtype, first)
+                for rank in ranks:
+                    self.edges[rank][op.outputs[0]] = edge
+                continue
+            if has_bodies(op):
+                attrs = self.bodies.attrs(op, first, device)
+            inputs = [self.edges[first][t] for t in op.inputs]
+            control = {
+                self.nodes[r][c]: None for r in ranks for c in op.control if c in self.nodes[r]
+            }
+            self.writer.node(name, op.type, inputs, attrs, device, list(control))
+            for rank in ranks:
+                self.nodes[rank][op] = name
+                for tensor, suffix in zip(op.outputs, output_edges(op), strict=True):
+                    self.edges[rank][tensor] = f"{name}:{suffix}"
+
+    def _groups(self, op: Op) -> list[list[int]]:
+        """The ranks that run `op`, in groups for which it runs once."""
+        return [[0]] if ONCE in op.attrs else self._alike(op)
+
+    def _alike(self, op: Op) -> list[list[int]]:
+        """The ranks in groups for which `op` runs once.
+
+        In one memory: those that run it on the same tensors, and those that write the same
+        variable, who write the same value even where each has computed it.
+        """
+        groups: dict[tuple, list[int]] = {}
+        differ = has_bodies(op) and self.bodies.differ(op)
+        written = [t for t in op.inputs if t in self.holders and op.type not in VARIABLE_READS]
+        for rank in self.ranks:
+            read = written if written and not differ else op.inputs
+            key: tuple = (self.memories[rank], *(self.edges[rank][t] for t in read))
+            if op.type == "RankConst":
+                key = (*key, np.asarray(op.attrs["values"][rank]).tobytes())
+            groups.setdefault((*key, rank) if differ else key, []).append(rank)
+        return list(groups.values())
+
+    def _device(self, op: Op, rank: int) -> str:
+        """The device that runs `op` for `rank`: where its variables lie."""
+        for tensor in op.inputs:
+            if tensor in self.holders:
+                return self.devices[self.holders[tensor][rank]]
+        return self.devices[rank]

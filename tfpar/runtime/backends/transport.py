@@ -1,0 +1,74 @@
+"""What carries collectives between processes: the contract that every backend keeps.
+
+A transport writes nodes into functions, so that the step of a rank and a collective outside of a
+step (`Exchange`) go the same way. `wire.Wire` makes of these five primitives what programs ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tfpar.runtime.function_def import FunctionWriter
+
+WIRE_DTYPES = ("int32", "int64", "float16", "float32", "float64")
+"""The dtypes that every transport carries and adds up."""
+
+
+class Transport(Protocol):
+    """Collectives among the processes of a job.
+
+    A *group* is an ordered tuple of ranks. Tensors are of `WIRE_DTYPES`, blocks of equal shape on
+    all ranks, and split or joined along dim 0. Methods that write nodes return edges of the
+    function being written; every rank writes the same nodes under the same names.
+
+    Attributes:
+        name: of the backend, as users know it.
+        rank, size: this process among all.
+        device: where this rank computes, as TensorFlow names it here.
+        reductions: what `reduce_scatter` can do; `all_reduce` does `sum`, `prod`, `max`, `min`.
+    """
+
+    name: str
+    rank: int
+    size: int
+    device: str
+    reductions: Sequence[str]
+
+    def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Make groups that do not exist yet; every rank calls it with the same ones."""
+
+    def all_reduce(
+        self, writer: FunctionWriter, name: str, edges: Sequence[str], dtype: str, reduction: str,
+        group: tuple[int, ...],
+    ) -> list[str]:  # fmt: skip
+        """Reduce each of several tensors; they may travel as one buffer."""
+        ...
+
+    def all_gather(
+        self, writer: FunctionWriter, name: str, edge: str, dtype: str, group: tuple[int, ...]
+    ) -> str:
+        """The tensors of the group, in its order, one after the other."""
+        ...
+
+    def reduce_scatter(
+        self, writer: FunctionWriter, name: str, edge: str, dtype: str, reduction: str,
+        group: tuple[int, ...],
+    ) -> str:  # fmt: skip
+        """This rank's block of the reduced tensor."""
+        ...
+
+    def all_to_all(
+        self, writer: FunctionWriter, name: str, edge: str, dtype: str, group: tuple[int, ...]
+    ) -> str:
+        """The blocks meant for this rank, in the order of the group."""
+        ...
+
+    def broadcast(
+        self, writer: FunctionWriter, name: str, edge: str, dtype: str, group: tuple[int, ...]
+    ) -> str:
+        """The tensor of the first rank of the group."""
+        ...
+
+    def close(self) -> None:
+        """Leave the job; nothing can be sent afterwards."""

@@ -1,0 +1,175 @@
+"""Collectives on any dim and dtype, of what a transport can carry.
+
+A transport joins and splits along dim 0 and knows a few dtypes: other dims are brought to the
+front, other dtypes travel as one that holds their values exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfpar.ir.graph import DType
+from tfpar.runtime.backends.transport import Transport
+from tfpar.runtime.function_def import FunctionWriter, const_attrs, serialize_attrs
+from tfpar.spec import TfparError
+
+_CAST = {
+    "bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32",
+    "bfloat16": "float32",
+}  # fmt: skip
+_BITS = {"uint32": "int32", "uint64": "int64"}  # sums wrap alike
+_PARTS = {"complex64": "float32", "complex128": "float64"}  # real and imaginary, in a last dim
+_LOGICAL = {"any": "max", "all": "min"}
+
+Group = tuple[int, ...]
+
+
+class Wire:
+    """Writes collectives of one rank into a function.
+
+    Args:
+        writer: of the function.
+        transport: carries them.
+    """
+
+    def __init__(self, writer: FunctionWriter, transport: Transport) -> None:
+        self._writer = writer
+        self._transport = transport
+
+    def all_reduce(
+        self, name: str, edges: Sequence[str], dtype: str, reduction: str, group: Group
+    ) -> list[str]:
+        """Reduce each tensor over the group."""
+        if len(group) == 1:
+            return list(edges)
+        if dtype in _PARTS and reduction != "sum" or dtype in _BITS and reduction in ("max", "min"):
+            raise TfparError(f"No all-reduce {reduction!r} of {dtype} between processes ({name}).")
+        packed = [self._pack(f"{name}/{i}", e, dtype) for i, e in enumerate(edges)]
+        done = self._transport.all_reduce(
+            self._writer, name, packed, carrier(dtype), _LOGICAL.get(reduction, reduction), group
+        )
+        return [self._unpack(f"{name}/{i}", e, dtype) for i, e in enumerate(done)]
+
+    def all_gather(self, name: str, edge: str, dtype: str, dim: int, group: Group) -> str:
+        """The tensors of the group joined along `dim`."""
+        if len(group) == 1:
+            return edge
+        packed = self._pack(name, edge, dtype)
+        if dim:
+            packed = self._expand(f"{name}/stacked", packed, carrier(dtype))
+        gathered = self._transport.all_gather(self._writer, name, packed, carrier(dtype), group)
+        if dim:
+            gathered = self._join(name, gathered, carrier(dtype), dim, len(group))
+        return self._unpack(name, gathered, dtype)
+
+    def reduce_scatter(
+        self, name: str, edge: str, dtype: str, reduction: str, dim: int, group: Group
+    ) -> str:
+        """This rank's block along `dim` of the reduced tensor; the blocks are equal."""
+        if len(group) == 1:
+            return edge
+        carried = _LOGICAL.get(reduction, reduction)
+        if carried not in self._transport.reductions or dtype in _PARTS:
+            (whole,) = self.all_reduce(f"{name}/whole", [edge], dtype, reduction, group)
+            return self._own_block(name, whole, dtype, dim, group)
+        packed = self._pack(name, edge, dtype)
+        if dim:
+            packed = self._stack(name, packed, carrier(dtype), dim, len(group))
+        done = self._transport.reduce_scatter(
+            self._writer, name, packed, carrier(dtype), carried, group
+        )
+        if dim:
+            attrs = {"T": DType(carrier(dtype)), "squeeze_dims": [0]}
+            done = self._node(f"{name}/block", "Squeeze", [done], attrs, "output")
+        return self._unpack(name, done, dtype)
+
+    def all_to_all(
+        self, name: str, edge: str, dtype: str, split_dim: int, concat_dim: int, group: Group
+    ) -> str:
+        """Block i along `split_dim` goes to rank i of the group; what comes is joined."""
+        if len(group) == 1:
+            return edge
+        packed = self._pack(name, edge, dtype)
+        stacked = self._stack(name, packed, carrier(dtype), split_dim, len(group))
+        done = self._transport.all_to_all(self._writer, name, stacked, carrier(dtype), group)
+        return self._unpack(
+            name, self._join(name, done, carrier(dtype), concat_dim, len(group)), dtype
+        )
+
+    def broadcast(self, name: str, edge: str, dtype: str, group: Group) -> str:
+        """The tensor of the group's first rank; those of the others have its shape."""
+        if len(group) == 1:
+            return edge
+        packed = self._pack(name, edge, dtype)
+        done = self._transport.broadcast(self._writer, name, packed, carrier(dtype), group)
+        return self._unpack(name, done, dtype)
+
+    # --- dims --------------------------------------------------------------------
+
+    def _stack(self, name: str, edge: str, dtype: str, dim: int, parts: int) -> str:
+        """Blocks along `dim`, stacked in a new leading dim."""
+        attrs = {"T": DType(dtype), "num_split": parts}
+        axis = self._int(f"{name}/split_dim", dim)
+        self._emit(f"{name}/split", "Split", [axis, edge], attrs)
+        blocks = [f"{name}/split:output:{i}" for i in range(parts)]
+        attrs = {"T": DType(dtype), "N": parts, "axis": 0}
+        return self._node(f"{name}/stack", "Pack", blocks, attrs, "output")
+
+    def _join(self, name: str, edge: str, dtype: str, dim: int, parts: int) -> str:
+        """Blocks of the leading dim joined along `dim` of what is left."""
+        self._emit(
+            f"{name}/unstack", "Unpack", [edge], {"T": DType(dtype), "num": parts, "axis": 0}
+        )
+        blocks = [f"{name}/unstack:output:{i}" for i in range(parts)]
+        attrs = {"T": DType(dtype), "N": parts, "Tidx": DType("int32")}
+        inputs = [*blocks, self._int(f"{name}/join_dim", dim)]
+        return self._node(f"{name}/join", "ConcatV2", inputs, attrs, "output")
+
+    def _own_block(self, name: str, edge: str, dtype: str, dim: int, group: Group) -> str:
+        attrs = {"T": DType(dtype), "num_split": len(group)}
+        axis = self._int(f"{name}/split_dim", dim)
+        self._emit(f"{name}/split", "Split", [axis, edge], attrs)
+        return f"{name}/split:output:{group.index(self._transport.rank)}"
+
+    def _expand(self, name: str, edge: str, dtype: str) -> str:
+        attrs = {"T": DType(dtype), "Tdim": DType("int32")}
+        return self._node(name, "ExpandDims", [edge, self._int(f"{name}/dim", 0)], attrs, "output")
+
+    # --- dtypes ------------------------------------------------------------------
+
+    def _pack(self, name: str, edge: str, dtype: str) -> str:
+        return self._convert(f"{name}/packed", edge, dtype, carrier(dtype))
+
+    def _unpack(self, name: str, edge: str, dtype: str) -> str:
+        return self._convert(f"{name}/unpacked", edge, carrier(dtype), dtype)
+
+    def _convert(self, name: str, edge: str, source: str, target: str) -> str:
+        if source == target:
+            return edge
+        if source in _CAST or target in _CAST:
+            attrs = {"SrcT": DType(source), "DstT": DType(target), "Truncate": False}
+            return self._node(name, "Cast", [edge], attrs, "y")
+        attrs = {"T": DType(source), "type": DType(target)}
+        return self._node(name, "Bitcast", [edge], attrs, "output")
+
+    # --- nodes -------------------------------------------------------------------
+
+    def _node(self, name: str, op_type: str, inputs: list[str], attrs: dict, output: str) -> str:
+        self._emit(name, op_type, inputs, attrs)
+        return f"{name}:{output}:0"
+
+    def _emit(self, name: str, op_type: str, inputs: list[str], attrs: dict) -> None:
+        self._writer.node(name, op_type, inputs, serialize_attrs(attrs), self._transport.device)
+
+    def _int(self, name: str, value: int) -> str:
+        self._writer.node(
+            name, "Const", (), const_attrs(np.int32(value), "int32"), self._transport.device
+        )
+        return f"{name}:output:0"
+
+
+def carrier(dtype: str) -> str:
+    """The dtype in which values of `dtype` travel."""
+    return _CAST.get(dtype) or _BITS.get(dtype) or _PARTS.get(dtype) or dtype

@@ -1,0 +1,179 @@
+"""What is checked when a program starts: ranks run the same one, and variables lie as planned."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.runtime.backends.process import outline
+from tfpar.runtime.ranks import Ranks
+from tfpar.runtime.variables import ParallelVariable
+from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Spec, format_spec
+
+if TYPE_CHECKING:
+    from tfpar.distributed.world import World
+
+logger = logging.getLogger("tfpar")
+
+
+def agree_on_program(world: World, program: LocalProgram) -> None:
+    """Check that every rank is about to run the same ops in the same order.
+
+    Raises:
+        RuntimeMismatchError: on every rank; names the first op in which two ranks differ.
+    """
+    ops = outline(program)
+    digest = hashlib.sha256(repr((ops, program.mesh)).encode()).hexdigest()
+    with world.at("comparing programs"):
+        if len(set(world.exchange.messages(digest))) == 1:
+            return
+        outlines = world.exchange.messages([str(program.mesh), *ops])
+    other = next(r for r, o in enumerate(outlines) if o != outlines[0])
+    pairs = itertools.zip_longest(outlines[0], outlines[other], fillvalue=("nothing", 0))
+    at, (first, second) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    raise RuntimeMismatchError(
+        f"Ranks 0 and {other} are about to run different programs: at op {at} of {len(ops)} rank 0 "
+        f"has {_told(first)}, rank {other} {_told(second)}. Every rank has to build the same "
+        f"model and to get batches of the same shape; do the processes run the same script with "
+        f"the same arguments?"
+    )
+
+
+def _told(op: str | Sequence) -> str:
+    return repr(op) if isinstance(op, str) else f"{op[0]!r} (checksum {op[1]:08x})"
+
+
+def check_placement(
+    variables: Sequence[ParallelVariable], specs: Sequence[Spec], mesh: Mesh, ranks: Ranks
+) -> None:
+    """Check that every variable lies where the plan says and that ranks agree.
+
+    Raises:
+        RuntimeMismatchError: names the first variable and rank that differ.
+    """
+    for variable, spec in zip(variables, specs, strict=True):
+        if variable.layout != (mesh, spec):
+            raise RuntimeMismatchError(
+                f"Variable {variable.name!r} is laid as {variable.layout}, not as the plan's "
+                f"{format_spec(spec)} on {mesh}."
+            )
+        for rank, shard in variable.shards.items():
+            device = ranks.devices[variable.holders[rank]]
+            if not shard.device.endswith(device.rpartition("/")[2]):
+                raise RuntimeMismatchError(
+                    f"The shard of variable {variable.name!r} for rank {rank} lies on "
+                    f"{shard.device}, not on {device}."
+                )
+    copies = [_Copies(v, spec, mesh) for v, spec in zip(variables, specs, strict=True)]
+    if ranks.world is None:
+        _check_here(copies)
+    else:
+        _check_between(copies, ranks.world)
+
+
+AGREEMENT = {8: 1e-8, 4: 1e-3, 2: 1e-1}
+"""Largest difference between ranks, relative to the variable's largest value, by bytes per
+element. Replicated sums run on every rank by themselves, and CPU and GPU kernels may add in any
+order, so that equality to the bit cannot be asked for (empirical)."""
+
+NOISE = 1e-2
+"""Differences below this share of the model's largest weight are a warning: adaptive optimizers
+blow up the rounding of gradients that are truly zero (the bias of attention keys)."""
+
+
+class _Copies:
+    """A variable of which several ranks hold the same shard."""
+
+    def __init__(self, variable: ParallelVariable, spec: Spec, mesh: Mesh) -> None:
+        self.variable = variable
+        self.spec = spec
+        self.mesh = mesh
+        self.is_weight = bool(variable.dtype.is_floating and variable.shape.rank)
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Ranks that differ only in replicated axes."""
+        axes = tuple(a for a, p in enumerate(self.spec) if isinstance(p, Replicate))
+        holders = self.variable.holders
+        for group in self.mesh.groups(axes):
+            for rank in group[1:]:
+                if holders[rank] != holders[group[0]]:
+                    yield group[0], rank
+
+    def judge(self, ranks: tuple[int, int], apart: float, own: float, largest: float) -> bool:
+        """Whether two copies that are `apart` agree; False after a warning.
+
+        Args:
+            own: how large the values of the copy are.
+            largest: how large those of the model's weights.
+        """
+        dtype = self.variable.dtype
+        inexact = dtype.is_floating or dtype.is_complex
+        if inexact and apart <= AGREEMENT.get(dtype.size, 0.0) * own:
+            return True
+        message = (
+            f"Ranks {ranks[0]} and {ranks[1]} hold different values of {self.variable.name!r}, "
+            f"which is replicated between them ({format_spec(self.spec)} on {self.mesh}): "
+            f"{apart:.1e} apart."
+        )
+        if not inexact or apart > NOISE * largest:
+            raise RuntimeMismatchError(f"{message} Please report it with the model.")
+        logger.warning("%s Its gradient is noise, or its sums are ill-conditioned.", message)
+        return False
+
+
+def _check_here(copies: Sequence[_Copies]) -> None:
+    """All ranks are in this process."""
+    weights = (c.variable.shards[0].numpy() for c in copies if c.is_weight)
+    largest = max(map(_largest, weights), default=0.0)
+    for copy in copies:
+        shards = copy.variable.shards
+        for ranks in copy.pairs():
+            first, other = (shards[rank].numpy() for rank in ranks)
+            same = np.array_equal(first, other, equal_nan=first.dtype.kind in "fc")
+            apart = 0.0 if same else _difference(first, other)
+            if not same and not copy.judge(ranks, apart, _largest(first), largest):
+                break
+
+
+def _check_between(copies: Sequence[_Copies], world: World) -> None:
+    """Each rank is a process: they compare a few numbers that tell of each shard."""
+    own = np.array([_traits(c.variable.shards[world.rank].numpy()) for c in copies])
+    with world.at("comparing variables"):
+        traits = [t.numpy() for t in world.exchange.all_gather(tf.constant(own))]
+    weights = [i for i, copy in enumerate(copies) if copy.is_weight]
+    largest = max((t[i, 2] for t in traits for i in weights), default=0.0)
+    for i, copy in enumerate(copies):
+        for ranks in copy.pairs():
+            first, other = (traits[rank][i] for rank in ranks)
+            apart = abs(first[1] - other[1])
+            if first[0] != other[0] and not copy.judge(ranks, apart, first[2], largest):
+                break
+
+
+def _traits(value: np.ndarray) -> tuple[float, float, float]:
+    """Checksum of the bytes, mean projection on random signs, and root mean square.
+
+    The projections of two arrays are as far apart, in expectation, as their elements are.
+    """
+    flat = np.ascontiguousarray(value).reshape(-1)
+    numbers = np.abs(flat) if flat.dtype.kind == "c" else flat.astype("float64")
+    signs = np.random.default_rng(0).integers(0, 2, numbers.size, np.int8) * 2 - 1
+    root = max(1, numbers.size) ** 0.5
+    checksum = float(zlib.crc32(flat.tobytes()))
+    return checksum, float(numbers @ signs) / root, float(np.linalg.norm(numbers)) / root
+
+
+def _largest(value: np.ndarray) -> float:
+    return float(np.max(np.abs(value.astype("float64")), initial=0.0))
+
+
+def _difference(first: np.ndarray, other: np.ndarray) -> float:
+    return float(np.max(np.abs(first.astype("float64") - other.astype("float64"))))
