@@ -35,6 +35,7 @@ _EXPORTS = {
     "shard_output": "tfpar.constraints",
     "make_rule": "tfpar.rules",
     "register_rule": "tfpar.rules",
+    "Checkpoint": "tfpar.keras.checkpoint",
     "auto_parallel": "tfpar.api",
     "coverage": "tfpar.api",
     "function": "tfpar.api",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
     from tfpar.cost.cluster import Cluster, Device, Link
+    from tfpar.keras.checkpoint import Checkpoint
     from tfpar.plans import Plan
     from tfpar.rules import make_rule, register_rule
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split

@@ -140,13 +140,17 @@ class CompiledFunction:
         return self.program.session
 
     def __call__(self, *arguments: Any) -> Any:
+        return self.executable(*arguments)(arguments)
+
+    def executable(self, *arguments: Any) -> Executable:
+        """The step compiled for arguments of these shapes."""
         specs = argument_specs(arguments)
         key = (_hashable(specs), id(self.program.plan))  # which lives as long as the program
         executable = self.executables.get(key)
         if executable is None:
             executable = self.compile(specs)
             self.executables[key] = executable
-        return executable(arguments)
+        return executable
 
     def capture(self, specs: Sequence[Any]) -> CapturedStep:
         """Trace the step for `specs` (structures of TensorSpecs)."""
@@ -177,7 +181,9 @@ class CompiledFunction:
         bucket_bytes = session.options.bucket_bytes
         if bucket_bytes is None and plan.cost is not None:
             bucket_bytes = plan.cost.bucket_bytes
-        executable = compile_step(captured, anchors, mesh, ranks, bucket_bytes, prepared)
+        executable = compile_step(
+            captured, anchors, mesh, ranks, bucket_bytes, prepared, self._name.replace("_", " ")
+        )
         self._report_fallbacks(prepared)  # bodies are known now
         self._report_held(executable.partitioned)
         if self._on_plan is not None:

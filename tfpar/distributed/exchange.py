@@ -42,7 +42,7 @@ class Exchange:
         """What each rank says, as JSON knows it."""
         words = _words(message)
         lengths = [int(n) for n in self.all_gather(tf.constant(len(words), tf.int64))]
-        padded = np.zeros(max(lengths), np.int64)
+        padded = np.zeros(_room(max(lengths)), np.int64)
         padded[: len(words)] = words
         gathered = self.all_gather(tf.constant(padded))
         return [_message(g.numpy()[:n]) for g, n in zip(gathered, lengths, strict=True)]
@@ -51,12 +51,14 @@ class Exchange:
         """What the first rank says; the others' argument does not matter."""
         words = _words(message)
         length = int(self.broadcast(tf.constant(len(words), tf.int64)))
-        own = words if len(words) == length else np.zeros(length, np.int64)
-        return _message(self.broadcast(tf.constant(own)).numpy())
+        padded = np.zeros(_room(length), np.int64)
+        if len(words) == length:
+            padded[:length] = words
+        return _message(self.broadcast(tf.constant(padded)).numpy()[:length])
 
     def _run(self, kind: str, tensor: tf.Tensor, group: tuple[int, ...], *dims: int) -> tf.Tensor:
         dtype = tensor.dtype.name
-        key = (kind, dtype, group, dims)
+        key = (kind, dtype, tuple(tensor.shape), group, dims)
         if key not in self._functions:
             self._transport.connect([group])
             writer = FunctionWriter(f"tfpar_{kind}")
@@ -73,6 +75,11 @@ def _words(message: Any) -> np.ndarray:
     """A message as int64s, which every transport carries."""
     text = json.dumps(message).encode()
     return np.frombuffer(text + b" " * (-len(text) % 8), np.int64)
+
+
+def _room(length: int) -> int:
+    """Words that a message of so many travels in: few sizes, as each needs a function."""
+    return max(64, 1 << (length - 1).bit_length())
 
 
 def _message(words: np.ndarray) -> Any:

@@ -32,7 +32,7 @@ class Lead:
         return self._registered
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
-        """Run `action` on the first rank; its result there, None elsewhere.
+        """Run `action` on the first rank; every rank gets its result, a JSON value.
 
         Raises:
             TfparError: on the other ranks, if it failed on the first.
@@ -40,16 +40,15 @@ class Lead:
         if self._leading:
             return action()
         if self._world.rank:
-            self._follow(what)
-            return None
+            return self._follow(what)
         self._leading = True
         try:
             result = action()
         except BaseException as error:
-            self._say(what, {"done": f"{type(error).__name__}: {error}"})
+            self._say(what, {"failed": f"{type(error).__name__}: {error}"})
             raise
         else:
-            self._say(what, {"done": None})
+            self._say(what, {"done": result})
             return result
         finally:
             self._leading = False
@@ -66,13 +65,13 @@ class Lead:
         with self._world.at(what):
             self._world.exchange.message(message)
 
-    def _follow(self, what: str) -> None:
+    def _follow(self, what: str) -> Any:
         while True:
             with self._world.at(what):
                 told = self._world.exchange.message(None)
+            if "failed" in told:
+                raise TfparError(f"{what} failed on rank 0: {told['failed']}")
             if "done" in told:
-                if told["done"] is not None:
-                    raise TfparError(f"{what} failed on rank 0: {told['done']}")
-                return
+                return told["done"]
             key, method, arguments = told["call"]
             getattr(self._known[key], method)(*arguments)

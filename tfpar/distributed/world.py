@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfpar.distributed.exchange import Exchange
 from tfpar.distributed.job import Job
 from tfpar.distributed.lead import Lead
+from tfpar.distributed.lockstep import Lockstep
 from tfpar.launch.beacon import Beacon
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.devices import own_device
@@ -43,6 +44,7 @@ class World:
         exchange: tensors and messages outside of steps.
         beacon: tells the launcher what this rank is at, and ends it when it hangs.
         lead: what one rank does for all.
+        lockstep: the steps that all ranks take together.
     """
 
     def __init__(self, job: Job, transport: Transport, beacon: Beacon) -> None:
@@ -51,6 +53,7 @@ class World:
         self.beacon = beacon
         self.exchange = Exchange(transport)
         self.lead = Lead(self)
+        self.lockstep = Lockstep(self)
 
     @property
     def rank(self) -> int:
@@ -150,7 +153,8 @@ def _transport(job: Job) -> Transport:
                 "The backend 'horovod' is not installed: `tfpar install-horovod` builds it, or "
                 "use --backend tensorflow."
             )
-        from tfpar.runtime.backends.horovod import HorovodTransport, join
+        from tfpar.distributed.rendezvous import join
+        from tfpar.runtime.backends.horovod import HorovodTransport
 
         join(job)
         return HorovodTransport(own_device(job.local_rank, job.local_size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,18 @@ from tfpar.spec import Mesh, Spec, SpecError
 
 LIMIT_BYTES = 8 << 20
 """What may be in memory beside the shard; larger blocks are not made faster (empirical)."""
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A value that lies in a file, of which any shard can be read; called, it gives the whole."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self) -> Any: ...
+
+    def read_shard(self, spec: Spec, mesh: Mesh, rank: int) -> Any:
+        """The shard that `rank` stores."""
 
 
 def shard_value(
@@ -43,7 +55,7 @@ def shard_values(
     one device. Runs on the CPU.
 
     Args:
-        initial: makes the value: a callable without arguments, or a `StoredValue`.
+        initial: makes the value: a callable without arguments, or a `Stored`.
         shape, dtype: of the whole value.
         limit_bytes: memory beside the shards, roughly.
 
@@ -55,6 +67,8 @@ def shard_values(
         held = [Held(shape, spec, mesh, rank) for rank in ranks]
         if isinstance(initial, StoredValue):
             return [_read(initial.as_dtype(dtype.as_numpy_dtype), h, limit_bytes) for h in held]
+        if isinstance(initial, Stored):
+            return [tf.cast(initial.read_shard(spec, mesh, rank), dtype) for rank in ranks]
         if math.prod(shape) * dtype.size > limit_bytes:
             program = block_program(initial, shape, dtype, limit_bytes)
             if program is not None:

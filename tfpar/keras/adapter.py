@@ -13,10 +13,14 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
+from tfpar.keras.callbacks import install_callbacks
+from tfpar.keras.files import SAVING, Files
 from tfpar.keras.model import ParallelModel
 from tfpar.session import Program, Session, active
 from tfpar.spec import TfparError
@@ -50,6 +54,7 @@ def install() -> None:
 
     init._tfpar = True  # type: ignore[attr-defined]
     TensorFlowTrainer.__init__ = init
+    install_callbacks(parallel_model)
 
 
 def parallel_model(model: keras.Model) -> ParallelModel | None:
@@ -69,7 +74,8 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
     _parallel[model] = state
     for kind in ("train", "test", "predict"):
         _replace_maker(model, state, kind)
-    _gather_before(model, state, "export")
+    for method in SAVING:
+        _replace(model, method, getattr(Files(state), method))
     return state
 
 
@@ -93,15 +99,9 @@ def _replace_maker(model: keras.Model, state: ParallelModel, kind: str) -> None:
     object.__setattr__(model, f"make_{kind}_function", make)
 
 
-def _gather_before(model: keras.Model, state: ParallelModel, method: str) -> None:
-    reference = weakref.ref(model)
-    original = getattr(type(model), method, None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def call(*args, **kwargs):
-        state.gather()
-        return original(reference(), *args, **kwargs)
+def _replace(model: keras.Model, method: str, replacement: Callable[..., Any]) -> None:
+    @functools.wraps(getattr(type(model), method))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(*args, **kwargs)
 
     object.__setattr__(model, method, call)

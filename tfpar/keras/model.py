@@ -13,12 +13,16 @@ import tensorflow as tf
 from keras import tree
 
 from tfpar.capture.step import CapturedStep, capture_step
+from tfpar.distributed.world import World
+from tfpar.initial.keras_weights import streamed_weights
 from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
+from tfpar.keras.replay import Replay
 from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.session import CompiledFunction, Program, Session
+from tfpar.spec import Mesh
 
 logger = logging.getLogger("tfpar")
 
@@ -31,6 +35,8 @@ class ParallelModel:
         program: the session, and the plan that all steps share.
         plan: the plan in force, once a step has been compiled.
         executables: the last executable by kind (`train`, `test`, `predict`).
+        replay: brings the data of a resumed training to where it was.
+        trained_last: whether the last call of the train function trained, or passed over data.
     """
 
     def __init__(self, model: keras.Model, session: Session) -> None:
@@ -38,7 +44,20 @@ class ParallelModel:
         self.program = Program(session)
         self.plan: Plan | None = None
         self.executables: dict[str, Executable] = {}
+        self.replay: Replay | None = None
+        self.trained_last = True
         self._holders: dict[int, tuple[Any, bool]] = {}
+        self._key = 0 if self.world is None else self.world.lead.register(self)
+
+    @property
+    def world(self) -> World | None:
+        """The processes, where each rank is one."""
+        return self.session.ranks.world
+
+    @property
+    def mesh(self) -> Mesh:
+        """That of the plan in force; without one, the ranks'."""
+        return self.plan.mesh if self.plan is not None else self.session.mesh
 
     @property
     def session(self) -> Session:
@@ -113,15 +132,22 @@ class ParallelModel:
 
         def function(iterator: Iterator[Any]) -> Any:
             unknown, outputs = batch_is_unknown(iterator), None
+            replay = self.replay if kind == "train" else None
             for _ in range(self.model.steps_per_execution):
                 try:
-                    data = drop_optionals(next(iterator))
+                    source = iterator if replay is None else replay.source(iterator)
+                    data = drop_optionals(next(source))
                 except (StopIteration, tf.errors.OutOfRangeError):
                     if outputs is None:
                         raise
                     break
                 several = isinstance(data, tuple) and len(data) > 1 and tree.is_nested(data[1])
-                outputs = steps[unknown and several](data)
+                step = steps[unknown and several]
+                executable = step.executable(data)  # which makes the metrics' variables
+                if replay is not None and replay.passes_over():
+                    self.trained_last, outputs = False, self.model.get_metrics_result()
+                else:
+                    self.trained_last, outputs = True, executable((data,))
             return outputs
 
         return function
@@ -165,11 +191,15 @@ class ParallelModel:
             return variable.name.partition(":")[0], bool(variable.trainable)
         return holder.path, is_weight and variable.dtype.is_floating
 
-    def build_optimizer(self) -> None:
-        """Make the slots that Keras's own `train_step` would make in its first trace."""
+    def build_optimizer(self, force: bool = False) -> None:
+        """Make the slots that Keras's own `train_step` would make in its first trace.
+
+        Args:
+            force: also where the model has a `train_step` of its own.
+        """
         model = self.model
         optimizer = model.optimizer
-        own = type(model).train_step is keras.Model.train_step
+        own = force or type(model).train_step is keras.Model.train_step
         if own and model.built and model.trainable_variables and optimizer and not optimizer.built:
             with keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build(model.trainable_variables)
@@ -178,12 +208,61 @@ class ParallelModel:
     def is_no_metric(self, variable: tf.Variable) -> bool:
         return all(v._value is not variable for v in self.model.metrics_variables)
 
+    def named_variables(self) -> dict[str, tf.Variable]:
+        """The numeric variables of the model by path, in one order on every rank."""
+        found: dict[str, tf.Variable] = {}
+        for holder in self.keras_variables():
+            variable = holder._value
+            if not isinstance(variable, tf.Variable) or variable.dtype == tf.string:
+                continue
+            name, n = holder.path, 1
+            while name in found:
+                name, n = f"{holder.path}#{n}", n + 1
+            found[name] = variable
+        return found
+
     def gather(self) -> None:
-        """Make every variable whole again (exporting, eager debugging)."""
+        """Make every variable whole again (eager debugging)."""
         for holder in self.keras_variables():
             if isinstance(holder._value, ParallelVariable):
                 holder._value.materialize()
                 holder._value.gather()
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Every variable is whole inside, and laid out again as it was afterwards."""
+        layouts = [
+            (v, v.layout, v.holders)
+            for v in self.named_variables().values()
+            if isinstance(v, ParallelVariable) and v.is_sharded
+        ]
+        self.gather()
+        try:
+            yield
+        finally:
+            for variable, layout, holders in layouts:
+                assert layout is not None
+                variable.shard(*layout, self.session.ranks, holders)
+
+    def load_weights(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Load a file of Keras's; each rank reads what it stores.
+
+        Where the first rank leads, the others are asked to load it too.
+        """
+        model = self.model
+        built = bool(getattr(model.optimizer, "built", False))
+        if self.world is not None:
+            self.world.lead.ask(self._key, "load_weights_too", path, args, kwargs, built)
+        with streamed_weights():
+            type(model).load_weights(model, path, *args, **kwargs)
+
+    def load_weights_too(
+        self, path: str, args: Sequence[Any], kwargs: dict[str, Any], optimizer_built: bool
+    ) -> None:
+        """What the other ranks do when the first one, leading, loads weights."""
+        if optimizer_built:
+            self.build_optimizer(force=True)
+        self.load_weights(path, *args, **kwargs)
 
 
 def drop_optionals(data: Any) -> Any:

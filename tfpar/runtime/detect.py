@@ -20,8 +20,12 @@ def every_rank() -> Mesh:
     world = this_world()
     if world is not None:
         job = world.job
-        even = job.nodes * job.local_size == job.size
-        return Mesh.of([job.nodes, job.local_size] if even and job.nodes > 1 else [job.size])
+
+        def sizes() -> list[int]:
+            even = job.nodes * job.local_size == job.size
+            return [job.nodes, job.local_size] if even and job.nodes > 1 else [job.size]
+
+        return Mesh.of(world.first("finding the mesh", sizes))
     gpus = len(tf.config.list_physical_devices("GPU"))
     if not gpus:
         raise TfparError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ class Executable:
     """One step, compiled for one set of argument shapes.
 
     Attributes:
+        name: of the step, in messages.
         captured: the step as captured; its variables are all `ParallelVariable`s.
         partitioned: specs and reshards.
         packed_bytes: payload of each all-reduce once they are packed, in program order.
@@ -34,8 +36,9 @@ class Executable:
 
     def __init__(
         self, captured: CapturedStep, partitioned: PartitionedGraph, ranks: Ranks,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str = "step",
     ) -> None:  # fmt: skip
+        self.name = name
         self.captured = captured
         self.partitioned = partitioned
         self.ranks = ranks
@@ -56,8 +59,15 @@ class Executable:
 
     def __call__(self, arguments: Any) -> Any:
         """Run one step on (structured) arguments; gives the step's structured result."""
+        world, fed = self.ranks.world, feeds(arguments)
+        if world is None:
+            return self._run(fed)
+        with world.lockstep.step(self.name, fed):
+            return self._run(fed)
+
+    def _run(self, fed: Sequence[tf.Tensor]) -> Any:
         self._refresh_handles()
-        flat = self.program([*feeds(arguments), *self.captured.closure], self._handles)
+        flat = self.program([*fed, *self.captured.closure], self._handles)
         if not self._checked:
             self._checked = True
             check_placement(self.captured.variables, self._specs(), self.mesh, self.ranks)
@@ -126,11 +136,11 @@ def prepare_step(captured: CapturedStep):
 
 def compile_step(
     captured: CapturedStep, anchors: Anchors, mesh: Mesh, ranks: Ranks,
-    bucket_bytes: int | None = None, prepared=None,
+    bucket_bytes: int | None = None, prepared=None, name: str = "step",
 ) -> Executable:  # fmt: skip
     """Propagate the anchors and link the program."""
     prepared = prepared if prepared is not None else prepare_step(captured)
     whole = replicated(mesh.num_axes)
     anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
     partitioned = propagate(prepared, mesh, anchors)
-    return Executable(captured, partitioned, ranks, bucket_bytes or DEFAULT_BUCKET_BYTES)
+    return Executable(captured, partitioned, ranks, bucket_bytes or DEFAULT_BUCKET_BYTES, name)

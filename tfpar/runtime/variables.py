@@ -20,6 +20,7 @@ from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
+from tfpar.initial.shard import Stored, shard_values
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_shape
 
@@ -132,8 +133,12 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
     def _values(
         self, mesh: Mesh, spec: Spec, ranks: Sequence[int]
     ) -> Iterator[tuple[int, tf.Tensor]]:
-        """The shard of each of `ranks`, one after another."""
-        value = self._initial_or_current()
+        """The shard of each of `ranks`."""
+        if self._pending is not None:
+            shards = shard_values(self._pending, self.shape, self.dtype, spec, mesh, ranks)
+            yield from zip(ranks, shards, strict=True)
+            return
+        value = self._current()
         for rank in ranks:
             yield rank, cut(value, spec, mesh, rank)
 
@@ -154,12 +159,23 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
                 initial, self._pending = self._pending, None
                 super().assign(tf.cast(initial(), self.dtype))
 
-    def _initial_or_current(self) -> tf.Tensor:
-        if self._stored is not None:
-            return self._assembled()
-        if self._pending is not None:
-            return tf.cast(self._pending(), self.dtype)
-        return super()._read_variable_op()
+    def _current(self) -> tf.Tensor:
+        return super()._read_variable_op() if self._stored is None else self._assembled()
+
+    def assign_stored(self, stored: Stored) -> None:
+        """Take a value that lies in a file: each rank reads its shards, now or once it has any."""
+        self.shape.assert_is_compatible_with(stored.shape)
+        if self._stored is None:
+            with tf.init_scope():
+                self._release()
+            self._pending = stored
+            return
+        assert self._layout is not None
+        mesh, spec = self._layout
+        ranks = sorted(self._stored)
+        values = shard_values(stored, self.shape, self.dtype, spec, mesh, ranks)
+        for rank, value in zip(ranks, values, strict=True):
+            self._stored[rank].assign(value)
 
     def _release(self) -> None:
         """Let go of the memory of what is stored; handles stay.

@@ -13,15 +13,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet, global_process_set
 
-from tfpar.distributed.job import Job
 from tfpar.ir.graph import DType
 from tfpar.runtime.function_def import FunctionWriter, const_attrs, serialize_attrs
 
 _REDUCTIONS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "prod": hvd.Product}
-
-
-def join(job: Job) -> None:
-    """Tell Horovod of a job whose launcher does not know Horovod."""
 
 
 class HorovodTransport:

@@ -19,8 +19,9 @@ class Transport(Protocol):
     """Collectives among the processes of a job.
 
     A *group* is an ordered tuple of ranks. Tensors are of `WIRE_DTYPES`, blocks of equal shape on
-    all ranks, and split or joined along dim 0. Methods that write nodes return edges of the
-    function being written; every rank writes the same nodes under the same names.
+    all ranks and in every run of a function, and split or joined along dim 0. Methods that write
+    nodes return edges of the function being written; every rank writes the same nodes under the
+    same names.
 
     Attributes:
         name: of the backend, as users know it.

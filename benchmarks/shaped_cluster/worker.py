@@ -1,0 +1,147 @@
+"""One rank: trains a model under a layout, and reads its node's interface.
+
+python -m benchmarks.shaped_cluster.worker CONFIG    # started by `tfpar run`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfpar as tap
+from benchmarks import models
+from benchmarks.shaped_cluster.config import MARK, Config
+from benchmarks.shaped_cluster.namespaces import limit, sent_bytes
+from benchmarks.shaped_cluster.prediction import wire_bytes
+from tfpar.cost.cluster import Cluster, Link
+from tfpar.cost.evaluate import evaluate
+from tfpar.distributed.world import World, this_world
+from tfpar.ir.roles import Roles
+from tfpar.spec import Mesh, Shard
+
+# Of Gloo through Horovod on the machine of the benchmarks, empirical: ranks of a node over its
+# loopback, and nodes over a link without a limit; most of the latency is Horovod's agreeing.
+LINK = Link(bandwidth=5e8, latency_s=2e-3)
+CLASSES = 10_000  # of `wide`, which has 22 MB of weights then; `gpt` has 29 MB
+WARM_UP_STEPS = 2
+IDLE_S = 1.0
+
+
+class Training:
+    """A model and its batch; the first steps are taken here, before links are limited."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        build, size, batch = (
+            (models.wide, {"classes": CLASSES, **config.size}, models.wide_batch)
+            if config.model == "wide"
+            else (models.gpt, dict(config.size), models.gpt_batch)
+        )
+        keras.utils.set_random_seed(0)
+        with context(config):
+            self._model = models.compile_model(build(**size))
+        of_batch = {k: n for k, n in size.items() if k in ("length", "vocabulary", "classes")}
+        self._dataset = tf.data.Dataset.from_tensors(batch(**of_batch)).cache().repeat()
+        self.first_loss = self._step()
+        for _ in range(WARM_UP_STEPS - 1):
+            self._step()
+
+    def timed_step(self, world: World) -> dict[str, float]:
+        """Seconds of a step, and the bytes that the node has sent in it."""
+        meet(world)
+        before, start = sent_bytes(), time.perf_counter()
+        self._step()
+        seconds = time.perf_counter() - start
+        meet(world)
+        return {"seconds": seconds, "sent": sent_bytes() - before}
+
+    def plan(self, mbit: float | None) -> dict[str, Any]:
+        """What the plan is, and what it predicts; `bytes` are those that each node sends."""
+        plan = tap.plan_of(self._model)
+        partitioned = plan.partitioned
+        assert partitioned is not None
+        collectives = partitioned.collectives()
+        weights = {v: s for v, s in partitioned.variable_specs.items() if v.trainable}
+        cost = evaluate(partitioned, describe(self._config, mbit), Roles.of(partitioned.graph))
+        return {
+            "mesh": str(plan.mesh),
+            "batch_axes": plan.batch_axes,
+            "weights": len(weights),
+            "split": [v.name for v, s in weights.items() if any(isinstance(p, Shard) for p in s)],
+            "collectives": len(collectives),
+            "seconds": cost.seconds,
+            "bytes": wire_bytes(collectives, plan.mesh, self._config.ranks_per_node),
+        }
+
+    def _step(self) -> float:
+        history = self._model.fit(self._dataset, steps_per_epoch=1, verbose=0)
+        return history.history["loss"][0]
+
+
+def describe(config: Config, mbit: float | None) -> Cluster:
+    """The cluster as a planner is told of it."""
+    cluster = Cluster.of("cpu", Mesh.of([config.nodes, config.ranks_per_node]))
+    bandwidth = LINK.bandwidth if mbit is None else min(mbit * 1e6 / 8, LINK.bandwidth)
+    inter = dataclasses.replace(LINK, bandwidth=bandwidth)
+    return dataclasses.replace(cluster, name="shaped", intra=LINK, inter=inter)
+
+
+def context(config: Config) -> tap.auto_parallel:
+    """Where the model is made."""
+    nodes, each = config.nodes, config.ranks_per_node
+    if config.layout == "data":
+        return tap.auto_parallel(tap.split([nodes * each, 1]), planner=None)
+    if config.layout == "megatron":  # within a node where it can be, as it all-reduces often
+        shape = [nodes, each] if each > 1 else [1, nodes]
+        constraints = [*models.layout(config.model), tap.batch("data")]
+        return tap.auto_parallel(tap.split(shape), constraints, planner=None)
+    return tap.auto_parallel(tap.split([nodes, each]), cluster=describe(config, config.mbits[0]))
+
+
+def measure(config: Config) -> list[dict[str, Any]]:
+    """This rank's figures, for each bandwidth."""
+    training = Training(config)
+    world = this_world()
+    assert world is not None
+    return [at_bandwidth(config, mbit, training, world) for mbit in config.mbits]
+
+
+def at_bandwidth(
+    config: Config, mbit: float | None, training: Training, world: World
+) -> dict[str, Any]:
+    """Steps over limited links; the first of them is not counted."""
+    if world.job.local_rank == 0:
+        limit(mbit)
+    idle = idle_rate(world)
+    _, *steps = [training.timed_step(world) for _ in range(1 + config.steps)]
+    meet(world)
+    if world.job.local_rank == 0:
+        limit(None)
+    plan = training.plan(mbit)
+    return {"idle_rate": idle, "steps": steps, "plan": plan, "first_loss": training.first_loss}
+
+
+def meet(world: World) -> None:
+    """Wait for all ranks: all that they were sent has then arrived."""
+    with world.at("waiting for the other ranks"):
+        world.exchange.messages(None)
+
+
+def idle_rate(world: World) -> float:
+    """Bytes/s that the node sends while no rank trains: Horovod asks what to do next."""
+    meet(world)
+    before = sent_bytes()
+    time.sleep(IDLE_S)
+    rate = (sent_bytes() - before) / IDLE_S
+    meet(world)
+    return rate
+
+
+if __name__ == "__main__":
+    print(f"{MARK}{json.dumps(measure(Config.from_json(sys.argv[1])))}", flush=True)

@@ -1,0 +1,465 @@
+"""What each rank does in the contract tests of transports.
+
+`python -m tests.distributed.transport_ranks FOLDER`, started on every rank. Each check that holds
+or fails becomes a line of JSON in FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tfpar.distributed.world import World, this_world
+from tfpar.ir.graph import DType
+from tfpar.runtime.backends.wire import Wire
+from tfpar.runtime.function_def import (
+    FunctionWriter,
+    RegisteredFunction,
+    const_attrs,
+    serialize_attrs,
+)
+from tfpar.spec import TfparError
+
+DTYPES = (
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
+    "bfloat16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+COMPLEX, UNSIGNED_WORDS = ("complex64", "complex128"), ("uint32", "uint64")
+REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {
+    "sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all,
+}  # fmt: skip
+GROUPS_OF_4 = [(0, 1), (2, 3), (0, 2), (1, 3)]
+
+Group = tuple[int, ...]
+# Writes nodes behind the edges of arguments; returns edges and dtypes of results.
+Body = Callable[[Wire, list[str]], list[tuple[str, str]]]
+
+
+class Rank:
+    """One rank among `size`; all of a check's functions get their inputs from here."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.transport = world.transport
+        self.rank, self.size = world.rank, world.size
+        self.everyone = tuple(range(world.size))
+        self.transport.connect([self.everyone])
+
+    def function(self, dtypes: Sequence[str], body: Body) -> RegisteredFunction:
+        """A function of arguments of these dtypes, as it is registered with TensorFlow."""
+        writer = FunctionWriter("transport_test")
+        edges = [writer.argument(f"in{i}", dtype) for i, dtype in enumerate(dtypes)]
+        for edge, dtype in body(Wire(writer, self.transport), edges):
+            writer.output(edge, dtype)
+        return writer.register()
+
+
+def value(rank: int, shape: Sequence[int], dtype: str, salt: int = 0) -> np.ndarray:
+    """What `rank` sends: small whole numbers, which every dtype adds and multiplies exactly."""
+    seed = [rank, salt, *shape, sum(map(ord, dtype))]
+    drawn = np.random.default_rng(seed).integers(0, 3, size=shape)
+    if dtype in COMPLEX:
+        drawn = drawn + 1j * drawn[..., ::-1]
+    return drawn.astype(tf.as_dtype(dtype).as_numpy_dtype)
+
+
+def reduced(parts: Sequence[np.ndarray], reduction: str) -> np.ndarray:
+    dtype = parts[0].dtype
+    if dtype == np.bool_:
+        reduction = {"max": "any", "min": "all"}.get(reduction, reduction)
+    wide = np.stack(parts).astype(np.float32 if dtype.name == "bfloat16" else dtype)
+    return REDUCTIONS[reduction](wide, axis=0).astype(dtype)
+
+
+def total(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return reduced(parts, "sum")
+
+
+def same(got: tf.Tensor, expected: np.ndarray, what: object) -> None:
+    """Raise AssertionError unless all bits are the same."""
+    found = got.numpy()
+    assert found.dtype == expected.dtype, (what, found.dtype, expected.dtype)
+    assert found.shape == expected.shape, (what, found.shape, expected.shape)
+    assert found.tobytes() == expected.tobytes(), (what, found, expected)
+
+
+def reductions_of(dtype: str) -> list[str]:
+    if dtype == "bool":
+        return ["any", "all"]
+    return ["sum"] if dtype in COMPLEX else ["sum", "prod", *_ordered(dtype)]
+
+
+def _ordered(dtype: str) -> list[str]:
+    return [] if dtype in UNSIGNED_WORDS else ["max", "min"]
+
+
+# --- checks of single collectives ---------------------------------------------------------------
+
+
+def all_reduce_takes_every_dtype_and_reduction(rank: Rank) -> None:
+    cases = [(dtype, reduction) for dtype in DTYPES for reduction in reductions_of(dtype)]
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        return [
+            (wire.all_reduce(f"{d}_{r}", [edge], d, r, rank.everyone)[0], d)
+            for edge, (d, r) in zip(edges, cases, strict=True)
+        ]
+
+    values = [[value(r, (2, 3), dtype) for r in rank.everyone] for dtype, _ in cases]
+    results = rank.function([dtype for dtype, _ in cases], body)(own(rank, values))
+    for got, case, parts in zip(results, cases, values, strict=True):
+        same(got, reduced(parts, case[1]), case)
+
+
+def all_reduce_carries_several_tensors_of_any_shape(rank: Rank) -> None:
+    shapes: list[tuple[int, ...]] = [(3,), (2, 5), (), (1, 1, 4), (7, 1)]
+    for dtype, reduction in (("float32", "sum"), ("int64", "max"), ("bfloat16", "min")):
+
+        def body(
+            wire: Wire, edges: list[str], dtype: str = dtype, reduction: str = reduction
+        ) -> list[tuple[str, str]]:
+            done = wire.all_reduce("several", edges, dtype, reduction, rank.everyone)
+            return [(edge, dtype) for edge in done]
+
+        values = [[value(r, shape, dtype) for r in rank.everyone] for shape in shapes]
+        results = rank.function([dtype] * len(shapes), body)(own(rank, values))
+        for got, shape, parts in zip(results, shapes, values, strict=True):
+            same(got, reduced(parts, reduction), (dtype, reduction, shape))
+
+
+def all_gather_joins_every_dtype_along_any_dim(rank: Rank) -> None:
+    cases = [(dtype, dim) for dtype in DTYPES for dim in range(3)]
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        return [
+            (wire.all_gather(f"{dtype}_{dim}", edge, dtype, dim, rank.everyone), dtype)
+            for edge, (dtype, dim) in zip(edges, cases, strict=True)
+        ]
+
+    values = [[value(r, (2, 3, 2), dtype) for r in rank.everyone] for dtype, _ in cases]
+    results = rank.function([dtype for dtype, _ in cases], body)(own(rank, values))
+    for got, case, parts in zip(results, cases, values, strict=True):
+        same(got, np.concatenate(parts, case[1]), case)
+
+
+def reduce_scatter_gives_each_rank_its_block_along_any_dim(rank: Rank) -> None:
+    cases = [(d, r, dim) for d in DTYPES for r in reductions_of(d) for dim in range(2)]
+    shape = (2 * rank.size, rank.size)
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        return [
+            (wire.reduce_scatter(f"{d}_{r}_{dim}", edge, d, r, dim, rank.everyone), d)
+            for edge, (d, r, dim) in zip(edges, cases, strict=True)
+        ]
+
+    values = [[value(r, shape, dtype) for r in rank.everyone] for dtype, _, _ in cases]
+    results = rank.function([dtype for dtype, _, _ in cases], body)(own(rank, values))
+    for got, case, parts in zip(results, cases, values, strict=True):
+        whole = reduced(parts, case[1])
+        same(got, np.split(whole, rank.size, case[2])[rank.rank], case)
+
+
+def all_to_all_moves_blocks_between_any_two_dims(rank: Rank) -> None:
+    cases = [(d, split, join) for d in DTYPES for split in range(2) for join in range(2)]
+    shape = (2 * rank.size, rank.size, 3)
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        return [
+            (wire.all_to_all(f"{d}_{split}{join}", edge, d, split, join, rank.everyone), d)
+            for edge, (d, split, join) in zip(edges, cases, strict=True)
+        ]
+
+    values = [[value(r, shape, dtype) for r in rank.everyone] for dtype, _, _ in cases]
+    results = rank.function([dtype for dtype, _, _ in cases], body)(own(rank, values))
+    for got, (dtype, split, join), parts in zip(results, cases, values, strict=True):
+        blocks = [np.split(part, rank.size, split)[rank.rank] for part in parts]
+        same(got, np.concatenate(blocks, join), (dtype, split, join))
+
+
+def broadcast_brings_every_dtype_from_the_first_rank(rank: Rank) -> None:
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        pairs = zip(edges, DTYPES, strict=True)
+        return [(wire.broadcast(d, edge, d, rank.everyone), d) for edge, d in pairs]
+
+    values = [[value(r, (2, 3), dtype) for r in rank.everyone] for dtype in DTYPES]
+    results = rank.function(DTYPES, body)(own(rank, values))
+    for got, dtype, parts in zip(results, DTYPES, values, strict=True):
+        same(got, parts[0], dtype)
+
+
+def extreme_values_arrive_as_they_are(rank: Rank) -> None:
+    extremes = [_extremes(dtype) for dtype in DTYPES]
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        pairs = zip(edges, DTYPES, strict=True)
+        return [(wire.all_gather(d, edge, d, 0, rank.everyone), d) for edge, d in pairs]
+
+    results = rank.function(DTYPES, body)([tf.constant(e) for e in extremes])
+    for got, sent in zip(results, extremes, strict=True):
+        same(got, np.concatenate([sent] * rank.size), sent.dtype)
+
+
+def _extremes(dtype: str) -> np.ndarray:
+    kind = tf.as_dtype(dtype)
+    numbers = [False, True] if dtype == "bool" else [1j, -2.5] if kind.is_complex else [
+        kind.min, kind.max]  # fmt: skip
+    return np.array(numbers, kind.as_numpy_dtype)
+
+
+def empty_tensors_pass(rank: Rank) -> None:
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        several = wire.all_reduce("several", edges, "float32", "sum", rank.everyone)
+        return [(s, "float32") for s in several] + _all_five(wire, "e", edges[0], rank.everyone)
+
+    results = rank.function(["float32"] * 2, body)([tf.zeros([0, 3]), tf.ones([2])])
+    assert [r.shape.as_list() for r in results] == [[0, 3], [2], *[[0, 3]] * 5]
+    same(results[1], np.full(2, rank.size, np.float32), "beside an empty one")
+
+
+def what_cannot_be_reduced_is_refused(rank: Rank) -> None:
+    for dtype, reduction in (("complex64", "max"), ("uint64", "min")):
+        wire = Wire(FunctionWriter("refused"), rank.transport)
+        try:
+            wire.all_reduce("refused", ["in0"], dtype, reduction, rank.everyone)
+        except TfparError as error:
+            assert reduction in str(error) and dtype in str(error), error
+        else:
+            raise AssertionError((dtype, reduction))
+
+
+# --- checks of many collectives ------------------------------------------------------------------
+
+
+def groups_do_not_disturb_each_other(rank: Rank) -> None:
+    rank.transport.connect(GROUPS_OF_4)
+    groups = [g for g in GROUPS_OF_4 if rank.rank in g] + [rank.everyone]
+    wanted, given = [], []
+    for i, group in enumerate(groups):
+        parts = [value(r, (4, 4), "float32", i) for r in group]
+        blocks = [np.split(part, len(group))[group.index(rank.rank)] for part in parts]
+        given.append(tf.constant(parts[group.index(rank.rank)]))
+        wanted += [
+            total(parts),
+            np.concatenate(parts),
+            total(blocks),
+            np.concatenate(blocks),
+            parts[0],
+        ]
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        pairs = enumerate(zip(edges, groups, strict=True))
+        return [edge for i, (e, group) in pairs for edge in _all_five(wire, f"g{i}", e, group)]
+
+    function = rank.function(["float32"] * len(groups), body)
+    for _ in range(3):
+        for i, (got, expected) in enumerate(zip(function(given), wanted, strict=True)):
+            same(got, expected, (groups[i // 5], i % 5))
+
+
+def _all_five(wire: Wire, name: str, edge: str, group: Group) -> list[tuple[str, str]]:
+    dtype = "float32"
+    results = [
+        *wire.all_reduce(f"{name}/all_reduce", [edge], dtype, "sum", group),
+        wire.all_gather(f"{name}/all_gather", edge, dtype, 0, group),
+        wire.reduce_scatter(f"{name}/reduce_scatter", edge, dtype, "sum", 0, group),
+        wire.all_to_all(f"{name}/all_to_all", edge, dtype, 0, 0, group),
+        wire.broadcast(f"{name}/broadcast", edge, dtype, group),
+    ]
+    return [(result, dtype) for result in results]
+
+
+def collectives_may_become_ready_in_any_order(rank: Rank) -> None:
+    """Each waits for a product of matrices, which are large for the first or the last of them."""
+    count = 12
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        delayed = [_after(wire, f"late{i}", edges[i], edges[count + i], rank) for i in range(count)]
+        return [
+            (wire.all_reduce(f"sum{i}", [edge], "float32", "sum", rank.everyone)[0], "float32")
+            if i % 2
+            else (wire.all_gather(f"all{i}", edge, "float32", 0, rank.everyone), "float32")
+            for i, edge in enumerate(delayed)
+        ]
+
+    values = [[value(r, (2, 3), "float32", i) for r in rank.everyone] for i in range(count)]
+    places = range(count) if rank.rank % 2 else reversed(range(count))
+    matrices = [tf.ones([1 + 40 * i, 1 + 40 * i]) for i in places]
+    function = rank.function(["float32"] * (2 * count), body)
+    for _ in range(5):
+        results = function([*own(rank, values), *matrices])
+        for i, (got, parts) in enumerate(zip(results, values, strict=True)):
+            same(got, total(parts) if i % 2 else np.concatenate(parts), i)
+
+
+def _after(wire: Wire, name: str, edge: str, matrix: str, rank: Rank) -> str:
+    """The tensor, once the square of the matrix is known."""
+    writer, device = wire._writer, rank.transport.device
+    attrs = {"T": DType("float32"), "transpose_a": False, "transpose_b": False}
+    writer.node(f"{name}/square", "MatMul", [matrix, matrix], serialize_attrs(attrs), device)
+    attrs = {"T": DType("float32")}
+    control = [f"{name}/square"]
+    writer.node(f"{name}/after", "Identity", [edge], serialize_attrs(attrs), device, control)
+    return f"{name}/after:output:0"
+
+
+def constants_on_one_rank_alone_do_no_harm(rank: Rank) -> None:
+    """Those who do not send give zeros that are known while the function is optimized."""
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        edge = edges[0]
+        if rank.rank:
+            zeros = const_attrs(np.zeros((2, 3), np.float32), "float32")
+            wire._writer.node("zeros", "Const", (), zeros, rank.transport.device)
+            edge = "zeros:output:0"
+        return [(wire.broadcast("sent", edge, "float32", rank.everyone), "float32")]
+
+    sent = value(0, (2, 3), "float32")
+    for got in rank.function(["float32"], body)([tf.constant(sent)]):
+        same(got, sent, "broadcast")
+
+
+def arguments_may_differ_between_ranks(rank: Rank) -> None:
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        attrs = serialize_attrs({"T": DType("float32")})
+        wire._writer.node("masked", "Mul", edges, attrs, rank.transport.device)
+        edge = "masked:z:0"
+        return [(wire.all_reduce("sum", [edge], "float32", "sum", rank.everyone)[0], "float32")]
+
+    masks = [np.float32(r != 0) for r in rank.everyone]
+    values = [value(r, (2, 3), "float32") for r in rank.everyone]
+    (got,) = rank.function(["float32"] * 2, body)(own(rank, [values, masks]))
+    same(got, total(values[1:]), "masked sum")
+
+
+def a_function_runs_again_on_other_values(rank: Rank) -> None:
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        return _all_five(wire, "again", edges[0], rank.everyone)
+
+    function = rank.function(["float32"], body)
+    for i in range(24):
+        parts = [value(r, (2 * rank.size, 3), "float32", i) for r in rank.everyone]
+        blocks = [np.split(part, rank.size)[rank.rank] for part in parts]
+        wanted = [
+            total(parts),
+            np.concatenate(parts),
+            total(blocks),
+            np.concatenate(blocks),
+            parts[0],
+        ]
+        results = function([tf.constant(parts[rank.rank])])
+        for got, expected, kind in zip(results, wanted, range(5), strict=True):
+            same(got, expected, (i, kind))
+
+
+def large_tensors_arrive_whole(rank: Rank) -> None:
+    shape = (2048, 1024)  # 8 MB
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        sums = wire.all_reduce("sums", edges, "float32", "sum", rank.everyone)
+        return [(s, "float32") for s in sums] + _all_five(wire, "one", edges[0], rank.everyone)
+
+    parts = [np.full(shape, r + 1, np.float32) + np.arange(shape[1]) for r in rank.everyone]
+    parts = [part.astype(np.float32) for part in parts]
+    blocks = [np.split(part, rank.size)[rank.rank] for part in parts]
+    wanted = [
+        total(parts), total(parts)[:3], total(parts), np.concatenate(parts), total(blocks),
+        np.concatenate(blocks), parts[0],
+    ]  # fmt: skip
+    given = [tf.constant(parts[rank.rank]), tf.constant(parts[rank.rank][:3])]
+    results = rank.function(["float32"] * 2, body)(given)
+    for i, (got, expected) in enumerate(zip(results, wanted, strict=True)):
+        same(got, expected, i)
+
+
+# --- checks of the exchange and of the process ---------------------------------------------------
+
+
+def ranks_exchange_messages(rank: Rank) -> None:
+    exchange = rank.world.exchange
+    for length in (0, 3, 50, 1, 2000):
+        said = [{"rank": r, "text": "ä" * (length * r)} for r in rank.everyone]
+        assert exchange.messages(said[rank.rank]) == said
+        assert exchange.message(said[rank.rank] if rank.rank == 0 else None) == said[0]
+
+
+def ranks_exchange_tensors(rank: Rank) -> None:
+    for dtype in ("float32", "bool", "uint64"):
+        parts = [value(r, (2, 2), dtype) for r in rank.everyone]
+        gathered = rank.world.exchange.all_gather(tf.constant(parts[rank.rank]))
+        for got, part in zip(gathered, parts, strict=True):
+            same(got, part, dtype)
+        same(rank.world.exchange.broadcast(tf.constant(parts[rank.rank])), parts[0], dtype)
+
+
+def tensorflow_works_on_beside_the_transport(rank: Rank) -> None:
+    variable = tf.Variable([1.0, 2.0])
+    dataset = tf.data.Dataset.range(6).map(lambda n: n + 1, num_parallel_calls=2).batch(4)
+
+    @tf.function
+    def add(x: tf.Tensor) -> tf.Tensor:
+        variable.assign_add(x)
+        return variable * 2.0
+
+    with tf.device("CPU:0"):
+        same(add(tf.constant([1.0, 1.0])), np.array([4, 6], np.float32), "tf.function")
+    same(variable.read_value(), np.array([2, 3], np.float32), "variable")
+    assert [batch.numpy().tolist() for batch in dataset] == [[1, 2, 3, 4], [5, 6]]
+
+
+def own(rank: Rank, values: Sequence[Sequence[np.ndarray]]) -> list[tf.Tensor]:
+    """This rank's of the values that all ranks have."""
+    return [tf.constant(parts[rank.rank]) for parts in values]
+
+
+CHECKS: dict[str, Callable[[Rank], None]] = {
+    check.__name__: check
+    for check in (
+        all_reduce_takes_every_dtype_and_reduction,
+        all_reduce_carries_several_tensors_of_any_shape,
+        all_gather_joins_every_dtype_along_any_dim,
+        reduce_scatter_gives_each_rank_its_block_along_any_dim,
+        all_to_all_moves_blocks_between_any_two_dims,
+        broadcast_brings_every_dtype_from_the_first_rank,
+        extreme_values_arrive_as_they_are,
+        empty_tensors_pass,
+        what_cannot_be_reduced_is_refused,
+        groups_do_not_disturb_each_other,
+        collectives_may_become_ready_in_any_order,
+        constants_on_one_rank_alone_do_no_harm,
+        arguments_may_differ_between_ranks,
+        a_function_runs_again_on_other_values,
+        large_tensors_arrive_whole,
+        ranks_exchange_messages,
+        ranks_exchange_tensors,
+        tensorflow_works_on_beside_the_transport,
+    )
+}
+OF_4_RANKS = (groups_do_not_disturb_each_other.__name__,)
+
+
+def main(folder: str) -> None:
+    world = this_world()
+    assert world is not None, "start this with `tfpar run`"
+    rank = Rank(world)
+    with open(Path(folder) / f"{world.transport.name}{rank.rank}.jsonl", "w") as report:
+        for name, check in CHECKS.items():
+            if name in OF_4_RANKS and rank.size != 4:
+                continue
+            error = ""
+            try:
+                with world.at(name):
+                    check(rank)
+            except Exception:  # noqa: BLE001 - what it is goes into the report
+                error = traceback.format_exc()
+            report.write(json.dumps({"check": name, "error": error}) + "\n")
+            report.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

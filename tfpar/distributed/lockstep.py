@@ -1,0 +1,106 @@
+"""Steps that all ranks take together, and the moments at which they compare notes.
+
+At a *meeting*, after a step, the ranks compare what they were fed and learn whether any of them was
+asked to stop. Meetings come after the first step and about every half second from then on, at
+steps that follow from what was said at the last one, so that all ranks come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpar.spec import RuntimeMismatchError
+
+if TYPE_CHECKING:
+    from tfpar.distributed.world import World
+
+INTERVAL_S = 0.5
+"""Seconds between meetings, roughly: one costs about a millisecond."""
+
+_MOST_STEPS = 1000
+_SAMPLED = 64  # entries of a tensor that are compared
+
+
+class Lockstep:
+    """The steps of this rank.
+
+    Attributes:
+        count: steps taken.
+        stop: agreed upon by all: after this step the job shall end in good order.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.count = 0
+        self.stop = False
+        self._asked_to_stop = False
+        self._met = 0  # steps taken at the last meeting
+        self._next = 1
+        self._fed = 0
+        self._since = time.monotonic()
+
+    def ask_to_stop(self) -> None:
+        """Propose to stop; every rank learns of it at the next meeting. For signal handlers."""
+        self._asked_to_stop = True
+
+    @contextlib.contextmanager
+    def step(self, name: str, fed: Sequence[tf.Tensor]) -> Iterator[None]:
+        """Take one step on tensors that have to be the same on every rank.
+
+        Raises:
+            RuntimeMismatchError: they are not.
+            PeerLostError: another rank has ended.
+        """
+        self._fed = _checksum(fed, self._fed)
+        with self._world.at(f"{name} {self.count + 1}"):
+            yield
+        self.count += 1
+        if self.count >= self._next:
+            self._meet()
+
+    def _meet(self) -> None:
+        steps = self.count - self._met
+        seconds = max(time.monotonic() - self._since, 1e-6) / steps
+        message = {"fed": self._fed, "stop": self._asked_to_stop, "seconds": seconds}
+        with self._world.at(f"meeting after step {self.count}"):
+            told = self._world.exchange.messages(message)
+        self._check([t["fed"] for t in told])
+        self.stop = any(t["stop"] for t in told)
+        # What the first steps take says little: they compile.
+        pace = max(t["seconds"] for t in told)
+        ahead = int(min(INTERVAL_S / pace, 2 * self.count, _MOST_STEPS))
+        self._met, self._next, self._since = (
+            self.count,
+            self.count + max(1, ahead),
+            time.monotonic(),
+        )
+
+    def _check(self, fed: Sequence[Any]) -> None:
+        other = next((r for r, value in enumerate(fed) if value != fed[0]), None)
+        if other is None:
+            return
+        raise RuntimeMismatchError(
+            f"Ranks 0 and {other} were fed different batches in steps {self._met + 1} to "
+            f"{self.count}. Every rank has to read the same data in the same order and takes its "
+            f"part by itself: seed what is random (np.random.default_rng() without a seed is "
+            f"not), do not shard by rank, or pass what is sharded through tap.shard_data."
+        )
+
+
+def _checksum(tensors: Sequence[tf.Tensor], start: int) -> int:
+    """Of the shapes, and of some entries of each tensor."""
+    for tensor in tensors:
+        value = tensor.numpy() if hasattr(tensor, "numpy") else np.zeros(0)
+        flat = np.asarray(value).reshape(-1)
+        some = flat[:: max(1, flat.size // _SAMPLED)]
+        data = repr(some.tolist()) if some.dtype == object else some.tobytes()
+        text = data.encode() if isinstance(data, str) else data
+        start = zlib.crc32(text, zlib.crc32(repr(value.shape).encode(), start))
+    return start

@@ -1,0 +1,272 @@
+"""Checkpoints while training: sharded, complete or not there, and resumed from by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfpar.checkpoint import (
+    Reader,
+    Saved,
+    boxes,
+    commit,
+    latest,
+    prune,
+    temporary_folder,
+    write_part,
+    writers,
+)
+from tfpar.keras.model import ParallelModel
+from tfpar.keras.replay import Position, Replay
+from tfpar.runtime.variables import ParallelVariable
+from tfpar.spec import Mesh, Spec, TfparError, replicated
+
+logger = logging.getLogger("tfpar")
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code after a checkpoint that SIGTERM asked for."""
+
+_IMPATIENT_S = 5.0  # a second SIGTERM after so long ends the process at once
+
+
+class StopSignal(keras.callbacks.Callback):
+    """SIGTERM ends training after a step, once `save` has run; on all ranks after the same one.
+
+    Raises:
+        SystemExit: with `TERMINATED`.
+    """
+
+    def __init__(self, save: Callable[[], Any]) -> None:
+        super().__init__()
+        self._save = save
+        self._asked: float | None = None
+        self._before: Any = None
+
+    def on_train_begin(self, logs=None):
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._ask)
+
+    def on_train_end(self, logs=None):
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def on_train_batch_end(self, batch, logs=None):
+        world = _state_of(self.model).world
+        if self._asked is not None if world is None else world.lockstep.stop:
+            logger.warning("SIGTERM: saving, then ending.")
+            self._save()
+            raise SystemExit(TERMINATED)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        now = time.monotonic()
+        if self._asked is not None and now - self._asked > _IMPATIENT_S:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        self._asked = self._asked or now
+        world = _state_of(self.model).world
+        if world is not None:
+            world.lockstep.ask_to_stop()
+
+
+class Checkpoint(StopSignal):
+    """Saves a parallel model while it trains, and resumes from what it finds.
+
+        model.fit(dataset, epochs=10, callbacks=[tap.Checkpoint("/shared/run1", every=500)])
+
+    Each rank writes its shards into TensorFlow's checkpoint format: weights, optimizer, metrics,
+    seeds, and the position in the data. Tensors are stored as on one device, so that any mesh can
+    go on. At the beginning of `fit` the last complete checkpoint of the folder is restored, and
+    training goes on with the next batch; what earlier batches read is read again and passed over.
+    SIGTERM saves one more, and ends the process with exit code 143.
+
+    Args:
+        folder: shared by all machines.
+        every: `"epoch"`, or a number of steps.
+        keep: how many checkpoints to keep.
+
+    Raises:
+        TfparError: in `fit`: the model is not parallel or not built, or the checkpoint is another
+            model's.
+    """
+
+    def __init__(self, folder: str, every: int | str = "epoch", keep: int = 2) -> None:
+        super().__init__(self.save)
+        if every != "epoch" and (not isinstance(every, int) or every < 1):
+            raise TfparError(f"Checkpoint(every={every!r}): a number of steps, or 'epoch'.")
+        self.folder = str(folder)
+        self.every = every
+        self.keep = keep
+        self.position = Position()
+        self._saved: int | None = None
+        self._resumed = False
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        state = _state_of(self.model)
+        if self._resumed:  # another fit of the same run
+            return
+        self._resumed = True
+        path = _first(state, "looking for a checkpoint", lambda: latest(self.folder))
+        if path is not None:
+            self.position = restore(state, path)
+            self._saved = self.position.step
+
+    def on_train_end(self, logs=None):
+        super().on_train_end(logs)
+        _state_of(self.model).replay = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch != self.position.epoch:
+            self.position = dataclasses.replace(self.position, epoch=epoch, batch=0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not _state_of(self.model).trained_last:
+            return  # passed over
+        steps = batch + 1 - self.position.batch  # several in one execution
+        step = self.position.step + steps
+        self.position = dataclasses.replace(self.position, batch=batch + 1, step=step)
+        if isinstance(self.every, int) and step - (self._saved or 0) >= self.every:
+            self.save()
+        super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        done, step = max(self.position.batch, self.position.batches), self.position.step
+        self.position = Position(epoch + 1, 0, done, step)
+        if self.every == "epoch":
+            self.save()
+
+    def save(self) -> str:
+        """Write a checkpoint of this moment, together with all ranks; returns its path."""
+        if self._saved == self.position.step and self.position.batch:
+            return ""
+        path = save(_state_of(self.model), self.folder, self.position, self.keep)
+        self._saved = self.position.step
+        return path
+
+
+class CheckpointedValue:
+    """A variable's value in a checkpoint; see `initial.shard.Stored`."""
+
+    def __init__(self, reader: Reader, name: str) -> None:
+        self._reader = reader
+        self._name = name
+        self.shape = tuple(reader.shape(name))
+
+    def __call__(self) -> tf.Tensor:
+        return self._reader.read_whole(self._name)
+
+    def read_shard(self, spec: Spec, mesh: Mesh, rank: int) -> tf.Tensor:
+        return self._reader.read(self._name, spec, mesh, rank)
+
+
+def save(state: ParallelModel, folder: str, position: Position, keep: int = 2) -> str:
+    """Write a checkpoint of all variables; where ranks are processes, all call it together.
+
+    Returns its path.
+    """
+    world, mesh = state.world, state.mesh
+    token = _first(state, "starting a checkpoint", lambda: secrets.token_hex(4))
+    temporary = temporary_folder(folder, position.step, token)
+    variables = list(state.named_variables().items())
+    specs = [_spec_of(v, mesh) for _, v in variables]
+    chosen = writers([v.dtype.size * v.shape.num_elements() for _, v in variables], specs, mesh)
+    ranks = range(mesh.size) if world is None else [world.rank]
+    for rank in ranks:
+        write_part(temporary, rank, [
+            Saved(
+                name, tuple(v.shape), v.dtype,
+                boxes(tuple(v.shape), spec, mesh, rank) if rank in writing else [],
+                functools.partial(_shard_of, v, rank),
+            )
+            for (name, v), spec, writing in zip(variables, specs, chosen, strict=True)
+        ])  # fmt: skip
+    if world is not None:
+        with world.at("writing a checkpoint"):
+            world.exchange.messages("written")
+
+    def finish() -> str:
+        path = commit(temporary, mesh.size, dataclasses.asdict(position))
+        prune(folder, keep)
+        return path
+
+    return _first(state, "committing a checkpoint", finish)
+
+
+def restore(state: ParallelModel, path: str) -> Position:
+    """Read a checkpoint into the model; each rank reads what it stores.
+
+    Returns where its training stood; `fit` goes on from there.
+
+    Raises:
+        TfparError: the model is not built, or it is another model's checkpoint.
+    """
+    model = state.model
+    if not model.built:
+        raise TfparError(
+            f"Model {model.name!r} is not built, so that the checkpoint {path!r} cannot be "
+            f"restored into it: give it an Input, or call it on a batch before fit."
+        )
+    state.build_optimizer(force=True)
+    reader = Reader(path)
+    variables = state.named_variables()
+    reader.check((name, tuple(v.shape), v.dtype) for name, v in variables.items())
+    for name, variable in variables.items():
+        _assign(variable, reader, name)
+    known = {f.name for f in dataclasses.fields(Position)}
+    position = Position(**{k: v for k, v in reader.info.items() if k in known})
+
+    def restore_metrics() -> None:  # which Keras has reset at the beginning of the epoch
+        metrics = {id(v._value) for v in model.metrics_variables}
+        for name, variable in state.named_variables().items():
+            if position.batch and id(variable) in metrics and name in reader.names:
+                _assign(variable, reader, name)
+
+    model._initial_epoch = position.epoch
+    state.replay = Replay(position, restore_metrics)
+    logger.info("Restored %s: epoch %d, batch %d.", path, position.epoch, position.batch)
+    return position
+
+
+def _assign(variable: tf.Variable, reader: Reader, name: str) -> None:
+    if isinstance(variable, ParallelVariable):
+        variable.assign_stored(CheckpointedValue(reader, name))
+    else:
+        variable.assign(reader.read_whole(name))
+
+
+def _spec_of(variable: tf.Variable, mesh: Mesh) -> Spec:
+    layout = variable.layout if isinstance(variable, ParallelVariable) else None
+    return layout[1] if layout is not None else replicated(mesh.num_axes)
+
+
+def _shard_of(variable: tf.Variable, rank: int) -> tf.Tensor:
+    """What `rank` stores; the whole of what is not laid out."""
+    if isinstance(variable, ParallelVariable) and variable.is_sharded:
+        return variable.shards[rank].read_value()
+    return variable.read_value()
+
+
+def _first(state: ParallelModel, what: str, make: Callable[[], Any]) -> Any:
+    return make() if state.world is None else state.world.first(what, make)
+
+
+def _state_of(model: keras.Model) -> ParallelModel:
+    from tfpar.keras.adapter import parallel_model
+
+    state = parallel_model(model)
+    if state is None:
+        raise TfparError(
+            f"Checkpoint is for parallel models: build {model.name!r} inside "
+            f"tap.auto_parallel(...)."
+        )
+    return state

@@ -1,0 +1,83 @@
+"""Saving and loading a parallel model: whole files from sharded weights, and back.
+
+Of several processes the first one writes, and the others hand it their shards, one variable after
+another. A file takes its name only once it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfpar.keras.model import ParallelModel
+
+SAVING = ("save", "save_weights", "export", "load_weights")
+
+
+class Files:
+    """What takes the place of a model's own methods, with their arguments.
+
+    Args:
+        state: of the model.
+    """
+
+    def __init__(self, state: ParallelModel) -> None:
+        self._state = state
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        self._write("save", filepath, args, kwargs)
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        self._write("save_weights", filepath, args, kwargs)
+
+    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Functions of a SavedModel read whole variables, which are whole for so long."""
+        with self._state.gathered():
+            self._write("export", filepath, args, kwargs)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Every rank reads what it stores."""
+        self._state.load_weights(os.fspath(filepath), *args, **kwargs)
+
+    def _write(self, method: str, filepath: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        path, model = os.fspath(filepath), self._state.model
+        original: Callable[..., Any] = getattr(type(model), method)
+
+        def write() -> None:
+            keeps = kwargs.get("overwrite", True) is False and os.path.exists(path)
+            if keeps or "://" in path:  # Keras asks; object stores have no half-written files
+                original(model, path, *args, **kwargs)
+                return
+            with complete(path) as temporary:
+                original(model, temporary, *args, **kwargs)
+
+        world = self._state.world
+        if world is None:
+            write()
+        else:
+            world.lead.run(f"{method}({path!r})", write)
+
+
+@contextlib.contextmanager
+def complete(path: str) -> Iterator[str]:
+    """A name beside `path`; what lies there at the end takes the place of `path`."""
+    folder, name = os.path.split(os.path.abspath(path))
+    temporary = os.path.join(folder, f".tmp-{uuid.uuid4().hex[:8]}-{name}")
+    try:
+        yield temporary
+        if os.path.isdir(path) and os.path.isdir(temporary):  # folders do not replace each other
+            aside = f"{temporary}-old"
+            os.rename(path, aside)
+            os.rename(temporary, path)
+            shutil.rmtree(aside)
+        elif os.path.exists(temporary):
+            os.replace(temporary, path)
+    finally:
+        if os.path.isdir(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
+        elif os.path.exists(temporary):
+            os.remove(temporary)
