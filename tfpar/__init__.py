@@ -36,12 +36,15 @@ _EXPORTS = {
     "make_rule": "tfpar.rules",
     "register_rule": "tfpar.rules",
     "Checkpoint": "tfpar.keras.checkpoint",
+    "restore_checkpoint": "tfpar.keras.checkpoint",
+    "save_checkpoint": "tfpar.keras.checkpoint",
     "auto_parallel": "tfpar.api",
     "coverage": "tfpar.api",
     "function": "tfpar.api",
     "parallelize": "tfpar.api",
     "plan": "tfpar.api",
     "plan_of": "tfpar.api",
+    "shard_data": "tfpar.keras.data",
     "verify": "tfpar.verify",
 }
 
@@ -51,7 +54,8 @@ if TYPE_CHECKING:
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
     from tfpar.cost.cluster import Cluster, Device, Link
-    from tfpar.keras.checkpoint import Checkpoint
+    from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
+    from tfpar.keras.data import shard_data
     from tfpar.plans import Plan
     from tfpar.rules import make_rule, register_rule
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split

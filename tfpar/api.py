@@ -84,6 +84,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         adapter.install()
         self._scope = self.session.scope()
         self._scope.__enter__()
+        self.session.entered = self._scope  # nobody keeps the result of a plain call
 
     def __enter__(self) -> Session:
         return self.session

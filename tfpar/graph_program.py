@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,9 @@ class GraphProgram:
     ) -> None:
         self.source = source
         self.program = Program(Session(mesh, tuple(constraints)))
+        world = self.program.session.ranks.world
+        if world is not None:  # initialisers without a seed draw alike on all ranks
+            source.seed = world.first("drawing a seed", lambda: random.randrange(1, 2**31))
         self._steps: dict[Any, _FetchStep] = {}
 
     @property
@@ -89,17 +93,27 @@ class GraphProgram:
 
     @_eagerly
     def save(self, path: str) -> str:
-        """Write a checkpoint that the graph's Saver can restore; returns `path`."""
-        saved = self.source.saved
-        tf.io.gfile.makedirs(os.path.dirname(os.path.abspath(path)))
+        """Write a checkpoint that the graph's Saver can restore; returns `path`.
+
+        Where ranks are processes, all call it, and the first one writes.
+        """
+        world = self.program.session.ranks.world
+        if world is None:
+            self._write(path)
+        else:
+            world.lead.run(f"save({path!r})", lambda: self._write(path))
+        return path
+
+    def _write(self, path: str) -> None:
+        saved, folder = self.source.saved, os.path.dirname(os.path.abspath(path))
+        tf.io.gfile.makedirs(folder)
         tf.raw_ops.SaveV2(
             prefix=path,
             tensor_names=[s.name for s in saved],
             shape_and_slices=[s.slice for s in saved],
             tensors=[self.variables[s.variable].read_value() for s in saved],
         )
-        tf.compat.v1.train.update_checkpoint_state(os.path.dirname(os.path.abspath(path)), path)
-        return path
+        tf.compat.v1.train.update_checkpoint_state(folder, path)
 
     @_eagerly
     def restore(self, path: str) -> None:

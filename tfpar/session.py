@@ -65,6 +65,7 @@ class Session:
         cache: plans found before, or None.
         first: the first plan found for a training step: models of one session that share
             variables share its mesh.
+        entered: the scope that `auto_parallel` has entered; it ends when it is let go of.
     """
 
     mesh: Mesh
@@ -75,6 +76,7 @@ class Session:
     cluster: Cluster | None = None
     cache: PlanCache | None = None
     first: Plan | None = None
+    entered: contextlib.AbstractContextManager[Session] | None = None
 
     @functools.cached_property
     def ranks(self) -> Ranks:
@@ -140,17 +142,24 @@ class CompiledFunction:
         return self.program.session
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.executable(*arguments)(arguments)
+        return self.executable(arguments)(arguments)
 
-    def executable(self, *arguments: Any) -> Executable:
-        """The step compiled for arguments of these shapes."""
+    def executable(self, arguments: Sequence[Any], parts: int = 1) -> Executable:
+        """The step compiled for arguments of these shapes.
+
+        Args:
+            parts: of how many parts of a global batch each rank gets one.
+        """
         specs = argument_specs(arguments)
-        key = (_hashable(specs), id(self.program.plan))  # which lives as long as the program
-        executable = self.executables.get(key)
-        if executable is None:
-            executable = self.compile(specs)
-            self.executables[key] = executable
-        return executable
+        known = self.executables.get(self._key(specs, parts))
+        if known is None:
+            whole = specs if parts == 1 else _of_the_whole(specs, parts)
+            known = self.compile(whole, parts)
+            self.executables[self._key(specs, parts)] = known  # a plan may have been found
+        return known
+
+    def _key(self, specs: Sequence[Any], parts: int) -> tuple:
+        return _hashable(specs), parts, id(self.program.plan)  # which lives as long as the program
 
     def capture(self, specs: Sequence[Any]) -> CapturedStep:
         """Trace the step for `specs` (structures of TensorSpecs)."""
@@ -159,8 +168,8 @@ class CompiledFunction:
                 self.function, specs, self._names, self._name, self._build, self._matters
             )
 
-    def compile(self, specs: Sequence[Any]) -> Executable:
-        """Capture, plan and link the step for `specs`."""
+    def compile(self, specs: Sequence[Any], parts: int = 1) -> Executable:
+        """Capture, plan and link the step for `specs`, of which ranks may be given parts."""
         session = self.session
         ranks = session.ranks
         captured = self.capture(specs)
@@ -182,7 +191,14 @@ class CompiledFunction:
         if bucket_bytes is None and plan.cost is not None:
             bucket_bytes = plan.cost.bucket_bytes
         executable = compile_step(
-            captured, anchors, mesh, ranks, bucket_bytes, prepared, self._name.replace("_", " ")
+            captured,
+            anchors,
+            mesh,
+            ranks,
+            bucket_bytes,
+            prepared,
+            self._name.replace("_", " "),
+            parts,
         )
         self._report_fallbacks(prepared)  # bodies are known now
         self._report_held(executable.partitioned)
@@ -350,6 +366,19 @@ def batch_size_of(arguments: Any) -> int | None:
         if isinstance(leaf, _SPECS) and leaf.shape.rank:
             return leaf.shape[0]
     return None
+
+
+def _of_the_whole(specs: Any, parts: int) -> Any:
+    """Specs of a global batch, from those of one of its parts."""
+    size = batch_size_of(specs)
+
+    def whole(spec: Any) -> Any:
+        batched = isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] == size
+        if not batched or size is None:
+            return spec
+        return tf.TensorSpec([size * parts, *spec.shape[1:]], spec.dtype)
+
+    return tf.nest.map_structure(whole, specs)
 
 
 def _hashable(specs: Any) -> Any:

@@ -17,6 +17,7 @@ from benchmarks.workers import versions
 from tfpar.report.tables import render_table
 
 CLUSTERS = ((2, 2), (4, 1))
+QUICK_CLUSTERS = ((2, 1),)
 MBITS = (None, 1000.0, 200.0, 50.0)
 TIMEOUT_S = 1200.0
 LOSS_TOLERANCE = 1e-3
@@ -94,8 +95,8 @@ def _check_loss(row: dict[str, Any], other: dict[str, Any]) -> None:
     mine, theirs = row["first_loss"], other["first_loss"]
     if abs(mine - theirs) > LOSS_TOLERANCE * abs(theirs):
         raise ClusterError(
-            f"{row['model']} on {row['cluster']}: the first loss is {mine:g} with the layout "
-            f"{row['layout']!r} ({_link(row)} Mbit/s), but {theirs:g} with {other['layout']!r}."
+            f"{_place(row)}: the first loss is {mine:g} with the layout {row['layout']!r}, but "
+            f"{theirs:g} with {other['layout']!r}."
         )
 
 
@@ -110,7 +111,9 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     """The table, and what was chosen."""
     cells = [
         (
-            f"{row['model']} {row['cluster']}", _link(row), row["layout"], f"{row['step_s']:.2f}",
+            f"{row['model']} {row['cluster']}",
+            "no limit" if row["mbit"] is None else f"{row['mbit']:g}",
+            row["layout"], f"{row['step_s']:.2f}",
             f"{row['min_s']:.2f}-{row['max_s']:.2f}", f"{row['planned_s']:.2f}",
             f"{row['sent_bytes'] / 1e6:.2f}", f"{row['planned_bytes'] / 1e6:.2f}",
             "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
@@ -118,9 +121,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    title = (
-        "A step (* the fastest), and what each node sends (idle: what Horovod sends anyway)"
-    )
+    title = "A step (* the fastest), and what each node sends (idle: what Horovod sends anyway)"
     table = render_table(title, COLUMNS, cells, numeric=(1, 3, 4, 5, 6, 7, 8, 9))
     return "\n".join([table, "Chosen:", *_choices(rows)])
 
@@ -130,14 +131,15 @@ def _choices(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         if row["layout"] == "chosen":
             plan = row["plan"]
             yield (
-                f"  {row['model']} on {row['cluster']}, {_link(row)} Mbit/s: {plan['mesh']}, batch "
-                f"over {' and '.join(plan['batch_axes']) or 'nothing'}, {len(plan['split'])} of "
+                f"  {_place(row)}: {plan['mesh']}, batch over "
+                f"{' and '.join(plan['batch_axes']) or 'nothing'}, {len(plan['split'])} of "
                 f"{plan['weights']} weights split, {plan['collectives']} collectives"
             )
 
 
-def _link(row: dict[str, Any]) -> str:
-    return "no limit" if row["mbit"] is None else f"{row['mbit']:g}"
+def _place(row: dict[str, Any]) -> str:
+    link = "without a limit" if row["mbit"] is None else f"at {row['mbit']:g} Mbit/s"
+    return f"{row['model']} on {row['cluster']} {link}"
 
 
 def _end(number: int, _frame: object) -> None:
@@ -150,11 +152,13 @@ def _options() -> argparse.Namespace:
         description="Ranks in network namespaces with shaped links: time and bytes of a step.",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="under 3 minutes: one model, cluster and bandwidth"
+        "--quick", action="store_true", help="under 3 minutes: a model, 2 ranks, a bandwidth"
     )
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--model", choices=MODELS, action="append", help="default: all")
-    parser.add_argument("--mbit", type=float, action="append", help="default: none, 1000, 200, 50")
+    parser.add_argument(
+        "--mbit", type=float, action="append", help="0: no limit; default: 0, 1000, 200, 50"
+    )
     parser.add_argument("--steps", type=int, default=3, help="timed at each bandwidth (default: 3)")
     return parser.parse_args()
 
@@ -167,24 +171,29 @@ def main() -> int:
         return NOT_POSSIBLE
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    clusters = CLUSTERS[:1] if options.quick else CLUSTERS
-    mbits = tuple(options.mbit or (MBITS[2:3] if options.quick else MBITS))
+    clusters = QUICK_CLUSTERS if options.quick else CLUSTERS
+    given = tuple(mbit or None for mbit in options.mbit or ())
+    mbits = given or (MBITS[2:3] if options.quick else MBITS)
     rows: list[dict[str, Any]] = []
     try:
         for model in options.model or (MODELS[1:] if options.quick else MODELS):
             for nodes, each in clusters:
-                rows += measure(model, nodes, each, mbits, options.steps)
-                print(f"measured: {model} on {nodes}x{each}", file=sys.stderr, flush=True)
+                found = measure(model, nodes, each, mbits, options.steps)
+                print(report(found), flush=True)
+                rows += found
+                if options.json:
+                    write(rows, options.json)
     except ClusterError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    print(report(rows))
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump([{**row, **versions()} for row in rows], file, indent=1)
     return 0
+
+
+def write(rows: Sequence[dict[str, Any]], path: str) -> None:
+    with open(path, "w") as file:
+        json.dump([{**row, **versions()} for row in rows], file, indent=1)
 
 
 if __name__ == "__main__":

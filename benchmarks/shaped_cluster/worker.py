@@ -80,7 +80,7 @@ class Training:
         }
 
     def _step(self) -> float:
-        history = self._model.fit(self._dataset, steps_per_epoch=1, verbose=0)
+        history = self._model.fit(self._dataset, steps_per_epoch=1, shuffle=False, verbose=0)
         return history.history["loss"][0]
 
 

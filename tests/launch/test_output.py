@@ -42,3 +42,19 @@ def test_each_line_has_its_rank_in_front_and_keeps_its_stream(capfd, tmp_path):
         "rank.0.out": "one\ntwo 0\n", "rank.0.err": "wrong 0",
         "rank.1.out": "one\ntwo 1\n", "rank.1.err": "wrong 1",
     }  # fmt: skip
+
+
+def test_what_tensorflow_writes_at_its_start_explains_no_failure(capfd, tmp_path):
+    start_up = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795275243.523407    8449 port.cc:153] oneDNN custom operations are on.",
+        "2026-01-02 03:04:05.678901: I tensorflow/core/util/port.cc:153] oneDNN",
+        "To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow",
+    ]
+    own = ["E0000 00:00:1795275243.523407    8449 cuda_dnn.cc:8] none", "last words"]
+    text = "\n".join(own[:1] + start_up + own[1:])
+    command = program(tmp_path, f"print({text!r}, file=sys.stderr)\nsys.exit(3)")
+    assert run(command, 1) == 3
+    shown, _, told = capfd.readouterr().err.partition("The last lines of rank 0's stderr:\n")
+    assert told.splitlines() == [f"  {line}" for line in own]
+    assert all(line in shown for line in start_up)

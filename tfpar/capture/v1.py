@@ -178,6 +178,7 @@ class GraphSource:
         removed: by reason, the ops that trimming sets aside before anything is fetched:
             initialisation and checkpoints among them.
         saved: the entries of a checkpoint, as the graph's Saver names them.
+        seed: of the initialisers that have none; None lets them draw what they like.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class GraphSource:
     ) -> None:  # fmt: skip
         self.arguments = dict(arguments or {})
         self.results = dict(results or {})
+        self.seed: int | None = None
         self._effects = list(effects)
         self._names = names or {}
         self._trainable = set(trainable)
@@ -358,10 +360,22 @@ class GraphSource:
     def _initial_values(self) -> dict[str, Any]:
         """Every initial value, from one run of the initialisers; taken out when used."""
         with tf.Graph().as_default() as graph:
-            tf.import_graph_def(self._inlined.graph_def, name="")
+            tf.import_graph_def(_seeded(self._inlined.graph_def, self.seed), name="")
             config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
             with tf.compat.v1.Session(graph=graph, config=config) as session:
                 return session.run(self._initial)
+
+
+def _seeded(graph_def: graph_pb2.GraphDef, seed: int | None) -> graph_pb2.GraphDef:
+    """The graph with `seed` for the random ops that have none; as it is if `seed` is None."""
+    if seed is None:
+        return graph_def
+    seeded = graph_pb2.GraphDef()
+    seeded.CopyFrom(graph_def)
+    for number, node in enumerate(seeded.node):
+        if "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
+            node.attr["seed"].i, node.attr["seed2"].i = seed, number + 1
+    return seeded
 
 
 def _name_of(what: Any) -> str:

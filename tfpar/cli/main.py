@@ -1,7 +1,8 @@
 """What `tfpar` takes on its command line, and what a shell gets back.
 
-Exit code 0, or 1 where `diff` finds a difference, or 2 after one line on stderr that says what is
-wrong. Commands import what they need when they run: `tfpar --help` never loads TensorFlow.
+Exit code 0, or 1 where `diff` finds a difference or `doctor` something missing, or 2 after one line
+on stderr that says what is wrong. Commands import what they need when they run: `tfpar --help`
+never loads TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 
 import tfpar
+from tfpar.cli import doctor as doctor_command
 from tfpar.cli import install as install_command
 from tfpar.cli import run as run_command
 from tfpar.spec.errors import TfparError
@@ -60,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     run_command.add_parser(commands)
     install_command.add_parser(commands)
+    doctor_command.add_parser(commands)
     return parser
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 
 from tfpar.launch import environment as names
+from tfpar.launch.hosts import task_counts
 from tfpar.spec.errors import TfparError
 
 
@@ -39,16 +40,14 @@ class Job:
         Raises:
             TfparError: a variable that is not a number, or a rank outside of the job.
         """
-        for launcher, variables in _LAUNCHERS.items():
-            rank, size = (environ.get(name) for name in variables[:2])
-            if rank and size and _number(environ, variables[1]) > 1:
-                local_rank = _number(environ, variables[2], 0)
-                local_size = _number(environ, variables[3], 1)
+        for launcher, (rank, size, local_rank, local_size) in _LAUNCHERS.items():
+            told = _slurm_step(environ) if launcher == "Slurm" else environ
+            if told.get(rank) and told.get(size) and _number(told, size) > 1:
                 job = cls(
-                    rank=_number(environ, variables[0]),
-                    size=_number(environ, variables[1]),
-                    local_rank=local_rank,
-                    local_size=local_size,
+                    rank=_number(told, rank),
+                    size=_number(told, size),
+                    local_rank=_number(told, local_rank, 0),
+                    local_size=_number(told, local_size, 1),
                     launcher=launcher,
                     backend=environ.get(names.BACKEND),
                     addresses=tuple(filter(None, environ.get(names.ADDRESSES, "").split(","))),
@@ -70,8 +69,8 @@ class Job:
         return self
 
 
-# Rank, size, local rank, local size. The first that is set counts: `tfpar run` may itself start
-# through one of the others.
+# Rank, size, local rank, local size. The first that tells of several ranks counts: `tfpar run` may
+# itself start through one of the others.
 _LAUNCHERS = {
     "tfpar run": (names.RANK, names.SIZE, names.LOCAL_RANK, names.LOCAL_SIZE),
     "horovodrun": (
@@ -81,10 +80,51 @@ _LAUNCHERS = {
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # Before MPICH: `srun --mpi=pmi2` sets PMI's variables too, but no local rank.
     "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "Kubernetes": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    # An indexed Job knows no size: its manifest tells it, as TFPAR_SIZE. One rank a pod.
+    "Kubernetes Job": (
+        "JOB_COMPLETION_INDEX", names.SIZE, names.LOCAL_RANK, names.LOCAL_SIZE,
+    ),
 }  # fmt: skip
+_VARIABLES = {"TF_CONFIG"}.union(*_LAUNCHERS.values())
+
+# From here on step ids stand for what no `srun` has started: batch script, interactive shell, ...
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+def without_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a process that runs alone, whoever started this one."""
+    return {name: value for name, value in environ.items() if name not in _VARIABLES}
+
+
+def _slurm_step(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """`environ` with the sizes of this process's step; empty if it is not a task of one.
+
+    A batch script has the allocation's SLURM_NTASKS and SLURM_PROCID=0, as if it were the first
+    of its ranks; only `srun` sets SLURM_STEP_ID. MPICH's mpiexec starts one task of a step on each
+    machine, and its ranks below that.
+    """
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
+    if not step or "MPI_LOCALRANKID" in environ:
+        return {}
+    if step.isdigit() and int(step) >= _FIRST_SPECIAL_STEP:
+        return {}
+    told = dict(environ)
+    if environ.get("SLURM_STEP_NUM_TASKS"):
+        told["SLURM_NTASKS"] = environ["SLURM_STEP_NUM_TASKS"]
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE")
+    if counts and environ.get("SLURM_NODEID"):
+        tasks, node = task_counts(counts), _number(environ, "SLURM_NODEID")
+        if not 0 <= node < len(tasks):
+            raise TfparError(
+                f"The environment of Slurm says node {node}, but SLURM_STEP_TASKS_PER_NODE="
+                f"{counts} is for {len(tasks)} nodes."
+            )
+        told["SLURM_NTASKS_PER_NODE"] = str(tasks[node])
+    return told
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -1,8 +1,8 @@
 """Steps that all ranks take together, and the moments at which they compare notes.
 
 At a *meeting*, after a step, the ranks compare what they were fed and learn whether any of them was
-asked to stop. Meetings come after the first step and about every half second from then on, at
-steps that follow from what was said at the last one, so that all ranks come.
+asked to stop. Meetings come after the first step of each program and about every half second from
+then on, at steps that follow from what was said at the last one, so that all ranks come.
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ class Lockstep:
         self._asked_to_stop = True
 
     @contextlib.contextmanager
-    def step(self, name: str, fed: Sequence[tf.Tensor]) -> Iterator[None]:
+    def step(self, name: str, fed: Sequence[tf.Tensor], *, first: bool) -> Iterator[None]:
         """Take one step on tensors that have to be the same on every rank.
+
+        Args:
+            first: the program's first.
 
         Raises:
             RuntimeMismatchError: they are not.
@@ -62,32 +65,34 @@ class Lockstep:
         with self._world.at(f"{name} {self.count + 1}"):
             yield
         self.count += 1
-        if self.count >= self._next:
-            self._meet()
+        if first or self.count >= self._next:
+            self._meet(name)
 
-    def _meet(self) -> None:
+    def _meet(self, name: str) -> None:
         steps = self.count - self._met
         seconds = max(time.monotonic() - self._since, 1e-6) / steps
         message = {"fed": self._fed, "stop": self._asked_to_stop, "seconds": seconds}
-        with self._world.at(f"meeting after step {self.count}"):
+        self._fed = 0
+        with self._world.at(f"{name} {self.count} (comparing notes)"):
             told = self._world.exchange.messages(message)
-        self._check([t["fed"] for t in told])
         self.stop = any(t["stop"] for t in told)
         # What the first steps take says little: they compile.
         pace = max(t["seconds"] for t in told)
         ahead = int(min(INTERVAL_S / pace, 2 * self.count, _MOST_STEPS))
+        begin = self._met + 1
         self._met, self._next, self._since = (
             self.count,
             self.count + max(1, ahead),
             time.monotonic(),
         )
+        self._check([t["fed"] for t in told], begin)
 
-    def _check(self, fed: Sequence[Any]) -> None:
+    def _check(self, fed: Sequence[Any], begin: int) -> None:
         other = next((r for r, value in enumerate(fed) if value != fed[0]), None)
         if other is None:
             return
         raise RuntimeMismatchError(
-            f"Ranks 0 and {other} were fed different batches in steps {self._met + 1} to "
+            f"Ranks 0 and {other} were fed different batches in steps {begin} to "
             f"{self.count}. Every rank has to read the same data in the same order and takes its "
             f"part by itself: seed what is random (np.random.default_rng() without a seed is "
             f"not), do not shard by rank, or pass what is sharded through tap.shard_data."

@@ -75,8 +75,10 @@ class World:
             PeerLostError: another rank has ended.
         """
         self.beacon.at(activity, bounded=True)
+        reached = activity
         try:
             yield
+            reached = f"after {activity}"
         except tf.errors.OpError as error:
             if _is_of_a_peer(error):
                 raise PeerLostError(
@@ -85,7 +87,7 @@ class World:
                 ) from error
             raise
         finally:
-            self.beacon.at(f"after {activity}")
+            self.beacon.at(reached)
 
     def first(self, what: str, make: Callable[[], Any]) -> Any:
         """What rank 0 makes, on every rank; a JSON value. An error of rank 0 is everyone's.
@@ -183,5 +185,5 @@ def _is_of_a_peer(error: tf.errors.OpError) -> bool:
 _SIGNS_OF_A_PEER = (
     "Horovod has been shut down", "Connection closed by peer", "Connection reset by peer",
     "Broken pipe", "Timed out waiting", "failed to connect to all addresses", "Socket closed",
-    "Collective ops is aborted", "connection attempt",
+    "Additional GRPC error information from remote target", "Collective has timed out",
 )  # fmt: skip

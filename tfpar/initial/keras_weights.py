@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -98,16 +99,25 @@ def _read_in_place(model: keras.Model) -> bool:
 
 
 def _place_of(store: Any, dataset: h5py.Dataset) -> DatasetAt | None:
-    """Where a dataset can be found again; None if it lies in memory or is extracted."""
+    """Where a dataset can be found again; None if it lies in memory, or may soon be gone."""
     archive = store.archive
+    path = dataset.file.filename if archive is None else archive.filename
+    if path is None or not os.path.isfile(path) or _is_temporary(path):
+        return None
     if archive is None:
-        path = dataset.file.filename
-        return DatasetAt.of(dataset, None, None) if os.path.isfile(path) else None
+        return DatasetAt.of(dataset, None, None)
     entry = str(store.path_or_io)
     stored = archive.getinfo(entry).compress_type == zipfile.ZIP_STORED
-    if not stored or archive.filename is None:
-        return None
-    return DatasetAt.of(dataset, archive.filename, entry)
+    return DatasetAt.of(dataset, path, entry) if stored else None
+
+
+def _is_temporary(path: str) -> bool:
+    """Whether a file lies in a folder of `mkdtemp`, such as Keras's copy of a remote file."""
+    folder = os.path.dirname(os.path.abspath(path))
+    parent, name = os.path.split(folder)
+    return parent == os.path.abspath(tempfile.gettempdir()) and name.startswith(
+        tempfile.gettempprefix()
+    )
 
 
 @contextlib.contextmanager

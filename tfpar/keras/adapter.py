@@ -3,7 +3,7 @@
 Keras calls `make_train_function`, `make_test_function` and `make_predict_function`, and
 a model may have its own: an adopted model gets them as attributes. To learn of
 models that are made inside an `auto_parallel` block, the trainer's `__init__` is wrapped, once,
-at the first use of tfpar; outside of a block it does nothing.
+at the first use of tfpar, and so is `load_model`; outside of a block they do nothing.
 
 Written against Keras 3.8 to 3.15 (`keras.src.backend.tensorflow.trainer`).
 """
@@ -18,7 +18,9 @@ from typing import Any
 
 import keras
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.saving import saving_lib
 
+from tfpar.initial.keras_weights import streamed_weights
 from tfpar.keras.callbacks import install_callbacks
 from tfpar.keras.files import SAVING, Files
 from tfpar.keras.model import ParallelModel
@@ -31,7 +33,7 @@ _parallel: weakref.WeakKeyDictionary[keras.Model, ParallelModel] = weakref.WeakK
 
 
 def install() -> None:
-    """Wrap the trainer's `__init__`; idempotent.
+    """Wrap the trainer's `__init__` and `load_model`; idempotent.
 
     Raises:
         TfparError: Keras runs on another backend than TensorFlow.
@@ -54,7 +56,22 @@ def install() -> None:
 
     init._tfpar = True  # type: ignore[attr-defined]
     TensorFlowTrainer.__init__ = init
+    _install_loading()
     install_callbacks(parallel_model)
+
+
+def _install_loading() -> None:
+    """Let what `load_model` loads inside a block be read shard by shard."""
+    original = saving_lib.load_model
+
+    @functools.wraps(original)
+    def load_model(*args, **kwargs):
+        if not active.get():
+            return original(*args, **kwargs)
+        with streamed_weights():
+            return original(*args, **kwargs)
+
+    saving_lib.load_model = load_model
 
 
 def parallel_model(model: keras.Model) -> ParallelModel | None:

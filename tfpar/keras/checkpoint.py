@@ -210,20 +210,8 @@ def restore(state: ParallelModel, path: str) -> Position:
     Raises:
         TfparError: the model is not built, or it is another model's checkpoint.
     """
-    model = state.model
-    if not model.built:
-        raise TfparError(
-            f"Model {model.name!r} is not built, so that the checkpoint {path!r} cannot be "
-            f"restored into it: give it an Input, or call it on a batch before fit."
-        )
-    state.build_optimizer(force=True)
-    reader = Reader(path)
-    variables = state.named_variables()
-    reader.check((name, tuple(v.shape), v.dtype) for name, v in variables.items())
-    for name, variable in variables.items():
-        _assign(variable, reader, name)
-    known = {f.name for f in dataclasses.fields(Position)}
-    position = Position(**{k: v for k, v in reader.info.items() if k in known})
+    model, reader = state.model, Reader(path)
+    position = _restore_values(state, reader)
 
     def restore_metrics() -> None:  # which Keras has reset at the beginning of the epoch
         metrics = {id(v._value) for v in model.metrics_variables}
@@ -235,6 +223,67 @@ def restore(state: ParallelModel, path: str) -> Position:
     state.replay = Replay(position, restore_metrics)
     logger.info("Restored %s: epoch %d, batch %d.", path, position.epoch, position.batch)
     return position
+
+
+def save_checkpoint(model: keras.Model, folder: str, keep: int = 2) -> str:
+    """Write a checkpoint of a parallel model now, as `Checkpoint` does while `fit` runs.
+
+        for step, batch in enumerate(dataset):
+            model.train_on_batch(*batch)
+            if step % 500 == 499:
+                tap.save_checkpoint(model, "/shared/run1")
+
+    Where ranks are processes, all call it. Its step is what the optimizer has counted.
+
+    Args:
+        folder: of checkpoints, shared by all machines.
+        keep: how many checkpoints to keep there.
+
+    Returns:
+        The checkpoint's path, `folder/step-00000500`. An ordinary TensorFlow checkpoint of whole
+        tensors, named by Keras paths: `tf.train.load_checkpoint(f"{path}/tensors")`.
+
+    Raises:
+        TfparError: the model is not parallel or not built, or a file cannot be written.
+    """
+    state = _built_state_of(model)
+    optimizer = getattr(model, "optimizer", None)
+    step = 0 if optimizer is None else int(optimizer.iterations)
+    return save(state, str(folder), Position(step=step), keep)
+
+
+def restore_checkpoint(model: keras.Model, path: str) -> Position:
+    """Read a checkpoint of `Checkpoint` or `save_checkpoint` into a parallel model.
+
+    Weights, optimizer, metrics and seeds, whatever mesh wrote them; each rank reads what it
+    stores. Where ranks are processes, all call it.
+
+    Args:
+        path: a checkpoint, or a folder of checkpoints, whose last complete one is taken.
+
+    Returns:
+        Where training stood: `epoch`, `batch`, and `step` in all. A loop of one's own goes on from
+        there; so does `fit` with `callbacks=[Checkpoint(folder)]`, by itself.
+
+    Raises:
+        TfparError: the model is not parallel or not built, or there is no complete checkpoint of
+            this model.
+    """
+    state = _built_state_of(model)
+    path = _first(state, "looking for a checkpoint", lambda: latest(str(path)) or str(path))
+    return _restore_values(state, Reader(path))
+
+
+def _restore_values(state: ParallelModel, reader: Reader) -> Position:
+    """Assign what all variables had; returns where training stood."""
+    _check_built(state.model)
+    state.build_optimizer(force=True)
+    variables = state.named_variables()
+    reader.check((name, tuple(v.shape), v.dtype) for name, v in variables.items())
+    for name, variable in variables.items():
+        _assign(variable, reader, name)
+    known = {f.name for f in dataclasses.fields(Position)}
+    return Position(**{k: v for k, v in reader.info.items() if k in known})
 
 
 def _assign(variable: tf.Variable, reader: Reader, name: str) -> None:
@@ -266,7 +315,21 @@ def _state_of(model: keras.Model) -> ParallelModel:
     state = parallel_model(model)
     if state is None:
         raise TfparError(
-            f"Checkpoint is for parallel models: build {model.name!r} inside "
+            f"Checkpoints are for parallel models: build {model.name!r} inside "
             f"tap.auto_parallel(...)."
         )
     return state
+
+
+def _built_state_of(model: keras.Model) -> ParallelModel:
+    state = _state_of(model)
+    _check_built(model)
+    return state
+
+
+def _check_built(model: keras.Model) -> None:
+    if not model.built:
+        raise TfparError(
+            f"Model {model.name!r} is not built, so that a checkpoint can neither be made of it "
+            f"nor restored into it: give it an Input, or call it on a batch first."
+        )

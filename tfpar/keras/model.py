@@ -17,6 +17,7 @@ from tfpar.distributed.world import World
 from tfpar.initial.keras_weights import streamed_weights
 from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
+from tfpar.keras.parts import parts_of
 from tfpar.keras.replay import Replay
 from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
@@ -131,7 +132,7 @@ class ParallelModel:
         steps = {equal: self.step(kind, equal_batches=equal) for equal in (False, True)}
 
         def function(iterator: Iterator[Any]) -> Any:
-            unknown, outputs = batch_is_unknown(iterator), None
+            unknown, outputs, parts = batch_is_unknown(iterator), None, parts_of(iterator)
             replay = self.replay if kind == "train" else None
             for _ in range(self.model.steps_per_execution):
                 try:
@@ -143,7 +144,7 @@ class ParallelModel:
                     break
                 several = isinstance(data, tuple) and len(data) > 1 and tree.is_nested(data[1])
                 step = steps[unknown and several]
-                executable = step.executable(data)  # which makes the metrics' variables
+                executable = step.executable((data,), parts)  # makes the metrics' variables
                 if replay is not None and replay.passes_over():
                     self.trained_last, outputs = False, self.model.get_metrics_result()
                 else:

@@ -23,7 +23,7 @@ from typing import Any
 from tfpar.launch import environment as names
 from tfpar.spec.errors import TfparError
 
-_TICK_S = 0.5
+_TICK_S = 0.1  # what a killed rank was at is known as exactly
 _HEARTBEAT_S = 1.0
 _CONNECT_S = 10.0
 _SEND_S = 10.0

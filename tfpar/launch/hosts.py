@@ -196,7 +196,7 @@ def _slurm_hosts(nodes: str, environ: Mapping[str, str]) -> list[Host]:
     tasks = environ.get("SLURM_TASKS_PER_NODE")
     each = environ.get("SLURM_NTASKS_PER_NODE")
     if tasks:
-        counts = _task_counts(tasks)
+        counts = task_counts(tasks)
         if len(counts) != len(names):
             raise TfparError(
                 f"SLURM_TASKS_PER_NODE={tasks} is for {len(counts)} nodes, but {nodes} are "
@@ -207,7 +207,7 @@ def _slurm_hosts(nodes: str, environ: Mapping[str, str]) -> list[Host]:
     return [Host(name, count) for name, count in zip(names, counts, strict=True)]
 
 
-def _task_counts(text: str) -> list[int]:
+def task_counts(text: str) -> list[int]:
     """`2(x3),1` is 2, 2, 2, 1."""
     counts: list[int] = []
     for item in text.split(","):

@@ -15,6 +15,10 @@ from tfpar.spec.errors import TfparError
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LONGEST = 1 << 16  # bytes of one line
 _NUM_COLOURS = 6
+_START_UP = re.compile(
+    r"I0000 00:00:|[-0-9]{10} [:.0-9]+: I |WARNING: All log messages before absl::Init"
+    r"|To enable the following instructions"
+)
 
 
 class Lines:
@@ -78,6 +82,11 @@ def say(text: str) -> None:
     """One message of the launcher's own."""
     with suppress(OSError, ValueError):
         print(f"tfpar run: {text}", file=sys.stderr, flush=True)
+
+
+def tells_nothing(line: str) -> bool:
+    """Whether it is what TensorFlow writes at every start, which explains no failure."""
+    return _START_UP.match(line) is not None
 
 
 def _prefix(label: str | None, to: TextIO) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tfpar.launch.output import Lines, Output
+from tfpar.launch.output import Lines, Output, tells_nothing
 
-_TAIL_LINES = 20
+_TAIL_LINES = 40
 _CHUNK = 1 << 16
 _PUMPS_S = 2.0  # a process that left the group may hold the streams open
 _KILL_S = 5.0
@@ -73,7 +73,7 @@ class Process:
 
     @property
     def stderr_tail(self) -> tuple[str, ...]:
-        """The last lines that it wrote to stderr."""
+        """The last lines that it wrote to stderr, but for those of TensorFlow's start."""
         return tuple(self._tail)
 
     def send(self, number: signal.Signals) -> None:
@@ -128,6 +128,6 @@ class Process:
 
     def _print(self, name: str, lines: list[str]) -> None:
         for line in lines:
-            if name == "err":
+            if name == "err" and not tells_nothing(line):
                 self._tail.append(line)
             self._output.line(self._label, name, line)

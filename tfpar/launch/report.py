@@ -75,12 +75,11 @@ def _why(blamed: Blame) -> str:
     signs = record.signs
     told = _clipped(signs.failure.message) if signs and signs.failure else ""
     with_code = f" (exit code {code})" if code and not record.stopped else ""
-    while_at = f" while at {signs.activity}" if signs is not None else ""
     return {
         Cause.KILLED: f"was killed by {_name(record.signal)}{at}",
         Cause.EXITED: f"ended with exit code {code}{at}",
         Cause.RAISED: f"failed{at}{with_code}: {told}",
-        Cause.UNREACHABLE: f"cannot be reached (ssh ended with exit code 255){while_at}",
+        Cause.UNREACHABLE: f"cannot be reached (ssh ended with exit code 255){at and f',{at}'}",
         Cause.DISCONNECTED: f"closed its connection{at}, but has not ended",
         Cause.SILENT: f"gives no sign of life{at}",
         Cause.NOT_STARTED: "has not reported in time, while others have (--start-timeout)",
@@ -101,7 +100,10 @@ def _short(blamed: Blame) -> str:
 
 
 def _where(record: Record) -> str:
-    return f" at {record.signs.activity}" if record.signs is not None else ""
+    if record.signs is None:
+        return ""
+    activity = record.signs.activity
+    return f" {activity}" if activity.startswith("after ") else f" at {activity}"
 
 
 def _who(record: Record) -> str:

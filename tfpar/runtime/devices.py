@@ -50,12 +50,18 @@ def own_device(local_rank: int, local_size: int) -> str:
     Raises:
         TfparError: the machine has GPUs, but fewer than ranks.
     """
+    # Kernels of one rank then start in the order in which they are issued, so that a collective
+    # is not held up by compute issued after it. CUDA reads it as it starts, with the first call.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
-        if 1 < len(gpus) <= local_rank:
+        # A single one may be this rank's alone, by a scheduler, who says so in the variable.
+        shared = len(gpus) > 1 or "CUDA_VISIBLE_DEVICES" not in os.environ
+        if shared and len(gpus) < max(local_size, local_rank + 1):
             raise TfparError(
-                f"Local rank {local_rank} has no GPU: the machine has {len(gpus)} for "
-                f"{local_size} ranks. Start one rank a GPU."
+                f"Local rank {local_rank} of {local_size} has no GPU of its own: it sees "
+                f"{len(gpus)}. Start one rank a GPU, or set CUDA_VISIBLE_DEVICES=-1 to compute "
+                f"on the CPU."
             )
         # A scheduler may have left each rank its own GPU only.
         own = gpus[local_rank if len(gpus) > 1 else 0]

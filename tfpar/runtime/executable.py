@@ -29,6 +29,7 @@ class Executable:
 
     Attributes:
         name: of the step, in messages.
+        parts: of how many parts of a global batch this rank is given one; 1: it is given the whole.
         captured: the step as captured; its variables are all `ParallelVariable`s.
         partitioned: specs and reshards.
         packed_bytes: payload of each all-reduce once they are packed, in program order.
@@ -36,8 +37,9 @@ class Executable:
 
     def __init__(
         self, captured: CapturedStep, partitioned: PartitionedGraph, ranks: Ranks,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str = "step",
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str = "step", parts: int = 1,
     ) -> None:  # fmt: skip
+        self.parts = parts
         self.name = name
         self.captured = captured
         self.partitioned = partitioned
@@ -47,7 +49,7 @@ class Executable:
         self.packed_bytes = [
             sum(t.num_bytes for t in op.inputs) for op in local.graph.ops if op.type == "AllReduce"
         ]
-        self.program = _link(local, ranks)
+        self.program = _link(local, ranks, parts > 1)
         self._place_variables()
         self._handles: list[dict[int, tf.Tensor]] = []
         self._stored: list[Any] = []
@@ -62,7 +64,7 @@ class Executable:
         world, fed = self.ranks.world, feeds(arguments)
         if world is None:
             return self._run(fed)
-        with world.lockstep.step(self.name, fed):
+        with world.lockstep.step(self.name, fed, first=not self._checked):
             return self._run(fed)
 
     def _run(self, fed: Sequence[tf.Tensor]) -> Any:
@@ -96,7 +98,9 @@ class Executable:
         ]
 
 
-def _link(program: LocalProgram, ranks: Ranks) -> InProcessProgram | ProcessProgram:
+def _link(
+    program: LocalProgram, ranks: Ranks, fed_in_parts: bool
+) -> InProcessProgram | ProcessProgram:
     """The program of this process's ranks.
 
     Raises:
@@ -106,7 +110,7 @@ def _link(program: LocalProgram, ranks: Ranks) -> InProcessProgram | ProcessProg
     if world is None:
         return InProcessProgram(program, ranks.devices)
     agree_on_program(world, program)
-    return ProcessProgram(program, ranks.devices, world.transport)
+    return ProcessProgram(program, ranks.devices, world.transport, fed_in_parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +141,12 @@ def prepare_step(captured: CapturedStep):
 def compile_step(
     captured: CapturedStep, anchors: Anchors, mesh: Mesh, ranks: Ranks,
     bucket_bytes: int | None = None, prepared=None, name: str = "step",
+    parts: int = 1,
 ) -> Executable:  # fmt: skip
     """Propagate the anchors and link the program."""
     prepared = prepared if prepared is not None else prepare_step(captured)
     whole = replicated(mesh.num_axes)
     anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
     partitioned = propagate(prepared, mesh, anchors)
-    return Executable(captured, partitioned, ranks, bucket_bytes or DEFAULT_BUCKET_BYTES, name)
+    bucket_bytes = bucket_bytes or DEFAULT_BUCKET_BYTES
+    return Executable(captured, partitioned, ranks, bucket_bytes, name, parts)

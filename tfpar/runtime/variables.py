@@ -156,8 +156,14 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         """Run the pending initializer."""
         if self._pending is not None:
             with tf.init_scope():
-                initial, self._pending = self._pending, None
-                super().assign(tf.cast(initial(), self.dtype))
+                self._take_whole(self._pending())
+
+    def _take_whole(self, value: Any) -> None:
+        """Be whole from now on; the memory behind the handle may have been let go of."""
+        value = tf.cast(value, self.dtype)
+        self.shape.assert_is_compatible_with(value.shape)
+        self._pending = None
+        _store(self, value)
 
     def _current(self) -> tf.Tensor:
         return super()._read_variable_op() if self._stored is None else self._assembled()
@@ -201,6 +207,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         world.lead.ask(self._key, "_assembled")
         group = next(g for g in mesh.groups(axes) if world.rank in g)
         with world.at(f"gathering {self.name}"):
+            world.transport.connect([g for g in mesh.groups(axes) if len(g) > 1])
             gathered = world.exchange.all_gather(own, group)
         # Ranks of other groups hold what their counterparts of this one do.
         at = {tuple(mesh.coordinates(r)[a] for a in axes): v
@@ -253,9 +260,10 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
 
     def assign(self, value, use_locking=None, name=None, read_value=True):
         if self._stored is None or _capturing.get():
-            if not _in_graph():
-                self._pending = None
-            return super().assign(value, use_locking, name, read_value)
+            if self._pending is None or _in_graph():
+                return super().assign(value, use_locking, name, read_value)
+            self._take_whole(tf.convert_to_tensor(value, self.dtype))
+            return self if read_value else None
         assert self._layout is not None
         mesh, spec = self._layout
         value = tf.convert_to_tensor(value, self.dtype)

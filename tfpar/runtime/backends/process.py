@@ -14,13 +14,14 @@ from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.runtime.backends.linker import Linker
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.backends.wire import Wire
-from tfpar.runtime.function_def import RegisteredFunction, const_attrs, serialize_attrs
+from tfpar.runtime.function_def import RegisteredFunction, serialize_attrs
+from tfpar.spec import Spec
 
 
 class ProcessProgram:
     """A local program linked for the one rank that this process is.
 
-    Call it as an `InProcessProgram`.
+    Call it as an `InProcessProgram`; inputs are this rank's parts where it is fed in parts.
 
     Attributes:
         holders: per variable, for each rank the rank whose shard it uses: its own.
@@ -30,14 +31,14 @@ class ProcessProgram:
 
     def __init__(
         self, program: LocalProgram, devices: Sequence[str], transport: Transport,
-        name: str = "tfpar",
+        fed_in_parts: bool = False, name: str = "tfpar",
     ) -> None:  # fmt: skip
         self.program = program
         self.rank = transport.rank
         ranks = tuple(range(program.mesh.size))
         self.holders = [ranks for _ in program.graph.variables]
         transport.connect(groups_of(program))
-        linker = _Linker(program, devices, transport, self.holders, name)
+        linker = _Linker(program, devices, transport, self.holders, fed_in_parts, name)
         self.function: RegisteredFunction = linker.link()
         with tf.device("CPU:0"):
             self._constants = [tf.constant(value) for value in linker.constants]
@@ -80,12 +81,20 @@ class _Linker(Linker):
 
     def __init__(
         self, program: LocalProgram, devices: Sequence[str], transport: Transport,
-        variable_holders: Sequence[Sequence[int]], name: str,
+        variable_holders: Sequence[Sequence[int]], fed_in_parts: bool, name: str,
     ) -> None:  # fmt: skip
         super().__init__(program, devices, [transport.rank], variable_holders, name)
+        self._fed_in_parts = fed_in_parts
         self.rank = transport.rank
         self.constants: list[np.ndarray] = []
         self._wire = Wire(self.writer, transport)
+
+    def _feed(
+        self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
+    ) -> str:
+        if self._fed_in_parts:  # then it is this rank's part already
+            return whole
+        return super()._feed(name, whole, tensor, shape, spec, rank)
 
     def _rank_constant(self, name: str, values: Sequence[np.ndarray], dtype: str, rank: int) -> str:
         argument = f"const{len(self.constants)}"
@@ -127,10 +136,9 @@ class _Linker(Linker):
         if edge is not None:
             return edge
         device = self.devices[self.rank]
-        inputs = [self._const(f"{name}/dims", np.array(tensor.shape, np.int32), device)]
-        zero = np.zeros((), tf.as_dtype(tensor.dtype).as_numpy_dtype)
-        self.writer.node(f"{name}/zero", "Const", (), const_attrs(zero, tensor.dtype), device)
+        dims = self._const(f"{name}/dims", np.array(tensor.shape, np.int32), device)
+        zeros = [np.zeros(())] * self.mesh.size
+        inputs = [dims, self._rank_constant(f"{name}/zero", zeros, tensor.dtype, self.rank)]
         attrs = serialize_attrs({"T": DType(tensor.dtype), "index_type": DType("int32")})
-        inputs.append(f"{name}/zero:output:0")
         self.writer.node(f"{name}/zeros", "Fill", inputs, attrs, device)
         return f"{name}/zeros:output:0"

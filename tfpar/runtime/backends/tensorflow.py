@@ -32,7 +32,6 @@ _JOB = "worker"
 # to fail the others.
 _LINGER_S = 0.2
 _MERGE = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min"}
-_ALONG_DIM = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 
 Group = tuple[int, ...]
 
@@ -49,12 +48,13 @@ class TensorFlowTransport:
     """
 
     name = "tensorflow"
-    reductions: Sequence[str] = tuple(_MERGE)
 
     def __init__(self, job: Job) -> None:
         _check(job)
         device = own_device(job.local_rank, job.local_size).rpartition("/device:")[2]
         self._on_gpu = device.startswith("GPU")
+        # TensorFlow has no reduce-scatter on CPUs.
+        self.reductions: Sequence[str] = tuple(_MERGE) if self._on_gpu else ()
         _start_server(job, self._on_gpu)
         self.rank = job.rank
         self.size = job.size
@@ -107,14 +107,7 @@ class TensorFlowTransport:
         group: Group,
     ) -> str:  # fmt: skip
         nodes = self._nodes(writer, name, dtype)
-        if self._on_gpu:
-            return self._reduce(nodes, "CollectiveReduceScatterV2", edge, reduction, group)
-        # TensorFlow has none on CPUs. Sending each block to its owner, who reduces them, moves as
-        # many bytes as a ring.
-        rows = self._exchange_rows(nodes, edge, group)
-        reduced = nodes.reduce_rows("reduced", rows, _ALONG_DIM[reduction])
-        first = nodes.first_block("first", edge, len(group))
-        return nodes.reshape("block", reduced, nodes.shape("of_block", first))
+        return self._reduce(nodes, "CollectiveReduceScatterV2", edge, reduction, group)
 
     def all_to_all(
         self, writer: FunctionWriter, name: str, edge: str, dtype: str, group: Group
@@ -238,15 +231,6 @@ class _Nodes:
         attrs = {"num_split": len(like), "Tlen": DType("int32")}
         self.emit(role, "SplitV", [edge, sizes, self.const(f"{role}/dim", 0)], attrs)
         return [f"{self._name(role)}:output:{i}" for i in range(len(like))]
-
-    def first_block(self, role: str, edge: str, blocks: int) -> str:
-        """The first of equal blocks along dim 0."""
-        inputs = [self.const(f"{role}/dim", 0), edge]
-        return self.emit(role, "Split", inputs, {"num_split": blocks})
-
-    def reduce_rows(self, role: str, edge: str, op_type: str) -> str:
-        attrs = {"keep_dims": False, "Tidx": DType("int32")}
-        return self.emit(role, op_type, [edge, self.const(f"{role}/dim", 0)], attrs)
 
     def fill_rows(self, role: str, edge: str) -> str:
         """The matrix, with a column of zeros if it has none: TensorFlow crashes on empty rows."""

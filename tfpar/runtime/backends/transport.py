@@ -27,7 +27,8 @@ class Transport(Protocol):
         name: of the backend, as users know it.
         rank, size: this process among all.
         device: where this rank computes, as TensorFlow names it here.
-        reductions: what `reduce_scatter` can do; `all_reduce` does `sum`, `prod`, `max`, `min`.
+        reductions: what `reduce_scatter` can do, perhaps nothing; `all_reduce` does `sum`, `prod`,
+            `max`, `min`.
     """
 
     name: str

@@ -22,6 +22,7 @@ _CAST = {
 _BITS = {"uint32": "int32", "uint64": "int64"}  # sums wrap alike
 _PARTS = {"complex64": "float32", "complex128": "float64"}  # real and imaginary, in a last dim
 _LOGICAL = {"any": "max", "all": "min"}
+_BINARY = {"prod": "Mul", "max": "Maximum", "min": "Minimum"}
 
 Group = tuple[int, ...]
 
@@ -44,8 +45,7 @@ class Wire:
         """Reduce each tensor over the group."""
         if len(group) == 1:
             return list(edges)
-        if dtype in _PARTS and reduction != "sum" or dtype in _BITS and reduction in ("max", "min"):
-            raise TfparError(f"No all-reduce {reduction!r} of {dtype} between processes ({name}).")
+        self._check(name, dtype, reduction)
         packed = [self._pack(f"{name}/{i}", e, dtype) for i, e in enumerate(edges)]
         done = self._transport.all_reduce(
             self._writer, name, packed, carrier(dtype), _LOGICAL.get(reduction, reduction), group
@@ -70,18 +70,22 @@ class Wire:
         """This rank's block along `dim` of the reduced tensor; the blocks are equal."""
         if len(group) == 1:
             return edge
-        carried = _LOGICAL.get(reduction, reduction)
-        if carried not in self._transport.reductions or dtype in _PARTS:
-            (whole,) = self.all_reduce(f"{name}/whole", [edge], dtype, reduction, group)
-            return self._own_block(name, whole, dtype, dim, group)
+        self._check(name, dtype, reduction)
+        carried, wire_dtype = _LOGICAL.get(reduction, reduction), carrier(dtype)
         packed = self._pack(name, edge, dtype)
+        if carried not in self._transport.reductions:
+            # Each block to its owner, who reduces: as many bytes as a ring moves.
+            stacked = self._stack(name, packed, wire_dtype, dim, len(group))
+            blocks = self._transport.all_to_all(self._writer, name, stacked, wire_dtype, group)
+            done = self._combine(name, blocks, wire_dtype, carried, len(group))
+            return self._unpack(name, done, dtype)
         if dim:
-            packed = self._stack(name, packed, carrier(dtype), dim, len(group))
+            packed = self._stack(name, packed, wire_dtype, dim, len(group))
         done = self._transport.reduce_scatter(
-            self._writer, name, packed, carrier(dtype), carried, group
+            self._writer, name, packed, wire_dtype, carried, group
         )
         if dim:
-            attrs = {"T": DType(carrier(dtype)), "squeeze_dims": [0]}
+            attrs = {"T": DType(wire_dtype), "squeeze_dims": [0]}
             done = self._node(f"{name}/block", "Squeeze", [done], attrs, "output")
         return self._unpack(name, done, dtype)
 
@@ -106,6 +110,10 @@ class Wire:
         done = self._transport.broadcast(self._writer, name, packed, carrier(dtype), group)
         return self._unpack(name, done, dtype)
 
+    def _check(self, name: str, dtype: str, reduction: str) -> None:
+        if dtype in _PARTS and reduction != "sum" or dtype in _BITS and reduction in ("max", "min"):
+            raise TfparError(f"No reduction {reduction!r} of {dtype} between processes ({name}).")
+
     # --- dims --------------------------------------------------------------------
 
     def _stack(self, name: str, edge: str, dtype: str, dim: int, parts: int) -> str:
@@ -127,11 +135,18 @@ class Wire:
         inputs = [*blocks, self._int(f"{name}/join_dim", dim)]
         return self._node(f"{name}/join", "ConcatV2", inputs, attrs, "output")
 
-    def _own_block(self, name: str, edge: str, dtype: str, dim: int, group: Group) -> str:
-        attrs = {"T": DType(dtype), "num_split": len(group)}
-        axis = self._int(f"{name}/split_dim", dim)
-        self._emit(f"{name}/split", "Split", [axis, edge], attrs)
-        return f"{name}/split:output:{group.index(self._transport.rank)}"
+    def _combine(self, name: str, edge: str, dtype: str, reduction: str, parts: int) -> str:
+        """The blocks of the leading dim reduced to one."""
+        attrs = {"T": DType(dtype), "num": parts, "axis": 0}
+        self._emit(f"{name}/unstack", "Unpack", [edge], attrs)
+        first, *others = (f"{name}/unstack:output:{i}" for i in range(parts))
+        if reduction == "sum":
+            attrs = {"T": DType(dtype), "N": parts}
+            return self._node(f"{name}/sum", "AddN", [first, *others], attrs, "sum")
+        for i, other in enumerate(others):
+            op_type, attrs = _BINARY[reduction], {"T": DType(dtype)}
+            first = self._node(f"{name}/{reduction}_{i}", op_type, [first, other], attrs, "z")
+        return first
 
     def _expand(self, name: str, edge: str, dtype: str) -> str:
         attrs = {"T": DType(dtype), "Tdim": DType("int32")}

@@ -1,0 +1,165 @@
+"""Kills ranks of a training job at random moments until it is done: is anything lost?
+
+    python -m benchmarks.kills --kills 20
+
+One `tfpar run` restarts the job after each kill, with as many ranks. Every attempt but the last
+loses one rank by SIGKILL at a random moment, half of them in the middle of writing a checkpoint.
+After each the last checkpoint is opened and read whole; in the end the losses of all steps are
+compared with those of one process that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfpar.checkpoint import Reader, latest
+
+ROOT = Path(__file__).parents[1]
+RANKS = ROOT / "tests" / "distributed" / "faulty_ranks.py"
+BACKEND = "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
+ATTEMPT_S = 120.0
+_TAIL_LINES = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What the kills have done.
+
+    Attributes:
+        code: of `tfpar run`.
+        starts: the step from which each attempt went on.
+        saved: the last complete checkpoint's step after each kill.
+        kills: ranks lost.
+        largest_difference: between losses of a step, relative, with those of a job that was never
+            interrupted; of all attempts that came to the step.
+        steps: in all.
+        seconds: for the whole.
+    """
+
+    code: int
+    starts: list[int]
+    saved: list[int]
+    kills: int
+    largest_difference: float
+    steps: int
+    seconds: float
+
+    @property
+    def lost(self) -> list[tuple[int, int]]:
+        """(saved step, step gone on from) where an attempt went on from less than was saved."""
+        return [(s, b) for s, b in zip(self.saved, self.starts[1:], strict=False) if b < s]
+
+
+def run(kills: int, folder: Path, num_ranks: int = 2) -> Result:
+    """Train with so many kills.
+
+    Raises:
+        AssertionError: a checkpoint that is visible cannot be read.
+    """
+    task = {"folder": str(folder), "epochs": 2 * kills + 1, "every": 2, "pause_s": 0.02}
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "tfpar", "run", "-np", str(num_ranks), "--min-np", str(num_ranks),
+            "-H", f"localhost:{num_ranks + kills}", "--restarts", str(kills),
+            "--backend", BACKEND, "--timeout", f"{ATTEMPT_S:g}", sys.executable, str(RANKS),
+            json.dumps({**task, "fault": "random_kill", "of": -1, "attempts": kills}),
+        ],
+        cwd=ROOT, env=_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        starts, saved = _watch(process, folder)
+    finally:
+        process.terminate()
+    with tempfile.TemporaryDirectory() as plain:
+        alone = {**task, "folder": plain, "every": 0, "mesh": [1], "pause_s": 0}
+        subprocess.run(
+            [sys.executable, str(RANKS), json.dumps(alone)], env=_environment(), check=True,
+            timeout=600, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        expected = dict(_losses(Path(plain)))
+    found = list(_losses(folder))
+    differences = [abs(loss - expected[step]) / expected[step] for step, loss in found]
+    steps = {step for step, _ in found}
+    assert steps == set(expected), f"exit code {process.returncode}, {len(steps)} steps"
+    return Result(
+        process.returncode,
+        starts,
+        saved,
+        len(saved),
+        max(differences),
+        len(steps),
+        time.monotonic() - begun,
+    )
+
+
+def _watch(process: subprocess.Popen, folder: Path) -> tuple[list[int], list[int]]:
+    """Where each attempt began; and what could be read after each kill."""
+    starts: list[int] = []
+    saved: list[int] = []
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    assert process.stdout is not None
+    for line in process.stdout:
+        tail.append(line)
+        begun = re.match(r"\[0\] training from (\d+)", line)
+        if begun:
+            starts.append(int(begun[1]))
+        if line.startswith("tfpar run: rank") and "was lost" in line:
+            saved.append(_position(folder))
+            print(f"kill {len(saved)}: {line.strip()[11:]}; saved: step {saved[-1]}", flush=True)
+    if process.wait(ATTEMPT_S) != 0:
+        sys.stderr.writelines(tail)
+    return starts, saved
+
+
+def _position(folder: Path) -> int:
+    """The step of the last checkpoint, all of whose tensors are read; 0 if there is none."""
+    path = latest(str(folder / "ckpt"))
+    if path is None:
+        return 0
+    reader = Reader(path)
+    for name in reader.names:
+        reader.read_whole(name)
+    return reader.info["step"]
+
+
+def _losses(folder: Path) -> Iterator[tuple[int, float]]:
+    """Each step that was trained, with its loss; some steps more than once."""
+    for line in (folder / "losses.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        yield step["step"], step["loss"]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(options.kills, Path(folder), options.ranks)
+    print(json.dumps(dataclasses.asdict(result)))
+    print(
+        f"{result.kills} kills in {result.seconds:.0f} s; {result.steps} steps; losses differ by "
+        f"{result.largest_difference:.1e}; went on from less than saved: {result.lost or 'never'}"
+    )
+    return int(result.code != 0 or bool(result.lost) or result.largest_difference > 1e-4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

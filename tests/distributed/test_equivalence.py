@@ -1,0 +1,192 @@
+"""Training on several processes gives what one device gives.
+
+One job of ranks runs many cases of `tests.distributed.training`; what a case gives is the same on
+each rank, and the same as here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.distributed.training import data, files, refusals
+from tests.distributed.training.place import (
+    Case,
+    Place,
+    Results,
+    perceptron,
+    precision,
+    run,
+    trained,
+)
+from tests.distributed.training.sets import SAME_AS_ONE
+
+pytestmark = [
+    pytest.mark.xdist_group("training"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"
+    ),
+]
+
+_ROOT = Path(__file__).parents[2]
+_SECONDS = 600  # for one job
+
+TOLERANCE = {"float32": (1e-4, 1e-5), "float64": (1e-7, 1e-9)}
+"""Relative and absolute, for what floating-point reordering may change."""
+
+
+class Ran:
+    """A job, and what its ranks report.
+
+    Attributes:
+        size: the number of ranks.
+        folder: of the files of each case.
+        output: of all ranks.
+    """
+
+    def __init__(self, size: int, cases: str, folder: Path) -> None:
+        self.size = size
+        self.folder = folder
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+        command = [
+            sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", "120",
+            sys.executable, "-m", "tests.distributed.training", str(folder), cases,
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=_ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:  # fmt: skip
+            try:
+                self.output, _ = process.communicate(timeout=_SECONDS)
+            finally:
+                process.terminate()  # which ends the ranks
+        self.code = process.returncode
+
+    def results(self, case: Case) -> list[Results]:
+        """Of each rank."""
+        return [self._of_rank(case.__name__, rank) for rank in range(self.size)]
+
+    def _of_rank(self, case: str, rank: int) -> Results:
+        error = self.folder / f"{case}.{rank}.txt"
+        assert not error.exists(), f"rank {rank}: {error.read_text()}"
+        file = self.folder / f"{case}.{rank}.npz"
+        assert file.exists(), f"rank {rank} did not come so far:\n{self.output}"
+        with np.load(file) as results:
+            return dict(results)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory) -> Ran:
+    return Ran(2, "quick", tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Ran:
+    return Ran(2, "two", tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory) -> Ran:
+    return Ran(4, "four", tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Callable[[Case], Results]:
+    """What a case gives in this process, on one device."""
+
+    @functools.cache
+    def results(case: Case) -> Results:
+        return run(case, Place(tmp_path_factory.mktemp(case.__name__)))
+
+    return results
+
+
+def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.__name__)
+
+
+@each(SAME_AS_ONE["quick"])
+def test_two_processes_do_what_one_does(quick: Ran, case: Case, here) -> None:
+    assert_same(quick.results(case), here(case))
+
+
+@pytest.mark.slow
+@each(SAME_AS_ONE["two"])
+def test_two_processes_do_what_one_does_in_every_way(two: Ran, case: Case, here) -> None:
+    assert_same(two.results(case), here(case))
+
+
+@pytest.mark.slow
+@each(SAME_AS_ONE["four"])
+def test_four_processes_do_what_one_does(four: Ran, case: Case, here) -> None:
+    assert_same(four.results(case), here(case))
+
+
+@pytest.mark.slow
+@each(data.UNSEEDED)
+def test_ranks_draw_the_same_where_the_user_seeds_nothing(two: Ran, case: Case) -> None:
+    first, other = two.results(case)
+    assert_same([other], first)
+
+
+@pytest.mark.slow
+@each(refusals.MESSAGES)
+def test_every_rank_refuses(two: Ran, case: Case) -> None:
+    for results in two.results(case):
+        assert re.search(refusals.MESSAGES[case], str(results["message"]))
+
+
+@pytest.mark.slow
+def test_training_goes_on_after_refusals(two: Ran) -> None:
+    first, other = two.results(refusals.training_goes_on)
+    assert_same([other], first)
+
+
+@pytest.mark.slow
+def test_files_of_two_processes_are_those_of_one(two: Ran) -> None:
+    results = two.results(files.models_and_weights)[0]
+    wanted = [value for name, value in results.items() if name.startswith("weights/")]
+    folder = two.folder / files.models_and_weights.__name__
+    with precision("float64"):
+        model = keras.saving.load_model(folder / "model.keras")
+        other = perceptron(model.optimizer.__class__())
+    other.load_weights(folder / "model.weights.h5")
+    for loaded in (model, other):
+        for got, value in zip(loaded.get_weights(), wanted, strict=True):
+            np.testing.assert_array_equal(got, value)
+    assert int(model.optimizer.iterations) == len(results["losses"])
+    later = trained(model, files.X, files.Y, batch_size=4, shuffle=False)
+    np.testing.assert_allclose(later["losses"], results["later losses"], 1e-7)
+    served = tf.saved_model.load(str(folder / "exported")).serve(files.X)
+    np.testing.assert_allclose(served, other.predict(files.X, verbose=0), 1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["two", "four"])
+def test_the_job_ends_well(job: str, request) -> None:
+    ran = request.getfixturevalue(job)
+    assert ran.code == 0, ran.output
+
+
+def assert_same(ranks: Iterable[Results], wanted: Results) -> None:
+    """Each rank's results are those wanted, but for roundings."""
+    for rank, got in enumerate(ranks):
+        assert list(got) == list(wanted)
+        for name, value in wanted.items():
+            rtol, atol = TOLERANCE.get(value.dtype.name, (0, 0))
+            message = f"{name} on rank {rank}"
+            if rtol:
+                np.testing.assert_allclose(got[name], value, rtol, atol, err_msg=message)
+            else:
+                np.testing.assert_array_equal(got[name], value, err_msg=message)

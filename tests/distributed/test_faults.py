@@ -1,0 +1,221 @@
+"""Ranks that fail while they train, for real: how the job ends, what is said, and what goes on."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kills
+from tests.launch.programs import environ, kill_marked, marked, run, start, wait_until
+
+RANKS = Path(__file__).with_name("faulty_ranks.py")
+BACKEND = "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
+LIMIT_S = 120.0
+
+needs_horovod = pytest.mark.skipif(BACKEND != "horovod", reason="Horovod is not installed")
+
+
+def task(folder: Path, **fields) -> tuple[str, ...]:
+    """The command of a rank that does this (see `faulty_ranks.Task`)."""
+    return sys.executable, str(RANKS), json.dumps({"folder": str(folder), **fields})
+
+
+def train(folder: Path, num_ranks: int = 2, *, options: dict | None = None, **fields) -> int:
+    """The exit code of a job, which has left no process."""
+    settings = {"backend": BACKEND, "timeout_s": 60.0, "grace_s": 20.0, **(options or {})}
+    return run(task(folder, **fields), num_ranks, **settings)
+
+
+def alone(folder: Path, **fields) -> None:
+    """Train in one process."""
+    subprocess.run(task(folder, **fields), env=environ(), check=True, timeout=LIMIT_S)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Each step's loss; what was trained again has to be what it was."""
+    found: dict[int, float] = {}
+    for line in (folder / "losses.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        assert found.setdefault(step["step"], step["loss"]) == pytest.approx(step["loss"], rel=1e-4)
+    return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> dict[int, float]:
+    """The losses of two epochs in one process that nothing has happened to."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    alone(folder, mesh=[1])
+    return losses(folder)
+
+
+def same(found: dict[int, float], expected: dict[int, float], rel: float = 1e-4) -> bool:
+    return found == pytest.approx(expected, rel=rel)
+
+
+# --- one rank fails --------------------------------------------------------------------
+
+
+def test_a_killed_rank_ends_the_job_and_is_named_with_its_step(capfd, tmp_path):
+    assert train(tmp_path, fault="kill", pause_s=0.3) == 137
+    err = capfd.readouterr().err
+    assert "rank 1 (host localhost) was killed by SIGKILL after train step 3" in err
+    assert "train step 4" in err.partition("was killed by")[2]  # where rank 0 was
+
+
+def test_an_exception_is_told_in_its_own_words(capfd, tmp_path):
+    assert train(tmp_path, fault="raise") == 1
+    err = capfd.readouterr().err
+    assert "rank 1 (host localhost) failed after train step 3" in err
+    assert "the moon is made of cheese" in err.partition("failed after")[2].splitlines()[0]
+    assert "The last lines of rank 1's stderr" in err and "  I0000" not in err
+
+
+@needs_horovod
+def test_a_rank_that_hangs_is_named_with_its_stack_and_what_waits_for_it(capfd, tmp_path):
+    assert train(tmp_path, fault="hang", options={"timeout_s": 10.0}) == 70
+    err = capfd.readouterr().err
+    assert "rank 1 (host localhost) hung after train step 3" in err
+    assert "in hang" in err  # rank 1's stack
+    assert "rank 0 made no progress in 'train step 4' for 10 s" in err
+
+
+@pytest.mark.slow
+def test_a_rank_whose_data_hang_is_named_with_where(capfd, tmp_path):
+    assert train(tmp_path, fault="hang_in_data", options={"timeout_s": 8.0}) == 70
+    err = capfd.readouterr().err
+    assert "rank 1 (host localhost) hung after train step 3" in err
+    assert "in wait_for_a_file_server" in err
+
+
+@pytest.mark.slow
+def test_a_rank_that_exits_while_others_train_is_named(capfd, tmp_path):
+    assert train(tmp_path, fault="exit") == 70
+    err = capfd.readouterr().err
+    assert "rank 1 (host localhost) ended with exit code 0 after train step 3" in err
+    assert "while other ranks went on." in err
+
+
+@pytest.mark.slow
+@needs_horovod
+def test_the_first_rank_and_tensorflows_own_collectives_are_no_exception(capfd, tmp_path):
+    options = {"backend": "tensorflow", "timeout_s": 15.0}
+    assert train(tmp_path, fault="kill", of=0, pause_s=0.3, options=options) == 137
+    assert "rank 0 (host localhost) was killed by SIGKILL after train" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@needs_horovod
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
+    variables = {**environ(), "TFPAR_TIMEOUT": "8"}
+    launcher = Path(sys.executable).with_name("horovodrun")
+    command = [sys.executable, str(launcher), "-np", "2", "--gloo", "--network-interfaces", "lo"]
+    process = subprocess.Popen(
+        [*command, *task(tmp_path, fault=fault)], env=variables, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    out = ended(process, variables["TFPAR_TEST_MARK"])
+    assert process.returncode != 0
+    if fault == "hang":
+        assert "rank 0 made no progress in 'train step 4' for 8 s" in out
+
+
+# --- training goes on ------------------------------------------------------------------
+
+
+def test_sigterm_saves_and_what_goes_on_is_as_if_nothing_had_happened(tmp_path, uninterrupted):
+    interrupt_at(tmp_path, 6, pause_s=0.2, every=100)
+    stopped = max(losses(tmp_path))
+    assert 6 <= stopped < 16 and saved_steps(tmp_path) == [stopped]
+    assert train(tmp_path, every=100) == 0
+    assert same(losses(tmp_path), uninterrupted, 1e-6)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Callable[[int], Path]:
+    """Makes the folder of a job of so many ranks that was killed in the second epoch."""
+
+    @functools.cache
+    def make(num_ranks: int) -> Path:
+        folder = tmp_path_factory.mktemp("killed")
+        assert train(folder, num_ranks, every=2, fault="kill", at=12) == 137
+        assert saved_steps(folder)[-1] == 10
+        return folder
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before, after", [(2, 1), (2, 4), (4, 2)])
+def test_other_numbers_of_ranks_go_on(tmp_path, uninterrupted, killed, before, after):
+    folder = tmp_path / "run"
+    shutil.copytree(killed(before), folder)
+    if after == 1:
+        alone(folder, every=2, mesh=[4])  # four ranks in one process
+    else:
+        assert train(folder, after, every=2) == 0
+    assert same(losses(folder), uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_lost_rank_is_planned_without(capfd, tmp_path, uninterrupted):
+    options = {"min_ranks": 2}
+    assert train(tmp_path, 3, every=2, searched=True, fault="kill", at=6, options=options) == 0
+    out, err = capfd.readouterr()
+    assert "rank 1 (host localhost) was lost: SIGKILL" in err and "restarting with 2 ranks" in err
+    assert out.count("training from 4") == 2 and out.count("done") == 2
+    assert same(losses(tmp_path), uninterrupted)
+
+
+@pytest.mark.slow
+def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(tmp_path):
+    result = kills.run(4, tmp_path)
+    assert result.code == 0 and result.kills == 4 and not result.lost
+    assert result.largest_difference < 1e-4
+
+
+def interrupt_at(folder: Path, step: int, **fields) -> str:
+    """Run two ranks and send the launcher SIGTERM at a step; returns its output."""
+    command = task(folder, **fields)
+    process, mark = start(command, "-np", "2", "--backend", BACKEND, "--grace", "20")
+    reached = wait_until(lambda: reached_step(folder) >= step, LIMIT_S / 2)
+    process.send_signal(signal.SIGTERM)
+    out = ended(process, mark)
+    assert reached and process.returncode == 143, out
+    return out
+
+
+def reached_step(folder: Path) -> int:
+    """The last step that was written down; 0 before the first."""
+    path = folder / "losses.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of the complete checkpoints."""
+    from tfpar.checkpoint import Reader
+    from tfpar.checkpoint.folders import checkpoints
+
+    return [Reader(path).info["step"] for path in checkpoints(str(folder / "ckpt"))]
+
+
+def ended(process: subprocess.Popen, mark: str) -> str:
+    """What it has written once it is over, in time, and none of its processes lives."""
+    try:
+        out, _ = process.communicate(timeout=LIMIT_S)
+        assert wait_until(lambda: not marked(mark), 5), marked(mark)
+        return out
+    finally:
+        process.kill()
+        process.communicate()
+        kill_marked(mark)

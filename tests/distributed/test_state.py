@@ -1,0 +1,290 @@
+"""Initial values, files and checkpoints where ranks are processes: ranks run `state_ranks`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfpar as tap
+from tests.distributed import state_ranks as ranks
+from tfpar.keras.files import complete
+from tfpar.spec import TfparError
+
+pytestmark = pytest.mark.xdist_group("state")
+
+_ROOT = Path(__file__).parents[2]
+_SECONDS = 240  # for one job
+
+
+class Ran:
+    """How a job of ranks went.
+
+    Attributes:
+        errors: for each check that a rank has ended, what went wrong on it, or nothing.
+        output: of all ranks.
+        code: the exit code.
+    """
+
+    def __init__(self, job: str, size: int, folder: Path) -> None:
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+        command = [
+            sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", "60",
+            sys.executable, "-m", "tests.distributed.state_ranks", job, str(folder),
+        ]  # fmt: skip
+        self.size = size
+        with subprocess.Popen(
+            command, cwd=_ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:  # fmt: skip
+            try:
+                self.output, _ = process.communicate(timeout=_SECONDS)
+            finally:
+                process.terminate()  # which ends the ranks
+        self.code = process.returncode
+        self.errors: dict[str, list[str]] = {}
+        for file in (folder / job).iterdir():
+            for line in map(json.loads, file.read_text().splitlines()):
+                self.errors.setdefault(line["check"], []).append(line["error"])
+
+    def assert_held(self, check: str) -> None:
+        errors = self.errors.get(check, [])
+        assert not "".join(errors), "".join(errors)
+        assert len(errors) == self.size, f"not all ranks came so far:\n{self.output}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """What one device makes: values at the start, after the interruption, and at the end."""
+    folder = tmp_path_factory.mktemp("state")
+    ranks.forget_names()
+    model = ranks.seeded()
+    start = {w.path: np.array(w) for w in model.weights}
+    interrupt = ranks.Interrupt(ranks.INTERRUPTED)
+    with pytest.raises(InterruptedError):
+        model.fit(ranks.dataset(), epochs=ranks.EPOCHS, verbose=0, callbacks=[interrupt])
+    saved = ranks.values(model)
+    model.save_weights(folder / "plain.weights.h5")
+    model.save(folder / "plain.keras")
+    ranks.forget_names()
+    model = ranks.seeded()
+    model.fit(ranks.dataset(), epochs=ranks.EPOCHS, verbose=0)
+    kept = {"start": start, "saved": saved, "end": ranks.values(model)}
+    arrays: dict[str, Any] = {
+        f"{of}:{k}": v for of, found in kept.items() for k, v in found.items()
+    }
+    np.savez(folder / "plain.npz", **arrays)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder) -> Ran:
+    return Ran("of_two", 2, folder)
+
+
+@pytest.fixture(scope="module")
+def four(folder, two) -> Ran:
+    for mesh in ("4", "2x2"):
+        shutil.copytree(folder / "run", folder / f"run-{mesh}")
+    return Ran("of_four", 4, folder)
+
+
+@pytest.fixture
+def checkpoint(folder, two) -> str:
+    """The one that two ranks wrote while they trained."""
+    two.assert_held("checkpoint")
+    (path,) = (folder / "run").iterdir()
+    return str(path)
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "check", ["initial", "load-after", "load-before", "load-model", "checkpoint", "save", "graph"]
+)
+def test_on_two_ranks(two, check):
+    two.assert_held(check)
+    assert two.code == 0, two.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["4", "2x2"])
+@pytest.mark.parametrize("layout", ["megatron", "tap"])
+@pytest.mark.parametrize("check", ["initial", "restore"])
+def test_on_four_ranks(four, check, mesh, layout):
+    four.assert_held(f"{check}-{mesh}-{layout}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["4", "2x2"])
+def test_a_run_of_two_ranks_goes_on_with_four(four, mesh):
+    four.assert_held(f"go-on-{mesh}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["load-before", "load-model"])
+def test_four_ranks_load_files(four, check):
+    four.assert_held(check)
+    assert four.code == 0, four.output
+
+
+@pytest.mark.slow
+def test_four_ranks_save_what_they_restored(folder, four, checkpoint):
+    four.assert_held("save-again")
+    again = folder / "again" / f"step-{ranks.INTERRUPTED:08d}"
+    ranks.same(ranks.of_checkpoint(str(again)), ranks.of_checkpoint(checkpoint))
+
+
+@pytest.mark.slow
+def test_files_of_two_ranks_load_on_one_device(folder, two):
+    two.assert_held("save")
+    predictions, x = np.load(folder / "predictions.npy"), ranks.samples()[0]
+    model = keras.models.load_model(folder / "saved.keras")
+    np.testing.assert_allclose(model.predict(x, verbose=0), predictions, rtol=1e-5, atol=1e-6)
+    assert int(model.optimizer.iterations) == ranks.INTERRUPTED
+    model = ranks.build()
+    model.load_weights(folder / "saved.weights.h5")
+    np.testing.assert_allclose(model.predict(x, verbose=0), predictions, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_goes_on_on_one_device(folder, checkpoint):
+    """With TensorFlow's reader: tensors have the paths of Keras's variables."""
+    reader = tf.train.load_checkpoint(f"{checkpoint}/tensors")
+    ranks.forget_names()
+    model = ranks.seeded()
+    model.optimizer.build(model.trainable_variables)
+    for variable in [*model.variables, *model.optimizer.variables]:
+        variable.assign(reader.get_tensor(variable.path))
+    position = json.loads(Path(checkpoint, "checkpoint.json").read_text())["info"]
+    data = ranks.dataset()
+    done = [list(data) for _ in range(position["epoch"])]  # shuffled, and passed over
+    assert [len(epoch) for epoch in done] == [position["batches"]]
+    for batch in list(data)[position["batch"] :]:
+        model.train_on_batch(*batch)
+    for _ in range(position["epoch"] + 1, ranks.EPOCHS):
+        for batch in data:
+            model.train_on_batch(*batch)
+    ranks.close(ranks.values(model), ranks.plain(folder, "end"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(folder, checkpoint, tmp_path):
+    with ranks.laid("2")():
+        model = ranks.build()
+    ranks.restores(folder, model)
+    shutil.copytree(checkpoint, tmp_path / Path(checkpoint).name)
+    ranks.goes_on(tmp_path, folder, ranks.laid("2"))
+
+
+@pytest.mark.slow
+def test_a_rank_killed_while_it_saves_leaves_the_old_file(tmp_path):
+    ran = Ran("killed", 2, tmp_path)
+    assert ran.code != 0 and "SIGKILL" in ran.output, ran.output
+    custom = {"Fatal": ranks.Fatal}
+    model = keras.models.load_model(tmp_path / "killed.keras", custom_objects=custom)
+    predictions = model.predict(np.ones((4, 4), "float32"), verbose=0)
+    np.testing.assert_allclose(predictions, np.load(tmp_path / "before.npy"), rtol=1e-6)
+
+
+# --- one process ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_one_process_loads_files_shard_by_shard(folder):
+    model = ranks.starts_as_on_one_device(folder, ranks.laid("2"))
+    ranks.loads_files(folder, model)
+    ranks.loads_before_the_first_step(folder, ranks.laid("2x2"))
+    ranks.loads_a_model(folder, ranks.laid("2"))
+
+
+def small_model() -> keras.Model:
+    with tap.auto_parallel(tap.Mesh.of({"model": 2}), planner=None):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, name="a")], name="small")
+        model.compile(keras.optimizers.Adam(name="adam"), "mse", jit_compile=False)
+    return model
+
+
+def test_a_loop_of_ones_own_saves_and_restores(tmp_path):
+    x, y = np.ones((4, 4), "float32"), np.zeros((4, 6), "float32")
+    model = small_model()
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    path = tap.save_checkpoint(model, tmp_path)
+    assert Path(path).name == "step-00000003"
+    saved = ranks.values(model)
+    other = small_model()
+    assert tap.restore_checkpoint(other, tmp_path).step == 3
+    ranks.same(ranks.values(other), saved)
+    model.train_on_batch(x, y)
+    tap.save_checkpoint(model, tmp_path, keep=5)
+    assert tap.restore_checkpoint(other, path).step == 3
+    ranks.same(ranks.values(other), saved)
+    other.train_on_batch(x, y)
+    ranks.same(ranks.values(other), ranks.values(model))
+
+
+def test_what_cannot_be_saved_or_restored_is_said(tmp_path):
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6)])
+    with pytest.raises(TfparError, match="inside tap.auto_parallel"):
+        tap.save_checkpoint(plain, tmp_path)
+    with pytest.raises(TfparError, match="not a complete checkpoint"):
+        tap.restore_checkpoint(small_model(), tmp_path)
+    with tap.auto_parallel(tap.Mesh.of({"model": 2})):
+        unbuilt = keras.Sequential([keras.layers.Dense(6)], name="unbuilt")
+    with pytest.raises(TfparError, match="'unbuilt' is not built.*call it on a batch"):
+        tap.save_checkpoint(unbuilt, tmp_path)
+
+
+def test_a_file_that_is_not_complete_takes_no_name(tmp_path):
+    path = tmp_path / "model.keras"
+    path.write_text("old")
+    with pytest.raises(InterruptedError), complete(str(path)) as temporary:
+        Path(temporary).write_text("half")
+        raise InterruptedError
+    assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
+    assert path.read_text() == "old"
+    with complete(str(path)) as temporary:
+        Path(temporary).write_text("new")
+    assert path.read_text() == "new"
+
+
+_KILLED = """
+import os, pathlib, signal, sys
+from tfpar.keras.files import complete
+with complete(sys.argv[1]) as temporary:
+    pathlib.Path(temporary).write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path):
+    path = tmp_path / "model.keras"
+    path.write_text("old")
+    done = subprocess.run([sys.executable, "-c", _KILLED, path], cwd=_ROOT, timeout=_SECONDS)
+    assert done.returncode < 0
+    assert path.read_text() == "old"
+
+
+def test_a_plain_call_of_auto_parallel_lasts():
+    scope = tap.auto_parallel([2]).session.entered  # nothing keeps the call's own result
+    assert scope is not None
+    try:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6)])
+    finally:
+        scope.__exit__(None, None, None)
+    model.compile("sgd", "mse", jit_compile=False)
+    model.train_on_batch(np.ones((4, 4), "float32"), np.zeros((4, 6), "float32"))
+    assert tap.plan_of(model).mesh.size == 2

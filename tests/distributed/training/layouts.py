@@ -1,0 +1,187 @@
+"""Every kind of parallelism, laid by hand and searched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+import tfpar as tap
+from tests.distributed.training.place import (
+    COLUMNS,
+    Case,
+    Place,
+    Results,
+    collectives,
+    is_split,
+    numbers,
+    perceptron,
+    precision,
+    regression,
+    trained,
+)
+from tests.e2e.test_patterns import LENGTH, MEGATRON, VOCABULARY, gpt, moe
+
+VOCABULARY_PARALLEL = [
+    tap.shard("tokens/embeddings", dim=0, axis="model"),
+    tap.shard("head/kernel", dim=1, axis="model"),
+]
+ZERO_1 = [
+    tap.batch("data"), tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data"),
+]  # fmt: skip
+EXPERTS = [tap.batch("data"), tap.shard("moe/w_.*", dim=0, axis="data")]
+
+
+def tokens(n: int, vocabulary: int = VOCABULARY) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.random.default_rng(n).integers(0, vocabulary, (n, LENGTH + 1)).astype("int32")
+    return ids[:, :-1], ids[:, 1:]
+
+
+def trains(
+    place: Place, build: Callable[[], keras.Model], data: Sequence[np.ndarray],
+    constraints: Sequence[Any] = (), mesh: Sequence[int] | None = None, *,
+    planner: str | None = None, kinds: Collection[str] = (), split: str | None = None,
+    batch_size: int = 8,
+) -> Results:  # fmt: skip
+    """Train as laid out.
+
+    Args:
+        kinds: collectives that there have to be.
+        split: a weight that has to be split.
+    """
+    with place.parallel(constraints, mesh, planner):
+        model = build()
+    results = trained(model, *data, batch_size=batch_size, shuffle=False)
+    if place.size > 1:
+        found = {kind for kind, _ in collectives(model)}
+        assert found.issuperset(kinds), found
+        if split is not None:
+            assert is_split(next(w for w in model.weights if w.path == split)), split
+    return results
+
+
+# --- two ranks ------------------------------------------------------------------------------------
+
+
+def mlp() -> keras.Model:
+    inputs = keras.Input((6,))
+    h = layers.Dense(10, "relu", name="fc1")(inputs)
+    h = layers.BatchNormalization(name="norm")(h)
+    h = layers.Dropout(0.3, seed=3)(h)
+    model = keras.Model(inputs, layers.Dense(2, name="fc2")(h))
+    model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+def convnet() -> keras.Model:
+    inputs = keras.Input((8, 8, 3))
+    h = layers.Conv2D(4, 3, padding="same", activation="relu", name="conv1")(inputs)
+    h = layers.BatchNormalization(name="norm")(h)
+    h = layers.MaxPooling2D()(h)
+    h = layers.Conv2D(6, 3, padding="same", activation="relu", name="conv2")(h)
+    h = layers.GlobalAveragePooling2D()(h)
+    model = keras.Model(inputs, layers.Dense(4, name="head")(h))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], jit_compile=False
+    )
+    return model
+
+
+def images(n: int) -> tuple[np.ndarray, np.ndarray]:
+    return numbers(n, 8, 8, 3), np.arange(n) % 4
+
+
+def data_parallel(place: Place) -> Results:
+    return trains(place, mlp, regression(21), kinds={"all_reduce"})
+
+
+@precision("float32")
+def megatron(place: Place) -> Results:
+    return trains(
+        place, gpt, tokens(16), MEGATRON, [1, place.size], kinds={"all_reduce"},
+        split="block_0_fc2/kernel",
+    )  # fmt: skip
+
+
+def vocabulary_parallel(place: Place) -> Results:
+    data = tokens(16, 51)
+    return trains(
+        place, lambda: gpt(vocabulary=51), data, VOCABULARY_PARALLEL, [1, place.size],
+        split="tokens/embeddings",
+    )  # fmt: skip
+
+
+def zero_1(place: Place) -> Results:
+    def build() -> keras.Model:
+        return gpt(optimizer=keras.optimizers.Adam())
+
+    kinds = {"reduce_scatter", "all_gather"}
+    return trains(place, build, tokens(16), ZERO_1, kinds=kinds)
+
+
+@precision("float32")
+def experts_by_all_to_all(place: Place) -> Results:
+    data = numbers(24, 6, 8), numbers(24, 6, 3)
+    return trains(place, moe, data, EXPERTS, kinds={"all_to_all"}, split="moe/w_in")
+
+
+def searched_mlp(place: Place) -> Results:
+    return trains(place, mlp, regression(20), planner="tap")
+
+
+def searched_gpt(place: Place) -> Results:
+    return trains(place, gpt, tokens(16), planner="tap")
+
+
+def searched_convnet(place: Place) -> Results:
+    return trains(place, convnet, images(20), planner="tap")
+
+
+# --- optimizers -----------------------------------------------------------------------------------
+
+
+def optimized_by(name: str, make: Callable[[], keras.optimizers.Optimizer]) -> Case:
+    """A split perceptron under an optimizer."""
+
+    def case(place: Place) -> Results:
+        return trains(
+            place, lambda: perceptron(make()), regression(20), COLUMNS, [1, place.size],
+            split="fc2/kernel",
+        )  # fmt: skip
+
+    case.__name__ = name
+    return case
+
+
+OPTIMIZERS = [
+    optimized_by(name, make)
+    for name, make in {
+        "sgd_with_momentum": lambda: keras.optimizers.SGD(0.05, 0.9, nesterov=True),
+        "adamw_with_global_clipnorm": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.1),
+        "adafactor": lambda: keras.optimizers.Adafactor(0.05),
+        "lion": lambda: keras.optimizers.Lion(0.01),
+    }.items()
+]
+
+
+# --- four ranks -----------------------------------------------------------------------------------
+
+
+@precision("float32")
+def data_and_tensor_parallel(place: Place) -> Results:
+    data = tokens(12)
+    return trains(place, gpt, data, MEGATRON, [2, 2], split="block_0_fc1/kernel")
+
+
+QUICK: list[Case] = [data_parallel, megatron]
+ON_TWO: list[Case] = [
+    vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp, searched_gpt,
+    searched_convnet, *OPTIMIZERS,
+]  # fmt: skip
+ON_FOUR: list[Case] = [
+    data_and_tensor_parallel, megatron, data_parallel, zero_1, experts_by_all_to_all, searched_mlp,
+]  # fmt: skip

@@ -1,0 +1,71 @@
+"""What cannot be trained together is refused on every rank, and names what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+
+import tfpar as tap
+from tests.distributed.training.place import Case, Place, Results, perceptron, regression
+from tfpar.spec import RuntimeMismatchError, TfparError
+
+X, Y = regression(8)
+
+
+def refused(kind: type[TfparError], action: Callable[[], object]) -> Results:
+    """The error's message.
+
+    Raises:
+        AssertionError: there was none.
+    """
+    try:
+        action()
+    except kind as error:
+        return {"message": np.array(str(error))}
+    raise AssertionError("nothing was refused")
+
+
+def data_of_its_own(place: Place) -> Results:
+    with place.parallel():
+        model = perceptron()
+    x = np.random.default_rng().normal(size=X.shape)
+    return refused(RuntimeMismatchError, lambda: model.fit(x, Y, batch_size=8, verbose=0))
+
+
+def another_model(place: Place) -> Results:
+    with place.parallel():
+        inputs = keras.Input((6,))
+        activation = "relu" if place.rank else "tanh"
+        model = keras.Model(inputs, keras.layers.Dense(2, activation, name="fc")(inputs))
+        model.compile("sgd", "mse")
+    return refused(RuntimeMismatchError, lambda: model.fit(X, Y, batch_size=8, verbose=0))
+
+
+def another_size_of_batch(place: Place) -> Results:
+    with place.parallel():
+        model = perceptron()
+    size = 8 - place.rank
+    return refused(RuntimeMismatchError, lambda: model.train_on_batch(X[:size], Y[:size]))
+
+
+def a_mesh_of_another_size(place: Place) -> Results:
+    return refused(TfparError, lambda: tap.auto_parallel([place.size + 1]))
+
+
+def training_goes_on(place: Place) -> Results:
+    """After all of that."""
+    with place.parallel():
+        model = perceptron()
+    losses = model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history["loss"]
+    return {"losses": np.array(losses)}
+
+
+MESSAGES: dict[Case, str] = {
+    data_of_its_own: r"fed different batches.*Every rank has to read the same data.*seed",
+    another_model: r"different programs.*rank 0 has .*Tanh.*rank 1 .*Relu.*same model",
+    another_size_of_batch: r"different programs.*batches of the same shape",
+    a_mesh_of_another_size: r"mesh has 3 ranks and the job 2 processes.*Start as many",
+}
+CASES: list[Case] = [*MESSAGES, training_goes_on]

@@ -1,0 +1,18 @@
+"""Which cases a job runs, one after another."""
+
+from __future__ import annotations
+
+from tests.distributed.training import data, files, layouts, refusals, steps
+from tests.distributed.training.place import Case
+
+SAME_AS_ONE: dict[str, list[Case]] = {
+    "quick": layouts.QUICK,
+    "two": [*layouts.ON_TWO, *data.SEEDED, *files.CASES, *steps.CASES],
+    "four": layouts.ON_FOUR,
+}
+"""What gives the same on so many ranks as on one device."""
+
+SETS: dict[str, list[Case]] = {
+    **SAME_AS_ONE,
+    "two": [*SAME_AS_ONE["two"], *data.UNSEEDED, *refusals.CASES],
+}

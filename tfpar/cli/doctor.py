@@ -1,0 +1,88 @@
+"""`tfpar doctor`: what is on this machine, what works, and how to mend the rest."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console
+
+from tfpar.doctor import Finding, Status
+from tfpar.report.tables import render_table
+
+SOUND, UNSOUND = 0, 1
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Add the command, its options, and `run` as what it does."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what is on this machine, what works, and how to mend the rest",
+        description="Say what is on this machine, what works, and how to mend the rest. The exit "
+        "code is 0 if this machine can train, in one process and in several.",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="train nothing, only look at what is there"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine this machine; returns the exit code."""
+    from tfpar.doctor.examination import examine
+
+    with _telling() as tell:
+        findings = list(examine(quick=options.quick, tell=tell))
+    print(_as_json(findings) if options.json else _as_text(findings, options.quick))
+    return UNSOUND if _with(Status.MISSING, findings) else SOUND
+
+
+def _as_json(findings: Sequence[Finding]) -> str:
+    return json.dumps(
+        {
+            "sound": not _with(Status.MISSING, findings),
+            "findings": [dataclasses.asdict(finding) for finding in findings],
+        },
+        indent=2,
+    )
+
+
+def _as_text(findings: Sequence[Finding], quick: bool) -> str:
+    """A table, then what to do: lines to copy, which a table would break."""
+    rows = [(f.name, f.status.value, f.found) for f in findings]
+    parts = [render_table("This machine", ("what", "state", "found"), rows)]
+    for status, title in (
+        (Status.MISSING, "To mend, for training to work:"),
+        (Status.WARNING, "To mend, if you need it:"),
+    ):
+        lines = [f"  {f.name}: {f.mend}" for f in _with(status, findings)]
+        if lines:
+            parts.append("\n".join([title, *lines]))
+    missing = [finding.name for finding in _with(Status.MISSING, findings)]
+    if missing:
+        parts.append(f"Training does not work here: {', '.join(missing)}.")
+    elif quick:
+        parts.append("All that training needs is here; without --quick it is tried.")
+    else:
+        parts.append("Training works here, in one process and in several.")
+    return "\n\n".join(parts)
+
+
+def _with(status: Status, findings: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.status is status]
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[Callable[[str], object]]:
+    """Shows on a terminal what is looked at."""
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    with Console(stderr=True).status("looking") as status:
+        yield lambda name: status.update(f"looking at: {name}")

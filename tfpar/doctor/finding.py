@@ -1,0 +1,59 @@
+"""One thing that was looked at, and how it was found."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+
+from tfpar.spec.errors import TfparError
+
+
+class Status(str, enum.Enum):
+    """`WARNING`: training goes on without it; `MISSING`: it is not here or broken, and needed."""
+
+    OK = "ok"
+    WARNING = "warning"
+    MISSING = "missing"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """How a thing was found.
+
+    Attributes:
+        name: of the thing.
+        found: what is there, in plain words.
+        mend: what to do about it; empty if nothing has to be done.
+    """
+
+    name: str
+    status: Status
+    found: str
+    mend: str = ""
+
+
+def ok(name: str, found: str) -> Finding:
+    """Nothing to do."""
+    return Finding(name, Status.OK, found)
+
+
+def warning(name: str, found: str, mend: str) -> Finding:
+    """Something that can be done without."""
+    return Finding(name, Status.WARNING, found, mend)
+
+
+def missing(name: str, found: str, mend: str) -> Finding:
+    """Something without which nothing trains."""
+    return Finding(name, Status.MISSING, found, mend)
+
+
+def look(name: str, check: Callable[[], Finding | None]) -> Finding | None:
+    """What the check finds; an error of its own is a finding too, for others may still be made."""
+    try:
+        return check()
+    except TfparError as error:
+        return missing(name, " ".join(str(error).split()), "Do what the message says.")
+    except Exception as error:  # noqa: BLE001 - a doctor has no traceback to show
+        found = " ".join(f"could not be looked at: {type(error).__name__}: {error}".split())
+        return warning(name, found, "Report it to tfpar's authors, with this line.")

@@ -1,0 +1,63 @@
+"""Data that is sharded already: each rank reads its own part of every global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfpar.capture.step import argument_specs
+from tfpar.keras.adapter import parallel_model
+from tfpar.keras.parts import mark_parts
+from tfpar.session import batch_size_of
+from tfpar.spec import TfparError
+
+
+def shard_data(
+    model: keras.Model, make: Callable[[int, int], tf.data.Dataset], batch: Any
+) -> tf.data.Dataset:
+    """A dataset for `fit` of which each process reads only what it needs.
+
+        def part(index, count):
+            files = tf.data.Dataset.list_files("*.tfrecord", shuffle=False).shard(count, index)
+            records = tf.data.TFRecordDataset(files).map(parse)
+            return records.batch(256 // count, drop_remainder=True)
+
+        model.fit(tap.shard_data(model, part, (x_spec, y_spec)))
+
+    The plan says into how many parts a batch is split; ranks that hold parts of one model copy read
+    the same part. Where all ranks are in this process, or the batch is not split, there is one
+    part.
+
+    Args:
+        model: compiled and parallel; it is planned now, if it has not been yet.
+        make: gives part `index` of `count`, as batches of equal size on all ranks: together they
+            are the global batch. Every rank has to give as many batches.
+        batch: one global batch, `(x, y)` or `(x, y, sample_weight)`: arrays or `tf.TensorSpec`s.
+
+    Raises:
+        TfparError: the model is not parallel or not compiled, or the batch does not divide.
+    """
+    state = parallel_model(model)
+    if state is None or not model.compiled:
+        raise TfparError(f"shard_data needs a compiled parallel model; {model.name!r} is not.")
+    world = state.world
+    if world is None:
+        return make(0, 1)
+    specs = argument_specs((batch,))
+    plan = state.step("train").find_plan(specs)
+    at, index, count = plan.mesh.coordinates(world.rank), 0, 1
+    for axis in sorted(map(plan.mesh.axis, plan.batch_axes)):
+        index = index * plan.mesh.shape[axis] + at[axis]
+        count *= plan.mesh.shape[axis]
+    size = batch_size_of(specs)
+    if size is None or size % count:
+        raise TfparError(
+            f"A global batch of {size} cannot be read in {count} equal parts ({plan.mesh}, batch "
+            f"over {', '.join(plan.batch_axes)}). Use a batch size that {count} divides."
+        )
+    dataset = make(index, count)
+    mark_parts(dataset, count)
+    return dataset
