@@ -111,8 +111,12 @@ def checkpoint(folder, two) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "check", ["initial", "load-after", "load-before", "load-model", "checkpoint", "save", "graph"]
-)
+    "check",
+    [
+        "initial", "load-after", "load-before", "load-model", "checkpoint", "save", "graph",
+        "graph-replicated",
+    ],
+)  # fmt: skip
 def test_on_two_ranks(two, check):
     two.assert_held(check)
     assert two.code == 0, two.output

@@ -64,7 +64,8 @@ class Executable:
         world, fed = self.ranks.world, feeds(arguments)
         if world is None:
             return self._run(fed)
-        with world.lockstep.step(self.name, fed, first=not self._checked):
+        alike = fed if self.parts == 1 else []
+        with world.lockstep.step(self.name, alike, first=not self._checked):
             return self._run(fed)
 
     def _run(self, fed: Sequence[tf.Tensor]) -> Any:
