@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,7 @@ def run(kills: int, folder: Path, num_ranks: int = 2) -> Result:
         starts, saved = _watch(process, folder)
     finally:
         process.terminate()
+        process.wait(ATTEMPT_S)
     with tempfile.TemporaryDirectory() as plain:
         alone = {**task, "folder": plain, "every": 0, "mesh": [1], "pause_s": 0}
         subprocess.run(
@@ -151,6 +153,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the job too
     with tempfile.TemporaryDirectory() as folder:
         result = run(options.kills, Path(folder), options.ranks)
     print(json.dumps(dataclasses.asdict(result)))

@@ -1,10 +1,11 @@
 """Step time: plain Keras, tfpar in-process, MirroredStrategy, side by side in one run.
 
-    python -m benchmarks.step [--quick] [--json FILE] [--model gpt] [--first-step]
+    python -m benchmarks.step [--quick] [--json FILE] [--model gpt] [--first-step] [--processes]
 
 Contenders take turns; figures are medians over the turns, CPU time is that of the whole
 process, and what to read are the ratios to plain Keras. `--first-step` measures
-a 24-layer GPT (hidden 1024) from `fit` to the end of its first step instead.
+a 24-layer GPT (hidden 1024) from `fit` to the end of its first step instead; `--processes`
+one rank a process, beside data parallelism and Megatron's layout as one writes them by hand.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import resource
 import statistics
 import time
 
+from benchmarks.by_hand.launch import KINDS, Ranks
 from benchmarks.workers import Worker, serve, versions
 
 CONTENDERS = [
@@ -29,6 +31,18 @@ CONTENDERS = [
     {"system": "mirrored", "ranks": 2, "layout": "data"},
     {"system": "mirrored", "ranks": 4, "layout": "data"},
 ]
+
+PROCESSES = [
+    {"system": "keras", "ranks": 1, "layout": "-"},
+    *(
+        {"system": system, "ranks": 2, "layout": layout}
+        for system, layout in (
+            ("horovod", "data"), ("mwms", "data"), ("megatron", "model"),
+            ("tfpar-data", "data"), ("tfpar-model", "model"), ("tfpar-searched", "searched"),
+        )
+    ),
+]  # fmt: skip
+"""One rank a process: what is written by hand, and tfpar over Horovod."""
 
 
 # --- a contender's process ---------------------------------------------------------
@@ -99,6 +113,12 @@ class Contender:
         }
 
 
+def _start(config: dict) -> Worker | Ranks:
+    if config["system"] in KINDS:
+        return Ranks(config["system"], config["model"], config["ranks"])
+    return Worker("benchmarks.step", config)
+
+
 # --- the run ---------------------------------------------------------------------------
 
 
@@ -109,7 +129,7 @@ def measure(model: str, turns: int, steps: int, contenders=None, size=None) -> l
     try:
         for contender in contenders or CONTENDERS:
             config = {**contender, "model": model, **({"size": size} if size else {})}
-            worker = Worker("benchmarks.step", config)
+            worker = _start(config)
             workers.append(worker)
             first = worker.ask({"steps": 1})
             rows.append({**contender, "model": model, "first_step_s": first["wall_s"],
@@ -183,6 +203,9 @@ def main() -> None:
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--model", choices=("gpt", "wide"), action="append")
     parser.add_argument("--first-step", action="store_true")
+    parser.add_argument(
+        "--processes", action="store_true", help="one rank a process, beside what is by hand"
+    )
     parser.add_argument("--layout", action="append", help="only these, beside Keras")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -196,8 +219,9 @@ def main() -> None:
     else:
         rows = []
         for model in args.model or ("gpt", "wide"):
+            contenders = PROCESSES if args.processes else CONTENDERS
             chosen = [
-                c for c in CONTENDERS if not args.layout or c["layout"] in ("-", *args.layout)
+                c for c in contenders if not args.layout or c["layout"] in ("-", *args.layout)
             ]
             rows += measure(model, turns=7, steps=8 if model == "gpt" else 4, contenders=chosen)
     show(rows)

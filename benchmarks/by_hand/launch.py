@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks.workers import ROOT
 
-KINDS = ("horovod", "mwms", "megatron")
-POLLING = ("horovod", "megatron")
+KINDS = ("horovod", "mwms", "megatron", "tfpar-data", "tfpar-model", "tfpar-searched")
+POLLING = tuple(kind for kind in KINDS if kind != "mwms")
 """Those whose ranks use a core's tenth each while they wait; they are stopped between turns."""
 CHECKED_STEPS = 3
 TOLERANCE = 1e-4

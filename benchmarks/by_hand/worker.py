@@ -11,19 +11,24 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import resource
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from benchmarks import models
+from benchmarks.by_hand.launch import KINDS
 from benchmarks.workers import serve
+
+if TYPE_CHECKING:
+    from benchmarks.by_hand.with_tfpar import WithTfpar
 
 Make = Callable[[], tuple[keras.Model, np.ndarray, np.ndarray]]
 """Builds and compiles the plain model, with the seed of all runs, and its batch."""
@@ -43,6 +48,16 @@ class Trainer(Protocol):
     def step(self) -> tf.Tensor | float: ...
 
 
+class Looped:
+    """Steps of a trainer, one after another."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def steps(self, count: int) -> list[float]:
+        return [float(self._trainer.step()) for _ in range(count)]
+
+
 class PlainKeras:
     """What the others must agree with."""
 
@@ -55,7 +70,7 @@ class PlainKeras:
         return history.history["loss"][0]
 
 
-def trainer_of(kind: str, model: str) -> Trainer:
+def trainer_of(kind: str, model: str) -> Looped | WithTfpar:
     """The trainer of a kind; imported here, as Horovod may be missing."""
 
     def make():
@@ -66,23 +81,27 @@ def trainer_of(kind: str, model: str) -> Trainer:
     if kind == "horovod":
         from benchmarks.by_hand.horovod_data_parallel import HorovodDataParallel
 
-        return HorovodDataParallel(make)
+        return Looped(HorovodDataParallel(make))
     if kind == "mwms":
         from benchmarks.by_hand.multi_worker_mirrored import MultiWorkerMirrored
 
-        return MultiWorkerMirrored(make)
+        return Looped(MultiWorkerMirrored(make))
     if kind == "megatron":
         from benchmarks.by_hand.megatron import Megatron
 
-        return Megatron(make)
-    return PlainKeras(make)
+        return Looped(Megatron(make))
+    if kind.startswith("tfpar-"):
+        from benchmarks.by_hand.with_tfpar import WithTfpar
+
+        return WithTfpar(make, model, kind.removeprefix("tfpar-"), int(os.environ["HOROVOD_SIZE"]))
+    return Looped(PlainKeras(make))
 
 
-def timed(trainer: Trainer, request: dict[str, Any]) -> dict[str, Any]:
+def timed(trainer: Looped | WithTfpar, request: dict[str, Any]) -> dict[str, Any]:
     """CPU and wall seconds a step of this rank, and the losses."""
     steps = request["steps"]
     cpu, wall = cpu_seconds(), time.perf_counter()
-    losses = [float(trainer.step()) for _ in range(steps)]
+    losses = trainer.steps(steps)
     return {
         "cpu_s": (cpu_seconds() - cpu) / steps,
         "wall_s": (time.perf_counter() - wall) / steps,
@@ -105,7 +124,7 @@ def end_with_parent() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The program of one rank of a baseline.")
-    parser.add_argument("kind", choices=("keras", "horovod", "mwms", "megatron"))
+    parser.add_argument("kind", choices=("keras", *KINDS))
     parser.add_argument("model", choices=sorted(TASKS))
     parser.add_argument("--steps", type=int, help="time as many steps and end")
     parser.add_argument("--threads", type=int, default=0, help="of an op; 0: TensorFlow's choice")

@@ -168,8 +168,8 @@ def test_files_of_two_processes_are_those_of_one(two: Ran) -> None:
     assert int(model.optimizer.iterations) == len(results["losses"])
     later = trained(model, files.X, files.Y, batch_size=4, shuffle=False)
     np.testing.assert_allclose(later["losses"], results["later losses"], 1e-7)
-    served = tf.saved_model.load(str(folder / "exported")).serve(files.X)
-    np.testing.assert_allclose(served, other.predict(files.X, verbose=0), 1e-7)
+    exported = tf.saved_model.load(str(folder / "exported"))
+    np.testing.assert_allclose(exported.serve(files.X), other.predict(files.X, verbose=0), 1e-7)
 
 
 @pytest.mark.slow

@@ -42,8 +42,8 @@ PATCHES = (
         "#if TENSORFLOW_VERSION >= 2006000000\n",
         "#if TENSORFLOW_VERSION >= 2006000000 && TENSORFLOW_VERSION < 2016000000\n",
     ),
-    # The groups of a mesh took no notice of HOROVOD_GLOO_IFACE, and bound to what the host's own name
-    # resolves to: to the loopback on many machines, where no other machine can reach them.
+    # The groups of a mesh took no notice of HOROVOD_GLOO_IFACE, and bound to what the host name
+    # resolves to: the loopback on many machines, where no other machine can reach them.
     Patch(
         "horovod/common/gloo/gloo_context.cc",
         "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n",

@@ -199,7 +199,7 @@ class ParallelModel:
             force: also where the model has a `train_step` of its own.
         """
         model = self.model
-        optimizer = model.optimizer
+        optimizer = getattr(model, "optimizer", None)
         own = force or type(model).train_step is keras.Model.train_step
         if own and model.built and model.trainable_variables and optimizer and not optimizer.built:
             with keras.name_scope(optimizer.name, caller=optimizer):
@@ -251,7 +251,7 @@ class ParallelModel:
         Where the first rank leads, the others are asked to load it too.
         """
         model = self.model
-        built = bool(getattr(model.optimizer, "built", False))
+        built = bool(getattr(getattr(model, "optimizer", None), "built", False))
         if self.world is not None:
             self.world.lead.ask(self._key, "load_weights_too", path, args, kwargs, built)
         with streamed_weights():
