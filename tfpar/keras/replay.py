@@ -76,7 +76,8 @@ class Replay:
         for _ in range(self._position.epoch):
             for _ in range(batches):
                 source.again()
-            if each_anew:
+            if each_anew:  # Keras makes one at the end of an epoch, and another one to begin with
+                source.begin()
                 source.begin()
         return source
 
