@@ -7,7 +7,7 @@ import pytest
 from benchmarks.by_hand import launch
 
 SECONDS = 80
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"
 )

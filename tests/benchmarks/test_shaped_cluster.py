@@ -16,6 +16,8 @@ from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import ROOT
 from tfpar.spec import Mesh, TfparError
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 SECONDS = 55.0
 RING = Mesh(("data",), (4,))
 GRID = Mesh(("data", "model"), (2, 2))

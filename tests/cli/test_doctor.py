@@ -21,6 +21,8 @@ from tfpar.doctor.probe import Probe
 from tfpar.install.horovod import InstalledHorovod
 from tfpar.spec import TfparError
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 SOUND = Probe(tensorflow="2.21.0", keras="3.15.0", backend="tensorflow")
 WITH_GPUS = Probe("2.21.0", "3.15.0", "tensorflow", ("H200", "H200"), "12.5")
 

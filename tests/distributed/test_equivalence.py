@@ -33,7 +33,7 @@ from tests.distributed.training.place import (
 from tests.distributed.training.sets import SAME_AS_ONE
 
 pytestmark = [
-    pytest.mark.xdist_group("training"),
+    pytest.mark.xdist_group("processes"),
     pytest.mark.skipif(
         importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"
     ),

@@ -17,6 +17,8 @@ import pytest
 from benchmarks import kills
 from tests.launch.programs import environ, kill_marked, marked, run, start, wait_until
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 RANKS = Path(__file__).with_name("faulty_ranks.py")
 BACKEND = "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
 LIMIT_S = 120.0

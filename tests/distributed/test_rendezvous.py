@@ -21,6 +21,8 @@ from tfpar.distributed.rendezvous import allotted, join, meeting_point
 from tfpar.launch.network import free_ports
 from tfpar.spec import TfparError
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 ROOT = Path(__file__).parents[2]
 SLURM = {"SLURM_JOB_ID": "123", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "gpu[07-09]"}
 

@@ -16,7 +16,7 @@ from tfpar.distributed.job import Job
 from tfpar.runtime.backends.tensorflow import TensorFlowTransport
 from tfpar.spec import TfparError
 
-pytestmark = pytest.mark.xdist_group("transports")
+pytestmark = pytest.mark.xdist_group("processes")
 
 _ROOT = Path(__file__).parents[2]
 _SECONDS = 100  # for one job

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.launch.programs import program, run
+
+pytestmark = pytest.mark.xdist_group("processes")
 
 DIES = """
 beacon = report("train step 17")

@@ -8,6 +8,8 @@ import pytest
 
 from tests.launch.programs import program, run
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 # Starts the command as often as `-np` says, and ends with the last non-zero exit code.
 MPIRUN = """#!/bin/sh
 echo "$@" > "$MPIRUN_CALL"

@@ -9,6 +9,8 @@ import pytest
 
 from tests.launch.programs import program, run
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 # Runs the command with a bare environment, as sshd does, and notes how it was called.
 SSH = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done

@@ -11,6 +11,8 @@ from tfpar import launch
 from tfpar.launch import RunOptions
 from tfpar.spec import TfparError
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 
 def test_all_ranks_run_and_the_run_ends_with_them(capfd, tmp_path):
     command = program(

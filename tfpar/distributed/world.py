@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib.util
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -27,6 +29,8 @@ logger = logging.getLogger("tfpar")
 T = TypeVar("T")
 
 BACKENDS = ("horovod", "tensorflow")
+
+_LEAVE_S = 60.0  # for the others to come to their end, too
 
 
 class PeerLostError(TfparError):
@@ -54,6 +58,9 @@ class World:
         self.exchange = Exchange(transport)
         self.lead = Lead(self)
         self.lockstep = Lockstep(self)
+        self._leaving, self._all_leave = threading.Event(), threading.Event()
+        # Started now: an interpreter that ends starts no threads.
+        threading.Thread(target=self._wait_to_leave, name="tfpar-leave", daemon=True).start()
 
     @property
     def rank(self) -> int:
@@ -88,6 +95,18 @@ class World:
             raise
         finally:
             self.beacon.at(reached)
+
+    def leave(self, limit_s: float) -> None:
+        """Wait for the others, who may still need this process in collectives, before it ends."""
+        self.beacon.at("leaving the job")
+        self._leaving.set()
+        self._all_leave.wait(limit_s)
+
+    def _wait_to_leave(self) -> None:
+        self._leaving.wait()
+        with contextlib.suppress(tf.errors.OpError):  # one of them has gone already
+            self.exchange.messages("leaving")
+        self._all_leave.set()
 
     def first(self, what: str, make: Callable[[], Any]) -> Any:
         """What rank 0 makes, on every rank; a JSON value. An error of rank 0 is everyone's.
@@ -135,7 +154,7 @@ def this_world() -> World | None:
     beacon.at("joining the job", bounded=True)
     world = World(job, _transport(job), beacon)
     beacon.at("joined the job")
-    _report_uncaught(beacon)
+    _at_the_end(world)
     if job.rank == 0:
         logger.info(
             "%d ranks on %d machine(s) over %s, started by %s.",
@@ -165,15 +184,22 @@ def _transport(job: Job) -> Transport:
     return TensorFlowTransport(job)
 
 
-def _report_uncaught(beacon: Beacon) -> None:
-    """Tell the launcher of the exception that ends this rank."""
-    shown = sys.excepthook
+def _at_the_end(world: World) -> None:
+    """End together with the others, or tell the launcher of the exception that ends this rank."""
+    shown, failed = sys.excepthook, threading.Event()
 
     def hook(kind, error, trace):
-        beacon.failed("peer" if isinstance(error, PeerLostError) else "error", str(error))
+        failed.set()
+        peer = isinstance(error, PeerLostError)
+        world.beacon.failed("peer" if peer else "error", str(error))
         shown(kind, error, trace)
 
+    def leave() -> None:
+        if not failed.is_set():
+            world.leave(min(_LEAVE_S, world.beacon.timeout_s / 2))
+
     sys.excepthook = hook
+    atexit.register(leave)
 
 
 def _is_of_a_peer(error: tf.errors.OpError) -> bool:

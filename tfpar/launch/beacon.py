@@ -79,6 +79,11 @@ class Beacon:
         """Only the watchdog, as ranks have it that something else has started."""
         return cls(names.rank_of(environ), *_limits(environ), None)
 
+    @property
+    def timeout_s(self) -> float:
+        """How long a bounded activity may last, seconds."""
+        return self._timeout_s
+
     def at(self, activity: str, bounded: bool = False) -> None:
         """This rank now does `activity`; a bounded one has to end within the timeout.
 
