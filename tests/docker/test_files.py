@@ -92,7 +92,7 @@ def test_the_installed_options_exist():
 
 
 def test_the_page_shows_the_program_that_the_files_run():
-    (block,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    block, *_ = re.findall(r"^```py\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert block in text("train.py")
 
 

@@ -48,7 +48,7 @@ PATCHES = (
         "horovod/common/gloo/gloo_context.cc",
         "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n",
         "  device_attr.iface = gloo_iface_ = global_context.gloo_iface_;\n"
-        "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n",
+        "  auto dev = CreateDevice(device_attr);\n  global_ctx = global_context.ctx;\n",
     ),
     # TensorFlow 2.19 no longer has AsGpuStreamValue: the stream itself hands out what CUDA calls
     # it. Only builds with NCCL compile this part.
