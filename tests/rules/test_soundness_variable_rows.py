@@ -9,6 +9,7 @@ from tests.rules.test_soundness_layout import f
 from tfpar.capture.step import argument_specs, capture_step
 from tfpar.propagation.engine import Anchors
 from tfpar.runtime.executable import compile_step
+from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import Replicate, Shard, replicated
 
@@ -36,7 +37,7 @@ def compare(function, value, args, dims=(0, 1), meshes=MESHES):
                 variables={captured.graph.variables[0].name: spec},
                 inputs=[replicated(mesh.num_axes)] * len(args),
             )
-            program = compile_step(captured, anchors, mesh, devices(mesh))
+            program = compile_step(captured, anchors, mesh, Ranks(devices(mesh)))
             outputs = tf.nest.flatten(program(tuple(map(tf.constant, args))))
             for got, want in zip(outputs, expected, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=str(spec))
