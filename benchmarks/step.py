@@ -17,7 +17,7 @@ import statistics
 import time
 
 from benchmarks.by_hand.launch import KINDS, Ranks
-from benchmarks.workers import Worker, serve, versions
+from benchmarks.workers import Worker, endless, serve, versions
 
 CONTENDERS = [
     {"system": "keras", "ranks": 1, "layout": "-"},
@@ -65,8 +65,7 @@ class Contender:
         keras.utils.set_random_seed(0)
         x, y = self._data()
         self.model = self._model()
-        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(len(x)).cache().repeat()
-        self.dataset = dataset
+        self.dataset = endless((x, y))
 
     def _data(self):
         from benchmarks import models

@@ -72,3 +72,15 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def endless(batch: tuple[Any, ...]) -> Any:
+    """A `tf.data.Dataset` of the same batch for ever.
+
+    Without autotuning: the end of a `fit` would wait for its thread, seconds now and then.
+    """
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return tf.data.Dataset.from_tensors(batch).cache().repeat().with_options(options)

@@ -14,6 +14,7 @@ from tfpar.capture.step import argument_specs
 from tfpar.constraints import Constraint, batch_axes
 from tfpar.cost.cluster import Cluster
 from tfpar.distributed.seeds import share_seeds
+from tfpar.ir.roles import COMPRESSIONS
 from tfpar.keras import adapter
 from tfpar.keras.slots import slot_ratio
 from tfpar.planning import Request, plan_step
@@ -59,11 +60,14 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         bucket_bytes: upper bound on a packed gradient all-reduce, in bytes; by default what
             the plan's cost is least with.
         strict: ops without a rule are an error instead of being replicated.
+        compression: `"fp16"` or `"bf16"`: gradients are summed over ranks as such, which halves
+            what they move; weights, slots and what a rank computes keep their dtypes. The sums
+            are less exact; fp16 overflows beyond 65504.
 
     Raises:
         SpecError: malformed mesh or constraint.
         PlanError: the plan file cannot be used.
-        TfparError: an unknown planner or cluster, or fewer devices than ranks.
+        TfparError: an unknown planner, cluster or compression, or fewer devices than ranks.
     """
 
     def __init__(
@@ -77,10 +81,10 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         plan_cache: str | None = None,
         bucket_bytes: int | None = None,
         strict: bool = False,
+        compression: str | None = None,
     ) -> None:
-        self.session = _session(
-            mesh, constraints, plan, planner, cluster, plan_cache, bucket_bytes, strict
-        )
+        options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
+        self.session = _session(mesh, constraints, plan, planner, cluster, plan_cache, options)
         adapter.install()
         self._scope = self.session.scope()
         self._scope.__enter__()
@@ -93,9 +97,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         self._scope.__exit__(*(error or (None, None, None)))
 
 
-def _session(
-    mesh, constraints, plan, planner, cluster, plan_cache, bucket_bytes, strict
-) -> Session:
+def _session(mesh, constraints, plan, planner, cluster, plan_cache, options) -> Session:
     if isinstance(plan, str):
         plan = Plan.load(plan)
     if plan is not None and mesh is None:
@@ -113,14 +115,22 @@ def _session(
     if plan is not None:
         plan.check_ranks(mesh, cluster)
     session = Session(
-        mesh, tuple(constraints), plan, CompileOptions(bucket_bytes, strict), find_planner(planner),
-        cluster, _plan_cache(plan_cache),
+        mesh, tuple(constraints), plan, options, find_planner(planner), cluster,
+        _plan_cache(plan_cache),
     )  # fmt: skip
     # Virtual devices can only be configured before TensorFlow's runtime starts.
     world = session.ranks.world
     if world is not None:
         share_seeds(world)
     return session
+
+
+def _carried_as(compression: str | None) -> str | None:
+    """The dtype in which gradients travel; None: their own."""
+    if compression is not None and compression not in COMPRESSIONS:
+        known = ", ".join(map(repr, COMPRESSIONS))
+        raise TfparError(f"There is no compression {compression!r} of gradients, but {known}.")
+    return COMPRESSIONS[compression] if compression is not None else None
 
 
 def _plan_cache(folder: str | None) -> PlanCache | None:
@@ -140,13 +150,15 @@ def parallelize(
     plan_cache: str | None = None,
     bucket_bytes: int | None = None,
     strict: bool = False,
+    compression: str | None = None,
 ) -> Any:
     """Put an existing model, with the values it has, on a mesh; returns it.
 
     For a function of tensors (with variables made inside an `auto_parallel` block) it
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
-    session = _session(mesh, constraints, plan, planner, cluster, plan_cache, bucket_bytes, strict)
+    options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
+    session = _session(mesh, constraints, plan, planner, cluster, plan_cache, options)
     if isinstance(model, keras.Model):
         adapter.install()
         for layer in model._flatten_layers():
@@ -196,6 +208,7 @@ def plan(
     *,
     planner: Planner | str = "tap",
     plan_cache: str | None = None,
+    compression: str | None = None,
 ) -> Plan:
     """Plan a model's training without devices and without its weights.
 
@@ -206,7 +219,7 @@ def plan(
         build: makes and compiles the model; no weight is given memory.
         batch: what `train_step` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or
             `tf.TensorSpec`s of static shape, for the global batch.
-        mesh, cluster, constraints, planner, plan_cache: as for `auto_parallel`.
+        mesh, cluster, constraints, planner, plan_cache, compression: as for `auto_parallel`.
 
     Raises:
         TfparError: `build` gives no compiled model, or as for `auto_parallel`.
@@ -228,7 +241,7 @@ def plan(
     specs = argument_specs((batch,))
     return plan_step(
         state.capture_gradients(specs),
-        Request(mesh, machines, tuple(constraints)),
+        Request(mesh, machines, tuple(constraints), compression=_carried_as(compression)),
         batch_size_of(specs),
         found,
         _plan_cache(plan_cache),

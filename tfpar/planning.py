@@ -12,6 +12,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Tensor
 from tfpar.ir.planning_graph import planning_graph
+from tfpar.ir.roles import Roles
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
@@ -38,12 +39,14 @@ class Request:
     Attributes:
         mesh: the physical shape of the ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
+        compression: the dtype in which gradients travel; None: their own.
     """
 
     mesh: Mesh
     cluster: Cluster
     constraints: tuple[Constraint, ...] = ()
     base: Plan | None = None
+    compression: str | None = None
 
 
 def batched_inputs(captured: CapturedStep, batch_size: int | None) -> frozenset[Tensor]:
@@ -101,6 +104,7 @@ def state_problem(
         tensors={name: Fixed(r.spec, r.reason) for name, r in outputs.items()},
         constraints=tuple(map(str, constraints)),
         state_ratio=state_ratio if captured.gradients else None,
+        compression=request.compression,
         progress=progress,
     )
 
@@ -122,7 +126,9 @@ def plan_step(
 def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
     """The whole graph of a problem as `plan` lays it."""
     with collection_paused():
-        return propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
+        laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
+        laid.carried = Roles.of(problem.graph, compression=problem.compression).carried
+        return laid
 
 
 def step_anchors(plan: Plan, problem: Problem) -> Anchors:

@@ -199,6 +199,7 @@ class CompiledFunction:
             prepared,
             self._name.replace("_", " "),
             parts,
+            session.options.compression,
         )
         self._report_fallbacks(prepared)  # bodies are known now
         self._report_held(executable.partitioned)
@@ -261,7 +262,10 @@ class CompiledFunction:
             laid = self._laid(captured, session.first.mesh)
         cluster = session.cluster or detect_cluster(session.mesh)
         with searching() as progress:
-            request = Request(session.mesh, cluster, session.constraints, session.first)
+            request = Request(
+                session.mesh, cluster, session.constraints, session.first,
+                session.options.compression,
+            )  # fmt: skip
             problem = state_problem(
                 captured, request, batch_size, laid, part=self._part, progress=progress
             )

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import tfpar as tap
 from benchmarks import models
+from benchmarks.workers import endless
 
 Make = Callable[[], tuple[keras.Model, np.ndarray, np.ndarray]]
 
@@ -34,7 +34,7 @@ class WithTfpar:
             context = tap.auto_parallel(tap.split([ranks, 1]), planner=None)
         with context:
             self.model, x, y = make()
-        self._batches = tf.data.Dataset.from_tensors((x, y)).cache().repeat()
+        self._batches = endless((x, y))
 
     def steps(self, count: int) -> list[float]:
         """The losses of as many steps."""

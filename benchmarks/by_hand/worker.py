@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from benchmarks import models
 from benchmarks.by_hand.launch import KINDS
-from benchmarks.workers import serve
+from benchmarks.workers import endless, serve
 
 if TYPE_CHECKING:
     from benchmarks.by_hand.with_tfpar import WithTfpar
@@ -63,7 +63,7 @@ class PlainKeras:
 
     def __init__(self, make: Make) -> None:
         self.model, x, y = make()
-        self._batches = tf.data.Dataset.from_tensors((x, y)).cache().repeat()
+        self._batches = endless((x, y))
 
     def step(self) -> float:
         history = self.model.fit(self._batches, steps_per_epoch=1, verbose=0)

@@ -18,8 +18,8 @@ GPT_MEGATRON = {
 WIDE_HEAD = {
     r"head/kernel": (None, "model"),
     r"head/bias": ("model",),
-    r"stem/kernel": (None, "model"),
-    r"block_.*_fc1/kernel": (None, "model"),
+    r"(stem|block_.*)/kernel": (None, None),
+    r"(stem|block_.*)/bias": (None,),
 }
 """The classes split, and the small body column and row in turn."""
 

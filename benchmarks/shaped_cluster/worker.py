@@ -12,13 +12,13 @@ import time
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 import tfpar as tap
 from benchmarks import models
 from benchmarks.shaped_cluster.config import MARK, Config
 from benchmarks.shaped_cluster.namespaces import limit, sent_bytes
 from benchmarks.shaped_cluster.prediction import wire_bytes
+from benchmarks.workers import endless
 from tfpar.cost.cluster import Cluster, Link
 from tfpar.cost.evaluate import evaluate
 from tfpar.distributed.world import World, this_world
@@ -47,7 +47,7 @@ class Training:
         with context(config):
             self._model = models.compile_model(build(**size))
         of_batch = {k: n for k, n in size.items() if k in ("length", "vocabulary", "classes")}
-        self._dataset = tf.data.Dataset.from_tensors(batch(**of_batch)).cache().repeat()
+        self._dataset = endless(batch(**of_batch))
         self.first_loss = self._step()
         for _ in range(WARM_UP_STEPS - 1):
             self._step()

@@ -236,8 +236,8 @@ def test_no_such_cluster_says_which_there_are():
     with pytest.raises(TfparError) as error:
         Cluster.of("h100")
     assert str(error.value) == (
-        "There is no cluster 'h100': neither a file nor one of 'a100', 'cpu', 'v100-ethernet', "
-        "'v100-nvlink'."
+        "There is no cluster 'h100': neither a file nor one of 'a100', 'cpu', 'cpu-processes', "
+        "'v100-ethernet', 'v100-nvlink'."
     )
 
 

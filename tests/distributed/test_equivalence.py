@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.distributed import jobs
 from tests.distributed.training import data, files, refusals
 from tests.distributed.training.place import (
     Case,
@@ -39,7 +37,6 @@ pytestmark = [
     ),
 ]
 
-_ROOT = Path(__file__).parents[2]
 _SECONDS = 600  # for one job
 
 TOLERANCE = {"float32": (1e-4, 1e-5), "float64": (1e-7, 1e-9)}
@@ -50,38 +47,24 @@ class Ran:
     """A job, and what its ranks report.
 
     Attributes:
-        size: the number of ranks.
+        job: how it ended.
         folder: of the files of each case.
-        output: of all ranks.
     """
 
     def __init__(self, size: int, cases: str, folder: Path) -> None:
-        self.size = size
         self.folder = folder
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-        command = [
-            sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", "120",
-            sys.executable, "-m", "tests.distributed.training", str(folder), cases,
-        ]  # fmt: skip
-        with subprocess.Popen(
-            command, cwd=_ROOT, env=environment, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ) as process:  # fmt: skip
-            try:
-                self.output, _ = process.communicate(timeout=_SECONDS)
-            finally:
-                process.terminate()  # which ends the ranks
-        self.code = process.returncode
+        ranks = "tests.distributed.training"
+        self.job = jobs.run(size, ranks, folder, cases, seconds=_SECONDS, timeout_s=120)
 
     def results(self, case: Case) -> list[Results]:
         """Of each rank."""
-        return [self._of_rank(case.__name__, rank) for rank in range(self.size)]
+        return [self._of_rank(case.__name__, rank) for rank in range(self.job.size)]
 
     def _of_rank(self, case: str, rank: int) -> Results:
         error = self.folder / f"{case}.{rank}.txt"
         assert not error.exists(), f"rank {rank}: {error.read_text()}"
         file = self.folder / f"{case}.{rank}.npz"
-        assert file.exists(), f"rank {rank} did not come so far:\n{self.output}"
+        assert file.exists(), f"rank {rank} did not come so far:\n{self.job.output}"
         with np.load(file) as results:
             return dict(results)
 
@@ -178,7 +161,7 @@ def test_files_of_two_processes_are_those_of_one(two: Ran) -> None:
 @pytest.mark.parametrize("job", ["two", "four"])
 def test_the_job_ends_well(job: str, request) -> None:
     ran = request.getfixturevalue(job)
-    assert ran.code == 0, ran.output
+    assert ran.job.code == 0, ran.job.output
 
 
 def assert_same(ranks: Iterable[Results], wanted: Results) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,50 +15,20 @@ import pytest
 import tensorflow as tf
 
 import tfpar as tap
+from tests.distributed import jobs
 from tests.distributed import state_ranks as ranks
+from tests.distributed.jobs import Checked
 from tfpar.keras.files import complete
 from tfpar.spec import TfparError
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-_ROOT = Path(__file__).parents[2]
 _SECONDS = 240  # for one job
 
 
-class Ran:
-    """How a job of ranks went.
-
-    Attributes:
-        errors: for each check that a rank has ended, what went wrong on it, or nothing.
-        output: of all ranks.
-        code: the exit code.
-    """
-
-    def __init__(self, job: str, size: int, folder: Path) -> None:
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-        command = [
-            sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", "60",
-            sys.executable, "-m", "tests.distributed.state_ranks", job, str(folder),
-        ]  # fmt: skip
-        self.size = size
-        with subprocess.Popen(
-            command, cwd=_ROOT, env=environment, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ) as process:  # fmt: skip
-            try:
-                self.output, _ = process.communicate(timeout=_SECONDS)
-            finally:
-                process.terminate()  # which ends the ranks
-        self.code = process.returncode
-        self.errors: dict[str, list[str]] = {}
-        for file in (folder / job).iterdir():
-            for line in map(json.loads, file.read_text().splitlines()):
-                self.errors.setdefault(line["check"], []).append(line["error"])
-
-    def assert_held(self, check: str) -> None:
-        errors = self.errors.get(check, [])
-        assert not "".join(errors), "".join(errors)
-        assert len(errors) == self.size, f"not all ranks came so far:\n{self.output}"
+def state_ranks(job: str, size: int, folder: Path) -> Checked:
+    ended = jobs.run(size, "tests.distributed.state_ranks", job, folder, seconds=_SECONDS)
+    return Checked(ended, folder / job)
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +56,15 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(folder) -> Ran:
-    return Ran("of_two", 2, folder)
+def two(folder) -> Checked:
+    return state_ranks("of_two", 2, folder)
 
 
 @pytest.fixture(scope="module")
-def four(folder, two) -> Ran:
+def four(folder, two) -> Checked:
     for mesh in ("4", "2x2"):
         shutil.copytree(folder / "run", folder / f"run-{mesh}")
-    return Ran("of_four", 4, folder)
+    return state_ranks("of_four", 4, folder)
 
 
 @pytest.fixture
@@ -119,7 +88,7 @@ def checkpoint(folder, two) -> str:
 )  # fmt: skip
 def test_on_two_ranks(two, check):
     two.assert_held(check)
-    assert two.code == 0, two.output
+    assert two.job.code == 0, two.job.output
 
 
 @pytest.mark.slow
@@ -140,7 +109,7 @@ def test_a_run_of_two_ranks_goes_on_with_four(four, mesh):
 @pytest.mark.parametrize("check", ["load-before", "load-model"])
 def test_four_ranks_load_files(four, check):
     four.assert_held(check)
-    assert four.code == 0, four.output
+    assert four.job.code == 0, four.job.output
 
 
 @pytest.mark.slow
@@ -200,8 +169,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(folder, checkpoint, tm
 
 @pytest.mark.slow
 def test_a_rank_killed_while_it_saves_leaves_the_old_file(tmp_path):
-    ran = Ran("killed", 2, tmp_path)
-    assert ran.code != 0 and "SIGKILL" in ran.output, ran.output
+    ran = state_ranks("killed", 2, tmp_path)
+    assert ran.job.code != 0 and "SIGKILL" in ran.job.output, ran.job.output
     custom = {"Fatal": ranks.Fatal}
     model = keras.models.load_model(tmp_path / "killed.keras", custom_objects=custom)
     predictions = model.predict(np.ones((4, 4), "float32"), verbose=0)
@@ -283,7 +252,7 @@ with complete(sys.argv[1]) as temporary:
 def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("old")
-    done = subprocess.run([sys.executable, "-c", _KILLED, path], cwd=_ROOT, timeout=_SECONDS)
+    done = subprocess.run([sys.executable, "-c", _KILLED, path], cwd=jobs.ROOT, timeout=_SECONDS)
     assert done.returncode < 0
     assert path.read_text() == "old"
 

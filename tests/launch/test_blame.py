@@ -84,6 +84,9 @@ def test_who_left_early_is_blamed_for_what_others_wait_in_vain():
     assert culprits(rank(0, 70, of=hung()), rank(1, 0, of=signs())) == [(1, Cause.LEFT_EARLY)]
     assert culprits(rank(0, 1, of=raised("peer", 990.0)), rank(1, 0)) == [(1, Cause.LEFT_EARLY)]
     assert culprits(rank(0, of=signs(since=900)), rank(1, 0, at=930)) == [(1, Cause.LEFT_EARLY)]
+    waits = rank(1, -15, stopped=True, of=signs("after train step 3", done_at=960.0))
+    for peer in (raised("peer", 990.0), hung()):
+        assert culprits(rank(0, 1, of=peer), waits) == [(1, Cause.LEFT_EARLY)]
 
 
 def test_the_one_that_never_ends_is_blamed_when_most_have():

@@ -131,7 +131,7 @@ def test_a_rank_that_leaves_early_is_named(capfd, tmp_path):
     )
     assert run(command, timeout_s=1) == 70
     err = capfd.readouterr().err
-    assert "rank 1 (host localhost) ended with exit code 0 at train step 5, while other" in err
+    assert "rank 1 (host localhost) came to its end at train step 5, while other" in err
 
 
 def test_a_rank_that_does_not_start_is_named_once_others_have(capfd, tmp_path):

@@ -128,6 +128,17 @@ def test_unsorted_segments(kind):
     sweep(lambda x, i: op(x, i, 1), [f(5, 3), ids(1, 5)], trials=2)
 
 
+@pytest.mark.parametrize(("segments", "kinds"), [(500, {"all_gather"}), (8, {"all_reduce"})])
+def test_rows_are_gathered_where_they_are_less_than_the_sums(segments, kinds):
+    """The gradient of an embedding under data parallelism: the rows of a batch, or the table."""
+    rows = np.arange(64, dtype="int32") % segments
+    run = check(
+        lambda x, i: tf.math.unsorted_segment_sum(x, i, segments), [f(64, 4), rows],
+        [(Shard(0),), (Shard(0),)], Mesh.of([4]),
+    )  # fmt: skip
+    assert {kind for kind, *_ in run.partitioned.collectives()} == kinds
+
+
 def test_pooled_lookups():
     rows, segments = [0, 3, 4, 1], [0, 0, 1, 2]
 

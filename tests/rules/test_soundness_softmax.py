@@ -89,7 +89,17 @@ def test_sparse_cross_entropy_gathers_no_logits():
         lambda x, y: function(y, x), [f(6, 50), np.arange(6)], [(Shard(1),), (Replicate(),)],
         Mesh.of([4]),
     )  # fmt: skip
-    assert all(size == 6 * 4 for _, _, size in run.partitioned.collectives())
+    ((kind, _, size),) = run.partitioned.collectives()
+    assert kind == "all_gather" and size == 4 * 6 * 3 * 4  # of each block three numbers a row
+
+
+def test_a_block_of_classes_may_be_impossible():
+    """Minus infinity where a vocabulary is masked: all of a rank's classes, or a label's."""
+    logits = f(4, 6)
+    logits[0, :3] = logits[1, 3:] = logits[2, 0] = -np.inf
+    both = with_gradient(tf.nn.sparse_softmax_cross_entropy_with_logits)
+    inputs = [logits, np.array([4, 0, 0, 2])]
+    check(both, inputs, [(Shard(1),), (Replicate(),)], Mesh.of([2]), rtol=1e-5, atol=1e-6)
 
 
 def test_label_that_is_no_class_makes_its_row_nan():

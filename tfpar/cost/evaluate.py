@@ -160,10 +160,10 @@ class Pricer:
     def collectives(self, reshard: Reshard) -> Sequence[tuple[str, tuple[int, ...], int, float]]:
         """(kind, mesh axes, payload bytes, seconds) of the collectives of a reshard."""
         tensor = reshard.tensor
+        item = itemsize(self.roles.carried.get(tensor, tensor.dtype))
         return _collectives(
-            tuple(tensor.shape or ()), itemsize(tensor.dtype), reshard.source, reshard.target,
-            self.mesh, self.cluster,
-        )  # fmt: skip
+            tuple(tensor.shape or ()), item, reshard.source, reshard.target, self.mesh, self.cluster
+        )
 
     def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
         """Seconds of one op on one rank: the slower of arithmetic and memory, and its start.

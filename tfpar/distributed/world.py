@@ -98,7 +98,7 @@ class World:
 
     def leave(self, limit_s: float) -> None:
         """Wait for the others, who may still need this process in collectives, before it ends."""
-        self.beacon.at("leaving the job")
+        self.beacon.done()
         self._leaving.set()
         self._all_leave.wait(limit_s)
 

@@ -224,8 +224,9 @@ def _build(key: WheelKey, scratch: Path, log: BuildLog) -> Path:
     root = _unpack(scratch / f"horovod-{key.horovod}.tar.gz", scratch)
     patch_sources(root)
     log.run(
-        [*_PIP, "wheel", "--verbose", "--no-index", "--no-deps", "--no-build-isolation",
-         "--wheel-dir", str(scratch / "wheel"), str(root)],
+        # By itself an older pip calls setup.py, and prints a program of its own if that fails.
+        [*_PIP, "wheel", "--use-pep517", "--verbose", "--no-index", "--no-deps",
+         "--no-build-isolation", "--wheel-dir", str(scratch / "wheel"), str(root)],
         doing=f"Building {source} for TensorFlow {key.tensorflow}",
         environment=environment,
         mend="Mend what the log names"

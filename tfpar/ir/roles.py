@@ -22,8 +22,11 @@ RELABELS = SIZES | frozenset(
 # Between the op that makes a weight's gradient and the update.
 _HAND_ON = frozenset(
     {"Identity", "Cast", "Reshape", "Transpose", "ExpandDims", "Squeeze", "AddN", "Add", "AddV2",
-     "Mul", "RealDiv"}
+     "Mul", "RealDiv", "UnsortedSegmentSum"}
 )  # fmt: skip
+
+COMPRESSIONS = {"fp16": "float16", "bf16": "bfloat16"}
+"""The dtypes in which gradients may travel, by the names that users give them."""
 
 _BACKWARD_SCOPES = ("gradient_tape/", "gradients/")
 
@@ -40,23 +43,27 @@ class Roles:
         kept: tensors of the forward pass that the backward pass reads, themselves or by another
             name (reshaped).
         times: how many ops of the model each op stands for (see `search.fold`); 1 if absent.
+        carried: the dtype in which collectives carry a tensor, if it is not its own.
     """
 
     phase: Mapping[Op, int]
     deferrable: frozenset[Tensor]
     kept: frozenset[Tensor]
     times: Mapping[Op, int] = dataclasses.field(default_factory=dict)
+    carried: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, graph: Graph, gradients: Collection[Tensor] = (), times: Mapping[Op, int] | None = None
-    ) -> Roles:
+        cls, graph: Graph, gradients: Collection[Tensor] = (),
+        times: Mapping[Op, int] | None = None, compression: str | None = None,
+    ) -> Roles:  # fmt: skip
         """Read the roles off the graph.
 
         Args:
             gradients: the tensors that enter the optimizer; what they lead to is the update.
                 Without any, it is what follows from the backward pass without leading back to
                 it.
+            compression: the dtype in which what is deferrable travels (see `COMPRESSIONS`).
         """
         marked = set(gradients)
         for op in graph.ops:  # an optimizer may begin by adding up the rows of a sparse gradient
@@ -95,7 +102,9 @@ class Roles:
                 elif phase[op] == BACKWARD and (readers or tensor in ends):
                     if all(_defers(r, phase, deferrable) for r in readers):
                         deferrable.add(tensor)
-        return cls(phase, frozenset(deferrable), frozenset(kept), times or {})
+        wide = [t for t in deferrable if t.dtype in ("float32", "float64")]
+        carried = dict.fromkeys(wide, compression) if compression is not None else {}
+        return cls(phase, frozenset(deferrable), frozenset(kept), times or {}, carried)
 
 
 def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], kept: set[Tensor]) -> bool:

@@ -101,6 +101,11 @@ class Beacon:
         self._tell_activity()
         self._send({"say": "failed", "kind": kind, "message": message[:_LONGEST_TEXT]})
 
+    def done(self) -> None:
+        """Tell that this rank's program has come to its end; the process may wait for others."""
+        self._tell_activity()
+        self._send({"say": "done"})
+
     def close(self) -> None:
         """This rank ends in good order; nothing is watched from here on."""
         if self._closed.is_set() or os.getpid() != self._process:  # a forked child is no rank

@@ -30,7 +30,7 @@ class Cause(enum.Enum):
     DISCONNECTED = "its connection broke"
     SILENT = "gives no sign of life"
     NOT_STARTED = "has not reported"
-    LEFT_EARLY = "ended with exit code 0 while others went on"
+    LEFT_EARLY = "came to its end while others went on"
     HUNG = "did not come along"
     PEER = "failed because another rank had ended"
 
@@ -73,6 +73,13 @@ class Record:
     @property
     def ended_well(self) -> bool:
         return self.exit is not None and self.exit.code == 0
+
+    @property
+    def done_at(self) -> float | None:
+        """When its program came to its end by itself; it then waits for the others' and exits."""
+        if self.exit is not None and self.exit.code == 0:
+            return self.exit.at
+        return self.signs.done_at if self.signs is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +148,9 @@ def blame(records: Sequence[Record], limits: Limits, now: float) -> list[Blame]:
         return sorted(own, key=lambda b: (b.may_follow, b.at))
     hung = [r for r in records if r.signs is not None and r.signs.hung_after is not None]
     peers = [r for r in records if _told_of(r, "peer")]
-    early = [r for r in records if r.ended_well]
+    early = [Blame(r, Cause.LEFT_EARLY, r.done_at) for r in records if r.done_at is not None]
     if early and (hung or peers):
-        return [Blame(r, Cause.LEFT_EARLY, r.exit.at) for r in early if r.exit]
+        return early
     unheard = [r for r in records if r.signs is None and r.exit is None]
     if hung and unheard:
         return [Blame(r, Cause.NOT_STARTED, now) for r in unheard]

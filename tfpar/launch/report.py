@@ -83,7 +83,7 @@ def _why(blamed: Blame) -> str:
         Cause.DISCONNECTED: f"closed its connection{at}, but has not ended",
         Cause.SILENT: f"gives no sign of life{at}",
         Cause.NOT_STARTED: "has not reported in time, while others have (--start-timeout)",
-        Cause.LEFT_EARLY: f"ended with exit code 0{at}, while other ranks went on",
+        Cause.LEFT_EARLY: f"came to its end{at}, while other ranks went on",
         Cause.HUNG: f"hung{at}, while the others waited or had ended",
         Cause.PEER: f"failed{at}{with_code} because another rank had ended, of which nothing is "
         f"known: {told}",

@@ -38,6 +38,7 @@ class Signs:
         since: when the activity began.
         heard_at: when anything came from it.
         hung_after: how long it waited before it gave up, seconds.
+        done_at: when its program came to its end.
         left: it has ended in good order.
         lost_at: the connection ended, and it had not left.
     """
@@ -49,6 +50,7 @@ class Signs:
     bounded: bool = False
     failure: Failure | None = None
     hung_after: float | None = None
+    done_at: float | None = None
     left: bool = False
     lost_at: float | None = None
 
@@ -132,6 +134,8 @@ class Supervisor:
                 signs = replace(signs, failure=failure)
             elif say == "hung":
                 signs = replace(signs, hung_after=float(message["seconds"]))
+            elif say == "done":
+                signs = replace(signs, done_at=now)
             elif say == "bye":
                 signs = replace(signs, left=True)
             self._signs[rank] = signs

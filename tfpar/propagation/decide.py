@@ -1,14 +1,15 @@
 """How one op runs, given the specs that its inputs arrive with.
 
-Along each mesh axis the op replicates, lets Partials pass, or splits one factor,
-whichever moves the fewest bytes among its inputs. A factor is a candidate only
-where some input is split there already: propagation follows the plan, it never
-starts a split of its own.
+Along each mesh axis the op replicates, lets Partials pass, or splits one factor, whichever moves
+the fewest bytes among its inputs (of a sparse op, together with what reducing its outputs moves).
+A factor is a candidate only where some input is split there already: propagation follows the
+plan, it never starts a split of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Sequence
 
 from tfpar.ir.graph import Tensor
@@ -203,12 +204,20 @@ def _choose_axis(
         if not rule.takes_pattern(factor, pattern):
             continue
         cost, settled = _split_cost(rule, operands, placements, placed, sizes, split, parts)
+        if rule.sparse and factor in rule.reduce:
+            cost += 2.0 * out_bytes * _left(rule, sizes)
         # Among equals, leave in place what is largest; a reduced factor loses ties.
         rank = -settled + (0.5 if factor in rule.reduce else 0.0)
         best = min(best, (cost, 0, rank, split, (), "sum"), key=_order)
     if best[0] == float("inf"):
         raise CannotHold(axis)
     return best[3], best[4], best[5]
+
+
+def _left(rule: OpRule, sizes: Sequence[int]) -> float:
+    """The part of the outputs that a rank has, with factors of these sizes."""
+    factors = {f for dims in rule.outputs for dim in dims for f in dim}
+    return math.prod(sizes[f] / rule.sizes[f] for f in factors)
 
 
 def _order(candidate: tuple) -> tuple:

@@ -70,6 +70,7 @@ class PartitionedGraph:
         shared: ops that the first rank runs for all, who get the results by broadcast.
         held: (loop, branch or call, mesh axis) that had to run whole along the axis: its body
             would have needed a collective.
+        carried: the dtype in which collectives carry a tensor, if it is not its own.
     """
 
     prepared: PreparedGraph
@@ -82,6 +83,7 @@ class PartitionedGraph:
     output_specs: list[Spec] = dataclasses.field(default_factory=list)
     shared: set[Op] = dataclasses.field(default_factory=set)
     held: list[tuple[Op, int]] = dataclasses.field(default_factory=list)
+    carried: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -104,9 +106,8 @@ class PartitionedGraph:
             for step in reshard.steps(self.mesh):
                 if step.is_collective:
                     names = tuple(self.mesh.axis_names[a] for a in step.axes)
-                    size = step_bytes(
-                        step, tuple(tensor.shape or ()), itemsize(tensor.dtype), self.mesh
-                    )
+                    item = itemsize(self.carried.get(tensor, tensor.dtype))
+                    size = step_bytes(step, tuple(tensor.shape or ()), item, self.mesh)
                     found.append((step.kind, names, size))
         for op, decision in self.decisions.items():
             if decision.expansion is not None:

@@ -35,7 +35,7 @@ class LayerReport:
 
 def layer_reports(partitioned: PartitionedGraph, machines: Cluster) -> list[LayerReport]:
     """A report for each GraphNode, in the order of the model."""
-    roles = Roles.of(partitioned.graph)
+    roles = dataclasses.replace(Roles.of(partitioned.graph), carried=partitioned.carried)
     nodes = cluster(partitioned.graph, roles)
     pricer = Pricer(partitioned.mesh, machines, roles)
     reports = {node: LayerReport(node) for node in nodes.nodes}

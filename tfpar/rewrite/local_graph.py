@@ -127,9 +127,14 @@ class _Writer:
         if tensor.dtype == "variant":
             return self._remade(tensor, reshard.target)
         self.build.name = f"{tensor.op.name}/reshard"
-        for step in reshard.steps(self.mesh):
+        steps = reshard.steps(self.mesh)
+        own = carried = local.dtype
+        if any(step.is_collective for step in steps):
+            carried = self.partitioned.carried.get(tensor, own)
+        local = self.build.cast(local, carried)
+        for step in steps:
             local = emit_step(self.build, local, step, tuple(tensor.shape or ()), self.mesh)
-        return local
+        return self.build.cast(local, own)
 
     def _remade(self, tensor: Tensor, spec: Spec) -> Tensor:
         """A list made in another spec, of elements in that spec."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import SAME, OpRule, make_rule
@@ -84,6 +84,62 @@ def _lower_label_mask(local: LocalOp) -> list[Tensor]:
     build, labels = local.build, local.inputs[0]
     classes = build.per_rank([i.astype(labels.dtype) for i in local.indices("c")])
     return [build.binary("Equal", build.expand_dims(labels, -1), classes)]
+
+
+def less_label(
+    build: GraphBuilder, view: Tensor, at: Tensor, inside: Tensor, classes: int
+) -> Tensor:
+    """Probabilities in blocks, less 1 at the label, as one last dim again.
+
+    Args:
+        view: (rows, parts, block), of `blocks`.
+        at, inside: (rows, parts): where in its block the label is, if it is in that one.
+
+    Returns:
+        (rows, classes).
+    """
+    inputs = (view, at, inside)
+    return build.one("TfparLessLabel", inputs, (view.shape[0], classes), view.dtype)
+
+
+@rule("TfparLessLabel")
+def _less_label(op: Op, constants: Constants) -> OpRule:
+    _, parts, block = op.inputs[0].shape
+    return make_rule(
+        op, "rows parts ., rows parts, rows parts -> rows (parts block)",
+        sizes={"parts": parts, "block": block}, lower=_lower_less_label, pseudo=True,
+        any_pattern=["rows"],
+    )  # fmt: skip
+
+
+def _lower_less_label(local: LocalOp) -> list[Tensor]:
+    build, (view, at, inside) = local.build, local.inputs
+    rows, parts, block = view.shape
+    flat = build.reshape(view, (rows * parts, block))
+    row = build.const(np.arange(rows * parts, dtype=np.int32)[:, None])
+    where = build.concat([row, build.reshape(at, (rows * parts, 1))], 1)
+    one = build.reshape(build.cast(inside, view.dtype), (rows * parts,))
+    attrs = {"T": DType(view.dtype), "Tindices": DType("int32")}
+    less = build.one("TensorScatterSub", (flat, where, one), flat.shape, view.dtype, attrs)
+    less = build.reshape(less, (rows, parts * block))
+    return [build.slice(less, [0, 0], local.local_output_shape(0))]
+
+
+def take_last(build: GraphBuilder, x: Tensor, index: Tensor) -> Tensor:
+    """`x[..., index]`: of each row of the last dim one entry, or several.
+
+    Args:
+        index: of the shape of `x` without its last dim, or with another one.
+    """
+    dims = len(x.shape) - 1
+    at = build.expand_dims(index, -1) if len(index.shape) == dims else index
+    attrs = {
+        "Tparams": DType(x.dtype), "Tindices": DType("int32"), "Taxis": DType("int32"),
+        "batch_dims": dims,
+    }  # fmt: skip
+    inputs = (x, at, build.const(dims, "int32"))
+    taken = build.one("GatherV2", inputs, at.shape, x.dtype, attrs)
+    return build.reshape(taken, index.shape)
 
 
 def whole(build: GraphBuilder, x: Tensor) -> Tensor:

@@ -72,6 +72,8 @@ class OpRule:
         generates: factors that no input has may be split where all readers want it so.
         masked: whether inputs come with the padding of reduced factors neutral; not needed
             where `lower` keeps padding out itself.
+        sparse: what the op reads may be far less than what it gives (the rows of a batch, summed
+            into a table): gathering that is weighed against reducing this.
         expand: factor -> builder of the graph of simpler ops that the op stands
             for; used instead of the op when that factor is split.
     """
@@ -90,6 +92,7 @@ class OpRule:
     drawn: bool = False
     generates: bool = False
     masked: bool = True
+    sparse: bool = False
     expand: Mapping[int, Callable[..., Any]] = dataclasses.field(default_factory=dict)
 
     def takes_pattern(self, factor: int, pattern: Pattern) -> bool:

@@ -35,6 +35,7 @@ def _unsorted_segment(op: Op, constants: Constants) -> OpRule:
         op, f"{' '.join([*rows, *rest])}, {' '.join(rows)}, -> {' '.join(['s', *rest])}",
         reduce=dict.fromkeys(rows, reduction), linear=((0,),) if reduction == "sum" else (),
         lower=_lower_unsorted, any_pattern={*rows, *rest}, masked=False, generates=True,
+        sparse=True,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.rules.local import LocalOp
-from tfpar.rules.pseudo import label_mask
+from tfpar.rules.pseudo import blocks, less_label, take_last, whole
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
 
@@ -92,20 +92,44 @@ def _expand_cross_entropy(op: Op, parts: int) -> Graph:
 
 
 def _expand_sparse_cross_entropy(op: Op, parts: int) -> Graph:
-    """As the GPU kernel, a label that is no class makes its row NaN."""
+    """Each block of classes has its own maximum and sum, so that one exchange is enough.
+
+    As the GPU kernel, a label that is no class makes its row NaN.
+    """
     build, (logits, labels) = _start(op)
-    n = _Normalized(build, logits)
-    wide = n.sum.dtype
-    classes = logits.shape[-1]
+    wide = logits.dtype if logits.dtype in ("float32", "float64") else "float32"
+    rows, classes = logits.shape
+    lowest = build.const(np.finfo(wide).min, wide)
+    view, starts, counts = blocks(build, build.cast(logits, wide), parts, np.finfo(wide).min)
+    # Where all of a block is minus infinity, its share of the whole sum has to be 0.
+    peak = build.binary("Maximum", build.reduce("Max", view, [2]), lowest)
+    exp = build.unary("Exp", build.binary("Sub", view, build.expand_dims(peak, -1)))
+    at = build.expand_dims(build.cast(labels, "int32"), -1)
+    at = build.binary("Sub", at, starts)
+    inside = build.binary(
+        "LogicalAnd",
+        build.binary("GreaterEqual", at, build.const(0, "int32")),
+        build.binary("Less", at, counts),
+    )
+    at = build.select(inside, at, build.const(0, "int32"))
+    picked = build.select(inside, take_last(build, view, at), build.const(0, wide))
+    own = [build.expand_dims(t, 1) for t in (peak, build.reduce("Sum", exp, [2]), picked)]
+    known = whole(build, build.concat(own, 1))
+    peaks, sums, picks = (build.slice(known, [0, i, 0], [rows, 1, parts]) for i in range(3))
+    top = build.reduce("Max", peaks, [2], keep_dims=True)
+    shares = build.binary("Mul", sums, build.unary("Exp", build.binary("Sub", peaks, top)))
+    total = build.unary("Log", build.reduce("Sum", shares, [2], keep_dims=True))
+    total = build.binary("AddV2", total, top)
     valid = build.binary(
         "LogicalAnd",
         build.binary("GreaterEqual", labels, build.const(0, labels.dtype)),
         build.binary("Less", labels, build.const(classes, labels.dtype)),
     )
-    total = build.select(build.expand_dims(valid, -1), n.sum, build.const(np.nan, wide))
-    mask = label_mask(build, labels, n.shifted)
-    picked = n.row_sum(build.select(mask, n.shifted, build.const(0, wide)))
-    loss = build.binary("Sub", build.reshape(build.unary("Log", total), picked.shape), picked)
-    backprop = build.binary("Sub", build.binary("RealDiv", n.exp, total), build.cast(mask, wide))
-    build.graph.outputs = [n.narrow(loss), n.narrow(backprop)]
+    valid = build.reshape(valid, (rows, 1, 1))
+    total = build.select(valid, total, build.const(np.nan, wide))
+    loss = build.binary("Sub", total, build.reduce("Sum", picks, [2], keep_dims=True))
+    scale = build.unary("Exp", build.binary("Sub", build.expand_dims(peak, -1), total))
+    backprop = less_label(build, build.binary("Mul", exp, scale), at, inside, classes)
+    outputs = [build.reshape(loss, (rows,)), backprop]
+    build.graph.outputs = [build.cast(t, logits.dtype) for t in outputs]
     return build.graph

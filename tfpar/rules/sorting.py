@@ -9,7 +9,7 @@ from __future__ import annotations
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Graph, Op, Tensor, is_floating
-from tfpar.rules.pseudo import blocks, label_mask, whole
+from tfpar.rules.pseudo import blocks, label_mask, take_last, whole
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
 
@@ -92,9 +92,9 @@ def _expand_top_k(op: Op, parts: int) -> Graph:
     if x.shape[-1] % parts:
         # Padding must lose ties against real entries of later blocks.
         _, order = _select(build, build.cast(real, "int32"), candidates, True)
-        values, index = _take(build, values, order), _take(build, index, order)
+        values, index = take_last(build, values, order), take_last(build, index, order)
     values, order = _select(build, values, k, op.attrs.get("sorted", True))
-    build.graph.outputs = [values, build.cast(_take(build, index, order), op.outputs[1].dtype)]
+    build.graph.outputs = [values, build.cast(take_last(build, index, order), op.outputs[1].dtype)]
     return build.graph
 
 
@@ -106,17 +106,6 @@ def _select(build: GraphBuilder, x: Tensor, k: int, in_order: bool) -> list[Tens
     }  # fmt: skip
     inputs = (x, build.const(k, "int32"))
     return build.emit("TopKV2", inputs, [(shape, x.dtype), (shape, "int32")], attrs).outputs
-
-
-def _take(build: GraphBuilder, x: Tensor, index: Tensor) -> Tensor:
-    """`x[..., index]`, row by row."""
-    last = len(x.shape) - 1
-    attrs = {
-        "Tparams": DType(x.dtype), "Tindices": DType("int32"), "Taxis": DType("int32"),
-        "batch_dims": last,
-    }  # fmt: skip
-    inputs = (x, index, build.const(last, "int32"))
-    return build.one("GatherV2", inputs, index.shape, x.dtype, attrs)
 
 
 # --- in top k ------------------------------------------------------------------------

@@ -39,11 +39,17 @@ def detect_cluster(mesh: Mesh) -> Cluster:
     """The cluster of `mesh`'s ranks on machines like this one.
 
     GPUs by their name (an unknown one counts as an A100), else CPU ranks that share this
-    machine. Of a mesh with several axes the first counts nodes.
+    machine, or those of the job's machines. Of a mesh with several axes the first counts nodes.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
-        return Cluster.of("cpu", mesh)
+        world = this_world()
+        if world is None:
+            return Cluster.of("cpu", mesh)
+        job = world.job
+        if job.nodes * job.local_size == mesh.size:
+            return PRESETS["cpu-processes"](job.nodes, job.local_size)
+        return Cluster.of("cpu-processes", mesh)
     name = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", ""))
     preset = next((preset for known, preset in _GPU_PRESETS if known in name), "a100")
     if len(gpus) >= mesh.size:

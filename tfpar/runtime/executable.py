@@ -13,12 +13,15 @@ from tfpar.ir.passes.inline_calls import inline_calls
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
+from tfpar.ir.roles import Roles
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
 from tfpar.propagation.prepared import prepare
+from tfpar.rewrite.blocks import reduce_by_blocks
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_all_reduces
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.runtime.backends.process import ProcessProgram
+from tfpar.runtime.backends.wire import MOVED
 from tfpar.runtime.checks import agree_on_program, check_placement
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, Spec, replicated
@@ -110,6 +113,7 @@ def _link(
     world = ranks.world
     if world is None:
         return InProcessProgram(program, ranks.devices)
+    reduce_by_blocks(program.graph, program.mesh, MOVED)
     agree_on_program(world, program)
     return ProcessProgram(program, ranks.devices, world.transport, fed_in_parts)
 
@@ -122,10 +126,12 @@ class CompileOptions:
         bucket_bytes: upper bound on a packed all-reduce, in bytes; what the plan's cost is least
             with if None.
         strict: ops without a rule are an error instead of being replicated.
+        compression: the dtype in which gradients travel; None: their own.
     """
 
     bucket_bytes: int | None = None
     strict: bool = False
+    compression: str | None = None
 
 
 def simplify_step(captured: CapturedStep) -> None:
@@ -142,12 +148,20 @@ def prepare_step(captured: CapturedStep):
 def compile_step(
     captured: CapturedStep, anchors: Anchors, mesh: Mesh, ranks: Ranks,
     bucket_bytes: int | None = None, prepared=None, name: str = "step",
-    parts: int = 1,
+    parts: int = 1, compression: str | None = None,
 ) -> Executable:  # fmt: skip
-    """Propagate the anchors and link the program."""
+    """Propagate the anchors and link the program.
+
+    Args:
+        compression: the dtype in which gradients travel; None: their own.
+    """
     prepared = prepared if prepared is not None else prepare_step(captured)
     whole = replicated(mesh.num_axes)
     anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
     partitioned = propagate(prepared, mesh, anchors)
+    if compression is not None:
+        gradients = [t for gradient in captured.gradients for t in gradient.tensors]
+        roles = Roles.of(captured.graph, gradients, compression=compression)
+        partitioned.carried = roles.carried
     bucket_bytes = bucket_bytes or DEFAULT_BUCKET_BYTES
     return Executable(captured, partitioned, ranks, bucket_bytes, name, parts)

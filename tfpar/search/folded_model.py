@@ -47,7 +47,7 @@ class FoldedModel:
         times = dict(folded.times)
         times.update({folded.copies[op]: 0 for op in problem.stand_ins if op in folded.copies})
         prepared = prepare(folded.graph)
-        folded_roles = Roles.of(prepared.graph, times=times)
+        folded_roles = Roles.of(prepared.graph, times=times, compression=problem.compression)
         statistics = Statistics(
             len(graph.ops), len(nodes.nodes), len(nodes.weighted()), len(repeats)
         )

@@ -62,6 +62,7 @@ class Problem:
         constraints: what the user asked for, as text.
         state_ratio: bytes of optimizer slots per byte of weight; None if the graph holds the
             update itself.
+        compression: the dtype in which gradients travel; None: their own.
     """
 
     graph: Graph
@@ -75,6 +76,7 @@ class Problem:
     tensors: Mapping[str, Fixed] = dataclasses.field(default_factory=dict)
     constraints: tuple[str, ...] = ()
     state_ratio: float | None = None
+    compression: str | None = None
     progress: Progress | None = None
 
 

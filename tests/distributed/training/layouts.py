@@ -129,6 +129,26 @@ def experts_by_all_to_all(place: Place) -> Results:
     return trains(place, moe, data, EXPERTS, kinds={"all_to_all"}, split="moe/w_in")
 
 
+def compressed_as(name: str, rtol: float) -> Case:
+    """Gradients that travel in half precision: close to what they are on one device."""
+
+    def case(place: Place) -> Results:
+        plain, model = perceptron(), perceptron()
+        model.set_weights(plain.get_weights())
+        if place.size > 1:
+            model = tap.parallelize(model, [place.size], planner=None, compression=name)
+        for each in (plain, model):
+            each.fit(*regression(20), batch_size=8, shuffle=False, epochs=2, verbose=0)
+        pairs = [*zip(model.get_weights(), plain.get_weights(), strict=True)]
+        return {
+            "close": np.array([np.allclose(a, b, rtol, rtol) for a, b in pairs]),
+            "exact": np.array(place.size > 1 and all(np.allclose(a, b, 1e-9) for a, b in pairs)),
+        }
+
+    case.__name__ = f"compressed_as_{name}"
+    return case
+
+
 def searched_mlp(place: Place) -> Results:
     return trains(place, mlp, regression(20), planner="tap")
 
@@ -180,7 +200,7 @@ def data_and_tensor_parallel(place: Place) -> Results:
 QUICK: list[Case] = [data_parallel, megatron]
 ON_TWO: list[Case] = [
     vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp, searched_gpt,
-    searched_convnet, *OPTIMIZERS,
+    searched_convnet, *OPTIMIZERS, compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2),
 ]  # fmt: skip
 ON_FOUR: list[Case] = [
     data_and_tensor_parallel, megatron, data_parallel, zero_1, experts_by_all_to_all, searched_mlp,

@@ -24,6 +24,9 @@ _PARTS = {"complex64": "float32", "complex128": "float64"}  # real and imaginary
 _LOGICAL = {"any": "max", "all": "min"}
 _BINARY = {"prod": "Mul", "max": "Maximum", "min": "Minimum"}
 
+MOVED = {"bfloat16": "float16"}
+"""Dtypes that transports move, as the bits of another one, and do not add up."""
+
 Group = tuple[int, ...]
 
 
@@ -56,13 +59,14 @@ class Wire:
         """The tensors of the group joined along `dim`."""
         if len(group) == 1:
             return edge
-        packed = self._pack(name, edge, dtype)
+        moved = mover(dtype)
+        packed = self._convert(f"{name}/packed", edge, dtype, moved)
         if dim:
-            packed = self._expand(f"{name}/stacked", packed, carrier(dtype))
-        gathered = self._transport.all_gather(self._writer, name, packed, carrier(dtype), group)
+            packed = self._expand(f"{name}/stacked", packed, moved)
+        gathered = self._transport.all_gather(self._writer, name, packed, moved, group)
         if dim:
-            gathered = self._join(name, gathered, carrier(dtype), dim, len(group))
-        return self._unpack(name, gathered, dtype)
+            gathered = self._join(name, gathered, moved, dim, len(group))
+        return self._convert(f"{name}/unpacked", gathered, moved, dtype)
 
     def reduce_scatter(
         self, name: str, edge: str, dtype: str, reduction: str, dim: int, group: Group
@@ -72,13 +76,16 @@ class Wire:
             return edge
         self._check(name, dtype, reduction)
         carried, wire_dtype = _LOGICAL.get(reduction, reduction), carrier(dtype)
-        packed = self._pack(name, edge, dtype)
-        if carried not in self._transport.reductions:
+        if carried not in self._transport.reductions or dtype in MOVED:
             # Each block to its owner, who reduces: as many bytes as a ring moves.
-            stacked = self._stack(name, packed, wire_dtype, dim, len(group))
-            blocks = self._transport.all_to_all(self._writer, name, stacked, wire_dtype, group)
-            done = self._combine(name, blocks, wire_dtype, carried, len(group))
+            moved = self._convert(f"{name}/moved", edge, dtype, mover(dtype))
+            stacked = self._stack(name, moved, mover(dtype), dim, len(group))
+            blocks = self._transport.all_to_all(self._writer, name, stacked, mover(dtype), group)
+            values = self._convert(f"{name}/values", blocks, mover(dtype), dtype)
+            packed = self._pack(name, values, dtype)
+            done = self._combine(name, packed, wire_dtype, carried, len(group))
             return self._unpack(name, done, dtype)
+        packed = self._pack(name, edge, dtype)
         if dim:
             packed = self._stack(name, packed, wire_dtype, dim, len(group))
         done = self._transport.reduce_scatter(
@@ -95,20 +102,21 @@ class Wire:
         """Block i along `split_dim` goes to rank i of the group; what comes is joined."""
         if len(group) == 1:
             return edge
-        packed = self._pack(name, edge, dtype)
-        stacked = self._stack(name, packed, carrier(dtype), split_dim, len(group))
-        done = self._transport.all_to_all(self._writer, name, stacked, carrier(dtype), group)
-        return self._unpack(
-            name, self._join(name, done, carrier(dtype), concat_dim, len(group)), dtype
-        )
+        moved = mover(dtype)
+        packed = self._convert(f"{name}/packed", edge, dtype, moved)
+        stacked = self._stack(name, packed, moved, split_dim, len(group))
+        done = self._transport.all_to_all(self._writer, name, stacked, moved, group)
+        joined = self._join(name, done, moved, concat_dim, len(group))
+        return self._convert(f"{name}/unpacked", joined, moved, dtype)
 
     def broadcast(self, name: str, edge: str, dtype: str, group: Group) -> str:
         """The tensor of the group's first rank; those of the others have its shape."""
         if len(group) == 1:
             return edge
-        packed = self._pack(name, edge, dtype)
-        done = self._transport.broadcast(self._writer, name, packed, carrier(dtype), group)
-        return self._unpack(name, done, dtype)
+        moved = mover(dtype)
+        packed = self._convert(f"{name}/packed", edge, dtype, moved)
+        done = self._transport.broadcast(self._writer, name, packed, moved, group)
+        return self._convert(f"{name}/unpacked", done, moved, dtype)
 
     def _check(self, name: str, dtype: str, reduction: str) -> None:
         if dtype in _PARTS and reduction != "sum" or dtype in _BITS and reduction in ("max", "min"):
@@ -163,7 +171,7 @@ class Wire:
     def _convert(self, name: str, edge: str, source: str, target: str) -> str:
         if source == target:
             return edge
-        if source in _CAST or target in _CAST:
+        if _CAST.get(source) == target or _CAST.get(target) == source:
             attrs = {"SrcT": DType(source), "DstT": DType(target), "Truncate": False}
             return self._node(name, "Cast", [edge], attrs, "y")
         attrs = {"T": DType(source), "type": DType(target)}
@@ -186,5 +194,10 @@ class Wire:
 
 
 def carrier(dtype: str) -> str:
-    """The dtype in which values of `dtype` travel."""
+    """The dtype in which values of `dtype` are reduced."""
     return _CAST.get(dtype) or _BITS.get(dtype) or _PARTS.get(dtype) or dtype
+
+
+def mover(dtype: str) -> str:
+    """The dtype in which values of `dtype` are moved."""
+    return MOVED.get(dtype) or carrier(dtype)

@@ -1,0 +1,68 @@
+"""Jobs of ranks that tests start, and what their ranks report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job went: its exit code, and what all its ranks printed."""
+
+    size: int
+    code: int
+    output: str
+
+
+def run(
+    size: int, module: str, *arguments: object, seconds: float, timeout_s: int = 60,
+    backend: str | None = None,
+) -> Ended:  # fmt: skip
+    """`tfpar run` of `python -m module arguments`; at most `seconds`, and no rank outlives it.
+
+    Args:
+        timeout_s: how long its ranks wait for each other.
+    """
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+    command = [
+        sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", str(timeout_s),
+        *(("--backend", backend) if backend else ()),
+        sys.executable, "-m", module, *map(str, arguments),
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        finally:
+            process.terminate()  # which ends the ranks
+    return Ended(size, process.returncode, output)
+
+
+class Checked:
+    """A job whose ranks report checks, each in a file of its own of `folder`.
+
+    Attributes:
+        errors: for each check that a rank has ended, what went wrong on it, or nothing.
+    """
+
+    def __init__(self, job: Ended, folder: Path) -> None:
+        self.job = job
+        self.errors: dict[str, list[str]] = {}
+        for file in folder.iterdir():
+            for line in map(json.loads, file.read_text().splitlines()):
+                self.errors.setdefault(line["check"], []).append(line["error"])
+
+    def assert_held(self, check: str) -> None:
+        """Every rank has ended the check, and found nothing wrong."""
+        errors = self.errors.get(check, [])
+        assert not "".join(errors), "".join(errors)
+        assert len(errors) == self.job.size, f"not all ranks came so far:\n{self.job.output}"

@@ -1,0 +1,56 @@
+"""All-reduces as reduce-scatters and all-gathers, for dtypes that can be moved and not added up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.order import sort_topologically
+from tfpar.spec import Mesh
+
+
+def reduce_by_blocks(graph: Graph, mesh: Mesh, dtypes: Collection[str]) -> Graph:
+    """Replace all-reduces (sums) of `dtypes`, in place; returns the graph.
+
+    The operands of one travel in one buffer, padded to blocks of equal size: each rank adds up a
+    block and hands it to the others, which are as many bytes as a ring moves.
+    """
+    build = GraphBuilder(graph)
+    replacement: dict[Tensor, Tensor] = {}
+    for op in list(graph.ops):
+        if op.type == "AllReduce" and op.outputs[0].dtype in dtypes:
+            if op.attrs["reduction"] == "sum" and all(t.is_static for t in op.inputs):
+                summed = _summed(build, op, mesh)
+                replacement.update(zip(op.outputs, summed, strict=True))
+    if not replacement:
+        return graph
+    gone = {t.op for t in replacement}
+    for op in graph.ops:
+        op.inputs = [replacement.get(t, t) for t in op.inputs]
+    ops = [op for op in graph.ops if op not in gone]
+    graph.ops = sort_topologically(ops)
+    graph.outputs = [replacement.get(t, t) for t in graph.outputs]
+    return graph
+
+
+def _summed(build: GraphBuilder, op: Op, mesh: Mesh) -> list[Tensor]:
+    """What `op` gives."""
+    build.name, axes = f"{op.name}/blocks", op.attrs["axes"]
+    ranks, dtype = mesh.group_size(axes), op.inputs[0].dtype
+    sizes = [math.prod(t.shape) for t in op.inputs]
+    flat = [build.reshape(t, [n]) for t, n in zip(op.inputs, sizes, strict=True)]
+    buffer = build.concat(flat, 0)
+    buffer = build.pad(buffer, [-buffer.shape[0] % ranks])
+    length = buffer.shape[0]
+    attrs = {"axes": axes, "dim": 0}
+    block = build.one(
+        "ReduceScatter", (buffer,), [length // ranks], dtype, {**attrs, "reduction": "sum"}
+    )
+    whole = build.one("AllGather", (block,), [length], dtype, attrs)
+    summed, begin = [], 0
+    for tensor, size in zip(op.inputs, sizes, strict=True):
+        summed.append(build.reshape(build.slice(whole, [begin], [size]), tensor.shape))
+        begin += size
+    return summed
