@@ -87,6 +87,8 @@ def test_a_rank_that_hangs_is_named_with_its_stack_and_what_waits_for_it(capfd, 
     err = capfd.readouterr().err
     assert "rank 1 (host localhost) hung after train step 3" in err
     assert "in hang" in err  # rank 1's stack
+    missing = err.partition("Missing ranks:")[2].splitlines()
+    assert missing[1].startswith("[0] 1: [compile_loss/") and "AllReduce" in missing[1]
     assert "rank 0 made no progress in 'train step 4' for 10 s" in err
 
 

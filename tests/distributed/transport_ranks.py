@@ -21,7 +21,6 @@ from tfpar.runtime.backends.wire import Wire
 from tfpar.runtime.function_def import (
     FunctionWriter,
     RegisteredFunction,
-    const_attrs,
     serialize_attrs,
 )
 from tfpar.spec import TfparError
@@ -308,22 +307,6 @@ def _after(wire: Wire, name: str, edge: str, matrix: str, rank: Rank) -> str:
     return f"{name}/after:output:0"
 
 
-def constants_on_one_rank_alone_do_no_harm(rank: Rank) -> None:
-    """Those who do not send give zeros that are known while the function is optimized."""
-
-    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
-        edge = edges[0]
-        if rank.rank:
-            zeros = const_attrs(np.zeros((2, 3), np.float32), "float32")
-            wire._writer.node("zeros", "Const", (), zeros, rank.transport.device)
-            edge = "zeros:output:0"
-        return [(wire.broadcast("sent", edge, "float32", rank.everyone), "float32")]
-
-    sent = value(0, (2, 3), "float32")
-    for got in rank.function(["float32"], body)([tf.constant(sent)]):
-        same(got, sent, "broadcast")
-
-
 def arguments_may_differ_between_ranks(rank: Rank) -> None:
     def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
         attrs = serialize_attrs({"T": DType("float32")})
@@ -432,7 +415,6 @@ CHECKS: dict[str, Callable[[Rank], None]] = {
         what_cannot_be_reduced_is_refused,
         groups_do_not_disturb_each_other,
         collectives_may_become_ready_in_any_order,
-        constants_on_one_rank_alone_do_no_harm,
         arguments_may_differ_between_ranks,
         a_function_runs_again_on_other_values,
         ranks_exchange_messages,

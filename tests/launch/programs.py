@@ -25,7 +25,7 @@ rank, size = int(os.environ["TFPAR_RANK"]), int(os.environ["TFPAR_SIZE"])
 attempt = int(os.environ["TFPAR_ATTEMPT"])
 def report(activity="train step 1", bounded=False):
     from tfpar.launch.beacon import Beacon
-    beacon = Beacon.connect(os.environ)
+    beacon = Beacon.connect(rank, os.environ)
     beacon.at(activity, bounded)
     return beacon
 """

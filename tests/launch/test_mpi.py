@@ -41,8 +41,9 @@ def mpirun(tmp_path, monkeypatch):
 
 PROGRAM = """
 import os, sys
+from tfpar.distributed.job import Job
 from tfpar.launch.beacon import Beacon
-beacon = Beacon.connect(os.environ)
+beacon = Beacon.connect(Job.of(os.environ).rank, os.environ)
 beacon.at("train step 1")
 print("rank", beacon._rank, os.environ["TFPAR_TIMEOUT"], "TFPAR_RANK" in os.environ)
 if len(sys.argv) > 1 and beacon._rank == 1:

@@ -150,7 +150,7 @@ def this_world() -> World | None:
     job = Job.of(os.environ)
     if job is None:
         return None
-    beacon = Beacon.connect(os.environ) or Beacon.alone(os.environ)
+    beacon = Beacon.connect(job.rank, os.environ) or Beacon.alone(job.rank, os.environ)
     beacon.at("joining the job", bounded=True)
     world = World(job, _transport(job), beacon)
     beacon.at("joined the job")

@@ -50,6 +50,12 @@ PATCHES = (
         "  device_attr.iface = gloo_iface_ = global_context.gloo_iface_;\n"
         "  auto dev = CreateDevice(device_attr);\n  global_ctx = global_context.ctx;\n",
     ),
+    # Over Gloo the list of ranks kept length 0, so that a stalled collective was never spoken of.
+    Patch(
+        "horovod/common/gloo/gloo_controller.cc",
+        "  global_ranks_.reserve(size_);\n",
+        "  global_ranks_.resize(size_);\n",
+    ),
     # TensorFlow 2.19 no longer has AsGpuStreamValue: the stream itself hands out what CUDA calls
     # it. Only builds with NCCL compile this part.
     Patch(

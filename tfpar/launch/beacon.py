@@ -57,7 +57,7 @@ class Beacon:
         threading.Thread(target=self._watch, name="tfpar-beacon", daemon=True).start()
 
     @classmethod
-    def connect(cls, environ: Mapping[str, str]) -> Beacon | None:
+    def connect(cls, rank: int, environ: Mapping[str, str]) -> Beacon | None:
         """Report to the launcher that `environ` names; None if it names none.
 
         Raises:
@@ -66,7 +66,6 @@ class Beacon:
         supervisor = environ.get(names.SUPERVISOR)
         if not supervisor:
             return None
-        rank = names.rank_of(environ)
         timeout_s, grace_s = _limits(environ)
         connection = _admitted(supervisor, environ.get(names.TOKEN, ""), rank)
         # What is sent and not acknowledged for so long: the launcher's machine is gone.
@@ -75,9 +74,9 @@ class Beacon:
         return cls(rank, timeout_s, grace_s, connection)
 
     @classmethod
-    def alone(cls, environ: Mapping[str, str]) -> Beacon:
+    def alone(cls, rank: int, environ: Mapping[str, str]) -> Beacon:
         """Only the watchdog, as ranks have it that something else has started."""
-        return cls(names.rank_of(environ), *_limits(environ), None)
+        return cls(rank, *_limits(environ), None)
 
     @property
     def timeout_s(self) -> float:

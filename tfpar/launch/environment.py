@@ -27,7 +27,6 @@ DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_GRACE_S = 30.0
 FIRST_REMOTE_PORT = 29500
 
-_RANKS = (RANK, "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _EXPORTED_PREFIXES = (
     "TFPAR_", "HOROVOD_", "TF_", "KERAS_", "NCCL_", "CUDA_", "OMP_", "PYTHON",
 )  # fmt: skip
@@ -98,11 +97,6 @@ def exported(environment: Mapping[str, str], names: Mapping[str, str]) -> dict[s
     }
 
 
-def rank_of(environ: Mapping[str, str]) -> int:
-    """This process's rank, whoever started it; 0 alone."""
-    return next((int(environ[name]) for name in _RANKS if environ.get(name)), 0)
-
-
 def _gloo(slot: Slot, rendezvous: tuple[str, int]) -> dict[str, str]:
     host, port = rendezvous
     return {
@@ -123,7 +117,8 @@ def _gloo(slot: Slot, rendezvous: tuple[str, int]) -> dict[str, str]:
 def _defaults(shared: Shared) -> dict[str, str]:
     """Horovod warns of a stall well before, and gives up shortly after the ranks' own watchdogs."""
     timeout = math.ceil(shared.timeout_s)
-    warn = max(1, min(60, timeout // 2))
+    # Of what it has done before it speaks after up to four times as long.
+    warn = max(1, min(60, timeout // 5))
     return {
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(timeout, math.ceil(shared.start_timeout_s))),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),

@@ -21,7 +21,8 @@ class Transport(Protocol):
     A *group* is an ordered tuple of ranks. Tensors are of `WIRE_DTYPES`, blocks of equal shape on
     all ranks and in every run of a function, and split or joined along dim 0. Methods that write
     nodes return edges of the function being written; every rank writes the same nodes under the
-    same names.
+    same names. What is a constant on one rank is one on all: TensorFlow may run a collective of
+    constants only once, while it optimizes the function.
 
     Attributes:
         name: of the backend, as users know it.
