@@ -30,10 +30,11 @@ from tfpar.spec import TfparError
 logger = logging.getLogger("tfpar")
 
 _parallel: weakref.WeakKeyDictionary[keras.Model, ParallelModel] = weakref.WeakKeyDictionary()
+_files: weakref.WeakKeyDictionary[keras.Model, Files] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Wrap the trainer's `__init__` and `load_model`; idempotent.
+    """Wrap the trainer's `__init__`, `load_model` and `save_model`; idempotent.
 
     Raises:
         TfparError: Keras runs on another backend than TensorFlow.
@@ -57,6 +58,7 @@ def install() -> None:
     init._tfpar = True  # type: ignore[attr-defined]
     TensorFlowTrainer.__init__ = init
     _install_loading()
+    _install_saving()
     install_callbacks(parallel_model)
 
 
@@ -72,6 +74,20 @@ def _install_loading() -> None:
             return original(*args, **kwargs)
 
     saving_lib.load_model = load_model
+
+
+def _install_saving() -> None:
+    """Let `keras.saving.save_model` do what a parallel model's own `save` does."""
+    original = saving_lib.save_model
+
+    @functools.wraps(original)
+    def save_model(model, filepath, *args, **kwargs):
+        files = _files.get(model)
+        if files is None or files.writing:
+            return original(model, filepath, *args, **kwargs)
+        return files.save(filepath)
+
+    saving_lib.save_model = save_model
 
 
 def parallel_model(model: keras.Model) -> ParallelModel | None:
@@ -91,8 +107,9 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
     _parallel[model] = state
     for kind in ("train", "test", "predict"):
         _replace_maker(model, state, kind)
+    files = _files[model] = Files(state)
     for method in SAVING:
-        _replace(model, method, getattr(Files(state), method))
+        _replace(model, method, getattr(files, method))
     return state
 
 

@@ -27,6 +27,7 @@ class Files:
 
     def __init__(self, state: ParallelModel) -> None:
         self._state = state
+        self.writing = False  # this process: Keras's own functions are at work
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         self._write("save", filepath, args, kwargs)
@@ -49,11 +50,15 @@ class Files:
 
         def write() -> None:
             keeps = kwargs.get("overwrite", True) is False and os.path.exists(path)
-            if keeps or "://" in path:  # Keras asks; object stores have no half-written files
-                original(model, path, *args, **kwargs)
-                return
-            with complete(path) as temporary:
-                original(model, temporary, *args, **kwargs)
+            self.writing = True
+            try:
+                if keeps or "://" in path:  # Keras asks; object stores have no half-written files
+                    original(model, path, *args, **kwargs)
+                    return
+                with complete(path) as temporary:
+                    original(model, temporary, *args, **kwargs)
+            finally:
+                self.writing = False
 
         world = self._state.world
         if world is None:

@@ -30,6 +30,7 @@ def models_and_weights(place: Place) -> Results:
         model = perceptron(keras.optimizers.Adam(0.01))
     results = trained(model, X, Y, batch_size=4)
     model.save(place.folder / "model.keras")
+    keras.saving.save_model(model, place.folder / "by_function.keras")
     model.save_weights(place.folder / "model.weights.h5")
     model.export(place.folder / "exported", verbose=False)
     # The same model goes on, and back to where it was.
