@@ -222,7 +222,8 @@ def main() -> None:
             chosen = [
                 c for c in contenders if not args.layout or c["layout"] in ("-", *args.layout)
             ]
-            rows += measure(model, turns=7, steps=8 if model == "gpt" else 4, contenders=chosen)
+            steps = 16 if args.processes else 8 if model == "gpt" else 4
+            rows += measure(model, turns=7, steps=steps, contenders=chosen)
     show(rows)
     if args.json:
         with open(args.json, "w") as file:

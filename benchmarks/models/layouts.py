@@ -21,7 +21,7 @@ WIDE_HEAD = {
     r"(stem|block_.*)/kernel": (None, None),
     r"(stem|block_.*)/bias": (None,),
 }
-"""The classes split, and the small body column and row in turn."""
+"""The classes split; the small body on every rank, as in `by_hand.megatron`."""
 
 
 def layout(model: str):

@@ -1,8 +1,8 @@
 """What a plan's collectives send over the links between nodes: no clocks, no network.
 
-Counted are payloads, as Horovod moves them over Gloo: rings for all-reduces and gathers, halving
-for reduce-scatters, a tree for broadcasts. Ranks of one node talk over its loopback, so only what
-goes to another node counts, for the node that sends it.
+Counted are payloads, as tfpar and Horovod move them over Gloo: rings for all-reduces and gathers,
+blocks straight to their owners for reduce-scatters, a tree for broadcasts. Ranks of one node talk
+over its loopback, so only what goes to another node counts, for the node that sends it.
 """
 
 from __future__ import annotations
@@ -51,26 +51,10 @@ def _messages(kind: str, size: int) -> Iterator[Message]:
     if kind in ("all_reduce", "all_gather"):
         rounds = (2 if kind == "all_reduce" else 1) * (size - 1)
         yield from ((rank, (rank + 1) % size, rounds / size) for rank in ranks)
-    elif kind == "all_to_all":
+    elif kind in ("all_to_all", "reduce_scatter"):
         yield from ((a, b, 1 / size) for a in ranks for b in ranks if a != b)
     elif kind == "broadcast":
         # In round i the first 2^i ranks, which have it, send to the next as many.
         yield from ((rank ^ 1 << (rank.bit_length() - 1), rank, 1.0) for rank in ranks[1:])
-    elif kind == "reduce_scatter":
-        yield from _halving(size)
     else:
         raise TfparError(f"How {kind!r} travels between nodes is not known.")
-
-
-def _halving(size: int) -> Iterator[Message]:
-    """Neighbours exchange halves, then ranks further apart quarters; blocks end up in
-    bit-reversed order, and are swapped."""
-    bits = size.bit_length() - 1
-    if size != 1 << bits:
-        raise TfparError(f"A reduce-scatter among {size} ranks is not known; use 2, 4, 8, ...")
-    for rank in range(size):
-        for i in range(bits):
-            yield rank, rank ^ 1 << i, 0.5 ** (i + 1)
-        block = int(f"{rank:0{bits}b}"[::-1], 2)
-        if block != rank:
-            yield rank, block, 1 / size

@@ -12,6 +12,8 @@ from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.backends.wire import Wire
 from tfpar.runtime.function_def import FunctionWriter, RegisteredFunction
 
+_SHORT = 64  # words
+
 
 class Exchange:
     """Runs collectives at once; every rank makes the same calls in the same order.
@@ -41,20 +43,21 @@ class Exchange:
     def messages(self, message: Any) -> list[Any]:
         """What each rank says, as JSON knows it."""
         words = _words(message)
-        lengths = [int(n) for n in self.all_gather(tf.constant(len(words), tf.int64))]
-        padded = np.zeros(_room(max(lengths)), np.int64)
-        padded[: len(words)] = words
-        gathered = self.all_gather(tf.constant(padded))
-        return [_message(g.numpy()[:n]) for g, n in zip(gathered, lengths, strict=True)]
+        frames = [f.numpy() for f in self.all_gather(tf.constant(_frame(words)))]
+        longest = max(int(f[0]) for f in frames)
+        rests = [np.zeros(0, np.int64)] * len(frames)
+        if longest > _SHORT:
+            rests = [r.numpy() for r in self.all_gather(tf.constant(_rest(words, longest)))]
+        return [_message(frame, rest) for frame, rest in zip(frames, rests, strict=True)]
 
     def message(self, message: Any) -> Any:
         """What the first rank says; the others' argument does not matter."""
         words = _words(message)
-        length = int(self.broadcast(tf.constant(len(words), tf.int64)))
-        padded = np.zeros(_room(length), np.int64)
-        if len(words) == length:
-            padded[:length] = words
-        return _message(self.broadcast(tf.constant(padded)).numpy()[:length])
+        frame = self.broadcast(tf.constant(_frame(words))).numpy()
+        rest, length = np.zeros(0, np.int64), int(frame[0])
+        if length > _SHORT:
+            rest = self.broadcast(tf.constant(_rest(words, length))).numpy()
+        return _message(frame, rest)
 
     def _run(self, kind: str, tensor: tf.Tensor, group: tuple[int, ...], *dims: int) -> tf.Tensor:
         dtype = tensor.dtype.name
@@ -77,10 +80,26 @@ def _words(message: Any) -> np.ndarray:
     return np.frombuffer(text + b" " * (-len(text) % 8), np.int64)
 
 
-def _room(length: int) -> int:
-    """Words that a message of so many travels in: few sizes, as each needs a function."""
-    return max(64, 1 << (length - 1).bit_length())
+def _frame(words: np.ndarray) -> np.ndarray:
+    """The length of a message, and its begin: short ones need one exchange."""
+    frame = np.zeros(1 + _SHORT, np.int64)
+    frame[0] = len(words)
+    begin = words[:_SHORT]
+    frame[1 : 1 + len(begin)] = begin
+    return frame
 
 
-def _message(words: np.ndarray) -> Any:
-    return json.loads(words.tobytes())
+def _rest(words: np.ndarray, length: int) -> np.ndarray:
+    """What the frame has no room for, in few sizes, as each needs a function.
+
+    Args:
+        length: of the longest message, in words.
+    """
+    rest = np.zeros(max(_SHORT, 1 << (length - _SHORT - 1).bit_length()), np.int64)
+    end = words[_SHORT : _SHORT + len(rest)]
+    rest[: len(end)] = end
+    return rest
+
+
+def _message(frame: np.ndarray, rest: np.ndarray) -> Any:
+    return json.loads(np.concatenate([frame[1:], rest])[: frame[0]].tobytes())

@@ -1,7 +1,7 @@
 """Steps that all ranks take together, and the moments at which they compare notes.
 
 At a *meeting*, after a step, the ranks compare what they were fed and learn whether any of them was
-asked to stop. Meetings come after the first step of each program and about every half second from
+asked to stop. Meetings come after the first step of each program and about every second from
 then on, at steps that follow from what was said at the last one, so that all ranks come.
 """
 
@@ -21,8 +21,8 @@ from tfpar.spec import RuntimeMismatchError
 if TYPE_CHECKING:
     from tfpar.distributed.world import World
 
-INTERVAL_S = 0.5
-"""Seconds between meetings, roughly: one costs about a millisecond."""
+INTERVAL_S = 1.0
+"""Seconds between meetings, roughly: one costs some milliseconds, mostly of waiting."""
 
 _MOST_STEPS = 1000
 _SAMPLED = 64  # entries of a tensor that are compared

@@ -36,35 +36,41 @@ class Files:
         self._write("save_weights", filepath, args, kwargs)
 
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Functions of a SavedModel read whole variables, which are whole for so long."""
-        with self._state.gathered():
-            self._write("export", filepath, args, kwargs)
+        """Functions of a SavedModel read whole variables; whoever writes it has them meanwhile."""
+        self._write("export", filepath, args, kwargs, self._state.whole)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Every rank reads what it stores."""
         self._state.load_weights(os.fspath(filepath), *args, **kwargs)
 
-    def _write(self, method: str, filepath: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _write(
+        self, method: str, filepath: Any, args: tuple, kwargs: dict[str, Any],
+        prepared: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ) -> None:  # fmt: skip
         path, model = os.fspath(filepath), self._state.model
         original: Callable[..., Any] = getattr(type(model), method)
 
         def write() -> None:
             keeps = kwargs.get("overwrite", True) is False and os.path.exists(path)
-            self.writing = True
-            try:
-                if keeps or "://" in path:  # Keras asks; object stores have no half-written files
-                    original(model, path, *args, **kwargs)
-                    return
-                with complete(path) as temporary:
-                    original(model, temporary, *args, **kwargs)
-            finally:
-                self.writing = False
+            # Keras asks; object stores have no half-written files.
+            plainly = keeps or "://" in path
+            file = contextlib.nullcontext(path) if plainly else complete(path)
+            with prepared(), self._at_work(), file as name:
+                original(model, name, *args, **kwargs)
 
         world = self._state.world
         if world is None:
             write()
         else:
             world.lead.run(f"{method}({path!r})", write)
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self.writing = True
+        try:
+            yield
+        finally:
+            self.writing = False
 
 
 @contextlib.contextmanager

@@ -230,20 +230,13 @@ class ParallelModel:
                 holder._value.gather()
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Every variable is whole inside, and laid out again as it was afterwards."""
-        layouts = [
-            (v, v.layout, v.holders)
-            for v in self.named_variables().values()
-            if isinstance(v, ParallelVariable) and v.is_sharded
-        ]
-        self.gather()
-        try:
+    def whole(self) -> Iterator[None]:
+        """Every variable is whole inside, for functions that read its handle."""
+        with contextlib.ExitStack() as stack:
+            for variable in self.named_variables().values():
+                if isinstance(variable, ParallelVariable):
+                    stack.enter_context(variable.whole())
             yield
-        finally:
-            for variable, layout, holders in layouts:
-                assert layout is not None
-                variable.shard(*layout, self.session.ranks, holders)
 
     def load_weights(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Load a file of Keras's; each rank reads what it stores.

@@ -152,6 +152,29 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
                 self._holders = ()
                 _store(self, value)
 
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Behind the handle is the whole value inside; afterwards all is as it was.
+
+        Where ranks are processes, the one that leads has it, and the others help.
+        """
+        if self._stored is None and self._pending is None:
+            yield
+            return
+        with tf.init_scope():
+            value = self._assembled() if self._pending is None else self._pending()
+            kept = self._pending, self._stored, self._layout, self._holders, self._ranks
+            self._pending = self._stored = self._layout = self._ranks = None
+            self._holders = ()
+            _store(self, tf.cast(value, self.dtype))
+            del value
+        try:
+            yield
+        finally:
+            with tf.init_scope():
+                _store(self, _freed(self.dtype))
+            self._pending, self._stored, self._layout, self._holders, self._ranks = kept
+
     def materialize(self) -> None:
         """Run the pending initializer."""
         if self._pending is not None:
