@@ -182,7 +182,7 @@ def test_two_nodes_send_what_the_plan_predicts(possible):
     assert json.loads(json.dumps(ranks)) == ranks
     for node, ((found,),) in enumerate(zip(ranks, strict=True)):
         predicted = found["plan"]["bytes"][node]
-        assert predicted > 6e6
+        assert predicted > 2e6  # mostly the gradient of the head; of the table only rows travel
         for step in found["steps"]:
             assert step["sent"] == pytest.approx(predicted, rel=0.15)
             assert step["seconds"] > 0.8 * predicted / (200e6 / 8)

@@ -19,20 +19,30 @@ def reduce_by_blocks(graph: Graph, mesh: Mesh, dtypes: Collection[str]) -> Graph
     """
     build = GraphBuilder(graph)
     replacement: dict[Tensor, Tensor] = {}
+    moved: dict[Op, Op] = {}
     for op in list(graph.ops):
-        if op.type == "AllReduce" and op.outputs[0].dtype in dtypes:
-            if op.attrs["reduction"] == "sum" and all(t.is_static for t in op.inputs):
-                summed = _summed(build, op, mesh)
-                replacement.update(zip(op.outputs, summed, strict=True))
-    if not replacement:
+        if _can_be(op, dtypes):
+            summed = _summed(build, op, mesh)
+            replacement.update(zip(op.outputs, summed, strict=True))
+            moved[op] = summed[-1].op
+    if not moved:
         return graph
-    gone = {t.op for t in replacement}
     for op in graph.ops:
         op.inputs = [replacement.get(t, t) for t in op.inputs]
-    ops = [op for op in graph.ops if op not in gone]
-    graph.ops = sort_topologically(ops)
+        op.control = [moved.get(c, c) for c in op.control]
+    graph.ops = sort_topologically([op for op in graph.ops if op not in moved])
     graph.outputs = [replacement.get(t, t) for t in graph.outputs]
+    graph.effects = [moved.get(e, e) for e in graph.effects]
     return graph
+
+
+def _can_be(op: Op, dtypes: Collection[str]) -> bool:
+    return (
+        op.type == "AllReduce"
+        and op.attrs["reduction"] == "sum"
+        and op.outputs[0].dtype in dtypes
+        and all(t.is_static for t in op.inputs)
+    )
 
 
 def _summed(build: GraphBuilder, op: Op, mesh: Mesh) -> list[Tensor]:
