@@ -26,6 +26,19 @@ class Trained:
     def collectives(self, kind: str = "train") -> list[tuple[str, tuple[str, ...], int]]:
         return parallel_model(self.model).executables[kind].partitioned.collectives()
 
+    def exchanged(self) -> list[tuple[str, tuple[str, ...], int]]:
+        """Of `collectives`, those but all-reduces and gathered rows of sparse gradients."""
+        partitioned = self.executable().partitioned
+        readers = partitioned.graph.consumers()
+        others = [c for c in self.collectives() if c[0] != "all_reduce"]
+        for reshard in partitioned.reshards:
+            read_by = {op.type for op in readers.get(reshard.tensor, ())}
+            if read_by == {"UnsortedSegmentSum"}:
+                rows = dataclasses.replace(partitioned, reshards=[reshard], decisions={})
+                for collective in rows.collectives():
+                    others.remove(collective)
+        return others
+
     def executable(self, kind: str = "train"):
         return parallel_model(self.model).executables[kind]
 
