@@ -139,6 +139,17 @@ def test_rows_are_gathered_where_they_are_less_than_the_sums(segments, kinds):
     assert {kind for kind, *_ in run.partitioned.collectives()} == kinds
 
 
+def test_rows_are_not_gathered_where_the_sums_are_reduced_anyway():
+    """The gradient of a table that is also the classifier's."""
+    rows = np.arange(64, dtype="int32")
+    run = check(
+        lambda x, i, h: tf.math.unsorted_segment_sum(x, i, 500) + tf.matmul(h, x, transpose_a=True),
+        [f(64, 4), rows, f(64, 500)], [(Shard(0),)] * 3, Mesh.of([4]),
+    )  # fmt: skip
+    ((kind, *_),) = run.partitioned.collectives()
+    assert kind == "all_reduce"
+
+
 def test_pooled_lookups():
     rows, segments = [0, 3, 4, 1], [0, 0, 1, 2]
 

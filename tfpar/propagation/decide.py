@@ -90,11 +90,14 @@ def choose(
     out_bytes: int,
     mesh: Mesh,
     whole_axes: Collection[int] = (),
+    *,
+    sparse: bool = False,
 ) -> Choice:
     """The cheapest way to run an op with `rule` on inputs of `specs`.
 
     Args:
         whole_axes: mesh axes along which the op must replicate.
+        sparse: its outputs are reduced for its sake, if it leaves them partial (see `OpRule`).
 
     Raises:
         CannotHold: pinned inputs contradict each other on some axis.
@@ -109,7 +112,7 @@ def choose(
             _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
         ]
         split, group, reduction = _choose_axis(
-            rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes
+            rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes, sparse
         )
         splits.append(split)
         takes.append(group)
@@ -180,6 +183,7 @@ def _choose_axis(
     parts: int,
     out_bytes: int,
     whole: bool,
+    sparse: bool,
 ) -> tuple[Split, tuple[int, ...], str]:
     if parts == 1:
         return WHOLE, (), "sum"
@@ -204,7 +208,7 @@ def _choose_axis(
         if not rule.takes_pattern(factor, pattern):
             continue
         cost, settled = _split_cost(rule, operands, placements, placed, sizes, split, parts)
-        if rule.sparse and factor in rule.reduce:
+        if sparse and factor in rule.reduce:
             cost += 2.0 * out_bytes * _left(rule, sizes)
         # Among equals, leave in place what is largest; a reduced factor loses ties.
         rank = -settled + (0.5 if factor in rule.reduce else 0.0)

@@ -347,7 +347,10 @@ class Propagation:
         rule = self.prepared.rules[op]
         operands = [Operand.of(t, self.is_loose(t), self.confined) for t in op.inputs]
         out_bytes = sum(t.num_bytes for t in op.outputs)
-        choice = choose(rule, operands, specs, out_bytes, self.mesh, whole)
+        choice = choose(
+            rule, operands, specs, out_bytes, self.mesh, whole,
+            sparse=rule.sparse and not self._is_added_up(op),
+        )  # fmt: skip
         for factor in rule.expand:
             axes = tuple(a for a, s in enumerate(choice.splits) if s[0] == factor)
             parts = self.mesh.group_size(axes)
@@ -389,6 +392,11 @@ class Propagation:
             f"{self.mesh.axis_names[axis]!r} they exclude each other. Give these variables "
             f"the same sharding, or leave one of them to propagation."
         )
+
+    def _is_added_up(self, op: Op) -> bool:
+        """Whether what it gives is added to something else, and reduced with that in any case."""
+        readers = (r for t in op.outputs for r in self.prepared.consumers.get(t, ()))
+        return any(r.type in ("AddN", "AddV2", "Add") for r in readers)
 
     def _settle_all(self, op: Op) -> None:
         for tensor in op.inputs:

@@ -73,7 +73,8 @@ class OpRule:
         masked: whether inputs come with the padding of reduced factors neutral; not needed
             where `lower` keeps padding out itself.
         sparse: what the op reads may be far less than what it gives (the rows of a batch, summed
-            into a table): gathering that is weighed against reducing this.
+            into a table): gathering that is weighed against reducing this, unless this is added
+            to something that is reduced as well (the gradient of a tied table).
         expand: factor -> builder of the graph of simpler ops that the op stands
             for; used instead of the op when that factor is split.
     """
