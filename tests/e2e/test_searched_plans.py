@@ -133,3 +133,20 @@ def test_gradients_travel_in_buckets_of_the_size_that_cost_least():
     assert plan.cost.bucket_bytes == 1024 * 1024  # the least there is: starting one costs nothing
     packed = parallel_model(model).executables["train"].packed_bytes
     assert max(packed) <= plan.cost.bucket_bytes and len(packed) > 1
+
+
+@pytest.mark.slow
+def test_lists_that_a_loop_walks_are_made_anew_where_the_search_wants_them_otherwise():
+    def build():
+        words, facts = keras.Input((6,), dtype="int32"), keras.Input((5,))
+        read = keras.layers.GRU(8)(keras.layers.Embedding(300, 8)(words))
+        h = keras.layers.Concatenate()([read, keras.layers.Dense(8)(facts)])
+        model = keras.Model([words, facts], keras.layers.Dense(70)(h))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adamw", loss, jit_compile=False)
+        return model
+
+    rng = np.random.default_rng(0)
+    data = [rng.integers(0, 300, (16, 6)), rng.normal(size=(16, 5))], rng.integers(0, 70, 16)
+    parallel, _ = assert_equivalent(build, data, tap.split([2]), planner="tap", batch_size=8)
+    assert tap.plan_of(parallel.model).layouts

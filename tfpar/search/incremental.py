@@ -164,6 +164,12 @@ class IncrementalPricer:
             home = self.segment_of[tensor.op]
             if any(self.segment_of[op] != home for op in readers):
                 border.add(tensor)
+        # A list that another segment wants in another spec is made anew, of what it was made of.
+        lists = [t for t in border if t.dtype == "variant"]
+        while lists:
+            sources = set(lists.pop().op.inputs) - border
+            border |= sources
+            lists += [t for t in sources if t.dtype == "variant"]
         return border | {v.handle for v in self.graph.variables}
 
     # --- plans ---------------------------------------------------------------------
