@@ -14,10 +14,12 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import keras
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
 from tfpar.initial.keras_weights import streamed_weights
@@ -58,7 +60,8 @@ def install() -> None:
     init._tfpar = True  # type: ignore[attr-defined]
     TensorFlowTrainer.__init__ = init
     _install_loading()
-    _install_saving()
+    _install_saving(saving_lib, "save_model")
+    _install_saving(legacy_h5_format, "save_model_to_hdf5")
     install_callbacks(parallel_model)
 
 
@@ -76,18 +79,18 @@ def _install_loading() -> None:
     saving_lib.load_model = load_model
 
 
-def _install_saving() -> None:
-    """Let `keras.saving.save_model` do what a parallel model's own `save` does."""
-    original = saving_lib.save_model
+def _install_saving(module: ModuleType, name: str) -> None:
+    """Let what `keras.saving.save_model` calls write a parallel model once, as its `save` does."""
+    original = getattr(module, name)
 
     @functools.wraps(original)
     def save_model(model, filepath, *args, **kwargs):
         files = _files.get(model)
         if files is None or files.writing:
             return original(model, filepath, *args, **kwargs)
-        return files.save(filepath)
+        return files.write(original, filepath, args, kwargs)
 
-    saving_lib.save_model = save_model
+    setattr(module, name, save_model)
 
 
 def parallel_model(model: keras.Model) -> ParallelModel | None:

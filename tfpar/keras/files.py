@@ -30,25 +30,30 @@ class Files:
         self.writing = False  # this process: Keras's own functions are at work
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        self._write("save", filepath, args, kwargs)
+        self.write(self._own("save"), filepath, args, kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        self._write("save_weights", filepath, args, kwargs)
+        self.write(self._own("save_weights"), filepath, args, kwargs)
 
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Functions of a SavedModel read whole variables; whoever writes it has them meanwhile."""
-        self._write("export", filepath, args, kwargs, self._state.whole)
+        self.write(self._own("export"), filepath, args, kwargs, self._state.whole)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Every rank reads what it stores."""
         self._state.load_weights(os.fspath(filepath), *args, **kwargs)
 
-    def _write(
-        self, method: str, filepath: Any, args: tuple, kwargs: dict[str, Any],
+    def write(
+        self, original: Callable[..., Any], filepath: Any, args: tuple, kwargs: dict[str, Any],
         prepared: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> None:  # fmt: skip
+        """Have `original`, a function of Keras's, write the model once.
+
+        Args:
+            args, kwargs: for `original`, behind the model and the path.
+            prepared: what it runs in.
+        """
         path, model = os.fspath(filepath), self._state.model
-        original: Callable[..., Any] = getattr(type(model), method)
 
         def write() -> None:
             keeps = kwargs.get("overwrite", True) is False and os.path.exists(path)
@@ -62,7 +67,11 @@ class Files:
         if world is None:
             write()
         else:
-            world.lead.run(f"{method}({path!r})", write)
+            world.lead.run(f"{original.__name__}({path!r})", write)
+
+    def _own(self, method: str) -> Callable[..., Any]:
+        """The method as the model's class has it."""
+        return getattr(type(self._state.model), method)
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:

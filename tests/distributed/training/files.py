@@ -31,6 +31,8 @@ def models_and_weights(place: Place) -> Results:
     results = trained(model, X, Y, batch_size=4)
     model.save(place.folder / "model.keras")
     keras.saving.save_model(model, place.folder / "by_function.keras")
+    keras.saving.save_model(model, place.folder / "by_function", zipped=False)
+    keras.saving.save_model(model, place.folder / "by_function.h5")
     model.save_weights(place.folder / "model.weights.h5")
     model.export(place.folder / "exported", verbose=False)
     # The same model goes on, and back to where it was.
