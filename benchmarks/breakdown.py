@@ -12,7 +12,7 @@ from __future__ import annotations
 import tfpar as tap
 from benchmarks import models
 from tfpar.capture.step import argument_specs
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.named import find_cluster
 from tfpar.cost.evaluate import Cost, evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
@@ -40,7 +40,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for nodes in (1, 2):
         grid = tap.Mesh.of([nodes, 8])
-        cluster = Cluster.of("v100-ethernet", grid)
+        cluster = find_cluster("v100-ethernet", grid)
         problem = state_problem(captured, Request(grid, cluster), BATCH, state_ratio=2.0)
         plan = TapPlanner().solve(problem)
         for name, split in PLANS.items():

@@ -50,7 +50,7 @@ class Planning:
         import tfpar as tap
         from benchmarks import models
         from tfpar.capture.step import argument_specs
-        from tfpar.cost.cluster import Cluster
+        from tfpar.cluster.named import find_cluster
         from tfpar.keras.adapter import parallel_model
         from tfpar.planning import Request, lay_out, state_problem
         from tfpar.runtime.executable import simplify_step
@@ -66,7 +66,7 @@ class Planning:
         captured = parallel_model(model).capture_gradients(argument_specs((batch,)))
         simplify_step(captured)
         capture_s = clock.lap()
-        request_ = Request(mesh, Cluster.of("v100-ethernet", mesh))
+        request_ = Request(mesh, find_cluster("v100-ethernet", mesh))
         problem = state_problem(captured, request_, config["batch"], state_ratio=2.0)
         planner = TapPlanner()
         plan = planner.solve(problem)

@@ -24,9 +24,10 @@ _EXPORTS = {
     "Shard": "tfpar.spec",
     "TfparError": "tfpar.spec",
     "split": "tfpar.spec",
-    "Cluster": "tfpar.cost.cluster",
-    "Device": "tfpar.cost.cluster",
-    "Link": "tfpar.cost.cluster",
+    "Cluster": "tfpar.cluster.description",
+    "Device": "tfpar.cluster.description",
+    "Level": "tfpar.cluster.description",
+    "Node": "tfpar.cluster.description",
     "Plan": "tfpar.plans",
     "batch": "tfpar.constraints",
     "from_layout_map": "tfpar.constraints",
@@ -52,8 +53,8 @@ __all__ = sorted(_EXPORTS)
 
 if TYPE_CHECKING:
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
+    from tfpar.cluster.description import Cluster, Device, Level, Node
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
-    from tfpar.cost.cluster import Cluster, Device, Link
     from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
     from tfpar.keras.data import shard_data
     from tfpar.plans import Plan

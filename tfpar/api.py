@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
+from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, batch_axes
-from tfpar.cost.cluster import Cluster
 from tfpar.distributed.seeds import share_seeds
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.keras import adapter
@@ -21,7 +21,7 @@ from tfpar.planning import Request, plan_step
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
-from tfpar.runtime.detect import detect_cluster, every_rank
+from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.planners import find_planner
@@ -53,8 +53,8 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         planner: `"tap"`, or a planner of your own (`search.problem.Planner`). None searches
             nothing: weights lie as constraints say, the rest as their first reader wants them;
             without constraints, every batch is split over the whole mesh (data parallelism).
-        cluster: the machines to plan for: a `Cluster`, the name of a preset or a JSON file; by
-            default what this machine is seen to be.
+        cluster: the machines to plan for: a `Cluster`, the name of a preset or a file (TOML or
+            JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
         plan_cache: a folder for plans, which are then searched once for each problem; by default
             that of the environment variable TFPAR_PLAN_CACHE, if set.
         bucket_bytes: upper bound on a packed gradient all-reduce, in bytes; by default what
@@ -110,8 +110,7 @@ def _session(mesh, constraints, plan, planner, cluster, plan_cache, options) -> 
         mesh = Mesh.of(mesh)
     batch_axes(constraints, mesh)  # refuses unknown axes before anything is built
     if cluster is not None:
-        cluster = Cluster.of(cluster, mesh)
-        cluster.check(mesh)
+        cluster = machines_for(mesh, cluster)
     if plan is not None:
         plan.check_ranks(mesh, cluster)
     session = Session(
@@ -227,8 +226,7 @@ def plan(
     if not isinstance(mesh, Mesh):
         mesh = Mesh.of(mesh)
     batch_axes(constraints, mesh)
-    machines = Cluster.of(cluster, mesh) if cluster is not None else detect_cluster(mesh)
-    machines.check(mesh)
+    machines = machines_for(mesh, cluster)
     found = find_planner(planner)
     if found is None:
         raise TfparError("tap.plan needs a planner, e.g. planner='tap'.")

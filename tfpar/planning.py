@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfpar.capture.step import CapturedStep
+from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
-from tfpar.cost.cluster import Cluster
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Tensor

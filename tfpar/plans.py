@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tfpar
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.files import cluster_of, describe
 from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
-from tfpar.cost.cluster import Cluster
 from tfpar.cost.evaluate import Cost
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
@@ -321,7 +322,7 @@ class Plan:
             ("batch_axes", json.dumps(list(self.batch_axes))),
             ("fingerprint", json.dumps(self.fingerprint)),
             ("planner", json.dumps(self.planner)),
-            ("cluster", json.dumps(self.cluster and dataclasses.asdict(self.cluster))),
+            ("cluster", json.dumps(self.cluster and describe(self.cluster))),
             ("cluster_fingerprint", json.dumps(self.cluster and self.cluster.fingerprint())),
             ("cost", json.dumps(self.cost and dataclasses.asdict(self.cost))),
             ("layouts", _block("[]", map(json.dumps, self.layouts))),
@@ -362,7 +363,7 @@ class Plan:
                 fingerprint=str(data["fingerprint"]),
                 tfpar_version=str(data["tfpar"]),
                 planner=str(data["planner"]),
-                cluster=data["cluster"] and Cluster.of(data["cluster"]),
+                cluster=data["cluster"] and cluster_of(data["cluster"], "the plan's cluster"),
                 layouts=tuple((str(name), float(s)) for name, s in data["layouts"]),
                 cost=data["cost"] and Cost.of(data["cost"]),
             )

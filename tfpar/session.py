@@ -15,8 +15,8 @@ from tensorflow.python.eager import lift_to_graph
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
+from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint
-from tfpar.cost.cluster import Cluster
 from tfpar.distributed.world import this_world
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.planning import Request, batched_inputs, find_plan, state_problem

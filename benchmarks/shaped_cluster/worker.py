@@ -5,7 +5,6 @@ python -m benchmarks.shaped_cluster.worker CONFIG    # started by `tfpar run`
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -19,7 +18,8 @@ from benchmarks.shaped_cluster.config import MARK, Config
 from benchmarks.shaped_cluster.namespaces import limit, sent_bytes
 from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import endless
-from tfpar.cost.cluster import Cluster, Link
+from tfpar.cluster.description import Cluster, Level
+from tfpar.cluster.named import find_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.distributed.world import World, this_world
 from tfpar.ir.roles import Roles
@@ -27,7 +27,7 @@ from tfpar.spec import Mesh, Shard
 
 # Of Gloo through Horovod on the machine of the benchmarks, empirical: ranks of a node over its
 # loopback, and nodes over a link without a limit; most of the latency is Horovod's agreeing.
-LINK = Link(bandwidth=5e8, latency_s=2e-3)
+BANDWIDTH, LATENCY_S = 5e8, 2e-3
 CLASSES = 10_000  # of `wide`, which has 22 MB of weights then; `gpt` has 29 MB
 WARM_UP_STEPS = 2
 IDLE_S = 1.0
@@ -86,10 +86,13 @@ class Training:
 
 def describe(config: Config, mbit: float | None) -> Cluster:
     """The cluster as a planner is told of it."""
-    cluster = Cluster.of("cpu", Mesh.of([config.nodes, config.ranks_per_node]))
-    bandwidth = LINK.bandwidth if mbit is None else min(mbit * 1e6 / 8, LINK.bandwidth)
-    inter = dataclasses.replace(LINK, bandwidth=bandwidth)
-    return dataclasses.replace(cluster, name="shaped", intra=LINK, inter=inter)
+    cluster = find_cluster("cpu", Mesh.of([config.nodes, config.ranks_per_node]))
+    between = BANDWIDTH if mbit is None else min(mbit * 1e6 / 8, BANDWIDTH)
+    levels = [
+        Level(config.nodes, between, LATENCY_S),
+        Level(config.ranks_per_node, BANDWIDTH, LATENCY_S),
+    ]
+    return Cluster.regular("shaped", cluster.device, levels, overlap=cluster.overlap)
 
 
 def context(config: Config) -> tap.auto_parallel:

@@ -18,7 +18,7 @@ import pytest
 
 import tfpar as tap
 from tfpar.cli.main import main
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.named import find_cluster
 from tfpar.plans import Plan
 from tfpar.search.planners import PLANNERS
 from tfpar.spec import Mesh
@@ -154,7 +154,7 @@ def test_a_plan_is_printed_written_and_used(folder, capsys):
         printed.out
     )
     assert printed.err == "" and (sys.path, sys.argv) == before and "train" not in sys.modules
-    assert Plan.load("plan.json").cluster == Cluster.of("a100", Mesh.of([2, 2]))
+    assert Plan.load("plan.json").cluster == find_cluster("dgx-a100", Mesh.of([2, 2]))
 
     keras.utils.clear_session()
     with tap.auto_parallel(plan="plan.json"):
@@ -227,7 +227,7 @@ def test_meshes(text, mesh):
 
 
 def test_a_cluster_file_and_a_plan_cache(folder, monkeypatch):
-    described = dataclasses.replace(Cluster.of("a100", Mesh.of([1, 2])), name="ours")
+    described = dataclasses.replace(find_cluster("dgx-a100", Mesh.of([1, 2])), name="ours")
     Path("ours.json").write_text(json.dumps(dataclasses.asdict(described)))
     searched = []
 
@@ -271,7 +271,7 @@ ERRORS = {
     "train.py:build --data train.py:no_batch": "train.py:no_batch gave a object that is no batch",
     "train.py:both --mesh 2y8": "--mesh '2y8' is no mesh. Write sizes",
     "train.py:both --mesh 0x2": "--mesh '0x2': Mesh axis 'data' has size 0",
-    "train.py:both --cluster tpu": "no cluster 'tpu': .*'v100-nvlink'",
+    "train.py:both --cluster tpu": "no cluster 'tpu': .*'rhino-m8'",
     "train.py:both --cluster broken.py": "Cannot read the cluster file 'broken.py'",
     "train.py:both --planner best": "no planner 'best'. There are 'tap'",
     "train.py:both -o no/plan.json": "Cannot write the plan file 'no/plan.json': there is no fo",
@@ -293,7 +293,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments, folder, capsys):
 
 
 def test_a_cluster_that_is_too_small_names_both_before_the_script_runs(folder, capsys):
-    small = dataclasses.replace(Cluster.of("a100"), name="one")
+    small = dataclasses.replace(find_cluster("dgx-a100"), name="one")
     Path("one.json").write_text(json.dumps(dataclasses.asdict(small)))
     assert tfpar("plan broken.py:build --mesh 2x4 --cluster one.json") == 2
     assert "has 8 ranks, but cluster 'one' has 1 device" in capsys.readouterr().err

@@ -12,12 +12,13 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.clusters import two_levels
 from tests.cost.test_work import CLUSTER, DEVICE, FOUR, R, pricer
 from tests.e2e.test_patterns import HIDDEN, LENGTH, MEGATRON, VOCABULARY, gpt
 from tests.partitioned import OP_TYPES, ends
 from tests.plan.graphs import mlp, partition
 from tfpar.capture.step import argument_specs
-from tfpar.cost.cluster import Cluster, Link
+from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import (
     BUCKET_SIZES,
     COMMUNICATION,
@@ -46,7 +47,7 @@ MB = 2**20
 
 # --- whole steps: what is priced is what is emitted --------------------------------------
 
-LONG = Cluster("test", 2, 2, DEVICE, Link(1e9, 1e-6), Link(1e8, 1e-5))
+LONG = two_levels("test", 2, 2, DEVICE, Link(1e9, 1e-6), Link(1e8, 1e-5))
 
 
 def convnet():
@@ -193,8 +194,9 @@ def test_data_parallelism(name):
     reduced = bytes_of(found, "all_reduce", "backward")
     moving = 2 * (8 + 12) * 4 if name == "convnet" else 0
     assert reduced == weights - moving
-    # The mean's gradient needs those of BatchNorm's scale and offset: 4 all-reduces of 6 messages.
-    waits = 4 * 40e-6 + 1.5 * 2 * (8 + 12) * 4 / 1e8 if name == "convnet" else 0.0
+    # The mean's gradient needs those of BatchNorm's scale and offset: 4 all-reduces by trees, up
+    # and down one round in the node and one between nodes.
+    waits = 4 * 22e-6 + 2 * 2 * (8 + 12) * 4 / 1e8 if name == "convnet" else 0.0
     assert cost.communication_s[BACKWARD] == pytest.approx(waits)
     assert cost.gradients_s > 0, "beside the backward pass"
 
@@ -264,7 +266,7 @@ def test_one_rank_communicates_nothing():
 
 def bucketed(megabytes, backward_s=0.0, latency=0.0, overlap=1.0, deferred=0.0):
     """(busy, exposed, bucket) of gradients of 2**20 bytes each, at 1 MB/s a ring of 2 ranks."""
-    cluster = Cluster("b", 1, 2, DEVICE, Link(MB, latency), Link(MB, latency), overlap)
+    cluster = two_levels("b", 1, 2, DEVICE, Link(MB, latency), Link(MB, latency), overlap)
     priced = pricer(Mesh.of([2]), cluster)
     terms = priced.zero()
     terms[COMPUTE + BACKWARD], terms[DEFERRED] = backward_s, deferred
@@ -319,7 +321,7 @@ def test_scattered_gradients_are_hidden_too_whatever_else_there_is():
 
 
 def test_groups_of_ranks_have_buckets_of_their_own():
-    cluster = Cluster("b", 1, 4, DEVICE, Link(MB, 0.5), Link(MB, 0.5), 0.0)
+    cluster = two_levels("b", 1, 4, DEVICE, Link(MB, 0.5), Link(MB, 0.5), 0.0)
     priced = pricer(Mesh.of([2, 2]), cluster)
     terms = priced.zero()
     terms[REDUCED + 0b01], terms[REDUCED + 0b10], terms[REDUCED + 0b11] = 2 * MB, 4 * MB, 8 * MB

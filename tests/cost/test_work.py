@@ -1,6 +1,5 @@
 """Single ops against numbers counted by hand: FLOPs, times; the roles of a captured step."""
 
-import dataclasses
 import functools
 
 import keras
@@ -9,10 +8,11 @@ import pytest
 import tensorflow as tf
 
 import tfpar as tap
+from tests.clusters import device, two_levels
 from tests.partitioned import Traced, trace
 from tfpar.capture.convert import convert_func_graph
 from tfpar.capture.step import argument_specs
-from tfpar.cost.cluster import Cluster, Device, Link
+from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, Pricer, trips
 from tfpar.cost.work import flops
 from tfpar.ir.builder import GraphBuilder
@@ -110,8 +110,8 @@ def test_convolutions_and_their_gradients(layer, x, kernel, expected):
 
 
 R, SUM = Replicate(), Partial("sum")
-DEVICE = Device(flops=1e9, half_flops=4e9, memory_bytes=1e9, memory_bandwidth=1e9, launch_s=1e-6)
-CLUSTER = Cluster("test", 1, 4, DEVICE, Link(1e9, 1e-6), Link(1e9, 1e-6))
+DEVICE = device(1e9, 4e9, 1e9, 1e9, 1e-6)
+CLUSTER = two_levels("test", 1, 4, DEVICE, Link(1e9, 1e-6), Link(1e9, 1e-6))
 FOUR, THREE = Mesh.of([4]), Mesh.of([3])
 
 
@@ -182,7 +182,7 @@ def test_half_precision_is_faster_and_half_as_large():
     op, rule = product(dtype="bfloat16")
     found = pricer().op_seconds(op, rule, as_split(rule, None, ALONE))
     assert found == pytest.approx(1e-6 + 8192 / 4e9)
-    slow = dataclasses.replace(CLUSTER, device=dataclasses.replace(DEVICE, memory_bandwidth=1e8))
+    slow = CLUSTER.with_device(memory_bandwidth=1e8)
     found = pricer(cluster=slow).op_seconds(op, rule, as_split(rule, None, ALONE))
     assert found == pytest.approx(1e-6 + 3584 / 2 / 1e8)
 

@@ -6,20 +6,21 @@ import pytest
 
 import tfpar as tap
 from benchmarks.models import SMALL, batch_of, compile_model
+from tests.clusters import device, two_levels
 from tests.equivalence import assert_equivalent
-from tfpar.cost.cluster import Cluster, Device, Link
+from tfpar.cluster.network import Link
 from tfpar.keras.adapter import parallel_model
 from tfpar.spec import Shard
 
 MESH = tap.split([2, 2])
 
 # Slow devices on fast links: whatever splits work pays.
-COMPUTE_BOUND = Cluster(
-    "compute", 2, 2, Device(1e8, 1e8, 1e12, 1e9, 0.0), Link(1e12, 1e-9), Link(1e12, 1e-9)
+COMPUTE_BOUND = two_levels(
+    "compute", 2, 2, device(1e8, 1e8, 1e12, 1e9, 0.0), Link(1e12, 1e-9), Link(1e12, 1e-9)
 )
 # And little memory: weights have to be split.
-TIGHT = Cluster(
-    "tight", 1, 4, Device(1e12, 1e12, 1.0, 1e12, 0.0), Link(1e10, 1e-6), Link(1e10, 1e-6)
+TIGHT = two_levels(
+    "tight", 1, 4, device(1e12, 1e12, 1.0, 1e12, 0.0), Link(1e10, 1e-6), Link(1e10, 1e-6)
 )
 
 CASES = {
@@ -115,8 +116,8 @@ def test_models_of_one_session_share_a_mesh():
 
 
 def test_gradients_travel_in_buckets_of_the_size_that_cost_least():
-    cluster = Cluster(
-        "latency-free", 1, 4, Device(1e9, 1e9, 1e12, 1e12, 0.0), Link(1e9, 0.0), Link(1e9, 0.0)
+    cluster = two_levels(
+        "latency-free", 1, 4, device(1e9, 1e9, 1e12, 1e12, 0.0), Link(1e9, 0.0), Link(1e9, 0.0)
     )
     keras.utils.set_random_seed(0)
     constraints = [tap.batch("data"), tap.replicate(".*kernel")]

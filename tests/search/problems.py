@@ -12,7 +12,8 @@ import keras
 import tfpar as tap
 from benchmarks.models import batch_of, compile_model
 from tfpar.capture.step import CapturedStep, argument_specs
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.named import find_cluster
 from tfpar.cost.evaluate import Cost, evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
@@ -45,7 +46,7 @@ class Captured:
         self, mesh: Sequence[int], cluster: str | Cluster, constraints: Sequence[Any] = ()
     ) -> Problem:
         grid = tap.Mesh.of(mesh)
-        request = Request(grid, Cluster.of(cluster, grid), tuple(constraints))
+        request = Request(grid, find_cluster(cluster, grid), tuple(constraints))
         return state_problem(self.step, request, self.batch, state_ratio=2.0)
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfpar as tap
 from tests.plan.graphs import mlp
 from tfpar import api
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.named import find_cluster
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.planning import find_plan
 from tfpar.search.cache import PlanCache
@@ -38,10 +38,10 @@ class Counting:
         return dataclasses.replace(TapPlanner().solve(problem), planner=self.name)
 
 
-def problem(batch: int = 8, mesh: Mesh = MESH, cluster: str = "a100", **changes) -> Problem:
+def problem(batch: int = 8, mesh: Mesh = MESH, cluster: str = "dgx-a100", **changes) -> Problem:
     graph = mlp(batch=batch, hidden=16)
     stated = Problem(
-        graph, free_layouts(mesh), Cluster.of(cluster, mesh), frozenset(graph.inputs),
+        graph, free_layouts(mesh), find_cluster(cluster, mesh), frozenset(graph.inputs),
         fingerprint(graph), graph.variables,
     )  # fmt: skip
     return dataclasses.replace(stated, **changes)
@@ -63,7 +63,7 @@ def test_a_problem_is_searched_once(tmp_path):
 def test_the_cluster_s_name_does_not_matter(tmp_path):
     planner, cache = Counting(), PlanCache(str(tmp_path))
     find_plan(problem(), planner, cache)
-    renamed = dataclasses.replace(Cluster.of("a100", MESH), name="ours")
+    renamed = dataclasses.replace(find_cluster("dgx-a100", MESH), name="ours")
     find_plan(problem(cluster=renamed), planner, cache)
     assert len(planner.problems) == 1
 
@@ -174,7 +174,7 @@ def build():
 
 
 def fit(**arguments):
-    with tap.auto_parallel(MESH, cluster="a100", **arguments):
+    with tap.auto_parallel(MESH, cluster="dgx-a100", **arguments):
         model = build()
     model.fit(X, Y, batch_size=8, verbose=0)
     return tap.plan_of(model)
@@ -189,7 +189,7 @@ def test_fit_searches_once(tmp_path):
 def test_plan_searches_once(tmp_path):
     planner = Counting()
     plans = [
-        api.plan(build, (X, Y), MESH, "a100", planner=planner, plan_cache=str(tmp_path))
+        api.plan(build, (X, Y), MESH, "dgx-a100", planner=planner, plan_cache=str(tmp_path))
         for _ in range(2)
     ]
     assert len(planner.problems) == 1 and plans[0].diff(plans[1]) == []
@@ -203,7 +203,9 @@ def test_another_constraint_or_batch_of_a_model_is_searched(tmp_path):
         ((X, Y), [tap.shard("fc/kernel", 1, "model")]),
     ):  # fmt: skip
         for _ in range(2):
-            api.plan(build, batch, MESH, "a100", constraints, planner=planner, plan_cache=folder)
+            api.plan(
+                build, batch, MESH, "dgx-a100", constraints, planner=planner, plan_cache=folder
+            )
     assert len(planner.problems) == len(os.listdir(folder)) == 4
 
 
@@ -214,8 +216,8 @@ def test_the_environment_names_a_folder(tmp_path, monkeypatch):
     assert len(os.listdir(folder)) == 1
     fit(planner=planner)
     assert len(planner.problems) == 1
-    api.plan(build, (X, Y), MESH, "a100", planner=planner)
-    api.plan(build, (X, Y), MESH, "a100", planner=planner)
+    api.plan(build, (X, Y), MESH, "dgx-a100", planner=planner)
+    api.plan(build, (X, Y), MESH, "dgx-a100", planner=planner)
     searched = len(planner.problems)
     assert searched == len(os.listdir(folder))
     fit(planner=planner, plan_cache=str(tmp_path / "named"))  # an argument goes before it

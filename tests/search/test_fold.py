@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from tests.search import Parts, captured, chain, named, parts_of
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.named import find_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.propagation.engine import propagate
@@ -137,7 +137,7 @@ def _cost(prepared, mesh, specs, roles):
         inputs=[batched if t.shape and t.shape[0] == BATCH else whole for t in graph.inputs],
         outputs=[whole] * len(graph.outputs),
     )
-    cluster = Cluster.of("v100-ethernet", mesh)
+    cluster = find_cluster("v100-ethernet", mesh)
     return evaluate(propagate(prepared, mesh, anchors), cluster, roles, 2.0)
 
 

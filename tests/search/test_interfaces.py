@@ -16,7 +16,7 @@ import tfpar as tap
 from benchmarks import models
 from tests.search.test_cache import problem
 from tfpar import api
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.named import find_cluster
 from tfpar.plans import Plan
 from tfpar.report import progress
 from tfpar.search.planners import find_planner
@@ -44,7 +44,7 @@ def data(batch=8):
     return np.ones((batch, 6), "float32"), np.ones((batch, 2), "float32")
 
 
-def planned(batch=8, mesh=MESH, cluster="a100", **arguments) -> Plan:
+def planned(batch=8, mesh=MESH, cluster="dgx-a100", **arguments) -> Plan:
     return api.plan(build, data(batch), mesh, cluster, **arguments)
 
 
@@ -70,12 +70,12 @@ def test_a_plan_needs_a_planner_and_a_compiled_model():
         planned(planner=None)
     for wrong in (lambda: None, lambda: keras.Sequential([keras.layers.Dense(2)])):
         with pytest.raises(TfparError, match="makes and compiles a Keras model"):
-            api.plan(wrong, data(), MESH, "a100")
+            api.plan(wrong, data(), MESH, "dgx-a100")
 
 
 @pytest.mark.parametrize("ask", [planned, lambda mesh, **a: tap.auto_parallel(mesh, **a)])
 def test_a_cluster_that_is_too_small_names_both(ask):
-    pair = dataclasses.replace(Cluster.of("a100", Mesh.of([2])), name="pair")
+    pair = dataclasses.replace(find_cluster("dgx-a100", Mesh.of([2])), name="pair")
     with pytest.raises(TfparError, match="data=2 x model=2 has 4 ranks.*'pair' has 2 devices"):
         ask(mesh=MESH, cluster=pair)
 
@@ -108,11 +108,11 @@ def test_an_alternative_that_is_not_valid_is_standard_json():
 def test_a_plan_for_other_ranks_or_machines_is_refused():
     plan = planned()
     plan.check_ranks(MESH)
-    plan.check_ranks(Mesh.of([4]), Cluster.of("a100", MESH))
+    plan.check_ranks(Mesh.of([4]), find_cluster("dgx-a100", MESH))
     with pytest.raises(PlanError, match="is for 4 ranks .*, not for the 8 of data=8"):
         plan.check_ranks(Mesh.of([8]))
-    with pytest.raises(PlanError, match="for cluster 'a100', which is not 'v100-nvlink'"):
-        plan.check_ranks(MESH, Cluster.of("v100-nvlink", MESH))
+    with pytest.raises(PlanError, match="for cluster 'dgx-a100', which is not 'rhino-m8'"):
+        plan.check_ranks(MESH, find_cluster("rhino-m8", MESH))
     with pytest.raises(PlanError, match="for cluster 'a100'"):
         tap.auto_parallel(MESH, plan=plan, cluster="cpu")
     with pytest.raises(PlanError, match="is for 4 ranks"):

@@ -7,7 +7,7 @@ import pytest
 import tfpar as tap
 from benchmarks.models import SMALL, batch_of, compile_model
 from tests.search.problems import Captured, lay_out
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.named import find_cluster
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.patterns import patterns, splits
 from tfpar.search.tap import TapPlanner
@@ -33,7 +33,7 @@ def network():
 @pytest.fixture(scope="module")
 def problem():
     data = np.zeros((4, 8), "int32"), np.zeros((4, 8), "int32")
-    return Captured.of(network, 4, data).problem([2, 2], "v100-nvlink")
+    return Captured.of(network, 4, data).problem([2, 2], "rhino-m8")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def model(problem):
 def found(model, weight, axis="model"):
     """{placement: [(phase, kind, bytes)]} of a weight's patterns."""
     (node,) = (n for n in model.nodes.nodes if weight in {w.name for w in n.weights})
-    cluster = Cluster.of("v100-nvlink", MESH)
+    cluster = find_cluster("rhino-m8", MESH)
     return {
         str(p.placement): [(c.phase, c.kind, c.num_bytes) for c in p.communication]
         for p in patterns(node, model.prepared, MESH, cluster, (0,))
@@ -92,12 +92,12 @@ def plan():
     def build():
         return compile_model(SMALL["gpt"](hidden=256, length=128, vocabulary=2000))
 
-    return tap.plan(build, batch_of(build(), 1), [1, 4], "v100-nvlink")
+    return tap.plan(build, batch_of(build(), 1), [1, 4], "rhino-m8")
 
 
 def test_the_summary_goes_layer_by_layer(plan):
     text = plan.summary()
-    assert "Found by the tap planner for cluster 'v100-nvlink' (1 x 4 devices)" in text
+    assert "Found by the tap planner for cluster 'rhino-m8' (1 node of 4)" in text
     assert "Memory of a device" in text and "Next best layouts: " in text
     layers = text[text.index("Layers (") : text.index("Variables\n")]
     assert "S(0) over model" in layers and "all_reduce over model" in layers and " us |" in layers
@@ -129,7 +129,7 @@ def test_diff_tells_what_another_cluster_changes(plan):
         "v100-ethernet",
     )
     lines = plan.diff(other)
-    assert any(line.startswith("cluster: v100-nvlink -> v100-ethernet") for line in lines)
+    assert any(line.startswith("cluster: rhino-m8 -> v100-ethernet") for line in lines)
     assert any(line.startswith("predicted step: ") for line in lines)
     assert plan.diff(plan) == []
 

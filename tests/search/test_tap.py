@@ -9,8 +9,10 @@ import pytest
 
 import tfpar as tap
 from benchmarks.models import SMALL, compile_model, gpt, wide
+from tests.clusters import joined_by
 from tests.search.problems import Captured, assignments, laid, partition, price
-from tfpar.cost.cluster import Cluster, Link
+from tfpar.cluster.named import find_cluster
+from tfpar.cluster.network import Link
 from tfpar.plans import plan_from_constraints
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.layout_search import LayoutSearch
@@ -112,7 +114,7 @@ def test_folding_loses_no_quality(name):
 
 @pytest.mark.parametrize("name", FOLDED)
 def test_what_the_plan_costs_is_what_the_evaluator_says_of_the_whole_model(name):
-    problem = Captured.of(FOLDED[name], 8).problem([2, 2], "v100-nvlink")
+    problem = Captured.of(FOLDED[name], 8).problem([2, 2], "rhino-m8")
     plan = solve(problem)
     cost = price(problem, plan)
     assert plan.cost.seconds == pytest.approx(cost.seconds, rel=1e-4)
@@ -131,7 +133,7 @@ def large_t5():
 
 def test_megatron_for_gpt_where_one_sequence_is_all_there_is():
     model = lambda: gpt(8000, length=512, hidden=1024, heads=16, num_layers=4)  # noqa: E731
-    plan = solve(Captured.of(model, 1).problem([1, 4], "v100-nvlink"))
+    plan = solve(Captured.of(model, 1).problem([1, 4], "rhino-m8"))
     assert plan.mesh.shape == (1, 4)
     for projection in ("query", "key", "value"):
         assert laid(plan, f"attention/{projection}/kernel") == {"R,S(1)"}  # by heads
@@ -142,7 +144,7 @@ def test_megatron_for_gpt_where_one_sequence_is_all_there_is():
 
 
 def test_megatron_and_a_split_vocabulary_for_t5(large_t5):
-    problem = large_t5.problem([1, 4], "v100-nvlink")
+    problem = large_t5.problem([1, 4], "rhino-m8")
     plan = solve(problem)
     for projection in ("query", "key", "value"):
         assert laid(plan, f"/{projection}/kernel") == {"R,S(1)"}
@@ -176,7 +178,7 @@ def test_the_wide_head_is_split(ranks):
 def test_experts_are_parallel():
     sizes = dict(hidden=256, inner=2048, num_layers=4, length=128, experts=8, vocabulary=1000)
     captured = Captured.of(lambda: SMALL["gshard_moe"](**sizes), 32)
-    problem = captured.problem([1, 8], "v100-nvlink")
+    problem = captured.problem([1, 8], "rhino-m8")
     plan = solve(problem)
     assert laid(plan, "moe/wi") == laid(plan, "moe/wo") == {"R,S(0)"}
     assert split_kernels(plan) <= {"block_#/moe/wi", "block_#/moe/wo"}
@@ -189,7 +191,7 @@ def test_the_best_tensor_parallel_plan_splits_less_when_links_are_slow(large_t5)
 
     def seconds(split, inter):
         grid = tap.Mesh.of([2, 8])
-        cluster = dataclasses.replace(Cluster.of("v100-ethernet", grid), inter=inter)
+        cluster = joined_by(find_cluster("v100-ethernet", grid), inter)
         mesh = {"data": 1, "model": 16}
         constraints = [tap.batch("data"), *(tap.shard(p, d, "model") for p, d in split)]
         step = large_t5.step
@@ -207,9 +209,9 @@ def test_the_best_tensor_parallel_plan_splits_less_when_links_are_slow(large_t5)
 
 def test_slow_links_between_nodes_leave_more_weights_whole(large_t5):
     grid = tap.Mesh.of([2, 4])
-    nvlink = Cluster.of("v100-nvlink", grid)
-    fast = dataclasses.replace(nvlink, inter=nvlink.intra)
-    slow = dataclasses.replace(nvlink, inter=Link(1e9, 50e-6))
+    nvlink = find_cluster("rhino-m8", grid)
+    fast = joined_by(nvlink, Link(130e9, 5e-6))
+    slow = joined_by(nvlink, Link(1e9, 50e-6))
     across = solve(large_t5.problem([2, 4], fast))
     within = solve(large_t5.problem([2, 4], slow))
     assert across.mesh.shape[1] > within.mesh.shape[1] or len(split_kernels(across)) > len(
@@ -241,14 +243,11 @@ def test_a_constraint_that_matches_nothing_is_refused(small_gpt):
 
 def test_a_model_that_does_not_fit_whole_is_split():
     model = lambda: gpt(8000, length=32, hidden=512, num_layers=2)  # noqa: E731
-    problem = Captured.of(model, 64).problem([1, 4], "v100-nvlink")
+    problem = Captured.of(model, 64).problem([1, 4], "rhino-m8")
     whole = solve(problem)
     assert not split_kernels(whole)
     needed = whole.cost.memory_bytes
-    tight = dataclasses.replace(
-        problem.cluster,
-        device=dataclasses.replace(problem.cluster.device, memory_bytes=0.6 * needed),
-    )
+    tight = problem.cluster.with_memory(0.6 * needed)
     plan = solve(dataclasses.replace(problem, cluster=tight))
     assert plan.cost.memory_bytes < needed
     assert plan.cost.seconds >= whole.cost.seconds

@@ -93,8 +93,8 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--cluster",
-        help="the machines: a100, cpu, cpu-processes, v100-ethernet, v100-nvlink or a JSON file "
-        "(default: machines like this one)",
+        help="the machines: a preset (dgx-a100, rhino-m8, v100-ethernet, cpu, ...) or a "
+        "cluster file (default: local, machines like this one)",
     )
     parser.add_argument("--planner", default="tap", help="who searches (default: %(default)s)")
     parser.add_argument(

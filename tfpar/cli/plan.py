@@ -15,9 +15,9 @@ import tensorflow as tf
 from tfpar import api
 from tfpar.capture.step import argument_specs
 from tfpar.cli.script import call, scripts
-from tfpar.cost.cluster import Cluster
 from tfpar.keras import adapter
 from tfpar.plans import Plan
+from tfpar.runtime.detect import machines_for
 from tfpar.search.planners import find_planner
 from tfpar.session import Session
 from tfpar.spec import CaptureError, Mesh, PlanError, SpecError, TfparError
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     mesh = parse_mesh(options.mesh)
     find_planner(options.planner)
     if options.cluster is not None:
-        Cluster.of(options.cluster, mesh).check(mesh)
+        machines_for(mesh, options.cluster)
     if options.output is not None:
         _check_output(options.output)
     if options.batch_size is not None and options.batch_size < 1:

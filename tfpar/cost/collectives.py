@@ -1,44 +1,37 @@
-"""How long one collective takes on a cluster: latency and bandwidth (alpha-beta).
+"""How long one collective takes on a cluster: latency and bandwidth (alpha-beta), by algorithm.
 
-Libraries choose an algorithm by size: trees and halving for small messages, rings for large ones.
-Reductions and gathers are priced as recursive halving and doubling (Rabenseifner), which has the
-rounds of the one and the traffic of the other.
+N ranks, a payload of M bytes, links of B bytes/s that take alpha to start (Thakur, Rabenseifner
+and Gropp, cited by ATP §3.5). An all-reduce takes
+
+    ring         2 (N - 1) alpha + 2 (N - 1) / N * M / B
+    tree         2 log2(N) alpha + 2 M / B                      pipelined
+    halving      2 log2(N) alpha + 2 (N - 1) / N * M / B        Rabenseifner's: eq. 4 of ATP
+    hierarchical that of each level, one after another: its members' ranks work side by side
+    heterogeneous-ring   2 (N - 1) alpha + 2 M / N * sum(1 / B_i)        eq. 1 of auto3d
+
+where B is that of the slowest link passed, shared with the groups that communicate at the same
+time (`cluster.network`). Gathers and reduce-scatters take half of it. A library takes the
+fastest that it knows for a size; what was measured on the very group goes before all of this.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.network import Hop, link_of, measured, pair_link, ring_links, route
 from tfpar.spec import Mesh
 
-# How often the payload is passed on; a broadcast is a pipelined tree.
-_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+# How often the payload is passed on.
+_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+
+Terms = tuple[float, float]
+"""(seconds to start, seconds a byte of payload)."""
 
 
 @functools.lru_cache(maxsize=65536)
-def startup_seconds(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
-    """The part of a collective's time that its size does not change, in seconds."""
-    ranks = mesh.group_size(axes)
-    latency = cluster.link_of(mesh, axes, kind == "all_to_all").latency_s
-    if kind == "all_to_all":
-        return (ranks - 1) * latency  # a message for each of the others
-    rounds = math.ceil(math.log2(ranks))
-    return (1 if kind == "broadcast" else _PASSES[kind]) * rounds * latency
-
-
-@functools.lru_cache(maxsize=65536)
-def seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
-    """Seconds for each byte of payload (`reshard.step_bytes`) on one rank's link.
-
-    (n - 1) / n of the payload is moved, by an all-reduce twice that.
-    """
-    ranks = mesh.group_size(axes)
-    share = 1.0 if kind == "broadcast" else _PASSES[kind] * (ranks - 1) / ranks
-    return share / cluster.link_of(mesh, axes, kind == "all_to_all").bandwidth
-
-
 def collective_seconds(
     kind: str, axes: tuple[int, ...], num_bytes: float, mesh: Mesh, cluster: Cluster
 ) -> float:
@@ -50,6 +43,87 @@ def collective_seconds(
     """
     if mesh.group_size(axes) == 1:
         return 0.0
-    return startup_seconds(kind, axes, mesh, cluster) + num_bytes * seconds_per_byte(
-        kind, axes, mesh, cluster
-    )
+    return min(start + num_bytes * per_byte for start, per_byte in terms(kind, axes, mesh, cluster))
+
+
+@functools.lru_cache(maxsize=65536)
+def terms(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tuple[Terms, ...]:
+    """The terms of each algorithm that the cluster's library has for the collective."""
+    known = measured(cluster, kind, mesh, axes)
+    if known is not None:
+        return ((known.startup_s, 1.0 / known.bandwidth),)
+    if kind == "all_to_all":
+        return (_all_to_all(axes, mesh, cluster),)
+    if kind == "broadcast":
+        return (_broadcast(axes, mesh, cluster),)
+    passes = _PASSES[kind]
+    found = (_ALGORITHMS[name](axes, mesh, cluster) for name in cluster.algorithms)
+    return tuple((passes * start, passes * per_byte) for start, per_byte in found)
+
+
+def point_to_point_seconds(source: int, target: int, num_bytes: float, cluster: Cluster) -> float:
+    """Time to send `num_bytes` bytes from one rank to another, with nothing else going on."""
+    if source == target:
+        return 0.0
+    link = pair_link(cluster, source, target)
+    return link.latency_s + num_bytes / link.bandwidth
+
+
+# --- one pass: a gather, or a reduce-scatter ---------------------------------------
+
+
+def _ring(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+    ranks, link = mesh.group_size(axes), link_of(cluster, mesh, axes)
+    return (ranks - 1) * link.latency_s, (ranks - 1) / ranks / link.bandwidth
+
+
+def _tree(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+    return _rounds(axes, mesh, cluster), 1.0 / link_of(cluster, mesh, axes).bandwidth
+
+
+def _halving(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+    ranks, link = mesh.group_size(axes), link_of(cluster, mesh, axes)
+    rounds = math.ceil(math.log2(ranks))
+    return rounds * link.latency_s, (ranks - 1) / ranks / link.bandwidth
+
+
+def _hierarchical(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+    hops = route(cluster, mesh, axes)
+    # All ranks within a member pass on their parts of the payload: together the whole of it.
+    per_byte = sum((hop.members - 1) / hop.members / hop.bandwidth for hop in hops)
+    return sum(map(_hop_rounds, hops)), per_byte
+
+
+def _heterogeneous_ring(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+    start, _ = _ring(axes, mesh, cluster)
+    links = ring_links(cluster, mesh, axes)
+    return start, sum(1.0 / bandwidth for bandwidth in links) / len(links)
+
+
+_ALGORITHMS: Mapping[str, Callable[[tuple[int, ...], Mesh, Cluster], Terms]] = {
+    "ring": _ring, "tree": _tree, "halving": _halving, "hierarchical": _hierarchical,
+    "heterogeneous-ring": _heterogeneous_ring,
+}  # fmt: skip
+
+
+def _hop_rounds(hop: Hop) -> float:
+    return math.ceil(math.log2(hop.members)) * hop.latency_s
+
+
+def _rounds(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
+    """Seconds to reach all members of a group by a tree that spans level by level."""
+    return sum(map(_hop_rounds, route(cluster, mesh, axes)))
+
+
+# --- others -------------------------------------------------------------------------
+
+
+def _all_to_all(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+    """A message to each of the others; the ranks of a node share its link."""
+    ranks, link = mesh.group_size(axes), link_of(cluster, mesh, axes, pairwise=True)
+    return (ranks - 1) * link.latency_s, (ranks - 1) / ranks / link.bandwidth
+
+
+def _broadcast(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+    """A pipelined tree."""
+    return _rounds(axes, mesh, cluster), 1.0 / link_of(cluster, mesh, axes).bandwidth

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tfpar.cost.cluster import Cluster
-from tfpar.cost.collectives import collective_seconds, seconds_per_byte, startup_seconds
-from tfpar.cost.work import READ_PART, flops
+from tfpar.cluster.description import Cluster
+from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.work import READ_PART, efficiency, flops, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, PHASES, RELABELS, UPDATE, Roles
 from tfpar.propagation.factors import size_after
@@ -34,8 +34,6 @@ BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 """Op types of whose bodies one runs."""
 
 _WRITES = ("Assign", "ResourceApply")
-
-_HALF = frozenset({"half", "float16", "bfloat16"})
 
 # Places in a vector of terms; after them the bytes to all-reduce off the critical path, by
 # which mesh axes they cross (a bit each).
@@ -181,8 +179,13 @@ class Pricer:
             if factor >= 0:
                 whole, sizes[factor] = sizes[factor], size_after(sizes[factor], pattern, ranks)
                 parts *= whole / sizes[factor]
-        half = bool(op.outputs) and op.outputs[0].dtype in _HALF
-        arithmetic = flops(op, rule) / parts / (device.half_flops if half else device.flops)
+        arithmetic = flops(op, rule) / parts
+        if arithmetic:
+            rate = device.flops_of(op.outputs[0].dtype)
+            lengths = sides(op, rule, sizes)
+            if lengths is not None:
+                rate *= efficiency(lengths, device.half_size)
+            arithmetic /= rate
         choice = decision.choice
         used = [*zip(op.outputs, choice.out_specs, strict=True)]
         used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in READ_PART :]
@@ -232,20 +235,20 @@ class Pricer:
             num_bytes = float(terms[REDUCED + mask])
             if num_bytes > 0:
                 axes = tuple(a for a in range(self.mesh.num_axes) if mask >> a & 1)
-                startup = startup_seconds("all_reduce", axes, self.mesh, self.cluster)
-                per_byte = seconds_per_byte("all_reduce", axes, self.mesh, self.cluster)
-                groups.append((num_bytes, startup, per_byte))
+                groups.append((num_bytes, axes))
         deferred = float(terms[DEFERRED])
-        total = sum(n for n, _, _ in groups)
+        total = sum(n for n, _ in groups)
         hideable = float(terms[COMPUTE + BACKWARD]) * self.cluster.overlap
         if not total:
             return deferred, max(deferred - hideable, 0.0), BUCKET_SIZES[-1]
         best = (math.inf, math.inf, 0)
         for bucket in BUCKET_SIZES:
             busy, last = 0.0, 0.0
-            for num_bytes, startup, per_byte in groups:
-                busy += math.ceil(num_bytes / bucket) * startup + num_bytes * per_byte
-                last = max(last, startup + min(bucket, num_bytes) * per_byte)
+            for num_bytes, axes in groups:
+                full, rest = divmod(num_bytes, bucket)
+                one, other = self._all_reduce(axes, bucket), self._all_reduce(axes, rest)
+                busy += full * one + (other if rest else 0.0)
+                last = max(last, one if full else other)
             hidden = min(hideable * (1.0 - min(bucket / total, 1.0)), busy - last)
             # Other collectives wait for no bucket: they have what these leave over.
             hidden += min(deferred, hideable - hidden)
@@ -253,6 +256,9 @@ class Pricer:
             if bucket >= total:
                 break
         return best[1], best[0], best[2]
+
+    def _all_reduce(self, axes: tuple[int, ...], num_bytes: float) -> float:
+        return collective_seconds("all_reduce", axes, num_bytes, self.mesh, self.cluster)
 
     def cost(self, terms: np.ndarray, weight_bytes: float = 0.0, state_bytes: float = 0.0) -> Cost:
         """The cost that summed `terms` come to.

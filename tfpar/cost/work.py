@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tfpar.ir.graph import Op
 from tfpar.rules.rule import OpRule
@@ -43,6 +44,27 @@ def flops(op: Op, rule: OpRule) -> float:
     if op.type in _FILTER_GRADIENTS:
         return _convolution(op.inputs[2].num_elements, op.outputs[0].shape, op.type)
     return 0.0
+
+
+def sides(op: Op, rule: OpRule, sizes: Sequence[int]) -> tuple[int, int, int] | None:
+    """Rows, columns and depth of a matrix product with factors of these sizes; None for others."""
+    if op.type not in _PRODUCTS or len(rule.inputs) != 2:
+        return None
+    one, other, out = ({f for dim in dims for f in dim} for dims in (*rule.inputs, rule.outputs[0]))
+
+    def size(factors: set[int]) -> int:
+        return math.prod(sizes[f] for f in factors)
+
+    return size((one & out) - other), size((other & out) - one), size((one & other) - out)
+
+
+def efficiency(lengths: Sequence[int], half_size: float) -> float:
+    """What part of its peak a device reaches in a product of these sides.
+
+    Each side counts as x / (x + half_size): short ones leave units idle (ATP §5.2 finds it when
+    products are cut into chunks).
+    """
+    return math.prod(n / (n + half_size) for n in lengths)
 
 
 def _convolution(pixels: int, kernel: tuple[int, ...], op_type: str) -> float:

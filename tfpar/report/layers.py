@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.description import Cluster
 from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, Pricer
 from tfpar.ir.roles import Roles
 from tfpar.propagation.partitioned import PartitionedGraph

@@ -71,8 +71,8 @@ def _prediction(plan: Plan) -> list[str]:
         format_seconds(c + w) for c, w in zip(cost.compute_s, cost.communication_s, strict=True)
     )
     text = (
-        f"Found by the {plan.planner} planner for cluster {machines.name!r} ({machines.nodes} x "
-        f"{machines.devices_per_node} devices). Predicted: {format_seconds(cost.seconds)} a step "
+        f"Found by the {plan.planner} planner for cluster {machines.name!r} ("
+        f"{machines.shape_text()}). Predicted: {format_seconds(cost.seconds)} a step "
         f"(forward {forward}, backward {backward}, update {update}; of these "
         f"{format_seconds(sum(cost.communication_s))} collectives)"
     )

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import tensorflow as tf
 
-from tfpar.cost.cluster import PRESETS, Cluster
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.named import find_cluster, fitted, read_preset
+from tfpar.cluster.this_machine import cpu_processes
 from tfpar.distributed.world import this_world
 from tfpar.spec import Mesh, TfparError
 
-_GPU_PRESETS = (("V100", "v100-nvlink"), ("A100", "a100"), ("H100", "a100"), ("H200", "a100"))
+_GPU_PRESETS = (
+    ("V100", "rhino-m8"), ("A100", "dgx-a100"), ("H100", "dgx-h100"), ("H200", "dgx-h100"),
+)  # fmt: skip
+
+LOCAL = "local"
+"""The name of the cluster that is detected."""
 
 
 def every_rank() -> Mesh:
@@ -35,6 +45,18 @@ def every_rank() -> Mesh:
     return Mesh.of([gpus])
 
 
+def machines_for(mesh: Mesh, value: Cluster | Mapping[str, Any] | str | None = None) -> Cluster:
+    """The cluster to plan for: as `named.find_cluster` finds it, and what is here for None.
+
+    Raises:
+        TfparError: as `named.find_cluster`, or the mesh has more ranks than there are devices.
+    """
+    local = value is None or value == LOCAL
+    cluster = detect_cluster(mesh) if local else find_cluster(value, mesh)  # type: ignore[arg-type]
+    cluster.check(mesh)
+    return cluster
+
+
 def detect_cluster(mesh: Mesh) -> Cluster:
     """The cluster of `mesh`'s ranks on machines like this one.
 
@@ -45,13 +67,13 @@ def detect_cluster(mesh: Mesh) -> Cluster:
     if not gpus:
         world = this_world()
         if world is None:
-            return Cluster.of("cpu", mesh)
+            return find_cluster("cpu", mesh)
         job = world.job
         if job.nodes * job.local_size == mesh.size:
-            return PRESETS["cpu-processes"](job.nodes, job.local_size)
-        return Cluster.of("cpu-processes", mesh)
+            return cpu_processes(job.nodes, job.local_size)
+        return find_cluster("cpu-processes", mesh)
     name = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", ""))
-    preset = next((preset for known, preset in _GPU_PRESETS if known in name), "a100")
+    preset = next((preset for known, preset in _GPU_PRESETS if known in name), "dgx-a100")
     if len(gpus) >= mesh.size:
-        return PRESETS[preset](1, mesh.size)
-    return Cluster.of(preset, mesh)
+        mesh = Mesh.of([1, mesh.size])
+    return fitted(read_preset(preset), mesh)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.work import READ_PART, flops
 from tfpar.ir.graph import Op, Tensor, Variable, is_floating

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tfpar.cost.cluster import Cluster
+from tfpar.cluster.description import Cluster
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.spec import Mesh, Replicate, Shard, Spec
 

@@ -1,0 +1,285 @@
+"""Cluster files: what they hold, and that a mistake in one is named."""
+
+import dataclasses
+
+import pytest
+
+import tfpar as tap
+from tfpar.cluster import units
+from tfpar.cluster.description import Cluster, Measured
+from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
+from tfpar.cluster.named import find_cluster, preset_names
+from tfpar.runtime.detect import machines_for
+from tfpar.spec import Mesh, TfparError
+
+FILE = """
+name = "ours"
+
+[[level]]
+count = 3
+bandwidth = "200 Gbit/s"
+latency = "8 us"
+
+[[node]]
+count = 2
+
+[node.device]
+memory = "80 GB"
+memory_bandwidth = "1.6 TB/s"
+launch = "4 us"
+flops = { float32 = "100 TFLOP/s", bfloat16 = 220e12 }
+
+[[node.level]]
+count = 8
+topology = "direct"
+bandwidth = "600 GB/s"
+latency = "4 us"
+
+[[node]]
+uplink = "10 Gbps"
+device = { memory = "16 GiB", memory_bandwidth = "300 GB/s", flops = "8 TFLOPS" }
+
+[[measured]]
+kind = "all_gather"
+mesh = [2, 8]
+axis = 1
+startup = "30 us"
+bandwidth = "90 GB/s"
+"""
+
+
+LEVEL = FILE[FILE.index("[[level]]") : FILE.index("[[node]]")]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(text):
+        path = tmp_path / "ours.toml"
+        path.write_text(text)
+        return str(path)
+
+    return written
+
+
+def test_a_file_becomes_a_cluster(write):
+    cluster = find_cluster(write(FILE))
+    assert (cluster.name, cluster.size, cluster.num_nodes) == ("ours", 17, 3)
+    assert cluster.levels[0].bandwidth == 25e9 and cluster.levels[0].latency_s == 8e-6
+    first, second = cluster.nodes
+    assert first.device.flops_of("float32") == 100e12
+    assert first.device.flops_of("float16") == 220e12, "as the other type of 16 bits"
+    assert first.levels[0].pair_bandwidth == pytest.approx(600e9 / 7)
+    assert second.uplink == 1.25e9 and second.device.memory_bytes == 16 * 2**30
+    assert cluster.measured == (Measured("all_gather", (2, 8), 1, 30e-6, 90e9),)
+    assert cluster.shape_text() == "2 nodes of 8, 1 node of 1"
+
+
+def test_files_and_mappings_round_trip(write, tmp_path):
+    for name in preset_names():
+        cluster = find_cluster(name, None)
+        path = str(tmp_path / "written.toml")
+        write_cluster(cluster, path)
+        assert read_cluster(path) == cluster
+        assert cluster_of(describe(cluster)) == cluster
+    assert '"240 GB/s"' in open(write_and_path(tmp_path)).read()
+
+
+def write_and_path(tmp_path):
+    path = str(tmp_path / "dgx.toml")
+    write_cluster(find_cluster("dgx-a100"), path)
+    return path
+
+
+def changed(old, new):
+    assert old in FILE
+    return FILE.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (changed('bandwidth = "200 Gbit/s"\n', ""), "`level.bandwidth` is missing"),
+        (
+            changed('bandwidth = "200 Gbit/s"', "bandwidth = 0"),
+            "level.bandwidth is 0.0; it must be above 0",
+        ),
+        (
+            changed('"200 Gbit/s"', '"200 GB"'),
+            "`level.bandwidth` is '200 GB': 'GB' is no unit of bytes/s such as",
+        ),
+        (
+            changed('"80 GB"', '"80 GFLOP/s"'),
+            r"`node\[0\].device.memory` is .*no unit of bytes such as 80 GB",
+        ),
+        (
+            changed('"4 us"', '"four us"'),
+            r"`node\[0\].device.launch` is 'four us', not seconds such as 5 us",
+        ),
+        (changed('memory = "80 GB"\n', ""), r"`node\[0\].device.memory` is missing"),
+        (changed("count = 8\n", ""), r"`node\[0\].level.count` is missing"),
+        (
+            changed("count = 8", 'count = "8"'),
+            r"`node\[0\].level.count` is '8', not a whole number",
+        ),
+        (
+            changed("count = 8", "count = 0"),
+            r"node\[0\].level.count is 0; it must be a whole number, 1 or more",
+        ),
+        (
+            changed('"direct"', '"star"'),
+            r"node\[0\].level.topology is 'star'; it must be one of 'switch'",
+        ),
+        (changed("latency =", "latancy ="), "`level.latancy` is not known; there are .*latency"),
+        (changed("count = 3", "count = 4"), "its levels join 4 = 4 nodes, but"),
+        (FILE.replace(LEVEL, ""), "no `level` that joins them: the link between nodes is missing"),
+        (
+            changed(
+                'flops = { float32 = "100 TFLOP/s", bfloat16 = 220e12 }',
+                "flops = { bfloat16 = 1e12 }",
+            ),
+            r"node\[0\].device.flops lacks 'float32'",
+        ),
+        (
+            changed("mesh = [2, 8]", "mesh = [8, 8]"),
+            r"measured\[0\].mesh has 64 ranks, but there are 17 devices",
+        ),
+        (
+            changed("axis = 1", "axis = 2"),
+            r"measured\[0\].axis is 2, but measured\[0\].mesh has 2 axes",
+        ),
+        (changed('name = "ours"', "overlap = 2.0"), "overlap is 2.0; it must be from 0"),
+        (
+            changed('name = "ours"', 'algorithms = ["star"]'),
+            r"algorithms is \['star'\]; it must be some of 'ring'",
+        ),
+        ('name = "none"', "`node` is missing: a cluster has one"),
+        ("node = 3", "`node` is 3; write it as"),
+        ("name = ", "Cannot read the cluster file '.*ours.toml': .*line 1"),
+    ],
+)
+def test_a_mistake_is_named_with_file_and_key(write, text, message):
+    path = write(text)
+    with pytest.raises(TfparError, match=message) as error:
+        read_cluster(path)
+    assert path in str(error.value)
+
+
+def test_unknown_presets_are_answered_with_those_there_are():
+    with pytest.raises(
+        TfparError, match="no cluster 'tpu': neither a file nor one of .*'dgx-a100'"
+    ):
+        find_cluster("tpu")
+    with pytest.raises(TfparError, match="3 is of type int. Give a Cluster"):
+        find_cluster(3)
+
+
+def test_more_ranks_than_devices(write):
+    with pytest.raises(TfparError) as error:
+        machines_for(Mesh.of([3, 8]), write(FILE))
+    assert str(error.value) == (
+        "The mesh data=3 x model=8 has 24 ranks, but cluster 'ours' has 17 devices (2 nodes of 8, "
+        "1 node of 1). Use a smaller mesh, or describe a larger cluster."
+    )
+
+
+# --- presets ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, sizes, shape",
+    [
+        ("dgx-a100", [2, 8], "2 nodes of 8"),
+        ("dgx-a100", [4], "1 node of 4"),
+        ("dgx-a100", [32], "4 nodes of 8"),
+        ("v100-ethernet", [2, 2, 3], "2 nodes of 6"),
+        ("rhino-s1", [4, 1], "4 nodes of 1"),
+        ("rhino-s1", [4], "4 nodes of 1"),
+        ("atp-ic2", [6], "1 node of 6"),
+        ("atp-ic6", [16], "1 node of 16"),
+        ("cpu", [2, 4], "2 nodes of 4"),
+        ("auto3d-heterogeneous", [16], "3 nodes of 4, 4 nodes of 1"),
+    ],
+)
+def test_a_preset_has_the_shape_of_the_mesh(name, sizes, shape):
+    cluster = find_cluster(name, Mesh.of(sizes))
+    assert cluster.shape_text() == shape and cluster.name == name
+    cluster.check(Mesh.of(sizes))
+
+
+@pytest.mark.parametrize(
+    "name, sizes, message",
+    [
+        ("dgx-a100", [1, 16], "asks for 1 nodes of 16 devices, but a node of 'dgx-a100' has 8"),
+        ("atp-ic3", [2, 8], "asks for 2 nodes, but 'atp-ic3' is a single machine"),
+        ("atp-ic2", [3], "3 devices of cluster 'atp-ic2' do not fill its gpu groups of 2"),
+    ],
+)
+def test_a_preset_that_cannot_be_fitted_says_why(name, sizes, message):
+    with pytest.raises(TfparError, match=message):
+        find_cluster(name, Mesh.of(sizes))
+
+
+def test_local_is_what_is_here():
+    mesh = Mesh.of([2])
+    assert machines_for(mesh) == machines_for(mesh, "local")
+    assert machines_for(mesh).overlap == 0.0, "what communicates is what would compute"
+    assert machines_for(mesh).device.memory_bytes == pytest.approx(
+        find_cluster("cpu").device.memory_bytes / 2
+    )
+
+
+def test_a_cluster_made_in_python():
+    device = tap.Device({"float32": 1e13}, 16e9, 5e11)
+    cluster = tap.Cluster.regular(
+        "ours", device, [tap.Level(2, 1e9, 1e-5), tap.Level(4, 1e10, 1e-6)]
+    )
+    assert (
+        cluster.shape_text() == "2 nodes of 4"
+        and cluster.with_memory(8e9).device.memory_bytes == 8e9
+    )
+    assert cluster.with_memory(None) is cluster
+    assert cluster.with_memory(1e12).device.memory_bytes == 16e9, "no more than there is"
+    with pytest.raises(TfparError, match="Cluster 'bad': node.device.memory_bytes is 0"):
+        tap.Cluster("bad", (tap.Node(dataclasses.replace(device, memory_bytes=0)),))
+
+
+def test_a_fingerprint_is_of_all_but_the_names():
+    cluster = find_cluster("dgx-a100")
+    prints = {dataclasses.replace(cluster, name="other").fingerprint(), cluster.fingerprint()}
+    assert len(prints) == 1
+    (level,) = cluster.levels
+    for change in (
+        {"overlap": 0.5}, {"algorithms": ("ring",)}, {"nodes": cluster.with_memory(1e9).nodes},
+        {"levels": (dataclasses.replace(level, p2p=1e9),)},
+        {"measured": (Measured("all_reduce", (2,), 0, 1e-6, 1e9),)},
+    ):  # fmt: skip
+        prints.add(dataclasses.replace(cluster, **change).fingerprint())
+    assert len(prints) == 6
+    whole = Cluster.regular("c", tap.Device({"float32": 1}, 1, 1), [tap.Level(2, 10**9, 0)])
+    rounded = Cluster.regular("c", tap.Device({"float32": 1.0}, 1.0, 1.0), [tap.Level(2, 1e9, 0.0)])
+    assert whole.fingerprint() == rounded.fingerprint()
+
+
+# --- units --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, measure, value",
+    [
+        ("600 GB/s", "bytes/s", 600e9),
+        ("200Gbit/s", "bytes/s", 25e9), ("32 Gb/s", "bytes/s", 4e9),
+        ("10 Gbps", "bytes/s", 1.25e9), ("1 GiB/s", "bytes/s", 2.0**30),
+        ("1.5e3", "bytes/s", 1500.0),
+        ("80 GB", "bytes", 80e9), ("10 us", "seconds", 1e-5), ("3 ms", "seconds", 3e-3),
+        ("312 TFLOP/s", "FLOP/s", 312e12), (7, "bytes", 7.0), ("1 PFLOPS", "FLOP/s", 1e15),
+    ],
+)  # fmt: skip
+def test_quantities(text, measure, value):
+    assert units.parse(text, measure) == value
+    assert units.parse(units.write(value, measure), measure) == value
+
+
+@pytest.mark.parametrize("bad", ["", "GB", "1 2 GB", None, True, [1], "1..2 GB"])
+def test_what_is_no_quantity(bad):
+    with pytest.raises(ValueError, match="such as 80 GB"):
+        units.parse(bad, "bytes")

@@ -1,0 +1,1 @@
+"""Descriptions of clusters: devices, nodes, and the levels of links that join them."""

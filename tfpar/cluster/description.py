@@ -1,0 +1,251 @@
+"""What a cluster is made of, in seconds, bytes and operations (no milli, no giga).
+
+A cluster is nodes of devices, joined by levels of links: ATP's hierarchy (§3.4). Ranks are its
+devices in order, node by node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfpar.cluster.check import check_cluster
+from tfpar.spec import Mesh, TfparError
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One accelerator, or a rank's share of a CPU.
+
+    Attributes:
+        flops: FLOP/s that large matrix products reach, by dtype; `float32` at least.
+        memory_bytes: what fits, in bytes.
+        memory_bandwidth: bytes/s between memory and arithmetic, read and written together.
+        launch_s: time before an op starts, in seconds.
+        half_size: length of a matrix's side at which a product reaches half of `flops`.
+    """
+
+    flops: Mapping[str, float]
+    memory_bytes: float
+    memory_bandwidth: float
+    launch_s: float = 0.0
+    half_size: float = 0.0
+    name: str = ""
+
+    def __hash__(self) -> int:
+        return hash((*sorted(self.flops.items()), self.memory_bytes, self.memory_bandwidth))
+
+    def flops_of(self, dtype: str) -> float:
+        """FLOP/s in `dtype`; one not listed counts as the listed one of its width, or float32."""
+        for name in (dtype, *_LIKE.get(dtype, ())):
+            if name in self.flops:
+                return self.flops[name]
+        return self.flops["float32"]
+
+
+_LIKE = {
+    "bfloat16": ("float16",), "float16": ("bfloat16",), "half": ("float16", "bfloat16"),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """Links that join `count` members: devices, or groups of them.
+
+    Attributes:
+        bandwidth: bytes/s each way between one member and all the others together (ATP's group
+            bandwidth); of a bus, what all have together.
+        latency_s: seconds a message takes to start.
+        topology: one of `check.TOPOLOGIES`.
+        p2p: bytes/s each way between two members that are joined; by default what the topology
+            gives: all of `bandwidth`, of direct links one part in count - 1, of a ring half.
+    """
+
+    count: int
+    bandwidth: float
+    latency_s: float
+    topology: str = "switch"
+    p2p: float | None = None
+    name: str = ""
+
+    @property
+    def pair_bandwidth(self) -> float:
+        """`p2p`, or what the topology gives."""
+        if self.p2p is not None:
+            return self.p2p
+        parts = {"direct": self.count - 1, "ring": min(self.count - 1, 2)}.get(self.topology, 1)
+        return self.bandwidth / max(parts, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """`count` equal machines.
+
+    Attributes:
+        levels: of the links in the node, from outside in; none if it has a single device.
+        uplink: bytes/s between the node and the others; by default the bandwidth of the level
+            that joins the nodes.
+    """
+
+    device: Device
+    levels: tuple[Level, ...] = ()
+    count: int = 1
+    uplink: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of devices in one of them."""
+        return math.prod(level.count for level in self.levels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """How long a collective was found to take on the groups of ranks along a mesh axis.
+
+    Attributes:
+        mesh: the sizes of the mesh; its last axis walks the devices in order.
+        axis: position in `mesh`.
+        startup_s: seconds whatever the size.
+        bandwidth: bytes of payload a second, as `reshard.step_bytes` counts them.
+    """
+
+    kind: str
+    mesh: tuple[int, ...]
+    axis: int
+    startup_s: float
+    bandwidth: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Nodes and what joins them; see the module.
+
+    Attributes:
+        nodes: kinds of machines, in the order of their ranks.
+        levels: of the links between nodes, from outside in; the last one joins nodes.
+        overlap: what part of a device's arithmetic goes on while it communicates, 0 to 1.
+        algorithms: those of `check.ALGORITHMS` that its communication library knows; the
+            fastest one is used.
+        measured: what calibration found; it goes before what the links let expect.
+
+    Raises:
+        TfparError: a size below 1, a rate that is not above 0, a negative time, or levels that
+            do not hold the nodes; names the field.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    levels: tuple[Level, ...] = ()
+    overlap: float = 1.0
+    algorithms: tuple[str, ...] = ("ring", "tree", "halving")
+    measured: tuple[Measured, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_cluster(self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.nodes, self.levels, self.overlap, self.algorithms, self.measured))
+
+    @classmethod
+    def regular(
+        cls, name: str, device: Device, levels: Sequence[Level], node_levels: int = 1,
+        **fields: Any,
+    ) -> Cluster:  # fmt: skip
+        """Equal nodes.
+
+        Args:
+            levels: all levels of links, from outside in.
+            node_levels: how many of them are within a node.
+            fields: others of `Cluster`.
+        """
+        at = len(levels) - node_levels
+        count = math.prod(level.count for level in levels[:at])
+        node = Node(device, tuple(levels[at:]), count)
+        return cls(name, (node,), tuple(levels[:at]), **fields)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+        return sum(node.count for node in self.nodes)
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return sum(node.count * node.size for node in self.nodes)
+
+    @functools.cached_property
+    def device(self) -> Device:
+        """What a step that gives all ranks the same work waits for: the least of each rate."""
+        devices = [node.device for node in self.nodes]
+        if all(d == devices[0] for d in devices):
+            return devices[0]
+        dtypes = set.intersection(*(set(d.flops) for d in devices))
+        return Device(
+            flops={dtype: min(d.flops_of(dtype) for d in devices) for dtype in sorted(dtypes)},
+            memory_bytes=min(d.memory_bytes for d in devices),
+            memory_bandwidth=min(d.memory_bandwidth for d in devices),
+            launch_s=max(d.launch_s for d in devices),
+            half_size=max(d.half_size for d in devices),
+            name="the slowest of " + ", ".join(dict.fromkeys(d.name for d in devices)),
+        )
+
+    def with_device(self, **changes: Any) -> Cluster:
+        """The cluster with fields of its devices changed."""
+        nodes = tuple(
+            dataclasses.replace(n, device=dataclasses.replace(n.device, **changes))
+            for n in self.nodes
+        )
+        return dataclasses.replace(self, nodes=nodes)
+
+    def with_memory(self, memory_bytes: float | None) -> Cluster:
+        """The cluster with devices that may use no more than this; None: all they have."""
+        if memory_bytes is None:
+            return self
+        nodes = tuple(
+            dataclasses.replace(
+                n,
+                device=dataclasses.replace(
+                    n.device, memory_bytes=min(memory_bytes, n.device.memory_bytes)
+                ),
+            )
+            for n in self.nodes
+        )
+        return dataclasses.replace(self, nodes=nodes)
+
+    def check(self, mesh: Mesh) -> None:
+        """Raise TfparError if `mesh` has more ranks than there are devices."""
+        if mesh.size > self.size:
+            raise TfparError(
+                f"The mesh {mesh} has {mesh.size} ranks, but cluster {self.name!r} has "
+                f"{self.size} devices ({self.shape_text()}). Use a smaller mesh, or describe a "
+                f"larger cluster."
+            )
+
+    def shape_text(self) -> str:
+        """`2 nodes of 8`, kind by kind."""
+        return ", ".join(
+            f"{n.count} node{'s' if n.count > 1 else ''} of {n.size}" for n in self.nodes
+        )
+
+    def fingerprint(self) -> str:
+        """A hash of everything that a cost depends on (not the names)."""
+        text = json.dumps(_without_names(dataclasses.asdict(self)), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _without_names(value: Any) -> Any:
+    """12000000000 and 1.2e10 are one bandwidth; names change nothing."""
+    if isinstance(value, Mapping):
+        return {k: _without_names(v) for k, v in value.items() if k != "name"}
+    if isinstance(value, list | tuple):
+        return [_without_names(v) for v in value]
+    return float(value) if isinstance(value, int | float) else value

@@ -1,0 +1,220 @@
+"""What groups of ranks see of a cluster's links when all of them communicate at once.
+
+A group has ranks in some members of some levels. What it sends between them passes the members'
+links, which the groups side by side share: eq. 3 of ATP (§3.4-3.5), for any groups on any
+hierarchy, regular or not. Where few members are joined directly, their links to each other count
+and not what each has in all (the paper's correction by the point-to-point matrix).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+
+from tfpar.cluster.description import Cluster, Level, Measured, Node
+from tfpar.spec import Mesh
+
+Groups = Sequence[Sequence[int]]
+"""Groups of ranks that communicate at the same time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What one rank sees of a network: bytes/s each way, and seconds a message takes to start."""
+
+    bandwidth: float
+    latency_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Hop:
+    """A level that a group crosses.
+
+    Attributes:
+        members: in how many of the level's members the group has ranks.
+        bandwidth: bytes/s each way between one of these and the others, of this group's share.
+        latency_s: seconds a message takes to start.
+    """
+
+    members: int
+    bandwidth: float
+    latency_s: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Depth:
+    """The places at one depth of the hierarchy where ranks are joined.
+
+    Attributes:
+        levels: of each place.
+        home: of each rank, its place and the member of that place that it is in; None for a
+            rank whose node has no such depth.
+        uplinks: bytes/s of each (place, member).
+    """
+
+    levels: list[Level]
+    home: list[tuple[int, int] | None]
+    uplinks: dict[tuple[int, int], float]
+
+
+@functools.lru_cache(maxsize=256)
+def _depths(cluster: Cluster) -> list[_Depth]:
+    """The hierarchy, from outside in."""
+    nodes = [node for node in cluster.nodes for _ in range(node.count)]
+    depths = []
+    in_a_place = len(nodes)
+    for at, level in enumerate(cluster.levels):
+        in_a_member = in_a_place // level.count
+        depth = _Depth([level] * (len(nodes) // in_a_place), [], {})
+        for i, node in enumerate(nodes):
+            home = i // in_a_place, i % in_a_place // in_a_member
+            depth.home.extend([home] * node.size)
+            own = node.uplink if at == len(cluster.levels) - 1 else None
+            depth.uplinks[home] = own or level.bandwidth
+        depths.append(depth)
+        in_a_place = in_a_member
+    for at in range(max((len(node.levels) for node in nodes), default=0)):
+        depths.append(_inside(nodes, at))
+    return depths
+
+
+def _inside(nodes: Sequence[Node], at: int) -> _Depth:
+    """The depth of the nodes' levels number `at`."""
+    depth = _Depth([], [], {})
+    for node in nodes:
+        if at >= len(node.levels):
+            depth.home.extend([None] * node.size)
+            continue
+        level = node.levels[at]
+        in_a_member = math.prod(inner.count for inner in node.levels[at + 1 :])
+        for rank in range(node.size):
+            place, member = divmod(rank // in_a_member, level.count)
+            home = len(depth.levels) + place, member
+            depth.home.append(home)
+            depth.uplinks[home] = level.bandwidth
+        depth.levels.extend([level] * (node.size // (in_a_member * level.count)))
+    return depth
+
+
+@functools.lru_cache(maxsize=8192)
+def route(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[Hop, ...]:
+    """The levels that the groups along mesh axes `axes` cross, from inside out.
+
+    All groups communicate at once, each around a ring that enters and leaves a member once. The
+    slowest group counts at each level, as all are waited for.
+    """
+    crossed = (_hop(depth, mesh.groups(axes), False) for depth in reversed(_depths(cluster)))
+    return tuple(hop for hop in crossed if hop is not None)
+
+
+@functools.lru_cache(maxsize=8192)
+def link_of(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], pairwise: bool = False) -> Link:
+    """The slowest link that the groups along mesh axes `axes` use, all at once.
+
+    Args:
+        pairwise: each rank sends to all others (an all-to-all) and not along a ring: then the
+            ranks of a group in a member divide its link too.
+    """
+    return _slowest(_hop(depth, mesh.groups(axes), pairwise) for depth in _depths(cluster))
+
+
+@functools.lru_cache(maxsize=8192)
+def pair_link(cluster: Cluster, one: int, other: int) -> Link:
+    """Between two ranks, with nothing else going on (point-to-point)."""
+    return _slowest(_hop(depth, [(one, other)], False) for depth in _depths(cluster))
+
+
+@functools.lru_cache(maxsize=1024)
+def ring_links(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[float, ...]:
+    """B_i of auto3d's eq. 1: bytes/s between neighbours on the ring of the slowest group.
+
+    The rings of all groups pass the members' links at the same time and share them.
+    """
+    groups = mesh.groups(axes)
+    loads = [_loads(depth, groups, False) for depth in _depths(cluster)]
+
+    def bandwidth(one: int, other: int) -> float:
+        shared = [
+            depth.uplinks[home] / load[home]
+            for depth, load in zip(_depths(cluster), loads, strict=True)
+            for home, met in [
+                (depth.home[one], depth.home[other]),
+                (depth.home[other], depth.home[one]),
+            ]
+            if home is not None and met is not None and home[0] == met[0] and home != met
+        ]
+        return min([pair_link(cluster, one, other).bandwidth, *shared])
+
+    rings = [
+        tuple(bandwidth(a, b) for a, b in zip(group, [*group[1:], group[0]], strict=True))
+        for group in groups
+    ]
+    return max(rings, key=lambda links: sum(1.0 / b for b in links))
+
+
+def _slowest(hops: Iterable[Hop | None]) -> Link:
+    crossed = [hop for hop in hops if hop is not None]
+    return Link(
+        min((hop.bandwidth for hop in crossed), default=math.inf),
+        max((hop.latency_s for hop in crossed), default=0.0),
+    )
+
+
+def _hop(depth: _Depth, groups: Groups, pairwise: bool) -> Hop | None:
+    """What crossing this depth is like for the slowest of the groups; None if none does."""
+    loads = _loads(depth, groups, pairwise)
+    if not loads:
+        return None
+    in_all: dict[int, float] = {}  # place -> loads of all its members: what a bus carries
+    for (place, _), load in loads.items():
+        in_all[place] = in_all.get(place, 0.0) + load
+    members, bandwidth, latency = 1, math.inf, 0.0
+    for group in groups:
+        for place, homes in _crossed(depth, group).items():
+            level = depth.levels[place]
+            reach = (len(homes) - 1) * level.pair_bandwidth
+            if level.topology == "bus":
+                share = min(level.bandwidth, reach) / in_all[place]
+            else:
+                share = min(min(depth.uplinks[h], reach) / loads[h] for h in homes)
+            members = max(members, len(homes))
+            bandwidth = min(bandwidth, share)
+            latency = max(latency, level.latency_s)
+    return Hop(members, bandwidth, latency)
+
+
+def _loads(depth: _Depth, groups: Groups, pairwise: bool) -> dict[tuple[int, int], float]:
+    """How many times over the link of each (place, member) is used."""
+    loads: dict[tuple[int, int], float] = {}
+    for group in groups:
+        size = len(group)
+        for homes in _crossed(depth, group).values():
+            for home, members in homes.items():
+                # Of what a rank sends to the size - 1 others, size - members leave its member.
+                uses = members * (size - members) / (size - 1) if pairwise else 1.0
+                loads[home] = loads.get(home, 0.0) + uses
+    return loads
+
+
+def _crossed(depth: _Depth, group: Sequence[int]) -> dict[int, dict[tuple[int, int], int]]:
+    """By place where the group is in several members: how many ranks it has in each."""
+    found: dict[int, dict[tuple[int, int], int]] = {}
+    for rank in group:
+        home = depth.home[rank]
+        if home is not None:
+            homes = found.setdefault(home[0], {})
+            homes[home] = homes.get(home, 0) + 1
+    return {place: homes for place, homes in found.items() if len(homes) > 1}
+
+
+@functools.lru_cache(maxsize=8192)
+def measured(cluster: Cluster, kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Measured | None:
+    """What calibration found for a collective on the very groups along mesh axes `axes`."""
+    groups = mesh.groups(axes)
+    for entry in cluster.measured:
+        if entry.kind == kind and math.prod(entry.mesh) == mesh.size:
+            if Mesh.of(entry.mesh).groups((entry.axis,)) == groups:
+                return entry
+    return None

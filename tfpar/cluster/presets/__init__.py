@@ -1,0 +1,1 @@
+"""Clusters that are known by name, one file each."""

@@ -1,0 +1,78 @@
+"""Quantities as people write them, `"600 GB/s"`, `"5 us"`, to base units and back.
+
+Bytes, bytes/s, seconds, FLOP/s. A plain number is in base units. `b` is a bit and `B` a byte.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+# Exact, so that 10 us is 1e-5 and not its neighbour.
+_ONE = Fraction(1)
+_PREFIXES = {p: _ONE * 10**e for p, e in dict(k=3, K=3, M=6, G=9, T=12, P=15).items()} | {"": _ONE}
+_BINARY = {p: _ONE * 2**e for p, e in dict(Ki=10, Mi=20, Gi=30, Ti=40).items()}
+_TIMES = {u: _ONE / 10**e for u, e in {"s": 0, "ms": 3, "us": 6, "µs": 6, "ns": 9}.items()}
+
+_SIZES = {f"{p}B": n for p, n in (_PREFIXES | _BINARY).items()}
+_BITS = {f"{p}{b}": n / 8 for p, n in _PREFIXES.items() for b in ("b", "bit")}
+_RATES = {f"{unit}/s": n for unit, n in (_SIZES | _BITS).items()}
+_RATES |= {f"{p}bps": n / 8 for p, n in _PREFIXES.items()}
+_FLOPS = {f"{p}{f}": n for p, n in _PREFIXES.items() for f in ("FLOP/s", "FLOPS", "FLOPs")}
+
+UNITS = {"bytes": _SIZES, "bytes/s": _RATES, "seconds": _TIMES, "FLOP/s": _FLOPS, "": {}}
+"""By what is measured: unit -> how many base units it is; nothing of a mere number."""
+
+EXAMPLES = {
+    "bytes": "80 GB", "bytes/s": "25 GB/s or 200 Gbit/s", "seconds": "5 us",
+    "FLOP/s": "312 TFLOP/s", "": "0.9",
+}  # fmt: skip
+
+_QUANTITY = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|[-+]?inf)\s*(\S*)\s*")
+
+
+def parse(value: object, measure: str) -> float:
+    """`value`, a number or text such as `"600 GB/s"`, in base units of `measure`.
+
+    Raises:
+        ValueError: says what is wrong, without saying where.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(f"is {value!r}, not {_kind(measure)}")
+    number, unit = found.groups()
+    known = UNITS[measure]
+    if unit and unit not in known:
+        raise ValueError(f"is {value!r}: {unit!r} is no unit of {_kind(measure)}")
+    try:
+        if number.endswith("inf"):
+            return float(number)
+        return float(Fraction(number) * known.get(unit, _ONE))
+    except ValueError:
+        raise ValueError(f"is {value!r}, not {_kind(measure)}") from None
+
+
+def _kind(measure: str) -> str:
+    return f"{measure or 'a number'} such as {EXAMPLES[measure]}"
+
+
+_WRITTEN = {
+    "bytes": {f"{p}B": n for p, n in _PREFIXES.items() if p != "K"},
+    "bytes/s": {f"{p}B/s": n for p, n in _PREFIXES.items() if p != "K"},
+    "FLOP/s": {f"{p}FLOP/s": n for p, n in _PREFIXES.items() if p != "K"},
+    "seconds": {u: n for u, n in _TIMES.items() if u.isascii()},
+}
+
+
+def write(value: float, measure: str) -> str | float:
+    """The text for which `parse` gives `value`, in the largest unit that it fills; else `value`."""
+    known = _WRITTEN.get(measure, {})
+    filled = [unit for unit in known if known[unit] <= abs(value)]
+    if not filled or math.isinf(value):
+        return value
+    unit = max(filled, key=known.__getitem__)
+    text = f"{float(Fraction(value) / known[unit]):.12g} {unit}"
+    return text if parse(text, measure) == value else value
