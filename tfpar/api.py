@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.description import Cluster
+from tfpar.cluster.units import parse
 from tfpar.constraints import Constraint, batch_axes
 from tfpar.distributed.seeds import share_seeds
 from tfpar.ir.roles import COMPRESSIONS
@@ -57,6 +58,8 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
             JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
         plan_cache: a folder for plans, which are then searched once for each problem; by default
             that of the environment variable TFPAR_PLAN_CACHE, if set.
+        memory_limit: what a plan may use of a device, in bytes or as `"16 GB"`; by default what
+            the cluster's have. The fastest plan that fits is taken.
         bucket_bytes: upper bound on a packed gradient all-reduce, in bytes; by default what
             the plan's cost is least with.
         strict: ops without a rule are an error instead of being replicated.
@@ -66,7 +69,8 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
 
     Raises:
         SpecError: malformed mesh or constraint.
-        PlanError: the plan file cannot be used.
+        PlanError: the plan file cannot be used; later, no plan satisfies the constraints or (a
+            MemoryLimitError) fits into the memory of a device.
         TfparError: an unknown planner, cluster or compression, or fewer devices than ranks.
     """
 
@@ -79,12 +83,15 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         planner: Planner | str | None = "tap",
         cluster: Cluster | str | None = None,
         plan_cache: str | None = None,
+        memory_limit: float | str | None = None,
         bucket_bytes: int | None = None,
         strict: bool = False,
         compression: str | None = None,
     ) -> None:
         options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
-        self.session = _session(mesh, constraints, plan, planner, cluster, plan_cache, options)
+        self.session = _session(
+            mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
+        )  # fmt: skip
         adapter.install()
         self._scope = self.session.scope()
         self._scope.__enter__()
@@ -97,7 +104,9 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         self._scope.__exit__(*(error or (None, None, None)))
 
 
-def _session(mesh, constraints, plan, planner, cluster, plan_cache, options) -> Session:
+def _session(
+    mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
+) -> Session:  # fmt: skip
     if isinstance(plan, str):
         plan = Plan.load(plan)
     if plan is not None and mesh is None:
@@ -115,7 +124,7 @@ def _session(mesh, constraints, plan, planner, cluster, plan_cache, options) -> 
         plan.check_ranks(mesh, cluster)
     session = Session(
         mesh, tuple(constraints), plan, options, find_planner(planner), cluster,
-        _plan_cache(plan_cache),
+        _plan_cache(plan_cache), _memory_limit(memory_limit),
     )  # fmt: skip
     # Virtual devices can only be configured before TensorFlow's runtime starts.
     world = session.ranks.world
@@ -130,6 +139,19 @@ def _carried_as(compression: str | None) -> str | None:
         known = ", ".join(map(repr, COMPRESSIONS))
         raise TfparError(f"There is no compression {compression!r} of gradients, but {known}.")
     return COMPRESSIONS[compression] if compression is not None else None
+
+
+def _memory_limit(value: float | str | None) -> float | None:
+    """Bytes of `"16 GB"`, or of a number."""
+    if value is None:
+        return None
+    try:
+        limit = parse(value, "bytes")
+    except ValueError as error:
+        raise TfparError(f"memory_limit {error}.") from None
+    if not limit > 0:
+        raise TfparError(f"memory_limit is {value!r}; a device can use more than 0 bytes.")
+    return limit
 
 
 def _plan_cache(folder: str | None) -> PlanCache | None:
@@ -147,6 +169,7 @@ def parallelize(
     planner: Planner | str | None = "tap",
     cluster: Cluster | str | None = None,
     plan_cache: str | None = None,
+    memory_limit: float | str | None = None,
     bucket_bytes: int | None = None,
     strict: bool = False,
     compression: str | None = None,
@@ -157,7 +180,9 @@ def parallelize(
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
     options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
-    session = _session(mesh, constraints, plan, planner, cluster, plan_cache, options)
+    session = _session(
+        mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
+    )  # fmt: skip
     if isinstance(model, keras.Model):
         adapter.install()
         for layer in model._flatten_layers():
@@ -207,6 +232,7 @@ def plan(
     *,
     planner: Planner | str = "tap",
     plan_cache: str | None = None,
+    memory_limit: float | str | None = None,
     compression: str | None = None,
 ) -> Plan:
     """Plan a model's training without devices and without its weights.
@@ -218,7 +244,8 @@ def plan(
         build: makes and compiles the model; no weight is given memory.
         batch: what `train_step` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or
             `tf.TensorSpec`s of static shape, for the global batch.
-        mesh, cluster, constraints, planner, plan_cache, compression: as for `auto_parallel`.
+        mesh, cluster, constraints, planner, plan_cache, memory_limit, compression: as for
+            `auto_parallel`.
 
     Raises:
         TfparError: `build` gives no compiled model, or as for `auto_parallel`.
@@ -226,7 +253,7 @@ def plan(
     if not isinstance(mesh, Mesh):
         mesh = Mesh.of(mesh)
     batch_axes(constraints, mesh)
-    machines = machines_for(mesh, cluster)
+    machines = machines_for(mesh, cluster).with_memory(_memory_limit(memory_limit))
     found = find_planner(planner)
     if found is None:
         raise TfparError("tap.plan needs a planner, e.g. planner='tap'.")

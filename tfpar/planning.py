@@ -17,6 +17,7 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import prepare
+from tfpar.report.memory import memory_error
 from tfpar.report.progress import searching
 from tfpar.runtime.executable import simplify_step
 from tfpar.search.cache import PlanCache
@@ -143,14 +144,21 @@ def step_anchors(plan: Plan, problem: Problem) -> Anchors:
 
 
 def find_plan(problem: Problem, planner: Planner, cache: PlanCache | None = None) -> Plan:
-    """The planner's plan, or the one that it found for the same problem before."""
-    if cache is None:
-        return planner.solve(problem)
-    known = cache.get(problem, planner)
-    if known is None:
-        known = planner.solve(problem)
-        cache.put(problem, planner, known)
-    return known
+    """The planner's plan, or the one that it found for the same problem before.
+
+    Raises:
+        PlanError: no plan satisfies the constraints; if one does but none fits into the memory of
+            a device, it is a MemoryLimitError.
+    """
+    plan = cache.get(problem, planner) if cache is not None else None
+    if plan is None:
+        plan = planner.solve(problem)
+        if plan.cost is not None:
+            if plan.cost.memory_bytes > problem.cluster.device.memory_bytes:
+                raise memory_error(plan, lay_out(plan, problem), problem)
+        if cache is not None:
+            cache.put(problem, planner, plan)
+    return plan
 
 
 def _slot_ratio(captured: CapturedStep, searched: Sequence) -> float:

@@ -63,6 +63,7 @@ class Session:
         planner: finds plans; without one they are what constraints and propagation make.
         cluster: what plans are made for; the machine as detected if None.
         cache: plans found before, or None.
+        memory_limit: bytes that plans may use of a device; None: all it has.
         first: the first plan found for a training step: models of one session that share
             variables share its mesh.
         entered: the scope that `auto_parallel` has entered; it ends when it is let go of.
@@ -75,6 +76,7 @@ class Session:
     planner: Planner | None = None
     cluster: Cluster | None = None
     cache: PlanCache | None = None
+    memory_limit: float | None = None
     first: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
 
@@ -261,6 +263,7 @@ class CompiledFunction:
         if session.first is not None:
             laid = self._laid(captured, session.first.mesh)
         cluster = session.cluster or detect_cluster(session.mesh)
+        cluster = cluster.with_memory(session.memory_limit)
         with searching() as progress:
             request = Request(
                 session.mesh, cluster, session.constraints, session.first,
@@ -270,12 +273,6 @@ class CompiledFunction:
                 captured, request, batch_size, laid, part=self._part, progress=progress
             )
             plan = find_plan(problem, session.planner, session.cache)
-        if plan.cost is not None and plan.cost.memory_bytes > cluster.device.memory_bytes:
-            logger.warning(
-                "No plan fits into a device of %r: the best needs %.1f GB of %.1f GB. Use more "
-                "devices or a smaller batch.",
-                cluster.name, plan.cost.memory_bytes / 1e9, cluster.device.memory_bytes / 1e9,
-            )  # fmt: skip
         return plan
 
     def _report_fallbacks(self, prepared: PreparedGraph) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfpar.capture.step import CapturedStep, feeds
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Graph
+from tfpar.ir.passes.fold_constants import fold_constants
 from tfpar.ir.passes.inline_calls import inline_calls
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.split_bundles import split_bundles
@@ -135,8 +138,17 @@ class CompileOptions:
 
 
 def simplify_step(captured: CapturedStep) -> None:
-    """Inline calls, trim and predicate branches of a captured step, in place."""
-    captured.rewrite(lambda g: predicate_branches(trim(split_bundles(inline_calls(g))).graph))
+    """Inline calls, trim, predicate branches and fold constants of a captured step, in place.
+
+    Constants are folded before the step is cut for planning: the cut shares its ops.
+    """
+
+    def simplify(graph: Graph) -> Graph:
+        graph = predicate_branches(trim(split_bundles(inline_calls(graph))).graph)
+        fold_constants(graph, Constants(graph))
+        return graph
+
+    captured.rewrite(simplify)
 
 
 def prepare_step(captured: CapturedStep):
