@@ -29,6 +29,7 @@ from tfpar.search.problem import (
     given_layout,
     input_spec,
 )
+from tfpar.search.recompute import recomputed_problem, solve
 from tfpar.spec import Mesh, Spec, replicated
 
 
@@ -40,6 +41,7 @@ class Request:
         mesh: the physical shape of the ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
+        recompute: see `search.problem.Problem`.
     """
 
     mesh: Mesh
@@ -47,6 +49,7 @@ class Request:
     constraints: tuple[Constraint, ...] = ()
     base: Plan | None = None
     compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
 
 
 def batched_inputs(captured: CapturedStep, batch_size: int | None) -> frozenset[Tensor]:
@@ -105,6 +108,7 @@ def state_problem(
         constraints=tuple(map(str, constraints)),
         state_ratio=state_ratio if captured.gradients else None,
         compression=request.compression,
+        recompute=False if part else request.recompute,
         progress=progress,
     )
 
@@ -126,6 +130,7 @@ def plan_step(
 def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
     """The whole graph of a problem as `plan` lays it."""
     with collection_paused():
+        problem = recomputed_problem(problem, plan.recompute)
         laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
         laid.carried = Roles.of(problem.graph, compression=problem.compression).carried
         return laid
@@ -145,10 +150,10 @@ def step_anchors(plan: Plan, problem: Problem) -> Anchors:
 def find_plan(problem: Problem, planner: Planner, cache: PlanCache | None = None) -> Plan:
     """The planner's plan, or the one that it found for the same problem before."""
     if cache is None:
-        return planner.solve(problem)
+        return solve(problem, planner)
     known = cache.get(problem, planner)
     if known is None:
-        known = planner.solve(problem)
+        known = solve(problem, planner)
         cache.put(problem, planner, known)
     return known
 

@@ -127,11 +127,13 @@ class CompileOptions:
             with if None.
         strict: ops without a rule are an error instead of being replicated.
         compression: the dtype in which gradients travel; None: their own.
+        recompute: see `search.problem.Problem`.
     """
 
     bucket_bytes: int | None = None
     strict: bool = False
     compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
 
 
 def simplify_step(captured: CapturedStep) -> None:
