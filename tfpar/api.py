@@ -267,7 +267,10 @@ def plan(
     return plan_step(
         state.capture_gradients(specs),
         Request(
-            mesh, machines, tuple(constraints), compression=_carried_as(compression),
+            mesh,
+            machines,
+            tuple(constraints),
+            compression=_carried_as(compression),
             recompute=_patterns(recompute),
         ),
         batch_size_of(specs),

@@ -263,7 +263,9 @@ class Plan:
             f"constraint dropped: {c}" for c in self.constraints if c not in other.constraints
         ]
         lines += [f"constraint added: {c}" for c in other.constraints if c not in self.constraints]
-        lines += [f"no longer computed again: {n}" for n in self.recompute if n not in other.recompute]
+        lines += [
+            f"no longer computed again: {n}" for n in self.recompute if n not in other.recompute
+        ]
         lines += [f"computed again: {n}" for n in other.recompute if n not in self.recompute]
         if self.planner != other.planner:
             lines.append(f"planner: {self.planner or 'none'} -> {other.planner or 'none'}")

@@ -48,7 +48,8 @@ class Blocks:
         roles = Roles.of(searched)
         nodes = cluster(searched, roles)
         signatures = Signatures(Constants(searched), roles)
-        found, names = {}, []
+        found: dict[str, Sequence[Op]] = {}
+        names: list[list[str]] = []
         used: dict[str, int] = {}
         paths = [v.name for v in searched.variables if v.trainable]
         for family in families(nodes, prune_graph(nodes, signatures), signatures):
@@ -67,24 +68,23 @@ class Blocks:
                     scopes.setdefault(scope, []).append(op)
         return cls(names, found, scopes)
 
-    def chosen(self, asked: bool | Sequence[str] | None, must_match: bool = True) -> tuple[str, ...]:
+    def chosen(self, asked: bool | Sequence[str]) -> tuple[str, ...]:
         """The names of the blocks that a user asks for.
 
         Args:
             asked: all blocks that repeat (True), none, or those whose names, or their ends, match
                 regular expressions. One that matches no block may match scopes.
-            must_match: whether each has to match something.
 
         Raises:
-            SpecError: it does not.
+            SpecError: it matches neither.
         """
-        if asked is None or isinstance(asked, bool):
+        if isinstance(asked, bool):
             return tuple(self.ops) if asked else ()
         found: dict[str, None] = {}
         for pattern in asked:
             matches = compile_pattern(pattern).fullmatch
             names = [n for n in self.ops if matches(n)] or _outermost(filter(matches, self.scopes))
-            if not names and must_match:
+            if not names:
                 raise SpecError(
                     f"recompute={pattern!r} matches no block of the model and no scope. "
                     f"{_there_are(tuple(self.ops))}"
