@@ -13,7 +13,7 @@ from tfpar.ir.passes.inline_calls import inline_calls
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import Roles, widened
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
 from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.blocks import reduce_by_blocks
@@ -161,7 +161,9 @@ def compile_step(
     whole = replicated(mesh.num_axes)
     anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
     partitioned = propagate(prepared, mesh, anchors)
-    if compression is not None:
+    if compression is None:
+        partitioned.carried = widened(captured.graph)
+    else:
         gradients = [t for gradient in captured.gradients for t in gradient.tensors]
         roles = Roles.of(captured.graph, gradients, compression=compression)
         partitioned.carried = roles.carried
