@@ -59,8 +59,8 @@ class _Losses(keras.callbacks.Callback):
 
 def train(
     build: Callable[[], keras.Model], data: Sequence[Any], *, mesh=None,
-    constraints=(), planner=None, cluster=None, batch_size: int = 8, start=None, seed: int = 7,
-    **fit_arguments: Any,
+    constraints=(), planner=None, cluster=None, recompute=None, batch_size: int = 8, start=None,
+    seed: int = 7, **fit_arguments: Any,
 ) -> Trained:  # fmt: skip
     """Build under the mesh (or plainly) and fit; the seed makes both runs start alike.
 
@@ -70,7 +70,9 @@ def train(
     if mesh is None:
         model = build()
     else:
-        with tap.auto_parallel(mesh, constraints, planner=planner, cluster=cluster):
+        with tap.auto_parallel(
+            mesh, constraints, planner=planner, cluster=cluster, recompute=recompute
+        ):
             model = build()
     if start is not None:
         model.set_weights(start)

@@ -14,6 +14,7 @@ from tfpar.capture.step import argument_specs
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.units import parse
 from tfpar.constraints import Constraint, batch_axes
+from tfpar.constraints.kinds import check_pattern
 from tfpar.distributed.seeds import share_seeds
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.keras import adapter
@@ -66,9 +67,15 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         compression: `"fp16"` or `"bf16"`: gradients are summed over ranks as such, which halves
             what they move; weights, slots and what a rank computes keep their dtypes. The sums
             are less exact; fp16 overflows beyond 65504.
+        recompute: which activations the backward pass computes again instead of storing them:
+            True, those inside of every block that repeats (the layers of a transformer; what
+            enters a block is stored); a sequence of regular expressions, those of the blocks whose
+            names (the paths of their weights) or scopes, or their ends, match; False, none. By
+            default the planner decides: none, unless no plan fits into a device's memory
+            without.
 
     Raises:
-        SpecError: malformed mesh or constraint.
+        SpecError: malformed mesh or constraint, or a pattern that matches nothing.
         PlanError: the plan file cannot be used; later, no plan satisfies the constraints or (a
             MemoryLimitError) fits into the memory of a device.
         TfparError: an unknown planner, cluster or compression, or fewer devices than ranks.
@@ -87,8 +94,11 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         bucket_bytes: int | None = None,
         strict: bool = False,
         compression: str | None = None,
+        recompute: bool | Sequence[str] | None = None,
     ) -> None:
-        options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
+        options = CompileOptions(
+            bucket_bytes, strict, _carried_as(compression), _patterns(recompute)
+        )
         self.session = _session(
             mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
         )  # fmt: skip
@@ -115,6 +125,8 @@ def _session(
         mesh = every_rank()
     if plan is not None and constraints:
         raise TfparError("Give a plan or constraints, not both: a plan holds its constraints.")
+    if plan is not None and options.recompute is not None:
+        raise TfparError("Give a plan or recompute, not both: a plan holds what it recomputes.")
     if not isinstance(mesh, Mesh):
         mesh = Mesh.of(mesh)
     batch_axes(constraints, mesh)  # refuses unknown axes before anything is built
@@ -154,6 +166,16 @@ def _memory_limit(value: float | str | None) -> float | None:
     return limit
 
 
+def _patterns(recompute: bool | Sequence[str] | None) -> bool | tuple[str, ...] | None:
+    """What to compute again, as a value that can be compared."""
+    if recompute is None or isinstance(recompute, bool):
+        return recompute
+    patterns = (recompute,) if isinstance(recompute, str) else tuple(recompute)
+    for pattern in patterns:
+        check_pattern(f"recompute={pattern!r}", pattern)
+    return patterns
+
+
 def _plan_cache(folder: str | None) -> PlanCache | None:
     """The cache in `folder`, by default that of the environment, if any."""
     folder = folder or os.environ.get("TFPAR_PLAN_CACHE")
@@ -173,13 +195,14 @@ def parallelize(
     bucket_bytes: int | None = None,
     strict: bool = False,
     compression: str | None = None,
+    recompute: bool | Sequence[str] | None = None,
 ) -> Any:
     """Put an existing model, with the values it has, on a mesh; returns it.
 
     For a function of tensors (with variables made inside an `auto_parallel` block) it
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
-    options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
+    options = CompileOptions(bucket_bytes, strict, _carried_as(compression), _patterns(recompute))
     session = _session(
         mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
     )  # fmt: skip
@@ -234,6 +257,7 @@ def plan(
     plan_cache: str | None = None,
     memory_limit: float | str | None = None,
     compression: str | None = None,
+    recompute: bool | Sequence[str] | None = None,
 ) -> Plan:
     """Plan a model's training without devices and without its weights.
 
@@ -244,8 +268,8 @@ def plan(
         build: makes and compiles the model; no weight is given memory.
         batch: what `train_step` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or
             `tf.TensorSpec`s of static shape, for the global batch.
-        mesh, cluster, constraints, planner, plan_cache, memory_limit, compression: as for
-            `auto_parallel`.
+        mesh, cluster, constraints, planner, plan_cache, memory_limit, compression, recompute: as
+            for `auto_parallel`.
 
     Raises:
         TfparError: `build` gives no compiled model, or as for `auto_parallel`.
@@ -266,7 +290,13 @@ def plan(
     specs = argument_specs((batch,))
     return plan_step(
         state.capture_gradients(specs),
-        Request(mesh, machines, tuple(constraints), compression=_carried_as(compression)),
+        Request(
+            mesh,
+            machines,
+            tuple(constraints),
+            compression=_carried_as(compression),
+            recompute=_patterns(recompute),
+        ),
         batch_size_of(specs),
         found,
         _plan_cache(plan_cache),

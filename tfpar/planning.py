@@ -30,6 +30,7 @@ from tfpar.search.problem import (
     given_layout,
     input_spec,
 )
+from tfpar.search.recompute import recomputed_problem, solve
 from tfpar.spec import Mesh, Spec, replicated
 
 
@@ -41,6 +42,7 @@ class Request:
         mesh: the physical shape of the ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
+        recompute: see `search.problem.Problem`.
     """
 
     mesh: Mesh
@@ -48,6 +50,7 @@ class Request:
     constraints: tuple[Constraint, ...] = ()
     base: Plan | None = None
     compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
 
 
 def batched_inputs(captured: CapturedStep, batch_size: int | None) -> frozenset[Tensor]:
@@ -106,6 +109,7 @@ def state_problem(
         constraints=tuple(map(str, constraints)),
         state_ratio=state_ratio if captured.gradients else None,
         compression=request.compression,
+        recompute=False if part else request.recompute,
         progress=progress,
     )
 
@@ -127,6 +131,7 @@ def plan_step(
 def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
     """The whole graph of a problem as `plan` lays it."""
     with collection_paused():
+        problem = recomputed_problem(problem, plan.recompute)
         laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
         laid.carried = Roles.of(problem.graph, compression=problem.compression).carried
         return laid
@@ -152,10 +157,11 @@ def find_plan(problem: Problem, planner: Planner, cache: PlanCache | None = None
     """
     plan = cache.get(problem, planner) if cache is not None else None
     if plan is None:
-        plan = planner.solve(problem)
+        plan = solve(problem, planner)
         if plan.cost is not None:
             if plan.cost.memory_bytes > problem.cluster.device.memory_bytes:
-                raise memory_error(plan, lay_out(plan, problem), problem)
+                laid = lay_out(plan, problem)
+                raise memory_error(plan, laid, recomputed_problem(problem, plan.recompute))
         if cache is not None:
             cache.put(problem, planner, plan)
     return plan

@@ -94,6 +94,8 @@ class Plan:
         planner: the name of the planner that made it; empty for a plan from constraints alone.
         cluster: the machines it was made for, and `cost` what a step costs there; None where
             nothing was priced.
+        recompute: the blocks that are computed again in the backward pass, by name; see
+            `search.recompute`.
         partitioned: what propagation made of it, once known; not saved.
 
     Raises:
@@ -111,6 +113,7 @@ class Plan:
     cluster: Cluster | None = None
     cost: Cost | None = None
     layouts: tuple[tuple[str, float], ...] = ()
+    recompute: tuple[str, ...] = ()
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -261,6 +264,10 @@ class Plan:
             f"constraint dropped: {c}" for c in self.constraints if c not in other.constraints
         ]
         lines += [f"constraint added: {c}" for c in other.constraints if c not in self.constraints]
+        lines += [
+            f"no longer computed again: {n}" for n in self.recompute if n not in other.recompute
+        ]
+        lines += [f"computed again: {n}" for n in other.recompute if n not in self.recompute]
         if self.planner != other.planner:
             lines.append(f"planner: {self.planner or 'none'} -> {other.planner or 'none'}")
         machines = [p.cluster and p.cluster.fingerprint() for p in (self, other)]
@@ -327,6 +334,7 @@ class Plan:
             ("cost", json.dumps(self.cost and dataclasses.asdict(self.cost))),
             ("layouts", _block("[]", map(json.dumps, self.layouts))),
             ("constraints", _block("[]", map(json.dumps, self.constraints))),
+            ("recompute", json.dumps(list(self.recompute))),
             ("variables", _block("{}", _pairs(self.variables, _variable_json))),
             ("tensors", _block("{}", _pairs(self.tensors, lambda s: json.dumps(format_spec(s))))),
         ]
@@ -366,6 +374,7 @@ class Plan:
                 cluster=data["cluster"] and cluster_of(data["cluster"], "the plan's cluster"),
                 layouts=tuple((str(name), float(s)) for name, s in data["layouts"]),
                 cost=data["cost"] and Cost.of(data["cost"]),
+                recompute=tuple(map(str, data.get("recompute", ()))),  # older files have none
             )
         except KeyError as error:
             raise PlanError(f"The plan file {source!r} lacks the field {error}.") from None

@@ -36,6 +36,7 @@ from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.search.cache import PlanCache
 from tfpar.search.problem import Planner, input_spec
+from tfpar.search.recompute import Blocks, recomputed
 from tfpar.spec import Mesh, Spec, TfparError
 
 logger = logging.getLogger("tfpar")
@@ -179,6 +180,8 @@ class CompiledFunction:
         simplify_step(captured)
         batch_size = batch_size_of(specs)
         plan = self._plan(captured, batch_size)
+        if plan.recompute and not self._part:
+            captured.rewrite(lambda g: recomputed(g, plan.recompute, captured.gradients))
         prepared = prepare(captured.graph)
         self._report_fallbacks(prepared)
         mesh, batched = plan.mesh, batched_inputs(captured, batch_size)
@@ -231,10 +234,11 @@ class CompiledFunction:
             session.plan.check(captured.graph, gradients=captured.gradients, part=self._part)
             return session.plan
         if session.planner is None:
-            return plan_from_constraints(
+            plan = plan_from_constraints(
                 captured.graph, session.mesh, session.constraints,
                 gradients=captured.gradients, part=self._part,
             )  # fmt: skip
+            return dataclasses.replace(plan, recompute=self._recomputed(captured))
         found = program.plan or self._found
         if found is not None:  # for another batch, or for training: the weights are the same
             found.check(captured.graph, gradients=captured.gradients, part=True)
@@ -245,6 +249,13 @@ class CompiledFunction:
             program.plan = plan
             session.first = session.first or plan
         return plan
+
+    def _recomputed(self, captured: CapturedStep) -> tuple[str, ...]:
+        """What the user asks to compute again in the backward pass."""
+        asked = self.session.options.recompute
+        if not asked or self._part:
+            return ()
+        return Blocks.of(captured.graph, captured.gradients).chosen(asked)
 
     def _search(self, captured: CapturedStep, batch_size: int | None) -> Plan:
         """The planner's plan; of several processes the first one's."""
@@ -267,7 +278,7 @@ class CompiledFunction:
         with searching() as progress:
             request = Request(
                 session.mesh, cluster, session.constraints, session.first,
-                session.options.compression,
+                session.options.compression, session.options.recompute,
             )  # fmt: skip
             problem = state_problem(
                 captured, request, batch_size, laid, part=self._part, progress=progress

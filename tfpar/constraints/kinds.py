@@ -40,7 +40,7 @@ class ShardVariable(VariableConstraint):
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        _check_pattern(self, self.pattern)
+        check_pattern(self, self.pattern)
         _check_dim(self, self.dim)
 
     @property
@@ -64,7 +64,7 @@ class ReplicateVariable(VariableConstraint):
     axis: str | None = None
 
     def __post_init__(self) -> None:
-        _check_pattern(self, self.pattern)
+        check_pattern(self, self.pattern)
 
     @property
     def named_axes(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class LayoutVariable(VariableConstraint):
     axes: tuple[str | None, ...]
 
     def __post_init__(self) -> None:
-        _check_pattern(self, self.pattern)
+        check_pattern(self, self.pattern)
         if len(set(self.named_axes)) != len(self.named_axes):
             raise SpecError(
                 f"{self} splits two dims over one mesh axis; an axis splits a variable once. "
@@ -123,7 +123,7 @@ class ShardOutput(Constraint):
     axis: str
 
     def __post_init__(self) -> None:
-        _check_pattern(self, self.pattern)
+        check_pattern(self, self.pattern)
         if self.dim is not None:
             _check_dim(self, self.dim)
 
@@ -209,7 +209,8 @@ def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
     return tuple(constraints)
 
 
-def _check_pattern(constraint: Any, pattern: Any) -> None:
+def check_pattern(constraint: Any, pattern: Any) -> None:
+    """Refuse what is no regular expression; `constraint` says where it was given."""
     if not isinstance(pattern, str) or not pattern:
         raise SpecError(f"A pattern is a regular expression (a string); got {pattern!r}.")
     try:

@@ -438,14 +438,14 @@ class Propagation:
         return self.anchors.tensors.get(tensor.name) if self.anchors.tensors else None
 
     def _kept(self, tensor: Tensor, made: Spec) -> Spec:
-        """The spec to keep a fresh tensor in: anchored, or with its Partials resolved."""
+        """The spec to keep a fresh tensor in: anchored, with its Partials resolved, or moved."""
         anchor = self.anchor_of(tensor)
         if anchor is not None:
             return self.canonical(anchor, tensor.shape)
         if self.confined or tensor.dtype in PINNED_DTYPES:
             return made
         if not any(isinstance(p, Partial) for p in made):
-            return made
+            return self._as_updated(tensor, made) if tensor in self.prepared.narrow else made
         if tensor in self.prepared.carried and all(
             p.op == "sum" for p in made if isinstance(p, Partial)
         ):
@@ -455,6 +455,15 @@ class Propagation:
             if isinstance(placement, Partial):
                 kept[axis] = wish(self, tensor, axis, made) or Replicate()
         return tuple(p if isinstance(p, Shard) else Replicate() for p in kept)
+
+    def _as_updated(self, tensor: Tensor, made: Spec) -> Spec:
+        """`made`, split as the variables that `tensor` updates are split."""
+        kept = list(made)
+        for axis, placement in enumerate(made):
+            if isinstance(placement, Shard):
+                wanted = wish(self, tensor, axis, made)
+                kept[axis] = wanted if isinstance(wanted, Shard) else placement
+        return tuple(kept)
 
     def finish_outputs(self) -> None:
         outputs = self.anchors.outputs or [None] * len(self.graph.outputs)

@@ -13,6 +13,7 @@ from tfpar.ir.graph import Graph, Op, Tensor, freeze
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
 from tfpar.propagation.deferral import carried_tensors
+from tfpar.propagation.narrow import narrow_gradients
 from tfpar.rules.registry import find_rule
 from tfpar.rules.rule import OpRule, replicate_rule
 
@@ -37,6 +38,7 @@ class PreparedGraph:
         once: those of them with an effect or a state of their own (a random generator, a
             Python function): run by every rank they would differ.
         carried: see `deferral.carried_tensors`.
+        narrow: see `narrow.narrow_gradients`.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
         ordinary: ops whose decision hangs on the rule and the specs of their inputs alone: on no
             state, lists, draws or sizes that readers choose.
@@ -50,6 +52,7 @@ class PreparedGraph:
     fallbacks: list[Op]
     once: frozenset[Op]
     carried: frozenset[Tensor]
+    narrow: frozenset[Tensor]
     zeros: frozenset[Tensor]
     consumers: dict[Tensor, list[Op]]
     ordinary: frozenset[Op] = frozenset()
@@ -94,11 +97,14 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
         rules[op] = rule
     zeros = frozenset(t for op in graph.ops if _makes_zeros(op) for t in op.outputs)
     once = frozenset(op for op in fallbacks if _runs_once(op))
+    narrow = narrow_gradients(graph, rules)
     ordinary = frozenset(
-        op for op, rule in rules.items() if _is_ordinary(op, rule, zeros) and op not in once
+        op
+        for op, rule in rules.items()
+        if _is_ordinary(op, rule, zeros) and op not in once and narrow.isdisjoint(op.outputs)
     )
     return PreparedGraph(
-        graph, constants, rules, fallbacks, once, carried_tensors(graph, rules), zeros,
+        graph, constants, rules, fallbacks, once, carried_tensors(graph, rules), narrow, zeros,
         graph.consumers(), ordinary,
     )  # fmt: skip
 

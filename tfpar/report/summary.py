@@ -33,6 +33,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         f"Plan on mesh {plan.mesh} ({ranks}), "
         + (f"batch split over {batch}" if batch else "batch not split"),
         *_prediction(plan),
+        *_recomputed(plan),
         *_layers(plan, partitioned),
         _variable_table(plan, partitioned),
         _totals(plan, partitioned),
@@ -100,6 +101,15 @@ def _prediction(plan: Plan) -> list[str]:
             "longer than what it saves."
         )
     return lines
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    names = plan.recompute
+    if not names:
+        return []
+    shown = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
+    blocks = f"{len(names)} block{'s' if len(names) > 1 else ''}"
+    return [f"Computed again in the backward pass, to store less: {blocks} ({shown})"]
 
 
 def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:

@@ -16,7 +16,7 @@ from tfpar.ir.passes.inline_calls import inline_calls
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import Roles, widened
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
 from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.blocks import reduce_by_blocks
@@ -130,11 +130,13 @@ class CompileOptions:
             with if None.
         strict: ops without a rule are an error instead of being replicated.
         compression: the dtype in which gradients travel; None: their own.
+        recompute: see `search.problem.Problem`.
     """
 
     bucket_bytes: int | None = None
     strict: bool = False
     compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
 
 
 def simplify_step(captured: CapturedStep) -> None:
@@ -171,7 +173,9 @@ def compile_step(
     whole = replicated(mesh.num_axes)
     anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
     partitioned = propagate(prepared, mesh, anchors)
-    if compression is not None:
+    if compression is None:
+        partitioned.carried = widened(captured.graph)
+    else:
         gradients = [t for gradient in captured.gradients for t in gradient.tensors]
         roles = Roles.of(captured.graph, gradients, compression=compression)
         partitioned.carried = roles.carried

@@ -44,7 +44,7 @@ def trains(
     place: Place, build: Callable[[], keras.Model], data: Sequence[np.ndarray],
     constraints: Sequence[Any] = (), mesh: Sequence[int] | None = None, *,
     planner: str | None = None, kinds: Collection[str] = (), split: str | None = None,
-    batch_size: int = 8,
+    batch_size: int = 8, recompute: bool | None = None,
 ) -> Results:  # fmt: skip
     """Train as laid out.
 
@@ -52,7 +52,7 @@ def trains(
         kinds: collectives that there have to be.
         split: a weight that has to be split.
     """
-    with place.parallel(constraints, mesh, planner):
+    with place.parallel(constraints, mesh, planner, recompute=recompute):
         model = build()
     results = trained(model, *data, batch_size=batch_size, shuffle=False)
     if place.size > 1:
@@ -104,6 +104,14 @@ def megatron(place: Place) -> Results:
     return trains(
         place, gpt, tokens(16), MEGATRON, [1, place.size], kinds={"all_reduce"},
         split="block_0_fc2/kernel",
+    )  # fmt: skip
+
+
+@precision("float32")
+def megatron_recomputed(place: Place) -> Results:
+    return trains(
+        place, lambda: gpt(num_layers=2), tokens(16), MEGATRON, [1, place.size],
+        kinds={"all_reduce"}, split="block_1_fc2/kernel", recompute=True,
     )  # fmt: skip
 
 
@@ -199,8 +207,9 @@ def data_and_tensor_parallel(place: Place) -> Results:
 
 QUICK: list[Case] = [data_parallel, megatron]
 ON_TWO: list[Case] = [
-    vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp, searched_gpt,
-    searched_convnet, *OPTIMIZERS, compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2),
+    megatron_recomputed, vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp,
+    searched_gpt, searched_convnet, *OPTIMIZERS, compressed_as("fp16", 2e-3),
+    compressed_as("bf16", 2e-2),
 ]  # fmt: skip
 ON_FOUR: list[Case] = [
     data_and_tensor_parallel, megatron, data_parallel, zero_1, experts_by_all_to_all, searched_mlp,
