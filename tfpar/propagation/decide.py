@@ -2,8 +2,10 @@
 
 Along each mesh axis the op replicates, lets Partials pass, or splits one factor, whichever moves
 the fewest bytes among its inputs (of a sparse op, together with what reducing its outputs moves).
-A factor is a candidate only where some input is split there already: propagation follows the
-plan, it never starts a split of its own.
+A factor is a candidate where some input is split there already: propagation follows the plan. It
+starts a split of its own only where Partials meet that would each have to be reduced whole:
+scattered over a factor that they share, they move half as much, and the op's work is shared out
+(ATP §3.2.1: the attention core).
 """
 
 from __future__ import annotations
@@ -92,12 +94,14 @@ def choose(
     whole_axes: Collection[int] = (),
     *,
     sparse: bool = False,
+    deferred: bool = False,
 ) -> Choice:
     """The cheapest way to run an op with `rule` on inputs of `specs`.
 
     Args:
         whole_axes: mesh axes along which the op must replicate.
         sparse: its outputs are reduced for its sake, if it leaves them partial (see `OpRule`).
+        deferred: its outputs are better carried on than reduced, if it leaves them partial.
 
     Raises:
         CannotHold: pinned inputs contradict each other on some axis.
@@ -112,8 +116,9 @@ def choose(
             _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
         ]
         split, group, reduction = _choose_axis(
-            rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes, sparse
-        )
+            rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes,
+            sparse, deferred,
+        )  # fmt: skip
         splits.append(split)
         takes.append(group)
         reductions.append(reduction)
@@ -184,6 +189,7 @@ def _choose_axis(
     out_bytes: int,
     whole: bool,
     sparse: bool,
+    deferred: bool,
 ) -> tuple[Split, tuple[int, ...], str]:
     if parts == 1:
         return WHOLE, (), "sum"
@@ -194,11 +200,12 @@ def _choose_axis(
             raise CannotHold(axis)
         return WHOLE, (), "sum"
     for group, reduction in _carry_groups(rule, operands, placements):
-        cost, forced = _carry_cost(operands, placements, group, out_bytes)
+        cost, forced = _carry_cost(operands, placements, group, 0 if deferred else out_bytes)
         best = min(
             best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order
         )
-    for split in dict.fromkeys(s for s in placed if s is not None and s[0] >= 0):
+    found = [s for s in placed if s is not None and s[0] >= 0]
+    for split in dict.fromkeys(found or _scatters(rule, placements, sizes, parts)):
         factor, pattern = split
         if sizes[factor] <= 1 or not rule.can_split(factor):
             continue
@@ -216,6 +223,19 @@ def _choose_axis(
     if best[0] == float("inf"):
         raise CannotHold(axis)
     return best[3], best[4], best[5]
+
+
+def _scatters(rule: OpRule, placements: Sequence, sizes: Sequence[int], parts: int) -> list[Split]:
+    """The factors over which the Partials that meet here could be scattered, evenly."""
+    partial = [i for i, p in enumerate(placements) if isinstance(p, Partial)]
+    if len(partial) < 2 or any(set(partial) <= set(group) for group in rule.linear):
+        return []
+    shared = (*(rule.inputs[i] for i in partial), *rule.outputs)
+    return [
+        (f, PLAIN)
+        for f in rule.splittable
+        if sizes[f] % parts == 0 and all(has_factor(dims, f) for dims in shared)
+    ]
 
 
 def _left(rule: OpRule, sizes: Sequence[int]) -> float:
@@ -269,9 +289,10 @@ def _carry_cost(
             made_partial |= i in group
         else:
             cost += operand.moving(2.0 * operand.num_bytes)
-    # A replicated addend made partial keeps the sum from being whole: its
-    # reduction is then this op's doing.
-    return cost + (2.0 * out_bytes if made_partial else 0.0), made_partial
+    # A replicated addend made partial keeps the sum from being whole, and so does what is gathered
+    # for the Partial to pass: the reduction is then this op's doing.
+    forced = made_partial or cost > 0
+    return cost + (2.0 * out_bytes if forced else 0.0), made_partial
 
 
 def _split_cost(

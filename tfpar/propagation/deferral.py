@@ -2,46 +2,90 @@
 
 A Partial(sum) may be reduced at once or carried through ops that are linear in it.
 Carried through an AddN of several Partials it is reduced once for all (the dX of Q,
-K and V); carried past a fan-out it would be reduced several times. The choice is
-a property of the graph alone, so it is made once and serves every plan.
+K and V); carried to a product of two of them (Q and K), each is scattered over what they share
+for half of the bytes; carried past a fan-out it would be reduced several times. What is best is
+a property of the graph, worked out once for all plans; a plan may bar it (`Carry.holds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.rules.rule import OpRule
+from tfpar.spec import Mesh, Shard, Spec
 
 
-def carried_tensors(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tensor]:
-    """The tensors that, when Partial(sum), are better carried on than reduced.
+@dataclasses.dataclass(frozen=True)
+class Carry:
+    """What a plan must grant, so that carrying a Partial on is worth it.
+
+    Attributes:
+        past: what the ops on the way multiply it with: split along the Partial's own axis, it
+            would have to be gathered.
+        meets: for each product on the way that scatters it, the sizes of the factors that
+            could be split there.
+    """
+
+    past: tuple[Tensor, ...] = ()
+    meets: tuple[tuple[int, ...], ...] = ()
+
+    def holds(
+        self, axis: int, made: Spec, mesh: Mesh, spec_of: Callable[[Tensor], Spec | None]
+    ) -> bool:
+        """Whether a tensor made as `made` is worth carrying as it is along `axis`."""
+        for tensor in self.past:
+            spec = spec_of(tensor)
+            if spec is not None and isinstance(spec[axis], Shard):
+                return False
+        # Which of the other axes have split the factors by then, is not known yet.
+        taken = tuple(a for a, p in enumerate(made) if isinstance(p, Shard))
+        parts = mesh.group_size((axis, *taken))
+        return all(any(size % parts == 0 for size in sizes) for sizes in self.meets)
+
+    def joined(self, other: Carry) -> Carry:
+        return Carry(
+            tuple(dict.fromkeys(self.past + other.past)),
+            tuple(dict.fromkeys(self.meets + other.meets)),
+        )
+
+
+def carried_tensors(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Tensor, Carry]:
+    """The tensors that, when Partial(sum), are better carried on than reduced, and on what terms.
 
     Backward over the graph: reducing `t` costs its bytes; carrying it costs what
     its consumers' results cost in turn; an AddN of n results of contractions costs each of
-    them an n-th (other addends, such as a residual's gradient, are whole by then). Ties
-    reduce at once, which is where gradients can be packed.
+    them an n-th (other addends, such as a residual's gradient, are whole by then); the products
+    that scatter it cost half of it, once for all. Ties reduce at once, which is where gradients
+    can be packed.
     """
     cost: dict[Tensor, float] = {}
     consumers = graph.consumers()
     outputs = set(graph.outputs)
-    carried: set[Tensor] = set()
+    meetings = _meetings(graph, rules)
+    carried: dict[Tensor, Carry] = {}
     for op in reversed(graph.ops):
         for tensor in op.outputs:
             own = float(tensor.num_bytes)
-            later = 0.0
+            later, terms, scattered = 0.0, Carry(), 0.0
             if tensor in outputs:
                 later = own
             for consumer in consumers.get(tensor, ()):
-                later += _carry_cost(consumer, tensor, rules, cost, own)
+                sizes = meetings.get((consumer, tensor))
+                if sizes is not None:
+                    terms, scattered = terms.joined(Carry(meets=(sizes,))), own / 2
+                    continue
+                further, on = _carry_cost(consumer, tensor, rules, cost, own, carried)
+                later, terms = later + further, terms.joined(on)
                 if later >= own:
                     break
-            if later < own and consumers.get(tensor):
-                carried.add(tensor)
-                cost[tensor] = later
+            if later + scattered < own and consumers.get(tensor):
+                carried[tensor] = terms
+                cost[tensor] = later + scattered
             else:
                 cost[tensor] = own
-    return frozenset(carried)
+    return carried
 
 
 def _carry_cost(
@@ -50,7 +94,8 @@ def _carry_cost(
     rules: Mapping[Op, OpRule],
     cost: Mapping[Tensor, float],
     own: float,
-) -> float:
+    carried: Mapping[Tensor, Carry],
+) -> tuple[float, Carry]:
     rule = rules[op]
     positions = [i for i, t in enumerate(op.inputs) if t is tensor]
     for group in (*rule.linear, *((i,) for i in rule.monotone)):
@@ -59,8 +104,11 @@ def _carry_cost(
             sharing = 1
             if len(group) > 1 and _is_contracted(tensor, rules):
                 sharing = sum(_is_contracted(op.inputs[i], rules) for i in group)
-            return total / sharing
-    return own
+            terms = Carry(past=tuple(t for i, t in enumerate(op.inputs) if i not in group))
+            for output in op.outputs:
+                terms = terms.joined(carried.get(output, Carry()))
+            return total / sharing, terms
+    return own, Carry()
 
 
 def _is_contracted(tensor: Tensor, rules: Mapping[Op, OpRule]) -> bool:
@@ -73,3 +121,53 @@ def _is_contracted(tensor: Tensor, rules: Mapping[Op, OpRule]) -> bool:
 def _relabels(rule: OpRule) -> bool:
     """Identity, Reshape, Cast, a sum over no dims: linear in their one tensor, of one size."""
     return bool(rule.monotone) or (rule.linear == ((0,),) and not rule.reduce)
+
+
+# --- products of two Partials ------------------------------------------------------
+
+
+def _meetings(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[tuple[Op, Tensor], tuple[int, ...]]:
+    """Where a fresh Partial meets another, or what such a meeting made: (op, it) -> the sizes of
+    the factors that both have, and the result too."""
+    fresh: set[Tensor] = set()
+    made: set[Tensor] = set()  # by meetings, reductions within one tensor at most since
+    found: dict[tuple[Op, Tensor], tuple[int, ...]] = {}
+    for op in graph.ops:
+        rule = rules[op]
+        if not is_product(rule):
+            if any(t in made for t in op.inputs):
+                made.update(op.outputs)
+            if _keeps_fresh(op, rule, fresh):
+                fresh.update(op.outputs)
+            continue
+        fresh.update(op.outputs)
+        for i, tensor in enumerate(op.inputs):
+            for j, other in enumerate(op.inputs):
+                sizes = tuple(rule.sizes[f] for f in _batch_factors(rule, i, j))
+                if i != j and tensor in fresh and sizes and (other in fresh or other in made):
+                    found[op, tensor] = sizes
+                    made.update(op.outputs)
+    return found
+
+
+def is_product(rule: OpRule) -> bool:
+    """A sum over what several inputs share."""
+    return any(sum(rule.has_factor(d, f) for d in rule.inputs) > 1 for f in rule.reduce)
+
+
+def _batch_factors(rule: OpRule, i: int, j: int) -> list[int]:
+    """The factors of inputs `i` and `j`, and of every output, that may be split."""
+    return [
+        f
+        for f in rule.splittable
+        if all(rule.has_factor(d, f) for d in (rule.inputs[i], rule.inputs[j], *rule.outputs))
+    ]
+
+
+def _keeps_fresh(op: Op, rule: OpRule, fresh: set[Tensor]) -> bool:
+    """Whether `op` relabels or scales a fresh Partial, or adds a bias to it."""
+    linear = {i for group in rule.linear for i in group} | set(rule.monotone)
+    if not any(op.inputs[i] in fresh for i in linear) or len(op.outputs) != 1:
+        return False
+    size = op.outputs[0].num_elements
+    return sum(t.num_elements == size and t.op.type != "Const" for t in op.inputs) == 1
