@@ -200,7 +200,7 @@ def _choose_axis(
             raise CannotHold(axis)
         return WHOLE, (), "sum"
     for group, reduction in _carry_groups(rule, operands, placements):
-        cost, forced = _carry_cost(operands, placements, group, 0 if deferred else out_bytes)
+        cost, forced = _carry_cost(operands, placements, group, out_bytes, deferred)
         best = min(
             best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order
         )
@@ -272,27 +272,28 @@ def _carry_groups(rule: OpRule, operands: Sequence[Operand], placements: Sequenc
 
 
 def _carry_cost(
-    operands: Sequence[Operand], placements: Sequence, group: tuple[int, ...], out_bytes: int
-) -> tuple[float, bool]:
-    """(bytes moved, whether a whole addend had to be made partial)."""
+    operands: Sequence[Operand], placements: Sequence, group: tuple[int, ...], out_bytes: int,
+    deferred: bool,
+) -> tuple[float, bool]:  # fmt: skip
+    """(bytes moved, whether what comes out is to be reduced for this op's sake)."""
     cost = 0.0
-    made_partial = False
+    reduced = not deferred
     for i, (operand, placement) in enumerate(zip(operands, placements, strict=True)):
         if isinstance(placement, Partial) and i in group:
             continue
         if isinstance(placement, Replicate):
-            made_partial |= i in group and not operand.zero
             if i in group and operand.pinned:
                 return _INFINITE, True
+            # A replicated addend made partial keeps the sum from being whole; but a bias goes
+            # along with a sum that is better reduced later.
+            reduced |= i in group and not operand.zero and operand.num_bytes >= out_bytes
         elif isinstance(placement, Shard):
             cost += operand.moving(operand.num_bytes)
-            made_partial |= i in group
+            reduced |= i in group
         else:
             cost += operand.moving(2.0 * operand.num_bytes)
-    # A replicated addend made partial keeps the sum from being whole, and so does what is gathered
-    # for the Partial to pass: the reduction is then this op's doing.
-    forced = made_partial or cost > 0
-    return cost + (2.0 * out_bytes if forced else 0.0), made_partial
+    reduced |= cost > 0
+    return cost + (2.0 * out_bytes if reduced else 0.0), reduced
 
 
 def _split_cost(

@@ -51,7 +51,9 @@ class Carry:
         )
 
 
-def carried_tensors(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Tensor, Carry]:
+def carried_tensors(
+    graph: Graph, rules: Mapping[Op, OpRule], meetings: Meetings
+) -> dict[Tensor, Carry]:
     """The tensors that, when Partial(sum), are better carried on than reduced, and on what terms.
 
     Backward over the graph: reducing `t` costs its bytes; carrying it costs what
@@ -63,7 +65,6 @@ def carried_tensors(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Tensor, Ca
     cost: dict[Tensor, float] = {}
     consumers = graph.consumers()
     outputs = set(graph.outputs)
-    meetings = _meetings(graph, rules)
     carried: dict[Tensor, Carry] = {}
     for op in reversed(graph.ops):
         for tensor in op.outputs:
@@ -72,7 +73,7 @@ def carried_tensors(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Tensor, Ca
             if tensor in outputs:
                 later = own
             for consumer in consumers.get(tensor, ()):
-                sizes = meetings.get((consumer, tensor))
+                sizes = meetings.sizes.get((consumer, tensor))
                 if sizes is not None:
                     terms, scattered = terms.joined(Carry(meets=(sizes,))), own / 2
                     continue
@@ -126,28 +127,47 @@ def _relabels(rule: OpRule) -> bool:
 # --- products of two Partials ------------------------------------------------------
 
 
-def _meetings(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[tuple[Op, Tensor], tuple[int, ...]]:
-    """Where a fresh Partial meets another, or what such a meeting made: (op, it) -> the sizes of
-    the factors that both have, and the result too."""
-    fresh: set[Tensor] = set()
-    made: set[Tensor] = set()  # by meetings, reductions within one tensor at most since
-    found: dict[tuple[Op, Tensor], tuple[int, ...]] = {}
-    for op in graph.ops:
-        rule = rules[op]
-        if not is_product(rule):
-            if any(t in made for t in op.inputs):
-                made.update(op.outputs)
-            if _keeps_fresh(op, rule, fresh):
+@dataclasses.dataclass(frozen=True)
+class Meetings:
+    """Products in which fresh Partials meet, or one meets what such a product made.
+
+    Attributes:
+        sizes: (product, fresh Partial) -> the sizes of the factors over which it may be scattered:
+            the other operand has them, and the result too.
+        dims: the dims with such factors of what the products make, and of what comes of that
+            before the next product.
+    """
+
+    sizes: Mapping[tuple[Op, Tensor], tuple[int, ...]]
+    dims: Mapping[Tensor, frozenset[int]]
+
+    @classmethod
+    def of(cls, graph: Graph, rules: Mapping[Op, OpRule]) -> Meetings:
+        fresh: set[Tensor] = set()
+        sizes: dict[tuple[Op, Tensor], tuple[int, ...]] = {}
+        dims: dict[Tensor, frozenset[int]] = {}
+        for op in graph.ops:
+            rule = rules[op]
+            shared: set[int] = set()
+            if is_product(rule):
                 fresh.update(op.outputs)
-            continue
-        fresh.update(op.outputs)
-        for i, tensor in enumerate(op.inputs):
-            for j, other in enumerate(op.inputs):
-                sizes = tuple(rule.sizes[f] for f in _batch_factors(rule, i, j))
-                if i != j and tensor in fresh and sizes and (other in fresh or other in made):
-                    found[op, tensor] = sizes
-                    made.update(op.outputs)
-    return found
+                for i, tensor in enumerate(op.inputs):
+                    for j, other in enumerate(op.inputs):
+                        factors = _batch_factors(rule, i, j)
+                        met = tensor in fresh and (other in fresh or other in dims)
+                        if met and factors and i != j:
+                            sizes[op, tensor] = tuple(rule.sizes[f] for f in factors)
+                            shared.update(factors)
+            else:
+                if _keeps_fresh(op, rule, fresh):
+                    fresh.update(op.outputs)
+                for tensor, placed in zip(op.inputs, rule.inputs, strict=True):
+                    shared.update(f for d in dims.get(tensor, ()) for f in placed[d])
+            for tensor, placed in zip(op.outputs, rule.outputs, strict=True):
+                kept = frozenset(d for d, dim in enumerate(placed) if shared.intersection(dim))
+                if kept:
+                    dims[tensor] = kept
+        return cls(sizes, dims)
 
 
 def is_product(rule: OpRule) -> bool:

@@ -18,7 +18,7 @@ from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.generated import split_generated
 from tfpar.propagation.lists import makes_list, remaking, sources
 from tfpar.propagation.opened import split_opened
-from tfpar.propagation.own_splits import axes_of_data, ends_at_weights
+from tfpar.propagation.own_splits import axes_of_data, ends_at_weight
 from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph, Reshard
 from tfpar.propagation.prepared import (
     NEW_LIST_TYPES,
@@ -461,7 +461,7 @@ class Propagation:
             if isinstance(placement, Partial):
                 if not self._carries(tensor, axis, made):
                     kept[axis] = wish(self, tensor, axis, made) or Replicate()
-            elif isinstance(placement, Shard) and ends_at_weights(self, tensor, axis, made):
+            elif isinstance(placement, Shard) and ends_at_weight(self, tensor, axis, made):
                 kept[axis] = Replicate()
         return tuple(kept)
 

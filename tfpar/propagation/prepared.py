@@ -12,7 +12,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, freeze
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
-from tfpar.propagation.deferral import Carry, carried_tensors, is_product
+from tfpar.propagation.deferral import Carry, Meetings, carried_tensors, is_product
 from tfpar.rules.registry import find_rule
 from tfpar.rules.rule import OpRule, replicate_rule
 
@@ -39,7 +39,9 @@ class PreparedGraph:
         carried: see `deferral.carried_tensors`.
         deferred: ops whose outputs are all `carried`.
         weights: tensors that hold a weight's values and nothing else: reads, casts, reshapes.
-        multiplied: what is multiplied with a weight: by which ops, and which input the weight is.
+        meetings: see `deferral.Meetings`.
+        leaving: what comes of a meeting and is multiplied with a weight: by which ops, and which
+            input the weight is.
         position: of each op in the graph.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
         ordinary: ops whose decision hangs on the rule and the specs of their inputs alone: on no
@@ -59,7 +61,8 @@ class PreparedGraph:
     ordinary: frozenset[Op]
     deferred: frozenset[Op]
     weights: frozenset[Tensor]
-    multiplied: Mapping[Tensor, Sequence[tuple[Op, int]]]
+    meetings: Meetings
+    leaving: Mapping[Tensor, Sequence[tuple[Op, int]]]
     position: Mapping[Op, int]
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
     bodies: dict[Any, PreparedGraph] = dataclasses.field(default_factory=dict)
@@ -103,20 +106,21 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
     zeros = frozenset(t for op in graph.ops if _makes_zeros(op) for t in op.outputs)
     once = frozenset(op for op in fallbacks if _runs_once(op))
     weights = _weight_values(graph, rules)
-    multiplied = _multiplied(graph, rules, weights)
+    meetings = Meetings.of(graph, rules)
+    leaving = _leaving(graph, rules, weights, meetings)
     ordinary = frozenset(
         op
         for op, rule in rules.items()
         if _is_ordinary(op, rule, zeros)
         and op not in once
-        and not any(t in multiplied for t in op.outputs)
+        and not any(t in leaving for t in op.outputs)
     )
-    carried = carried_tensors(graph, rules)
+    carried = carried_tensors(graph, rules, meetings)
     deferred = frozenset(op for op in graph.ops if all(t in carried for t in op.outputs))
     position = {op: i for i, op in enumerate(graph.ops)}
     return PreparedGraph(
         graph, constants, rules, fallbacks, once, carried, zeros, graph.consumers(), ordinary,
-        deferred, weights, multiplied, position,
+        deferred, weights, meetings, leaving, position,
     )  # fmt: skip
 
 
@@ -131,16 +135,16 @@ def _weight_values(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tensor
     return frozenset(found)
 
 
-def _multiplied(
-    graph: Graph, rules: Mapping[Op, OpRule], weights: frozenset[Tensor]
+def _leaving(
+    graph: Graph, rules: Mapping[Op, OpRule], weights: frozenset[Tensor], meetings: Meetings
 ) -> dict[Tensor, list[tuple[Op, int]]]:
-    """See `PreparedGraph.multiplied`."""
+    """See `PreparedGraph.leaving`."""
     found: dict[Tensor, list[tuple[Op, int]]] = {}
     for op in graph.ops:
         held = [i for i, t in enumerate(op.inputs) if t in weights]
         if held and is_product(rules[op]):
             for tensor in op.inputs:
-                if tensor not in weights:
+                if tensor in meetings.dims:
                     found.setdefault(tensor, []).append((op, held[0]))
     return found
 

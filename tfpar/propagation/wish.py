@@ -58,7 +58,7 @@ def _wish_of(
     dims_here = rule.inputs[op.inputs.index(tensor)]
     mine = {dim[0]: d for d, dim in enumerate(dims_here) if len(dim) == 1}
     for other, dims in zip(op.inputs, rule.inputs, strict=True):
-        spec = None if other is tensor else known_spec(propagation, other)
+        spec = None if other is tensor else _settled_spec(propagation, other)
         if spec is None:
             continue
         if isinstance(spec[axis], Shard):
@@ -99,6 +99,14 @@ def _wish_of_output(
         placement = anchor[axis]
         return placement if isinstance(placement, Shard) else Replicate()
     return wish(propagation, tensor, axis, propagation.replicated, depth, even)
+
+
+def _settled_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:
+    """The spec of `tensor`, or of the variable it reads, if it is settled by now."""
+    spec = propagation.specs.get(tensor)
+    if spec is None and tensor.op.type == "ReadVariableOp":
+        return propagation.specs.get(tensor.op.inputs[0])
+    return spec
 
 
 def known_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:
