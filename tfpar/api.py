@@ -26,7 +26,14 @@ from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Planner
-from tfpar.session import CompiledFunction, Program, Session, active, batch_size_of
+from tfpar.session import (
+    CompiledFunction,
+    Program,
+    Session,
+    active,
+    batch_size_of,
+    constraints_on,
+)
 from tfpar.spec import Mesh, TfparError
 
 
@@ -233,15 +240,18 @@ def plan(
     if found is None:
         raise TfparError("tap.plan needs a planner, e.g. planner='tap'.")
     adapter.install()
-    with Session(mesh).scope():
+    session = Session(mesh, tuple(constraints))
+    with session.scope():
         model = build()
     state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
     if state is None or not model.compiled:
         raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
     specs = argument_specs((batch,))
+    captured = state.capture_gradients(specs)
+    given = constraints_on(captured, session)
     return plan_step(
-        state.capture_gradients(specs),
-        Request(mesh, machines, tuple(constraints), compression=_carried_as(compression)),
+        captured,
+        Request(mesh, machines, given, compression=_carried_as(compression)),
         batch_size_of(specs),
         found,
         _plan_cache(plan_cache),

@@ -15,7 +15,7 @@ from tensorflow.python.eager import lift_to_graph
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
-from tfpar.constraints import Constraint
+from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.cost.cluster import Cluster
 from tfpar.distributed.world import this_world
 from tfpar.keras.initial_shapes import initial_shape
@@ -230,7 +230,7 @@ class CompiledFunction:
             return session.plan
         if session.planner is None:
             return plan_from_constraints(
-                captured.graph, session.mesh, session.constraints,
+                captured.graph, session.mesh, constraints_on(captured, session),
                 gradients=captured.gradients, part=self._part,
             )  # fmt: skip
         found = program.plan or self._found
@@ -263,7 +263,7 @@ class CompiledFunction:
         cluster = session.cluster or detect_cluster(session.mesh)
         with searching() as progress:
             request = Request(
-                session.mesh, cluster, session.constraints, session.first,
+                session.mesh, cluster, constraints_on(captured, session), session.first,
                 session.options.compression,
             )  # fmt: skip
             problem = state_problem(
@@ -313,6 +313,13 @@ class CompiledFunction:
             f", and {len(held) - 1} more" if len(held) > 1 else "",
         )  # fmt: skip
         self._reported.update(op.name for op, _ in held)
+
+
+def constraints_on(captured: CapturedStep, session: Session) -> tuple[Constraint, ...]:
+    """The session's constraints, and what layers say of their own weights."""
+    names = (v.name for v in captured.graph.variables)
+    pairs = zip(names, captured.variables, strict=True)
+    return (*session.constraints, *laid_by_layers(pairs, session.mesh))
 
 
 def create_variable(next_creator, **kwargs):

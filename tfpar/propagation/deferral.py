@@ -10,11 +10,14 @@ a property of the graph, worked out once for all plans; a plan may bar it (`Carr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.rules.rule import OpRule
+from tfpar.rules.rule import Dims, OpRule
 from tfpar.spec import Mesh, Shard, Spec
+
+Factor = tuple[int | None, int]
+"""A factor as a tensor has it: (dim that it leads, if that is known; size)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +27,11 @@ class Carry:
     Attributes:
         past: what the ops on the way multiply it with: split along the Partial's own axis, it
             would have to be gathered.
-        meets: for each product on the way that scatters it, the sizes of the factors that
-            could be split there.
+        meets: for each product on the way that scatters it, the factors that could be split there.
     """
 
     past: tuple[Tensor, ...] = ()
-    meets: tuple[tuple[int, ...], ...] = ()
+    meets: tuple[tuple[Factor, ...], ...] = ()
 
     def holds(
         self, axis: int, made: Spec, mesh: Mesh, spec_of: Callable[[Tensor], Spec | None]
@@ -39,16 +41,34 @@ class Carry:
             spec = spec_of(tensor)
             if spec is not None and isinstance(spec[axis], Shard):
                 return False
-        # Which of the other axes have split the factors by then, is not known yet.
-        taken = tuple(a for a, p in enumerate(made) if isinstance(p, Shard))
-        parts = mesh.group_size((axis, *taken))
-        return all(any(size % parts == 0 for size in sizes) for sizes in self.meets)
+        return all(
+            any(_divides(axis, made, mesh, *factor) for factor in factors) for factors in self.meets
+        )
 
     def joined(self, other: Carry) -> Carry:
         return Carry(
             tuple(dict.fromkeys(self.past + other.past)),
             tuple(dict.fromkeys(self.meets + other.meets)),
         )
+
+    def before(self, made: Dims, read: Dims) -> Carry:
+        """What holds of an op's input of dims `read`, from what holds of its output of `made`."""
+        meets = tuple(
+            tuple((None if d is None else _led_by(read, made[d][:1]), size) for d, size in factors)
+            for factors in self.meets
+        )
+        return Carry(self.past, meets)
+
+
+def _led_by(dims: Dims, factor: tuple[int, ...]) -> int | None:
+    """The dim of which `factor` (of one, or none) is the major one."""
+    return next((d for d, dim in enumerate(dims) if factor and dim[:1] == factor), None)
+
+
+def _divides(axis: int, made: Spec, mesh: Mesh, dim: int | None, size: int) -> bool:
+    """Whether `axis` can split the factor evenly, with what other axes split of it already."""
+    taken = [a for a, p in enumerate(made) if isinstance(p, Shard) and dim in (None, p.dim)]
+    return size % mesh.group_size((axis, *taken)) == 0
 
 
 def carried_tensors(
@@ -73,9 +93,9 @@ def carried_tensors(
             if tensor in outputs:
                 later = own
             for consumer in consumers.get(tensor, ()):
-                sizes = meetings.sizes.get((consumer, tensor))
-                if sizes is not None:
-                    terms, scattered = terms.joined(Carry(meets=(sizes,))), own / 2
+                factors = meetings.factors.get((consumer, tensor))
+                if factors is not None:
+                    terms, scattered = terms.joined(Carry(meets=(factors,))), own / 2
                     continue
                 further, on = _carry_cost(consumer, tensor, rules, cost, own, carried)
                 later, terms = later + further, terms.joined(on)
@@ -106,8 +126,9 @@ def _carry_cost(
             if len(group) > 1 and _is_contracted(tensor, rules):
                 sharing = sum(_is_contracted(op.inputs[i], rules) for i in group)
             terms = Carry(past=tuple(t for i, t in enumerate(op.inputs) if i not in group))
-            for output in op.outputs:
-                terms = terms.joined(carried.get(output, Carry()))
+            for output, made in zip(op.outputs, rule.outputs, strict=True):
+                later = carried.get(output, Carry())
+                terms = terms.joined(later.before(made, rule.inputs[positions[0]]))
             return total / sharing, terms
     return own, Carry()
 
@@ -132,32 +153,31 @@ class Meetings:
     """Products in which fresh Partials meet, or one meets what such a product made.
 
     Attributes:
-        sizes: (product, fresh Partial) -> the sizes of the factors over which it may be scattered:
-            the other operand has them, and the result too.
+        factors: (product, fresh Partial) -> the factors over which it may be scattered: the other
+            operand has them, and the result too.
         dims: the dims with such factors of what the products make, and of what comes of that
             before the next product.
     """
 
-    sizes: Mapping[tuple[Op, Tensor], tuple[int, ...]]
+    factors: Mapping[tuple[Op, Tensor], tuple[Factor, ...]]
     dims: Mapping[Tensor, frozenset[int]]
 
     @classmethod
     def of(cls, graph: Graph, rules: Mapping[Op, OpRule]) -> Meetings:
         fresh: set[Tensor] = set()
-        sizes: dict[tuple[Op, Tensor], tuple[int, ...]] = {}
+        found: dict[tuple[Op, Tensor], tuple[Factor, ...]] = {}
         dims: dict[Tensor, frozenset[int]] = {}
         for op in graph.ops:
             rule = rules[op]
             shared: set[int] = set()
             if is_product(rule):
-                fresh.update(op.outputs)
                 for i, tensor in enumerate(op.inputs):
-                    for j, other in enumerate(op.inputs):
-                        factors = _batch_factors(rule, i, j)
-                        met = tensor in fresh and (other in fresh or other in dims)
-                        if met and factors and i != j:
-                            sizes[op, tensor] = tuple(rule.sizes[f] for f in factors)
-                            shared.update(factors)
+                    met = _met(op, rule, i, fresh, dims) if tensor in fresh else ()
+                    if met:
+                        read = rule.inputs[i]
+                        found[op, tensor] = tuple((_led_by(read, (f,)), rule.sizes[f]) for f in met)
+                        shared.update(met)
+                fresh.update(op.outputs)
             else:
                 if _keeps_fresh(op, rule, fresh):
                     fresh.update(op.outputs)
@@ -167,7 +187,16 @@ class Meetings:
                 kept = frozenset(d for d, dim in enumerate(placed) if shared.intersection(dim))
                 if kept:
                     dims[tensor] = kept
-        return cls(sizes, dims)
+        return cls(found, dims)
+
+
+def _met(
+    op: Op, rule: OpRule, i: int, fresh: Collection[Tensor], dims: Collection[Tensor]
+) -> list[int]:
+    """The factors that input `i` of a product shares with another fresh Partial, or with what came
+    of two."""
+    others = (j for j, t in enumerate(op.inputs) if j != i and (t in fresh or t in dims))
+    return list(dict.fromkeys(f for j in others for f in _batch_factors(rule, i, j)))
 
 
 def is_product(rule: OpRule) -> bool:

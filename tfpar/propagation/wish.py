@@ -160,16 +160,18 @@ def nearest(propagation: Propagation, tensor: Tensor, axis: int) -> Shard | None
             spec = known_spec(propagation, other)
             if spec is not None and isinstance(spec[axis], Shard):
                 split = splits_of(others, spec, rule.sizes, propagation.mesh.shape)[axis]
-                held = split is not None and split[0] in mine and split[1] == PLAIN
-                return Shard(mine[split[0]]) if split is not None and held else None
+                if split is not None and split[0] in mine and split[1] == PLAIN:
+                    return Shard(mine[split[0]])
+                return None
         for out, made in zip(op.outputs, rule.outputs, strict=True):
             alone = {d: dim[0] for d, dim in enumerate(made) if len(dim) == 1}
             onward = {d: mine[f] for d, f in alone.items() if f in mine}
             anchor = propagation.anchor_of(out)
             if anchor is not None:
                 placement = anchor[axis]
-                held = isinstance(placement, Shard) and placement.dim in onward
-                return Shard(onward[placement.dim]) if held else None
+                if isinstance(placement, Shard) and placement.dim in onward:
+                    return Shard(onward[placement.dim])
+                return None
             if onward:
                 home[out] = onward
                 reach(out)
