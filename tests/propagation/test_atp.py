@@ -28,7 +28,7 @@ def weight(name, *shape):
     return tf.Variable(np.ones(shape, "float32"), name=name)
 
 
-def partition(function, weights, laid, mesh, batch_axes=()) -> PartitionedGraph:
+def partition(function, weights, laid, mesh, batch_axes=(), batch=B) -> PartitionedGraph:
     """Gradients of `function(x)` by `x` and the weights, propagated from `laid` (name -> spec)."""
 
     def step(x):
@@ -37,7 +37,7 @@ def partition(function, weights, laid, mesh, batch_axes=()) -> PartitionedGraph:
             loss = tf.reduce_sum(tf.square(function(x)))
         return tape.gradient(loss, [x, *weights])
 
-    captured = capture_step(step, argument_specs((tf.zeros((B, S, H)),)))
+    captured = capture_step(step, argument_specs((tf.zeros((batch, S, H)),)))
     prepared = prepare_step(captured)
     data = [Replicate()] * (mesh.num_axes - 2)
     variables = {f"{n}:0": (*data, *parse_spec(spec)) for n, spec in laid.items()}
@@ -174,6 +174,15 @@ def test_short_sequences_are_scattered_too():
     """Where gathering the small scores would be cheaper than scattering V, if a sum were free."""
     found = volumes(partition(*attention(length=2), MESHES[0]), B * 2)
     assert found["d2", "reduce_scatter"] == [B * 2 * H // 2] * 4
+
+
+def test_heads_are_scattered_where_the_batch_does_not_divide():
+    found = volumes(partition(*attention(), MESHES[0], batch=3), 3 * S)
+    part = 3 * S * H // 2
+    assert found == {
+        ("d2", "reduce_scatter"): [part] * 4, ("d2", "all_gather"): [part] * 4,
+        ("d1", "all_reduce"): [part] * 2,
+    }  # fmt: skip
 
 
 def test_what_does_not_divide_is_reduced_whole():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tfpar.ir.graph import Op, Tensor
 from tfpar.propagation.factors import has_factor, splits_of
 from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.wish import known_spec
 from tfpar.spec import Shard, Spec
 
 if TYPE_CHECKING:
@@ -40,8 +41,15 @@ def ends_at_weight(propagation: Propagation, tensor: Tensor, axis: int, made: Sp
 def _crosses(
     propagation: Propagation, op: Op, at: int, tensor: Tensor, axis: int, made: Spec
 ) -> bool:
-    """Whether the weight at input `at` of `op` lacks the factor that splits `tensor`."""
-    rule = propagation.prepared.rules[op]
+    """Whether the weight at input `at` of `op` cannot be split as `tensor` is: it lacks the factor,
+    or the plan has split another one."""
+    rule, sizes = propagation.prepared.rules[op], propagation.mesh.shape
+    held = rule.inputs[at]
     dims = rule.inputs[op.inputs.index(tensor)]
-    split = splits_of(dims, made, rule.sizes, propagation.mesh.shape)[axis]
-    return split is not None and not has_factor(rule.inputs[at], split[0])
+    split = splits_of(dims, made, rule.sizes, sizes)[axis]
+    if split is None or not has_factor(held, split[0]):
+        return split is not None
+    spec = known_spec(propagation, op.inputs[at])
+    if spec is None or not isinstance(spec[axis], Shard):
+        return False
+    return splits_of(held, spec, rule.sizes, sizes)[axis] != split
