@@ -2,8 +2,8 @@
 
     python -m benchmarks.atp [--quick] [--plot FILE.svg]
 
-For every DeviceMesh(d1, d2): seconds of all-reduces a layer by eq. 2 to 4, and the step of two layers
-as tfpar lays and prices it (start-ups, statistics of layer norms, products that get small), in
+For every DeviceMesh(d1, d2): seconds of all-reduces a layer by eq. 2 to 4, and the step of two
+layers as tfpar lays and prices it (start-ups, statistics of layer norms, small products), in
 16 bits, batch 4, sequence length 2048. `--plot` draws Fig. 12 (needs matplotlib).
 """
 
@@ -37,7 +37,7 @@ PAPER = {
     "atp-ic1": "(2, 4)", "atp-ic2": "(8, 1)", "atp-ic3": "(8, 1)", "atp-ic4": "(8, 2)",
 }  # fmt: skip
 
-# Column-first for what opens a block, row-first for what closes it: (weights, dim over d1, over d2).
+# Column-first for what opens a block, row-first for what closes it: (weights, dims over d1, d2).
 COLUMN_AND_ROW_FIRST = (
     (".*attention/(query|key|value)/kernel", 1, 0),
     (".*attention/attention_output/kernel", 0, 2),

@@ -28,7 +28,14 @@ from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Planner
-from tfpar.session import CompiledFunction, Program, Session, active, batch_size_of
+from tfpar.session import (
+    CompiledFunction,
+    Program,
+    Session,
+    active,
+    batch_size_of,
+    constraints_on,
+)
 from tfpar.spec import Mesh, TfparError
 
 
@@ -282,21 +289,24 @@ def plan(
     if found is None:
         raise TfparError("tap.plan needs a planner, e.g. planner='tap'.")
     adapter.install()
-    with Session(mesh).scope():
+    session = Session(mesh, tuple(constraints))
+    with session.scope():
         model = build()
     state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
     if state is None or not model.compiled:
         raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
     specs = argument_specs((batch,))
+    captured = state.capture_gradients(specs)
+    given = constraints_on(captured, session)
     return plan_step(
-        state.capture_gradients(specs),
+        captured,
         Request(
             mesh,
             machines,
-            tuple(constraints),
+            given,
             compression=_carried_as(compression),
             recompute=_patterns(recompute),
-        ),
+        ),  # fmt: skip
         batch_size_of(specs),
         found,
         _plan_cache(plan_cache),

@@ -16,7 +16,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.cluster.description import Cluster
-from tfpar.constraints import Constraint
+from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.distributed.world import this_world
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.planning import Request, batched_inputs, find_plan, state_problem
@@ -235,7 +235,7 @@ class CompiledFunction:
             return session.plan
         if session.planner is None:
             plan = plan_from_constraints(
-                captured.graph, session.mesh, session.constraints,
+                captured.graph, session.mesh, constraints_on(captured, session),
                 gradients=captured.gradients, part=self._part,
             )  # fmt: skip
             return dataclasses.replace(plan, recompute=self._recomputed(captured))
@@ -277,7 +277,7 @@ class CompiledFunction:
         cluster = cluster.with_memory(session.memory_limit)
         with searching() as progress:
             request = Request(
-                session.mesh, cluster, session.constraints, session.first,
+                session.mesh, cluster, constraints_on(captured, session), session.first,
                 session.options.compression, session.options.recompute,
             )  # fmt: skip
             problem = state_problem(
@@ -321,6 +321,13 @@ class CompiledFunction:
             f", and {len(held) - 1} more" if len(held) > 1 else "",
         )  # fmt: skip
         self._reported.update(op.name for op, _ in held)
+
+
+def constraints_on(captured: CapturedStep, session: Session) -> tuple[Constraint, ...]:
+    """The session's constraints, and what layers say of their own weights."""
+    names = (v.name for v in captured.graph.variables)
+    pairs = zip(names, captured.variables, strict=True)
+    return (*session.constraints, *laid_by_layers(pairs, session.mesh))
 
 
 def create_variable(next_creator, **kwargs):

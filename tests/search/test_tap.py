@@ -176,7 +176,7 @@ def test_the_wide_head_is_split(ranks):
 
 
 def test_experts_are_parallel():
-    sizes = dict(hidden=256, inner=2048, num_layers=4, length=128, experts=8, vocabulary=1000)
+    sizes = dict(hidden=256, inner=4096, num_layers=4, length=128, experts=8, vocabulary=1000)
     captured = Captured.of(lambda: SMALL["gshard_moe"](**sizes), 32)
     problem = captured.problem([1, 8], "rhino-m8")
     plan = solve(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tfpar.ir.graph import Tensor
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
@@ -21,9 +21,14 @@ class Constraint:
 
 
 class VariableConstraint(Constraint):
-    """A constraint on every variable whose path matches `pattern`."""
+    """A constraint on every variable whose path matches `pattern`.
+
+    Attributes:
+        exact: `pattern` is no regular expression, but the path of one variable.
+    """
 
     pattern: str
+    exact: ClassVar[bool] = False
 
     def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
         """What it fixes of variable `name`: mesh axis index -> placement."""

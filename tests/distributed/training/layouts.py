@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from tests.distributed.training.place import (
     regression,
     trained,
 )
+from tests.e2e.test_atp import GPT as ATP
 from tests.e2e.test_patterns import LENGTH, MEGATRON, VOCABULARY, gpt, moe
 
 VOCABULARY_PARALLEL = [
@@ -42,7 +43,7 @@ def tokens(n: int, vocabulary: int = VOCABULARY) -> tuple[np.ndarray, np.ndarray
 
 def trains(
     place: Place, build: Callable[[], keras.Model], data: Sequence[np.ndarray],
-    constraints: Sequence[Any] = (), mesh: Sequence[int] | None = None, *,
+    constraints: Sequence[Any] = (), mesh: Sequence[int] | Mapping[str, int] | None = None, *,
     planner: str | None = None, kinds: Collection[str] = (), split: str | None = None,
     batch_size: int = 8, recompute: bool | None = None,
 ) -> Results:  # fmt: skip
@@ -205,6 +206,15 @@ def data_and_tensor_parallel(place: Place) -> Results:
     return trains(place, gpt, data, MEGATRON, [2, 2], split="block_0_fc1/kernel")
 
 
+@precision("float32")
+def two_dimensional_tensor_parallel(place: Place) -> Results:
+    """ATP: kernels split by both axes, the attention core over all ranks."""
+    kinds = {"all_reduce", "reduce_scatter", "all_gather"}
+    return trains(
+        place, gpt, tokens(12), ATP, {"d1": 2, "d2": 2}, kinds=kinds, split="block_0_fc1/kernel"
+    )
+
+
 QUICK: list[Case] = [data_parallel, megatron]
 ON_TWO: list[Case] = [
     megatron_recomputed, vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp,
@@ -212,5 +222,6 @@ ON_TWO: list[Case] = [
     compressed_as("bf16", 2e-2),
 ]  # fmt: skip
 ON_FOUR: list[Case] = [
-    data_and_tensor_parallel, megatron, data_parallel, zero_1, experts_by_all_to_all, searched_mlp,
+    data_and_tensor_parallel, two_dimensional_tensor_parallel, megatron, data_parallel, zero_1,
+    experts_by_all_to_all, searched_mlp,
 ]  # fmt: skip
