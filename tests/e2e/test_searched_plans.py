@@ -25,10 +25,10 @@ TIGHT = two_levels(
 
 
 def tight(build, batch):
-    """A cluster in which only plans fit that store the least."""
+    """A cluster in which only plans fit that store little."""
     with pytest.raises(MemoryLimitError) as error:
         tap.plan(build, batch, MESH, TIGHT, memory_limit=1)
-    return TIGHT.with_memory(1.01 * error.value.needed_bytes)
+    return TIGHT.with_memory(1.25 * error.value.needed_bytes)
 
 
 CASES = {
@@ -73,7 +73,8 @@ def test_a_searched_plan_trains_as_on_one_device(case, cluster):
     plan = tap.plan_of(parallel.model)
     assert plan.planner == "tap" and plan.cluster.name == cluster.name
     if cluster is TIGHT:
-        assert split_weights(plan)
+        assert plan.cost.memory_bytes <= plan.cluster.device.memory_bytes
+        assert split_weights(plan) or plan.recompute
     for name, variable in plan.variables.items():
         if variable.spec is not None:
             assert parallel.specs()[name] == ",".join(map(str, variable.spec)), name

@@ -1,8 +1,9 @@
 """How much of what a step computes is in a rank's memory at once: liveness over the local graph.
 
-A tensor is stored from the op that makes it, in every spec that some op reads it in, to the last
-op that reads it; views of it are it, and an elementwise op writes over what nobody reads after
-it. Ops run in the order of the graph. Variables are not counted here (`Pricer.stored_bytes`).
+A tensor is stored from the op that makes it, in every spec that some op reads it in (it is
+resharded as soon as it is there), to the last op that reads it in that; views of it are it, and
+an elementwise op writes over what nobody reads after it. Ops run in the order of the graph.
+Variables are not counted here (`Pricer.stored_bytes`), but what is gathered of them is.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def peak(
     lives = _Lives(partitioned, times)
     stored: dict[Buffer, float] = {}
     base, best = 0.0, Peak(0.0)
-    for count, ops in itertools.groupby(partitioned.graph.ops, lambda op: times.get(op, 1)):
+    for count, ops in itertools.groupby(partitioned.graph.ops, lambda op: times.get(op, 1) or 1):
         run = _Run()
         for op in ops:
             over = lives.overwritten(op)
@@ -127,27 +128,26 @@ class _Lives:
         for op in partitioned.graph.ops:
             for buffer in self._used(op):
                 if buffer not in last:
-                    self.made.setdefault(op, []).append(buffer)
+                    self.made.setdefault(buffer[0].op, []).append(buffer)
                 last[buffer] = op
         ends = set(partitioned.graph.outputs)
         for buffer, op in last.items():
             if buffer[0] not in ends:
                 self.dying.setdefault(op, []).append(buffer)
         self.copies = {
-            buffer: min(times.get(buffer[0].op, 1), times.get(op, 1)) for buffer, op in last.items()
+            b: _copies(times.get(b[0].op, 1), times.get(op, 1)) for b, op in last.items()
         }
 
     def overwritten(self, op: Op) -> list[Buffer]:
         """What an elementwise op is the last to read: its result takes the place."""
         rule = self.partitioned.prepared.rules[op]
-        if len(op.outputs) != 1 or op not in self.dying:
+        if len(op.outputs) != 1 or op not in self.dying or not op.inputs:
             return []
         specs = self.partitioned.decisions[op].choice.in_specs
         found = []
         for tensor, spec, dims in zip(op.inputs, specs, rule.inputs, strict=True):
             buffer = self._buffer(tensor, spec)
-            here = buffer in self.made.get(op, ())  # resharded for this op alone
-            if dims == rule.outputs[0] and buffer in self.dying[op] and not here:
+            if dims == rule.outputs[0] and buffer in self.dying[op]:
                 found.append(buffer)
         return found[:1]
 
@@ -185,6 +185,14 @@ class _Lives:
             return tensor, spec
         at = op.outputs.index(tensor) if op.type == "IdentityN" else 0
         return self._buffer(op.inputs[at], decision.choice.in_specs[at])
+
+
+def _copies(made: int, read: int) -> int:
+    """How many there are of what an op makes and another reads last, by what they stand for.
+
+    Stand-ins for the update stand for nothing: there are as many as are made.
+    """
+    return min(made, read) if read else made
 
 
 def _is_view(op: Op) -> bool:

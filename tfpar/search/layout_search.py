@@ -34,7 +34,7 @@ _TOKENS = re.compile(r"[/_]+")
 MAX_SWEEPS = 6
 """How often the subgraphs are gone through (empirical: two or three sweeps settle models)."""
 
-MAX_LOOKS = 3
+MAX_LOOKS = 5
 """How often a search goes on after what its plan stores was looked at closely."""
 
 MAX_KICKS = 8
@@ -100,7 +100,9 @@ class LayoutSearch:
             self.pricer, problem.state_ratio, [v for g in self.groups for v in g.variables],
         )  # fmt: skip
         self.limit = problem.cluster.device.memory_bytes
-        self.shared_bytes = 0.0  # how much less is stored at once than in all; see `_look_closely`
+        # How much less is stored at once than in all, and the least of what was seen of that; see
+        # `_look_closely`.
+        self.shared_bytes, self.looked_at = 0.0, math.inf
         self.refused = ""
         self.key: Key = INVALID
         # Plans of a unit, by what the other groups have chosen.
@@ -226,12 +228,14 @@ class LayoutSearch:
         """Find out what the laid plan stores at once; whether that changes what fits.
 
         While plans are compared, all that is kept counts. What is less of it at a time, or more
-        in passing, is taken to be the same for plans that are near.
+        in passing, is taken to be the same for all; the worst that was seen of it.
         """
         if self.key == INVALID:
             return False
         cost = self.plans.cost()
-        self.shared_bytes = cost.gradient_bytes + cost.activation_bytes - self._live_bytes()
+        shared = cost.gradient_bytes + cost.activation_bytes - self._live_bytes()
+        self.shared_bytes = min(shared, self.looked_at)
+        self.looked_at = self.shared_bytes
         before, self.key = self.key, self._price()
         if self.key[0] == before[0]:
             return False
