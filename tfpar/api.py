@@ -22,6 +22,7 @@ from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
 from tfpar.runtime.detect import detect_cluster, every_rank
+from tfpar.rewrite.chunks import CHUNKS
 from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.planners import find_planner
@@ -63,11 +64,18 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         compression: `"fp16"` or `"bf16"`: gradients are summed over ranks as such, which halves
             what they move; weights, slots and what a rank computes keep their dtypes. The sums
             are less exact; fp16 overflows beyond 65504.
+        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
+            the other: while one is summed over ranks, the next is computed. Results do not
+            depend on it. By default what the plan says.
+        early_collectives: what nothing waits for but the update (the gradients of weights) is
+            computed while what everything waits for (the gradients of activations) is summed
+            over ranks. False leaves the order to TensorFlow.
 
     Raises:
         SpecError: malformed mesh or constraint.
         PlanError: the plan file cannot be used.
-        TfparError: an unknown planner, cluster or compression, or fewer devices than ranks.
+        TfparError: an unknown planner, cluster, compression or number of chunks, or fewer
+            devices than ranks.
     """
 
     def __init__(
@@ -82,8 +90,12 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         bucket_bytes: int | None = None,
         strict: bool = False,
         compression: str | None = None,
+        chunks: int | None = None,
+        early_collectives: bool = True,
     ) -> None:
-        options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
+        options = CompileOptions(
+            bucket_bytes, strict, _carried_as(compression), _checked(chunks), early_collectives
+        )
         self.session = _session(mesh, constraints, plan, planner, cluster, plan_cache, options)
         adapter.install()
         self._scope = self.session.scope()
@@ -133,6 +145,16 @@ def _carried_as(compression: str | None) -> str | None:
     return COMPRESSIONS[compression] if compression is not None else None
 
 
+def _checked(chunks: int | None) -> int | None:
+    """A number of chunks that there may be."""
+    if chunks not in (None, *CHUNKS):
+        raise TfparError(
+            f"The batch cannot be computed in {chunks!r} chunks: more than 4 start more "
+            f"collectives than they hide. Use one of {', '.join(map(str, CHUNKS))}."
+        )
+    return chunks
+
+
 def _plan_cache(folder: str | None) -> PlanCache | None:
     """The cache in `folder`, by default that of the environment, if any."""
     folder = folder or os.environ.get("TFPAR_PLAN_CACHE")
@@ -151,13 +173,17 @@ def parallelize(
     bucket_bytes: int | None = None,
     strict: bool = False,
     compression: str | None = None,
+    chunks: int | None = None,
+    early_collectives: bool = True,
 ) -> Any:
     """Put an existing model, with the values it has, on a mesh; returns it.
 
     For a function of tensors (with variables made inside an `auto_parallel` block) it
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
-    options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
+    options = CompileOptions(
+        bucket_bytes, strict, _carried_as(compression), _checked(chunks), early_collectives
+    )
     session = _session(mesh, constraints, plan, planner, cluster, plan_cache, options)
     if isinstance(model, keras.Model):
         adapter.install()

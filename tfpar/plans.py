@@ -93,6 +93,7 @@ class Plan:
         planner: the name of the planner that made it; empty for a plan from constraints alone.
         cluster: the machines it was made for, and `cost` what a step costs there; None where
             nothing was priced.
+        chunks: how many pieces a rank computes its part of a training batch in.
         partitioned: what propagation made of it, once known; not saved.
 
     Raises:
@@ -110,6 +111,7 @@ class Plan:
     cluster: Cluster | None = None
     cost: Cost | None = None
     layouts: tuple[tuple[str, float], ...] = ()
+    chunks: int = 1
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,6 +120,8 @@ class Plan:
                 raise PlanError(
                     f"The plan splits the batch over {axis!r}; its mesh is {self.mesh}."
                 )
+        if self.chunks < 1:
+            raise PlanError(f"The plan computes the batch in {self.chunks} chunks.")
         for name, variable in self.variables.items():
             if variable.spec is not None:
                 _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)
@@ -260,6 +264,8 @@ class Plan:
             f"constraint dropped: {c}" for c in self.constraints if c not in other.constraints
         ]
         lines += [f"constraint added: {c}" for c in other.constraints if c not in self.constraints]
+        if self.chunks != other.chunks:
+            lines.append(f"chunks: {self.chunks} -> {other.chunks}")
         if self.planner != other.planner:
             lines.append(f"planner: {self.planner or 'none'} -> {other.planner or 'none'}")
         machines = [p.cluster and p.cluster.fingerprint() for p in (self, other)]
@@ -324,6 +330,7 @@ class Plan:
             ("cluster", json.dumps(self.cluster and dataclasses.asdict(self.cluster))),
             ("cluster_fingerprint", json.dumps(self.cluster and self.cluster.fingerprint())),
             ("cost", json.dumps(self.cost and dataclasses.asdict(self.cost))),
+            ("chunks", json.dumps(self.chunks)),
             ("layouts", _block("[]", map(json.dumps, self.layouts))),
             ("constraints", _block("[]", map(json.dumps, self.constraints))),
             ("variables", _block("{}", _pairs(self.variables, _variable_json))),
@@ -365,6 +372,7 @@ class Plan:
                 cluster=data["cluster"] and Cluster.of(data["cluster"]),
                 layouts=tuple((str(name), float(s)) for name, s in data["layouts"]),
                 cost=data["cost"] and Cost.of(data["cost"]),
+                chunks=int(data.get("chunks", 1)),
             )
         except KeyError as error:
             raise PlanError(f"The plan file {source!r} lacks the field {error}.") from None
