@@ -21,8 +21,8 @@ from tfpar.planning import Request, plan_step
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
-from tfpar.runtime.detect import detect_cluster, every_rank
 from tfpar.rewrite.chunks import CHUNKS
+from tfpar.runtime.detect import detect_cluster, every_rank
 from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.planners import find_planner

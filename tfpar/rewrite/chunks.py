@@ -23,8 +23,11 @@ from tfpar.ir.graph import (
     Op,
     Tensor,
     Variable,
+    is_floating,
+    itemsize,
     walk_functions,
 )
+from tfpar.ir.order import sort_topologically
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
@@ -102,6 +105,7 @@ def run_chunks(program: LocalProgram) -> LocalProgram:
     Raises:
         CannotChunk: names an op that must not run once for each chunk.
     """
+    _sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
     writer = _Writer(program)
     for op in program.graph.ops:
         writer.write(op)
@@ -117,6 +121,37 @@ def run_chunks(program: LocalProgram) -> LocalProgram:
         [s[:-1] for s in program.output_specs],
         {name: s[:-1] for name, s in program.variable_specs.items()},
     )
+
+
+def _sum_before_scattering(graph: Graph, axes: tuple[int, ...]) -> None:
+    """Sum over `axes`, the chunks, before what is summed is scattered over ranks; in place.
+
+    Among ranks scattering first leaves less to sum. Within a rank sums move nothing, and then one
+    is scattered instead of one for each chunk.
+    """
+    readers = graph.consumers()
+    moved: dict[Tensor, Tensor] = {}
+    for op in graph.ops:
+        if op.type != "AllReduce" or op.attrs["axes"] != axes:
+            continue
+        (scattered,) = op.inputs
+        while scattered.op.type == "Reshape" and len(readers[scattered]) == 1:
+            scattered = scattered.op.inputs[0]
+        scatter = scattered.op
+        if (
+            scatter.type == "ReduceScatter"
+            and scatter.attrs["reduction"] == op.attrs["reduction"]
+            and len(readers[scattered]) == 1
+        ):
+            (result,) = op.outputs
+            moved[result] = op.inputs[0]
+            op.inputs, op.outputs = list(scatter.inputs), []
+            scatter.inputs = [op.add_output(op.inputs[0].shape, result.dtype)]
+    if moved:
+        for op in graph.ops:
+            op.inputs = [moved.get(t, t) for t in op.inputs]
+        graph.outputs = [moved.get(t, t) for t in graph.outputs]
+        graph.ops = sort_topologically(graph.ops)
 
 
 class _Writer:
@@ -270,13 +305,16 @@ class _Writer:
 
     def _AllReduce(self, op: Op, tensor: Tensor) -> Sequence[Tensor]:  # noqa: N802 - an op type
         parts, reduction = self.tensors[tensor], op.attrs["reduction"]
+        if all(map(_is_narrowed, parts)):  # to be carried so, not to be summed so
+            parts = [part.op.inputs[0] for part in parts]
+        combined, dtype = parts[0], parts[0].dtype
         if reduction == "sum":
-            attrs = {"T": DType(tensor.dtype), "N": self.chunks}
-            return [self.build.one("AddN", parts, tensor.shape, tensor.dtype, attrs)] * self.chunks
-        combined = parts[0]
-        for part in parts[1:]:
-            combined = self.build.binary(_COMBINE[reduction], combined, part)
-        return [combined] * self.chunks
+            attrs = {"T": DType(dtype), "N": self.chunks}
+            combined = self.build.one("AddN", parts, tensor.shape, dtype, attrs)
+        else:
+            for part in parts[1:]:
+                combined = self.build.binary(_COMBINE[reduction], combined, part)
+        return [self.build.cast(combined, tensor.dtype)] * self.chunks
 
     def _AllGather(self, op: Op, tensor: Tensor) -> Sequence[Tensor]:  # noqa: N802
         return [self.build.concat(self.tensors[tensor], op.attrs["dim"])] * self.chunks
@@ -311,9 +349,7 @@ class _Bodies:
         made: where those of the new one go.
     """
 
-    def __init__(
-        self, functions: dict[str, Graph], made: dict[str, Graph], chunks: int
-    ) -> None:
+    def __init__(self, functions: dict[str, Graph], made: dict[str, Graph], chunks: int) -> None:
         self._functions = functions
         self._made = made
         self._chunks = chunks
@@ -370,6 +406,14 @@ class _Bodies:
         graph.outputs = [tensors[t] for t in body.outputs]
         graph.effects = [ops[e] for e in body.effects]
         return graph
+
+
+def _is_narrowed(tensor: Tensor) -> bool:
+    """Whether `tensor` is a number in a shorter type than it was computed in."""
+    if tensor.op.type != "Cast":
+        return False
+    (source,) = tensor.op.inputs
+    return is_floating(source.dtype) and itemsize(tensor.dtype) < itemsize(source.dtype)
 
 
 def _of_chunk(op: Op, chunk: int, chunks: int) -> list[np.ndarray]:

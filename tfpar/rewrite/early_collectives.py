@@ -65,14 +65,17 @@ def _viewed(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _products(tensor: Tensor) -> Iterator[Op]:
-    """The products whose results `tensor` is, or is the sum of."""
+def _products(tensor: Tensor) -> list[Op]:
+    """The products that `tensor` is the result of, or the sum of the results; else none."""
     op = _viewed(tensor).op
-    if op.type in PRODUCTS:
-        yield op
-    elif op.type in _ADDITIONS:
-        for addend in op.inputs:
-            yield from _products(addend)
+    made = [_maker(t) for t in op.inputs] if op.type in _ADDITIONS else [_maker(tensor)]
+    return made if all(maker.type in PRODUCTS for maker in made) else []
+
+
+def _maker(tensor: Tensor) -> Op:
+    """The op whose result `tensor` shows, or its sum over some dims."""
+    op = _viewed(tensor).op
+    return _viewed(op.inputs[0]).op if op.type == "Sum" else op
 
 
 def _before(op: Op) -> Iterator[Op]:
