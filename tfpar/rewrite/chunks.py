@@ -9,6 +9,7 @@ crosses ranks goes once for each chunk, so that one chunk computes while another
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from tfpar.ir.graph import (
     Graph,
     Op,
     Tensor,
-    Variable,
     is_floating,
     itemsize,
     walk_functions,
@@ -110,6 +110,10 @@ def run_chunks(program: LocalProgram) -> LocalProgram:
     for op in program.graph.ops:
         writer.write(op)
     graph = writer.build.graph
+    graph.inputs = [writer.wholes[t] for t in program.graph.inputs]
+    graph.variables = [
+        dataclasses.replace(v, handle=writer.wholes[v.handle]) for v in program.graph.variables
+    ]
     graph.outputs = [writer.tensors[t][0] for t in program.graph.outputs]
     graph.effects = list(dict.fromkeys(e for op in program.graph.effects for e in writer.ops[op]))
     stagger(graph, writer.runs_for, writer.chunks)
@@ -159,6 +163,7 @@ class _Writer:
 
     Attributes:
         tensors, ops: what each of the program's has become, by chunk.
+        wholes: what inputs and variables have become.
         runs_for: the chunks for which a new op runs, where that is not all of them.
     """
 
@@ -170,6 +175,7 @@ class _Writer:
         self.build = GraphBuilder(Graph())
         self.tensors: dict[Tensor, Sequence[Tensor]] = {}
         self.ops: dict[Op, Sequence[Op]] = {}
+        self.wholes: dict[Tensor, Tensor] = {}
         self.runs_for: dict[Op, frozenset[int]] = {}
         self._variables = program.graph.variable_of()
         self._bodies = _Bodies(program.graph.functions, self.build.graph.functions, self.chunks)
@@ -198,12 +204,7 @@ class _Writer:
                 shape = local_shape(self.program.input_shapes[at], spec[:-1], self.mesh)
         clone = self.build.emit(op.type, (), [(shape, tensor.dtype)], op.attrs, name=op.name)
         (whole,) = clone.outputs
-        if variable is None:
-            self.build.graph.inputs.append(whole)
-        else:
-            self.build.graph.variables.append(
-                Variable(variable.name, shape, variable.dtype, variable.trainable, whole)
-            )
+        self.wholes[tensor] = whole
         self.ops[op] = [clone] * self.chunks
         self.tensors[tensor] = (
             [whole] * self.chunks
