@@ -100,11 +100,13 @@ def test_gradients_in_half_precision_are_summed_in_full_over_chunks():
     assert sums and not any(op.outputs[0].dtype == "half" for op in sums)
 
 
-def three_layers() -> keras.Model:
+def residual() -> keras.Model:
     inputs = keras.Input((6,))
-    h = layers.Dense(8, "tanh", name="fc0")(inputs)
-    h = layers.Dense(12, "tanh", name="fc1")(h)
-    model = keras.Model(inputs, layers.Dense(3, name="fc2")(h))
+    x = layers.Dense(6, name="fc0")(inputs)
+    h = layers.LayerNormalization(name="norm")(x)
+    h = layers.Dense(24, "tanh", name="fc1")(h)
+    x = x + layers.Dense(6, name="fc2")(h)
+    model = keras.Model(inputs, layers.Dense(3, name="fc3")(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, jit_compile=False)
     return model
@@ -113,7 +115,7 @@ def three_layers() -> keras.Model:
 @pytest.mark.parametrize("early", [True, False])
 def test_early_collectives_can_be_switched_off(early):
     parallel, _ = assert_equivalent(
-        three_layers, samples(8), tap.split({"data": 1, "model": 2}), COLUMNS,
+        residual, samples(8), tap.split({"data": 1, "model": 2}), COLUMNS,
         options={"early_collectives": early},
     )  # fmt: skip
     ops = {op.name: op for op in parallel.executable().program.program.graph.ops}
