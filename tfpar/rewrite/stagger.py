@@ -26,36 +26,37 @@ def stagger(graph: Graph, runs_for: Mapping[Op, frozenset[int]], chunks: int) ->
         runs_for: the chunks for which an op runs, where these are not all `chunks`.
     """
     everyone = frozenset(range(chunks))
-    stages: dict[Op, int] = {}
+    here = {op: runs_for.get(op, everyone) for op in graph.ops}
+    stages = _stages(graph, here)
     sent: dict[tuple[int, int], list[Op]] = {}  # by stage and chunk, what its collectives carry
+    for op in runs_for:
+        for maker in (t.op for t in op.inputs if op.type in COLLECTIVE_TYPES):
+            if maker in runs_for and maker.type not in _UNORDERED:
+                sent.setdefault((stages[maker], min(here[maker])), []).append(maker)
+    for op in runs_for:
+        chunk = min(here[op])
+        if op.type not in _UNORDERED and not any(
+            stages[b] == stages[op] and min(here[b]) == chunk
+            for b in _before(op)
+            if b.type not in _UNORDERED
+        ):
+            before = sent.get((stages[op], chunk - 1), ())
+            op.control = list(dict.fromkeys((*op.control, *before)))
+    graph.ops = sort_topologically(graph.ops)
+
+
+def _stages(graph: Graph, here: Mapping[Op, frozenset[int]]) -> dict[Op, int]:
+    """How many collectives, and other meetings of chunks, each op comes after."""
+    stages: dict[Op, int] = {}
     for op in graph.ops:
-        chunks_here = runs_for.get(op, everyone)
         stages[op] = max(
             (
-                stages[b]
-                + (b.type in COLLECTIVE_TYPES or not chunks_here <= runs_for.get(b, everyone))
+                stages[b] + (b.type in COLLECTIVE_TYPES or not here[op] <= here[b])
                 for b in _before(op)
             ),
             default=0,
         )
-        if op.type in COLLECTIVE_TYPES and op in runs_for:
-            makers = [t.op for t in op.inputs if t.op in runs_for]
-            for maker in makers:
-                if maker.type not in _UNORDERED:
-                    sent.setdefault((stages[maker], min(runs_for[maker])), []).append(maker)
-    for op, chunks_here in runs_for.items():
-        chunk = min(chunks_here)
-        if op.type in _UNORDERED or not chunk:
-            continue
-        waits = any(
-            stages[b] == stages[op] and min(runs_for.get(b, everyone)) == chunk
-            for b in _before(op)
-            if b.type not in _UNORDERED
-        )
-        if not waits:
-            before = sent.get((stages[op], chunk - 1), ())
-            op.control = list(dict.fromkeys((*op.control, *before)))
-    graph.ops = sort_topologically(graph.ops)
+    return stages
 
 
 def _before(op: Op) -> Iterator[Op]:

@@ -218,8 +218,10 @@ def data_and_tensor_parallel_in_chunks(place: Place) -> Results:
 QUICK: list[Case] = [data_parallel, megatron, megatron_in_chunks]
 ON_TWO: list[Case] = [
     vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp, searched_gpt,
-    searched_convnet, data_parallel_in_chunks, *OPTIMIZERS, compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2),
+    searched_convnet, data_parallel_in_chunks, *OPTIMIZERS, compressed_as("fp16", 2e-3),
+    compressed_as("bf16", 2e-2),
 ]  # fmt: skip
 ON_FOUR: list[Case] = [
-    data_and_tensor_parallel, data_and_tensor_parallel_in_chunks, megatron, data_parallel, zero_1, experts_by_all_to_all, searched_mlp,
+    data_and_tensor_parallel, data_and_tensor_parallel_in_chunks, megatron, data_parallel, zero_1,
+    experts_by_all_to_all, searched_mlp,
 ]  # fmt: skip
