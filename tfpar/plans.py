@@ -121,7 +121,7 @@ class Plan:
                     f"The plan splits the batch over {axis!r}; its mesh is {self.mesh}."
                 )
         if self.chunks < 1:
-            raise PlanError(f"The plan computes the batch in {self.chunks} chunks.")
+            raise PlanError(f"A plan computes the batch in 1 chunk or more, not in {self.chunks}.")
         for name, variable in self.variables.items():
             if variable.spec is not None:
                 _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)

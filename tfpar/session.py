@@ -25,7 +25,7 @@ from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.report.progress import searching
-from tfpar.rewrite.chunks import CannotChunk
+from tfpar.rewrite.chunk_writer import CannotChunk
 from tfpar.rules import has_rule
 from tfpar.runtime.detect import detect_cluster
 from tfpar.runtime.executable import (
