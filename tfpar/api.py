@@ -23,6 +23,7 @@ from tfpar.planning import Request, plan_step
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
+from tfpar.rewrite.chunks import CHUNKS
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.search.cache import PlanCache
@@ -78,14 +79,20 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
             True, those inside of every block that repeats (the layers of a transformer; what
             enters a block is stored); a sequence of regular expressions, those of the blocks whose
             names (the paths of their weights) or scopes, or their ends, match; False, none. By
-            default the planner decides: none, unless no plan fits into a device's memory
-            without.
+            default the planner decides: none, unless the fastest plan does not fit without.
+        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
+            the other: while one is summed over ranks, the next is computed. Results do not
+            depend on it. By default what the plan says: what costs least.
+        early_collectives: what nothing waits for but the update (the gradients of weights) is
+            computed while what everything waits for (the gradients of activations) is summed
+            over ranks. False leaves the order to TensorFlow.
 
     Raises:
         SpecError: malformed mesh or constraint, or a pattern that matches nothing.
         PlanError: the plan file cannot be used; later, no plan satisfies the constraints or (a
             MemoryLimitError) fits into the memory of a device.
-        TfparError: an unknown planner, cluster or compression, or fewer devices than ranks.
+        TfparError: an unknown planner, cluster, compression or number of chunks, or fewer
+            devices than ranks.
     """
 
     def __init__(
@@ -102,10 +109,13 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         strict: bool = False,
         compression: str | None = None,
         recompute: bool | Sequence[str] | None = None,
+        chunks: int | None = None,
+        early_collectives: bool = True,
     ) -> None:
         options = CompileOptions(
-            bucket_bytes, strict, _carried_as(compression), _patterns(recompute)
-        )
+            bucket_bytes, strict, _carried_as(compression), _patterns(recompute),
+            _checked(chunks), early_collectives,
+        )  # fmt: skip
         self.session = _session(
             mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
         )  # fmt: skip
@@ -183,6 +193,16 @@ def _patterns(recompute: bool | Sequence[str] | None) -> bool | tuple[str, ...] 
     return patterns
 
 
+def _checked(chunks: int | None) -> int | None:
+    """A number of chunks that there may be."""
+    if chunks not in (None, *CHUNKS):
+        raise TfparError(
+            f"The batch cannot be computed in {chunks!r} chunks: more than 4 start more "
+            f"collectives than they hide. Use one of {', '.join(map(str, CHUNKS))}."
+        )
+    return chunks
+
+
 def _plan_cache(folder: str | None) -> PlanCache | None:
     """The cache in `folder`, by default that of the environment, if any."""
     folder = folder or os.environ.get("TFPAR_PLAN_CACHE")
@@ -203,13 +223,18 @@ def parallelize(
     strict: bool = False,
     compression: str | None = None,
     recompute: bool | Sequence[str] | None = None,
+    chunks: int | None = None,
+    early_collectives: bool = True,
 ) -> Any:
     """Put an existing model, with the values it has, on a mesh; returns it.
 
     For a function of tensors (with variables made inside an `auto_parallel` block) it
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
-    options = CompileOptions(bucket_bytes, strict, _carried_as(compression), _patterns(recompute))
+    options = CompileOptions(
+        bucket_bytes, strict, _carried_as(compression), _patterns(recompute), _checked(chunks),
+        early_collectives,
+    )  # fmt: skip
     session = _session(
         mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
     )  # fmt: skip

@@ -18,12 +18,14 @@ from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.distributed.world import this_world
+from tfpar.ir.graph import Op
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.planning import Request, batched_inputs, find_plan, state_problem
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.report.progress import searching
+from tfpar.rewrite.chunk_writer import CannotChunk
 from tfpar.rules import has_rule
 from tfpar.runtime.detect import detect_cluster
 from tfpar.runtime.executable import (
@@ -117,6 +119,7 @@ class CompiledFunction:
         function: the step; called with the arguments while tracing.
         names: (unique name, whether a weight) of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
+        trains: the step may run in chunks; by default if it is not part of another.
         build, matters: see `capture_step`.
     """
 
@@ -126,13 +129,14 @@ class CompiledFunction:
         on_plan: Callable[[Plan, Executable], None] | None = None,
         build: Callable[[], None] | None = None,
         matters: Callable[[tf.Variable], bool] | None = None,
-        part: bool = False, name: str = "step",
+        part: bool = False, name: str = "step", trains: bool | None = None,
     ) -> None:  # fmt: skip
         self.program = program
         self._found: Plan | None = None
         self._build = build
         self._matters = matters
         self._part = part
+        self._trains = not part if trains is None else trains
         self._reported: set[str] = set()
         self.function = function
         self.executables: dict[Any, Executable] = {}
@@ -195,17 +199,18 @@ class CompiledFunction:
         bucket_bytes = session.options.bucket_bytes
         if bucket_bytes is None and plan.cost is not None:
             bucket_bytes = plan.cost.bucket_bytes
-        executable = compile_step(
-            captured,
-            anchors,
-            mesh,
-            ranks,
-            bucket_bytes,
-            prepared,
-            self._name.replace("_", " "),
-            parts,
-            session.options.compression,
-        )
+        link = functools.partial(
+            compile_step, captured, anchors, mesh, ranks, bucket_bytes, prepared,
+            self._name.replace("_", " "), parts, session.options.compression, batched=batched,
+            early_collectives=session.options.early_collectives,
+        )  # fmt: skip
+        plan = dataclasses.replace(plan, chunks=self._chunks(plan))
+        try:
+            executable = link(chunks=plan.chunks)
+        except CannotChunk as error:
+            self._report_unchunked(error.op, plan.chunks)
+            plan = dataclasses.replace(plan, chunks=1)
+            executable = link()
         self._report_fallbacks(prepared)  # bodies are known now
         self._report_held(executable.partitioned)
         if self._on_plan is not None:
@@ -218,6 +223,20 @@ class CompiledFunction:
         captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
         simplify_step(captured)
         return self._plan(captured, batch_size_of(specs))
+
+    def _chunks(self, plan: Plan) -> int:
+        """How many chunks of the batch the step computes one behind the other."""
+        if not self._trains or plan.mesh.size == 1:
+            return 1
+        return self.session.options.chunks or plan.chunks
+
+    def _report_unchunked(self, op: Op, chunks: int) -> None:
+        what = f"{op.type} {op.name!r} has an effect, which {chunks} chunks would each have"
+        if self.session.options.strict:
+            raise TfparError(f"{what}, and strict=True. Leave out chunks=, or drop strict.")
+        if op.name not in self._reported:
+            logger.warning("%s; the batch is computed in one.", what)
+        self._reported.add(op.name)
 
     def _laid(self, captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
         """The variables that lie on `mesh` already, by name."""

@@ -91,7 +91,7 @@ def runs(case: str) -> tuple[Trained, Trained, Trained]:
     stored, again = (
         train(
             build, data(), mesh=tap.split(mesh), constraints=constraints, start=plain.start,
-            recompute=recompute,
+            options={"recompute": recompute},
         )
         for recompute in (False, True)
     )  # fmt: skip

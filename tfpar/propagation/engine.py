@@ -452,8 +452,15 @@ class Propagation:
         """The spec to keep a fresh tensor in: anchored, or with its Partials resolved, splits that
         propagation started ended, and narrow gradients moved to where they update."""
         anchor = self.anchor_of(tensor)
-        if anchor is not None:
-            return self.canonical(anchor, tensor.shape)
+        if anchor is None:
+            return self._resolved(tensor, made)
+        left_open = self.mesh.num_axes - len(anchor)
+        if left_open:
+            anchor = (*anchor, *self._resolved(tensor, made)[-left_open:])
+        return self.canonical(anchor, tensor.shape)
+
+    def _resolved(self, tensor: Tensor, made: Spec) -> Spec:
+        """The spec of a tensor made as `made` that nothing anchors."""
         if self.confined or tensor.dtype in PINNED_DTYPES:
             return made
         if tensor in self.prepared.narrow and not any(isinstance(p, Partial) for p in made):

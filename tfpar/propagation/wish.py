@@ -95,7 +95,7 @@ def _wish_of_output(
     propagation: Propagation, tensor: Tensor, axis: int, depth: int, even: bool
 ) -> Wish:
     anchor = propagation.anchor_of(tensor)
-    if anchor is not None:
+    if anchor is not None and axis < len(anchor):
         placement = anchor[axis]
         return placement if isinstance(placement, Shard) else Replicate()
     return wish(propagation, tensor, axis, propagation.replicated, depth, even)

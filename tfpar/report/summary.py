@@ -31,7 +31,8 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
     ranks = f"{plan.mesh.size} rank{'s' if plan.mesh.size > 1 else ''}"
     parts = [
         f"Plan on mesh {plan.mesh} ({ranks}), "
-        + (f"batch split over {batch}" if batch else "batch not split"),
+        + (f"batch split over {batch}" if batch else "batch not split")
+        + (f", {plan.chunks} chunks of it one behind the other" if plan.chunks > 1 else ""),
         *_prediction(plan),
         *_recomputed(plan),
         *_layers(plan, partitioned),

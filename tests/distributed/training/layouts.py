@@ -45,15 +45,15 @@ def trains(
     place: Place, build: Callable[[], keras.Model], data: Sequence[np.ndarray],
     constraints: Sequence[Any] = (), mesh: Sequence[int] | Mapping[str, int] | None = None, *,
     planner: str | None = None, kinds: Collection[str] = (), split: str | None = None,
-    batch_size: int = 8, recompute: bool | None = None,
+    batch_size: int = 8, **options: Any,
 ) -> Results:  # fmt: skip
-    """Train as laid out.
+    """Train as laid out; `options` are more arguments of `auto_parallel`.
 
     Args:
         kinds: collectives that there have to be.
         split: a weight that has to be split.
     """
-    with place.parallel(constraints, mesh, planner, recompute=recompute):
+    with place.parallel(constraints, mesh, planner, **options):
         model = build()
     results = trained(model, *data, batch_size=batch_size, shuffle=False)
     if place.size > 1:
@@ -114,6 +114,18 @@ def megatron_recomputed(place: Place) -> Results:
         place, lambda: gpt(num_layers=2), tokens(16), MEGATRON, [1, place.size],
         kinds={"all_reduce"}, split="block_1_fc2/kernel", recompute=True,
     )  # fmt: skip
+
+
+@precision("float32")
+def megatron_in_chunks(place: Place) -> Results:
+    return trains(
+        place, gpt, tokens(15), MEGATRON, [1, place.size], kinds={"all_reduce"},
+        split="block_0_fc2/kernel", chunks=2,
+    )  # fmt: skip
+
+
+def data_parallel_in_chunks(place: Place) -> Results:
+    return trains(place, mlp, regression(21), kinds={"all_reduce"}, chunks=4)
 
 
 def vocabulary_parallel(place: Place) -> Results:
@@ -207,6 +219,12 @@ def data_and_tensor_parallel(place: Place) -> Results:
 
 
 @precision("float32")
+def data_and_tensor_parallel_in_chunks(place: Place) -> Results:
+    data = tokens(13)
+    return trains(place, gpt, data, MEGATRON, [2, 2], split="block_0_fc1/kernel", chunks=2)
+
+
+@precision("float32")
 def two_dimensional_tensor_parallel(place: Place) -> Results:
     """ATP: kernels split by both axes, the attention core over all ranks."""
     kinds = {"all_reduce", "reduce_scatter", "all_gather"}
@@ -215,13 +233,14 @@ def two_dimensional_tensor_parallel(place: Place) -> Results:
     )
 
 
-QUICK: list[Case] = [data_parallel, megatron]
+QUICK: list[Case] = [data_parallel, megatron, megatron_in_chunks]
 ON_TWO: list[Case] = [
     megatron_recomputed, vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp,
-    searched_gpt, searched_convnet, *OPTIMIZERS, compressed_as("fp16", 2e-3),
-    compressed_as("bf16", 2e-2),
+    searched_gpt, searched_convnet, data_parallel_in_chunks, *OPTIMIZERS,
+    compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2),
 ]  # fmt: skip
 ON_FOUR: list[Case] = [
-    data_and_tensor_parallel, two_dimensional_tensor_parallel, megatron, data_parallel, zero_1,
+    data_and_tensor_parallel, data_and_tensor_parallel_in_chunks, two_dimensional_tensor_parallel,
+    megatron, data_parallel, zero_1,
     experts_by_all_to_all, searched_mlp,
 ]  # fmt: skip
