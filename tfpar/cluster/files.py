@@ -62,7 +62,11 @@ _MEASURED = {
     "startup": ("startup_s", "seconds"),
     "bandwidth": ("bandwidth", "bytes/s"),
 }
-_CLUSTER = {"name": ("name", _TEXT), "overlap": ("overlap", _NUMBER)}
+_CLUSTER = {
+    "name": ("name", _TEXT),
+    "overlap": ("overlap", _NUMBER),
+    "step": ("step_s", "seconds"),
+}
 
 _Table = dict[str, tuple[str, str]]
 
@@ -88,14 +92,33 @@ def write_cluster(cluster: Cluster, path: str) -> None:
     Raises:
         TfparError: the file cannot be written.
     """
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(cluster_text(cluster))
+    except OSError as error:
+        raise TfparError(f"Cannot write the cluster file {path!r}: {error}.") from None
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """`cluster` as a TOML file has it."""
     document = tomlkit.document()
     for key, value in _with_units(describe(cluster)).items():
         document.add(key, value)
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(tomlkit.dumps(document))
-    except OSError as error:
-        raise TfparError(f"Cannot write the cluster file {path!r}: {error}.") from None
+    return tomlkit.dumps(document)
+
+
+def check_writable(path: str) -> None:
+    """Raise TfparError if a cluster file could not be written at `path`."""
+    folder = os.path.dirname(path) or "."
+    wrong = ""
+    if os.path.isdir(path):
+        wrong = "it is a folder"
+    elif not os.path.isdir(folder):
+        wrong = f"there is no folder {folder!r}"
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        wrong = "it may not be written"
+    if wrong:
+        raise TfparError(f"Cannot write the cluster file {path!r}: {wrong}. Name another file.")
 
 
 def cluster_of(known: Any, source: str = "") -> Cluster:
@@ -244,8 +267,8 @@ def _fields(part: Any, known: _Table) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None and value != ""}
 
 
-_MEASURES = {key: measure for t in (_DEVICE, _LEVEL, _NODE, _MEASURED) for key, (_, measure) in
-             t.items()}  # fmt: skip
+_MEASURES = {key: measure for table in (_CLUSTER, _DEVICE, _LEVEL, _NODE, _MEASURED)
+             for key, (_, measure) in table.items()}  # fmt: skip
 
 
 def _with_units(value: Any, measure: str = "") -> Any:

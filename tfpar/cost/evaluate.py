@@ -62,7 +62,8 @@ class Cost:
     """What one step costs on one rank: times in seconds (`_s`), sizes in bytes.
 
     Attributes:
-        seconds: the time of a step: `compute_s`, `communication_s` and `exposed_s` together.
+        seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s` and the cluster's
+            `step_s` together.
         compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
         gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
@@ -273,7 +274,7 @@ class Pricer:
         forward, backward, update = map(float, terms[COMMUNICATION : COMMUNICATION + 3])
         waiting = forward, backward, update
         return Cost(
-            sum(compute) + sum(waiting) + exposed, compute, waiting, busy, exposed, bucket,
+            sum(compute) + sum(waiting) + exposed + self.cluster.step_s, compute, waiting, busy, exposed, bucket,
             weight_bytes, state_bytes, float(terms[KEPT]),
         )  # fmt: skip
 
