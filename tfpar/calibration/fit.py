@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -51,17 +52,24 @@ def product_rate(
 ) -> tuple[float, float]:
     """(FLOP/s, half size) of matrix products: see `cost.work.efficiency`."""
 
-    def fitted(half_size: float) -> tuple[float, float]:
-        """(error, FLOP/s)."""
-        rates = [
-            2.0 * np.prod(s) / max(t - launch_s, 0.1 * t) / efficiency(s, half_size)
-            for s, t in zip(sides, seconds, strict=True)
-        ]
-        peak = statistics.median(rates)
-        return sum(abs(float(np.log(r / peak))) for r in rates), peak
+    work = [2.0 * math.prod(s) for s in sides]
 
-    half_size = min(_HALF_SIZES, key=lambda h: fitted(h)[0])
-    return float(fitted(half_size)[1]), half_size
+    def error(half_size: float, peak: float) -> float:
+        expected = [
+            launch_s + w / (peak * efficiency(s, half_size))
+            for w, s in zip(work, sides, strict=True)
+        ]
+        return sum(abs(math.log(e / t)) for e, t in zip(expected, seconds, strict=True))
+
+    def peaks(half_size: float) -> Iterator[float]:
+        """Each product's own."""
+        for w, s, t in zip(work, sides, seconds, strict=True):
+            if t > launch_s:
+                yield w / (t - launch_s) / efficiency(s, half_size)
+
+    candidates = [(h, peak) for h in _HALF_SIZES for peak in peaks(h)]
+    half_size, peak = min(candidates, key=lambda c: error(*c))
+    return peak, half_size
 
 
 def memory_bandwidth(
