@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import tensorflow as tf
 from rich.console import Console
 
 from tfpar.calibration.measure import ON_CPU, ON_GPU, Machine, Tell, measure
@@ -54,6 +56,7 @@ def calibrate(
     world = this_world()
     if path is not None:
         _on_first(world, "checking the cluster file", lambda: check_writable(path))
+    _check_gpus(mesh, world)
     ranks = Ranks.of(mesh.size, world)
     on_gpu = "GPU" in ranks.devices[0]
     timer = Timer(ranks, budget_s)
@@ -66,7 +69,16 @@ def calibrate(
     return cluster
 
 
-def _on_first(world: World | None, what: str, make):
+def _check_gpus(mesh: Mesh, world: World | None) -> None:
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if world is None and 0 < gpus < mesh.size:
+        raise TfparError(
+            f"The mesh {mesh} has {mesh.size} ranks, but this process sees {gpus} GPUs. Use a "
+            f"smaller mesh, or set CUDA_VISIBLE_DEVICES=-1 to measure ranks on the CPU."
+        )
+
+
+def _on_first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
     return make() if world is None else world.first(what, make)
 
 

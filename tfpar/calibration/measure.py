@@ -34,7 +34,7 @@ _COMPUTE, _COLLECTIVES = 0.35, 0.9  # of the budget: where these end
 _LAUNCHED = ("AddV2", "Mul")
 _FEW = 8  # elements of an op of which only the start takes time
 _HALF = ("bfloat16", "float16")
-_ELEMENTWISE = (("AddV2", 2), ("Mul", 2), ("Sqrt", 1), ("Tanh", 1))  # and number of operands
+_ELEMENTWISE = (("AddV2", 2), ("Mul", 2), ("Sqrt", 1))  # and number of operands
 _BESIDE_S = 20e-3  # what products and collectives take that run side by side
 
 

@@ -18,7 +18,9 @@ from tfpar.runtime.ranks import Ranks
 Chain = Callable[[int], LocalProgram]
 """Makes a chain of so many links."""
 
-_LINKS_S = 5e-3  # what a chain should take, to be told from the noise of a call
+# What a chain should take: as long as the ops of a step do without a break, for on a busy machine
+# short bursts are let through. At least long enough to be told from the noise of a call.
+_LINKS_S, _LEAST_LINKS_S = 15e-3, 3e-3
 _LONGEST = 64  # links: compiling them takes time, too
 _FEWEST, _MOST = 3, 15  # runs
 
@@ -60,7 +62,8 @@ class Timer:
         """
         start = time.monotonic()
         once = self._once(chain(1))
-        length = max(1, min(_LONGEST, math.ceil(_LINKS_S / once)))
+        links_s = max(_LEAST_LINKS_S, min(_LINKS_S, allowed_s / (4 * _FEWEST)))
+        length = max(1, min(_LONGEST, math.ceil(links_s / once)))
         short, long = (self._runner(chain(n)) for n in (length, 2 * length))
         (spent,) = self._agreed([time.monotonic() - start])
         runs = int((allowed_s - spent) / (3 * length * once + 4 * self.step_s))
