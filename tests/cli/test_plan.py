@@ -147,7 +147,7 @@ def tfpar(command: str) -> int:
 
 def test_a_plan_is_printed_written_and_used(folder, capsys):
     before = list(sys.path), list(sys.argv)
-    command = "plan train.py:build --mesh 2x2 --batch-size 8 --cluster a100 -o plan.json"
+    command = "plan train.py:build --mesh 2x2 --batch-size 8 --cluster dgx-a100 -o plan.json"
     assert tfpar(command) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("Wrote plan.json\nPlan on mesh ") and "mlp/fc1/kernel" in (
@@ -181,7 +181,7 @@ def test_every_source_of_the_batch_gives_the_same_plan(folder, capsys):
         "returned": "train.py:both",
     }
     for name, source in sources.items():
-        assert tfpar(f"plan {source} --mesh 4 --cluster a100 --quiet -o {name}.json") == 0, name
+        assert tfpar(f"plan {source} --mesh 4 --cluster dgx-a100 --quiet -o {name}.json") == 0, name
     assert capsys.readouterr() == ("", "")
     plans = [Plan.load(f"{name}.json") for name in sources]
     assert all(plan.diff(plans[0]) == [] for plan in plans)
@@ -189,7 +189,7 @@ def test_every_source_of_the_batch_gives_the_same_plan(folder, capsys):
 
 @pytest.mark.parametrize("build", ["two_heads", "named_heads", "own_loss"])
 def test_labels_are_made_up_for_each_output(folder, build, capsys):
-    assert tfpar(f"plan train.py:{build} --mesh 2 --batch-size 8 --cluster a100 --quiet") == 0, (
+    assert tfpar(f"plan train.py:{build} --mesh 2 --batch-size 8 --cluster dgx-a100 --quiet") == 0, (
         capsys.readouterr().err
     )
 

@@ -19,7 +19,7 @@ from tfpar.search.incremental import IncrementalPricer
 from tfpar.search.patterns import splits
 from tfpar.search.problem import Layout, Problem, input_spec
 from tfpar.search.routing import pattern_routing
-from tfpar.spec import Shard, Spec, replicated
+from tfpar.spec import Placement, Shard, Spec, replicated
 
 MAX_CANDIDATES = 1024
 """Plans of one subgraph that are all priced; a larger one is searched part by part."""
@@ -117,14 +117,29 @@ class LayoutSearch:
             variables = [known[v.name] for v in members if v not in fixed and v.trainable]
             if not variables or len(variables[0].shape) < 2 or not self.layout.model_axes:
                 continue
-            options = [whole]
-            axes = self.layout.model_axes
-            for axis, shard in splits(variables[0], self.model.prepared, mesh, axes):
-                options.append((*whole[:axis], shard, *whole[axis + 1 :]))
+            found = splits(variables[0], self.model.prepared, mesh, self.layout.model_axes)
+            options = [whole, *self._splits_in_one_dim(found), *self._splits_in_two_dims(found)]
             if len(options) > 1:
                 groups.append(Group(variables, options))
         order = {v.name: i for i, v in enumerate(self.model.prepared.graph.variables)}
         return sorted(groups, key=lambda g: order[g.name])
+
+    def _splits_in_one_dim(self, found: Sequence[tuple[int, Shard]]) -> list[Spec]:
+        """Splits along one axis; none where every axis has to be used."""
+        whole = replicated(self.layout.mesh.num_axes)
+        if len(self.layout.used_axes) > 1:
+            return []
+        return [(*whole[:axis], shard, *whole[axis + 1 :]) for axis, shard in found]
+
+    def _splits_in_two_dims(self, found: Sequence[tuple[int, Shard]]) -> list[Spec]:
+        """Row- and column-first: one dim along one axis and another along the next (ATP §3.2)."""
+        options = []
+        for (one, outer), (other, inner) in itertools.product(found, found):
+            if one < other and outer.dim != inner.dim:
+                spec: list[Placement] = list(replicated(self.layout.mesh.num_axes))
+                spec[one], spec[other] = outer, inner
+                options.append(tuple(spec))
+        return options
 
     # --- search --------------------------------------------------------------------
 
@@ -144,9 +159,10 @@ class LayoutSearch:
         whole, key = [g.chosen for g in self.groups], self.key
         known = {g.name: g.options[g.chosen] for g in like.groups}
         for group in self.groups:
-            if known.get(group.name) in group.options:
-                group.chosen = group.options.index(known[group.name])
-                self.lay(group, group.chosen)
+            pick = _resembling(known.get(group.name), group)
+            if pick is not None:
+                group.chosen = pick
+                self.lay(group, pick)
         self.key = self._price()
         if not self.key < key:
             self._restore(whole, key)
@@ -299,6 +315,27 @@ class LayoutSearch:
             if self.plans.initial[group.variables[0].handle] != self.plans.engine.replicated
         )
         return (over, _rounded(cost.seconds), split)
+
+
+def _resembling(spec: Spec | None, group: Group) -> int | None:
+    """The option of `group` that lies as `spec` does on another layout, if there is one.
+
+    What is split along one axis there may be split along two here: along the first of them as
+    there, along the second in the largest other dim, so that Megatron's column and row splits
+    become column- and row-first ones.
+    """
+    if spec is None:
+        return None
+    if spec in group.options:
+        return group.options.index(spec)
+    dims = [p.dim for p in spec if isinstance(p, Shard)]
+    shape = group.variables[0].shape
+    found = []
+    for at, option in enumerate(group.options):
+        laid = [p.dim for p in option if isinstance(p, Shard)]
+        if laid[:1] == dims[:1]:
+            found.append((-sum(shape[dim] for dim in laid[1:]), at))
+    return min(found)[1] if found else None
 
 
 def _rounded(seconds: float) -> float:

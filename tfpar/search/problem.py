@@ -84,18 +84,26 @@ def free_layouts(mesh: Mesh) -> list[Layout]:
     """Every way to lay a data and a model axis over the ranks; data parallelism first.
 
     The batch is split over the data axis, or over both: then what no weight's split asks for
-    otherwise is data parallel along the model axis too (experts, a wide classifier).
+    otherwise is data parallel along the model axis too (experts, a wide classifier). Last come
+    those with every DeviceMesh(d1, d2) in place of the model axis, which splits weights in two dims
+    (ATP §3.2).
     """
-    found = []
-    for model_size in range(1, mesh.size + 1):
-        if mesh.size % model_size:
-            continue
-        logical = Mesh(("data", "model"), (mesh.size // model_size, model_size))
+    found, in_two = [], []
+    for model_size in _divisors(mesh.size):
+        data_size = mesh.size // model_size
+        logical = Mesh(("data", "model"), (data_size, model_size))
         if model_size == 1:
             found.append(Layout(logical, (0, 1), ()))
         else:
             found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,), (1,))]
-    return found
+        for d2 in _divisors(model_size)[1:-1]:
+            logical = Mesh(("data", "d1", "d2"), (data_size, model_size // d2, d2))
+            in_two.append(Layout(logical, (0,), (1, 2), (1, 2)))
+    return found + in_two
+
+
+def _divisors(size: int) -> list[int]:
+    return [n for n in range(1, size + 1) if size % n == 0]
 
 
 def given_layout(mesh: Mesh, batch_axes: Sequence[str]) -> Layout:

@@ -53,7 +53,10 @@ class TapPlanner:
         self.statistics = model.statistics
         searches = [LayoutSearch(problem, model, layout) for layout in problem.layouts]
         for at, search in enumerate(searches):
-            alike = (s for s in reversed(searches[:at]) if _are_alike(s.layout, search.layout))
+            before = searches[:at]
+            alike = (s for s in reversed(before) if _are_alike(s.layout, search.layout))
+            if len(search.layout.used_axes) > 1:
+                alike = (s for s in before if _is_cut_in_two(s.layout, search.layout))
             search.explore(next(alike, None))
         least = min((search.key for search in searches), default=INVALID)
         best: Found | None = None
@@ -139,6 +142,15 @@ def _alternatives(best: Found, searches: Sequence[LayoutSearch]) -> dict[str, li
 def _promises(key: Key, least: Key) -> bool:
     """Whether a layout's best plan so far is near `least`, the best of all."""
     return key[0] <= least[0] and key[1] <= PROMISING * least[1]
+
+
+def _is_cut_in_two(one: Layout, other: Layout) -> bool:
+    """Whether `other` has a DeviceMesh(d1, d2) in place of the model axis of `one`."""
+    return (
+        one.batch_axes == other.batch_axes
+        and one.used_axes == (1,)
+        and one.mesh.shape[1] == math.prod(other.mesh.shape[1:])
+    )
 
 
 def _are_alike(one: Layout, other: Layout) -> bool:
