@@ -15,6 +15,7 @@ from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import check_writable, cluster_of, describe, write_cluster
 from tfpar.distributed.world import World, this_world
+from tfpar.runtime.devices import memory_of
 from tfpar.runtime.detect import detect_cluster, every_rank
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, TfparError
@@ -85,7 +86,8 @@ def _on_first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
 def _machine(mesh: Mesh, ranks: Ranks) -> Machine:
     detected = detect_cluster(Mesh.of([1, mesh.size])).device
     if ranks.world is None:
-        return Machine(1, detected.name, detected.memory_bytes)
+        one_memory = len(set(map(memory_of, ranks.devices))) == 1
+        return Machine(1, detected.name, detected.memory_bytes, one_memory)
     job = ranks.world.job
     even = job.nodes * job.local_size == mesh.size
     return Machine(job.nodes if even else 1, detected.name, detected.memory_bytes)

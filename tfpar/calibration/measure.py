@@ -22,6 +22,7 @@ from tfpar.cluster.network import Groups
 from tfpar.ir.graph import itemsize
 from tfpar.propagation.reshard import COLLECTIVES
 from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.search.problem import free_layouts
 from tfpar.spec import Mesh
 
 Tell = Callable[[str], object]
@@ -79,11 +80,13 @@ class Machine:
         nodes: how many.
         name: of a device.
         memory_bytes: of a device.
+        one_memory: see `Cluster`.
     """
 
     nodes: int
     name: str
     memory_bytes: float
+    one_memory: bool = False
 
 
 def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell) -> Cluster:
@@ -101,6 +104,7 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
     return Cluster.regular(
         "calibrated", device, levels, len(levels) - (machine.nodes > 1),
         overlap=overlap, algorithms=("ring",), measured=tuple(found), step_s=timer.step_s,
+        one_memory=machine.one_memory,
     )  # fmt: skip
 
 
@@ -166,14 +170,9 @@ def _chain(mesh: Mesh, emit: Emit, shapes: Sequence[tuple[int, ...]], dtype: str
 
 
 def axes_to_measure(mesh: Mesh) -> list[tuple[Mesh, int]]:
-    """(mesh, axis) of every group of ranks that a search on `mesh` may use, each once.
-
-    The search lays a data and a model axis over the ranks in all ways.
-    """
-    size = mesh.size
-    layouts = [Mesh.of([size // n, n]) for n in range(1, size + 1) if size % n == 0]
+    """(mesh, axis) of every group of ranks that a search on `mesh` may use, each once."""
     found: dict[Groups, tuple[Mesh, int]] = {}
-    for layout in (*layouts, mesh):
+    for layout in (*(layout.mesh for layout in free_layouts(mesh)), mesh):
         for axis in range(layout.num_axes):
             if layout.shape[axis] > 1:
                 found.setdefault(layout.groups((axis,)), (layout, axis))

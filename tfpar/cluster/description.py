@@ -133,6 +133,8 @@ class Cluster:
             fastest one is used.
         measured: what calibration found; it goes before what the links let expect.
         step_s: seconds that a step takes whatever it holds: what starts it.
+        one_memory: devices are cores with one memory and ranks of one process: what several ranks
+            would store or compute alike is there once, and computed by the cores of all.
 
     Raises:
         TfparError: a size below 1, a rate that is not above 0, a negative time, or levels that
@@ -146,6 +148,7 @@ class Cluster:
     algorithms: tuple[str, ...] = ("ring", "tree", "halving")
     measured: tuple[Measured, ...] = ()
     step_s: float = 0.0
+    one_memory: bool = False
 
     def __post_init__(self) -> None:
         check_cluster(self)
@@ -155,8 +158,8 @@ class Cluster:
 
     @functools.cached_property
     def _hash(self) -> int:
-        links = self.nodes, self.levels, self.algorithms
-        return hash((*links, self.overlap, self.measured, self.step_s))
+        links = self.nodes, self.levels, self.algorithms, self.measured
+        return hash((*links, self.overlap, self.step_s, self.one_memory))
 
     @classmethod
     def regular(

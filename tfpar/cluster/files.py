@@ -37,7 +37,7 @@ from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
 from tfpar.spec import TfparError
 
-_NUMBER, _COUNT, _TEXT = "number", "count", "text"
+_NUMBER, _COUNT, _TEXT, _FLAG = "number", "count", "text", "flag"
 
 # Keys of a table: (attribute, what it measures or is); the rest are read by hand.
 _DEVICE = {
@@ -66,6 +66,7 @@ _CLUSTER = {
     "name": ("name", _TEXT),
     "overlap": ("overlap", _NUMBER),
     "step": ("step_s", "seconds"),
+    "one_memory": ("one_memory", _FLAG),
 }
 
 _Table = dict[str, tuple[str, str]]
@@ -189,6 +190,10 @@ class _Reader:
         if measure == _TEXT:
             if not isinstance(value, str):
                 raise self.error(key, f"is {value!r}, not text")
+            return value
+        if measure == _FLAG:
+            if not isinstance(value, bool):
+                raise self.error(key, f"is {value!r}, neither true nor false")
             return value
         if measure == _COUNT:
             if isinstance(value, bool) or not isinstance(value, int):

@@ -25,7 +25,7 @@ from tfpar.propagation.factors import size_after
 from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.propagation.reshard import lower_reshard, step_bytes
 from tfpar.rules.rule import OpRule
-from tfpar.spec import Mesh, Spec, local_shape
+from tfpar.spec import Mesh, Replicate, Spec, local_shape
 
 BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 """Sizes of packed gradient buckets to choose from, in bytes (1 to 256 MiB)."""
@@ -131,7 +131,7 @@ class Pricer:
                 )
         for tensor, spec in zip(op.outputs, decision.choice.out_specs, strict=True):
             if tensor in self.roles.kept and op.type not in RELABELS:
-                terms[KEPT] += times * self.local_bytes(tensor, spec)
+                terms[KEPT] += times * self.local_bytes(tensor, spec) / self._alike(spec)
 
     def add_reshard(self, terms: np.ndarray, reshard: Reshard) -> None:
         """Add what `reshard` takes."""
@@ -192,7 +192,18 @@ class Pricer:
         used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in READ_PART :]
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
         moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
-        return device.launch_s + max(arithmetic, moved / device.memory_bandwidth)
+        seconds = max(arithmetic, moved / device.memory_bandwidth)
+        return device.launch_s + seconds / self._alike(*choice.in_specs, *choice.out_specs)
+
+    def _alike(self, *specs: Spec) -> int:
+        """How many ranks store or compute the same together, as they have one memory."""
+        if not self.cluster.one_memory:
+            return 1
+        return math.prod(
+            n
+            for axis, n in enumerate(self.mesh.shape)
+            if all(isinstance(spec[axis], Replicate) for spec in specs)
+        )
 
     def _written_bytes(self, op: Op, handle: Tensor, spec: Spec) -> int:
         """Bytes that `op` moves of the variable behind `handle`, if it updates it."""
@@ -211,6 +222,7 @@ class Pricer:
     ) -> tuple[float, float]:
         """Bytes of a variable on a rank, and of its gradient, slots or other state; see `Cost`."""
         size = self.roles.times.get(variable.handle.op, 1) * self.local_bytes(variable, spec)
+        size /= self._alike(spec)
         return (size, size * (1.0 + (state_ratio or 0.0))) if variable.trainable else (0.0, size)
 
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
