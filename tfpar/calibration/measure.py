@@ -63,12 +63,12 @@ def _square_and_thin(squares: Sequence[int], thin: int, long: int) -> list[tuple
 
 ON_CPU = Sizes(
     _square_and_thin((512, 32, 64, 128, 256), 16, 256), 256,
-    (1 << 18, 1 << 15, 1 << 20), (1_000, 1_000_000, 16_000, 130_000, 4_000_000),
+    (1 << 18, 1 << 15, 1 << 20), (1_000, 4_000_000, 130_000, 16_000_000, 1_000_000, 16_000),
 )  # fmt: skip
 ON_GPU = Sizes(
     _square_and_thin((4096, 128, 512, 1024, 2048), 64, 2048), 2048,
     (1 << 24, 1 << 20, 1 << 26),
-    (1_000, 16_000_000, 30_000, 300_000, 2_000_000, 64_000_000),
+    (1_000, 16_000_000, 300_000, 64_000_000, 2_000_000, 30_000),
 )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def _overlap(
 ) -> float:
     """What goes on of products that run beside all-reduces of all ranks."""
     share_s = timer.left_s / 3
-    side, payload = sizes.half_side, sizes.payloads[1]
+    side, payload = sizes.half_side, sizes.payloads[-2]
     whole = next(m for m in found if m.kind == "all_reduce" and m.mesh[m.axis] == mesh.size)
     reduce_s = whole.startup_s + payload / whole.bandwidth
     products = math.ceil(_BESIDE_S / (device.launch_s + 2.0 * side**3 / device.flops["float32"]))

@@ -22,6 +22,7 @@ Chain = Callable[[int], LocalProgram]
 # short bursts are let through. At least long enough to be told from the noise of a call.
 _LINKS_S, _LEAST_LINKS_S = 15e-3, 3e-3
 _LONGEST = 64  # links: compiling them takes time, too
+_CALL_S = 0.1  # what a call costs does not matter beside a link of this length
 _FEWEST, _MOST = 3, 15  # runs
 
 
@@ -62,6 +63,8 @@ class Timer:
         """
         start = time.monotonic()
         once = self._once(chain(1))
+        if once > max(_CALL_S, 100 * self.step_s):
+            return once
         links_s = max(_LEAST_LINKS_S, min(_LINKS_S, allowed_s / (4 * _FEWEST)))
         length = max(1, min(_LONGEST, math.ceil(links_s / once)))
         short, long = (self._runner(chain(n)) for n in (length, 2 * length))
