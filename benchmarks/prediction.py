@@ -6,7 +6,8 @@ In each setting (ranks in one process, processes on the loopback, processes on n
 links, which needs root) the machine is calibrated; then plans of two models are priced on the
 calibrated cluster and run, taking turns. Told are, for each plan, the predicted and the median
 measured seconds of a step, optimizer included; for each setting Spearman's rank correlation, and
-how far the searched plan is from the best measured.
+how far the searched plan is from the best measured. `--memory` holds what a rank stores against what its
+resident memory grows by.
 """
 
 from __future__ import annotations
@@ -105,7 +106,10 @@ def plans(model: str, ranks: int) -> dict[str, tuple[dict[str, int], list]]:
 class Training:
     """A model under one plan; the first step, which compiles it, is taken here."""
 
-    def __init__(self, model: str, plan: str, config: Config, machines: Any) -> None:
+    def __init__(
+        self, model: str, plan: str, config: Config, machines: Any,
+        size: dict[str, int] | None = None, batch: int | None = None,
+    ) -> None:  # fmt: skip
         import keras
         import tensorflow as tf
 
@@ -124,8 +128,8 @@ class Training:
             context = tap.auto_parallel(tap.split(mesh), constraints, planner=None)
         build = models.wide if model == "wide" else models.gpt
         with context:
-            self.model = models.compile_model(build(**SIZES[model]))
-        x, y = models.batch_of(self.model, BATCHES[model])
+            self.model = models.compile_model(build(**(size or SIZES[model])))
+        x, y = models.batch_of(self.model, batch or BATCHES[model])
         self._batch = (tf.constant(x), tf.constant(y))
         self.model.train_on_batch(x, y)
         state = parallel_model(self.model)
@@ -226,9 +230,8 @@ def run(config: Config) -> list[dict[str, Any]]:
     if config.setting == "loopback":
         worker = [sys.executable, "-m", "tfpar", "run", "-np", str(config.ranks), *worker]
     done = subprocess.run(
-        worker, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, timeout=1800,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
+        worker, env=environment, cwd=ROOT, text=True, capture_output=True, timeout=1800
+    )
     if done.returncode:
         raise ClusterError(f"{config.name} failed:\n{(done.stdout + done.stderr)[-3000:]}")
     return _rows(done.stdout)
@@ -283,6 +286,23 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
+def memory(ranks: int) -> str:
+    """The table of predicted and measured memory of a rank."""
+    from benchmarks.growth import compare
+    from tfpar.report.tables import render_table
+
+    cells = [
+        (
+            row["model"], row["plan"], f"{row['predicted'] / 1e6:.0f}",
+            f"{row['measured'] / 1e6:.0f}", f"{row['predicted'] / row['measured']:.2f}",
+            *(f"{n / 1e6:.0f}" for n in row["parts"].values()),
+        )
+        for row in compare(ranks)
+    ]  # fmt: skip
+    columns = ("model", "plan", "plan MB", "MB", "ratio", "weights", "state", "activations")
+    return render_table(f"Memory of each of {ranks} ranks", columns, cells, numeric=range(2, 8))
+
+
 def settings(options: argparse.Namespace) -> list[Config]:
     if options.quick:
         return [
@@ -305,6 +325,7 @@ def main() -> int:
     parser.add_argument("--model", choices=tuple(SIZES), action="append", help="default: both")
     parser.add_argument("--mbit", type=float, default=500.0, help="of shaped links")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of each calibration")
+    parser.add_argument("--memory", action="store_true", help="memory only")
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -313,6 +334,10 @@ def main() -> int:
         for name in ("models", "plans"):
             fields[name] = tuple(fields[name])
         _rank(Config(**fields))
+        return 0
+    if options.memory:
+        for ranks in options.ranks or (2,):
+            print(memory(ranks), flush=True)
         return 0
     rows: list[dict[str, Any]] = []
     for config in settings(options):

@@ -38,9 +38,7 @@ def run_ranks(
         ClusterError: the job has failed, or is not done in time.
     """
     command = ["benchmarks.shaped_cluster.worker", config.to_json()]
-    return [
-        _result(text) for text in run_module(nodes, config.ranks_per_node, command, timeout_s)
-    ]
+    return [_result(text) for text in run_module(nodes, config.ranks_per_node, command, timeout_s)]
 
 
 def run_module(
@@ -69,8 +67,7 @@ def run_module(
                 f"tfpar run ended with exit code {process.returncode}:\n{said[-_LAST_WORDS:]}"
             )
         return [
-            (output / f"rank.{rank}.out").read_text()
-            for rank in range(len(nodes) * ranks_per_node)
+            (output / f"rank.{rank}.out").read_text() for rank in range(len(nodes) * ranks_per_node)
         ]
 
 

@@ -189,9 +189,9 @@ def test_every_source_of_the_batch_gives_the_same_plan(folder, capsys):
 
 @pytest.mark.parametrize("build", ["two_heads", "named_heads", "own_loss"])
 def test_labels_are_made_up_for_each_output(folder, build, capsys):
-    assert tfpar(f"plan train.py:{build} --mesh 2 --batch-size 8 --cluster dgx-a100 --quiet") == 0, (
-        capsys.readouterr().err
-    )
+    assert (
+        tfpar(f"plan train.py:{build} --mesh 2 --batch-size 8 --cluster dgx-a100 --quiet") == 0
+    ), capsys.readouterr().err
 
 
 def test_a_package_and_its_module(folder, capsys):

@@ -72,9 +72,7 @@ def product_rate(
     return peak, half_size
 
 
-def memory_bandwidth(
-    moved: Sequence[float], seconds: Sequence[float], launch_s: float
-) -> float:
+def memory_bandwidth(moved: Sequence[float], seconds: Sequence[float], launch_s: float) -> float:
     """Bytes/s of ops that moved so many bytes."""
     rates = [n / max(t - launch_s, 0.1 * t) for n, t in zip(moved, seconds, strict=True)]
     return statistics.median(rates)

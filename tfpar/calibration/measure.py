@@ -119,9 +119,7 @@ def _device(
     Args:
         reserve_s: what shall be left of the budget, in seconds.
     """
-    tasks = (
-        len(_LAUNCHED) + len(sizes.sides) + len(_HALF) + len(_ELEMENTWISE) * len(sizes.elements)
-    )
+    tasks = len(_LAUNCHED) + len(sizes.sides) + len(_HALF) + len(_ELEMENTWISE) * len(sizes.elements)
     share_s = max(timer.left_s - reserve_s, 0.0) / tasks
     tell("ops")
     launch_s = statistics.median(

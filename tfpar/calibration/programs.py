@@ -7,6 +7,7 @@ neither grow nor are known beforehand, and any op can follow itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Tensor, itemsize
@@ -79,7 +80,7 @@ def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
         # Control edges are of local ops only.
         x = _identity(build, operands[0], after).outputs[0]
         rows, columns = x.shape
-        types = {
+        types: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
             "all_reduce": ("AllReduce", {"reduction": "sum", "T": DType(x.dtype)}, x.shape),
             "all_gather": ("AllGather", {"dim": 1}, (rows, columns * parts)),
             "reduce_scatter": (
@@ -91,7 +92,8 @@ def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
             "broadcast": ("Broadcast", {}, x.shape),
         }  # fmt: skip
         op_type, attrs, shape = types[kind]
-        return _identity(build, build.one(op_type, (x,), shape, x.dtype, {**attrs, "axes": axes}))
+        attrs = {**attrs, "axes": axes}
+        return _identity(build, build.one(op_type, (x,), shape, x.dtype, attrs))
 
     return emit
 

@@ -221,8 +221,8 @@ class Pricer:
         self, variable: Variable, spec: Spec, state_ratio: float | None
     ) -> tuple[float, float]:
         """Bytes of a variable on a rank, and of its gradient, slots or other state; see `Cost`."""
-        size = self.roles.times.get(variable.handle.op, 1) * self.local_bytes(variable, spec)
-        size /= self._alike(spec)
+        times = self.roles.times.get(variable.handle.op, 1)
+        size = times * self.local_bytes(variable, spec) / self._alike(spec)
         return (size, size * (1.0 + (state_ratio or 0.0))) if variable.trainable else (0.0, size)
 
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
@@ -285,8 +285,9 @@ class Pricer:
         compute = forward, backward, update
         forward, backward, update = map(float, terms[COMMUNICATION : COMMUNICATION + 3])
         waiting = forward, backward, update
+        seconds = sum(compute) + sum(waiting) + exposed + self.cluster.step_s
         return Cost(
-            sum(compute) + sum(waiting) + exposed + self.cluster.step_s, compute, waiting, busy, exposed, bucket,
+            seconds, compute, waiting, busy, exposed, bucket,
             weight_bytes, state_bytes, float(terms[KEPT]),
         )  # fmt: skip
 
