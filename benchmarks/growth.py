@@ -1,8 +1,8 @@
 """Predicted against measured memory of a rank: what `benchmarks.prediction --memory` shows.
 
-A plan is trained twice, in processes of their own, with small and with large tensors: the graph, and
-so what compiling it takes, is the same. What the peak of the resident memory grows by, from the one
-to the other, is held against what the predictions differ by.
+A plan is trained twice, in processes of their own, with small and with large tensors: the graph,
+and so what compiling it takes, is the same. What the peak of the resident memory grows by, from
+the one to the other, is held against what the predictions differ by.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ In each setting (ranks in one process, processes on the loopback, processes on n
 links, which needs root) the machine is calibrated; then plans of two models are priced on the
 calibrated cluster and run, taking turns. Told are, for each plan, the predicted and the median
 measured seconds of a step, optimizer included; for each setting Spearman's rank correlation, and
-how far the searched plan is from the best measured. `--memory` holds what a rank stores against what its
-resident memory grows by.
+how far the searched plan is from the best measured. `--memory` holds what a rank stores against
+what its resident memory grows by.
 """
 
 from __future__ import annotations

@@ -71,17 +71,18 @@ def test_a_plan_is_made_for_it(local):
     assert plan.cost.seconds > plan.cluster.step_s
 
 
-def test_axes_are_those_of_every_layout_and_of_the_mesh():
-    def groups(mesh):
-        return {
-            (len(group), group[1] - group[0])
-            for layout, axis in axes_to_measure(mesh)
-            for group in layout.groups((axis,))[:1]
-        }
+@pytest.mark.parametrize("shape", [[4], [6], [2, 4], [2, 2, 2], [3, 2, 2]])
+def test_every_axis_of_any_mesh_of_so_many_ranks_is_measured(shape):
+    mesh = Mesh.of(shape)
+    found = {layout.groups((axis,)) for layout, axis in axes_to_measure(mesh)}
+    assert len(found) == len(axes_to_measure(mesh))
+    assert {mesh.groups((a,)) for a in range(mesh.num_axes)} <= found
+    for n in (n for n in range(2, mesh.size + 1) if mesh.size % n == 0):
+        assert Mesh.of([mesh.size // n, n]).groups((1,)) in found
+        assert Mesh.of([n, mesh.size // n]).groups((0,)) in found
 
-    assert groups(Mesh.of([4])) == {(4, 1), (2, 2), (2, 1)}
-    assert groups(Mesh.of([6])) == {(6, 1), (3, 2), (2, 1), (2, 3), (3, 1)}
-    assert (2, 2) in groups(Mesh.of([2, 2, 2])) and (2, 2) not in groups(Mesh.of([8]))
+
+def test_one_rank_has_no_axes():
     assert axes_to_measure(Mesh.of([1])) == []
 
 

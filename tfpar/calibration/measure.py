@@ -170,10 +170,10 @@ def _chain(mesh: Mesh, emit: Emit, shapes: Sequence[tuple[int, ...]], dtype: str
 def axes_to_measure(mesh: Mesh) -> list[tuple[Mesh, int]]:
     """(mesh, axis) of every group of ranks that a search on `mesh` may use, each once."""
     found: dict[Groups, tuple[Mesh, int]] = {}
-    for layout in (*(layout.mesh for layout in free_layouts(mesh)), mesh):
-        for axis in range(layout.num_axes):
-            if layout.shape[axis] > 1:
-                found.setdefault(layout.groups((axis,)), (layout, axis))
+    for layout in free_layouts(mesh):
+        for axis, size in enumerate(layout.mesh.shape):
+            if size > 1:
+                found.setdefault(layout.mesh.groups((axis,)), (layout.mesh, axis))
     return list(found.values())
 
 
