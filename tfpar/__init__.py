@@ -40,6 +40,7 @@ _EXPORTS = {
     "restore_checkpoint": "tfpar.keras.checkpoint",
     "save_checkpoint": "tfpar.keras.checkpoint",
     "auto_parallel": "tfpar.api",
+    "calibrate": "tfpar.calibration.calibrate",
     "coverage": "tfpar.api",
     "function": "tfpar.api",
     "parallelize": "tfpar.api",
@@ -56,6 +57,7 @@ __all__ = sorted([*_EXPORTS, *_MODULES])
 if TYPE_CHECKING:
     from tfpar import layers
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
+    from tfpar.calibration.calibrate import calibrate
     from tfpar.cluster.description import Cluster, Device, Level, Node
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
     from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint

@@ -37,15 +37,27 @@ def run_ranks(
     Raises:
         ClusterError: the job has failed, or is not done in time.
     """
+    command = ["benchmarks.shaped_cluster.worker", config.to_json()]
+    return [_result(text) for text in run_module(nodes, config.ranks_per_node, command, timeout_s)]
+
+
+def run_module(
+    nodes: Sequence[Node], ranks_per_node: int, command: Sequence[str], timeout_s: float
+) -> list[str]:
+    """What each rank of `python -m command` has printed.
+
+    Raises:
+        ClusterError: the job has failed, or is not done in time.
+    """
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
         output = pathlib.Path(folder, "out")
-        command = [
+        launch = [
             sys.executable, "-m", "tfpar", "run",
-            "-H", ",".join(f"{node.address}:{config.ranks_per_node}" for node in nodes),
+            "-H", ",".join(f"{node.address}:{ranks_per_node}" for node in nodes),
             "--backend", "horovod", "--timeout", str(_SILENT_S), "--output-dir", str(output),
-            sys.executable, "-m", "benchmarks.shaped_cluster.worker", config.to_json(),
+            sys.executable, "-m", *command,
         ]  # fmt: skip
-        with _started(inside(HEAD, command), _environment(folder)) as process:
+        with _started(inside(HEAD, launch), _environment(folder)) as process:
             try:
                 said, _ = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired as error:
@@ -55,16 +67,15 @@ def run_ranks(
                 f"tfpar run ended with exit code {process.returncode}:\n{said[-_LAST_WORDS:]}"
             )
         return [
-            _result(output / f"rank.{rank}.out")
-            for rank in range(len(nodes) * config.ranks_per_node)
+            (output / f"rank.{rank}.out").read_text() for rank in range(len(nodes) * ranks_per_node)
         ]
 
 
-def _result(path: pathlib.Path) -> list[dict[str, Any]]:
-    for line in path.read_text().splitlines():
+def _result(text: str) -> list[dict[str, Any]]:
+    for line in text.splitlines():
         if line.startswith(MARK):
             return json.loads(line.removeprefix(MARK))
-    raise ClusterError(f"A rank has ended without a result ({path.name}).")
+    raise ClusterError(f"A rank has ended without a result: {text[-_LAST_WORDS:]}")
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -282,3 +282,14 @@ def test_quantities(text, measure, value):
 def test_what_is_no_quantity(bad):
     with pytest.raises(ValueError, match="such as 80 GB"):
         units.parse(bad, "bytes")
+
+
+def test_steps_and_one_memory_are_read_and_written(write, tmp_path):
+    cluster = read_cluster(write('step = "150 us"\none_memory = true\n' + FILE))
+    assert (cluster.step_s, cluster.one_memory) == (150e-6, True)
+    path = str(tmp_path / "again.toml")
+    write_cluster(cluster, path)
+    assert read_cluster(path) == cluster
+    for key, value in (("step", '"-1 us"'), ("one_memory", '"yes"')):
+        with pytest.raises(TfparError, match=f"{key}.* is"):
+            read_cluster(write(f"{key} = {value}\n{FILE}"))

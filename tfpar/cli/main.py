@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 
 import tfpar
+from tfpar.cli import calibrate as calibrate_command
 from tfpar.cli import doctor as doctor_command
 from tfpar.cli import install as install_command
 from tfpar.cli import run as run_command
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     run_command.add_parser(commands)
     install_command.add_parser(commands)
     doctor_command.add_parser(commands)
+    calibrate_command.add_parser(commands)
     return parser
 
 

@@ -62,6 +62,8 @@ def _wrongs(cluster: Cluster) -> Iterator[str]:
             f"overlap is {cluster.overlap}; it must be from 0 (a device waits for its "
             f"communication) to 1 (it computes on)."
         )
+    if not 0 <= cluster.step_s < math.inf:
+        yield f"step_s is {cluster.step_s}; it must be 0 or more."
     unknown = [a for a in cluster.algorithms if a not in ALGORITHMS]
     if unknown or not cluster.algorithms:
         known = ", ".join(map(repr, ALGORITHMS))

@@ -132,6 +132,9 @@ class Cluster:
         algorithms: those of `check.ALGORITHMS` that its communication library knows; the
             fastest one is used.
         measured: what calibration found; it goes before what the links let expect.
+        step_s: seconds that a step takes whatever it holds: what starts it.
+        one_memory: devices are cores with one memory and ranks of one process: what several ranks
+            would store or compute alike is there once, and computed by the cores of all.
 
     Raises:
         TfparError: a size below 1, a rate that is not above 0, a negative time, or levels that
@@ -144,6 +147,8 @@ class Cluster:
     overlap: float = 1.0
     algorithms: tuple[str, ...] = ("ring", "tree", "halving")
     measured: tuple[Measured, ...] = ()
+    step_s: float = 0.0
+    one_memory: bool = False
 
     def __post_init__(self) -> None:
         check_cluster(self)
@@ -153,7 +158,8 @@ class Cluster:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.nodes, self.levels, self.overlap, self.algorithms, self.measured))
+        links = self.nodes, self.levels, self.algorithms, self.measured
+        return hash((*links, self.overlap, self.step_s, self.one_memory))
 
     @classmethod
     def regular(

@@ -37,7 +37,7 @@ from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
 from tfpar.spec import TfparError
 
-_NUMBER, _COUNT, _TEXT = "number", "count", "text"
+_NUMBER, _COUNT, _TEXT, _FLAG = "number", "count", "text", "flag"
 
 # Keys of a table: (attribute, what it measures or is); the rest are read by hand.
 _DEVICE = {
@@ -62,7 +62,12 @@ _MEASURED = {
     "startup": ("startup_s", "seconds"),
     "bandwidth": ("bandwidth", "bytes/s"),
 }
-_CLUSTER = {"name": ("name", _TEXT), "overlap": ("overlap", _NUMBER)}
+_CLUSTER = {
+    "name": ("name", _TEXT),
+    "overlap": ("overlap", _NUMBER),
+    "step": ("step_s", "seconds"),
+    "one_memory": ("one_memory", _FLAG),
+}
 
 _Table = dict[str, tuple[str, str]]
 
@@ -88,14 +93,33 @@ def write_cluster(cluster: Cluster, path: str) -> None:
     Raises:
         TfparError: the file cannot be written.
     """
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(cluster_text(cluster))
+    except OSError as error:
+        raise TfparError(f"Cannot write the cluster file {path!r}: {error}.") from None
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """`cluster` as a TOML file has it."""
     document = tomlkit.document()
     for key, value in _with_units(describe(cluster)).items():
         document.add(key, value)
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(tomlkit.dumps(document))
-    except OSError as error:
-        raise TfparError(f"Cannot write the cluster file {path!r}: {error}.") from None
+    return tomlkit.dumps(document)
+
+
+def check_writable(path: str) -> None:
+    """Raise TfparError if a cluster file could not be written at `path`."""
+    folder = os.path.dirname(path) or "."
+    wrong = ""
+    if os.path.isdir(path):
+        wrong = "it is a folder"
+    elif not os.path.isdir(folder):
+        wrong = f"there is no folder {folder!r}"
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        wrong = "it may not be written"
+    if wrong:
+        raise TfparError(f"Cannot write the cluster file {path!r}: {wrong}. Name another file.")
 
 
 def cluster_of(known: Any, source: str = "") -> Cluster:
@@ -166,6 +190,10 @@ class _Reader:
         if measure == _TEXT:
             if not isinstance(value, str):
                 raise self.error(key, f"is {value!r}, not text")
+            return value
+        if measure == _FLAG:
+            if not isinstance(value, bool):
+                raise self.error(key, f"is {value!r}, neither true nor false")
             return value
         if measure == _COUNT:
             if isinstance(value, bool) or not isinstance(value, int):
@@ -244,8 +272,8 @@ def _fields(part: Any, known: _Table) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None and value != ""}
 
 
-_MEASURES = {key: measure for t in (_DEVICE, _LEVEL, _NODE, _MEASURED) for key, (_, measure) in
-             t.items()}  # fmt: skip
+_MEASURES = {key: measure for table in (_CLUSTER, _DEVICE, _LEVEL, _NODE, _MEASURED)
+             for key, (_, measure) in table.items()}  # fmt: skip
 
 
 def _with_units(value: Any, measure: str = "") -> Any:

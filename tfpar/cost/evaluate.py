@@ -26,7 +26,7 @@ from tfpar.propagation.factors import size_after
 from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.propagation.reshard import lower_reshard, step_bytes
 from tfpar.rules.rule import OpRule
-from tfpar.spec import Mesh, Spec, local_shape
+from tfpar.spec import Mesh, Replicate, Spec, local_shape
 
 BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 """Sizes of packed gradient buckets to choose from, in bytes (1 to 256 MiB)."""
@@ -63,7 +63,8 @@ class Cost:
     """What one step costs on one rank: times in seconds (`_s`), sizes in bytes.
 
     Attributes:
-        seconds: the time of a step: `compute_s`, `communication_s` and `exposed_s` together.
+        seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s` and the cluster's
+            `step_s` together.
         compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
         gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
@@ -141,7 +142,7 @@ class Pricer:
                 )
         for tensor, spec in zip(op.outputs, decision.choice.out_specs, strict=True):
             if tensor in self.roles.kept and op.type not in RELABELS:
-                terms[KEPT] += times * self.local_bytes(tensor, spec)
+                terms[KEPT] += times * self.stored(tensor, spec)
 
     def add_reshard(self, terms: np.ndarray, reshard: Reshard) -> None:
         """Add what `reshard` takes."""
@@ -202,7 +203,18 @@ class Pricer:
         used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in READ_PART :]
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
         moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
-        return device.launch_s + max(arithmetic, moved / device.memory_bandwidth)
+        seconds = max(arithmetic, moved / device.memory_bandwidth)
+        return device.launch_s + seconds / self._alike(*choice.in_specs, *choice.out_specs)
+
+    def _alike(self, *specs: Spec) -> int:
+        """How many ranks store or compute the same together, as they have one memory."""
+        if not self.cluster.one_memory:
+            return 1
+        return math.prod(
+            n
+            for axis, n in enumerate(self.mesh.shape)
+            if all(isinstance(spec[axis], Replicate) for spec in specs)
+        )
 
     def _written_bytes(self, op: Op, handle: Tensor, spec: Spec) -> int:
         """Bytes that `op` moves of the variable behind `handle`, if it updates it."""
@@ -216,11 +228,15 @@ class Pricer:
         """What a rank stores of `tensor`, padding included, in bytes."""
         return _local_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
 
+    def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
+        """Its part of what there is in memory of `tensor`, in bytes."""
+        return self.local_bytes(tensor, spec) / self._alike(spec)
+
     def stored_bytes(
         self, variable: Variable, spec: Spec, state_ratio: float | None
     ) -> tuple[float, float]:
         """Bytes of a variable on a rank, and of its slots or as other state; see `Cost`."""
-        size = self.roles.times.get(variable.handle.op, 1) * self.local_bytes(variable, spec)
+        size = self.roles.times.get(variable.handle.op, 1) * self.stored(variable, spec)
         return (size, size * (state_ratio or 0.0)) if variable.trainable else (0.0, size)
 
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
@@ -283,9 +299,10 @@ class Pricer:
         compute = forward, backward, update
         forward, backward, update = map(float, terms[COMMUNICATION : COMMUNICATION + 3])
         waiting = forward, backward, update
+        seconds = sum(compute) + sum(waiting) + exposed + self.cluster.step_s
         return Cost(
-            sum(compute) + sum(waiting) + exposed, compute, waiting, busy, exposed, bucket,
-            weight_bytes, state_bytes, weight_bytes if self.trains else 0.0, float(terms[KEPT]),
+            seconds, compute, waiting, busy, exposed, bucket, weight_bytes, state_bytes,
+            weight_bytes if self.trains else 0.0, float(terms[KEPT]),
         )  # fmt: skip
 
 
@@ -316,13 +333,19 @@ def evaluate(
     if state_ratio is not None:
         terms[COMPUTE + UPDATE] += update_seconds(weights, state_ratio, cluster)
     cost = pricer.cost(terms, weights, state)
-    live = peak(partitioned, pricer.local_bytes, roles.times)
+    live = peak(partitioned, pricer.stored, roles.times)
     return dataclasses.replace(cost, live_bytes=live.num_bytes)
 
 
+# What an optimizer moves per byte of weight: Keras's go op by op, and each op reads and writes
+# whole arrays. Counted in their graphs: SGD 5, Adagrad 17, Lion 19, RMSprop 21, Adam 30, AdamW 37.
+_PASSES, _PASSES_PER_SLOT = 5.0, 12.5
+
+
 def update_seconds(weight_bytes: float, state_ratio: float, cluster: Cluster) -> float:
-    """Seconds to read gradient, weight and slots and to write weight and slots."""
-    return weight_bytes * (3.0 + 2.0 * state_ratio) / cluster.device.memory_bandwidth
+    """Seconds to read and write gradients, weights and slots in an update."""
+    passes = _PASSES + _PASSES_PER_SLOT * state_ratio
+    return weight_bytes * passes / cluster.device.memory_bandwidth
 
 
 def traffic(partitioned: PartitionedGraph, cluster: Cluster, roles: Roles) -> list[Traffic]:

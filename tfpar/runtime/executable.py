@@ -55,7 +55,7 @@ class Executable:
         self.packed_bytes = [
             sum(t.num_bytes for t in op.inputs) for op in local.graph.ops if op.type == "AllReduce"
         ]
-        self.program = _link(local, ranks, parts > 1)
+        self.program = link(local, ranks, parts > 1)
         self._place_variables()
         self._handles: list[dict[int, tf.Tensor]] = []
         self._stored: list[Any] = []
@@ -105,7 +105,7 @@ class Executable:
         ]
 
 
-def _link(
+def link(
     program: LocalProgram, ranks: Ranks, fed_in_parts: bool
 ) -> InProcessProgram | ProcessProgram:
     """The program of this process's ranks.

@@ -222,7 +222,7 @@ class LayoutSearch:
             },
         )
         laid = propagate(self.model.prepared, self.layout.mesh, anchors)
-        return peak(laid, self.pricer.local_bytes, self.model.roles.times).num_bytes
+        return peak(laid, self.pricer.stored, self.model.roles.times).num_bytes
 
     def _look_closely(self) -> bool:
         """Find out what the laid plan stores at once; whether that changes what fits.

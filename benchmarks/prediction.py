@@ -1,0 +1,358 @@
+"""Predicted against measured step times, after calibration.
+
+    python -m benchmarks.prediction [--quick] [--json FILE] [--setting loopback] [--ranks 4]
+
+In each setting (ranks in one process, processes on the loopback, processes on nodes with shaped
+links, which needs root) the machine is calibrated; then plans of two models are priced on the
+calibrated cluster and run, taking turns. Told are, for each plan, the predicted and the median
+measured seconds of a step, optimizer included; for each setting Spearman's rank correlation, and
+how far the searched plan is from the best measured. `--memory` holds what a rank stores against
+what its resident memory grows by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.shaped_cluster.namespaces import ClusterError, cluster, limit, obstacle
+from benchmarks.workers import ROOT, versions
+
+MARK = "@prediction "
+SETTINGS = ("in-process", "loopback", "shaped")
+SIZES = {
+    "gpt": {"vocabulary": 2000, "length": 128, "hidden": 256, "num_layers": 2},
+    "wide": {"classes": 8000},
+}
+BATCHES = {"gpt": 8, "wide": 128}
+SEARCHED = "searched"
+GOOD_RHO, GOOD_CHOICE = 0.9, 1.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What one setting's ranks run.
+
+    Attributes:
+        ranks: of all nodes.
+        nodes: of the shaped cluster, else 1.
+        mbit: of a node's link, in Mbit/s; None: as it is.
+        plans: only these; all if empty.
+    """
+
+    setting: str
+    ranks: int
+    nodes: int = 1
+    mbit: float | None = None
+    models: tuple[str, ...] = ("gpt", "wide")
+    plans: tuple[str, ...] = ()
+    budget_s: float = 60.0
+    turns: int = 5
+    turn_s: float = 0.5
+
+    @property
+    def name(self) -> str:
+        link = f", {self.mbit:g} Mbit/s" if self.mbit else ""
+        nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.setting}, {self.ranks} ranks{nodes}{link}"
+
+
+# --- plans -----------------------------------------------------------------------------
+
+
+def plans(model: str, ranks: int) -> dict[str, tuple[dict[str, int], list]]:
+    """By name: the mesh, and constraints on it."""
+    import tfpar as tap
+    from benchmarks.models import GPT_MEGATRON, WIDE_HEAD
+
+    data, alone = {"data": ranks}, {"data": 1, "model": ranks}
+
+    def part(*words: str) -> list:
+        chosen = {k: v for k, v in GPT_MEGATRON.items() if any(w in k for w in words)}
+        return list(tap.from_layout_map(chosen))
+
+    zero = [tap.shard(r".*(kernel|embeddings)", dim=0, axis="data"), tap.batch("data")]
+    columns = [tap.shard(r".*(kernel|embeddings)", dim=-1, axis="model")]
+    rows = [tap.shard(r".*kernel", dim=0, axis="model")]
+    found: dict[str, tuple[dict[str, int], list]] = {"data": (data, []), "zero": (data, zero)}
+    if model == "gpt":
+        found |= {
+            "megatron": (alone, part("")),
+            "feed-forward": (alone, part("fc")),
+            "heads": (alone, part("attention")),
+            "vocabulary": (alone, part("tokens", "head")),
+            "columns": (alone, columns),
+        }
+        best = part("")
+    else:
+        best = list(tap.from_layout_map(WIDE_HEAD))
+        found |= {"classes": (alone, best), "columns": (alone, columns), "rows": (alone, rows)}
+    if ranks == 4:
+        found["2x2"] = ({"data": 2, "model": 2}, [*best, tap.batch("data")])
+    return found
+
+
+# --- the ranks -------------------------------------------------------------------------
+
+
+class Training:
+    """A model under one plan; the first step, which compiles it, is taken here."""
+
+    def __init__(
+        self, model: str, plan: str, config: Config, machines: Any,
+        size: dict[str, int] | None = None, batch: int | None = None,
+    ) -> None:  # fmt: skip
+        import keras
+        import tensorflow as tf
+
+        import tfpar as tap
+        from benchmarks import models
+        from tfpar.cost.evaluate import evaluate
+        from tfpar.ir.roles import Roles
+        from tfpar.keras.adapter import parallel_model
+
+        keras.utils.set_random_seed(0)
+        if plan == SEARCHED:
+            shape = [config.nodes, config.ranks // config.nodes]
+            context = tap.auto_parallel(tap.split(shape), cluster=machines)
+        else:
+            mesh, constraints = plans(model, config.ranks)[plan]
+            context = tap.auto_parallel(tap.split(mesh), constraints, planner=None)
+        build = models.wide if model == "wide" else models.gpt
+        with context:
+            self.model = models.compile_model(build(**(size or SIZES[model])))
+        x, y = models.batch_of(self.model, batch or BATCHES[model])
+        self._batch = (tf.constant(x), tf.constant(y))
+        self.model.train_on_batch(x, y)
+        state = parallel_model(self.model)
+        assert state is not None and state.plan is not None
+        self._step = state.executables["train"]
+        captured = self._step.captured
+        gradients = [t for g in captured.gradients for t in g.tensors]
+        partitioned = self._step.partitioned
+        self.cost = evaluate(partitioned, machines, Roles.of(partitioned.graph, gradients))
+        self.text = f"{state.plan.mesh}, batch over {' and '.join(state.plan.batch_axes) or 'none'}"
+
+    def step(self) -> float:
+        start = time.perf_counter()
+        self._step((self._batch,))
+        return time.perf_counter() - start
+
+
+def measure(config: Config) -> list[dict[str, Any]]:
+    """A row for each plan; on every rank."""
+    import tfpar as tap
+    from tfpar.distributed.world import this_world
+
+    world = this_world()
+    if config.mbit and world is not None and world.job.local_rank == 0:
+        limit(config.mbit)
+    machines = tap.calibrate([config.nodes, config.ranks // config.nodes], budget_s=config.budget_s)
+    rows: list[dict[str, Any]] = []
+    for model in config.models:
+        names = config.plans or (*plans(model, config.ranks), SEARCHED)
+        trainings = [Training(model, name, config, machines) for name in names]
+        times = take_turns(trainings, config, world)
+        for name, training, taken in zip(names, trainings, times, strict=True):
+            rows.append({
+                "setting": config.name, "model": model, "plan": name, "layout": training.text,
+                "predicted_s": training.cost.seconds, "measured_s": statistics.median(taken),
+                "least_s": min(taken), "cost": dataclasses.asdict(training.cost),
+                "steps": len(taken),
+            })  # fmt: skip
+    rows[0]["cluster"] = _described(machines)
+    return rows
+
+
+def _described(machines: Any) -> dict[str, Any]:
+    from tfpar.cluster.files import describe
+
+    return describe(machines)
+
+
+def take_turns(trainings: Sequence[Training], config: Config, world: Any) -> list[list[float]]:
+    """Seconds of the steps of each."""
+    times: list[list[float]] = [[] for _ in trainings]
+    counts = []
+    for training in trainings:
+        pace = min(training.step() for _ in range(2))
+        if world is not None:
+            pace = world.first("counting steps", lambda pace=pace: pace)
+        counts.append(max(2, min(50, int(config.turn_s / pace))))
+    for _ in range(config.turns):
+        for training, taken, count in zip(trainings, times, counts, strict=True):
+            if world is not None:
+                world.exchange.messages(None)
+            training.step()  # what the one before has left in caches is gone
+            taken += [training.step() for _ in range(count)]
+    return times
+
+
+def _rank(config: Config) -> None:
+    rows = measure(config)
+    from tfpar.distributed.world import this_world
+
+    world = this_world()
+    if world is None or world.rank == 0:
+        print(f"{MARK}{json.dumps(rows)}", flush=True)
+
+
+# --- the run ---------------------------------------------------------------------------
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """The rows of one setting.
+
+    Raises:
+        ClusterError: no shaped cluster can be made, or the ranks have failed.
+    """
+    worker = [sys.executable, "-m", "benchmarks.prediction", "--worker"]
+    worker.append(json.dumps(dataclasses.asdict(config)))
+    if config.setting == "shaped":
+        from benchmarks.shaped_cluster.job import run_module
+
+        with cluster(config.nodes) as hosts:
+            each = config.ranks // config.nodes
+            texts = run_module(hosts, each, worker[2:], 1800.0)
+        return _rows(texts[0])
+    environment = {
+        **os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1",
+    }  # fmt: skip
+    if config.setting == "loopback":
+        worker = [sys.executable, "-m", "tfpar", "run", "-np", str(config.ranks), *worker]
+    done = subprocess.run(
+        worker, env=environment, cwd=ROOT, text=True, capture_output=True, timeout=1800
+    )
+    if done.returncode:
+        raise ClusterError(f"{config.name} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+    return _rows(done.stdout)
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    line = next((line for line in text.splitlines() if MARK in line), None)
+    if line is None:
+        raise ClusterError(f"No result:\n{text[-3000:]}")
+    return json.loads(line.partition(MARK)[2])
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's rank correlation; equal values share their ranks' mean."""
+    first, second = _ranks(one), _ranks(other)
+    return statistics.correlation(first, second)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [
+        sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2
+        for value in values
+    ]
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of one setting and what it comes to."""
+    from tfpar.report.tables import render_table
+
+    cells = [
+        (
+            row["model"], row["plan"], row["layout"], f"{1e3 * row['predicted_s']:.1f}",
+            f"{1e3 * row['measured_s']:.1f}", f"{row['predicted_s'] / row['measured_s']:.2f}",
+            f"{1e3 * sum(row['cost']['compute_s']):.1f}",
+            f"{1e3 * (sum(row['cost']['communication_s']) + row['cost']['exposed_s']):.1f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    columns = ("model", "plan", "layout", "plan ms", "ms", "ratio", "compute", "collectives")
+    text = [render_table(rows[0]["setting"], columns, cells, numeric=(3, 4, 5, 6, 7))]
+    every = spearman([r["predicted_s"] for r in rows], [r["measured_s"] for r in rows])
+    text.append(f"  Spearman's rho over {len(rows)} plans: {every:.3f} (wanted {GOOD_RHO})")
+    for model in dict.fromkeys(r["model"] for r in rows):
+        own = [r for r in rows if r["model"] == model]
+        rho = spearman([r["predicted_s"] for r in own], [r["measured_s"] for r in own])
+        line = f"  {model}: rho {rho:.3f}"
+        chosen = [r["measured_s"] for r in own if r["plan"] == SEARCHED]
+        if chosen:
+            slower = chosen[0] / min(r["measured_s"] for r in own)
+            line += f", searched / best measured {slower:.3f} (wanted {GOOD_CHOICE})"
+        text.append(line)
+    return "\n".join(text)
+
+
+def memory(ranks: int) -> str:
+    """The table of predicted and measured memory of a rank."""
+    from benchmarks.growth import compare
+    from tfpar.report.tables import render_table
+
+    cells = [
+        (
+            row["model"], row["plan"], f"{row['predicted'] / 1e6:.0f}",
+            f"{row['measured'] / 1e6:.0f}", f"{row['predicted'] / row['measured']:.2f}",
+            *(f"{n / 1e6:.0f}" for n in row["parts"].values()),
+        )
+        for row in compare(ranks)
+    ]  # fmt: skip
+    columns = ("model", "plan", "plan MB", "MB", "ratio", "weights", "state", "activations")
+    return render_table(f"Memory of each of {ranks} ranks", columns, cells, numeric=range(2, 8))
+
+
+def settings(options: argparse.Namespace) -> list[Config]:
+    if options.quick:
+        return [
+            Config("in-process", 2, models=("wide",), budget_s=15.0, turns=3, turn_s=0.3)
+        ]  # fmt: skip
+    found = []
+    for setting in options.setting or SETTINGS:
+        for ranks in options.ranks or (2, 4):
+            nodes, mbit = (2, options.mbit) if setting == "shaped" else (1, None)
+            models = tuple(options.model or SIZES)
+            found.append(Config(setting, ranks, nodes, mbit, models, budget_s=options.budget))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under two minutes: one setting")
+    parser.add_argument("--setting", choices=SETTINGS, action="append", help="default: all")
+    parser.add_argument("--ranks", type=int, action="append", help="default: 2 and 4")
+    parser.add_argument("--model", choices=tuple(SIZES), action="append", help="default: both")
+    parser.add_argument("--mbit", type=float, default=500.0, help="of shaped links")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of each calibration")
+    parser.add_argument("--memory", action="store_true", help="memory only")
+    parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        fields = json.loads(options.worker)
+        for name in ("models", "plans"):
+            fields[name] = tuple(fields[name])
+        _rank(Config(**fields))
+        return 0
+    if options.memory:
+        for ranks in options.ranks or (2,):
+            print(memory(ranks), flush=True)
+        return 0
+    rows: list[dict[str, Any]] = []
+    for config in settings(options):
+        why = obstacle() if config.setting == "shaped" else None
+        if why is not None:
+            print(f"{config.name}: left out. {why}")
+            continue
+        found = run(config)
+        print(report(found), flush=True)
+        rows += found
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump([{**row, **versions()} for row in rows], file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

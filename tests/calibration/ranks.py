@@ -1,0 +1,26 @@
+"""What a rank does: `python -m tests.calibration.ranks FILE`."""
+
+from __future__ import annotations
+
+import sys
+
+import tfpar as tap
+from tfpar.cluster.files import describe
+from tfpar.distributed.world import this_world
+from tfpar.spec import TfparError
+
+
+def main(path: str) -> None:
+    cluster = tap.calibrate(path=path, budget_s=0.1)
+    world = this_world()
+    assert world is not None
+    assert all(told == describe(cluster) for told in world.exchange.messages(describe(cluster)))
+    try:
+        tap.calibrate([3])
+    except TfparError as error:
+        assert "mesh has 3 ranks and the job 2" in str(error), error
+    print("the same everywhere", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,105 @@
+"""`tap.calibrate`: a cluster from measurements."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from rich.console import Console
+
+from tfpar.calibration.measure import ON_CPU, ON_GPU, Machine, Tell, measure
+from tfpar.calibration.timing import Timer
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.files import check_writable, cluster_of, describe, write_cluster
+from tfpar.distributed.world import World, this_world
+from tfpar.runtime.detect import detect_cluster, every_rank
+from tfpar.runtime.devices import memory_of
+from tfpar.runtime.ranks import Ranks
+from tfpar.spec import Mesh, TfparError
+
+
+def calibrate(
+    mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
+    path: str | None = None,
+    *,
+    budget_s: float = 60.0,
+) -> Cluster:
+    """Measure what the ranks here reach, and describe it as a cluster to plan for.
+
+        tap.calibrate([2, 2], "local.toml")
+        with tap.auto_parallel(tap.split([2, 2]), cluster="local.toml"):
+            ...
+
+    Ops and collectives run through the backend that training uses, on all ranks at once, and
+    nothing else should run beside. In a job (`tfpar run`) every rank calls it, and all get
+    the same cluster.
+
+    Args:
+        mesh: the ranks, as of `auto_parallel`; by default all of the job, or the GPUs here.
+            Collectives are measured on all axes that a search on it may lay.
+        path: of the cluster file (TOML) to write; the first rank writes it.
+        budget_s: about how many seconds it may take. Each kind of collective is measured on each
+            axis even if that takes longer.
+
+    Raises:
+        TfparError: more ranks than devices or processes, a budget that is not above 0, or a file
+            that cannot be written.
+    """
+    if not budget_s > 0:
+        raise TfparError(f"budget_s is {budget_s}; measuring takes some seconds, such as 60.")
+    if mesh is None:
+        mesh = every_rank()
+    if not isinstance(mesh, Mesh):
+        mesh = Mesh.of(mesh)
+    world = this_world()
+    if path is not None:
+        _on_first(world, "checking the cluster file", lambda: check_writable(path))
+    _check_gpus(mesh, world)
+    ranks = Ranks.of(mesh.size, world)
+    on_gpu = "GPU" in ranks.devices[0]
+    timer = Timer(ranks, budget_s)
+    with _telling(world) as tell:
+        found = measure(mesh, _machine(mesh, ranks), timer, ON_GPU if on_gpu else ON_CPU, tell)
+    # Figures are agreed upon already; what is one file's on one rank is the same on all.
+    cluster = cluster_of(_on_first(world, "calibrating", lambda: describe(found)))
+    if path is not None:
+        _on_first(world, "writing the cluster file", lambda: write_cluster(cluster, path))
+    return cluster
+
+
+def _check_gpus(mesh: Mesh, world: World | None) -> None:
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if world is None and 0 < gpus < mesh.size:
+        raise TfparError(
+            f"The mesh {mesh} has {mesh.size} ranks, but this process sees {gpus} GPUs. Use a "
+            f"smaller mesh, or set CUDA_VISIBLE_DEVICES=-1 to measure ranks on the CPU."
+        )
+
+
+def _on_first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
+    return make() if world is None else world.first(what, make)
+
+
+def _machine(mesh: Mesh, ranks: Ranks) -> Machine:
+    detected = detect_cluster(Mesh.of([1, mesh.size])).device
+    if ranks.world is None:
+        one_memory = len(set(map(memory_of, ranks.devices))) == 1
+        return Machine(1, detected.name, detected.memory_bytes, one_memory)
+    job = ranks.world.job
+    even = job.nodes * job.local_size == mesh.size
+    return Machine(job.nodes if even else 1, detected.name, detected.memory_bytes)
+
+
+@contextlib.contextmanager
+def _telling(world: World | None) -> Iterator[Tell]:
+    """Shows what is measured, on the first rank's stderr."""
+    if world is not None and world.rank != 0:
+        yield lambda what: None
+    elif sys.stderr.isatty():
+        with Console(stderr=True).status("measuring") as status:
+            yield lambda what: status.update(f"measuring {what}")
+    else:
+        yield lambda what: print(f"measuring {what}", file=sys.stderr, flush=True)

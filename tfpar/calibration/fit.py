@@ -1,0 +1,84 @@
+"""From times to rates. All fits are of relative errors, and robust: machines are noisy."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tfpar.cost.work import efficiency
+
+UNMEASURABLE = 1e15
+"""Bytes/s of what takes no time that could be told from noise."""
+
+_ROUNDS = 30
+_SMALL = 0.02  # residuals below count alike
+_HALF_SIZES = (0.0, *(2.0 ** (k / 4) for k in range(45)))  # to 2048
+
+Sides = tuple[int, int, int]
+
+
+def alpha_beta(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """(seconds to start, bytes/s) of `startup + size / bandwidth`.
+
+    Neither is negative. Outliers are weighed down: what is least is the sum of the absolute
+    relative errors.
+    """
+    t = np.asarray(seconds, float)
+    rows = np.stack([1.0 / t, np.asarray(sizes, float) / t], axis=1)
+    weights = np.ones(len(t))
+    alpha = beta = 0.0
+    for _ in range(_ROUNDS):
+        alpha, beta = _not_negative(rows * weights[:, None], weights)
+        residuals = np.abs(rows @ (alpha, beta) - 1.0)
+        weights = 1.0 / np.sqrt(np.maximum(residuals, _SMALL))
+    return float(alpha), float(min(1.0 / beta, UNMEASURABLE) if beta > 0 else UNMEASURABLE)
+
+
+def _not_negative(rows: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
+    """Least squares of two unknowns that are 0 or more."""
+    alpha, beta = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    if alpha >= 0 and beta >= 0:
+        return alpha, beta
+    alone = [max(float(c @ wanted / (c @ c)), 0.0) for c in rows.T]
+    candidates = [(alone[0], 0.0), (0.0, alone[1])]
+    return min(candidates, key=lambda x: float(np.sum((rows @ x - wanted) ** 2)))
+
+
+def product_rate(
+    sides: Sequence[Sides], seconds: Sequence[float], launch_s: float
+) -> tuple[float, float]:
+    """(FLOP/s, half size) of matrix products: see `cost.work.efficiency`."""
+
+    work = [2.0 * math.prod(s) for s in sides]
+
+    def error(half_size: float, peak: float) -> float:
+        expected = [
+            launch_s + w / (peak * efficiency(s, half_size))
+            for w, s in zip(work, sides, strict=True)
+        ]
+        return sum(abs(math.log(e / t)) for e, t in zip(expected, seconds, strict=True))
+
+    def peaks(half_size: float) -> Iterator[float]:
+        """Each product's own."""
+        for w, s, t in zip(work, sides, seconds, strict=True):
+            if t > launch_s:
+                yield w / (t - launch_s) / efficiency(s, half_size)
+
+    candidates = [(h, peak) for h in _HALF_SIZES for peak in peaks(h)]
+    half_size, peak = min(candidates, key=lambda c: error(*c))
+    return peak, half_size
+
+
+def memory_bandwidth(moved: Sequence[float], seconds: Sequence[float], launch_s: float) -> float:
+    """Bytes/s of ops that moved so many bytes."""
+    rates = [n / max(t - launch_s, 0.1 * t) for n, t in zip(moved, seconds, strict=True)]
+    return statistics.median(rates)
+
+
+def overlap(arithmetic_s: float, collectives_s: float, both_s: float) -> float:
+    """What part of the arithmetic goes on during the collectives, 0 to 1."""
+    hidden = arithmetic_s + collectives_s - both_s
+    return min(max(hidden / min(arithmetic_s, collectives_s), 0.0), 1.0)

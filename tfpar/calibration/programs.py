@@ -1,0 +1,113 @@
+"""Local programs to be timed: the same ops one after another, on every rank.
+
+Links of a chain hang on each other by control edges and all get the same operands, so that values
+neither grow nor are known beforehand, and any op can follow itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import DType, Op, Tensor, itemsize
+from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.spec import Mesh, Shard
+
+Emit = Callable[[GraphBuilder, Sequence[Tensor], Sequence[Op]], Op]
+"""Appends ops on the operands that begin after other ops; returns the last one."""
+
+_COLUMNS = 64
+"""Of the tensors that collectives move, in each rank's block; rows make up their size."""
+
+
+class Chains:
+    """A program of chains that run side by side; each rank has operands of its own."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._build = GraphBuilder(name="calibration")
+        self._mesh = mesh
+        attrs = {"dtype": DType("float32")}
+        op = self._build.emit("Placeholder", (), [((1,), "float32")], attrs, name="one")
+        self._one = op.outputs[0]
+        self._build.graph.inputs.append(self._one)
+
+    def program(self) -> LocalProgram:
+        """What has been added. It is fed a 1 for each rank."""
+        mesh = self._mesh
+        fed = (Shard(0),) * mesh.num_axes
+        return LocalProgram(self._build.graph, mesh, [(mesh.size,)], [fed], [], {})
+
+    def add(self, emit: Emit, shapes: Sequence[tuple[int, ...]], dtype: str, length: int) -> None:
+        """A chain of `length` links on operands of these shapes."""
+        operands = [self._filled(shape, dtype) for shape in shapes]
+        last: list[Op] = []
+        for _ in range(length):
+            last = [emit(self._build, operands, last)]
+            self._build.graph.effects += last  # or it would be left out, as nobody reads it
+
+    def _filled(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Ones, which no rank shares with another."""
+        one = self._build.cast(self._build.reshape(self._one, ()), dtype)
+        attrs = {"T": DType(dtype), "index_type": DType("int32")}
+        return self._build.one("Fill", (self._build.shape_const(shape), one), shape, dtype, attrs)
+
+
+def product(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
+    """A MatMul."""
+    x, y = operands
+    attrs = {"T": DType(x.dtype), "transpose_a": False, "transpose_b": False}
+    outputs = [((x.shape[0], y.shape[1]), x.dtype)]
+    return build.emit("MatMul", (x, y), outputs, attrs, control=after)
+
+
+def elementwise(op_type: str) -> Emit:
+    """An op whose result is as large as each operand."""
+
+    def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
+        x = operands[0]
+        return build.emit(op_type, operands, [(x.shape, x.dtype)], {"T": DType(x.dtype)},
+                          control=after)  # fmt: skip
+
+    return emit
+
+
+def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
+    """A collective of `reshard.COLLECTIVES` over a mesh axis, of one operand of two dims."""
+    axes, parts = (axis,), mesh.shape[axis]
+
+    def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
+        # Control edges are of local ops only.
+        x = _identity(build, operands[0], after).outputs[0]
+        rows, columns = x.shape
+        types: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+            "all_reduce": ("AllReduce", {"reduction": "sum", "T": DType(x.dtype)}, x.shape),
+            "all_gather": ("AllGather", {"dim": 1}, (rows, columns * parts)),
+            "reduce_scatter": (
+                "ReduceScatter", {"dim": 1, "reduction": "sum"}, (rows, columns // parts)
+            ),
+            "all_to_all": (
+                "AllToAll", {"split_dim": 1, "concat_dim": 0}, (rows * parts, columns // parts)
+            ),
+            "broadcast": ("Broadcast", {}, x.shape),
+        }  # fmt: skip
+        op_type, attrs, shape = types[kind]
+        attrs = {**attrs, "axes": axes}
+        return _identity(build, build.one(op_type, (x,), shape, x.dtype, attrs))
+
+    return emit
+
+
+def _identity(build: GraphBuilder, x: Tensor, after: Sequence[Op] = ()) -> Op:
+    return build.emit("Identity", (x,), [(x.shape, x.dtype)], {"T": DType(x.dtype)}, control=after)
+
+
+def operand_of(kind: str, parts: int, num_bytes: int) -> tuple[tuple[int, int], int]:
+    """Shape of a collective's float32 operand for a payload of about `num_bytes`, and the payload.
+
+    The payload is counted as `reshard.step_bytes` does: of a gather it is the result.
+    """
+    columns = _COLUMNS * parts
+    rows = max(1, round(num_bytes / (columns * itemsize("float32"))))
+    own = columns // parts if kind == "all_gather" else columns
+    return (rows, own), rows * columns * itemsize("float32")
