@@ -21,6 +21,7 @@ from tfpar.report.memory import memory_error
 from tfpar.report.progress import searching
 from tfpar.runtime.executable import simplify_step
 from tfpar.search.cache import PlanCache
+from tfpar.search.chunks import in_chunks
 from tfpar.search.problem import (
     Fixed,
     Planner,
@@ -129,9 +130,12 @@ def plan_step(
 
 
 def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
-    """The whole graph of a problem as `plan` lays it."""
+    """The whole graph of a problem as `plan` lays it, with what it computes again."""
+    return _laid(plan, recomputed_problem(problem, plan.recompute))
+
+
+def _laid(plan: Plan, problem: Problem) -> PartitionedGraph:
     with collection_paused():
-        problem = recomputed_problem(problem, plan.recompute)
         laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
         laid.carried = Roles.of(problem.graph, compression=problem.compression).carried
         return laid
@@ -159,9 +163,10 @@ def find_plan(problem: Problem, planner: Planner, cache: PlanCache | None = None
     if plan is None:
         plan = solve(problem, planner)
         if plan.cost is not None:
+            again = recomputed_problem(problem, plan.recompute)
             if plan.cost.memory_bytes > problem.cluster.device.memory_bytes:
-                laid = lay_out(plan, problem)
-                raise memory_error(plan, laid, recomputed_problem(problem, plan.recompute))
+                raise memory_error(plan, _laid(plan, again), again)
+            plan = in_chunks(plan, again, step_anchors(plan, again))
         if cache is not None:
             cache.put(problem, planner, plan)
     return plan
