@@ -149,7 +149,7 @@ def test_a_layer_goes_before_patterns():
     assert run.specs()["head/kernel"] == "R,R"
 
 
-def test_outside_it_is_a_plain_dense(tmp_path):
+def test_outside_it_is_a_plain_dense():
     x = f(3, 8)
     layer = tap.layers.Dense(4, "tanh", spec=COLUMN_FIRST)
     plain = layers.Dense(4, "tanh")

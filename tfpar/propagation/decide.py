@@ -200,7 +200,8 @@ def _choose_axis(
             raise CannotHold(axis)
         return WHOLE, (), "sum"
     for group, reduction in _carry_groups(rule, operands, placements):
-        cost, forced = _carry_cost(operands, placements, group, out_bytes, deferred)
+        relabelled = set(group) <= set(rule.monotone)
+        cost, forced = _carry_cost(operands, placements, group, out_bytes, deferred or relabelled)
         best = min(
             best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order
         )
