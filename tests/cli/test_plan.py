@@ -414,3 +414,18 @@ def test_the_page_s_commands_do_what_it_says(folder, capsys):
     explained = out.partition("Variable 'classifier/classes/kernel'")[2].splitlines()
     assert explained[1].startswith("  Placement: S(1) over model")  # as the page says
     assert tfpar("plan train.py:build --batch-size 1024 --mesh 2x2 --cluster ours.toml") == 0
+
+
+# --- estimates --------------------------------------------------------------------------
+
+
+def test_an_estimate_says_whether_it_fits_and_how_fast(folder, capsys):
+    command = "estimate train.py:both --mesh 2 --cluster v100-ethernet"
+    assert tfpar(command) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"Fits: .* of 29.80 GB a device", out) and "samples/s" in out
+    assert tfpar(f"{command} --memory-limit 1kB") == 1
+    out = capsys.readouterr().out
+    assert out.startswith("Does not fit: No plan fits into the memory of a device of 'v100-eth")
+    assert tfpar(f"{command} --memory-limit lots") == 2
+    assert "memory_limit is 'lots', not bytes such as 80 GB" in capsys.readouterr().err
