@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, Pricer
+from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, KEPT, Pricer, traffic
 from tfpar.ir.roles import Roles
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.search.graph_nodes import GraphNode, cluster
@@ -19,12 +19,14 @@ class LayerReport:
         num_bytes: of its weights' shards.
         collectives: (kind, mesh axes) -> (count, payload bytes) of its own tensors.
         seconds: computing, and these collectives one by one.
+        kept_bytes: of what it makes for the backward pass.
     """
 
     node: GraphNode
     num_bytes: int = 0
     collectives: dict[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+    kept_bytes: float = 0.0
 
     def collectives_text(self) -> str:
         """`2 all_reduce over model`, one kind after the other."""
@@ -47,6 +49,7 @@ def layer_reports(partitioned: PartitionedGraph, machines: Cluster) -> list[Laye
             pricer.add_op(terms, op, rules[op], decision)
             seconds = terms[COMPUTE : COMPUTE + 3].sum() + terms[COMMUNICATION:DEFERRED].sum()
             reports[nodes.node_of[op]].seconds += float(seconds)
+            reports[nodes.node_of[op]].kept_bytes += float(terms[KEPT])
     for reshard in partitioned.reshards:
         if reshard.tensor.op not in nodes.node_of:
             continue
@@ -61,3 +64,15 @@ def layer_reports(partitioned: PartitionedGraph, machines: Cluster) -> list[Laye
             pricer.local_bytes(v, partitioned.variable_specs[v]) for v in report.node.weights
         )
     return list(reports.values())
+
+
+def collective_times(
+    partitioned: PartitionedGraph, machines: Cluster
+) -> dict[tuple[str, tuple[str, ...]], float]:
+    """By (kind, mesh axes): seconds that the collectives of a step take one after another."""
+    roles = dataclasses.replace(Roles.of(partitioned.graph), carried=partitioned.carried)
+    seconds: dict[tuple[str, tuple[str, ...]], float] = {}
+    for entry in traffic(partitioned, machines, roles):
+        key = entry.kind, entry.axes
+        seconds[key] = seconds.get(key, 0.0) + entry.seconds
+    return seconds

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, itemsize
-from tfpar.report.layers import layer_reports
+from tfpar.report.layers import collective_times, layer_reports
 from tfpar.report.tables import format_bytes, format_seconds, render_table
 from tfpar.spec import (
     Mesh,
@@ -45,7 +45,11 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
             render_table("Activations fixed by constraints", ("Tensor", "Placement"), rows)
         )
     if partitioned is not None:
-        parts += [_padding(plan, partitioned), _collectives(partitioned), _fallbacks(partitioned)]
+        parts += [
+            _padding(plan, partitioned),
+            _collectives(plan, partitioned),
+            _fallbacks(partitioned),
+        ]
         if partitioned.held:
             parts.append(_held(partitioned))
     return "\n".join(parts)
@@ -116,11 +120,12 @@ def _recomputed(plan: Plan) -> list[str]:
 def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
     if partitioned is None or plan.cluster is None:
         return []
-    rows, rest = [], [0, 0.0]
+    rows, rest = [], [0, 0.0, 0.0]
     specs = variable_specs(plan, partitioned)
     for report in layer_reports(partitioned, plan.cluster):
         if not report.node.weights:
-            rest = [rest[0] + len(report.node.ops), rest[1] + report.seconds]
+            found = len(report.node.ops), report.kept_bytes, report.seconds
+            rest = [a + b for a, b in zip(rest, found, strict=True)]
             continue
         placements = {placement_text(specs[w.name] or (), plan.mesh) for w in report.node.weights}
         rows.append(
@@ -128,14 +133,19 @@ def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
                 report.node.name,
                 "; ".join(sorted(placements - {"replicated"})) or "replicated",
                 format_bytes(report.num_bytes),
+                format_bytes(round(report.kept_bytes)),
                 report.collectives_text(),
                 format_seconds(report.seconds),
             ]
         )
-    rows.append([f"{rest[0]} ops between them", "", "", "", format_seconds(rest[1])])
-    columns = ("Layer", "Placement", "Per device", "Collectives", "Time")
-    title = "Layers (forward, backward and update; time without overlap and packing)"
-    return [render_table(title, columns, rows, numeric=(2, 4))]
+    between = f"{rest[0]} ops between them"
+    rows.append([between, "", "", format_bytes(round(rest[1])), "", format_seconds(rest[2])])
+    columns = ("Layer", "Placement", "Weights", "Kept", "Collectives", "Time")
+    title = (
+        "Layers (per device; weights, and activations kept for the backward pass; time of forward, "
+        "backward and update without overlap and packing)"
+    )
+    return [render_table(title, columns, rows, numeric=(2, 3, 5))]
 
 
 # --- variables -------------------------------------------------------------------
@@ -256,7 +266,7 @@ def _is_padded(shape: Sequence[int], spec: Spec, mesh: Mesh) -> bool:
     return any(not dim_is_even(shape, spec, mesh, d) for d in dims)
 
 
-def _collectives(partitioned: PartitionedGraph) -> str:
+def _collectives(plan: Plan, partitioned: PartitionedGraph) -> str:
     count: collections.Counter = collections.Counter()
     size: collections.Counter = collections.Counter()
     for kind, axes, num_bytes in partitioned.collectives():
@@ -268,9 +278,14 @@ def _collectives(partitioned: PartitionedGraph) -> str:
         [kind, " x ".join(axes), str(count[kind, axes]), format_bytes(size[kind, axes])]
         for kind, axes in sorted(count)
     ]
-    columns = ("Collective", "Over", "Count", "Bytes per rank")
+    columns: tuple[str, ...] = ("Collective", "Over", "Count", "Bytes per rank")
+    if plan.cluster is not None:
+        seconds = collective_times(partitioned, plan.cluster)
+        columns = (*columns, "Time")
+        for row, key in zip(rows, sorted(count), strict=True):
+            row.append(format_seconds(seconds.get(key, 0.0)))
     title = "Collectives of one step (before all-reduces of one group are packed)"
-    return render_table(title, columns, rows, numeric=(2, 3))
+    return render_table(title, columns, rows, numeric=(2, 3, 4))
 
 
 def _fallbacks(partitioned: PartitionedGraph) -> str:

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 110
+WIDTH = 120
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
