@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -60,17 +60,20 @@ class _Losses(keras.callbacks.Callback):
 def train(
     build: Callable[[], keras.Model], data: Sequence[Any], *, mesh=None,
     constraints=(), planner=None, cluster=None, batch_size: int = 8, start=None, seed: int = 7,
-    **fit_arguments: Any,
+    options: Mapping[str, Any] | None = None, **fit_arguments: Any,
 ) -> Trained:  # fmt: skip
     """Build under the mesh (or plainly) and fit; the seed makes both runs start alike.
 
-    Without a planner the layout is the test's own: the constraints, or data parallelism.
+    Without a planner the layout is the test's own: the constraints, or data parallelism. `options`
+    are more arguments of `auto_parallel`.
     """
     keras.utils.set_random_seed(seed)
     if mesh is None:
         model = build()
     else:
-        with tap.auto_parallel(mesh, constraints, planner=planner, cluster=cluster):
+        with tap.auto_parallel(
+            mesh, constraints, planner=planner, cluster=cluster, **(options or {})
+        ):
             model = build()
     if start is not None:
         model.set_weights(start)

@@ -50,9 +50,12 @@ _EXPORTS = {
     "verify": "tfpar.verify",
 }
 
-__all__ = sorted(_EXPORTS)
+_MODULES = ("layers",)
+
+__all__ = sorted([*_EXPORTS, *_MODULES])
 
 if TYPE_CHECKING:
+    from tfpar import layers
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.calibration.calibrate import calibrate
     from tfpar.cluster.description import Cluster, Device, Level, Node
@@ -70,8 +73,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_EXPORTS[name]), name)
         globals()[name] = value
         return value
+    if name in _MODULES:
+        return importlib.import_module(f"tfpar.{name}")
     raise AttributeError(f"module 'tfpar' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS])
+    return sorted({*globals(), *__all__})

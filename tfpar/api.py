@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.description import Cluster
+from tfpar.cluster.units import parse
 from tfpar.constraints import Constraint, batch_axes
+from tfpar.constraints.kinds import check_pattern
 from tfpar.distributed.seeds import share_seeds
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.keras import adapter
@@ -21,12 +23,20 @@ from tfpar.planning import Request, plan_step
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
+from tfpar.rewrite.chunks import CHUNKS
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.executable import CompileOptions, prepare_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Planner
-from tfpar.session import CompiledFunction, Program, Session, active, batch_size_of
+from tfpar.session import (
+    CompiledFunction,
+    Program,
+    Session,
+    active,
+    batch_size_of,
+    constraints_on,
+)
 from tfpar.spec import Mesh, TfparError
 
 
@@ -57,17 +67,32 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
             JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
         plan_cache: a folder for plans, which are then searched once for each problem; by default
             that of the environment variable TFPAR_PLAN_CACHE, if set.
+        memory_limit: what a plan may use of a device, in bytes or as `"16 GB"`; by default what
+            the cluster's have. The fastest plan that fits is taken.
         bucket_bytes: upper bound on a packed gradient all-reduce, in bytes; by default what
             the plan's cost is least with.
         strict: ops without a rule are an error instead of being replicated.
         compression: `"fp16"` or `"bf16"`: gradients are summed over ranks as such, which halves
             what they move; weights, slots and what a rank computes keep their dtypes. The sums
             are less exact; fp16 overflows beyond 65504.
+        recompute: which activations the backward pass computes again instead of storing them:
+            True, those inside of every block that repeats (the layers of a transformer; what
+            enters a block is stored); a sequence of regular expressions, those of the blocks whose
+            names (the paths of their weights) or scopes, or their ends, match; False, none. By
+            default the planner decides: none, unless the fastest plan does not fit without.
+        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
+            the other: while one is summed over ranks, the next is computed. Results do not
+            depend on it. By default what the plan says: what costs least.
+        early_collectives: what nothing waits for but the update (the gradients of weights) is
+            computed while what everything waits for (the gradients of activations) is summed
+            over ranks. False leaves the order to TensorFlow.
 
     Raises:
-        SpecError: malformed mesh or constraint.
-        PlanError: the plan file cannot be used.
-        TfparError: an unknown planner, cluster or compression, or fewer devices than ranks.
+        SpecError: malformed mesh or constraint, or a pattern that matches nothing.
+        PlanError: the plan file cannot be used; later, no plan satisfies the constraints or (a
+            MemoryLimitError) fits into the memory of a device.
+        TfparError: an unknown planner, cluster, compression or number of chunks, or fewer
+            devices than ranks.
     """
 
     def __init__(
@@ -79,12 +104,21 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         planner: Planner | str | None = "tap",
         cluster: Cluster | str | None = None,
         plan_cache: str | None = None,
+        memory_limit: float | str | None = None,
         bucket_bytes: int | None = None,
         strict: bool = False,
         compression: str | None = None,
+        recompute: bool | Sequence[str] | None = None,
+        chunks: int | None = None,
+        early_collectives: bool = True,
     ) -> None:
-        options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
-        self.session = _session(mesh, constraints, plan, planner, cluster, plan_cache, options)
+        options = CompileOptions(
+            bucket_bytes, strict, _carried_as(compression), _patterns(recompute),
+            _checked(chunks), early_collectives,
+        )  # fmt: skip
+        self.session = _session(
+            mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
+        )  # fmt: skip
         adapter.install()
         self._scope = self.session.scope()
         self._scope.__enter__()
@@ -97,7 +131,9 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         self._scope.__exit__(*(error or (None, None, None)))
 
 
-def _session(mesh, constraints, plan, planner, cluster, plan_cache, options) -> Session:
+def _session(
+    mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
+) -> Session:  # fmt: skip
     if isinstance(plan, str):
         plan = Plan.load(plan)
     if plan is not None and mesh is None:
@@ -106,6 +142,8 @@ def _session(mesh, constraints, plan, planner, cluster, plan_cache, options) -> 
         mesh = every_rank()
     if plan is not None and constraints:
         raise TfparError("Give a plan or constraints, not both: a plan holds its constraints.")
+    if plan is not None and options.recompute is not None:
+        raise TfparError("Give a plan or recompute, not both: a plan holds what it recomputes.")
     if not isinstance(mesh, Mesh):
         mesh = Mesh.of(mesh)
     batch_axes(constraints, mesh)  # refuses unknown axes before anything is built
@@ -115,7 +153,7 @@ def _session(mesh, constraints, plan, planner, cluster, plan_cache, options) -> 
         plan.check_ranks(mesh, cluster)
     session = Session(
         mesh, tuple(constraints), plan, options, find_planner(planner), cluster,
-        _plan_cache(plan_cache),
+        _plan_cache(plan_cache), _memory_limit(memory_limit),
     )  # fmt: skip
     # Virtual devices can only be configured before TensorFlow's runtime starts.
     world = session.ranks.world
@@ -130,6 +168,39 @@ def _carried_as(compression: str | None) -> str | None:
         known = ", ".join(map(repr, COMPRESSIONS))
         raise TfparError(f"There is no compression {compression!r} of gradients, but {known}.")
     return COMPRESSIONS[compression] if compression is not None else None
+
+
+def _memory_limit(value: float | str | None) -> float | None:
+    """Bytes of `"16 GB"`, or of a number."""
+    if value is None:
+        return None
+    try:
+        limit = parse(value, "bytes")
+    except ValueError as error:
+        raise TfparError(f"memory_limit {error}.") from None
+    if not limit > 0:
+        raise TfparError(f"memory_limit is {value!r}; a device can use more than 0 bytes.")
+    return limit
+
+
+def _patterns(recompute: bool | Sequence[str] | None) -> bool | tuple[str, ...] | None:
+    """What to compute again, as a value that can be compared."""
+    if recompute is None or isinstance(recompute, bool):
+        return recompute
+    patterns = (recompute,) if isinstance(recompute, str) else tuple(recompute)
+    for pattern in patterns:
+        check_pattern(f"recompute={pattern!r}", pattern)
+    return patterns
+
+
+def _checked(chunks: int | None) -> int | None:
+    """A number of chunks that there may be."""
+    if chunks not in (None, *CHUNKS):
+        raise TfparError(
+            f"The batch cannot be computed in {chunks!r} chunks: more than 4 start more "
+            f"collectives than they hide. Use one of {', '.join(map(str, CHUNKS))}."
+        )
+    return chunks
 
 
 def _plan_cache(folder: str | None) -> PlanCache | None:
@@ -147,17 +218,26 @@ def parallelize(
     planner: Planner | str | None = "tap",
     cluster: Cluster | str | None = None,
     plan_cache: str | None = None,
+    memory_limit: float | str | None = None,
     bucket_bytes: int | None = None,
     strict: bool = False,
     compression: str | None = None,
+    recompute: bool | Sequence[str] | None = None,
+    chunks: int | None = None,
+    early_collectives: bool = True,
 ) -> Any:
     """Put an existing model, with the values it has, on a mesh; returns it.
 
     For a function of tensors (with variables made inside an `auto_parallel` block) it
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
-    options = CompileOptions(bucket_bytes, strict, _carried_as(compression))
-    session = _session(mesh, constraints, plan, planner, cluster, plan_cache, options)
+    options = CompileOptions(
+        bucket_bytes, strict, _carried_as(compression), _patterns(recompute), _checked(chunks),
+        early_collectives,
+    )  # fmt: skip
+    session = _session(
+        mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
+    )  # fmt: skip
     if isinstance(model, keras.Model):
         adapter.install()
         for layer in model._flatten_layers():
@@ -207,7 +287,9 @@ def plan(
     *,
     planner: Planner | str = "tap",
     plan_cache: str | None = None,
+    memory_limit: float | str | None = None,
     compression: str | None = None,
+    recompute: bool | Sequence[str] | None = None,
 ) -> Plan:
     """Plan a model's training without devices and without its weights.
 
@@ -218,7 +300,8 @@ def plan(
         build: makes and compiles the model; no weight is given memory.
         batch: what `train_step` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or
             `tf.TensorSpec`s of static shape, for the global batch.
-        mesh, cluster, constraints, planner, plan_cache, compression: as for `auto_parallel`.
+        mesh, cluster, constraints, planner, plan_cache, memory_limit, compression, recompute: as
+            for `auto_parallel`.
 
     Raises:
         TfparError: `build` gives no compiled model, or as for `auto_parallel`.
@@ -226,20 +309,29 @@ def plan(
     if not isinstance(mesh, Mesh):
         mesh = Mesh.of(mesh)
     batch_axes(constraints, mesh)
-    machines = machines_for(mesh, cluster)
+    machines = machines_for(mesh, cluster).with_memory(_memory_limit(memory_limit))
     found = find_planner(planner)
     if found is None:
         raise TfparError("tap.plan needs a planner, e.g. planner='tap'.")
     adapter.install()
-    with Session(mesh).scope():
+    session = Session(mesh, tuple(constraints))
+    with session.scope():
         model = build()
     state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
     if state is None or not model.compiled:
         raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
     specs = argument_specs((batch,))
+    captured = state.capture_gradients(specs)
+    given = constraints_on(captured, session)
     return plan_step(
-        state.capture_gradients(specs),
-        Request(mesh, machines, tuple(constraints), compression=_carried_as(compression)),
+        captured,
+        Request(
+            mesh,
+            machines,
+            given,
+            compression=_carried_as(compression),
+            recompute=_patterns(recompute),
+        ),  # fmt: skip
         batch_size_of(specs),
         found,
         _plan_cache(plan_cache),

@@ -17,9 +17,11 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import prepare
+from tfpar.report.memory import memory_error
 from tfpar.report.progress import searching
 from tfpar.runtime.executable import simplify_step
 from tfpar.search.cache import PlanCache
+from tfpar.search.chunks import in_chunks
 from tfpar.search.problem import (
     Fixed,
     Planner,
@@ -29,6 +31,7 @@ from tfpar.search.problem import (
     given_layout,
     input_spec,
 )
+from tfpar.search.recompute import recomputed_problem, solve
 from tfpar.spec import Mesh, Spec, replicated
 
 
@@ -40,6 +43,7 @@ class Request:
         mesh: the physical shape of the ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
+        recompute: see `search.problem.Problem`.
     """
 
     mesh: Mesh
@@ -47,6 +51,7 @@ class Request:
     constraints: tuple[Constraint, ...] = ()
     base: Plan | None = None
     compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
 
 
 def batched_inputs(captured: CapturedStep, batch_size: int | None) -> frozenset[Tensor]:
@@ -105,6 +110,7 @@ def state_problem(
         constraints=tuple(map(str, constraints)),
         state_ratio=state_ratio if captured.gradients else None,
         compression=request.compression,
+        recompute=False if part else request.recompute,
         progress=progress,
     )
 
@@ -124,7 +130,11 @@ def plan_step(
 
 
 def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
-    """The whole graph of a problem as `plan` lays it."""
+    """The whole graph of a problem as `plan` lays it, with what it computes again."""
+    return _laid(plan, recomputed_problem(problem, plan.recompute))
+
+
+def _laid(plan: Plan, problem: Problem) -> PartitionedGraph:
     with collection_paused():
         laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
         laid.carried = Roles.of(problem.graph, compression=problem.compression).carried
@@ -143,14 +153,23 @@ def step_anchors(plan: Plan, problem: Problem) -> Anchors:
 
 
 def find_plan(problem: Problem, planner: Planner, cache: PlanCache | None = None) -> Plan:
-    """The planner's plan, or the one that it found for the same problem before."""
-    if cache is None:
-        return planner.solve(problem)
-    known = cache.get(problem, planner)
-    if known is None:
-        known = planner.solve(problem)
-        cache.put(problem, planner, known)
-    return known
+    """The planner's plan, or the one that it found for the same problem before.
+
+    Raises:
+        PlanError: no plan satisfies the constraints; if one does but none fits into the memory of
+            a device, it is a MemoryLimitError.
+    """
+    plan = cache.get(problem, planner) if cache is not None else None
+    if plan is None:
+        plan = solve(problem, planner)
+        if plan.cost is not None:
+            again = recomputed_problem(problem, plan.recompute)
+            if plan.cost.memory_bytes > problem.cluster.device.memory_bytes:
+                raise memory_error(plan, _laid(plan, again), again)
+            plan = in_chunks(plan, again, step_anchors(plan, again))
+        if cache is not None:
+            cache.put(problem, planner, plan)
+    return plan
 
 
 def _slot_ratio(captured: CapturedStep, searched: Sequence) -> float:

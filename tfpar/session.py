@@ -16,14 +16,16 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.cluster.description import Cluster
-from tfpar.constraints import Constraint
+from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.distributed.world import this_world
+from tfpar.ir.graph import Op
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.planning import Request, batched_inputs, find_plan, state_problem
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.report.progress import searching
+from tfpar.rewrite.chunk_writer import CannotChunk
 from tfpar.rules import has_rule
 from tfpar.runtime.detect import detect_cluster
 from tfpar.runtime.executable import (
@@ -36,6 +38,7 @@ from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.search.cache import PlanCache
 from tfpar.search.problem import Planner, input_spec
+from tfpar.search.recompute import Blocks, recomputed
 from tfpar.spec import Mesh, Spec, TfparError
 
 logger = logging.getLogger("tfpar")
@@ -63,6 +66,7 @@ class Session:
         planner: finds plans; without one they are what constraints and propagation make.
         cluster: what plans are made for; the machine as detected if None.
         cache: plans found before, or None.
+        memory_limit: bytes that plans may use of a device; None: all it has.
         first: the first plan found for a training step: models of one session that share
             variables share its mesh.
         entered: the scope that `auto_parallel` has entered; it ends when it is let go of.
@@ -75,6 +79,7 @@ class Session:
     planner: Planner | None = None
     cluster: Cluster | None = None
     cache: PlanCache | None = None
+    memory_limit: float | None = None
     first: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
 
@@ -114,6 +119,7 @@ class CompiledFunction:
         function: the step; called with the arguments while tracing.
         names: (unique name, whether a weight) of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
+        trains: the step may run in chunks; by default if it is not part of another.
         build, matters: see `capture_step`.
     """
 
@@ -123,13 +129,14 @@ class CompiledFunction:
         on_plan: Callable[[Plan, Executable], None] | None = None,
         build: Callable[[], None] | None = None,
         matters: Callable[[tf.Variable], bool] | None = None,
-        part: bool = False, name: str = "step",
+        part: bool = False, name: str = "step", trains: bool | None = None,
     ) -> None:  # fmt: skip
         self.program = program
         self._found: Plan | None = None
         self._build = build
         self._matters = matters
         self._part = part
+        self._trains = not part if trains is None else trains
         self._reported: set[str] = set()
         self.function = function
         self.executables: dict[Any, Executable] = {}
@@ -177,6 +184,8 @@ class CompiledFunction:
         simplify_step(captured)
         batch_size = batch_size_of(specs)
         plan = self._plan(captured, batch_size)
+        if plan.recompute and not self._part:
+            captured.rewrite(lambda g: recomputed(g, plan.recompute, captured.gradients))
         prepared = prepare(captured.graph)
         self._report_fallbacks(prepared)
         mesh, batched = plan.mesh, batched_inputs(captured, batch_size)
@@ -190,17 +199,18 @@ class CompiledFunction:
         bucket_bytes = session.options.bucket_bytes
         if bucket_bytes is None and plan.cost is not None:
             bucket_bytes = plan.cost.bucket_bytes
-        executable = compile_step(
-            captured,
-            anchors,
-            mesh,
-            ranks,
-            bucket_bytes,
-            prepared,
-            self._name.replace("_", " "),
-            parts,
-            session.options.compression,
-        )
+        link = functools.partial(
+            compile_step, captured, anchors, mesh, ranks, bucket_bytes, prepared,
+            self._name.replace("_", " "), parts, session.options.compression, batched=batched,
+            early_collectives=session.options.early_collectives,
+        )  # fmt: skip
+        plan = dataclasses.replace(plan, chunks=self._chunks(plan))
+        try:
+            executable = link(chunks=plan.chunks)
+        except CannotChunk as error:
+            self._report_unchunked(error.op, plan.chunks)
+            plan = dataclasses.replace(plan, chunks=1)
+            executable = link()
         self._report_fallbacks(prepared)  # bodies are known now
         self._report_held(executable.partitioned)
         if self._on_plan is not None:
@@ -213,6 +223,20 @@ class CompiledFunction:
         captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
         simplify_step(captured)
         return self._plan(captured, batch_size_of(specs))
+
+    def _chunks(self, plan: Plan) -> int:
+        """How many chunks of the batch the step computes one behind the other."""
+        if not self._trains or plan.mesh.size == 1:
+            return 1
+        return self.session.options.chunks or plan.chunks
+
+    def _report_unchunked(self, op: Op, chunks: int) -> None:
+        what = f"{op.type} {op.name!r} has an effect, which {chunks} chunks would each have"
+        if self.session.options.strict:
+            raise TfparError(f"{what}, and strict=True. Leave out chunks=, or drop strict.")
+        if op.name not in self._reported:
+            logger.warning("%s; the batch is computed in one.", what)
+        self._reported.add(op.name)
 
     def _laid(self, captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
         """The variables that lie on `mesh` already, by name."""
@@ -229,10 +253,11 @@ class CompiledFunction:
             session.plan.check(captured.graph, gradients=captured.gradients, part=self._part)
             return session.plan
         if session.planner is None:
-            return plan_from_constraints(
-                captured.graph, session.mesh, session.constraints,
+            plan = plan_from_constraints(
+                captured.graph, session.mesh, constraints_on(captured, session),
                 gradients=captured.gradients, part=self._part,
             )  # fmt: skip
+            return dataclasses.replace(plan, recompute=self._recomputed(captured))
         found = program.plan or self._found
         if found is not None:  # for another batch, or for training: the weights are the same
             found.check(captured.graph, gradients=captured.gradients, part=True)
@@ -243,6 +268,13 @@ class CompiledFunction:
             program.plan = plan
             session.first = session.first or plan
         return plan
+
+    def _recomputed(self, captured: CapturedStep) -> tuple[str, ...]:
+        """What the user asks to compute again in the backward pass."""
+        asked = self.session.options.recompute
+        if not asked or self._part:
+            return ()
+        return Blocks.of(captured.graph, captured.gradients).chosen(asked)
 
     def _search(self, captured: CapturedStep, batch_size: int | None) -> Plan:
         """The planner's plan; of several processes the first one's."""
@@ -261,21 +293,16 @@ class CompiledFunction:
         if session.first is not None:
             laid = self._laid(captured, session.first.mesh)
         cluster = session.cluster or detect_cluster(session.mesh)
+        cluster = cluster.with_memory(session.memory_limit)
         with searching() as progress:
             request = Request(
-                session.mesh, cluster, session.constraints, session.first,
-                session.options.compression,
+                session.mesh, cluster, constraints_on(captured, session), session.first,
+                session.options.compression, session.options.recompute,
             )  # fmt: skip
             problem = state_problem(
                 captured, request, batch_size, laid, part=self._part, progress=progress
             )
             plan = find_plan(problem, session.planner, session.cache)
-        if plan.cost is not None and plan.cost.memory_bytes > cluster.device.memory_bytes:
-            logger.warning(
-                "No plan fits into a device of %r: the best needs %.1f GB of %.1f GB. Use more "
-                "devices or a smaller batch.",
-                cluster.name, plan.cost.memory_bytes / 1e9, cluster.device.memory_bytes / 1e9,
-            )  # fmt: skip
         return plan
 
     def _report_fallbacks(self, prepared: PreparedGraph) -> None:
@@ -313,6 +340,13 @@ class CompiledFunction:
             f", and {len(held) - 1} more" if len(held) > 1 else "",
         )  # fmt: skip
         self._reported.update(op.name for op, _ in held)
+
+
+def constraints_on(captured: CapturedStep, session: Session) -> tuple[Constraint, ...]:
+    """The session's constraints, and what layers say of their own weights."""
+    names = (v.name for v in captured.graph.variables)
+    pairs = zip(names, captured.variables, strict=True)
+    return (*session.constraints, *laid_by_layers(pairs, session.mesh))
 
 
 def create_variable(next_creator, **kwargs):

@@ -107,7 +107,7 @@ def verify(
     step = _recording_step(model)
     on_mesh = CompiledFunction(
         state.program, step, names=state.variable_name, build=state.build_optimizer,
-        matters=state.is_no_metric, part=True, name="verify",
+        matters=state.is_no_metric, part=True, name="verify", trains=True,
     )  # fmt: skip
     searched = state.session.planner is not None and state.session.plan is None
     if searched and state.program.plan is None:

@@ -18,6 +18,7 @@ import pytest
 
 import tfpar as tap
 from tfpar.cli.main import main
+from tfpar.cluster.files import write_cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.plans import Plan
 from tfpar.search.planners import PLANNERS
@@ -189,9 +190,8 @@ def test_every_source_of_the_batch_gives_the_same_plan(folder, capsys):
 
 @pytest.mark.parametrize("build", ["two_heads", "named_heads", "own_loss"])
 def test_labels_are_made_up_for_each_output(folder, build, capsys):
-    assert (
-        tfpar(f"plan train.py:{build} --mesh 2 --batch-size 8 --cluster dgx-a100 --quiet") == 0
-    ), capsys.readouterr().err
+    command = f"plan train.py:{build} --mesh 2 --batch-size 8 --cluster dgx-a100 --quiet"
+    assert tfpar(command) == 0, capsys.readouterr().err
 
 
 def test_a_package_and_its_module(folder, capsys):
@@ -228,7 +228,7 @@ def test_meshes(text, mesh):
 
 def test_a_cluster_file_and_a_plan_cache(folder, monkeypatch):
     described = dataclasses.replace(find_cluster("dgx-a100", Mesh.of([1, 2])), name="ours")
-    Path("ours.json").write_text(json.dumps(dataclasses.asdict(described)))
+    write_cluster(described, "ours.toml")
     searched = []
 
     def planner():
@@ -239,7 +239,7 @@ def test_a_cluster_file_and_a_plan_cache(folder, monkeypatch):
 
     find = PLANNERS["tap"]
     monkeypatch.setitem(PLANNERS, "counting", planner)
-    command = "plan train.py:both --mesh 2 --cluster ours.json --planner counting --quiet"
+    command = "plan train.py:both --mesh 2 --cluster ours.toml --planner counting --quiet"
     for _ in range(2):
         assert tfpar(f"{command} --plan-cache plans -o plan.json") == 0
     assert len(searched) == 1 and len(os.listdir("plans")) == 1
@@ -293,9 +293,9 @@ def test_what_is_wrong_is_said_in_one_line(arguments, folder, capsys):
 
 
 def test_a_cluster_that_is_too_small_names_both_before_the_script_runs(folder, capsys):
-    small = dataclasses.replace(find_cluster("dgx-a100"), name="one")
-    Path("one.json").write_text(json.dumps(dataclasses.asdict(small)))
-    assert tfpar("plan broken.py:build --mesh 2x4 --cluster one.json") == 2
+    small = dataclasses.replace(find_cluster("dgx-a100", Mesh.of([1])), name="one")
+    write_cluster(small, "one.toml")
+    assert tfpar("plan broken.py:build --mesh 2x4 --cluster one.toml") == 2
     assert "has 8 ranks, but cluster 'one' has 1 device" in capsys.readouterr().err
 
 
@@ -403,7 +403,7 @@ def test_the_page_s_commands_do_what_it_says(folder, capsys):
     page = (ROOT / "docs/howto/plan_without_devices.md").read_text("utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     Path("train.py").write_text(next(code for kind, code in blocks if kind == "python"))
-    Path("ours.json").write_text(next(code for kind, code in blocks if kind == "json"))
+    Path("ours.toml").write_text(next(code for kind, code in blocks if kind == "json"))
     lines = [line for kind, code in blocks if kind == "bash" for line in code.splitlines()]
     assert len(lines) >= 5
     for line in lines:
@@ -413,4 +413,19 @@ def test_the_page_s_commands_do_what_it_says(folder, capsys):
     out = capsys.readouterr().out
     explained = out.partition("Variable 'classifier/classes/kernel'")[2].splitlines()
     assert explained[1].startswith("  Placement: S(1) over model")  # as the page says
-    assert tfpar("plan train.py:build --batch-size 1024 --mesh 2x2 --cluster ours.json") == 0
+    assert tfpar("plan train.py:build --batch-size 1024 --mesh 2x2 --cluster ours.toml") == 0
+
+
+# --- estimates --------------------------------------------------------------------------
+
+
+def test_an_estimate_says_whether_it_fits_and_how_fast(folder, capsys):
+    command = "estimate train.py:both --mesh 2 --cluster v100-ethernet"
+    assert tfpar(command) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"Fits: .* of 29.80 GB a device", out) and "samples/s" in out
+    assert tfpar(f"{command} --memory-limit 1kB") == 1
+    out = capsys.readouterr().out
+    assert out.startswith("Does not fit: No plan fits into the memory of a device of 'v100-eth")
+    assert tfpar(f"{command} --memory-limit lots") == 2
+    assert "memory_limit is 'lots', not bytes such as 80 GB" in capsys.readouterr().err

@@ -346,13 +346,17 @@ WEIGHTS = (6 * 10 + 10 * 4) * 4
 def test_memory_of_a_step_that_is_whole():
     cost, kept = memory(Mesh.of([2]), tap.batch())
     assert cost.weight_bytes == WEIGHTS
-    # Gradients and momenta, and scalars: iterations and learning rate, loss and its counts.
-    assert 0 <= cost.state_bytes - 2 * WEIGHTS < 64
+    assert cost.gradient_bytes == WEIGHTS
+    # Momenta, and scalars: iterations and learning rate, loss and its counts.
+    assert 0 <= cost.state_bytes - WEIGHTS < 64
     # relu(x W1) (8 x 10); of the loss 2 (y - p), 8 x 4, at most a few times over. Neither x, which
     # is the caller's, nor the weights again.
     assert 8 * 10 * 4 <= cost.activation_bytes < 8 * 10 * 4 + 3 * 8 * 4 * 4
     assert {t.shape for t in kept if t.op.type == "Relu"} == {(8, 10)}
-    assert cost.memory_bytes == cost.weight_bytes + cost.state_bytes + cost.activation_bytes
+    # Gradients are all there when what was kept is not any more.
+    together = cost.gradient_bytes + cost.activation_bytes
+    assert max(cost.gradient_bytes, cost.activation_bytes) <= cost.live_bytes <= together + 1024
+    assert cost.memory_bytes == cost.weight_bytes + cost.state_bytes + cost.live_bytes
 
 
 def test_memory_of_sharded_weights():
@@ -363,7 +367,8 @@ def test_memory_of_sharded_weights():
         tap.shard("mlp/fc2/kernel", 0, "data"),
     )  # fmt: skip
     assert half.weight_bytes == WEIGHTS / 2
-    assert whole.state_bytes - half.state_bytes == WEIGHTS
+    assert whole.state_bytes - half.state_bytes == WEIGHTS / 2
+    assert whole.gradient_bytes - half.gradient_bytes == WEIGHTS / 2
     assert whole.activation_bytes - half.activation_bytes == 8 * 10 * 4 / 2
 
 
@@ -390,7 +395,8 @@ def test_slots_that_the_graph_lacks_come_by_ratio():
     adam = evaluate(partitioned, CLUSTER, roles, state_ratio=2.0)
     weights = (6 * 10 + 10 + 10 * 6 + 6 + 6 * 5 + 5) * 4
     assert plain.weight_bytes == adam.weight_bytes == weights
-    assert (plain.state_bytes, adam.state_bytes) == (weights, 3 * weights)
+    assert (plain.state_bytes, adam.state_bytes) == (0, 2 * weights)
+    assert plain.gradient_bytes == 0, "nothing is trained"
     # Adam's ops read and write arrays of the weights' size 30 times.
     assert update_seconds(weights, 2.0, CLUSTER) == pytest.approx(30 * weights * 1e-9)
     assert adam.compute_s[UPDATE] - plain.compute_s[UPDATE] == pytest.approx(30 * weights * 1e-9)
@@ -460,6 +466,7 @@ def test_what_subtracting_left_over_is_nothing():
 
 
 def test_a_cost_round_trips_through_json():
-    cost = Cost(0.6, (0.1, 0.2, 0.0), (0.1, 0.1, 0.0), 0.3, 0.1, 4 * MB, 1.0, 2.0, 3.0)
+    cost = Cost(0.6, (0.1, 0.2, 0.0), (0.1, 0.1, 0.0), 0.3, 0.1, 4 * MB, 1.0, 2.0, 3.0, 4.0)
     assert Cost.of(json.loads(json.dumps(dataclasses.asdict(cost)))) == cost
-    assert cost.memory_bytes == 6.0
+    assert cost.memory_bytes == 10.0
+    assert dataclasses.replace(cost, live_bytes=5.0).memory_bytes == 8.0

@@ -68,6 +68,19 @@ def test_file_round_trip(tmp_path):
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
+def test_chunks_are_kept_and_are_one_where_a_file_does_not_say():
+    made = dataclasses.replace(plan(), chunks=2)
+    text = made.to_json()
+    assert Plan.from_json(text) == made
+    assert plan().diff(made) == ["chunks: 1 -> 2"]
+    fields = json.loads(text)
+    assert Plan.from_json(json.dumps({**fields, "chunks": 1})) == plan()
+    del fields["chunks"]
+    assert Plan.from_json(json.dumps(fields)) == plan()
+    with pytest.raises(PlanError, match="1 chunk or more, not in 0"):
+        Plan.from_json(json.dumps({**fields, "chunks": 0}))
+
+
 def test_failed_write_leaves_the_old_file(tmp_path):
     with pytest.raises(PlanError, match="Cannot write the plan file"):
         plan().save(tmp_path / "no" / "plan.json")

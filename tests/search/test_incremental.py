@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import keras
 import pytest
 
 from benchmarks.models import SMALL
@@ -11,6 +12,7 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.layout_search import LayoutSearch
+from tfpar.search.recompute import Blocks, recomputed_problem
 
 MODELS = {
     "gpt": lambda: SMALL["gpt"](num_layers=5),
@@ -20,9 +22,18 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, "gpt, mixed precision", "gpt, recomputed"])
 def problem(request):
-    return Captured.of(MODELS[request.param], 8).problem([2, 2], "v100-ethernet")
+    name, _, how = request.param.partition(", ")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16" if how == "mixed precision" else before)
+    try:
+        problem = Captured.of(MODELS[name], 8).problem([2, 2], "v100-ethernet")
+    finally:
+        keras.config.set_dtype_policy(before)
+    if how == "recomputed":
+        return recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
+    return problem
 
 
 def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(problem):
@@ -55,7 +66,9 @@ def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(pr
                 costs.append(evaluate(partitioned, problem.cluster, model.roles, 2.0))
             for cost in costs[1:]:
                 assert cost.seconds == pytest.approx(costs[0].seconds, rel=1e-9)
-                assert cost.memory_bytes == pytest.approx(costs[0].memory_bytes, rel=1e-9)
+                for part in ("weight_bytes", "state_bytes", "gradient_bytes", "activation_bytes"):
+                    expected = getattr(costs[0], part)
+                    assert getattr(cost, part) == pytest.approx(expected, rel=1e-9), part
 
 
 def test_a_plan_laid_again_costs_what_it_did(problem):

@@ -113,7 +113,7 @@ def test_a_plan_for_other_ranks_or_machines_is_refused():
         plan.check_ranks(Mesh.of([8]))
     with pytest.raises(PlanError, match="for cluster 'dgx-a100', which is not 'rhino-m8'"):
         plan.check_ranks(MESH, find_cluster("rhino-m8", MESH))
-    with pytest.raises(PlanError, match="for cluster 'a100'"):
+    with pytest.raises(PlanError, match="for cluster 'dgx-a100'"):
         tap.auto_parallel(MESH, plan=plan, cluster="cpu")
     with pytest.raises(PlanError, match="is for 4 ranks"):
         tap.auto_parallel([2], plan=plan)

@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfpar {tfpar.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_plan(commands)
+    _add_estimate(commands)
     _add_show(commands)
     _add_diff(commands)
     run_command.add_parser(commands)
@@ -75,6 +76,22 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
         description="Search a plan for the model that a function of a script builds. Neither "
         "devices nor memory for weights are needed.",
     )
+    _add_problem(parser)
+    parser.add_argument(
+        "--plan-cache", metavar="DIR",
+        help="keep plans in this folder, and search each problem once (default: $TFPAR_PLAN_CACHE)",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="PLAN.JSON", help="write the plan to this file")
+    parser.add_argument(
+        "--explain", nargs="+", action="extend", default=[], metavar="NAME",
+        help="instead of the summary, say where these variables lie and why",
+    )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="no summary")
+    parser.set_defaults(run=_plan)
+
+
+def _add_problem(parser: argparse.ArgumentParser) -> None:
+    """What is to be planned, and for which machines."""
     parser.add_argument(
         "build", metavar="SCRIPT.PY:FUNCTION",
         help="a function without arguments, in a file or as package.module:function, that returns "
@@ -100,17 +117,21 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--planner", default="tap", help="who searches (default: %(default)s)")
     parser.add_argument(
-        "--plan-cache", metavar="DIR",
-        help="keep plans in this folder, and search each problem once (default: $TFPAR_PLAN_CACHE)",
+        "--memory-limit", metavar="SIZE",
+        help="what a plan may use of a device, such as 16GB (default: all it has)",
     )  # fmt: skip
-    parser.add_argument("-o", "--output", metavar="PLAN.JSON", help="write the plan to this file")
-    parser.add_argument(
-        "--explain", nargs="+", action="extend", default=[], metavar="NAME",
-        help="instead of the summary, say where these variables lie and why",
-    )  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="no summary")
     parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
-    parser.set_defaults(run=_plan)
+
+
+def _add_estimate(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "estimate",
+        help="say whether a model fits on machines that need not be there, and how fast it trains",
+        description="Plan a model for a cluster and say what its best plan needs and how long a "
+        "step takes. Exit code 0: it fits; 1: no plan fits; 2: it cannot be planned.",
+    )
+    _add_problem(parser)
+    parser.set_defaults(run=_estimate)
 
 
 def _add_show(commands: argparse._SubParsersAction) -> None:
@@ -135,6 +156,12 @@ def _add_diff(commands: argparse._SubParsersAction) -> None:
 def _plan(options: argparse.Namespace) -> int:
     with _quiet_tensorflow():
         from tfpar.cli.plan import run
+    return run(options)
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    with _quiet_tensorflow():
+        from tfpar.cli.estimate import run
     return run(options)
 
 

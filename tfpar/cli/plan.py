@@ -29,15 +29,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TfparError: anything that is wrong, in words for the user.
     """
-    mesh = parse_mesh(options.mesh)
-    find_planner(options.planner)
-    if options.cluster is not None:
-        machines_for(mesh, options.cluster)
     if options.output is not None:
         _check_output(options.output)
-    if options.batch_size is not None and options.batch_size < 1:
-        raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
-    plan = _plan(options, mesh)
+    plan = plan_of(options, options.plan_cache)
     if options.output is not None:
         plan.save(options.output)
         if not options.quiet:
@@ -47,6 +41,21 @@ def run(options: argparse.Namespace) -> int:
     elif not options.quiet:
         print(plan.summary())
     return 0
+
+
+def plan_of(options: argparse.Namespace, plan_cache: str | None = None) -> Plan:
+    """The plan of what `_add_problem`'s arguments name; what they get wrong is said first.
+
+    Raises:
+        TfparError: anything that is wrong; if no plan fits, a MemoryLimitError.
+    """
+    mesh = parse_mesh(options.mesh)
+    find_planner(options.planner)
+    if options.cluster is not None:
+        machines_for(mesh, options.cluster)
+    if options.batch_size is not None and options.batch_size < 1:
+        raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
+    return _plan(options, mesh, plan_cache)
 
 
 def parse_mesh(text: str) -> Mesh:
@@ -84,7 +93,7 @@ def _check_output(path: str) -> None:
         raise PlanError(f"Cannot write the plan file {path!r}: {wrong}. Name another file with -o.")
 
 
-def _plan(options: argparse.Namespace, mesh: Mesh) -> Plan:
+def _plan(options: argparse.Namespace, mesh: Mesh, plan_cache: str | None) -> Plan:
     with scripts() as load:
         build = load(options.build)
         data = load(options.data) if options.data is not None else None
@@ -107,7 +116,7 @@ def _plan(options: argparse.Namespace, mesh: Mesh) -> Plan:
         with made_up:
             return api.plan(
                 lambda: model, batch, mesh, options.cluster,
-                planner=options.planner, plan_cache=options.plan_cache,
+                planner=options.planner, plan_cache=plan_cache, memory_limit=options.memory_limit,
             )  # fmt: skip
 
 

@@ -213,19 +213,8 @@ class Cluster:
         return dataclasses.replace(self, nodes=nodes)
 
     def with_memory(self, memory_bytes: float | None) -> Cluster:
-        """The cluster with devices that may use no more than this; None: all they have."""
-        if memory_bytes is None:
-            return self
-        nodes = tuple(
-            dataclasses.replace(
-                n,
-                device=dataclasses.replace(
-                    n.device, memory_bytes=min(memory_bytes, n.device.memory_bytes)
-                ),
-            )
-            for n in self.nodes
-        )
-        return dataclasses.replace(self, nodes=nodes)
+        """The cluster with devices of which this much may be used; None: all they have."""
+        return self if memory_bytes is None else self.with_device(memory_bytes=memory_bytes)
 
     def check(self, mesh: Mesh) -> None:
         """Raise TfparError if `mesh` has more ranks than there are devices."""

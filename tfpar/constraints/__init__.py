@@ -20,6 +20,7 @@ from tfpar.constraints.kinds import (
     shard,
     shard_output,
 )
+from tfpar.constraints.laid import laid_by_layers
 from tfpar.constraints.variables import Resolution, resolve, resolve_variables
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "batch_axes",
     "check_axes",
     "from_layout_map",
+    "laid_by_layers",
     "replicate",
     "resolve",
     "resolve_outputs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tfpar.ir.graph import Tensor
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
@@ -21,9 +21,14 @@ class Constraint:
 
 
 class VariableConstraint(Constraint):
-    """A constraint on every variable whose path matches `pattern`."""
+    """A constraint on every variable whose path matches `pattern`.
+
+    Attributes:
+        exact: `pattern` is no regular expression, but the path of one variable.
+    """
 
     pattern: str
+    exact: ClassVar[bool] = False
 
     def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
         """What it fixes of variable `name`: mesh axis index -> placement."""
@@ -40,7 +45,7 @@ class ShardVariable(VariableConstraint):
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        _check_pattern(self, self.pattern)
+        check_pattern(self, self.pattern)
         _check_dim(self, self.dim)
 
     @property
@@ -64,7 +69,7 @@ class ReplicateVariable(VariableConstraint):
     axis: str | None = None
 
     def __post_init__(self) -> None:
-        _check_pattern(self, self.pattern)
+        check_pattern(self, self.pattern)
 
     @property
     def named_axes(self) -> tuple[str, ...]:
@@ -87,7 +92,7 @@ class LayoutVariable(VariableConstraint):
     axes: tuple[str | None, ...]
 
     def __post_init__(self) -> None:
-        _check_pattern(self, self.pattern)
+        check_pattern(self, self.pattern)
         if len(set(self.named_axes)) != len(self.named_axes):
             raise SpecError(
                 f"{self} splits two dims over one mesh axis; an axis splits a variable once. "
@@ -123,7 +128,7 @@ class ShardOutput(Constraint):
     axis: str
 
     def __post_init__(self) -> None:
-        _check_pattern(self, self.pattern)
+        check_pattern(self, self.pattern)
         if self.dim is not None:
             _check_dim(self, self.dim)
 
@@ -209,7 +214,8 @@ def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
     return tuple(constraints)
 
 
-def _check_pattern(constraint: Any, pattern: Any) -> None:
+def check_pattern(constraint: Any, pattern: Any) -> None:
+    """Refuse what is no regular expression; `constraint` says where it was given."""
     if not isinstance(pattern, str) or not pattern:
         raise SpecError(f"A pattern is a regular expression (a string); got {pattern!r}.")
     try:

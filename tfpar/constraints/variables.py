@@ -60,8 +60,7 @@ def resolve_variables(
     for constraint in constraints:
         if not isinstance(constraint, VariableConstraint):
             continue
-        pattern = compile_pattern(constraint.pattern)
-        names = [n for n, _ in variables if n == constraint.pattern or pattern.fullmatch(n)]
+        names = [n for n, _ in variables if _matches(constraint, n)]
         for name in names:
             matches.setdefault(name, []).append(constraint)
         if not names:
@@ -73,6 +72,12 @@ def resolve_variables(
         for name, shape in variables
         if name in matches
     }
+
+
+def _matches(constraint: VariableConstraint, name: str) -> bool:
+    if name == constraint.pattern or constraint.exact:
+        return name == constraint.pattern
+    return compile_pattern(constraint.pattern).fullmatch(name) is not None
 
 
 def _report_unmatched(

@@ -18,6 +18,7 @@ import numpy as np
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.memory import peak
 from tfpar.cost.work import READ_PART, efficiency, flops, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, PHASES, RELABELS, UPDATE, Roles
@@ -69,8 +70,12 @@ class Cost:
         gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
             `exposed_s` of it, the backward pass hides the rest.
         bucket_bytes: the size of buckets with which that is least.
-        weight_bytes, state_bytes, activation_bytes: what a rank stores, padding included: weights;
-            their gradients, optimizer slots and other state; what the backward pass reads again.
+        weight_bytes, state_bytes: what a rank stores all the time, padding included: weights;
+            optimizer slots and other state.
+        gradient_bytes, activation_bytes: of the weights' gradients, and of what the backward pass
+            reads again.
+        live_bytes: the most that is stored at once of gradients, activations and all else that
+            a step computes (`cost.memory`); None where only the sums are known.
     """
 
     seconds: float
@@ -81,12 +86,17 @@ class Cost:
     bucket_bytes: int
     weight_bytes: float = 0.0
     state_bytes: float = 0.0
+    gradient_bytes: float = 0.0
     activation_bytes: float = 0.0
+    live_bytes: float | None = None
 
     @property
     def memory_bytes(self) -> float:
-        """What a rank stores, in bytes."""
-        return self.weight_bytes + self.state_bytes + self.activation_bytes
+        """The most that a rank stores, in bytes."""
+        live = self.gradient_bytes + self.activation_bytes
+        return self.weight_bytes + self.state_bytes + (
+            live if self.live_bytes is None else self.live_bytes
+        )  # fmt: skip
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Cost:
@@ -109,6 +119,7 @@ class Pricer:
         self.cluster = cluster
         self.roles = roles
         self.length = REDUCED + 2**mesh.num_axes
+        self.trains = BACKWARD in roles.phase.values()
         self._op_seconds: dict[tuple[OpRule, Decision], float] = {}
 
     def zero(self) -> np.ndarray:
@@ -131,7 +142,7 @@ class Pricer:
                 )
         for tensor, spec in zip(op.outputs, decision.choice.out_specs, strict=True):
             if tensor in self.roles.kept and op.type not in RELABELS:
-                terms[KEPT] += times * self.local_bytes(tensor, spec) / self._alike(spec)
+                terms[KEPT] += times * self.stored(tensor, spec)
 
     def add_reshard(self, terms: np.ndarray, reshard: Reshard) -> None:
         """Add what `reshard` takes."""
@@ -217,13 +228,16 @@ class Pricer:
         """What a rank stores of `tensor`, padding included, in bytes."""
         return _local_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
 
+    def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
+        """Its part of what there is in memory of `tensor`, in bytes."""
+        return self.local_bytes(tensor, spec) / self._alike(spec)
+
     def stored_bytes(
         self, variable: Variable, spec: Spec, state_ratio: float | None
     ) -> tuple[float, float]:
-        """Bytes of a variable on a rank, and of its gradient, slots or other state; see `Cost`."""
-        times = self.roles.times.get(variable.handle.op, 1)
-        size = times * self.local_bytes(variable, spec) / self._alike(spec)
-        return (size, size * (1.0 + (state_ratio or 0.0))) if variable.trainable else (0.0, size)
+        """Bytes of a variable on a rank, and of its slots or as other state; see `Cost`."""
+        size = self.roles.times.get(variable.handle.op, 1) * self.stored(variable, spec)
+        return (size, size * (state_ratio or 0.0)) if variable.trainable else (0.0, size)
 
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
         if decision.expansion is not None:
@@ -287,8 +301,8 @@ class Pricer:
         waiting = forward, backward, update
         seconds = sum(compute) + sum(waiting) + exposed + self.cluster.step_s
         return Cost(
-            seconds, compute, waiting, busy, exposed, bucket,
-            weight_bytes, state_bytes, float(terms[KEPT]),
+            seconds, compute, waiting, busy, exposed, bucket, weight_bytes, state_bytes,
+            weight_bytes if self.trains else 0.0, float(terms[KEPT]),
         )  # fmt: skip
 
 
@@ -318,7 +332,9 @@ def evaluate(
         state += state_bytes
     if state_ratio is not None:
         terms[COMPUTE + UPDATE] += update_seconds(weights, state_ratio, cluster)
-    return pricer.cost(terms, weights, state)
+    cost = pricer.cost(terms, weights, state)
+    live = peak(partitioned, pricer.stored, roles.times)
+    return dataclasses.replace(cost, live_bytes=live.num_bytes)
 
 
 # What an optimizer moves per byte of weight: Keras's go op by op, and each op reads and writes

@@ -25,6 +25,12 @@ _HAND_ON = frozenset(
      "Mul", "RealDiv", "UnsortedSegmentSum"}
 )  # fmt: skip
 
+NARROW = frozenset({"half", "float16", "bfloat16"})
+"""The dtypes of 16 bits."""
+
+# They hand on the values of their first input.
+_SAME_VALUES = frozenset({"Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"})
+
 COMPRESSIONS = {"fp16": "float16", "bf16": "bfloat16"}
 """The dtypes in which gradients may travel, by the names that users give them."""
 
@@ -43,7 +49,8 @@ class Roles:
         kept: tensors of the forward pass that the backward pass reads, themselves or by another
             name (reshaped).
         times: how many ops of the model each op stands for (see `search.fold`); 1 if absent.
-        carried: the dtype in which collectives carry a tensor, if it is not its own.
+        carried: the dtype in which collectives carry a tensor, if it is not its own: that of what
+            it was cast from (see `widened`), or the one that the user has gradients compressed to.
     """
 
     phase: Mapping[Op, int]
@@ -102,9 +109,29 @@ class Roles:
                 elif phase[op] == BACKWARD and (readers or tensor in ends):
                     if all(_defers(r, phase, deferrable) for r in readers):
                         deferrable.add(tensor)
-        wide = [t for t in deferrable if t.dtype in ("float32", "float64")]
-        carried = dict.fromkeys(wide, compression) if compression is not None else {}
+        carried = widened(graph)
+        if compression is not None:
+            for tensor in deferrable:
+                if tensor.dtype in ("float32", "float64"):
+                    carried.setdefault(tensor, compression)
         return cls(phase, frozenset(deferrable), frozenset(kept), times or {}, carried)
+
+
+def widened(graph: Graph) -> dict[Tensor, str]:
+    """The tensors whose values come from one of 16 bits, by a Cast, with its dtype.
+
+    A collective moves no more of them than that: it is as if it stood before the Cast, where the
+    tensor is narrower. (Propagation itself puts those of a tensor that is cast to 16 bits after
+    that Cast, which runs on whatever part of it a rank has.)
+    """
+    found: dict[Tensor, str] = {}
+    for op in graph.ops:
+        if op.type == "Cast" and op.inputs[0].dtype in NARROW:
+            if op.outputs[0].dtype in ("float32", "float64"):
+                found[op.outputs[0]] = op.inputs[0].dtype
+        elif op.type in _SAME_VALUES and op.inputs[0] in found:
+            found[op.outputs[0]] = found[op.inputs[0]]
+    return found
 
 
 def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], kept: set[Tensor]) -> bool:

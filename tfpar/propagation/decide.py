@@ -2,8 +2,10 @@
 
 Along each mesh axis the op replicates, lets Partials pass, or splits one factor, whichever moves
 the fewest bytes among its inputs (of a sparse op, together with what reducing its outputs moves).
-A factor is a candidate only where some input is split there already: propagation follows the
-plan, it never starts a split of its own.
+A factor is a candidate where some input is split there already: propagation follows the plan. It
+starts a split of its own only where Partials meet that would each have to be reduced whole:
+scattered over a factor that they share, they move half as much, and the op's work is shared out
+(ATP §3.2.1: the attention core).
 """
 
 from __future__ import annotations
@@ -92,12 +94,14 @@ def choose(
     whole_axes: Collection[int] = (),
     *,
     sparse: bool = False,
+    deferred: bool = False,
 ) -> Choice:
     """The cheapest way to run an op with `rule` on inputs of `specs`.
 
     Args:
         whole_axes: mesh axes along which the op must replicate.
         sparse: its outputs are reduced for its sake, if it leaves them partial (see `OpRule`).
+        deferred: its outputs are better carried on than reduced, if it leaves them partial.
 
     Raises:
         CannotHold: pinned inputs contradict each other on some axis.
@@ -112,8 +116,9 @@ def choose(
             _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
         ]
         split, group, reduction = _choose_axis(
-            rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes, sparse
-        )
+            rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes,
+            sparse, deferred,
+        )  # fmt: skip
         splits.append(split)
         takes.append(group)
         reductions.append(reduction)
@@ -184,6 +189,7 @@ def _choose_axis(
     out_bytes: int,
     whole: bool,
     sparse: bool,
+    deferred: bool,
 ) -> tuple[Split, tuple[int, ...], str]:
     if parts == 1:
         return WHOLE, (), "sum"
@@ -194,11 +200,13 @@ def _choose_axis(
             raise CannotHold(axis)
         return WHOLE, (), "sum"
     for group, reduction in _carry_groups(rule, operands, placements):
-        cost, forced = _carry_cost(operands, placements, group, out_bytes)
+        relabelled = set(group) <= set(rule.monotone)
+        cost, forced = _carry_cost(operands, placements, group, out_bytes, deferred or relabelled)
         best = min(
             best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order
         )
-    for split in dict.fromkeys(s for s in placed if s is not None and s[0] >= 0):
+    found = [s for s in placed if s is not None and s[0] >= 0]
+    for split in dict.fromkeys(found or _scatters(rule, placements, sizes, parts)):
         factor, pattern = split
         if sizes[factor] <= 1 or not rule.can_split(factor):
             continue
@@ -216,6 +224,19 @@ def _choose_axis(
     if best[0] == float("inf"):
         raise CannotHold(axis)
     return best[3], best[4], best[5]
+
+
+def _scatters(rule: OpRule, placements: Sequence, sizes: Sequence[int], parts: int) -> list[Split]:
+    """The factors over which the Partials that meet here could be scattered, evenly."""
+    partial = [i for i, p in enumerate(placements) if isinstance(p, Partial)]
+    if len(partial) < 2 or any(set(partial) <= set(group) for group in rule.linear):
+        return []
+    shared = (*(rule.inputs[i] for i in partial), *rule.outputs)
+    return [
+        (f, PLAIN)
+        for f in rule.splittable
+        if sizes[f] % parts == 0 and all(has_factor(dims, f) for dims in shared)
+    ]
 
 
 def _left(rule: OpRule, sizes: Sequence[int]) -> float:
@@ -252,26 +273,28 @@ def _carry_groups(rule: OpRule, operands: Sequence[Operand], placements: Sequenc
 
 
 def _carry_cost(
-    operands: Sequence[Operand], placements: Sequence, group: tuple[int, ...], out_bytes: int
-) -> tuple[float, bool]:
-    """(bytes moved, whether a whole addend had to be made partial)."""
+    operands: Sequence[Operand], placements: Sequence, group: tuple[int, ...], out_bytes: int,
+    deferred: bool,
+) -> tuple[float, bool]:  # fmt: skip
+    """(bytes moved, whether what comes out is to be reduced for this op's sake)."""
     cost = 0.0
-    made_partial = False
+    reduced = not deferred
     for i, (operand, placement) in enumerate(zip(operands, placements, strict=True)):
         if isinstance(placement, Partial) and i in group:
             continue
         if isinstance(placement, Replicate):
-            made_partial |= i in group and not operand.zero
             if i in group and operand.pinned:
                 return _INFINITE, True
+            # A replicated addend made partial keeps the sum from being whole; but a bias goes
+            # along with a sum that is better reduced later.
+            reduced |= i in group and not operand.zero and operand.num_bytes >= out_bytes
         elif isinstance(placement, Shard):
             cost += operand.moving(operand.num_bytes)
-            made_partial |= i in group
+            reduced |= i in group
         else:
             cost += operand.moving(2.0 * operand.num_bytes)
-    # A replicated addend made partial keeps the sum from being whole: its
-    # reduction is then this op's doing.
-    return cost + (2.0 * out_bytes if made_partial else 0.0), made_partial
+    reduced |= cost > 0
+    return cost + (2.0 * out_bytes if reduced else 0.0), reduced
 
 
 def _split_cost(

@@ -17,6 +17,8 @@ from tfpar.propagation.factors import WHOLE, spec_of, splits_of
 from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.generated import split_generated
 from tfpar.propagation.lists import makes_list, remaking, sources
+from tfpar.propagation.opened import split_opened
+from tfpar.propagation.own_splits import axes_of_data, ends_at_weight
 from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph, Reshard
 from tfpar.propagation.prepared import (
     NEW_LIST_TYPES,
@@ -27,7 +29,7 @@ from tfpar.propagation.prepared import (
 )
 from tfpar.propagation.regions import partition_region
 from tfpar.propagation.reshard import lower_reshard
-from tfpar.propagation.wish import wish
+from tfpar.propagation.wish import known_spec, wish
 from tfpar.rules.rule import OpRule
 from tfpar.spec import (
     Mesh,
@@ -91,10 +93,12 @@ class Propagation:
         self.specs: dict[Tensor, Spec | None] = {}
         self.done: set[tuple[Tensor, Spec]] = set()
         self.replicated = replicated(mesh.num_axes)
-        # Decisions of ordinary ops on this mesh that leave no Partials, by rule and specs.
-        self.ordinary: dict[tuple[OpRule, tuple[Spec | None, ...]], Decision] = (
+        # Decisions of ordinary ops on this mesh that leave no Partials, by rule and specs, and
+        # by whether they would be carried on.
+        self.ordinary: dict[tuple[OpRule, tuple[Spec | None, ...], bool], Decision] = (
             prepared.memo.setdefault(("ordinary", mesh), {})
         )
+        self.axes_of_data = axes_of_data(anchors)
         # Weights left open and numbers to draw, with the ops that only relabel them, until a
         # reader settles them.
         self.open: dict[Variable | Op, list[Op]] = {}
@@ -218,17 +222,19 @@ class Propagation:
             return False
         rule, specs = self.prepared.rules[op], self.specs
         arriving = tuple([specs[t] for t in op.inputs])
-        decision = self.ordinary.get((rule, arriving))
+        deferred = op in self.prepared.deferred
+        decision = self.ordinary.get((rule, arriving, deferred))
         if decision is None:
             if FREE in arriving:
                 return False
             loose = (False,) * len(arriving)
-            decision = self.prepared.memo.get((rule, arriving, loose, self.mesh, False, ()))
+            key = (rule, arriving, loose, self.mesh, False, (), deferred)
+            decision = self.prepared.memo.get(key)
             if decision is None or any(
                 isinstance(p, Partial) for made in decision.choice.out_specs for p in made
             ):
                 return False
-            self.ordinary[rule, arriving] = decision
+            self.ordinary[rule, arriving, deferred] = decision
         choice = decision.choice
         if choice.in_specs != arriving:
             for tensor, need in zip(op.inputs, choice.in_specs, strict=True):
@@ -298,12 +304,15 @@ class Propagation:
         specs = tuple(self.specs[t] for t in op.inputs)
         whole = self.whole_axes(op)
         loose = tuple(map(self.is_loose, op.inputs))
-        key = (rule, specs, loose, self.mesh, self.confined, whole)
+        deferred = op in self.prepared.deferred
+        key = (rule, specs, loose, self.mesh, self.confined, whole, deferred)
         decision = self.prepared.memo.get(key)
         if decision is None:
-            decision = self._decide(op, specs, whole)
+            decision = self._decide(op, specs, whole, deferred)
             self.prepared.memo[key] = decision
-        return split_generated(self, op, decision) if rule.generates else decision
+        if rule.generates:
+            decision = split_generated(self, op, decision)
+        return split_opened(self, op, decision) if FREE in specs else decision
 
     def whole_axes(self, op: Op) -> tuple[int, ...]:
         return tuple(sorted(a for o, a in self.whole if o is op)) if self.whole else ()
@@ -343,13 +352,15 @@ class Propagation:
         if axes:
             raise CannotHold(*sorted(axes))
 
-    def _decide(self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...]) -> Decision:
+    def _decide(
+        self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...], deferred: bool
+    ) -> Decision:
         rule = self.prepared.rules[op]
         operands = [Operand.of(t, self.is_loose(t), self.confined) for t in op.inputs]
         out_bytes = sum(t.num_bytes for t in op.outputs)
         choice = choose(
             rule, operands, specs, out_bytes, self.mesh, whole,
-            sparse=rule.sparse and not self._is_added_up(op),
+            sparse=rule.sparse and not self._is_added_up(op), deferred=deferred,
         )  # fmt: skip
         for factor in rule.expand:
             axes = tuple(a for a, s in enumerate(choice.splits) if s[0] == factor)
@@ -438,23 +449,46 @@ class Propagation:
         return self.anchors.tensors.get(tensor.name) if self.anchors.tensors else None
 
     def _kept(self, tensor: Tensor, made: Spec) -> Spec:
-        """The spec to keep a fresh tensor in: anchored, or with its Partials resolved."""
+        """The spec to keep a fresh tensor in: anchored, or with its Partials resolved, splits that
+        propagation started ended, and narrow gradients moved to where they update."""
         anchor = self.anchor_of(tensor)
-        if anchor is not None:
-            return self.canonical(anchor, tensor.shape)
+        if anchor is None:
+            return self._resolved(tensor, made)
+        left_open = self.mesh.num_axes - len(anchor)
+        if left_open:
+            anchor = (*anchor, *self._resolved(tensor, made)[-left_open:])
+        return self.canonical(anchor, tensor.shape)
+
+    def _resolved(self, tensor: Tensor, made: Spec) -> Spec:
+        """The spec of a tensor made as `made` that nothing anchors."""
         if self.confined or tensor.dtype in PINNED_DTYPES:
             return made
-        if not any(isinstance(p, Partial) for p in made):
-            return made
-        if tensor in self.prepared.carried and all(
-            p.op == "sum" for p in made if isinstance(p, Partial)
-        ):
-            return made
+        if tensor in self.prepared.narrow and not any(isinstance(p, Partial) for p in made):
+            return self._as_updated(tensor, made)
         kept = list(made)
         for axis, placement in enumerate(made):
             if isinstance(placement, Partial):
-                kept[axis] = wish(self, tensor, axis, made) or Replicate()
-        return tuple(p if isinstance(p, Shard) else Replicate() for p in kept)
+                if not self._carries(tensor, axis, made):
+                    kept[axis] = wish(self, tensor, axis, made) or Replicate()
+            elif isinstance(placement, Shard) and ends_at_weight(self, tensor, axis, made):
+                kept[axis] = Replicate()
+        return tuple(kept)
+
+    def _carries(self, tensor: Tensor, axis: int, made: Spec) -> bool:
+        """Whether `tensor`, made Partial along `axis`, is better carried on than reduced."""
+        carry = self.prepared.carried.get(tensor)
+        if carry is None or made[axis] is not Partial("sum"):
+            return False
+        return carry.holds(axis, made, self.mesh, lambda t: known_spec(self, t))
+
+    def _as_updated(self, tensor: Tensor, made: Spec) -> Spec:
+        """`made`, split as the variables that `tensor` updates are split."""
+        kept = list(made)
+        for axis, placement in enumerate(made):
+            if isinstance(placement, Shard):
+                wanted = wish(self, tensor, axis, made)
+                kept[axis] = wanted if isinstance(wanted, Shard) else placement
+        return tuple(kept)
 
     def finish_outputs(self) -> None:
         outputs = self.anchors.outputs or [None] * len(self.graph.outputs)

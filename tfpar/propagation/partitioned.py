@@ -21,7 +21,8 @@ class Anchors:
             (they take what their first reader wants), others follow their
             weight or are replicated.
         inputs: the spec of each graph input.
-        tensors: specs of border tensors by tensor name (`scope/op:0`).
+        tensors: specs of border tensors by tensor name (`scope/op:0`); along mesh axes behind a
+            spec's end a tensor lies as it would without.
         outputs: specs that graph outputs must have, by position; None leaves one as it comes.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, freeze
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
-from tfpar.propagation.deferral import carried_tensors
+from tfpar.propagation.deferral import Carry, Meetings, carried_tensors, is_product
+from tfpar.propagation.narrow import narrow_gradients
 from tfpar.rules.registry import find_rule
 from tfpar.rules.rule import OpRule, replicate_rule
 
@@ -37,6 +38,13 @@ class PreparedGraph:
         once: those of them with an effect or a state of their own (a random generator, a
             Python function): run by every rank they would differ.
         carried: see `deferral.carried_tensors`.
+        narrow: see `narrow.narrow_gradients`.
+        deferred: ops whose outputs are all `carried`.
+        weights: tensors that hold a weight's values and nothing else: reads, casts, reshapes.
+        meetings: see `deferral.Meetings`.
+        leaving: what comes of a meeting and is multiplied with a weight: by which ops, and which
+            input the weight is.
+        position: of each op in the graph.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
         ordinary: ops whose decision hangs on the rule and the specs of their inputs alone: on no
             state, lists, draws or sizes that readers choose.
@@ -49,10 +57,16 @@ class PreparedGraph:
     rules: dict[Op, OpRule]
     fallbacks: list[Op]
     once: frozenset[Op]
-    carried: frozenset[Tensor]
+    carried: Mapping[Tensor, Carry]
+    narrow: frozenset[Tensor]
     zeros: frozenset[Tensor]
     consumers: dict[Tensor, list[Op]]
-    ordinary: frozenset[Op] = frozenset()
+    ordinary: frozenset[Op]
+    deferred: frozenset[Op]
+    weights: frozenset[Tensor]
+    meetings: Meetings
+    leaving: Mapping[Tensor, Sequence[tuple[Op, int]]]
+    position: Mapping[Op, int]
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
     bodies: dict[Any, PreparedGraph] = dataclasses.field(default_factory=dict)
 
@@ -94,13 +108,49 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
         rules[op] = rule
     zeros = frozenset(t for op in graph.ops if _makes_zeros(op) for t in op.outputs)
     once = frozenset(op for op in fallbacks if _runs_once(op))
+    weights = _weight_values(graph, rules)
+    meetings = Meetings.of(graph, rules)
+    leaving = _leaving(graph, rules, weights, meetings)
+    narrow = narrow_gradients(graph, rules)
     ordinary = frozenset(
-        op for op, rule in rules.items() if _is_ordinary(op, rule, zeros) and op not in once
+        op
+        for op, rule in rules.items()
+        if _is_ordinary(op, rule, zeros)
+        and op not in once
+        and not any(t in leaving or t in narrow for t in op.outputs)
     )
+    carried = carried_tensors(graph, rules, meetings)
+    deferred = frozenset(op for op in graph.ops if all(t in carried for t in op.outputs))
+    position = {op: i for i, op in enumerate(graph.ops)}
     return PreparedGraph(
-        graph, constants, rules, fallbacks, once, carried_tensors(graph, rules), zeros,
-        graph.consumers(), ordinary,
+        graph, constants, rules, fallbacks, once, carried, narrow, zeros, graph.consumers(),
+        ordinary, deferred, weights, meetings, leaving, position,
     )  # fmt: skip
+
+
+def _weight_values(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tensor]:
+    """See `PreparedGraph.weights`."""
+    found = {v.handle for v in graph.variables if v.trainable}
+    for op in graph.ops:
+        if op.inputs and op.inputs[0] in found and len(op.outputs) == 1:
+            relabels = op.type in ("ReadVariableOp", "Cast") or 0 in rules[op].monotone
+            if relabels and all(t.op.type == "Const" for t in op.inputs[1:]):
+                found.update(op.outputs)
+    return frozenset(found)
+
+
+def _leaving(
+    graph: Graph, rules: Mapping[Op, OpRule], weights: frozenset[Tensor], meetings: Meetings
+) -> dict[Tensor, list[tuple[Op, int]]]:
+    """See `PreparedGraph.leaving`."""
+    found: dict[Tensor, list[tuple[Op, int]]] = {}
+    for op in graph.ops:
+        held = [i for i, t in enumerate(op.inputs) if t in weights]
+        if held and is_product(rules[op]):
+            for tensor in op.inputs:
+                if tensor in meetings.dims:
+                    found.setdefault(tensor, []).append((op, held[0]))
+    return found
 
 
 def _is_ordinary(op: Op, rule: OpRule, zeros: frozenset[Tensor]) -> bool:

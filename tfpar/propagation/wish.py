@@ -1,15 +1,19 @@
-"""How the readers of a Partial want it: reduced whole, or scattered.
+"""How the readers of a tensor want it: whole, or split.
 
-Looks ahead through pointwise ops to variables, anchors and tensors laid already: the
-slots of ZeRO-1, a residual that is split along the sequence.
+`wish` looks ahead from a Partial, which may be scattered instead of reduced, through pointwise
+ops to variables, anchors and tensors laid already: the slots of ZeRO-1, a residual that is split
+along the sequence. `nearest` looks ahead from what an open weight makes: the embedding whose
+hidden dim the next matrix has split, the scale of a normalisation.
 """
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, Tensor
-from tfpar.propagation.factors import splits_of
+from tfpar.propagation.factors import WHOLE, spec_of, splits_of
+from tfpar.rules.rule import PLAIN
 from tfpar.spec import Replicate, Shard, Spec
 
 if TYPE_CHECKING:
@@ -54,7 +58,7 @@ def _wish_of(
     dims_here = rule.inputs[op.inputs.index(tensor)]
     mine = {dim[0]: d for d, dim in enumerate(dims_here) if len(dim) == 1}
     for other, dims in zip(op.inputs, rule.inputs, strict=True):
-        spec = None if other is tensor else _known_spec(propagation, other)
+        spec = None if other is tensor else _settled_spec(propagation, other)
         if spec is None:
             continue
         if isinstance(spec[axis], Shard):
@@ -91,14 +95,84 @@ def _wish_of_output(
     propagation: Propagation, tensor: Tensor, axis: int, depth: int, even: bool
 ) -> Wish:
     anchor = propagation.anchor_of(tensor)
-    if anchor is not None:
+    if anchor is not None and axis < len(anchor):
         placement = anchor[axis]
         return placement if isinstance(placement, Shard) else Replicate()
     return wish(propagation, tensor, axis, propagation.replicated, depth, even)
 
 
-def _known_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:
+def _settled_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:
+    """The spec of `tensor`, or of the variable it reads, if it is settled by now."""
     spec = propagation.specs.get(tensor)
     if spec is None and tensor.op.type == "ReadVariableOp":
         return propagation.specs.get(tensor.op.inputs[0])
     return spec
+
+
+def known_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:
+    """The spec of `tensor` if it is settled by now, or follows from that of the weight it holds."""
+    spec = propagation.specs.get(tensor)
+    if spec is not None or tensor not in propagation.prepared.weights or not tensor.op.inputs:
+        return spec
+    source = known_spec(propagation, tensor.op.inputs[0])
+    if source is None:
+        return None
+    rule, sizes = propagation.prepared.rules[tensor.op], propagation.mesh.shape
+    splits = splits_of(rule.inputs[0], source, rule.sizes, sizes)
+    chosen = tuple(WHOLE if s is None else s for s in splits)
+    return spec_of(rule.outputs[0], rule, chosen, sizes, is_output=True)
+
+
+_REACH = 48
+"""Ops to look at for `nearest`: past a normalisation and the way to the next matrices."""
+
+
+def nearest(propagation: Propagation, tensor: Tensor, axis: int) -> Shard | None:
+    """The plain Shard of `tensor` along `axis` that what comes of it wants, if anything does.
+
+    Of the ops that it reaches, the first in the graph's order that reads something split along
+    `axis` has the say: forward before backward, the next matrix before later ones.
+    """
+    prepared = propagation.prepared
+    home = {tensor: {d: d for d in range(len(tensor.shape or ()))}}  # dim -> dim of `tensor`
+    waiting: list[tuple[int, Op]] = []
+    seen: set[Op] = set()
+
+    def reach(made: Tensor) -> None:
+        for op in prepared.consumers.get(made, ()):
+            if op not in seen:
+                seen.add(op)
+                heapq.heappush(waiting, (prepared.position[op], op))
+
+    reach(tensor)
+    for _ in range(_REACH):
+        if not waiting:
+            break
+        _, op = heapq.heappop(waiting)
+        rule = prepared.rules[op]
+        mine = {
+            dim[0]: home[at][d]
+            for at, dims in zip(op.inputs, rule.inputs, strict=True)
+            for d, dim in enumerate(dims)
+            if len(dim) == 1 and d in home.get(at, ())
+        }
+        for other, others in zip(op.inputs, rule.inputs, strict=True):
+            spec = known_spec(propagation, other)
+            if spec is not None and isinstance(spec[axis], Shard):
+                split = splits_of(others, spec, rule.sizes, propagation.mesh.shape)[axis]
+                if split is not None and split[0] in mine and split[1] == PLAIN:
+                    return Shard(mine[split[0]])
+                return None
+        for out, made in zip(op.outputs, rule.outputs, strict=True):
+            alone = {d: dim[0] for d, dim in enumerate(made) if len(dim) == 1}
+            onward = {d: mine[f] for d, f in alone.items() if f in mine}
+            anchor = propagation.anchor_of(out)
+            if anchor is not None:
+                placement = anchor[axis]
+                if isinstance(placement, Shard) and placement.dim in onward:
+                    return Shard(onward[placement.dim])
+                return None
+            if onward:
+                home[out] = onward
+                reach(out)
+    return None

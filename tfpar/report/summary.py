@@ -31,8 +31,10 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
     ranks = f"{plan.mesh.size} rank{'s' if plan.mesh.size > 1 else ''}"
     parts = [
         f"Plan on mesh {plan.mesh} ({ranks}), "
-        + (f"batch split over {batch}" if batch else "batch not split"),
+        + (f"batch split over {batch}" if batch else "batch not split")
+        + (f", {plan.chunks} chunks of it one behind the other" if plan.chunks > 1 else ""),
         *_prediction(plan),
+        *_recomputed(plan),
         *_layers(plan, partitioned),
         _variable_table(plan, partitioned),
         _totals(plan, partitioned),
@@ -85,25 +87,30 @@ def _prediction(plan: Plan) -> list[str]:
     memory = (
         f"Memory of a device: {format_bytes(round(cost.memory_bytes))} of "
         f"{format_bytes(round(machines.device.memory_bytes))} (weights "
-        f"{format_bytes(round(cost.weight_bytes))}, gradients, slots and other state "
-        f"{format_bytes(round(cost.state_bytes))}, activations "
-        f"{format_bytes(round(cost.activation_bytes))})"
+        f"{format_bytes(round(cost.weight_bytes))}, slots and other state "
+        f"{format_bytes(round(cost.state_bytes))}, gradients "
+        f"{format_bytes(round(cost.gradient_bytes))}, activations kept for the backward pass "
+        f"{format_bytes(round(cost.activation_bytes))}; not all at the same time)"
     )
     lines = [f"{text}.", memory]
     if plan.layouts:
         shown = [f"{name}: {format_seconds(s)}" for name, s in plan.layouts[:3]]
         lines.append(f"Next best layouts: {'; '.join(shown)}")
-    if cost.memory_bytes > machines.device.memory_bytes:
-        lines.append(
-            "No plan that was found fits into the memory of a device; this one comes nearest. Use "
-            "more devices or a smaller batch."
-        )
     if plan.mesh.size > 1 and not plan.splits_anything():
         lines.append(
             "Every rank computes the same: for this model and batch, communication would take "
             "longer than what it saves."
         )
     return lines
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    names = plan.recompute
+    if not names:
+        return []
+    shown = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
+    blocks = f"{len(names)} block{'s' if len(names) > 1 else ''}"
+    return [f"Computed again in the backward pass, to store less: {blocks} ({shown})"]
 
 
 def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:

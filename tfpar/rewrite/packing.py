@@ -2,7 +2,8 @@
 
 Independent all-reduces of one group, dtype and reduction are merged into buckets of
 bounded size, in the order in which their inputs become ready. A bucket is one
-`AllReduce` with several operands.
+`AllReduce` with several operands. Those of different chunks stay apart: one is to be in flight
+while the other is computed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
+from tfpar.rewrite.reshard import CHUNK
 
 DEFAULT_BUCKET_BYTES = 32 * 1024 * 1024
 
@@ -68,7 +70,9 @@ def _fill(graph: Graph, bucket_bytes: int) -> list[_Bucket]:
         for before in op.control:
             mask |= needs[before]
         if op.type == "AllReduce" and not op.control:
-            key = (op.attrs["axes"], op.attrs["reduction"], op.outputs[0].dtype)
+            key = (
+                op.attrs["axes"], op.attrs["reduction"], op.outputs[0].dtype, op.attrs.get(CHUNK)
+            )  # fmt: skip
             size = op.outputs[0].num_bytes
             bucket = current.get(key)
             if (

@@ -17,6 +17,9 @@ from tfpar.spec import Mesh, Shard, local_shape
 
 COLLECTIVE_TYPES = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast")
 
+CHUNK = "chunk"
+"""Attribute of a collective that goes once for each chunk of the batch: for which."""
+
 ONCE = "_tfpar_once"
 """Attribute of a local op that only the first rank runs; a Broadcast hands on what it gives."""
 

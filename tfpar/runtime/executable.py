@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfpar.capture.step import CapturedStep, feeds
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Graph, Tensor
+from tfpar.ir.passes.fold_constants import fold_constants
 from tfpar.ir.passes.inline_calls import inline_calls
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import Roles, widened
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
 from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.blocks import reduce_by_blocks
+from tfpar.rewrite.chunks import build_chunked_program
+from tfpar.rewrite.early_collectives import start_collectives_early
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_all_reduces
 from tfpar.runtime.backends.in_process import InProcessProgram
@@ -34,21 +39,19 @@ class Executable:
         name: of the step, in messages.
         parts: of how many parts of a global batch this rank is given one; 1: it is given the whole.
         captured: the step as captured; its variables are all `ParallelVariable`s.
-        partitioned: specs and reshards.
+        partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
         packed_bytes: payload of each all-reduce once they are packed, in program order.
     """
 
     def __init__(
-        self, captured: CapturedStep, partitioned: PartitionedGraph, ranks: Ranks,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES, name: str = "step", parts: int = 1,
+        self, captured: CapturedStep, partitioned: PartitionedGraph, local: LocalProgram,
+        ranks: Ranks, name: str = "step", parts: int = 1,
     ) -> None:  # fmt: skip
         self.parts = parts
         self.name = name
         self.captured = captured
         self.partitioned = partitioned
         self.ranks = ranks
-        local = build_local_program(partitioned)
-        pack_all_reduces(local.graph, bucket_bytes)
         self.packed_bytes = [
             sum(t.num_bytes for t in op.inputs) for op in local.graph.ops if op.type == "AllReduce"
         ]
@@ -127,16 +130,33 @@ class CompileOptions:
             with if None.
         strict: ops without a rule are an error instead of being replicated.
         compression: the dtype in which gradients travel; None: their own.
+        recompute: see `search.problem.Problem`.
+        chunks: how many pieces a rank computes its part of a training batch in, one behind the
+            other (ATP §4.1); what the plan says if None.
+        early_collectives: what could run before a collective that is waited for runs behind it
+            (ATP §4.2).
     """
 
     bucket_bytes: int | None = None
     strict: bool = False
     compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
+    chunks: int | None = None
+    early_collectives: bool = True
 
 
 def simplify_step(captured: CapturedStep) -> None:
-    """Inline calls, trim and predicate branches of a captured step, in place."""
-    captured.rewrite(lambda g: predicate_branches(trim(split_bundles(inline_calls(g))).graph))
+    """Inline calls, trim, predicate branches and fold constants of a captured step, in place.
+
+    Constants are folded before the step is cut for planning: the cut shares its ops.
+    """
+
+    def simplify(graph: Graph) -> Graph:
+        graph = predicate_branches(trim(split_bundles(inline_calls(graph))).graph)
+        fold_constants(graph, Constants(graph))
+        return graph
+
+    captured.rewrite(simplify)
 
 
 def prepare_step(captured: CapturedStep):
@@ -148,20 +168,34 @@ def prepare_step(captured: CapturedStep):
 def compile_step(
     captured: CapturedStep, anchors: Anchors, mesh: Mesh, ranks: Ranks,
     bucket_bytes: int | None = None, prepared=None, name: str = "step",
-    parts: int = 1, compression: str | None = None,
+    parts: int = 1, compression: str | None = None, chunks: int = 1,
+    batched: Collection[Tensor] = (), early_collectives: bool = True,
 ) -> Executable:  # fmt: skip
     """Propagate the anchors and link the program.
 
     Args:
         compression: the dtype in which gradients travel; None: their own.
+        chunks, early_collectives: see `CompileOptions`.
+        batched: the inputs of which chunks get a part.
+
+    Raises:
+        CannotChunk: an op that must not run once for each chunk.
     """
     prepared = prepared if prepared is not None else prepare_step(captured)
     whole = replicated(mesh.num_axes)
     anchors = dataclasses.replace(anchors, outputs=[whole] * len(captured.graph.outputs))
     partitioned = propagate(prepared, mesh, anchors)
-    if compression is not None:
+    if compression is None:
+        partitioned.carried = widened(captured.graph)
+    else:
         gradients = [t for gradient in captured.gradients for t in gradient.tensors]
         roles = Roles.of(captured.graph, gradients, compression=compression)
         partitioned.carried = roles.carried
-    bucket_bytes = bucket_bytes or DEFAULT_BUCKET_BYTES
-    return Executable(captured, partitioned, ranks, bucket_bytes, name, parts)
+    if chunks > 1 and mesh.size > 1:
+        local = build_chunked_program(partitioned, anchors, batched, chunks)
+    else:
+        local = build_local_program(partitioned)
+    if early_collectives:
+        start_collectives_early(local.graph)
+    pack_all_reduces(local.graph, bucket_bytes or DEFAULT_BUCKET_BYTES)
+    return Executable(captured, partitioned, local, ranks, name, parts)

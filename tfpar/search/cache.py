@@ -77,5 +77,6 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
         sorted((n, format_spec(f.spec)) for n, f in problem.tensors.items()),
         problem.state_ratio and round(problem.state_ratio, 3),
         problem.compression,
+        problem.recompute,
     ]
     return hashlib.blake2b(json.dumps(fields).encode(), digest_size=12).hexdigest()

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tfpar.cost.evaluate import Cost, Pricer
+from tfpar.cost.memory import peak
 from tfpar.ir.graph import Variable
 from tfpar.plans import Alternative
+from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.incremental import IncrementalPricer
@@ -31,6 +33,9 @@ _TOKENS = re.compile(r"[/_]+")
 
 MAX_SWEEPS = 6
 """How often the subgraphs are gone through (empirical: two or three sweeps settle models)."""
+
+MAX_LOOKS = 5
+"""How often a search goes on after what its plan stores was looked at closely."""
 
 MAX_KICKS = 8
 """Weights outside of all blocks each of whose options is tried with the blocks fitted to it."""
@@ -81,7 +86,7 @@ class LayoutSearch:
         self.groups = self._groups()
         batched = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
         whole = replicated(mesh.num_axes)
-        anchors = Anchors(
+        self.anchors = Anchors(
             variables={
                 **{v.name: s for v, s in self.fixed},
                 **{v.name: g.options[0] for g in self.groups for v in g.variables},
@@ -91,9 +96,13 @@ class LayoutSearch:
             outputs=[whole] * len(graph.outputs),
         )
         self.plans = IncrementalPricer(
-            model.prepared, mesh, anchors, model.nodes.segments(graph, model.roles),
+            model.prepared, mesh, self.anchors, model.nodes.segments(graph, model.roles),
             self.pricer, problem.state_ratio, [v for g in self.groups for v in g.variables],
         )  # fmt: skip
+        self.limit = problem.cluster.device.memory_bytes
+        # How much less is stored at once than in all, and the least of what was seen of that; see
+        # `_look_closely`.
+        self.shared_bytes, self.looked_at = 0.0, math.inf
         self.refused = ""
         self.key: Key = INVALID
         # Plans of a unit, by what the other groups have chosen.
@@ -153,6 +162,8 @@ class LayoutSearch:
             like: that search.
         """
         self.key = self._price()
+        if self.key[0] > 0:
+            self._look_closely()
         if like is None:
             self._exhaust()
             return
@@ -172,9 +183,17 @@ class LayoutSearch:
         """Price all plans of each subgraph until none improves.
 
         What suits the blocks hangs on how the weights around them are laid, which the residual
-        stream runs through: each of their options is tried with the blocks fitted to it.
+        stream runs through: each of their options is tried with the blocks fitted to it. Where
+        memory is short, what plans store is then looked at closely, and the search goes on.
         """
         self._exhaust()
+        self._fit_blocks_to_the_rest()
+        for _ in range(MAX_LOOKS):
+            if not self._look_closely():
+                break
+            self._exhaust()
+
+    def _fit_blocks_to_the_rest(self) -> None:
         units = self.units()
         inner = [unit for unit in units if self._block(unit[0]) >= 0]
         around = [g for unit in units if self._block(unit[0]) < 0 for g in unit]
@@ -191,6 +210,37 @@ class LayoutSearch:
                 self._sweep(_nearby)
                 if not self.key < key:
                     self._restore(before, key)
+
+    def _live_bytes(self) -> float:
+        """The most tensors that the laid plan stores at once (`cost.memory`), in bytes."""
+        self.plans.settle()
+        anchors = dataclasses.replace(
+            self.anchors,
+            variables={
+                **self.anchors.variables,
+                **{v.name: g.options[g.chosen] for g in self.groups for v in g.variables},
+            },
+        )
+        laid = propagate(self.model.prepared, self.layout.mesh, anchors)
+        return peak(laid, self.pricer.stored, self.model.roles.times).num_bytes
+
+    def _look_closely(self) -> bool:
+        """Find out what the laid plan stores at once; whether that changes what fits.
+
+        While plans are compared, all that is kept counts. What is less of it at a time, or more
+        in passing, is taken to be the same for all; the worst that was seen of it.
+        """
+        if self.key == INVALID:
+            return False
+        cost = self.plans.cost()
+        shared = cost.gradient_bytes + cost.activation_bytes - self._live_bytes()
+        self.shared_bytes = min(shared, self.looked_at)
+        self.looked_at = self.shared_bytes
+        before, self.key = self.key, self._price()
+        if self.key[0] == before[0]:
+            return False
+        self.priced.clear()
+        return True
 
     def _exhaust(self) -> None:
         self._sweep(lambda unit: _gray([len(g.options) for g in unit]))
@@ -220,7 +270,9 @@ class LayoutSearch:
         self.plans.settle()
         self.plans.add_up()
         chosen = [(group, group.chosen) for group in self.groups]
-        return Found(self.layout, self.key, self.plans.cost(), chosen)
+        cost = dataclasses.replace(self.plans.cost(), live_bytes=self._live_bytes())
+        over = max(0.0, cost.memory_bytes - self.limit)
+        return Found(self.layout, (over, *self.key[1:]), cost, chosen)
 
     def units(self) -> list[list[Group]]:
         """The groups, in subgraphs small enough to price all plans of each, the largest first.
@@ -308,7 +360,7 @@ class LayoutSearch:
             return INVALID
         statistics.valid += 1
         cost = self.plans.cost()
-        over = max(0.0, cost.memory_bytes - self.problem.cluster.device.memory_bytes)
+        over = max(0.0, cost.memory_bytes - self.shared_bytes - self.limit)
         split = sum(
             1
             for group in self.groups

@@ -63,6 +63,8 @@ class Problem:
         state_ratio: bytes of optimizer slots per byte of weight; None if the graph holds the
             update itself.
         compression: the dtype in which gradients travel; None: their own.
+        recompute: what to compute again in the backward pass (see `search.recompute`): every
+            block that repeats, none, those that patterns name, or (None) what memory asks for.
     """
 
     graph: Graph
@@ -77,6 +79,7 @@ class Problem:
     constraints: tuple[str, ...] = ()
     state_ratio: float | None = None
     compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
     progress: Progress | None = None
 
 

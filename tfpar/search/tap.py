@@ -23,6 +23,10 @@ PROMISING = 1.15
 """A layout whose plans come out this much slower than another's is not refined (empirical)."""
 
 
+SMALL = 1.5
+"""Where no plan fits, a layout whose best stores so much more than another's is not refined."""
+
+
 @dataclasses.dataclass(eq=False)
 class TapPlanner:
     """See the module.
@@ -61,7 +65,7 @@ class TapPlanner:
         least = min((search.key for search in searches), default=INVALID)
         best: Found | None = None
         for search in searches:
-            if _promises(search.key, least):
+            if _promises(search.key, least, search.limit):
                 search.refine()
                 found = search.found()
                 if found is not None and (best is None or found.key < best.key):
@@ -139,9 +143,17 @@ def _alternatives(best: Found, searches: Sequence[LayoutSearch]) -> dict[str, li
     return alternatives
 
 
-def _promises(key: Key, least: Key) -> bool:
-    """Whether a layout's best plan so far is near `least`, the best of all."""
-    return key[0] <= least[0] and key[1] <= PROMISING * least[1]
+def _promises(key: Key, least: Key, limit: float) -> bool:
+    """Whether a layout's best plan so far is near `least`, the best of all.
+
+    Where nothing fits into memory yet, near is what stores not much more.
+
+    Args:
+        limit: the memory of a device, in bytes.
+    """
+    if least[0] > 0:
+        return limit + key[0] <= SMALL * (limit + least[0])
+    return key[0] == 0 and key[1] <= PROMISING * least[1]
 
 
 def _is_cut_in_two(one: Layout, other: Layout) -> bool:

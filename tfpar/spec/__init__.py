@@ -2,6 +2,7 @@
 
 from tfpar.spec.errors import (
     CaptureError,
+    MemoryLimitError,
     PlanError,
     RuleError,
     RuntimeMismatchError,
@@ -24,6 +25,7 @@ from tfpar.spec.placement import (
 
 __all__ = [
     "CaptureError",
+    "MemoryLimitError",
     "Mesh",
     "Partial",
     "Placement",

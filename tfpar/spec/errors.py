@@ -27,5 +27,17 @@ class PlanError(TfparError, ValueError):
     """A plan (or plan file) that does not fit the graph, the mesh or this version."""
 
 
+class MemoryLimitError(PlanError):
+    """No plan fits into the memory of a device.
+
+    Attributes:
+        needed_bytes: what the best plan that was found needs, in bytes.
+    """
+
+    def __init__(self, message: str, needed_bytes: float) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+
+
 class RuntimeMismatchError(TfparError, RuntimeError):
     """What runs is not what was planned (placement, values that should agree)."""

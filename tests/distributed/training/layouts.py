@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from tests.distributed.training.place import (
     regression,
     trained,
 )
+from tests.e2e.test_atp import GPT as ATP
 from tests.e2e.test_patterns import LENGTH, MEGATRON, VOCABULARY, gpt, moe
 
 VOCABULARY_PARALLEL = [
@@ -42,17 +43,17 @@ def tokens(n: int, vocabulary: int = VOCABULARY) -> tuple[np.ndarray, np.ndarray
 
 def trains(
     place: Place, build: Callable[[], keras.Model], data: Sequence[np.ndarray],
-    constraints: Sequence[Any] = (), mesh: Sequence[int] | None = None, *,
+    constraints: Sequence[Any] = (), mesh: Sequence[int] | Mapping[str, int] | None = None, *,
     planner: str | None = None, kinds: Collection[str] = (), split: str | None = None,
-    batch_size: int = 8,
+    batch_size: int = 8, **options: Any,
 ) -> Results:  # fmt: skip
-    """Train as laid out.
+    """Train as laid out; `options` are more arguments of `auto_parallel`.
 
     Args:
         kinds: collectives that there have to be.
         split: a weight that has to be split.
     """
-    with place.parallel(constraints, mesh, planner):
+    with place.parallel(constraints, mesh, planner, **options):
         model = build()
     results = trained(model, *data, batch_size=batch_size, shuffle=False)
     if place.size > 1:
@@ -105,6 +106,26 @@ def megatron(place: Place) -> Results:
         place, gpt, tokens(16), MEGATRON, [1, place.size], kinds={"all_reduce"},
         split="block_0_fc2/kernel",
     )  # fmt: skip
+
+
+@precision("float32")
+def megatron_recomputed(place: Place) -> Results:
+    return trains(
+        place, lambda: gpt(num_layers=2), tokens(16), MEGATRON, [1, place.size],
+        kinds={"all_reduce"}, split="block_1_fc2/kernel", recompute=True,
+    )  # fmt: skip
+
+
+@precision("float32")
+def megatron_in_chunks(place: Place) -> Results:
+    return trains(
+        place, gpt, tokens(15), MEGATRON, [1, place.size], kinds={"all_reduce"},
+        split="block_0_fc2/kernel", chunks=2,
+    )  # fmt: skip
+
+
+def data_parallel_in_chunks(place: Place) -> Results:
+    return trains(place, mlp, regression(21), kinds={"all_reduce"}, chunks=4)
 
 
 def vocabulary_parallel(place: Place) -> Results:
@@ -197,11 +218,29 @@ def data_and_tensor_parallel(place: Place) -> Results:
     return trains(place, gpt, data, MEGATRON, [2, 2], split="block_0_fc1/kernel")
 
 
-QUICK: list[Case] = [data_parallel, megatron]
+@precision("float32")
+def data_and_tensor_parallel_in_chunks(place: Place) -> Results:
+    data = tokens(13)
+    return trains(place, gpt, data, MEGATRON, [2, 2], split="block_0_fc1/kernel", chunks=2)
+
+
+@precision("float32")
+def two_dimensional_tensor_parallel(place: Place) -> Results:
+    """ATP: kernels split by both axes, the attention core over all ranks."""
+    kinds = {"all_reduce", "reduce_scatter", "all_gather"}
+    return trains(
+        place, gpt, tokens(12), ATP, {"d1": 2, "d2": 2}, kinds=kinds, split="block_0_fc1/kernel"
+    )
+
+
+QUICK: list[Case] = [data_parallel, megatron, megatron_in_chunks]
 ON_TWO: list[Case] = [
-    vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp, searched_gpt,
-    searched_convnet, *OPTIMIZERS, compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2),
+    megatron_recomputed, vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp,
+    searched_gpt, searched_convnet, data_parallel_in_chunks, *OPTIMIZERS,
+    compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2),
 ]  # fmt: skip
 ON_FOUR: list[Case] = [
-    data_and_tensor_parallel, megatron, data_parallel, zero_1, experts_by_all_to_all, searched_mlp,
+    data_and_tensor_parallel, data_and_tensor_parallel_in_chunks, two_dimensional_tensor_parallel,
+    megatron, data_parallel, zero_1,
+    experts_by_all_to_all, searched_mlp,
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,13 @@ class Place:
     rank: int = 0
 
     def parallel(
-        self, constraints: Sequence[Any] = (), mesh: Sequence[int] | None = None, planner=None
-    ) -> contextlib.AbstractContextManager:
+        self, constraints: Sequence[Any] = (),
+        mesh: Sequence[int] | Mapping[str, int] | None = None, planner=None, **options: Any,
+    ) -> contextlib.AbstractContextManager:  # fmt: skip
         """The ranks' mesh for what is built inside, where there is one."""
         if self.size == 1:
             return contextlib.nullcontext()
-        return tap.auto_parallel(mesh or [self.size], constraints, planner=planner)
+        return tap.auto_parallel(mesh or [self.size], constraints, planner=planner, **options)
 
     def split(self) -> contextlib.AbstractContextManager:
         """`parallel`, with the first layer of a `perceptron` split."""

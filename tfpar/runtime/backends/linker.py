@@ -61,6 +61,7 @@ class Linker(abc.ABC):
                 continue
             if op.type in COLLECTIVE_TYPES:
                 self._collective(op)
+                self._note_nodes(op)
             else:
                 self._local(op)
         for tensor in graph.outputs:
@@ -75,6 +76,13 @@ class Linker(abc.ABC):
     @abc.abstractmethod
     def _collective(self, op: Op) -> None:
         """Emit a collective, and set the edges of its outputs for every rank."""
+
+    def _note_nodes(self, collective: Op) -> None:
+        """Let ops wait for `collective`: for what makes its last result on each rank."""
+        for rank in self.ranks:
+            node, _, output = self.edges[rank][collective.outputs[-1]].partition(":")
+            if output:  # else it is an argument, which is there from the start
+                self.nodes[rank][collective] = node
 
     @abc.abstractmethod
     def _rank_constant(self, name: str, values: Sequence[np.ndarray], dtype: str, rank: int) -> str:

@@ -1,0 +1,171 @@
+"""ATP's choice of a mesh: IC1 to IC6, models M1 to M4 (§5.3-5.4 of the paper).
+
+    python -m benchmarks.atp [--quick] [--plot FILE.svg]
+
+For every DeviceMesh(d1, d2): seconds of all-reduces a layer by eq. 2 to 4, and the step of two
+layers as tfpar lays and prices it (start-ups, statistics of layer norms, small products), in
+16 bits, batch 4, sequence length 2048. `--plot` draws Fig. 12 (needs matplotlib).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+
+import keras
+
+import tfpar as tap
+from benchmarks import models
+from tfpar.capture.step import CapturedStep, argument_specs
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.matrix import device_meshes, tensor_parallel_seconds
+from tfpar.cluster.named import fitted, read_preset
+from tfpar.cost.evaluate import Cost, evaluate
+from tfpar.ir.roles import Roles
+from tfpar.keras.adapter import parallel_model
+from tfpar.planning import Request, lay_out, state_problem
+from tfpar.plans import plan_from_constraints
+from tfpar.runtime.executable import simplify_step
+
+BATCH, LENGTH, LAYERS = 4, 2048, 2
+HIDDEN = {"M1": 2048, "M2": 4096, "M3": 8192, "M4": 12288}
+HEAD_SIZE = 128
+
+SIZES = {"atp-ic1": 8, "atp-ic2": 8, "atp-ic3": 8, "atp-ic4": 16, "atp-ic5": 16, "atp-ic6": 16}
+PAPER = {
+    "atp-ic1": "(2, 4)", "atp-ic2": "(8, 1)", "atp-ic3": "(8, 1)", "atp-ic4": "(8, 2)",
+}  # fmt: skip
+
+# Column-first for what opens a block, row-first for what closes it: (weights, dims over d1, d2).
+COLUMN_AND_ROW_FIRST = (
+    (".*attention/(query|key|value)/kernel", 1, 0),
+    (".*attention/attention_output/kernel", 0, 2),
+    (".*fc1/kernel", 1, 0),
+    (".*fc2/kernel", 0, 1),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="M2 alone")
+    parser.add_argument("--plot", metavar="FILE", help="draw Fig. 12 to this file, and stop")
+    options = parser.parse_args()
+    if options.plot:
+        plot(options.plot)
+        return
+    chosen = ["M2"] if options.quick else list(HIDDEN)
+    steps = {name: capture(HIDDEN[name]) for name in chosen}
+    print("| interconnect | model | mesh | eq. 2, ms a layer | tfpar, ms a step (waiting) |")
+    print("|---|---|---|---|---|")
+    selected = []
+    for preset, size in SIZES.items():
+        cluster = fitted(read_preset(preset), tap.Mesh.of([size]))
+        for name, step in steps.items():
+            selected.append((preset, name, *compare(preset, cluster, name, step)))
+    print("\n| interconnect | model | paper | eq. 2 | tfpar |\n|---|---|---|---|---|")
+    for preset, name, by_formula, by_cost in selected:
+        print(f"| {preset} | {name} | {PAPER.get(preset, '')} | {by_formula} | {by_cost} |")
+
+
+def compare(
+    preset: str, cluster: Cluster, name: str, step: CapturedStep
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Print a row for each mesh; the ones that eq. 2 and tfpar select."""
+    hidden_bytes = BATCH * LENGTH * HIDDEN[name] * 2
+    by_formula, by_cost = {}, {}
+    for mesh in device_meshes(cluster.size):
+        by_formula[mesh] = tensor_parallel_seconds(cluster, *mesh, hidden_bytes)
+        cost = price(step, cluster, *mesh)
+        by_cost[mesh] = cost.seconds
+        waiting = sum(cost.communication_s) + cost.exposed_s
+        print(
+            f"| {preset} | {name} | {mesh} | {1e3 * by_formula[mesh]:.2f} | "
+            f"{1e3 * cost.seconds:.2f} ({1e3 * waiting:.2f}) |",
+            flush=True,
+        )
+    return min(by_formula, key=by_formula.__getitem__), min(by_cost, key=by_cost.__getitem__)
+
+
+def capture(hidden: int) -> CapturedStep:
+    """The training step of a GPT of two layers in 16 bits; no weight is given memory."""
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
+    try:
+        with tap.auto_parallel([1], planner=None):
+            model = models.compile_model(
+                models.gpt(
+                    512, length=LENGTH, hidden=hidden, num_layers=LAYERS,
+                    heads=hidden // HEAD_SIZE,
+                )
+            )  # fmt: skip
+    finally:
+        keras.mixed_precision.set_dtype_policy(before)
+    batch = models.gpt_batch(batch=BATCH, length=LENGTH, vocabulary=512)
+    step = parallel_model(model).capture_gradients(argument_specs((batch,)))
+    simplify_step(step)
+    return step
+
+
+def price(step: CapturedStep, cluster: Cluster, d1: int, d2: int) -> Cost:
+    """What the step costs with weights laid over DeviceMesh(d1, d2) as ATP does."""
+    mesh = tap.Mesh(("data", "d1", "d2"), (1, d1, d2))
+    constraints = (tap.batch("data"), *_constraints(mesh))
+    problem = state_problem(step, Request(mesh, cluster, constraints), BATCH, state_ratio=2.0)
+    plan = plan_from_constraints(step.graph, mesh, constraints, gradients=step.gradients)
+    laid = lay_out(plan, problem)
+    roles = Roles.of(laid.graph, times=dict.fromkeys(problem.stand_ins, 0))
+    return evaluate(laid, cluster, roles, 2.0)
+
+
+def _constraints(mesh: tap.Mesh) -> Iterator[object]:
+    for pattern, over_d1, over_d2 in COLUMN_AND_ROW_FIRST:
+        for axis, dim in (("d1", over_d1), ("d2", over_d2)):
+            if mesh.shape[mesh.axis(axis)] > 1:
+                yield tap.shard(pattern, dim=dim, axis=axis)
+
+
+# --- Fig. 12 ----------------------------------------------------------------------------
+
+
+def curves(preset: str, sizes: tuple[int, ...]) -> dict[str, list[float | None]]:
+    """By curve: T_comm in units of 2 L b s h / GroupBW, at each number of devices (§5.4)."""
+    flat = read_preset(preset)
+    level = flat.nodes[0].levels[0]
+    found: dict[str, list[float | None]] = {f"ATP-{i}": [] for i in (1, 2, 4)}
+    found["ATP-OPT"] = []
+    for size in sizes:
+        grown = dataclasses.replace(flat.nodes[0], levels=(dataclasses.replace(level, count=size),))
+        cluster = dataclasses.replace(flat, nodes=(grown,))
+        seconds = {d2: tensor_parallel_seconds(cluster, d1, d2, 1.0)
+                   for d1, d2 in device_meshes(size)}  # fmt: skip
+        unit = 2.0 / level.bandwidth
+        for i in (1, 2, 4):
+            found[f"ATP-{i}"].append(seconds[i] / unit if i in seconds else None)
+        found["ATP-OPT"].append(min(seconds.values()) / unit)
+    return found
+
+
+def plot(path: str) -> None:
+    """Draw Fig. 12: ATP-1 rises with the number of devices, ATP-OPT falls."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    sizes = (2, 4, 8, 16, 32, 64, 128, 256)
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for name, values in curves("atp-ic5", sizes).items():
+        known = [(n, v) for n, v in zip(sizes, values, strict=True) if v is not None]
+        axes.plot(*zip(*known, strict=True), marker="o", label=name,
+                  linestyle="--" if name == "ATP-OPT" else "-")  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("devices on one flat layer (IC5)")
+    axes.set_ylabel("T_comm / (2 L b s h / GroupBW)")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

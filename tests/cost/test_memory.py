@@ -1,0 +1,170 @@
+"""What a rank stores at once, against liveness worked out by hand."""
+
+import pytest
+
+import tfpar as tap
+from benchmarks.models import batch_of, gpt
+from tests.cost.test_work import R
+from tests.search.problems import Captured
+from tfpar.cost.evaluate import Pricer
+from tfpar.cost.memory import peak
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import DType, Graph
+from tfpar.ir.roles import Roles
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.prepared import prepare
+from tfpar.spec import MemoryLimitError, Mesh, Shard, TfparError, local_shape
+
+KB = 1024
+
+
+def local_bytes(mesh):
+    import math
+
+    return lambda tensor, spec: 4 * math.prod(local_shape(tensor.shape, spec, mesh))
+
+
+def peak_of(build, ranks=1, spec=(R,), times=None):
+    mesh = Mesh.of([ranks])
+    graph = build.graph
+    anchors = Anchors(inputs=[spec] * len(graph.inputs), outputs=[None] * len(graph.outputs))
+    laid = propagate(prepare(graph), mesh, anchors)
+    by_name = {op.name: op for op in graph.ops}
+    return peak(laid, local_bytes(mesh), {by_name[n]: t for n, t in (times or {}).items()})
+
+
+def chain(*op_types, rows=16):
+    """A chain of ops on one (rows, 16) input, 1 KB for 16 rows."""
+    build = GraphBuilder(Graph())
+    attrs = {"dtype": DType("float32")}
+    x = build.emit("Placeholder", (), [((rows, 16), "float32")], attrs, "x").outputs[0]
+    build.graph.inputs.append(x)
+    for i, op_type in enumerate(op_types):
+        build.name = f"op{i}"
+        if op_type == "MatMul":
+            kinds = {"T": DType("float32"), "transpose_a": False, "transpose_b": False}
+            x = build.one("MatMul", (x, x), (rows, 16), "float32", kinds)
+        elif op_type == "Reshape":
+            x = build.reshape(x, [16, rows])
+        else:
+            x = build.unary(op_type, x)
+    build.graph.outputs.append(x)
+    return build
+
+
+def test_an_elementwise_op_takes_the_place_of_what_nobody_reads_again():
+    assert peak_of(chain("Relu", "Tanh", "Exp")).num_bytes == 1 * KB
+
+
+def test_a_product_needs_its_inputs_and_its_result():
+    found = peak_of(chain("Relu", "MatMul"))
+    assert found.num_bytes == 2 * KB and "op1" in found.op
+    assert [size for _, size in found.largest] == [KB, KB]
+
+
+def test_views_are_what_they_are_views_of():
+    assert peak_of(chain("Relu", "Reshape", "Reshape", "Tanh")).num_bytes == 1 * KB
+
+
+def test_what_is_read_later_stays():
+    build = chain("Relu", "MatMul", "MatMul")
+    first = build.graph.ops[1].outputs[0]
+    build.graph.outputs[0] = build.binary("AddV2", build.graph.outputs[0], first)
+    # The first result, and input and result of the last product.
+    assert peak_of(build).num_bytes == 3 * KB
+
+
+def test_each_rank_stores_its_part():
+    assert peak_of(chain("Relu", "Tanh"), 4, (Shard(0),)).num_bytes == KB / 4
+
+
+def test_runs_that_stand_for_several_blocks_add_up():
+    """Forward keeps two tensors a block, backward frees them: n blocks keep 2 n."""
+    build = GraphBuilder(Graph())
+    attrs = {"dtype": DType("float32")}
+    x = build.emit("Placeholder", (), [((16, 16), "float32")], attrs, "x").outputs[0]
+    build.graph.inputs.append(x)
+    kinds = {"T": DType("float32"), "transpose_a": False, "transpose_b": False}
+
+    def product(a, b, name):
+        return build.emit("MatMul", (a, b), [((16, 16), "float32")], kinds, name).outputs[0]
+
+    a = product(x, x, "a")
+    h = product(a, a, "h")
+    back = product(h, h, "between")
+    g = product(h, back, "g")
+    build.graph.outputs.append(product(g, a, "end"))
+    one, five = (peak_of(build, times=dict.fromkeys(("a", "h", "g", "end"), n)) for n in (1, 5))
+    assert five.num_bytes - one.num_bytes == pytest.approx(2 * 4 * KB, abs=2 * KB)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lambda: gpt(512, length=16, hidden=32, num_layers=4)
+
+
+def test_folded_models_store_about_what_whole_ones_do(model):
+    from tfpar.search.folded_model import FoldedModel
+    from tfpar.search.layout_search import LayoutSearch
+
+    problem = Captured.of(model, 8).problem([2, 2], "cpu")
+    peaks = []
+    for min_duplicate in (2, 100):
+        parts = FoldedModel.of(problem, min_duplicate)
+        search = LayoutSearch(problem, parts, problem.layouts[0])
+        peaks.append(search._live_bytes())
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+
+
+# --- limits -------------------------------------------------------------------------
+
+
+def plan(model, limit=None, **arguments):
+    from benchmarks.models import compile_model
+
+    batch = batch_of(model(), 4)
+    return tap.plan(
+        lambda: compile_model(model()), batch, [4], "v100-ethernet", memory_limit=limit, **arguments
+    )
+
+
+def test_the_fastest_plan_that_fits_is_taken(model):
+    fastest = plan(model)
+    needed = fastest.cost.memory_bytes
+    smaller = plan(model, 0.8 * needed)
+    assert smaller.cost.memory_bytes <= 0.8 * needed
+    assert smaller.cost.seconds >= fastest.cost.seconds
+    assert plan(model, "16 GB").diff(fastest) == []
+
+
+def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
+    with pytest.raises(MemoryLimitError) as error:
+        plan(model, "100 kB")
+    text = str(error.value)
+    assert error.value.needed_bytes > 100e3
+    for part in (
+        "No plan fits into the memory of a device of 'v100-ethernet'", "where 97.66 KB may be used",
+        "too much: weights", "weigh most: '", "would help: ", "memory_limit=",
+    ):  # fmt: skip
+        assert part in text, text
+
+
+@pytest.mark.parametrize("limit", ["16 GB/s", "much", 0, -1])
+def test_what_is_no_limit(limit, model):
+    with pytest.raises(TfparError, match="memory_limit"):
+        tap.auto_parallel([2], memory_limit=limit)
+
+
+def test_peaks_of_real_steps_lie_between_the_parts(model):
+    from tests.search.problems import price
+
+    problem = Captured.of(model, 8).problem([2, 2], "cpu")
+    from tfpar.search.tap import TapPlanner
+
+    found = TapPlanner().solve(problem)
+    cost = price(problem, found)
+    assert cost.live_bytes >= max(cost.gradient_bytes, cost.activation_bytes)
+    roles = Roles.of(problem.graph)
+    pricer = Pricer(found.mesh, problem.cluster, roles)
+    assert pricer.trains

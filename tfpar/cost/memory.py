@@ -1,0 +1,199 @@
+"""How much of what a step computes is in a rank's memory at once: liveness over the local graph.
+
+A tensor is stored from the op that makes it, in every spec that some op reads it in (it is
+resharded as soon as it is there), to the last op that reads it in that; views of it are it, and
+an elementwise op writes over what nobody reads after it. Ops run in the order of the graph.
+Variables are not counted here (`Pricer.stored_bytes`), but what is gathered of them is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+from tfpar.ir.graph import VARIABLE_READS, Op, Tensor
+from tfpar.ir.roles import RELABELS, SIZES
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.spec import Spec
+
+Buffer = tuple[Tensor, Spec]
+"""A tensor, which views may share, in one of the specs that it is stored in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """When a rank stores the most tensors.
+
+    Attributes:
+        num_bytes: of them together.
+        op: the name of the op that runs then.
+        largest: (name, bytes) of some of them, the largest first.
+    """
+
+    num_bytes: float
+    op: str = ""
+    largest: tuple[tuple[str, float], ...] = ()
+
+
+def peak(
+    partitioned: PartitionedGraph, local_bytes: Callable[[Tensor, Spec], float],
+    times: Mapping[Op, int] | None = None, show: int = 5,
+) -> Peak:  # fmt: skip
+    """The most that one rank stores of tensors at once.
+
+    Args:
+        local_bytes: what a rank stores of a tensor in a spec.
+        times: how many ops of the model each op of a folded graph stands for: a run of ops that
+            stand for n is taken as one of n iterations, all alike, that follow on each other. That
+            comes within some percent of the whole graph's.
+        show: how many of the largest tensors to name.
+    """
+    times = times or {}
+    lives = _Lives(partitioned, times)
+    stored: dict[Buffer, float] = {}
+    base, best = 0.0, Peak(0.0)
+    for count, ops in itertools.groupby(partitioned.graph.ops, lambda op: times.get(op, 1) or 1):
+        run = _Run()
+        for op in ops:
+            over = lives.overwritten(op)
+            for buffer in over:
+                run.free(stored.pop(buffer), lives.copies[buffer], buffer in run.made)
+            for buffer in lives.made.get(op, ()):
+                stored[buffer] = local_bytes(*buffer)
+                run.store(stored[buffer], buffer)
+            if run.now > run.most:
+                run.most, run.at, run.then = run.now, op.name, list(stored)
+            for buffer in lives.dying.get(op, ()):
+                if buffer not in over:
+                    run.free(stored.pop(buffer), lives.copies[buffer], buffer in run.made)
+        outliving = [(b, size) for b, size in stored.items() if b in run.made]
+        each = run.freed_each + sum(size for b, size in outliving if lives.copies[b] > 1)
+        once = run.freed_once + sum(size for b, size in outliving if lives.copies[b] == 1)
+        total = base + run.most + max(0.0, (count - 1) * each)
+        if total > best.num_bytes:
+            sizes = sorted(((b[0].name, stored.get(b) or local_bytes(*b)) for b in run.then),
+                           key=lambda item: -item[1])  # fmt: skip
+            best = Peak(total, run.at, tuple(sizes[:show]))
+        base += count * each + once
+    return best
+
+
+@dataclasses.dataclass(eq=False)
+class _Run:
+    """One iteration of a run of ops.
+
+    Attributes:
+        now, most: bytes above what was stored when it began.
+        freed_each, freed_once: what each iteration, or the last one, frees of what was made
+            before the run; not above 0.
+    """
+
+    now: float = 0.0
+    most: float = 0.0
+    at: str = ""
+    then: list[Buffer] = dataclasses.field(default_factory=list)
+    made: set[Buffer] = dataclasses.field(default_factory=set)
+    freed_each: float = 0.0
+    freed_once: float = 0.0
+
+    def store(self, size: float, buffer: Buffer) -> None:
+        self.now += size
+        self.made.add(buffer)
+
+    def free(self, size: float, copies: int, made_here: bool) -> None:
+        if made_here or copies > 1:
+            self.now -= size
+        if not made_here and copies > 1:
+            self.freed_each -= size
+        elif not made_here:
+            self.freed_once -= size
+
+
+class _Lives:
+    """Where buffers begin and end.
+
+    Attributes:
+        made, dying: the buffers that an op makes, and those it is the last to read.
+        copies: how many of a buffer a folded graph's step has: one for each iteration where it is
+            both made and read last in such.
+    """
+
+    def __init__(self, partitioned: PartitionedGraph, times: Mapping[Op, int]) -> None:
+        self.partitioned = partitioned
+        self.made: dict[Op, list[Buffer]] = {}
+        self.dying: dict[Op, list[Buffer]] = {}
+        self._of: dict[Buffer, Buffer | None] = {}
+        last: dict[Buffer, Op] = {}
+        for op in partitioned.graph.ops:
+            for buffer in self._used(op):
+                if buffer not in last:
+                    self.made.setdefault(buffer[0].op, []).append(buffer)
+                last[buffer] = op
+        ends = set(partitioned.graph.outputs)
+        for buffer, op in last.items():
+            if buffer[0] not in ends:
+                self.dying.setdefault(op, []).append(buffer)
+        self.copies = {
+            b: _copies(times.get(b[0].op, 1), times.get(op, 1)) for b, op in last.items()
+        }
+
+    def overwritten(self, op: Op) -> list[Buffer]:
+        """What an elementwise op is the last to read: its result takes the place."""
+        rule = self.partitioned.prepared.rules[op]
+        if len(op.outputs) != 1 or op not in self.dying or not op.inputs:
+            return []
+        specs = self.partitioned.decisions[op].choice.in_specs
+        found = []
+        for tensor, spec, dims in zip(op.inputs, specs, rule.inputs, strict=True):
+            buffer = self._buffer(tensor, spec)
+            if dims == rule.outputs[0] and buffer in self.dying[op]:
+                found.append(buffer)
+        return found[:1]
+
+    def _used(self, op: Op) -> Iterator[Buffer]:
+        """The buffers that an op reads or makes."""
+        decision = self.partitioned.decisions.get(op)
+        if decision is not None:
+            for tensor, spec in zip(op.inputs, decision.choice.in_specs, strict=True):
+                buffer = self._buffer(tensor, spec)
+                if buffer is not None:
+                    yield buffer
+        for tensor in op.outputs:
+            buffer = self._buffer(tensor, self.partitioned.specs[tensor])
+            if buffer is not None:
+                yield buffer
+
+    def _buffer(self, tensor: Tensor, spec: Spec) -> Buffer | None:
+        """What holds `tensor` in `spec`; None for what takes no memory of its own."""
+        key = tensor, spec
+        if key not in self._of:
+            self._of[key] = self._find(tensor, spec)
+        return self._of[key]
+
+    def _find(self, tensor: Tensor, spec: Spec) -> Buffer | None:
+        op = tensor.op
+        kept = self.partitioned.specs.get(tensor)
+        if tensor.dtype == "resource" or op.type in SIZES or op.type in ("Const", "NoOp"):
+            return None
+        if op.type in VARIABLE_READS and spec == kept:
+            return None
+        decision = self.partitioned.decisions.get(op)
+        if decision is None or not _is_view(op) or spec != kept:
+            return tensor, spec
+        if tensor in self.partitioned.resolutions:
+            return tensor, spec
+        at = op.outputs.index(tensor) if op.type == "IdentityN" else 0
+        return self._buffer(op.inputs[at], decision.choice.in_specs[at])
+
+
+def _copies(made: int, read: int) -> int:
+    """How many there are of what an op makes and another reads last, by what they stand for.
+
+    Stand-ins for the update stand for nothing: there are as many as are made.
+    """
+    return min(made, read) if read else made
+
+
+def _is_view(op: Op) -> bool:
+    return op.type in RELABELS and op.type not in VARIABLE_READS and bool(op.inputs)

@@ -1,0 +1,91 @@
+"""What chunks of the batch hide, and what they cost (ATP §4.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.evaluate import Cost, Pricer
+from tfpar.ir.graph import itemsize
+from tfpar.ir.roles import BACKWARD, FORWARD, RELABELS, Roles
+from tfpar.propagation.partitioned import Decision, PartitionedGraph
+from tfpar.propagation.reshard import step_bytes
+from tfpar.spec import Mesh, Replicate
+
+
+def chunked_seconds(compute_s: float, waiting_s: float, chunks: int, overlap: float) -> float:
+    """Seconds of a phase that is computed in chunks, one behind the other.
+
+    While a chunk is computed, the collectives of the one before it are in flight: of `chunks`
+    equal parts all but one can hide.
+
+    Args:
+        compute_s: of the ops of all chunks.
+        waiting_s: of the collectives between them that are waited for, of all chunks.
+        overlap: the part of the compute behind which collectives can hide (`Cluster.overlap`).
+    """
+    return compute_s + waiting_s - (chunks - 1) / chunks * min(compute_s * overlap, waiting_s)
+
+
+def chunked_cost(
+    cost: Cost, laid: PartitionedGraph, mesh: Mesh, cluster: Cluster, roles: Roles
+) -> Cost:
+    """What a step costs that runs in chunks: small products, more starts, hidden collectives.
+
+    Gradients are summed over chunks before they are over ranks: their part stays.
+
+    Args:
+        cost: of the step in one piece.
+        laid: the step on `mesh` with the axis of the chunks behind its own.
+    """
+    chunks = laid.mesh.shape[-1]
+    compute, waiting = [0.0, 0.0, cost.compute_s[2]], [0.0, 0.0, cost.communication_s[2]]
+    pricer = Pricer(laid.mesh, cluster, roles)
+    rules = laid.prepared.rules
+    for op, decision in laid.decisions.items():
+        phase = roles.phase[op]
+        if phase in (FORWARD, BACKWARD) and op.type not in RELABELS:
+            times = roles.times.get(op, 1) * (chunks if _runs_in_chunks(decision) else 1)
+            compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
+    for phase, seconds in _collectives(laid, mesh, cluster, roles):
+        waiting[phase] += seconds
+    phases = (
+        chunked_seconds(compute[phase], waiting[phase], chunks, cluster.overlap)
+        for phase in (FORWARD, BACKWARD)
+    )
+    update = compute[2] + waiting[2]
+    return dataclasses.replace(
+        cost,
+        seconds=sum(phases) + update + cost.exposed_s + cluster.step_s,
+        compute_s=tuple(compute),  # type: ignore[arg-type]
+        communication_s=tuple(waiting),  # type: ignore[arg-type]
+    )
+
+
+def _runs_in_chunks(decision: Decision) -> bool:
+    specs = (*decision.choice.in_specs, *decision.choice.out_specs)
+    return any(not isinstance(spec[-1], Replicate) for spec in specs)
+
+
+def _collectives(
+    laid: PartitionedGraph, mesh: Mesh, cluster: Cluster, roles: Roles
+) -> Iterator[tuple[int, float]]:
+    """(phase, seconds) of what is waited for and crosses ranks; chunks exchange nothing."""
+    chunk = mesh.num_axes
+    for reshard in laid.reshards:
+        tensor = reshard.tensor
+        phase = roles.phase[tensor.op]
+        if tensor in roles.deferrable or phase not in (FORWARD, BACKWARD):
+            continue
+        item = itemsize(roles.carried.get(tensor, tensor.dtype))
+        shape = tuple(tensor.shape or ())
+        for step in reshard.steps(laid.mesh):
+            axes = tuple(a for a in step.axes if a != chunk)
+            if step.is_collective and axes:
+                times = roles.times.get(tensor.op, 1)
+                if not isinstance(step.after[chunk], Replicate):
+                    times *= laid.mesh.shape[chunk]
+                size = step_bytes(step, shape, item, laid.mesh)
+                yield phase, times * collective_seconds(step.kind, axes, size, mesh, cluster)

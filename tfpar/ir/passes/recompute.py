@@ -1,0 +1,196 @@
+"""Recompute: what the backward pass reads again is computed again (TAP §IV-H).
+
+A block is a set of forward ops. Tensors made inside of it that the backward pass reads are no
+longer kept: the ops that lead to them are cloned, and the backward pass reads the clones. What
+enters and what leaves the block stays kept. The clones wait for the gradient that arrives at the
+block: each tensor that enters them passes an Identity with a control edge from the op that makes
+that gradient, so that they neither run early nor are the very ops of the forward pass, which
+TensorFlow would run once.
+
+Only what hangs on the step's inputs is cloned. So random numbers are never drawn again, nothing
+with an effect runs twice (a moving mean is updated once), and weights are read once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from tfpar.ir.graph import DType, Graph, Op, Tensor
+from tfpar.ir.order import sort_topologically
+from tfpar.ir.passes.trim import clone_op
+from tfpar.ir.roles import BACKWARD, FORWARD, SIZES, Roles
+
+_NO_DATA = frozenset({"resource", "variant"})
+
+
+def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> Graph:
+    """A copy of `graph` whose backward pass computes anew what it reads of `blocks`.
+
+    Args:
+        blocks: forward ops of `graph`; no two share one. One that the backward pass reads nothing
+            of, or whose gradient hangs on nothing that follows it, stays as it is.
+        roles: of `graph`.
+    """
+    fed = _fed(graph)
+    readers = graph.consumers()
+    position = {op: i for i, op in enumerate(graph.ops)}
+    found = (_Block.of(graph, ops, roles, fed, readers, position) for ops in blocks)
+    return _written(graph, [block for block in found if block is not None], roles)
+
+
+def _fed(graph: Graph) -> frozenset[Op]:
+    """The ops whose results hang on what the step is fed, by more than its sizes."""
+    found = {t.op for t in graph.inputs}
+    for op in graph.ops:
+        if op.type not in SIZES and any(t.op in found for t in op.inputs):
+            found.add(op)
+    return frozenset(found)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Block:
+    """What is computed again of one block.
+
+    Attributes:
+        ops: what is cloned, in graph order.
+        reread: the tensors whose clones the backward pass reads.
+        after: the op that makes the gradient which arrives at the block.
+        before: the first op of the backward pass that needs a clone.
+        fed: see `_fed`.
+    """
+
+    ops: Sequence[Op]
+    reread: frozenset[Tensor]
+    after: Op
+    before: Op
+    fed: frozenset[Op]
+
+    @classmethod
+    def of(
+        cls, graph: Graph, ops: Collection[Op], roles: Roles, fed: frozenset[Op],
+        readers: Mapping[Tensor, Sequence[Op]], position: Mapping[Op, int],
+    ) -> _Block | None:  # fmt: skip
+        inside = frozenset(ops)
+        ordered = sorted(inside, key=position.__getitem__)
+        returned = set(graph.outputs)
+        cloneable = {op for op in ordered if op in fed and _can_run_again(op)}
+        reread = frozenset(
+            t
+            for op in ordered
+            if op in cloneable
+            for t in op.outputs
+            if t not in returned and _is_reread(readers.get(t, ()), inside, roles)
+        )
+        again = {t.op for t in reread}
+        for op in reversed(ordered):
+            if op in again:
+                again.update(t.op for t in op.inputs if t.op in cloneable and t.op not in again)
+        if not again:
+            return None
+        arrival = _arrival(graph.ops[position[ordered[0]] :], inside & fed, reread, roles)
+        if arrival is None:
+            return None
+        return cls([op for op in ordered if op in again], reread, *arrival, fed)
+
+    def write(self) -> tuple[list[Op], dict[Tensor, Tensor]]:
+        """The clones with what they enter through, and by original the tensors they make."""
+        written: list[Op] = []
+        made: dict[Tensor, Tensor] = {}
+        entered: dict[Tensor, Tensor] = {}
+        for op in self.ops:
+            name = f"gradient_tape/{op.name}/recompute"  # among the backward ops of its layer
+            inputs = []
+            for i, tensor in enumerate(op.inputs):
+                if tensor not in made and tensor.op in self.fed and tensor not in entered:
+                    entry = Op(f"{name}/enter_{i}", "Identity", [tensor], control=[self.after])
+                    entry.attrs["T"] = DType(tensor.dtype)
+                    entered[tensor] = entry.add_output(tensor.shape, tensor.dtype)
+                    written.append(entry)
+                inputs.append(made.get(tensor) or entered.get(tensor, tensor))
+            clone = clone_op(op, inputs)
+            clone.name = name
+            written.append(clone)
+            made.update(zip(op.outputs, clone.outputs, strict=True))
+        return written, made
+
+
+def _can_run_again(op: Op) -> bool:
+    """Whether running `op` twice gives the same, and changes nothing."""
+    return (
+        not op.stateful
+        and op.type != "Placeholder"
+        and not any(t.dtype in _NO_DATA for t in (*op.inputs, *op.outputs))
+    )
+
+
+def _is_reread(readers: Sequence[Op], inside: Collection[Op], roles: Roles) -> bool:
+    """Whether the backward pass reads a tensor of the block, and no later forward op does."""
+    if any(roles.phase[r] == FORWARD and r not in inside for r in readers):
+        return False
+    return any(_reads_again(r, roles) for r in readers)
+
+
+def _arrival(
+    ops: Sequence[Op], block: Collection[Op], reread: Collection[Tensor], roles: Roles
+) -> tuple[Op, Op] | None:
+    """(the op that makes the gradient which arrives at the block, the first op to need a clone).
+
+    That gradient hangs on forward ops that follow the block, but on no clone: waiting for it
+    closes no cycle.
+
+    Args:
+        ops: in graph order, from the block's first on.
+    """
+    following: set[Op] = set()
+    needing: set[Op] = set()
+    first: Op | None = None
+    for op in ops:
+        phase, sources = roles.phase[op], [t.op for t in op.inputs]
+        if any(o in following for o in sources) or (
+            phase == FORWARD and op not in block and any(o in block for o in sources)
+        ):
+            following.add(op)
+        if phase != BACKWARD:
+            continue
+        reads = _reads_again(op, roles) and any(t in reread for t in op.inputs)
+        if reads or any(o in needing for o in (*sources, *op.control)):
+            needing.add(op)
+            first = first or op
+            for source in sources:
+                arrives = source in following and source not in needing
+                if arrives and roles.phase[source] == BACKWARD:
+                    return source, first
+    return None
+
+
+def _reads_again(op: Op, roles: Roles) -> bool:
+    """Whether `op`, if it reads a tensor that is computed again, takes the clone."""
+    return roles.phase.get(op) == BACKWARD and op.type not in SIZES
+
+
+def _written(graph: Graph, blocks: Sequence[_Block], roles: Roles) -> Graph:
+    """A copy of `graph` with the clones of `blocks`."""
+    instead: dict[Tensor, Tensor] = {}
+    added: dict[Op, list[Op]] = {}
+    for block in blocks:
+        written, made = block.write()
+        added.setdefault(block.before, []).extend(written)
+        instead.update((t, made[t]) for t in block.reread)
+    copies = {o: clone_op(o, ()) for op in graph.ops for o in (*added.get(op, ()), op)}
+
+    def copied(tensor: Tensor) -> Tensor:
+        return copies[tensor.op].outputs[tensor.index]
+
+    for op, copy in copies.items():
+        again = _reads_again(op, roles)
+        copy.inputs = [copied(instead.get(t, t) if again else t) for t in op.inputs]
+        copy.control = [copies[c] for c in op.control if c in copies]
+    return Graph(
+        sort_topologically(list(copies.values())),
+        [copied(t) for t in graph.inputs],
+        [copied(t) for t in graph.outputs],
+        [dataclasses.replace(v, handle=copied(v.handle)) for v in graph.variables],
+        graph.functions,
+        [copies[op] for op in graph.effects if op in copies],
+    )

@@ -1,0 +1,72 @@
+"""Weights that the plan leaves open and whose first reader has no wish of its own.
+
+A table that tokens are looked up in, the scale of a normalisation: nothing that is read with them
+is split, so nothing asks for a split but what comes next. Where that is a matrix or an activation
+that the plan has split along an axis, the weight is laid to match.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.propagation.decide import FREE, input_specs
+from tfpar.propagation.factors import CARRY, REPLICATE, Split, shard_of, size_after, spec_of
+from tfpar.propagation.partitioned import Decision
+from tfpar.propagation.wish import nearest
+from tfpar.rules.rule import PLAIN
+from tfpar.spec import Replicate, Shard
+
+if TYPE_CHECKING:
+    from tfpar.propagation.engine import Propagation
+
+
+def split_opened(propagation: Propagation, op: Op, decision: Decision) -> Decision:
+    """`decision` with the dims of `op`'s open weights split as what comes next wants them."""
+    rule, mesh = propagation.prepared.rules[op], propagation.mesh
+    splits: list[Split] = list(decision.choice.splits)
+    opened = [i for i, t in enumerate(op.inputs) if _is_open_weight(propagation, t)]
+    if not opened or len(op.outputs) != 1 or propagation.confined or CARRY in dict(splits):
+        return decision
+    (tensor,), (dims,) = op.outputs, rule.outputs
+    if propagation.anchor_of(tensor) is not None or decision.expansion is not None:
+        return decision
+    held, sizes = propagation.whole_axes(op), list(rule.sizes)
+    for axis, parts in enumerate(mesh.shape):
+        if splits[axis][0] == REPLICATE and parts > 1 and axis not in held:
+            wanted = _wanted(propagation, op, axis)
+            dim = () if wanted is None else dims[wanted.dim]
+            if len(dim) == 1 and rule.can_split(dim[0]) and dim[0] not in rule.expand:
+                split = (dim[0], PLAIN)
+                lays = any(shard_of(rule.inputs[i], split, sizes, parts) for i in opened)
+                if lays and sizes[dim[0]] % parts == 0:
+                    splits[axis] = split
+        factor, pattern = splits[axis]
+        if factor >= 0:
+            sizes[factor] = size_after(sizes[factor], pattern, parts)
+    chosen = tuple(splits)
+    if chosen == decision.choice.splits:
+        return decision
+    none: list[tuple[int, ...]] = [()] * len(chosen)
+    choice = dataclasses.replace(
+        decision.choice,
+        splits=chosen,
+        in_specs=input_specs(rule, chosen, mesh, none, [""] * len(chosen)),
+        out_specs=(spec_of(dims, rule, chosen, mesh.shape, is_output=True),),
+    )
+    return dataclasses.replace(decision, choice=choice)
+
+
+def _is_open_weight(propagation: Propagation, tensor: Tensor) -> bool:
+    return propagation.specs.get(tensor, 0) is FREE and isinstance(
+        propagation.open_root.get(tensor), Variable
+    )
+
+
+def _wanted(propagation: Propagation, op: Op, axis: int) -> Shard | None:
+    """What comes after `op` wants, if all that `op` itself reads lies whole along `axis`."""
+    specs = (propagation.specs[t] for t in op.inputs)
+    if any(spec is not FREE and not isinstance(spec[axis], Replicate) for spec in specs):
+        return None
+    return nearest(propagation, op.outputs[0], axis)

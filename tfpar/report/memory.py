@@ -1,0 +1,64 @@
+"""Why a plan does not fit into the memory of a device, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tfpar.cost.evaluate import Pricer
+from tfpar.cost.memory import peak
+from tfpar.ir.roles import Roles
+from tfpar.plans import Plan
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.report.tables import format_bytes
+from tfpar.search.problem import Problem
+from tfpar.spec import MemoryLimitError
+
+SHOWN = 3
+"""How many variables and tensors are named."""
+
+
+def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) -> MemoryLimitError:
+    """The error that says by how much the best plan does not fit.
+
+    Args:
+        partitioned: the problem's graph as the plan lays it.
+    """
+    assert plan.cost is not None
+    cost, limit = plan.cost, problem.cluster.device.memory_bytes
+    needed = cost.memory_bytes
+    live = needed - cost.weight_bytes - cost.state_bytes
+    roles = Roles.of(problem.graph)
+    pricer = Pricer(plan.mesh, problem.cluster, roles)
+    stored = sorted(
+        (
+            (v.name, sum(pricer.stored_bytes(v, spec, problem.state_ratio)))
+            for v, spec in partitioned.variable_specs.items()
+        ),
+        key=lambda item: -item[1],
+    )
+    most = peak(partitioned, pricer.stored, show=SHOWN)
+    helps = ["more devices", "a smaller batch"]
+    if cost.activation_bytes > cost.gradient_bytes + cost.state_bytes:
+        helps.insert(0, f"half the batch (saves about {_text(cost.activation_bytes / 2)})")
+        helps.pop()
+    if problem.fixed or problem.constraints:
+        helps.append("constraints that leave more weights to be split")
+    return MemoryLimitError(
+        f"No plan fits into the memory of a device of {problem.cluster.name!r}: the best that the "
+        f"{plan.planner} planner found, on {plan.mesh}, needs {_text(needed)} where "
+        f"{_text(limit)} may be used, {_text(needed - limit)} too much: weights "
+        f"{_text(cost.weight_bytes)}, slots and other state {_text(cost.state_bytes)}, activations "
+        f"and gradients {_text(live)} at once. Of the weights with their slots weigh most: "
+        f"{_items(stored[:SHOWN])}; of the tensors stored while {most.op!r} runs: "
+        f"{_items(most.largest)}. What would help: {', '.join(helps)}. If the device has more, "
+        f"say so with memory_limit=.",
+        needed,
+    )
+
+
+def _text(num_bytes: float) -> str:
+    return format_bytes(round(num_bytes))
+
+
+def _items(items: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{name!r} ({_text(size)})" for name, size in items) or "none"

@@ -1,0 +1,132 @@
+"""Chunks: a rank computes its part of the batch in a few pieces, one behind the other (ATP §4.1).
+
+A chunk is a rank along one more mesh axis, the minor one, that lies within a rank. Propagation and
+the rewriter know nothing of that: they make the program of the mesh with that axis. Here it
+becomes one for the mesh itself: every op runs once for each chunk, unless the chunks would all
+run it on the same tensors; what crosses the chunk axis is arithmetic within the rank; and what
+crosses ranks goes once for each chunk, so that one chunk computes while another's is in flight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from tfpar.ir.graph import Graph, Tensor
+from tfpar.ir.order import sort_topologically
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.rewrite.chunk_writer import ChunkWriter
+from tfpar.rewrite.local_graph import LocalProgram, build_local_program
+from tfpar.rewrite.stagger import stagger
+from tfpar.spec import Mesh, Replicate, Shard
+
+CHUNKS = (1, 2, 4)
+"""How many there may be: more are too small to compute and to send efficiently (ATP §4.1)."""
+
+
+def with_chunks(mesh: Mesh, chunks: int) -> Mesh:
+    """`mesh` with the axis of the chunks behind its own."""
+    name = "chunk"
+    while name in mesh.axis_names:
+        name += "_"
+    return Mesh((*mesh.axis_names, name), (*mesh.shape, chunks))
+
+
+def build_chunked_program(
+    partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor], chunks: int
+) -> LocalProgram:
+    """The program of a partitioned graph with the batch in chunks.
+
+    Variables lie as without, and inputs are fed alike. A loop or branch whose body has an effect
+    cannot run on chunks: its effect would come more than once.
+
+    Args:
+        partitioned: the graph without chunks, from `anchors`.
+        batched: the inputs of which each chunk gets a part.
+
+    Raises:
+        CannotChunk: names the op.
+    """
+    mesh = with_chunks(partitioned.mesh, chunks)
+    laid = propagate(partitioned.prepared, mesh, chunked_anchors(partitioned, anchors, batched))
+    laid.carried = partitioned.carried
+    return run_chunks(build_local_program(laid))
+
+
+def chunked_anchors(
+    partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor]
+) -> Anchors:
+    """What propagation with chunks starts from: variables as they lie, `batched` inputs cut.
+
+    Args:
+        partitioned: the same step without chunks, from `anchors`.
+    """
+    return Anchors(
+        variables={v.name: (*s, Replicate()) for v, s in partitioned.variable_specs.items()},
+        inputs=[
+            (*spec, Shard(0) if tensor in batched else Replicate())
+            for tensor, spec in zip(partitioned.graph.inputs, anchors.inputs, strict=True)
+        ],
+        tensors=anchors.tensors,
+        outputs=[(*s, Replicate()) for s in partitioned.output_specs],
+    )
+
+
+def run_chunks(program: LocalProgram) -> LocalProgram:
+    """The program for the mesh without its last axis, whose ranks are chunks within a rank.
+
+    Raises:
+        CannotChunk: names an op that must not run once for each chunk.
+    """
+    _sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
+    writer = ChunkWriter(program)
+    for op in program.graph.ops:
+        writer.write(op)
+    graph = writer.build.graph
+    graph.inputs = [writer.wholes[t] for t in program.graph.inputs]
+    graph.variables = [
+        dataclasses.replace(v, handle=writer.wholes[v.handle]) for v in program.graph.variables
+    ]
+    graph.outputs = [writer.tensors[t][0] for t in program.graph.outputs]
+    graph.effects = list(dict.fromkeys(e for op in program.graph.effects for e in writer.ops[op]))
+    stagger(graph, writer.runs_for, writer.chunks)
+    return LocalProgram(
+        graph,
+        writer.mesh,
+        program.input_shapes,
+        [s[:-1] for s in program.input_specs],
+        [s[:-1] for s in program.output_specs],
+        {name: s[:-1] for name, s in program.variable_specs.items()},
+    )
+
+
+def _sum_before_scattering(graph: Graph, axes: tuple[int, ...]) -> None:
+    """Sum over `axes`, the chunks, before what is summed is scattered over ranks; in place.
+
+    Among ranks scattering first leaves less to sum. Within a rank sums move nothing, and then one
+    is scattered instead of one for each chunk.
+    """
+    readers = graph.consumers()
+    moved: dict[Tensor, Tensor] = {}
+    for op in graph.ops:
+        if op.type != "AllReduce" or op.attrs["axes"] != axes:
+            continue
+        (scattered,) = op.inputs
+        while scattered.op.type == "Reshape" and len(readers[scattered]) == 1:
+            scattered = scattered.op.inputs[0]
+        scatter = scattered.op
+        if (
+            scatter.type == "ReduceScatter"
+            and scatter.attrs["reduction"] == op.attrs["reduction"]
+            and len(readers[scattered]) == 1
+        ):
+            (result,) = op.outputs
+            moved[result] = op.inputs[0]
+            op.inputs, op.outputs = list(scatter.inputs), []
+            scatter.inputs = [op.add_output(op.inputs[0].shape, result.dtype)]
+    if moved:
+        for op in graph.ops:
+            op.inputs = [moved.get(t, t) for t in op.inputs]
+        graph.outputs = [moved.get(t, t) for t in graph.outputs]
+        graph.ops = sort_topologically(graph.ops)
