@@ -155,8 +155,9 @@ class LayoutSearch:
     def explore(self, like: LayoutSearch | None = None) -> None:
         """Find out what the layout promises.
 
-        From data parallelism on, all plans of each subgraph are priced. Where a layout like this
-        one was searched before, its best plan is where to begin, and what is near it is priced.
+        From whole weights on, all plans of each subgraph are priced. Where a layout like this
+        one was searched before, its best plan and whole weights are where to begin, and what is
+        near them is priced.
 
         Args:
             like: that search.
@@ -175,9 +176,12 @@ class LayoutSearch:
                 group.chosen = pick
                 self.lay(group, pick)
         self.key = self._price()
-        if not self.key < key:
-            self._restore(whole, key)
         self._sweep(_nearby)
+        found, found_key = [g.chosen for g in self.groups], self.key
+        self._restore(whole, key)
+        self._sweep(_nearby)
+        if found_key < self.key:
+            self._restore(found, found_key)
 
     def refine(self) -> None:
         """Price all plans of each subgraph until none improves.
@@ -207,6 +211,8 @@ class LayoutSearch:
                 group.chosen = pick
                 self.lay(group, pick)
                 self.key = self._price()
+                for unit in inner:  # before what is around them can go back
+                    self._search(unit, _nearby(unit))
                 self._sweep(_nearby)
                 if not self.key < key:
                     self._restore(before, key)
