@@ -403,7 +403,8 @@ def test_the_page_s_commands_do_what_it_says(folder, capsys):
     page = (ROOT / "docs/howto/plan_without_devices.md").read_text("utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     Path("train.py").write_text(next(code for kind, code in blocks if kind == "python"))
-    Path("ours.toml").write_text(next(code for kind, code in blocks if kind == "json"))
+    described = (ROOT / "docs/howto/describe_a_cluster.md").read_text("utf-8")
+    Path("ours.toml").write_text(re.search(r"^```toml\n(.*?)^```", described, re.M | re.S)[1])
     lines = [line for kind, code in blocks if kind == "bash" for line in code.splitlines()]
     assert len(lines) >= 5
     for line in lines:

@@ -178,7 +178,8 @@ def test_the_wide_head_is_split(ranks):
 def test_experts_are_parallel():
     sizes = dict(hidden=256, inner=4096, num_layers=4, length=128, experts=8, vocabulary=1000)
     captured = Captured.of(lambda: SMALL["gshard_moe"](**sizes), 32)
-    problem = captured.problem([1, 8], "rhino-m8")
+    # With Adam, whose update takes long, more weights would be split for its sake.
+    problem = dataclasses.replace(captured.problem([1, 8], "rhino-m8"), state_ratio=0.0)
     plan = solve(problem)
     assert laid(plan, "moe/wi") == laid(plan, "moe/wo") == {"R,S(0)"}
     assert split_kernels(plan) <= {"block_#/moe/wi", "block_#/moe/wo"}
@@ -244,6 +245,7 @@ def test_a_constraint_that_matches_nothing_is_refused(small_gpt):
 def test_a_model_that_does_not_fit_whole_is_split():
     model = lambda: gpt(8000, length=32, hidden=512, num_layers=2)  # noqa: E731
     problem = Captured.of(model, 64).problem([1, 4], "rhino-m8")
+    problem = dataclasses.replace(problem, state_ratio=0.0)  # an update that takes little time
     whole = solve(problem)
     assert not split_kernels(whole)
     needed = whole.cost.memory_bytes
