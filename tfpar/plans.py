@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,11 @@ class Alternative:
     spec: Spec
     seconds: float
     layout: str = ""
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Of the mesh that `layout` begins with; empty without one."""
+        return tuple(re.findall(r"(\w+)=\d+", self.layout))
 
 
 @dataclasses.dataclass(frozen=True)

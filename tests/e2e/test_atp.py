@@ -137,7 +137,7 @@ def test_layers_lay_their_kernels(mesh, planner):
 
 
 def test_plans_say_what_a_layer_asked_for():
-    plan = tap.plan(mlp, regression(8), {"d1": 2, "d2": 2}, "v100-nvlink")
+    plan = tap.plan(mlp, regression(8), {"d1": 2, "d2": 2}, "rhino-m8")
     assert str(plan.variables["fc1/kernel"].spec) == "(S(1), S(0))"
     assert "spec of 'fc1/kernel': S(1) over 'd1', S(0) over 'd2'" in plan.constraints
 

@@ -130,7 +130,7 @@ def _alternatives(plan: Plan, variable: PlannedVariable, spec: Spec) -> list[str
             more = other.seconds - best
             text = f"{format_seconds(other.seconds)} (+{100 * more / best:.1f} %)"
         where = f" on {other.layout}" if other.layout else ""
-        names = zip(other.spec, plan.mesh.axis_names, strict=True)
+        names = zip(other.spec, other.axis_names or plan.mesh.axis_names, strict=True)
         laid = ", ".join(f"{p} over {n}" for p, n in names if not isinstance(p, Replicate))
         lines.append(f"    {laid or 'replicated'}{where}: {text}")
     return lines
