@@ -111,6 +111,7 @@ def test_a_plan_for_other_ranks_or_machines_is_refused():
     plan.check_ranks(Mesh.of([4]), find_cluster("dgx-a100", MESH))
     with pytest.raises(PlanError, match="is for 4 ranks .*, not for the 8 of data=8"):
         plan.check_ranks(Mesh.of([8]))
+    plan.check_ranks(MESH, find_cluster("dgx-a100", MESH).with_memory(16e9))
     with pytest.raises(PlanError, match="for cluster 'dgx-a100', which is not 'rhino-m8'"):
         plan.check_ranks(MESH, find_cluster("rhino-m8", MESH))
     with pytest.raises(PlanError, match="for cluster 'dgx-a100'"):

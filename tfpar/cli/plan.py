@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from tfpar.runtime.detect import machines_for
 from tfpar.search.planners import find_planner
 from tfpar.session import Session
 from tfpar.spec import CaptureError, Mesh, PlanError, SpecError, TfparError
+from tfpar.writable import why_not_writable
 
 
 def run(options: argparse.Namespace) -> int:
@@ -81,14 +81,7 @@ def parse_mesh(text: str) -> Mesh:
 
 def _check_output(path: str) -> None:
     """Refuse now what could not be written after a long search."""
-    folder = os.path.dirname(path) or "."
-    wrong = ""
-    if os.path.isdir(path):
-        wrong = "it is a folder"
-    elif not os.path.isdir(folder):
-        wrong = f"there is no folder {folder!r}"
-    elif not os.access(folder, os.W_OK):
-        wrong = f"the folder {folder!r} is not writable"
+    wrong = why_not_writable(path)
     if wrong:
         raise PlanError(f"Cannot write the plan file {path!r}: {wrong}. Name another file with -o.")
 

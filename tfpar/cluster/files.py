@@ -36,6 +36,7 @@ import tomlkit.exceptions
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
 from tfpar.spec import TfparError
+from tfpar.writable import why_not_writable
 
 _NUMBER, _COUNT, _TEXT, _FLAG = "number", "count", "text", "flag"
 
@@ -110,14 +111,7 @@ def cluster_text(cluster: Cluster) -> str:
 
 def check_writable(path: str) -> None:
     """Raise TfparError if a cluster file could not be written at `path`."""
-    folder = os.path.dirname(path) or "."
-    wrong = ""
-    if os.path.isdir(path):
-        wrong = "it is a folder"
-    elif not os.path.isdir(folder):
-        wrong = f"there is no folder {folder!r}"
-    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        wrong = "it may not be written"
+    wrong = why_not_writable(path)
     if wrong:
         raise TfparError(f"Cannot write the cluster file {path!r}: {wrong}. Name another file.")
 

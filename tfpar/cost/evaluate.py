@@ -64,7 +64,7 @@ class Cost:
 
     Attributes:
         seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s` and the cluster's
-            `step_s` together.
+            `step_s` together, less what chunks hide (`cost.overlap`).
         compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
         gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
@@ -136,7 +136,7 @@ class Pricer:
                 seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
             terms[COMPUTE + phase] += times * seconds
         for inner in self._inner(decision):
-            for reshard in _all_reshards(inner):
+            for reshard in all_reshards(inner):
                 terms[COMMUNICATION + phase] += times * sum(
                     seconds for *_, seconds in self.collectives(reshard)
                 )
@@ -367,7 +367,7 @@ def traffic(partitioned: PartitionedGraph, cluster: Cluster, roles: Roles) -> li
             note(kind, axes, roles.phase[reshard.tensor.op], size, seconds)
     for op, decision in partitioned.decisions.items():
         if decision.expansion is not None:
-            for reshard in _all_reshards(decision.expansion):
+            for reshard in all_reshards(decision.expansion):
                 for kind, axes, size, seconds in pricer.collectives(reshard):
                     note(kind, axes, roles.phase[op], size, seconds)
         if op in partitioned.shared and op.outputs:
@@ -390,12 +390,12 @@ def trips(op: Op) -> int:
     return max((n for n in lengths if n), default=1)
 
 
-def _all_reshards(partitioned: PartitionedGraph) -> Iterator[Reshard]:
+def all_reshards(partitioned: PartitionedGraph) -> Iterator[Reshard]:
     """Its reshards, and those of the ops that stand for its ops."""
     yield from partitioned.reshards
     for decision in partitioned.decisions.values():
         if decision.expansion is not None:
-            yield from _all_reshards(decision.expansion)
+            yield from all_reshards(decision.expansion)
 
 
 def _without_rounding(terms: np.ndarray) -> np.ndarray:

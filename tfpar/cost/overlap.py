@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.evaluate import Cost, Pricer
+from tfpar.cost.evaluate import Cost, Pricer, all_reshards
 from tfpar.ir.graph import itemsize
 from tfpar.ir.roles import BACKWARD, FORWARD, RELABELS, Roles
 from tfpar.propagation.partitioned import Decision, PartitionedGraph
@@ -74,17 +74,24 @@ def _collectives(
 ) -> Iterator[tuple[int, float]]:
     """(phase, seconds) of what is waited for and crosses ranks; chunks exchange nothing."""
     chunk = mesh.num_axes
-    for reshard in laid.reshards:
-        tensor = reshard.tensor
-        phase = roles.phase[tensor.op]
-        if tensor in roles.deferrable or phase not in (FORWARD, BACKWARD):
+    found = [(r.tensor.op, r) for r in laid.reshards if r.tensor not in roles.deferrable]
+    for op, decision in laid.decisions.items():
+        if decision.expansion is not None:
+            found += [(op, r) for r in all_reshards(decision.expansion)]
+        if op in laid.shared and op.outputs and roles.phase[op] in (FORWARD, BACKWARD):
+            size = sum(t.num_bytes for t in op.outputs)
+            everyone = tuple(range(chunk))
+            yield roles.phase[op], collective_seconds("broadcast", everyone, size, mesh, cluster)
+    for op, reshard in found:
+        tensor, phase = reshard.tensor, roles.phase[op]
+        if phase not in (FORWARD, BACKWARD):
             continue
         item = itemsize(roles.carried.get(tensor, tensor.dtype))
         shape = tuple(tensor.shape or ())
         for step in reshard.steps(laid.mesh):
             axes = tuple(a for a in step.axes if a != chunk)
             if step.is_collective and axes:
-                times = roles.times.get(tensor.op, 1)
+                times = roles.times.get(op, 1)
                 if not isinstance(step.after[chunk], Replicate):
                     times *= laid.mesh.shape[chunk]
                 size = step_bytes(step, shape, item, laid.mesh)

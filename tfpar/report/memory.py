@@ -37,10 +37,7 @@ def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) ->
         key=lambda item: -item[1],
     )
     most = peak(partitioned, pricer.stored, show=SHOWN)
-    helps = ["more devices", "a smaller batch"]
-    if cost.activation_bytes > cost.gradient_bytes + cost.state_bytes:
-        helps.insert(0, f"half the batch (saves about {_text(cost.activation_bytes / 2)})")
-        helps.pop()
+    helps = ["more devices", f"half the batch (saves about {_text(cost.activation_bytes / 2)})"]
     if problem.fixed or problem.constraints:
         helps.append("constraints that leave more weights to be split")
     return MemoryLimitError(
