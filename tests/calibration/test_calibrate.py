@@ -36,6 +36,7 @@ def test_devices_have_rates_of_all_kinds(local):
     assert (cluster.size, cluster.num_nodes) == (2, 1)
     assert {"float32", "bfloat16", "float16"} <= set(cluster.device.flops)
     assert 0 < cluster.step_s < 1 and 0 <= cluster.device.launch_s < 1e-2
+    assert cluster.device.functions_per_s > 1e5
     assert cluster.device.memory_bandwidth > 1e6 and cluster.device.memory_bytes > 1e8
 
 

@@ -20,6 +20,7 @@ from tests.plan.graphs import mlp, partition
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import (
+    BEHIND,
     BUCKET_SIZES,
     COMMUNICATION,
     COMPUTE,
@@ -173,7 +174,7 @@ def check_seconds(partitioned, roles, found, cluster=LONG):
     assert cost.communication_s[BACKWARD] + cost.gradients_s <= listed * (1 + 1e-9) + 1e-15
     assert cost.exposed_s <= cost.gradients_s
     parts = (*cost.compute_s, *cost.communication_s, cost.exposed_s)
-    assert min(parts) >= 0 and cost.seconds == pytest.approx(sum(parts), rel=1e-12)
+    assert min(parts) >= 0 and cost.seconds == pytest.approx(sum(parts) - cost.hidden_s, rel=1e-12)
     return cost
 
 
@@ -270,9 +271,9 @@ def bucketed(megabytes, backward_s=0.0, latency=0.0, overlap=1.0, deferred=0.0):
     cluster = two_levels("b", 1, 2, DEVICE, Link(MB, latency), Link(MB, latency), overlap)
     priced = pricer(Mesh.of([2]), cluster)
     terms = priced.zero()
-    terms[COMPUTE + BACKWARD], terms[DEFERRED] = backward_s, deferred
+    terms[DEFERRED] = deferred
     terms[REDUCED + 1] = megabytes * MB
-    return priced.gradients_seconds(terms)
+    return priced.gradients_seconds(terms, backward_s * overlap)
 
 
 def test_small_buckets_where_starting_is_free():
@@ -327,9 +328,35 @@ def test_groups_of_ranks_have_buckets_of_their_own():
     terms = priced.zero()
     terms[REDUCED + 0b01], terms[REDUCED + 0b10], terms[REDUCED + 0b11] = 2 * MB, 4 * MB, 8 * MB
     # Pairs: 2 rounds of half the payload; all four: 4 rounds, 1.5 times the payload.
-    busy, exposed, bucket = priced.gradients_seconds(terms)
+    busy, exposed, bucket = priced.gradients_seconds(terms, 0.0)
     assert busy == exposed == pytest.approx((1 + 2) + (1 + 4) + (2 + 12))
     assert bucket == 8 * MB, "no more starts than groups"
+
+
+# --- what runs behind collectives -----------------------------------------------------
+
+
+def behind(products_s, waiting_s, overlap=1.0, reduced_s=0.0):
+    """The cost of a backward pass of 10 s, part of it products that give weights' gradients."""
+    cluster = two_levels("b", 1, 2, DEVICE, Link(MB, 0.0), Link(MB, 0.0), overlap)
+    priced = pricer(Mesh.of([2]), cluster)
+    terms = priced.zero()
+    terms[COMPUTE + BACKWARD], terms[BEHIND] = 10.0, products_s
+    terms[COMMUNICATION + BACKWARD], terms[DEFERRED] = waiting_s, reduced_s
+    return priced.cost(terms)
+
+
+def test_gradients_of_weights_are_computed_behind_collectives():
+    assert behind(4.0, 3.0).hidden_s == 3.0
+    assert behind(4.0, 3.0).seconds == 10.0
+    assert behind(2.0, 3.0).seconds == 11.0
+    assert behind(2.0, 3.0, overlap=0.5).seconds == 12.0
+    assert behind(2.0, 3.0, overlap=0.0).hidden_s == 0.0
+
+
+def test_what_runs_behind_one_collective_hides_no_other():
+    assert behind(4.0, 3.0, reduced_s=7.0).seconds == 10.0
+    assert behind(4.0, 3.0, reduced_s=9.0).exposed_s == 2.0
 
 
 # --- memory ---------------------------------------------------------------------------

@@ -9,24 +9,24 @@ import pytest
 import tfpar as tap
 from benchmarks.models import gpt
 from tests.search.problems import Captured
-from tfpar.cost.overlap import chunked_seconds
+from tfpar.cost.overlap import hidden_by_chunks
 from tfpar.planning import find_plan
 from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
 
 
 def test_one_chunk_hides_nothing():
-    assert chunked_seconds(3.0, 2.0, 1, 1.0) == 5.0
+    assert hidden_by_chunks(3.0, 2.0, 1, 1.0) == 0.0
 
 
 def test_chunks_hide_all_but_their_share_of_what_is_shorter():
-    assert chunked_seconds(4.0, 2.0, 2, 1.0) == 5.0
-    assert chunked_seconds(2.0, 4.0, 2, 1.0) == 5.0
-    assert chunked_seconds(4.0, 2.0, 4, 1.0) == pytest.approx(4.5)
+    assert hidden_by_chunks(4.0, 2.0, 2, 1.0) == 1.0
+    assert hidden_by_chunks(2.0, 4.0, 2, 1.0) == 1.0
+    assert hidden_by_chunks(4.0, 2.0, 4, 1.0) == pytest.approx(1.5)
 
 
 def test_devices_that_cannot_overlap_gain_nothing():
-    assert chunked_seconds(4.0, 2.0, 4, 0.0) == 6.0
+    assert hidden_by_chunks(4.0, 2.0, 4, 0.0) == 0.0
 
 
 @pytest.fixture(scope="module")

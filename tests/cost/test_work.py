@@ -194,6 +194,22 @@ def op_of(function, *args, op_type):
     return op, prepared.rules[op]
 
 
+@pytest.mark.parametrize(
+    "function, op_type, each",
+    [(tf.exp, "Exp", 1), (tf.nn.relu, "Relu", 0), (tf.nn.softmax, "Softmax", 1)],
+)
+def test_exponentials_take_longer_than_what_they_move(function, op_type, each):
+    op, rule = op_of(function, np.zeros((8, 32), "float32"), op_type=op_type)
+    slow = CLUSTER.with_device(functions_per_s=1e6)
+    moved = 1e-6 + 2 * 8 * 32 * 4 / 1e9
+    assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(moved)
+    found = pricer(cluster=slow).op_seconds(op, rule, whole(op))
+    assert found == pytest.approx(1e-6 + 256e-6 * each if each else moved)
+    split = Decision(Choice(((0, PLAIN),), ((Shard(0),),), ((Shard(0),),)))
+    found = pricer(cluster=slow).op_seconds(op, rule, split)
+    assert found == pytest.approx(1e-6 + 64e-6 * each if each else 1e-6 + (moved - 1e-6) / 4)
+
+
 def whole(op):
     return Decision(
         Choice((WHOLE,), tuple((R,) for _ in op.inputs), tuple((R,) for _ in op.outputs))

@@ -36,6 +36,7 @@ _LAUNCHED = ("AddV2", "Mul")
 _FEW = 8  # elements of an op of which only the start takes time
 _HALF = ("bfloat16", "float16")
 _ELEMENTWISE = (("AddV2", 2), ("Mul", 2), ("Sqrt", 1))  # and number of operands
+_FUNCTIONS = ("Exp", "Tanh", "Log", "Sigmoid")
 _BESIDE_S = 20e-3  # what products and collectives take that run side by side
 
 
@@ -119,7 +120,8 @@ def _device(
     Args:
         reserve_s: what shall be left of the budget, in seconds.
     """
-    tasks = len(_LAUNCHED) + len(sizes.sides) + len(_HALF) + len(_ELEMENTWISE) * len(sizes.elements)
+    tasks = len(_LAUNCHED) + len(sizes.sides) + len(_HALF) + len(_FUNCTIONS)
+    tasks += len(_ELEMENTWISE) * len(sizes.elements)
     share_s = max(timer.left_s - reserve_s, 0.0) / tasks
     tell("ops")
     launch_s = statistics.median(
@@ -141,8 +143,14 @@ def _device(
             moved.append((operands + 1) * count * itemsize("float32"))
             taken.append(timer.seconds(_elementwise(mesh, op_type, operands, count), share_s))
     bandwidth = fit.memory_bandwidth(moved, taken, launch_s)
+    tell("exponentials")
+    count = sizes.elements[0]
+    functions = statistics.median(
+        count / max(timer.seconds(_elementwise(mesh, op, 1, count), share_s) - launch_s, 1e-9)
+        for op in _FUNCTIONS
+    )
     return Device(
-        flops, machine.memory_bytes, bandwidth, launch_s, half_size, machine.name
+        flops, machine.memory_bytes, bandwidth, launch_s, half_size, machine.name, functions
     )  # fmt: skip
 
 

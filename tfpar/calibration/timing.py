@@ -71,7 +71,10 @@ class Timer:
         runs = int((allowed_s - spent) / (3 * length * once + 4 * self.step_s))
         times = [(short(), long()) for _ in range(max(_FEWEST, min(_MOST, runs)))]
         flat = self._agreed([t for pair in times for t in pair])
-        return max((_typical(flat[1::2]) - _typical(flat[::2])) / length, 1e-9)
+        longer, shorter = _typical(flat[1::2]), _typical(flat[::2])
+        # Noise may have made the shorter one last longer: then what is known is a bound.
+        whole = max(longer - self.step_s, 1e-9)
+        return (longer - shorter) / length if longer > shorter else whole / (2 * length)
 
     def whole(self, program: LocalProgram, allowed_s: float) -> float:
         """Seconds of a program beyond what any costs."""

@@ -28,6 +28,8 @@ class Device:
         memory_bandwidth: bytes/s between memory and arithmetic, read and written together.
         launch_s: time before an op starts, in seconds.
         half_size: length of a matrix's side at which a product reaches half of `flops`.
+        functions_per_s: exponentials, logarithms and the like a second; None: as many as memory
+            feeds (so on GPUs).
     """
 
     flops: Mapping[str, float]
@@ -36,6 +38,7 @@ class Device:
     launch_s: float = 0.0
     half_size: float = 0.0
     name: str = ""
+    functions_per_s: float | None = None
 
     def __hash__(self) -> int:
         return hash((*sorted(self.flops.items()), self.memory_bytes, self.memory_bandwidth))
@@ -195,6 +198,7 @@ class Cluster:
         if all(d == devices[0] for d in devices):
             return devices[0]
         dtypes = set.intersection(*(set(d.flops) for d in devices))
+        functions = [d.functions_per_s for d in devices if d.functions_per_s is not None]
         return Device(
             flops={dtype: min(d.flops_of(dtype) for d in devices) for dtype in sorted(dtypes)},
             memory_bytes=min(d.memory_bytes for d in devices),
@@ -202,6 +206,7 @@ class Cluster:
             launch_s=max(d.launch_s for d in devices),
             half_size=max(d.half_size for d in devices),
             name="the slowest of " + ", ".join(dict.fromkeys(d.name for d in devices)),
+            functions_per_s=min(functions, default=None),
         )
 
     def with_device(self, **changes: Any) -> Cluster:

@@ -46,6 +46,7 @@ _DEVICE = {
     "memory_bandwidth": ("memory_bandwidth", "bytes/s"),
     "launch": ("launch_s", "seconds"),
     "half_size": ("half_size", _NUMBER),
+    "functions_per_s": ("functions_per_s", _NUMBER),
     "name": ("name", _TEXT),
 }
 _LEVEL = {

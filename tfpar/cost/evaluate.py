@@ -19,7 +19,7 @@ import numpy as np
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.memory import peak
-from tfpar.cost.work import READ_PART, efficiency, flops, sides
+from tfpar.cost.work import READ_PART, efficiency, flops, functions, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, PHASES, RELABELS, UPDATE, Roles
 from tfpar.propagation.factors import size_after
@@ -38,7 +38,7 @@ _WRITES = ("Assign", "ResourceApply")
 
 # Places in a vector of terms; after them the bytes to all-reduce off the critical path, by
 # which mesh axes they cross (a bit each).
-COMPUTE, COMMUNICATION, DEFERRED, KEPT, REDUCED = 0, 3, 6, 7, 8
+COMPUTE, COMMUNICATION, DEFERRED, BEHIND, KEPT, REDUCED = 0, 3, 6, 7, 8, 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +64,12 @@ class Cost:
 
     Attributes:
         seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s` and the cluster's
-            `step_s` together, less what chunks hide (`cost.overlap`).
+            `step_s` together, less `hidden_s`.
         compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
+        hidden_s: how long ops run while those are in flight: gradients of weights, which only
+            the update waits for, behind collectives of the backward pass (ATP §4.2), and
+            chunks behind those of each other (`cost.overlap`).
         gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
             `exposed_s` of it, the backward pass hides the rest.
         bucket_bytes: the size of buckets with which that is least.
@@ -89,6 +92,7 @@ class Cost:
     gradient_bytes: float = 0.0
     activation_bytes: float = 0.0
     live_bytes: float | None = None
+    hidden_s: float = 0.0
 
     @property
     def memory_bytes(self) -> float:
@@ -135,6 +139,8 @@ class Pricer:
             if seconds is None:
                 seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
             terms[COMPUTE + phase] += times * seconds
+            if op in self.roles.behind:
+                terms[BEHIND] += times * seconds
         for inner in self._inner(decision):
             for reshard in all_reshards(inner):
                 terms[COMMUNICATION + phase] += times * sum(
@@ -198,6 +204,8 @@ class Pricer:
             if lengths is not None:
                 rate *= efficiency(lengths, device.half_size)
             arithmetic /= rate
+        if device.functions_per_s is not None:
+            arithmetic += functions(op) / parts / device.functions_per_s
         choice = decision.choice
         used = [*zip(op.outputs, choice.out_specs, strict=True)]
         used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in READ_PART :]
@@ -250,12 +258,15 @@ class Pricer:
 
     # --- what terms come to --------------------------------------------------------
 
-    def gradients_seconds(self, terms: np.ndarray) -> tuple[float, float, int]:
+    def gradients_seconds(self, terms: np.ndarray, hideable: float) -> tuple[float, float, int]:
         """(seconds of deferred collectives, seconds that stay exposed, bucket size in bytes).
 
         TAP §IV-G: larger buckets start fewer collectives, but the first of them is full
         later and the last ends later: the backward pass hides less. The size is the one of
         `BUCKET_SIZES` with the least exposed time.
+
+        Args:
+            hideable: seconds of them that the backward pass can hide.
         """
         groups = []
         for mask in range(1, 2**self.mesh.num_axes):
@@ -265,7 +276,6 @@ class Pricer:
                 groups.append((num_bytes, axes))
         deferred = float(terms[DEFERRED])
         total = sum(n for n, _ in groups)
-        hideable = float(terms[COMPUTE + BACKWARD]) * self.cluster.overlap
         if not total:
             return deferred, max(deferred - hideable, 0.0), BUCKET_SIZES[-1]
         best = (math.inf, math.inf, 0)
@@ -294,15 +304,18 @@ class Pricer:
             weight_bytes, state_bytes: what a rank stores, in bytes; see `Cost`.
         """
         terms = _without_rounding(terms)
-        busy, exposed, bucket = self.gradients_seconds(terms)
         forward, backward, update = map(float, terms[COMPUTE : COMPUTE + 3])
         compute = forward, backward, update
         forward, backward, update = map(float, terms[COMMUNICATION : COMMUNICATION + 3])
         waiting = forward, backward, update
-        seconds = sum(compute) + sum(waiting) + exposed + self.cluster.step_s
+        overlap = self.cluster.overlap
+        hidden = min(overlap * float(terms[BEHIND]), waiting[BACKWARD])
+        hideable = overlap * compute[BACKWARD] - hidden
+        busy, exposed, bucket = self.gradients_seconds(terms, hideable)
+        seconds = sum(compute) + sum(waiting) + exposed + self.cluster.step_s - hidden
         return Cost(
             seconds, compute, waiting, busy, exposed, bucket, weight_bytes, state_bytes,
-            weight_bytes if self.trains else 0.0, float(terms[KEPT]),
+            weight_bytes if self.trains else 0.0, float(terms[KEPT]), hidden_s=hidden,
         )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from tfpar.propagation.reshard import step_bytes
 from tfpar.spec import Mesh, Replicate
 
 
-def chunked_seconds(compute_s: float, waiting_s: float, chunks: int, overlap: float) -> float:
-    """Seconds of a phase that is computed in chunks, one behind the other.
+def hidden_by_chunks(compute_s: float, waiting_s: float, chunks: int, overlap: float) -> float:
+    """Seconds that a phase saves if it is computed in chunks, one behind the other.
 
     While a chunk is computed, the collectives of the one before it are in flight: of `chunks`
     equal parts all but one can hide.
@@ -26,7 +26,7 @@ def chunked_seconds(compute_s: float, waiting_s: float, chunks: int, overlap: fl
         waiting_s: of the collectives between them that are waited for, of all chunks.
         overlap: the part of the compute behind which collectives can hide (`Cluster.overlap`).
     """
-    return compute_s + waiting_s - (chunks - 1) / chunks * min(compute_s * overlap, waiting_s)
+    return (chunks - 1) / chunks * min(compute_s * overlap, waiting_s)
 
 
 def chunked_cost(
@@ -51,16 +51,17 @@ def chunked_cost(
             compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
     for phase, seconds in _collectives(laid, mesh, cluster, roles):
         waiting[phase] += seconds
-    phases = (
-        chunked_seconds(compute[phase], waiting[phase], chunks, cluster.overlap)
+    hidden = sum(
+        hidden_by_chunks(compute[phase], waiting[phase], chunks, cluster.overlap)
         for phase in (FORWARD, BACKWARD)
     )
-    update = compute[2] + waiting[2]
+    hidden += cost.hidden_s / chunks  # of the chunk that hides behind no other
     return dataclasses.replace(
         cost,
-        seconds=sum(phases) + update + cost.exposed_s + cluster.step_s,
+        seconds=sum(compute) + sum(waiting) + cost.exposed_s + cluster.step_s - hidden,
         compute_s=tuple(compute),  # type: ignore[arg-type]
         communication_s=tuple(waiting),  # type: ignore[arg-type]
+        hidden_s=hidden,
     )
 
 

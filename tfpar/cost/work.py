@@ -21,6 +21,16 @@ _FILTER_GRADIENTS = {
     "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter",
 }  # fmt: skip
 
+_FUNCTIONS = dict.fromkeys(
+    ("Exp", "Expm1", "Log", "Log1p", "Tanh", "Sigmoid", "Erf", "Erfc", "Softplus", "Elu", "Selu",
+     "Sin", "Cos", "Tan", "Sinh", "Cosh", "Asin", "Acos", "Atan", "Softmax", "LogSoftmax"),
+    1,
+) | {
+    "Pow": 20, "SoftmaxCrossEntropyWithLogits": 8, "SparseSoftmaxCrossEntropyWithLogits": 8,
+}  # fmt: skip
+"""What an op type takes for each entry of its largest output, in exponentials: measured with
+TensorFlow's CPU kernels, of which some are not vectorized."""
+
 READ_PART = frozenset(
     {"GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
 )
@@ -44,6 +54,12 @@ def flops(op: Op, rule: OpRule) -> float:
     if op.type in _FILTER_GRADIENTS:
         return _convolution(op.inputs[2].num_elements, op.outputs[0].shape, op.type)
     return 0.0
+
+
+def functions(op: Op) -> float:
+    """Exponentials, logarithms and the like that the whole op evaluates, or that take as long."""
+    each = _FUNCTIONS.get(op.type, 0)
+    return float(each * max(t.num_elements for t in op.outputs)) if each else 0.0
 
 
 def sides(op: Op, rule: OpRule, sizes: Sequence[int]) -> tuple[int, int, int] | None:

@@ -16,7 +16,7 @@ def estimate(plan: Plan) -> str:
     work = sum(flops(op, rules[op]) for op in graph.ops)
     limit = cluster.device.memory_bytes
     axes = " and ".join(plan.batch_axes) or "no axis"
-    waiting = sum(cost.communication_s) + cost.exposed_s
+    waiting = sum(cost.communication_s) + cost.exposed_s - cost.hidden_s
     rate = work / cost.seconds / plan.mesh.size
     return "\n".join(
         [

@@ -80,7 +80,8 @@ def _prediction(plan: Plan) -> list[str]:
         f"Found by the {plan.planner} planner for cluster {machines.name!r} ("
         f"{machines.shape_text()}). Predicted: {format_seconds(cost.seconds)} a step "
         f"(forward {forward}, backward {backward}, update {update}; of these "
-        f"{format_seconds(sum(cost.communication_s))} collectives)"
+        f"{format_seconds(sum(cost.communication_s))} collectives"
+        + (f", {format_seconds(cost.hidden_s)} of it behind other work)" if cost.hidden_s else ")")
     )
     if cost.gradients_s:
         text += (
