@@ -19,32 +19,36 @@ from benchmarks.shaped_cluster.namespaces import limit, sent_bytes
 from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import endless
 from tfpar.cluster.description import Cluster, Level
-from tfpar.cluster.named import find_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.distributed.world import World, this_world
 from tfpar.ir.roles import Roles
-from tfpar.spec import Mesh, Shard
+from tfpar.spec import Shard
 
 # Of Gloo through Horovod on the machine of the benchmarks, empirical: ranks of a node over its
-# loopback, and nodes over a link without a limit; most of the latency is Horovod's agreeing.
+# loopback, and nodes over a link that could do more; most of the latency is Horovod's agreeing.
 BANDWIDTH, LATENCY_S = 5e8, 2e-3
 CLASSES = 10_000  # of `wide`, which has 22 MB of weights then; `gpt` has 29 MB
+CALIBRATION_S = 15.0
 WARM_UP_STEPS = 2
 IDLE_S = 1.0
 
 
 class Training:
-    """A model and its batch; the first steps are taken here, before links are limited."""
+    """A model and its batch; the first steps are taken here, before links are limited.
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    Args:
+        machines: the cluster without limits, as calibrated.
+    """
+
+    def __init__(self, config: Config, machines: Cluster) -> None:
+        self._config, self._machines = config, machines
         build, size, batch = (
             (models.wide, {"classes": CLASSES, **config.size}, models.wide_batch)
             if config.model == "wide"
             else (models.gpt, dict(config.size), models.gpt_batch)
         )
         keras.utils.set_random_seed(0)
-        with context(config):
+        with context(config, machines):
             self._model = models.compile_model(build(**size))
         of_batch = {k: n for k, n in size.items() if k in ("length", "vocabulary", "classes")}
         self._dataset = endless(batch(**of_batch))
@@ -68,7 +72,8 @@ class Training:
         assert partitioned is not None
         collectives = partitioned.collectives()
         weights = {v: s for v, s in partitioned.variable_specs.items() if v.trainable}
-        cost = evaluate(partitioned, describe(self._config, mbit), Roles.of(partitioned.graph))
+        cluster = describe(self._config, mbit, self._machines)
+        cost = evaluate(partitioned, cluster, Roles.of(partitioned.graph))
         return {
             "mesh": str(plan.mesh),
             "batch_axes": plan.batch_axes,
@@ -84,18 +89,20 @@ class Training:
         return history.history["loss"][0]
 
 
-def describe(config: Config, mbit: float | None) -> Cluster:
-    """The cluster as a planner is told of it."""
-    cluster = find_cluster("cpu", Mesh.of([config.nodes, config.ranks_per_node]))
-    between = BANDWIDTH if mbit is None else min(mbit * 1e6 / 8, BANDWIDTH)
+def describe(config: Config, mbit: float | None, machines: Cluster) -> Cluster:
+    """The cluster as a planner is told of it: measured, but for links with a limit."""
+    if mbit is None:
+        return machines
     levels = [
-        Level(config.nodes, between, LATENCY_S),
+        Level(config.nodes, min(mbit * 1e6 / 8, BANDWIDTH), LATENCY_S),
         Level(config.ranks_per_node, BANDWIDTH, LATENCY_S),
     ]
-    return Cluster.regular("shaped", cluster.device, levels, overlap=cluster.overlap)
+    return Cluster.regular(
+        "shaped", machines.device, levels, overlap=machines.overlap, step_s=machines.step_s
+    )
 
 
-def context(config: Config) -> tap.auto_parallel:
+def context(config: Config, machines: Cluster) -> tap.auto_parallel:
     """Where the model is made."""
     nodes, each = config.nodes, config.ranks_per_node
     if config.layout == "data":
@@ -104,12 +111,14 @@ def context(config: Config) -> tap.auto_parallel:
         shape = [nodes, each] if each > 1 else [1, nodes]
         constraints = [*models.layout(config.model), tap.batch("data")]
         return tap.auto_parallel(tap.split(shape), constraints, planner=None)
-    return tap.auto_parallel(tap.split([nodes, each]), cluster=describe(config, config.mbits[0]))
+    cluster = describe(config, config.mbits[0], machines)
+    return tap.auto_parallel(tap.split([nodes, each]), cluster=cluster)
 
 
 def measure(config: Config) -> list[dict[str, Any]]:
     """This rank's figures, for each bandwidth."""
-    training = Training(config)
+    machines = tap.calibrate([config.nodes, config.ranks_per_node], budget_s=CALIBRATION_S)
+    training = Training(config, machines)
     world = this_world()
     assert world is not None
     return [at_bandwidth(config, mbit, training, world) for mbit in config.mbits]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -58,9 +59,14 @@ def start(command: tuple[str, ...], *options: str) -> tuple[subprocess.Popen, st
     run = [sys.executable, "-m", "tests.launch.launcher", "run", "--backend", "tensorflow"]
     process = subprocess.Popen(
         [*run, *options, *command], env=variables, cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=_heed_interrupts,
     )  # fmt: skip
     return process, variables[MARK]
+
+
+def _heed_interrupts() -> None:
+    """In a shell's background interrupts are ignored, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def marked(mark: str) -> list[str]:

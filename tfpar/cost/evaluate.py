@@ -18,7 +18,7 @@ import numpy as np
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.memory import peak
+from tfpar.cost.memory import Peak, operands_of_collectives, peak
 from tfpar.cost.work import READ_PART, efficiency, flops, functions, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, PHASES, RELABELS, UPDATE, Roles
@@ -346,8 +346,35 @@ def evaluate(
     if state_ratio is not None:
         terms[COMPUTE + UPDATE] += update_seconds(weights, state_ratio, cluster)
     cost = pricer.cost(terms, weights, state)
-    live = peak(partitioned, pricer.stored, roles.times)
+    live = live_peak(partitioned, pricer, cost.bucket_bytes, state_ratio)
     return dataclasses.replace(cost, live_bytes=live.num_bytes)
+
+
+def live_peak(
+    partitioned: PartitionedGraph, pricer: Pricer, bucket_bytes: float,
+    state_ratio: float | None = None, show: int = 5,
+) -> Peak:  # fmt: skip
+    """The most that a rank stores at once of what a step computes; see `cost.memory`.
+
+    Args:
+        bucket_bytes: of packed all-reduces.
+        state_ratio, show: as of `evaluate` and `peak`.
+    """
+    roles = pricer.roles
+    passing = operands_of_collectives(partitioned, pricer.stored, roles, bucket_bytes)
+    if state_ratio is not None:
+        handles = {v.handle: v for v in partitioned.graph.variables if v.trainable}
+        for op in partitioned.decisions:
+            if op.type.startswith(_WRITES) and op.inputs[0] in handles:
+                weight = handles[op.inputs[0]]
+                size = pricer.stored(weight, partitioned.variable_specs[weight])
+                passing[op] = size * (_COPIES_WITH_SLOTS if state_ratio else _COPIES)
+    return peak(partitioned, pricer.stored, roles.times, passing, show)
+
+
+_COPIES, _COPIES_WITH_SLOTS = 1, 2
+"""How many temporaries of a weight's size an update has at once: `lr * g`; `lr * m` and
+`sqrt(v) + epsilon`."""
 
 
 # What an optimizer moves per byte of weight: Keras's go op by op, and each op reads and writes

@@ -2,7 +2,8 @@
 
 A tensor is stored from the op that makes it, in every spec that some op reads it in (it is
 resharded as soon as it is there), to the last op that reads it in that; views of it are it, and
-an elementwise op writes over what nobody reads after it. Ops run in the order of the graph.
+an elementwise op writes over what nobody reads after it. A collective has its operand and its
+result at once. Ops run in the order of the graph.
 Variables are not counted here (`Pricer.stored_bytes`), but what is gathered of them is.
 """
 
@@ -13,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 from tfpar.ir.graph import VARIABLE_READS, Op, Tensor
-from tfpar.ir.roles import RELABELS, SIZES
+from tfpar.ir.roles import RELABELS, SIZES, Roles
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.spec import Spec
 
@@ -38,7 +39,8 @@ class Peak:
 
 def peak(
     partitioned: PartitionedGraph, local_bytes: Callable[[Tensor, Spec], float],
-    times: Mapping[Op, int] | None = None, show: int = 5,
+    times: Mapping[Op, int] | None = None, passing: Mapping[Op, float] | None = None,
+    show: int = 5,
 ) -> Peak:  # fmt: skip
     """The most that one rank stores of tensors at once.
 
@@ -47,9 +49,11 @@ def peak(
         times: how many ops of the model each op of a folded graph stands for: a run of ops that
             stand for n is taken as one of n iterations, all alike, that follow on each other. That
             comes within some percent of the whole graph's.
+        passing: bytes that are stored beside the result of an op for a moment; see
+            `operands_of_collectives`.
         show: how many of the largest tensors to name.
     """
-    times = times or {}
+    times, passing = times or {}, passing or {}
     lives = _Lives(partitioned, times)
     stored: dict[Buffer, float] = {}
     base, best = 0.0, Peak(0.0)
@@ -62,8 +66,9 @@ def peak(
             for buffer in lives.made.get(op, ()):
                 stored[buffer] = local_bytes(*buffer)
                 run.store(stored[buffer], buffer)
-            if run.now > run.most:
-                run.most, run.at, run.then = run.now, op.name, list(stored)
+            now = run.now + passing.get(op, 0.0)
+            if now > run.most:
+                run.most, run.at, run.then = now, op.name, list(stored)
             for buffer in lives.dying.get(op, ()):
                 if buffer not in over:
                     run.free(stored.pop(buffer), lives.copies[buffer], buffer in run.made)
@@ -77,6 +82,31 @@ def peak(
             best = Peak(total, run.at, tuple(sizes[:show]))
         base += count * each + once
     return best
+
+
+def operands_of_collectives(
+    partitioned: PartitionedGraph, local_bytes: Callable[[Tensor, Spec], float], roles: Roles,
+    bucket_bytes: float,
+) -> dict[Op, float]:  # fmt: skip
+    """By op, the bytes of what is reduced or moved as soon as it is made.
+
+    All-reduces that only the update waits for are packed in buckets: their operands are stored
+    until a bucket is full.
+    """
+    found: dict[Op, float] = {}
+    bucket = 0.0
+    last: Op | None = None
+    for tensor, reshard in partitioned.resolutions.items():
+        size = local_bytes(tensor, reshard.source)
+        if tensor in roles.deferrable:
+            if last is not None and bucket + size > bucket_bytes:
+                found[last] = max(found.get(last, 0.0), bucket)
+                bucket = 0.0
+            bucket, last = bucket + size, tensor.op
+        found[tensor.op] = max(found.get(tensor.op, 0.0), size)
+    if last is not None:
+        found[last] = max(found[last], bucket)
+    return found
 
 
 @dataclasses.dataclass(eq=False)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfpar.cost.evaluate import Pricer
-from tfpar.cost.memory import peak
+from tfpar.cost.evaluate import Pricer, live_peak
 from tfpar.ir.roles import Roles
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
@@ -36,7 +35,7 @@ def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) ->
         ),
         key=lambda item: -item[1],
     )
-    most = peak(partitioned, pricer.stored, show=SHOWN)
+    most = live_peak(partitioned, pricer, cost.bucket_bytes, problem.state_ratio, SHOWN)
     helps = ["more devices", f"half the batch (saves about {_text(cost.activation_bytes / 2)})"]
     if problem.fixed or problem.constraints:
         helps.append("constraints that leave more weights to be split")

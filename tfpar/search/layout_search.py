@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from tfpar.cost.evaluate import Cost, Pricer
-from tfpar.cost.memory import peak
+from tfpar.cost.evaluate import Cost, Pricer, live_peak
 from tfpar.ir.graph import Variable
 from tfpar.plans import Alternative
 from tfpar.propagation.engine import propagate
@@ -228,7 +227,8 @@ class LayoutSearch:
             },
         )
         laid = propagate(self.model.prepared, self.layout.mesh, anchors)
-        return peak(laid, self.pricer.stored, self.model.roles.times).num_bytes
+        bucket_bytes, ratio = self.plans.cost().bucket_bytes, self.problem.state_ratio
+        return live_peak(laid, self.pricer, bucket_bytes, ratio).num_bytes
 
     def _look_closely(self) -> bool:
         """Find out what the laid plan stores at once; whether that changes what fits.

@@ -24,6 +24,7 @@ from tests.distributed.training.place import (
     trained,
 )
 from tests.e2e.test_atp import GPT as ATP
+from tests.e2e.test_atp import T5, pairs, small_t5
 from tests.e2e.test_patterns import LENGTH, MEGATRON, VOCABULARY, gpt, moe
 
 VOCABULARY_PARALLEL = [
@@ -233,6 +234,16 @@ def two_dimensional_tensor_parallel(place: Place) -> Results:
     )
 
 
+@precision("float32")
+def two_dimensional_tensor_parallel_t5(place: Place) -> Results:
+    """ATP: an encoder and a decoder, with cross attention."""
+    kinds = {"all_reduce", "reduce_scatter", "all_gather"}
+    return trains(
+        place, small_t5, pairs(12), T5, {"d1": 2, "d2": 2}, kinds=kinds,
+        split="encoder_block_0/feed_forward/wi/kernel",
+    )  # fmt: skip
+
+
 QUICK: list[Case] = [data_parallel, megatron, megatron_in_chunks]
 ON_TWO: list[Case] = [
     megatron_recomputed, vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp,
@@ -241,6 +252,6 @@ ON_TWO: list[Case] = [
 ]  # fmt: skip
 ON_FOUR: list[Case] = [
     data_and_tensor_parallel, data_and_tensor_parallel_in_chunks, two_dimensional_tensor_parallel,
-    megatron, data_parallel, zero_1,
+    two_dimensional_tensor_parallel_t5, megatron, data_parallel, zero_1,
     experts_by_all_to_all, searched_mlp,
 ]  # fmt: skip
