@@ -7,6 +7,7 @@ import json
 import signal
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,11 +44,11 @@ def measure(
     """
     plans = [("data", tuple(mbits)), ("megatron", tuple(mbits)), *(("chosen", (m,)) for m in mbits)]
     rows: list[dict[str, Any]] = []
-    with cluster(nodes) as hosts:
+    with cluster(nodes) as hosts, tempfile.TemporaryDirectory() as folder:
         for layout, at in plans:
             config = Config(
                 model=model, layout=layout, nodes=nodes, ranks_per_node=ranks_per_node, mbits=at,
-                steps=steps,
+                machines=f"{folder}/machines.toml", steps=steps,
             )  # fmt: skip
             rows += measure_layout(hosts, config)
     for row in rows:

@@ -21,6 +21,7 @@ class Config:
         model: one of `MODELS`.
         layout: one of `LAYOUTS`; `chosen` is searched for the first of the bandwidths.
         mbits: of a node's link, in Mbit/s; None is without a limit.
+        machines: a cluster file, of the machines without a limit; written if it is not there.
         steps: how many are timed at each bandwidth.
         size: keyword arguments of the model's builder.
     """
@@ -30,6 +31,7 @@ class Config:
     nodes: int
     ranks_per_node: int
     mbits: tuple[float | None, ...]
+    machines: str
     steps: int = 3
     size: Mapping[str, int] = field(default_factory=dict)
 

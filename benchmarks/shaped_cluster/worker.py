@@ -6,6 +6,7 @@ python -m benchmarks.shaped_cluster.worker CONFIG    # started by `tfpar run`
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -19,6 +20,7 @@ from benchmarks.shaped_cluster.namespaces import limit, sent_bytes
 from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import endless
 from tfpar.cluster.description import Cluster, Level
+from tfpar.cluster.files import read_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.distributed.world import World, this_world
 from tfpar.ir.roles import Roles
@@ -28,7 +30,7 @@ from tfpar.spec import Shard
 # loopback, and nodes over a link that could do more; most of the latency is Horovod's agreeing.
 BANDWIDTH, LATENCY_S = 5e8, 2e-3
 CLASSES = 10_000  # of `wide`, which has 22 MB of weights then; `gpt` has 29 MB
-CALIBRATION_S = 15.0
+CALIBRATION_S = 40.0
 WARM_UP_STEPS = 2
 IDLE_S = 1.0
 
@@ -117,11 +119,18 @@ def context(config: Config, machines: Cluster) -> tap.auto_parallel:
 
 def measure(config: Config) -> list[dict[str, Any]]:
     """This rank's figures, for each bandwidth."""
-    machines = tap.calibrate([config.nodes, config.ranks_per_node], budget_s=CALIBRATION_S)
-    training = Training(config, machines)
+    training = Training(config, machines_of(config))
     world = this_world()
     assert world is not None
     return [at_bandwidth(config, mbit, training, world) for mbit in config.mbits]
+
+
+def machines_of(config: Config) -> Cluster:
+    """The cluster without limits, measured by the first job."""
+    shape, path = [config.nodes, config.ranks_per_node], config.machines
+    if os.path.exists(path):
+        return read_cluster(path)
+    return tap.calibrate(shape, path, budget_s=CALIBRATION_S)  # written when all have come here
 
 
 def at_bandwidth(

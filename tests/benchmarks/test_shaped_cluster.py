@@ -14,6 +14,8 @@ from benchmarks.shaped_cluster.config import Config
 from benchmarks.shaped_cluster.job import run_ranks
 from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import ROOT
+from tfpar.cluster.files import write_cluster
+from tfpar.cluster.named import find_cluster
 from tfpar.spec import Mesh, TfparError
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -172,10 +174,12 @@ def test_there_is_one_cluster_at_a_time(possible):
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-def test_two_nodes_send_what_the_plan_predicts(possible):
+def test_two_nodes_send_what_the_plan_predicts(possible, tmp_path):
+    machines = str(tmp_path / "machines.toml")
+    write_cluster(find_cluster("cpu-processes", Mesh.of([2, 1])), machines)
     config = Config(
-        model="gpt", layout="data", nodes=2, ranks_per_node=1, mbits=(200.0,), steps=2,
-        size={"num_layers": 1, "hidden": 64, "length": 16, "vocabulary": 8000},
+        model="gpt", layout="data", nodes=2, ranks_per_node=1, mbits=(200.0,), machines=machines,
+        steps=2, size={"num_layers": 1, "hidden": 64, "length": 16, "vocabulary": 8000},
     )  # fmt: skip
     with namespaces.cluster(2) as nodes:
         ranks = run_ranks(nodes, config, SECONDS)

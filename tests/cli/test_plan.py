@@ -417,6 +417,17 @@ def test_the_page_s_commands_do_what_it_says(folder, capsys):
     assert tfpar("plan train.py:build --batch-size 1024 --mesh 2x2 --cluster ours.toml") == 0
 
 
+def test_what_is_computed_again_can_be_said(folder, capsys):
+    command = "plan train.py:both --mesh 2 --cluster v100-ethernet"
+    assert tfpar(f"{command} --recompute nothing_like_it") == 2
+    assert "recompute='nothing_like_it' matches no block" in capsys.readouterr().err
+    for recompute, count in (("none", 0), ("fc1", 1), ("all", 0)):  # no block repeats
+        assert tfpar(f"{command} -o plan.json --recompute {recompute}") == 0, recompute
+        assert len(Plan.load("plan.json").recompute) == count
+    assert tfpar(f"{command} --recompute [") == 2
+    assert "recompute='['" in capsys.readouterr().err
+
+
 # --- estimates --------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from benchmarks.models import batch_of, gpt
 from tests.cost.test_work import R
 from tests.search.problems import Captured
 from tfpar.cost.evaluate import Pricer
-from tfpar.cost.memory import peak
+from tfpar.cost.memory import operands_of_collectives, peak
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
 from tfpar.ir.roles import Roles
@@ -97,6 +97,52 @@ def test_runs_that_stand_for_several_blocks_add_up():
     build.graph.outputs.append(product(g, a, "end"))
     one, five = (peak_of(build, times=dict.fromkeys(("a", "h", "g", "end"), n)) for n in (1, 5))
     assert five.num_bytes - one.num_bytes == pytest.approx(2 * 4 * KB, abs=2 * KB)
+
+
+def partial_products(count):
+    """Products of 1 KB each, summed over 2 ranks."""
+    build = GraphBuilder(Graph())
+    attrs, kinds = {"dtype": DType("float32")}, {"transpose_a": False, "transpose_b": False}
+    x, w = (
+        build.emit("Placeholder", (), [((16, 16), "float32")], attrs, name).outputs[0]
+        for name in "xw"
+    )
+    build.graph.inputs += [x, w]
+    for i in range(count):
+        made = [((16, 16), "float32")]
+        op = build.emit("MatMul", (x, w), made, {"T": DType("float32"), **kinds}, f"op{i}")
+        build.graph.outputs += op.outputs
+    anchors = Anchors(inputs=[(Shard(1),), (Shard(0),)], outputs=[(R,)] * count)
+    return propagate(prepare(build.graph), Mesh.of([2]), anchors)
+
+
+@pytest.mark.parametrize(
+    "bucket_kb, deferred, expected",
+    [
+        (4, False, [1, 1, 1, 1, 1]),  # each by itself, as soon as it is there
+        (2, True, [1, 2, 1, 2, 1]),
+        (0.5, True, [1, 1, 1, 1, 1]),
+        (100, True, [1, 1, 1, 1, 5]),
+    ],
+)
+def test_operands_of_collectives_wait_until_a_bucket_is_full(bucket_kb, deferred, expected):
+    laid = partial_products(5)
+    outputs = frozenset(laid.graph.outputs) if deferred else frozenset()
+    roles = Roles({}, outputs, frozenset())
+    found = operands_of_collectives(laid, local_bytes(laid.mesh), roles, bucket_kb * KB)
+    assert [found[t.op] / KB for t in laid.graph.outputs] == expected
+    # All that is there when the last one runs: its operand or bucket, and all results.
+    whole = peak(laid, local_bytes(laid.mesh), {}, found)
+    inputs = 2 * KB / 2
+    assert whole.num_bytes == inputs + 5 * KB + expected[-1] * KB
+
+
+def test_what_an_op_stands_for_fills_buckets_too():
+    laid = partial_products(2)
+    first, second = (t.op for t in laid.graph.outputs)
+    roles = Roles({}, frozenset(laid.graph.outputs), frozenset(), {first: 7})
+    found = operands_of_collectives(laid, local_bytes(laid.mesh), roles, 4 * KB)
+    assert found == {first: 4 * KB, second: KB}
 
 
 @pytest.fixture(scope="module")

@@ -120,6 +120,11 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
         "--memory-limit", metavar="SIZE",
         help="what a plan may use of a device, such as 16GB (default: all it has)",
     )  # fmt: skip
+    parser.add_argument(
+        "--recompute", metavar="BLOCKS", action="append",
+        help="what to compute again in the backward pass: all (blocks that repeat), none, or a "
+        "regular expression, which may be given several times (default: what memory asks for)",
+    )  # fmt: skip
     parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
 
 

@@ -110,7 +110,15 @@ def _plan(options: argparse.Namespace, mesh: Mesh, plan_cache: str | None) -> Pl
             return api.plan(
                 lambda: model, batch, mesh, options.cluster,
                 planner=options.planner, plan_cache=plan_cache, memory_limit=options.memory_limit,
+                recompute=_recompute(options.recompute),
             )  # fmt: skip
+
+
+def _recompute(given: list[str] | None) -> bool | list[str] | None:
+    """What `--recompute` asks for, as of `auto_parallel`."""
+    if given in (["all"], ["none"]):
+        return given == ["all"]
+    return given
 
 
 def _model_and_batch(target: str, made: Any) -> tuple[keras.Model, Any]:

@@ -356,25 +356,34 @@ def live_peak(
 ) -> Peak:  # fmt: skip
     """The most that a rank stores at once of what a step computes; see `cost.memory`.
 
+    Besides, communication libraries keep a buffer into which they pack what they carry.
+
     Args:
         bucket_bytes: of packed all-reduces.
         state_ratio, show: as of `evaluate` and `peak`.
     """
     roles = pricer.roles
     passing = operands_of_collectives(partitioned, pricer.stored, roles, bucket_bytes)
-    if state_ratio is not None:
-        handles = {v.handle: v for v in partitioned.graph.variables if v.trainable}
-        for op in partitioned.decisions:
-            if op.type.startswith(_WRITES) and op.inputs[0] in handles:
-                weight = handles[op.inputs[0]]
-                size = pricer.stored(weight, partitioned.variable_specs[weight])
-                passing[op] = size * (_COPIES_WITH_SLOTS if state_ratio else _COPIES)
-    return peak(partitioned, pricer.stored, roles.times, passing, show)
+    packed = 0.0 if pricer.cluster.one_memory else max(passing.values(), default=0.0)
+    handles = {v.handle: v for v in partitioned.graph.variables}
+    for op in partitioned.decisions:
+        if roles.phase[op] == UPDATE and op.type.startswith(_WRITES) and op.inputs[0] in handles:
+            variable = handles[op.inputs[0]]
+            size = pricer.stored(variable, partitioned.variable_specs[variable])
+            passing[op] = size * _temporaries(variable.trainable, state_ratio)
+    most = peak(partitioned, pricer.stored, roles.times, passing, show)
+    return dataclasses.replace(most, num_bytes=most.num_bytes + packed)
 
 
-_COPIES, _COPIES_WITH_SLOTS = 1, 2
-"""How many temporaries of a weight's size an update has at once: `lr * g`; `lr * m` and
-`sqrt(v) + epsilon`."""
+def _temporaries(trainable: bool, state_ratio: float | None) -> int:
+    """How many tensors of a variable's size its update has beside those that the graph shows.
+
+    A weight's slots are computed side by side: while one is written, what another gets is there.
+    Stand-ins show nothing: `lr * g` without slots, else what two slots get.
+    """
+    if state_ratio is None:
+        return 0 if trainable else 1
+    return 2 if state_ratio else 1
 
 
 # What an optimizer moves per byte of weight: Keras's go op by op, and each op reads and writes

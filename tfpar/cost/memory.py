@@ -96,16 +96,23 @@ def operands_of_collectives(
     found: dict[Op, float] = {}
     bucket = 0.0
     last: Op | None = None
+
+    def flush() -> None:
+        if last is not None:
+            found[last] = max(found[last], bucket)
+
     for tensor, reshard in partitioned.resolutions.items():
         size = local_bytes(tensor, reshard.source)
+        found[tensor.op] = max(found.get(tensor.op, 0.0), size)
         if tensor in roles.deferrable:
-            if last is not None and bucket + size > bucket_bytes:
-                found[last] = max(found.get(last, 0.0), bucket)
+            # What an op of a folded graph stands for fills buckets by itself.
+            full = max(bucket_bytes, size)
+            size = min(size * roles.times.get(tensor.op, 1), full)
+            if bucket + size > bucket_bytes:
+                flush()
                 bucket = 0.0
             bucket, last = bucket + size, tensor.op
-        found[tensor.op] = max(found.get(tensor.op, 0.0), size)
-    if last is not None:
-        found[last] = max(found[last], bucket)
+    flush()
     return found
 
 
