@@ -78,7 +78,7 @@ def compare(
         by_formula[mesh] = tensor_parallel_seconds(cluster, *mesh, hidden_bytes)
         cost = price(step, cluster, *mesh)
         by_cost[mesh] = cost.seconds
-        waiting = sum(cost.communication_s) + cost.exposed_s
+        waiting = sum(cost.communication_s) + cost.exposed_s - cost.hidden_s
         print(
             f"| {preset} | {name} | {mesh} | {1e3 * by_formula[mesh]:.2f} | "
             f"{1e3 * cost.seconds:.2f} ({1e3 * waiting:.2f}) |",

@@ -64,7 +64,8 @@ def main() -> None:
 
 
 def show(name: str, cost: Cost) -> None:
-    parts = (cost.seconds, sum(cost.compute_s), sum(cost.communication_s), cost.exposed_s)
+    waiting = sum(cost.communication_s) - cost.hidden_s
+    parts = (cost.seconds, sum(cost.compute_s), waiting, cost.exposed_s)
     cells = " | ".join(f"{1e3 * part:.0f}" for part in parts)
     print(f"| {name} | {cells} | {cost.memory_bytes / 1e9:.1f} |", flush=True)
 
