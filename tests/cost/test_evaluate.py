@@ -20,7 +20,6 @@ from tests.plan.graphs import mlp, partition
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import (
-    BEHIND,
     BUCKET_SIZES,
     COMMUNICATION,
     COMPUTE,
@@ -331,32 +330,6 @@ def test_groups_of_ranks_have_buckets_of_their_own():
     busy, exposed, bucket = priced.gradients_seconds(terms, 0.0)
     assert busy == exposed == pytest.approx((1 + 2) + (1 + 4) + (2 + 12))
     assert bucket == 8 * MB, "no more starts than groups"
-
-
-# --- what runs behind collectives -----------------------------------------------------
-
-
-def behind(products_s, waiting_s, overlap=1.0, reduced_s=0.0):
-    """The cost of a backward pass of 10 s, part of it products that give weights' gradients."""
-    cluster = two_levels("b", 1, 2, DEVICE, Link(MB, 0.0), Link(MB, 0.0), overlap)
-    priced = pricer(Mesh.of([2]), cluster)
-    terms = priced.zero()
-    terms[COMPUTE + BACKWARD], terms[BEHIND] = 10.0, products_s
-    terms[COMMUNICATION + BACKWARD], terms[DEFERRED] = waiting_s, reduced_s
-    return priced.cost(terms)
-
-
-def test_gradients_of_weights_are_computed_behind_collectives():
-    assert behind(4.0, 3.0).hidden_s == 3.0
-    assert behind(4.0, 3.0).seconds == 10.0
-    assert behind(2.0, 3.0).seconds == 11.0
-    assert behind(2.0, 3.0, overlap=0.5).seconds == 12.0
-    assert behind(2.0, 3.0, overlap=0.0).hidden_s == 0.0
-
-
-def test_what_runs_behind_one_collective_hides_no_other():
-    assert behind(4.0, 3.0, reduced_s=7.0).seconds == 10.0
-    assert behind(4.0, 3.0, reduced_s=9.0).exposed_s == 2.0
 
 
 # --- memory ---------------------------------------------------------------------------

@@ -38,7 +38,7 @@ _WRITES = ("Assign", "ResourceApply")
 
 # Places in a vector of terms; after them the bytes to all-reduce off the critical path, by
 # which mesh axes they cross (a bit each).
-COMPUTE, COMMUNICATION, DEFERRED, BEHIND, KEPT, REDUCED = 0, 3, 6, 7, 8, 9
+COMPUTE, COMMUNICATION, DEFERRED, KEPT, REDUCED = 0, 3, 6, 7, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +67,8 @@ class Cost:
             `step_s` together, less `hidden_s`.
         compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
-        hidden_s: how long ops run while those are in flight: gradients of weights, which only
-            the update waits for, behind collectives of the backward pass (ATP §4.2), and
-            chunks behind those of each other (`cost.overlap`).
+        hidden_s: how long chunks are computed while those of others are in flight
+            (`cost.overlap`).
         gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
             `exposed_s` of it, the backward pass hides the rest.
         bucket_bytes: the size of buckets with which that is least.
@@ -139,8 +138,6 @@ class Pricer:
             if seconds is None:
                 seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
             terms[COMPUTE + phase] += times * seconds
-            if op in self.roles.behind:
-                terms[BEHIND] += times * seconds
         for inner in self._inner(decision):
             for reshard in all_reshards(inner):
                 terms[COMMUNICATION + phase] += times * sum(
@@ -308,14 +305,12 @@ class Pricer:
         compute = forward, backward, update
         forward, backward, update = map(float, terms[COMMUNICATION : COMMUNICATION + 3])
         waiting = forward, backward, update
-        overlap = self.cluster.overlap
-        hidden = min(overlap * float(terms[BEHIND]), waiting[BACKWARD])
-        hideable = overlap * compute[BACKWARD] - hidden
+        hideable = self.cluster.overlap * compute[BACKWARD]
         busy, exposed, bucket = self.gradients_seconds(terms, hideable)
-        seconds = sum(compute) + sum(waiting) + exposed + self.cluster.step_s - hidden
+        seconds = sum(compute) + sum(waiting) + exposed + self.cluster.step_s
         return Cost(
             seconds, compute, waiting, busy, exposed, bucket, weight_bytes, state_bytes,
-            weight_bytes if self.trains else 0.0, float(terms[KEPT]), hidden_s=hidden,
+            weight_bytes if self.trains else 0.0, float(terms[KEPT]),
         )  # fmt: skip
 
 

@@ -55,7 +55,6 @@ def chunked_cost(
         hidden_by_chunks(compute[phase], waiting[phase], chunks, cluster.overlap)
         for phase in (FORWARD, BACKWARD)
     )
-    hidden += cost.hidden_s / chunks  # of the chunk that hides behind no other
     return dataclasses.replace(
         cost,
         seconds=sum(compute) + sum(waiting) + cost.exposed_s + cluster.step_s - hidden,

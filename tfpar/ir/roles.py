@@ -19,13 +19,6 @@ RELABELS = SIZES | frozenset(
 )  # fmt: skip
 """Op types that compute nothing: views, handles, sizes known beforehand."""
 
-PRODUCTS = frozenset(
-    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum",
-     "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter",
-     "Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"}
-)  # fmt: skip
-"""Op types that take long enough to hide a collective behind."""
-
 # Between the op that makes a weight's gradient and the update.
 _HAND_ON = frozenset(
     {"Identity", "Cast", "Reshape", "Transpose", "ExpandDims", "Squeeze", "AddN", "Add", "AddV2",
@@ -55,8 +48,6 @@ class Roles:
             rest of the backward pass. What some gradient is computed from is none of them.
         kept: tensors of the forward pass that the backward pass reads, themselves or by another
             name (reshaped).
-        behind: matrix products and convolutions that give nothing but what is deferrable:
-            collectives of the backward pass can start before them (`rewrite.early_collectives`).
         times: how many ops of the model each op stands for (see `search.fold`); 1 if absent.
         carried: the dtype in which collectives carry a tensor, if it is not its own: that of what
             it was cast from (see `widened`), or the one that the user has gradients compressed to.
@@ -67,7 +58,6 @@ class Roles:
     kept: frozenset[Tensor]
     times: Mapping[Op, int] = dataclasses.field(default_factory=dict)
     carried: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
-    behind: frozenset[Op] = frozenset()
 
     @classmethod
     def of(
@@ -124,11 +114,7 @@ class Roles:
             for tensor in deferrable:
                 if tensor.dtype in ("float32", "float64"):
                     carried.setdefault(tensor, compression)
-        behind = frozenset(
-            op for op in graph.ops
-            if op.type in PRODUCTS and phase[op] == BACKWARD and deferrable.issuperset(op.outputs)
-        )  # fmt: skip
-        return cls(phase, frozenset(deferrable), frozenset(kept), times or {}, carried, behind)
+        return cls(phase, frozenset(deferrable), frozenset(kept), times or {}, carried)
 
 
 def widened(graph: Graph) -> dict[Tensor, str]:

@@ -10,8 +10,14 @@ from collections.abc import Iterator
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
-from tfpar.ir.roles import PRODUCTS
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+
+PRODUCTS = frozenset(
+    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum",
+     "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter",
+     "Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"}
+)  # fmt: skip
+"""Op types that take long enough to hide a collective behind."""
 
 _VIEWS = frozenset(
     {"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "Transpose", "Cast", "Pad"}
