@@ -1,19 +1,24 @@
 """What a rank stores at once, against liveness worked out by hand."""
 
+import keras
+import numpy as np
 import pytest
 
 import tfpar as tap
 from benchmarks.models import batch_of, gpt
 from tests.cost.test_work import R
 from tests.search.problems import Captured
-from tfpar.cost.evaluate import Pricer
+from tfpar.cluster.named import find_cluster
+from tfpar.cost.evaluate import Pricer, live_peak
 from tfpar.cost.memory import operands_of_collectives, peak
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
 from tfpar.ir.roles import Roles
+from tfpar.planning import lay_out
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
+from tfpar.search.planners import find_planner
 from tfpar.spec import MemoryLimitError, Mesh, Shard, TfparError, local_shape
 
 KB = 1024
@@ -143,6 +148,29 @@ def test_what_an_op_stands_for_fills_buckets_too():
     roles = Roles({}, frozenset(laid.graph.outputs), frozenset(), {first: 7})
     found = operands_of_collectives(laid, local_bytes(laid.mesh), roles, 4 * KB)
     assert found == {first: 4 * KB, second: KB}
+
+
+def test_libraries_keep_a_buffer_for_what_they_pack():
+    laid = partial_products(3)
+    roles = Roles.of(laid.graph)
+    pricer = Pricer(laid.mesh, find_cluster("rhino-m8", laid.mesh), roles)
+    passing = operands_of_collectives(laid, pricer.stored, roles, 4 * KB)
+    alone = peak(laid, pricer.stored, {}, passing)
+    assert live_peak(laid, pricer, 4 * KB).num_bytes == alone.num_bytes + KB
+
+
+def test_an_update_has_a_temporary_for_each_of_two_slots():
+    def large():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4096, use_bias=False)])
+        model.compile("sgd", "mse")
+        return model
+
+    data = np.zeros((1, 8), "float32"), np.zeros((1, 4096), "float32")
+    problem = Captured.of(large, 1, data).problem([1], "rhino-m8")
+    laid = lay_out(find_planner("tap").solve(problem), problem)
+    pricer = Pricer(laid.mesh, problem.cluster, Roles.of(laid.graph))
+    without, slots = (live_peak(laid, pricer, 0.0, ratio).num_bytes for ratio in (0.0, 2.0))
+    assert slots - without == 8 * 4096 * 4
 
 
 @pytest.fixture(scope="module")

@@ -351,7 +351,8 @@ def live_peak(
 ) -> Peak:  # fmt: skip
     """The most that a rank stores at once of what a step computes; see `cost.memory`.
 
-    Besides, communication libraries keep a buffer into which they pack what they carry.
+    Besides, communication libraries keep a buffer into which they pack what they carry; where all
+    ranks have one memory, none is at work.
 
     Args:
         bucket_bytes: of packed all-reduces.
