@@ -25,6 +25,7 @@ from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.propagation.engine import Anchors
+from tfpar.propagation.partitioned import OpPlan
 from tfpar.report.explain import explain
 from tfpar.report.summary import summary
 from tfpar.report.tables import format_seconds
@@ -103,6 +104,7 @@ class Plan:
         recompute: the blocks that are computed again in the backward pass, by name; see
             `search.recompute`.
         chunks: how many pieces a rank computes its part of a training batch in.
+        ops: how ops run that would not run so by themselves, by name.
         partitioned: what propagation made of it, once known; not saved.
 
     Raises:
@@ -122,6 +124,7 @@ class Plan:
     layouts: tuple[tuple[str, float], ...] = ()
     recompute: tuple[str, ...] = ()
     chunks: int = 1
+    ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +140,9 @@ class Plan:
                 _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)
         for name, spec in self.tensors.items():
             _check_spec(f"tensor {name!r}", spec, None, self.mesh)
+        for name, op in self.ops.items():
+            for spec in (*op.in_specs, *op.made, *op.kept):
+                _check_spec(f"an operand of {name!r}", spec, None, self.mesh)
 
     def __repr__(self) -> str:
         fixed = sum(v.spec is not None for v in self.variables.values())
@@ -147,7 +153,7 @@ class Plan:
     def anchors(self) -> Anchors:
         """What propagation needs; how graph inputs are fed is the caller's."""
         fixed = {n: v.spec for n, v in self.variables.items() if v.spec is not None}
-        return Anchors(variables=fixed, tensors=dict(self.tensors))
+        return Anchors(variables=fixed, tensors=dict(self.tensors), ops=self.ops)
 
     def check(
         self, graph: Graph, mesh: Mesh | None = None, *, gradients: Sequence[Gradient] = (),
@@ -272,6 +278,9 @@ class Plan:
             before, after = self.tensors.get(name), other.tensors.get(name)
             if before != after:
                 lines.append(f"{name}: {_spec(before)} -> {_spec(after)}")
+        changed = [n for n in {**self.ops, **other.ops} if self.ops.get(n) != other.ops.get(n)]
+        if changed:
+            lines.append(f"ops that run otherwise: {_some(changed)}")
         lines += [
             f"constraint dropped: {c}" for c in self.constraints if c not in other.constraints
         ]
@@ -352,6 +361,7 @@ class Plan:
             ("recompute", json.dumps(list(self.recompute))),
             ("variables", _block("{}", _pairs(self.variables, _variable_json))),
             ("tensors", _block("{}", _pairs(self.tensors, lambda s: json.dumps(format_spec(s))))),
+            ("ops", _block("{}", _pairs(self.ops, _op_json))),
         ]
         return "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in lines) + "\n}\n"
 
@@ -391,6 +401,7 @@ class Plan:
                 cost=data["cost"] and Cost.of(data["cost"]),
                 recompute=tuple(map(str, data.get("recompute", ()))),  # older files have none
                 chunks=int(data.get("chunks", 1)),
+                ops={n: _read_op(o) for n, o in data.get("ops", {}).items()},
             )
         except KeyError as error:
             raise PlanError(f"The plan file {source!r} lacks the field {error}.") from None
@@ -469,6 +480,17 @@ def _variable_json(variable: PlannedVariable) -> str:
             ],
         }
     )
+
+
+def _op_json(op: OpPlan) -> str:
+    made, kept = ([format_spec(s) for s in specs] for specs in (op.made, op.kept))
+    fields = {"in": [format_spec(s) for s in op.in_specs], "out": made}
+    return json.dumps(fields if kept == made else {**fields, "kept": kept})
+
+
+def _read_op(data: Mapping[str, Any]) -> OpPlan:
+    read, made = (tuple(map(parse_spec, data[key])) for key in ("in", "out"))
+    return OpPlan(read, made, tuple(map(parse_spec, data.get("kept", data["out"]))))
 
 
 def _read_variable(data: Mapping[str, Any]) -> PlannedVariable:

@@ -34,6 +34,8 @@ BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 """Op types of whose bodies one runs."""
 
+_LARGE = 2.0**40
+
 _WRITES = ("Assign", "ResourceApply")
 
 # Places in a vector of terms; after them the bytes to all-reduce off the critical path, by
@@ -290,6 +292,10 @@ class Pricer:
             if bucket >= total:
                 break
         return best[1], best[0], best[2]
+
+    def seconds_per_byte(self, axes: tuple[int, ...]) -> float:
+        """What a byte more to all-reduce takes, of a payload so large that starting it is nothing."""
+        return self._all_reduce(axes, _LARGE) / _LARGE
 
     def _all_reduce(self, axes: tuple[int, ...], num_bytes: float) -> float:
         return collective_seconds("all_reduce", axes, num_bytes, self.mesh, self.cluster)

@@ -131,9 +131,83 @@ def choose(
     return Choice(
         chosen,
         input_specs(rule, chosen, mesh, takes, reductions),
-        tuple(
-            operand_spec(dims, rule, chosen, mesh, takes, reductions, None) for dims in rule.outputs
-        ),
+        output_specs(rule, chosen, mesh, takes, reductions),
+    )
+
+
+def choice_of(
+    rule: OpRule, in_specs: Sequence[Spec], made: Sequence[Spec], mesh: Mesh
+) -> Choice | None:
+    """The choice that reads inputs as `in_specs` and gives outputs as `made`; None if `rule` has
+    none.
+
+    What an op that stands for others gives is theirs to say: there `made` is not looked at.
+    """
+    sizes = list(rule.sizes)
+    splits: list[Split] = []
+    takes: list[tuple[int, ...]] = []
+    reductions: list[str] = []
+    operands = [*zip(rule.inputs, in_specs, strict=True), *zip(rule.outputs, made, strict=True)]
+    for axis, parts in enumerate(mesh.shape):
+        split, group, reduction = WHOLE, (), "sum"
+        for dims, spec in operands:
+            placement = spec[axis]
+            if isinstance(placement, Shard):
+                found = split_of(dims, placement, sizes, parts)
+                if found is None or not may_split(rule, found, sizes):
+                    return None
+                split = found
+                break
+        else:
+            group = tuple(i for i, s in enumerate(in_specs) if isinstance(s[axis], Partial))
+            if group:
+                split, reduction = (CARRY, PLAIN), in_specs[group[0]][axis].op  # type: ignore
+                if not may_carry(rule, group, reduction):
+                    return None
+        splits.append(split)
+        takes.append(group)
+        reductions.append(reduction)
+        if split[0] >= 0:
+            sizes[split[0]] = size_after(sizes[split[0]], split[1], parts)
+    chosen = tuple(splits)
+    choice = Choice(
+        chosen,
+        input_specs(rule, chosen, mesh, takes, reductions),
+        output_specs(rule, chosen, mesh, takes, reductions),
+    )
+    stands_for_others = any(factor in rule.expand for factor, _ in chosen)
+    fits_outputs = stands_for_others or choice.out_specs == tuple(made)
+    return choice if choice.in_specs == tuple(in_specs) and fits_outputs else None
+
+
+def may_split(rule: OpRule, split: Split, sizes: Sequence[int]) -> bool:
+    """Whether an op may make `split`, its factors left at `sizes`."""
+    factor, pattern = split
+    return (
+        sizes[factor] > 1
+        and rule.can_split(factor)
+        and fits(sizes[factor], pattern)
+        and rule.takes_pattern(factor, pattern)
+    )
+
+
+def may_carry(rule: OpRule, group: Sequence[int], reduction: str) -> bool:
+    """Whether Partials of the inputs `group` pass through an op, the others whole."""
+    if len(group) == 1 and group[0] in rule.monotone:
+        return True
+    return reduction == "sum" and tuple(group) in rule.linear
+
+
+def output_specs(
+    rule: OpRule,
+    splits: Splits,
+    mesh: Mesh,
+    takes: Sequence[tuple[int, ...]],
+    reductions: Sequence[str],
+) -> tuple[Spec, ...]:
+    """The specs that the outputs of an op come as which runs as `splits`."""
+    return tuple(
+        operand_spec(dims, rule, splits, mesh, takes, reductions, None) for dims in rule.outputs
     )
 
 
@@ -207,14 +281,10 @@ def _choose_axis(
         )
     found = [s for s in placed if s is not None and s[0] >= 0]
     for split in dict.fromkeys(found or _scatters(rule, placements, sizes, parts)):
-        factor, pattern = split
-        if sizes[factor] <= 1 or not rule.can_split(factor):
-            continue
         # An axis before, which this op may undo, had left the input another size to cut.
-        if not fits(sizes[factor], pattern):
+        if not may_split(rule, split, sizes):
             continue
-        if not rule.takes_pattern(factor, pattern):
-            continue
+        factor = split[0]
         cost, settled = _split_cost(rule, operands, placements, placed, sizes, split, parts)
         if sparse and factor in rule.reduce:
             cost += 2.0 * out_bytes * _left(rule, sizes)

@@ -12,14 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfpar.ir.graph import Op, Tensor, Variable
-from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choose
+from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choice_of, choose
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
 from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.generated import split_generated
 from tfpar.propagation.lists import makes_list, remaking, sources
 from tfpar.propagation.opened import split_opened
 from tfpar.propagation.own_splits import axes_of_data, ends_at_weight
-from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph, Reshard
+from tfpar.propagation.partitioned import (
+    Anchors,
+    Decision,
+    OpPlan,
+    PartitionedGraph,
+    Reshard,
+)
 from tfpar.propagation.prepared import (
     NEW_LIST_TYPES,
     PINNED_DTYPES,
@@ -213,8 +219,41 @@ class Propagation:
     # --- ops ---------------------------------------------------------------------
 
     def visit(self, op: Op) -> None:
+        planned = self.anchors.ops.get(op.name)
+        if planned is not None and self.visit_planned(op, planned):
+            return
         if not self._visit_known(op):
             self._visit_any(op)
+
+    def visit_planned(self, op: Op, planned: OpPlan) -> bool:
+        """Run `op` as the plan says; False if it cannot."""
+        decision = self.decision_as(op, planned)
+        if decision is None:
+            return False
+        for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
+            pinned = tensor.dtype in PINNED_DTYPES
+            if pinned and self.specs[tensor] is not FREE and self.specs[tensor] != need:
+                return False
+        self._record(op, decision, planned.kept)
+        return True
+
+    def decision_as(self, op: Op, planned: OpPlan) -> Decision | None:
+        """The decision that runs `op` as `planned`, or None if its rule has none."""
+        rule = self.prepared.rules[op]
+        if op.type in REGION_TYPES or len(planned.in_specs) != len(op.inputs):
+            return None
+        key = (rule, planned, self.mesh)
+        if key not in self.prepared.memo:
+            choice = None
+            if len(planned.made) == len(op.outputs):
+                choice = choice_of(rule, planned.in_specs, planned.made, self.mesh)
+            decision = None
+            if choice is not None:
+                decision = self.expanded(op, choice, choice.in_specs)
+                if decision.choice.out_specs != planned.made:
+                    decision = None
+            self.prepared.memo[key] = decision
+        return self.prepared.memo[key]
 
     def _visit_known(self, op: Op) -> bool:
         """The short way for what is nearly all of a graph: an op that decided so before."""
@@ -362,7 +401,11 @@ class Propagation:
             rule, operands, specs, out_bytes, self.mesh, whole,
             sparse=rule.sparse and not self._is_added_up(op), deferred=deferred,
         )  # fmt: skip
-        for factor in rule.expand:
+        return self.expanded(op, choice, specs)
+
+    def expanded(self, op: Op, choice: Choice, specs: Sequence[Spec | None]) -> Decision:
+        """`choice` as a decision: of the op's decomposition if it splits what asks for that."""
+        for factor in self.prepared.rules[op].expand:
             axes = tuple(a for a, s in enumerate(choice.splits) if s[0] == factor)
             parts = self.mesh.group_size(axes)
             if parts > 1:
@@ -414,7 +457,8 @@ class Propagation:
             if self.specs.get(tensor, 0) is FREE:
                 self._settle(tensor, self.replicated)
 
-    def _record(self, op: Op, decision: Decision) -> None:
+    def _record(self, op: Op, decision: Decision, planned: Sequence[Spec] | None = None) -> None:
+        """Settle how `op` runs; its outputs are kept as `planned`, if a plan says so."""
         for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
             if self.specs[tensor] is FREE:
                 self._settle(tensor, need)
@@ -422,8 +466,8 @@ class Propagation:
         self.result.decisions[op] = decision
         if op in self.prepared.once and not self.confined and self.mesh.size > 1:
             self.result.shared.add(op)
-        for tensor, made in zip(op.outputs, decision.choice.out_specs, strict=True):
-            kept = self._kept(tensor, made)
+        for i, (tensor, made) in enumerate(zip(op.outputs, decision.choice.out_specs, strict=True)):
+            kept = self._kept(tensor, made) if planned is None else planned[i]
             if kept != made:
                 resolution = Reshard(tensor, made, kept)
                 self.result.resolutions[tensor] = resolution

@@ -13,6 +13,21 @@ from tfpar.spec import Mesh, Spec
 
 
 @dataclasses.dataclass(frozen=True)
+class OpPlan:
+    """How a plan has one op run.
+
+    Attributes:
+        in_specs: the spec in which it reads each input.
+        made: what its outputs come as.
+        kept: what they are kept as: reduced, scattered, or as made.
+    """
+
+    in_specs: tuple[Spec, ...]
+    made: tuple[Spec, ...]
+    kept: tuple[Spec, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Anchors:
     """What a plan fixes: the rest follows.
 
@@ -24,12 +39,15 @@ class Anchors:
         tensors: specs of border tensors by tensor name (`scope/op:0`); along mesh axes behind a
             spec's end a tensor lies as it would without.
         outputs: specs that graph outputs must have, by position; None leaves one as it comes.
+        ops: how ops run, by name. One that cannot run so (its sizes are others, or what it reads
+            cannot be moved) is decided as if it were not here.
     """
 
     variables: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
     inputs: Sequence[Spec] = ()
     tensors: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
     outputs: Sequence[Spec | None] = ()
+    ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

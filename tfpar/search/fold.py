@@ -32,6 +32,9 @@ class Folded:
             placement; those of no block stand alone.
         block_of: by the name of a variable of `graph`, which family it belongs to, if any.
         copies: the copy of each op of the model that was kept.
+        rows: the ops of `graph` that stand at one place of a block, and so run alike.
+        stands_for: by the name of an op of `graph`, the names of all ops of the model that run as
+            it does, where these are more than itself.
     """
 
     graph: Graph
@@ -40,6 +43,8 @@ class Folded:
     groups: Sequence[Sequence[Variable]]
     block_of: Mapping[str, int]
     copies: Mapping[Op, Op]
+    rows: Sequence[Sequence[Op]]
+    stands_for: Mapping[str, Sequence[str]]
 
 
 @dataclasses.dataclass(eq=False)
@@ -291,9 +296,17 @@ def _finish(
             result.variables.append(copy)
     groups: list[list[Variable]] = []
     block_of: dict[str, int] = {}
+    rows: list[list[Op]] = []
+    stands_for: dict[str, list[str]] = {}
     for number, family in enumerate(grown):
         stay = kept[id(family)]
         for at, row in enumerate(zip(*family.instances, strict=True)):
+            rows.append([copies[row[i]] for i in stay])
+            if len(stay) < len(row):
+                middle_op = row[stay[1]].name
+                stands_for[middle_op] = [
+                    op.name for i, op in enumerate(row) if i == stay[1] or i not in stay
+                ]
             found = [
                 handles[op.outputs[0]] for op in row if op.outputs and op.outputs[0] in handles
             ]
@@ -309,8 +322,8 @@ def _finish(
             groups.append(group)
             block_of.update((v.name, number) for v in group)
     groups += [[v] for v in result.variables if v.name not in block_of]
-    stands_for = {copies[op]: n for op, n in times.items() if op in copies}
-    return Folded(result, stands_for, twins, groups, block_of, copies)
+    repeated = {copies[op]: n for op, n in times.items() if op in copies}
+    return Folded(result, repeated, twins, groups, block_of, copies, rows, stands_for)
 
 
 def _live(graph: Graph) -> set[Op]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfpar.search.problem import Planner
+from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.tap import TapPlanner
 from tfpar.spec import TfparError
 
-PLANNERS: dict[str, Callable[[], Planner]] = {"tap": TapPlanner}
+PLANNERS: dict[str, Callable[[], Planner]] = {"tap": TapPlanner, "rhino": RhinoPlanner}
 
 
 def find_planner(planner: Planner | str | None) -> Planner | None:

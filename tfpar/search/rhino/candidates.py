@@ -1,0 +1,121 @@
+"""Candidates: the ways worth choosing from (Rhino §4.3.3).
+
+They are grown. Every factor split at maximal stride of the ops that compute much, or read a
+weight, is a beginning; a neighbour that can read or make the tensors as they lie then, without
+communication, is another candidate, and so on. Splits of other strides come about only so, where
+they save communication: behind a reshape that merges dims, such as those of a fused projection of
+Q, K and V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tfpar.cost.work import flops
+from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.roles import RELABELS
+from tfpar.propagation.decide import may_carry, may_split
+from tfpar.propagation.deferral import is_product
+from tfpar.propagation.factors import split_of
+from tfpar.propagation.prepared import PreparedGraph
+from tfpar.rules.rule import PLAIN
+from tfpar.search.rhino.ways import Candidate, carrying, way_of
+from tfpar.spec import Partial, Placement, Shard
+
+_SUMMED = frozenset({"half", "bfloat16", "float32", "float64", "int32", "int64"})
+"""The dtypes of which a Partial can be kept."""
+
+
+def is_compute_intensive(op: Op, prepared: PreparedGraph) -> bool:
+    """Whether `op` is one of the few that most of a model's time goes to (§4.3.1)."""
+    rule = prepared.rules[op]
+    return is_product(rule) or flops(op, rule) > 0
+
+
+class Growth:
+    """The candidates of a graph's ops along one mesh axis.
+
+    Args:
+        decided: the ops that a planner decides.
+        sizes_of: the sizes of an op's factors, as the axes before left them.
+        parts: ranks along the axis.
+
+    Attributes:
+        candidates: by op; not splitting is none of them.
+        placements: as what each tensor is read or made by some candidate, without Replicate.
+    """
+
+    def __init__(
+        self, prepared: PreparedGraph, decided: Iterable[Op],
+        sizes_of: Callable[[Op], Sequence[int]], parts: int,
+    ) -> None:  # fmt: skip
+        self.prepared = prepared
+        self.sizes_of = sizes_of
+        self.parts = parts
+        self.candidates: dict[Op, dict[Candidate, None]] = {op: {} for op in decided}
+        self.placements: dict[Tensor, dict[Placement, None]] = {}
+        self._waiting: list[tuple[Tensor, Placement]] = []
+
+    def begin(self) -> None:
+        """Add the beginnings: see the module."""
+        weights = self.prepared.weights
+        for op in self.candidates:
+            reads_weight = op.type not in RELABELS and any(t in weights for t in op.inputs)
+            if reads_weight or is_compute_intensive(op, self.prepared):
+                for factor in self.prepared.rules[op].splittable:
+                    self.add(op, Candidate((factor, PLAIN)))
+
+    def place(self, tensor: Tensor, placement: Placement) -> None:
+        """Say that `tensor` may lie so."""
+        seen = self.placements.setdefault(tensor, {})
+        if isinstance(placement, Shard | Partial) and placement not in seen:
+            seen[placement] = None
+            self._waiting.append((tensor, placement))
+
+    def add(self, op: Op, candidate: Candidate) -> None:
+        """Add a candidate of `op`, if it can run so, and say where its operands lie then."""
+        known, rule = self.candidates.get(op), self.prepared.rules[op]
+        if known is None or candidate in known:
+            return
+        sizes = self.sizes_of(op)
+        factor = candidate.split[0]
+        if factor >= 0:
+            if sizes[factor] < self.parts or not may_split(rule, candidate.split, sizes):
+                return
+        elif not may_carry(rule, candidate.group, candidate.reduction):
+            return
+        way = way_of(rule, candidate, sizes, self.parts)
+        operands = [
+            *zip(op.inputs, way.needs, strict=True),
+            *zip(op.outputs, way.made, strict=True),
+        ]
+        if any(isinstance(p, Partial) and t.dtype not in _SUMMED for t, p in operands):
+            return
+        known[candidate] = None
+        for tensor, placement in operands:
+            self.place(tensor, placement)
+
+    def grow(self) -> None:
+        """Add all that can be reached from what there is without communication."""
+        while self._waiting:
+            tensor, placement = self._waiting.pop()
+            if isinstance(placement, Shard):
+                self._grow_along(tensor.op, self.prepared.rules[tensor.op].outputs[tensor.index],
+                                 placement)  # fmt: skip
+            for op in self.prepared.consumers.get(tensor, ()):
+                rule = self.prepared.rules[op]
+                for position, read in enumerate(op.inputs):
+                    if read is not tensor:
+                        continue
+                    if isinstance(placement, Shard):
+                        self._grow_along(op, rule.inputs[position], placement)
+                    elif isinstance(placement, Partial):
+                        for group in (*rule.linear, *((i,) for i in rule.monotone)):
+                            if position in group:
+                                self.add(op, carrying(group, placement.op))
+
+    def _grow_along(self, op: Op, dims, placement: Shard) -> None:
+        if op in self.candidates:
+            split = split_of(dims, placement, self.sizes_of(op), self.parts)
+            if split is not None:
+                self.add(op, Candidate(split))

@@ -1,0 +1,448 @@
+"""The network of a graph along one mesh axis: what its ops can do, and what that costs.
+
+Mesh axes are decided one after another (Rhino §4: recursively on each dimension of the mesh). Along
+the axes before, ops run as was chosen; along those behind nothing is split yet. Ops at one place of
+a repeated block are one node, so that depth costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, REDUCED, Pricer, update_seconds
+from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.roles import BACKWARD
+from tfpar.propagation.decide import Choice
+from tfpar.propagation.engine import Propagation, propagate
+from tfpar.propagation.factors import WHOLE
+from tfpar.propagation.partitioned import Anchors, Decision, OpPlan, Reshard
+from tfpar.propagation.prepared import PINNED_DTYPES, REGION_TYPES, PreparedGraph
+from tfpar.search.folded_model import FoldedModel
+from tfpar.search.problem import Problem
+from tfpar.search.rhino.candidates import Growth
+from tfpar.search.rhino.network import Moves, Network, Node
+from tfpar.search.rhino.ways import Candidate, Way, sizes_after, way_of
+from tfpar.spec import (
+    Mesh,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Spec,
+    SpecError,
+    replicated,
+)
+
+Chosen = dict[Op, tuple[Way, ...]]
+"""What is decided of each op: a way for each of the first mesh axes."""
+
+_LARGE = 2.0**30
+"""A payload in bytes at which the time of a collective is that of its bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What is given of the operands along an axis.
+
+    Attributes:
+        batch: whether the inputs that hold the batch are split; None leaves that open.
+        variables: by name, the placement that a constraint asks for.
+        tensors: by tensor name, likewise.
+        split: the names of variables that have to be split.
+    """
+
+    batch: bool | None = None
+    variables: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
+    split: frozenset[str] = frozenset()
+
+
+class Space:
+    """The ways of all ops along mesh axis `axis`, and the network of what they cost.
+
+    Args:
+        before: what was chosen along the axes before.
+        given: what is given along this one.
+
+    Attributes:
+        nodes: the ops of each node; those of one run alike.
+        ways: of each node.
+    """
+
+    def __init__(
+        self, problem: Problem, model: FoldedModel, mesh: Mesh, axis: int, before: Chosen,
+        given: Given,
+    ) -> None:  # fmt: skip
+        self.problem, self.model, self.mesh, self.axis = problem, model, mesh, axis
+        self.before, self.given = before, given
+        self.prepared: PreparedGraph = model.prepared
+        self.graph = model.prepared.graph
+        self.parts = mesh.shape[axis]
+        self.pricer = Pricer(mesh, problem.cluster, model.roles)
+        self.engine = Propagation(
+            self.prepared, mesh, Anchors(), False, frozenset(), frozenset()
+        )  # fmt: skip
+        self.variables = {v.handle.op: v for v in self.graph.variables}
+        copies = model.folded.copies
+        fed = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
+        self.fed = {t.op for t in self.graph.inputs if t in fed}
+        self.left_alone = frozenset(op for op in self.graph.ops if is_left_alone(op, self.prepared))
+        self._decisions: dict[tuple, Decision] = {}
+        self._moved: dict[tuple, tuple[float, float]] = {}
+        self.growth = self._grown()
+        self.nodes, self.place = self._tied()
+        self.ways = [self._ways(ops) for ops in self.nodes]
+
+    # --- what ops can do ---------------------------------------------------------
+
+    def _sizes(self, op: Op) -> list[int]:
+        splits = [way.candidate.split for way in self.before.get(op, ())]
+        return sizes_after(self.prepared.rules[op], splits, self.mesh.shape)
+
+    def _grown(self) -> Growth:
+        decided = [
+            op
+            for op in self.graph.ops
+            if op not in self.left_alone and op not in self.variables
+            and op.type not in ("Const", "Placeholder", "NoOp")
+        ]  # fmt: skip
+        growth = Growth(self.prepared, decided, self._sizes, self.parts)
+        for op in self.fed:
+            growth.place(op.outputs[0], Shard(0))
+        for variable in self.graph.variables:
+            if variable.name in self.given.variables:
+                growth.place(variable.handle, self.given.variables[variable.name])
+        for op in self.graph.ops:
+            for tensor in op.outputs:
+                if tensor.name in self.given.tensors:
+                    growth.place(tensor, self.given.tensors[tensor.name])
+        self.data_parallel = self._data_parallel()
+        for op in decided:
+            for split in self.data_parallel[op].choice.splits:
+                if split[0] >= 0:
+                    growth.add(op, Candidate(split))
+        growth.begin()
+        growth.grow()
+        return growth
+
+    def _data_parallel(self) -> Mapping[Op, Decision]:
+        """How all ops run where only the batch is split, along this axis alone."""
+        key = ("data parallel", self.parts, frozenset(self.fed))
+        if key not in self.prepared.memo:
+            mesh = Mesh(("data",), (self.parts,))
+            whole = replicated(1)
+            anchors = Anchors(
+                variables={v.name: whole for v in self.graph.variables},
+                inputs=[(Shard(0),) if t.op in self.fed else whole for t in self.graph.inputs],
+                outputs=[whole] * len(self.graph.outputs),
+            )
+            self.prepared.memo[key] = propagate(self.prepared, mesh, anchors).decisions
+        return self.prepared.memo[key]
+
+    def _tied(self) -> tuple[list[list[Op]], dict[Op, int]]:
+        """Nodes, each the ops that run alike, and the number of each op's node."""
+        leader: dict[Op, Op] = {}
+        there, rules = set(self.graph.ops), self.prepared.rules
+        for row in self.model.folded.rows:
+            ops = [op for op in row if op in there]
+            for op in ops[1:]:
+                alike = rules[op] is rules[ops[0]] or op in self.variables
+                if alike and op not in self.left_alone:
+                    leader[op] = ops[0]
+        first = next((op for op in self.graph.ops if op in self.fed), None)
+        nodes: list[list[Op]] = []
+        place: dict[Op, int] = {}
+        for op in self.graph.ops:
+            if op in self.fed and first is not None:
+                head = first
+            elif op.inputs or op in self.variables or op in self.growth.candidates:
+                head = leader.get(op, op)
+            else:
+                continue  # constants and the like are whole, and cost nothing
+            if head not in place:
+                place[head] = len(nodes)
+                nodes.append([])
+            place[op] = place[head]
+            nodes[place[head]].append(op)
+        return nodes, place
+
+    def _ways(self, ops: Sequence[Op]) -> list[Way]:
+        op = ops[0]
+        if op in self.fed:
+            return self._ways_of_batch(op)
+        if op in self.variables:
+            return self._ways_of_variable(ops)
+        if op in self.left_alone or op not in self.growth.candidates:
+            return self._ways_left_alone(op)
+        rule, sizes = self.prepared.rules[op], self._sizes(op)
+        candidates = {Candidate(): None}
+        for member in ops:
+            candidates.update(self.growth.candidates[member])
+        found = []
+        for candidate in candidates:
+            way = way_of(rule, candidate, sizes, self.parts)
+            if any(candidate.split[0] == factor for factor in rule.expand):
+                decision = self._decision(op, way)
+                made = tuple(spec[self.axis] for spec in decision.choice.out_specs)
+                way = dataclasses.replace(way, made=made, kept=made)
+            found += self._kept(ops, way)
+        return found
+
+    def _kept(self, ops: Sequence[Op], way: Way) -> list[Way]:
+        """`way` with each placement that its output is worth keeping in.
+
+        What one op reads may as well be moved when it is read. What several do is better reduced
+        once for all.
+        """
+        given = {self.given.tensors[t.name] for op in ops for t in op.outputs
+                 if t.name in self.given.tensors}  # fmt: skip
+        if given:
+            return [dataclasses.replace(way, kept=(p, *way.made[1:])) for p in given]
+        if len(way.made) != 1 or not isinstance(way.made[0], Partial):
+            return [way]
+        if max(len(self.prepared.consumers.get(op.outputs[0], ())) for op in ops) < 2:
+            return [way]
+        wanted: dict[Placement, None] = {Replicate(): None, way.made[0]: None}
+        for op in ops:
+            wanted.update(
+                {p: None for p in self.growth.placements[op.outputs[0]] if isinstance(p, Shard)}
+            )
+        return [dataclasses.replace(way, kept=(p,)) for p in wanted]
+
+    def _ways_of_batch(self, op: Op) -> list[Way]:
+        placements: list[Placement] = [Replicate(), Shard(0)]
+        if self.given.batch is not None:
+            placements = [placements[self.given.batch]]
+        return [Way(Candidate(), (), (p,), (p,)) for p in placements]
+
+    def _ways_of_variable(self, ops: Sequence[Op]) -> list[Way]:
+        names = [self.variables[op].name for op in ops]
+        given = [self.given.variables[n] for n in names if n in self.given.variables]
+        placements: dict[Placement, None] = {p: None for p in given[:1]}
+        if not given:
+            placements = {Replicate(): None}
+            for op in ops:
+                found = self.growth.placements.get(op.outputs[0], {})
+                placements.update({p: None for p in found if isinstance(p, Shard)})
+        if len(placements) > 1 and any(n in self.given.split for n in names):
+            del placements[Replicate()]
+        return [Way(Candidate(), (), (p,), (p,)) for p in placements]
+
+    def _ways_left_alone(self, op: Op) -> list[Way]:
+        """Whole, and as where only the batch is split."""
+        whole = Replicate()
+        ways = [Way(Candidate(), (whole,) * len(op.inputs), (whole,) * len(op.outputs),
+                    (whole,) * len(op.outputs))]  # fmt: skip
+        decision = self.data_parallel.get(op)
+        if decision is not None:
+            choice = decision.choice
+            needs = tuple(spec[0] for spec in choice.in_specs)
+            made = tuple(spec[0] for spec in choice.out_specs)
+            ways.append(Way(Candidate(), needs, made, made))
+        return ways
+
+    # --- specs -------------------------------------------------------------------
+
+    def specs(self, op: Op, way: Way, part: str) -> tuple[Spec, ...]:
+        """The specs of the inputs (`"needs"`) or outputs (`"made"`, `"kept"`) of `op` with `way`."""
+        ways = (*self.before.get(op, ()), way)
+        rest = replicated(self.mesh.num_axes - len(ways))
+        return tuple(
+            (*along, *rest) for along in zip(*(getattr(w, part) for w in ways), strict=True)
+        )
+
+    def _decision(self, op: Op, way: Way) -> Decision:
+        before, rule = self.before.get(op, ()), self.prepared.rules[op]
+        key = (rule, before, way.candidate)
+        if key not in self._decisions:
+            splits = tuple(w.candidate.split for w in (*before, way))
+            splits += (WHOLE,) * (self.mesh.num_axes - len(splits))
+            choice = Choice(splits, self.specs(op, way, "needs"), self.specs(op, way, "made"))
+            self._decisions[key] = self.engine.expanded(op, choice, choice.in_specs)
+        return self._decisions[key]
+
+    # --- what it costs -----------------------------------------------------------
+
+    def network(self) -> Network:
+        """What the ways cost, and moving tensors between them."""
+        nodes = []
+        for number, ops in enumerate(self.nodes):
+            costs = [self._way_cost(ops, way) for way in self.ways[number]]
+            seconds, late = (np.array([c[i] for c in costs]) for i in range(2))
+            nodes.append(Node(ops[0].name, seconds, late))
+        return Network(nodes, self._all_moves())
+
+    def _way_cost(self, ops: Sequence[Op], way: Way) -> tuple[float, float]:
+        terms = self.pricer.zero()
+        seconds = 0.0
+        for op in ops:
+            if op in self.variables:
+                seconds += self._update_seconds(op, way)
+                continue
+            if op in self.fed or not op.inputs and op not in self.growth.candidates:
+                continue
+            if op in self.left_alone or op not in self.growth.candidates:
+                self._add_left_alone(terms, op, way)
+            else:
+                self.pricer.add_op(terms, op, self.prepared.rules[op], self._decision(op, way))
+            if way.kept != way.made:
+                made, kept = self.specs(op, way, "made"), self.specs(op, way, "kept")
+                for tensor, source, target in zip(op.outputs, made, kept, strict=True):
+                    try:
+                        self.pricer.add_reshard(terms, Reshard(tensor, source, target))
+                    except SpecError:
+                        return np.inf, 0.0
+        more, late = self._parts(terms)
+        return seconds + more, late
+
+    def _add_left_alone(self, terms: np.ndarray, op: Op, way: Way) -> None:
+        """What an op costs that propagation decides: about what it costs where only the batch is
+        split, or nothing is."""
+        decision = self.data_parallel[op]
+        split = way.needs == tuple(spec[0] for spec in decision.choice.in_specs)
+        single = Pricer(Mesh(("data",), (self.parts,)), self.problem.cluster, self.model.roles)
+        part = single.zero()
+        single.add_op(part, op, self.prepared.rules[op], decision)
+        times = 1.0 if split else float(self.parts)
+        for before in self.before.get(op, ()):
+            if any(not isinstance(p, Replicate) for p in before.needs):
+                times /= self.parts
+        terms[COMPUTE : COMPUTE + 3] += times * part[COMPUTE : COMPUTE + 3]
+
+    def _update_seconds(self, op: Op, way: Way) -> float:
+        variable = self.variables[op]
+        if self.problem.state_ratio is None or not variable.trainable:
+            return 0.0
+        (spec,) = self.specs(op, way, "kept")
+        weight, _ = self.pricer.stored_bytes(variable, spec, self.problem.state_ratio)
+        return update_seconds(weight, self.problem.state_ratio, self.problem.cluster)
+
+    def _parts(self, terms: np.ndarray) -> tuple[float, float]:
+        """(seconds, late seconds) of a vector of terms."""
+        seconds = float(terms[COMPUTE : COMPUTE + 3].sum())
+        seconds += float(terms[COMMUNICATION : COMMUNICATION + 3].sum())
+        late = float(terms[DEFERRED]) - self.problem.cluster.overlap * float(
+            terms[COMPUTE + BACKWARD]
+        )
+        for mask in np.flatnonzero(terms[REDUCED:]):
+            axes = tuple(a for a in range(self.mesh.num_axes) if int(mask) >> a & 1)
+            late += float(terms[REDUCED + mask]) * self.pricer.seconds_per_byte(axes)
+        return seconds, late
+
+    def _all_moves(self) -> list[Moves]:
+        found: dict[tuple, list[np.ndarray]] = {}
+        described: dict[tuple, Moves] = {}
+        outputs = set(self.graph.outputs)
+        for op in self.graph.ops:
+            if op not in self.place:
+                continue
+            for tensor in op.outputs:
+                readers = self.prepared.consumers.get(tensor, ())
+                moves = self._moves(op, tensor, readers, tensor in outputs)
+                if moves is None:
+                    continue
+                key = (
+                    moves.source, moves.made.tobytes(), moves.seconds.shape,
+                    tuple((n, needs.tobytes()) for n, needs in moves.readers),
+                )  # fmt: skip
+                found.setdefault(key, []).append(np.stack([moves.seconds, moves.late]))
+                described[key] = moves
+        return [
+            dataclasses.replace(described[key], seconds=sum(m[0] for m in tables),
+                                late=sum(m[1] for m in tables))
+            for key, tables in found.items()
+        ]  # fmt: skip
+
+    def _moves(
+        self, op: Op, tensor: Tensor, readers: Collection[Op], is_output: bool
+    ) -> Moves | None:
+        states: dict[Spec, int] = {}
+        source = self.place[op]
+        made = [
+            states.setdefault(self.specs(op, way, "kept")[tensor.index], len(states))
+            for way in self.ways[source]
+        ]
+        needed: dict[Spec, int] = {}
+        reading: dict[tuple[int, bytes], tuple[int, np.ndarray]] = {}
+        for reader in readers:
+            if reader not in self.place:
+                continue
+            node = self.place[reader]
+            for position, read in enumerate(reader.inputs):
+                if read is tensor:
+                    needs = np.array(
+                        [
+                            needed.setdefault(
+                                self.specs(reader, way, "needs")[position], len(needed)
+                            )
+                            for way in self.ways[node]
+                        ]
+                    )
+                    reading.setdefault((node, needs.tobytes()), (node, needs))
+        if is_output:
+            # Whoever makes it needs it whole, whatever it chooses.
+            whole = needed.setdefault(replicated(self.mesh.num_axes), len(needed))
+            reading[source, b"output"] = source, np.full(len(made), whole)
+        costs = [[self._move(tensor, p, q) for q in needed] for p in states]
+        table = np.array(costs).reshape(len(states), len(needed), 2)
+        if not reading or not table.any():
+            return None
+        return Moves(
+            source, np.array(made), tuple(reading.values()), table[..., 0], table[..., 1]
+        )  # fmt: skip
+
+    def _move(self, tensor: Tensor, source: Spec, target: Spec) -> tuple[float, float]:
+        """(seconds, late seconds) of moving `tensor`; infinite where it cannot be."""
+        if source == target:
+            return 0.0, 0.0
+        if tensor.dtype in PINNED_DTYPES:
+            return np.inf, 0.0
+        roles = self.model.roles
+        key = (
+            tuple(tensor.shape or ()), tensor.dtype, roles.carried.get(tensor), source, target,
+            roles.phase[tensor.op], tensor in roles.deferrable, roles.times.get(tensor.op, 1),
+        )  # fmt: skip
+        if key not in self._moved:
+            terms = self.pricer.zero()
+            try:
+                self.pricer.add_reshard(terms, Reshard(tensor, source, target))
+                self._moved[key] = self._parts(terms)
+            except SpecError:
+                self._moved[key] = np.inf, 0.0
+        return self._moved[key]
+
+    # --- what is chosen ----------------------------------------------------------
+
+    def chosen(self, picks: Sequence[int]) -> Chosen:
+        """`before`, with the ways that `picks` are along this axis."""
+        found: Chosen = {}
+        for number, ops in enumerate(self.nodes):
+            for op in ops:
+                found[op] = (*self.before.get(op, ()), self.ways[number][picks[number]])
+        return found
+
+
+def is_left_alone(op: Op, prepared: PreparedGraph) -> bool:
+    """Whether propagation decides how `op` runs: it holds other graphs, lists or a state."""
+    return (
+        op.type in REGION_TYPES
+        or op in prepared.once
+        or any(t.dtype == "variant" for t in (*op.inputs, *op.outputs))
+    )
+
+
+def op_plans(chosen: Chosen, prepared: PreparedGraph) -> dict[str, OpPlan]:
+    """How ops run, for `Anchors.ops`: all that are decided and read something or draw it."""
+    found = {}
+    for op, ways in chosen.items():
+        if is_left_alone(op, prepared) or not (op.inputs or prepared.rules[op].drawn):
+            continue
+        parts = (
+            tuple(zip(*(getattr(way, part) for way in ways), strict=True))
+            for part in ("needs", "made", "kept")
+        )
+        found[op.name] = OpPlan(*parts)
+    return found

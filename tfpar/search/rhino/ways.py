@@ -1,0 +1,84 @@
+"""The ways in which one op can run along one mesh axis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfpar.propagation.factors import CARRY, WHOLE, Split, has_factor, shard_of, size_after
+from tfpar.rules.rule import PLAIN, SAME, Dims, OpRule
+from tfpar.spec import Partial, Placement, Replicate
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """What an op does along an axis.
+
+    Attributes:
+        split: a factor with its pattern, REPLICATE or CARRY.
+        group: of CARRY, the inputs whose Partials pass; reduction: theirs.
+    """
+
+    split: Split = WHOLE
+    group: tuple[int, ...] = ()
+    reduction: str = "sum"
+
+
+def carrying(group: Sequence[int], reduction: str) -> Candidate:
+    """The candidate that lets Partials of the inputs `group` pass."""
+    return Candidate((CARRY, PLAIN), tuple(group), reduction)
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A candidate with what it makes of the op's operands along the axis.
+
+    Attributes:
+        needs: the placement that each input is read in.
+        made: what the outputs come as; kept: what they are kept as.
+    """
+
+    candidate: Candidate
+    needs: tuple[Placement, ...]
+    made: tuple[Placement, ...]
+    kept: tuple[Placement, ...]
+
+
+def way_of(rule: OpRule, candidate: Candidate, sizes: Sequence[int], parts: int) -> Way:
+    """`candidate` as a way: outputs are kept as they are made.
+
+    Args:
+        sizes: of the factors, as the axes before left them.
+        parts: ranks along the axis.
+    """
+    needs = tuple(
+        _placement(dims, rule, candidate, sizes, parts, i) for i, dims in enumerate(rule.inputs)
+    )
+    made = tuple(_placement(dims, rule, candidate, sizes, parts, None) for dims in rule.outputs)
+    return Way(candidate, needs, made, made)
+
+
+def _placement(
+    dims: Dims, rule: OpRule, candidate: Candidate, sizes: Sequence[int], parts: int,
+    position: int | None,
+) -> Placement:  # fmt: skip
+    factor = candidate.split[0]
+    if factor == CARRY:
+        passes = position is None or position in candidate.group
+        return Partial(candidate.reduction) if passes else Replicate()
+    if factor < 0:
+        return Replicate()
+    if has_factor(dims, factor):
+        return shard_of(dims, candidate.split, sizes, parts) or Replicate()
+    if position is None and rule.reduce.get(factor, SAME) != SAME:
+        return Partial(rule.reduce[factor])
+    return Replicate()
+
+
+def sizes_after(rule: OpRule, splits: Sequence[Split], mesh_shape: Sequence[int]) -> list[int]:
+    """The sizes of the factors that `splits` along the first axes leave."""
+    sizes = list(rule.sizes)
+    for (factor, pattern), parts in zip(splits, mesh_shape, strict=False):
+        if factor >= 0:
+            sizes[factor] = size_after(sizes[factor], pattern, parts)
+    return sizes
