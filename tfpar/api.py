@@ -60,9 +60,12 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         constraints: `shard(...)`, `replicate(...)` and kin narrow the search. They name the
             mesh's axes, so that these are then the logical ones.
         plan: a `Plan` or the path of a saved one, instead of constraints and search.
-        planner: `"tap"`, or a planner of your own (`search.problem.Planner`). None searches
+        planner: `"tap"`, `"rhino"`, or one of your own (`search.problem.Planner`). None searches
             nothing: weights lie as constraints say, the rest as their first reader wants them;
             without constraints, every batch is split over the whole mesh (data parallelism).
+        level: of Rhino's planner: 3 decides the whole graph at once (the default), 2 segment by
+            segment.
+        search_seconds: what Rhino's planner may take; it returns the best plan found by then.
         cluster: the machines to plan for: a `Cluster`, the name of a preset or a file (TOML or
             JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
         plan_cache: a folder for plans, which are then searched once for each problem; by default
@@ -111,13 +114,16 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         recompute: bool | Sequence[str] | None = None,
         chunks: int | None = None,
         early_collectives: bool = True,
+        level: int | None = None,
+        search_seconds: float | None = None,
     ) -> None:
         options = CompileOptions(
             bucket_bytes, strict, _carried_as(compression), _patterns(recompute),
             _checked(chunks), early_collectives,
         )  # fmt: skip
         self.session = _session(
-            mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
+            mesh, constraints, plan, find_planner(planner, level, search_seconds), cluster,
+            plan_cache, memory_limit, options,
         )  # fmt: skip
         adapter.install()
         self._scope = self.session.scope()
@@ -152,7 +158,7 @@ def _session(
     if plan is not None:
         plan.check_ranks(mesh, cluster)
     session = Session(
-        mesh, tuple(constraints), plan, options, find_planner(planner), cluster,
+        mesh, tuple(constraints), plan, options, planner, cluster,
         _plan_cache(plan_cache), _memory_limit(memory_limit),
     )  # fmt: skip
     # Virtual devices can only be configured before TensorFlow's runtime starts.
@@ -225,6 +231,8 @@ def parallelize(
     recompute: bool | Sequence[str] | None = None,
     chunks: int | None = None,
     early_collectives: bool = True,
+    level: int | None = None,
+    search_seconds: float | None = None,
 ) -> Any:
     """Put an existing model, with the values it has, on a mesh; returns it.
 
@@ -236,7 +244,8 @@ def parallelize(
         early_collectives,
     )  # fmt: skip
     session = _session(
-        mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
+        mesh, constraints, plan, find_planner(planner, level, search_seconds), cluster, plan_cache,
+        memory_limit, options,
     )  # fmt: skip
     if isinstance(model, keras.Model):
         adapter.install()
@@ -290,6 +299,8 @@ def plan(
     memory_limit: float | str | None = None,
     compression: str | None = None,
     recompute: bool | Sequence[str] | None = None,
+    level: int | None = None,
+    search_seconds: float | None = None,
 ) -> Plan:
     """Plan a model's training without devices and without its weights.
 
@@ -300,8 +311,8 @@ def plan(
         build: makes and compiles the model; no weight is given memory.
         batch: what `train_step` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or
             `tf.TensorSpec`s of static shape, for the global batch.
-        mesh, cluster, constraints, planner, plan_cache, memory_limit, compression, recompute: as
-            for `auto_parallel`.
+        mesh, cluster, constraints, planner, plan_cache, memory_limit, compression, recompute,
+            level, search_seconds: as for `auto_parallel`.
 
     Raises:
         TfparError: `build` gives no compiled model, or as for `auto_parallel`.
@@ -310,7 +321,7 @@ def plan(
         mesh = Mesh.of(mesh)
     batch_axes(constraints, mesh)
     machines = machines_for(mesh, cluster).with_memory(_memory_limit(memory_limit))
-    found = find_planner(planner)
+    found = find_planner(planner, level, search_seconds)
     if found is None:
         raise TfparError("tap.plan needs a planner, e.g. planner='tap'.")
     adapter.install()

@@ -50,7 +50,7 @@ def plan_of(options: argparse.Namespace, plan_cache: str | None = None) -> Plan:
         TfparError: anything that is wrong; if no plan fits, a MemoryLimitError.
     """
     mesh = parse_mesh(options.mesh)
-    find_planner(options.planner)
+    find_planner(options.planner, options.level, options.search_seconds)
     if options.cluster is not None:
         machines_for(mesh, options.cluster)
     if options.batch_size is not None and options.batch_size < 1:
@@ -110,7 +110,8 @@ def _plan(options: argparse.Namespace, mesh: Mesh, plan_cache: str | None) -> Pl
             return api.plan(
                 lambda: model, batch, mesh, options.cluster,
                 planner=options.planner, plan_cache=plan_cache, memory_limit=options.memory_limit,
-                recompute=_recompute(options.recompute),
+                recompute=_recompute(options.recompute), level=options.level,
+                search_seconds=options.search_seconds,
             )  # fmt: skip
 
 

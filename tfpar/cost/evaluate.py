@@ -294,7 +294,7 @@ class Pricer:
         return best[1], best[0], best[2]
 
     def seconds_per_byte(self, axes: tuple[int, ...]) -> float:
-        """What a byte more to all-reduce takes, of a payload so large that starting it is nothing."""
+        """What a byte to all-reduce takes, of so many that starting it is nothing."""
         return self._all_reduce(axes, _LARGE) / _LARGE
 
     def _all_reduce(self, axes: tuple[int, ...], num_bytes: float) -> float:

@@ -149,7 +149,8 @@ def choice_of(
     reductions: list[str] = []
     operands = [*zip(rule.inputs, in_specs, strict=True), *zip(rule.outputs, made, strict=True)]
     for axis, parts in enumerate(mesh.shape):
-        split, group, reduction = WHOLE, (), "sum"
+        split, reduction = WHOLE, "sum"
+        group: tuple[int, ...] = ()
         for dims, spec in operands:
             placement = spec[axis]
             if isinstance(placement, Shard):
@@ -161,7 +162,9 @@ def choice_of(
         else:
             group = tuple(i for i, s in enumerate(in_specs) if isinstance(s[axis], Partial))
             if group:
-                split, reduction = (CARRY, PLAIN), in_specs[group[0]][axis].op  # type: ignore
+                carried = in_specs[group[0]][axis]
+                assert isinstance(carried, Partial)
+                split, reduction = (CARRY, PLAIN), carried.op
                 if not may_carry(rule, group, reduction):
                     return None
         splits.append(split)

@@ -9,20 +9,29 @@ from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.tap import TapPlanner
 from tfpar.spec import TfparError
 
-PLANNERS: dict[str, Callable[[], Planner]] = {"tap": TapPlanner, "rhino": RhinoPlanner}
+PLANNERS: dict[str, Callable[..., Planner]] = {"tap": TapPlanner, "rhino": RhinoPlanner}
 
 
-def find_planner(planner: Planner | str | None) -> Planner | None:
+def find_planner(
+    planner: Planner | str | None, level: int | None = None, search_seconds: float | None = None
+) -> Planner | None:
     """The planner called so, or the one given.
 
+    Args:
+        level, search_seconds: see `RhinoPlanner`, the only one that takes them.
+
     Raises:
-        TfparError: no planner has that name.
+        TfparError: no planner has that name, or it takes none of these.
     """
-    if not isinstance(planner, str):
-        return planner
-    if planner not in PLANNERS:
+    given = {"level": level, "search_seconds": search_seconds}
+    options = {name: value for name, value in given.items() if value is not None}
+    if isinstance(planner, str) and planner not in PLANNERS:
         raise TfparError(
             f"There is no planner {planner!r}. There are {', '.join(map(repr, PLANNERS))}; None "
             f"searches nothing."
         )
-    return PLANNERS[planner]()
+    if options and planner != "rhino":
+        raise TfparError(
+            f"{' and '.join(options)} is for planner='rhino', not for planner={planner!r}."
+        )
+    return PLANNERS[planner](**options) if isinstance(planner, str) else planner

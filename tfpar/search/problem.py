@@ -122,9 +122,12 @@ def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:
 
 
 class Planner(Protocol):
-    """Finds a plan. `name` is how users choose it."""
+    """Finds a plan."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What plans say of who made them; plans of different names are cached apart."""
+        ...
 
     def solve(self, problem: Problem) -> Plan:
         """The best plan that this planner finds for `problem`.

@@ -25,7 +25,8 @@ hides (`_exposed`) is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pulp
@@ -157,7 +158,7 @@ class _Program:
             negative = {x: -seconds for x, seconds in late.items()}
             self._add({exposed: 1, **negative}, pulp.LpConstraintGE, 0, "exposed")
 
-    def _add(self, terms: dict[pulp.LpVariable, float], sense: int, right: float, name: str):
+    def _add(self, terms: Mapping[pulp.LpVariable, float], sense: int, right: float, name: str):
         self.problem.addConstraint(
             pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, right)
         )
@@ -182,10 +183,9 @@ class _Program:
 
     def _gap(self) -> float:
         """The relative gap that the solver leaves; HiGHS knows it, CBC is taken at its word."""
-        model = getattr(self.problem, "solverModel", None)
-        info = model.getInfo() if hasattr(model, "getInfo") else None
-        if info is not None and np.isfinite(info.mip_gap):
-            return float(max(0.0, info.mip_gap))
+        model: Any = getattr(self.problem, "solverModel", None)
+        if hasattr(model, "getInfo") and np.isfinite(model.getInfo().mip_gap):
+            return float(max(0.0, model.getInfo().mip_gap))
         return 0.0 if self.problem.sol_status == pulp.LpSolutionOptimal else float("inf")
 
 

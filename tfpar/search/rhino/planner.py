@@ -2,14 +2,19 @@
 
 For every shape of the mesh, its axes are decided one after another: along each, every op has a few
 candidates (`candidates`), what they cost and what moves between them is a cost network (`space`),
-chains of which are merged (`cones`), and an integer linear program finds the rest (`ilp`). Where
-the plan stores too much, the largest parameters have to be split, as few as will do (§4.4).
+and chains of it are merged (`cones`). Level 3 finds the rest by one integer linear program (`ilp`),
+level 2 by dynamic programming over the segments between critical nodes (`segments`). Where the plan
+stores too much, the largest parameters have to be split, as few as will do (§4.4).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from tfpar.cost.evaluate import Cost, evaluate
 from tfpar.ir.collection import collection_paused
@@ -17,31 +22,88 @@ from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.partitioned import Anchors, OpPlan
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
-from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import solve
+from tfpar.search.rhino.candidates import is_compute_intensive
+from tfpar.search.rhino.cones import Roots, merge
+from tfpar.search.rhino.ilp import NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
+from tfpar.search.rhino.network import Network
+from tfpar.search.rhino.segments import critical_ops, depths, segments, top_level
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
-from tfpar.spec import Mesh, Shard, Spec, replicated
+from tfpar.spec import Mesh, PlanError, Shard, Spec, TfparError, replicated
+
+LEVELS = (2, 3)
+
+PATIENCE_S = 60.0
+"""What an integer program may take, in seconds, where no time is set for the search."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a search had before it (Rhino, Table 5), and how near to the optimum it came.
+
+    Attributes:
+        instructions: ops of the whole step.
+        critical_nodes, subgraphs: of the whole step, blocks that repeat counted as often.
+        nodes: to decide along a mesh axis, blocks that repeat counted once; cones: what is left
+            of them when chains are merged.
+        gap: of the integer programs behind the plan, the largest that they left; infinite at
+            level 2, which knows none.
+    """
+
+    instructions: int = 0
+    critical_nodes: int = 0
+    subgraphs: int = 0
+    nodes: int = 0
+    cones: int = 0
+    gap: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """The plan found on one shape of the mesh."""
+    """The plan found on one shape of the mesh.
+
+    Attributes:
+        variables: by name, of the folded graph; ops: those that would not run so by themselves.
+        report: see `Report`.
+    """
 
     mesh: Mesh
     batch_axes: tuple[str, ...]
     variables: Mapping[str, Spec]
     ops: Mapping[str, OpPlan]
     cost: Cost
-    split: frozenset[str]
+    report: Report
 
 
 @dataclasses.dataclass(eq=False)
 class RhinoPlanner:
-    """See the module."""
+    """See the module.
+
+    Args:
+        level: 3 decides the whole graph at once; 2 segment by segment, which is faster where there
+            is much to decide, and may find slower plans.
+        search_seconds: what the search may take, about; the best plan found by then is returned.
+
+    Attributes:
+        report: of the last search.
+
+    Raises:
+        TfparError: another level, or no time at all.
+    """
 
     level: int = 3
-    name: str = "rhino"
+    search_seconds: float | None = None
+    report: Report = dataclasses.field(default_factory=Report)
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise TfparError(f"Rhino's planner has the levels 2 and 3, not {self.level!r}.")
+        if self.search_seconds is not None and not self.search_seconds > 0:
+            raise TfparError(f"search_seconds is {self.search_seconds!r}; a search takes some.")
+
+    @property
+    def name(self) -> str:
+        return f"rhino level {self.level}"
 
     def solve(self, problem: Problem) -> Plan:
         """The best plan of all shapes of the mesh.
@@ -49,15 +111,25 @@ class RhinoPlanner:
         Raises:
             PlanError: nothing satisfies the constraints.
         """
+        end = math.inf if self.search_seconds is None else time.monotonic() + self.search_seconds
         with collection_paused():
             model = FoldedModel.of(problem, 2)
-            found = [
-                Search(problem, model, mesh, axes, self.level).run()
-                for mesh, axes in shapes(problem)
-            ]
-            limit = problem.cluster.device.memory_bytes
-            found.sort(key=lambda f: (max(0.0, f.cost.memory_bytes - limit), f.cost.seconds))
-            return _plan(problem, model, found, self.name)
+            searches = [Search(problem, model, *shape, self.level) for shape in shapes(problem)]
+            # The solver works beside Python; all else takes turns.
+            with ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1)) as pool:
+                results = list(pool.map(lambda search: search.run(end), searches))
+        limit = problem.cluster.device.memory_bytes
+        found = sorted(
+            (result for result in results if result is not None),
+            key=lambda f: (max(0.0, f.cost.memory_bytes - limit), f.cost.seconds),
+        )
+        if not found:
+            raise PlanError(
+                "No plan satisfies the constraints: they leave some op no way to run. Leave one "
+                f"of them out: {'; '.join(problem.constraints) or 'none was given'}."
+            )
+        self.report = found[0].report
+        return _plan(problem, model, found, self.name)
 
 
 def shapes(problem: Problem) -> Iterator[tuple[Mesh, tuple[int, ...] | None]]:
@@ -83,10 +155,24 @@ class Search:
     ) -> None:  # fmt: skip
         self.problem, self.model, self.mesh, self.level = problem, model, mesh, level
         self.batch_axes = batch_axes
+        prepared = model.prepared
+        self.critical = critical_ops(prepared.graph, lambda op: is_compute_intensive(op, prepared))
+        count = sum(model.roles.times.get(op, 1) for op in self.critical)
+        self.report = Report(len(problem.graph.ops), count, max(count - 1, 1))
+        self.end = math.inf
 
-    def run(self) -> Found:
-        """The fastest plan that fits, splitting as few of the largest parameters as will do."""
-        best = self._with_split(frozenset())
+    def run(self, end: float) -> Found | None:
+        """The fastest plan that fits, splitting as few of the largest parameters as will do; None
+        if there is none.
+
+        Args:
+            end: when the best found so far is to be returned (`time.monotonic`).
+        """
+        self.end = end
+        try:
+            best = self._with_split(frozenset())
+        except NoSolution:
+            return None
         limit = self.problem.cluster.device.memory_bytes
         if best.cost.memory_bytes <= limit:
             return best
@@ -95,7 +181,7 @@ class Search:
         found = self._with_split(frozenset(weights))
         if found.cost.memory_bytes > limit:
             return min(best, found, key=lambda f: f.cost.memory_bytes)
-        while few + 1 < many:
+        while few + 1 < many and time.monotonic() < end:
             middle = (few + many) // 2
             tried = self._with_split(frozenset(weights[:middle]))
             if tried.cost.memory_bytes <= limit:
@@ -110,18 +196,69 @@ class Search:
         return [v.name for v in sorted(weights, key=lambda v: -v.num_bytes)]
 
     def _with_split(self, split: frozenset[str]) -> Found:
+        """The fastest plan that splits the weights called so.
+
+        Raises:
+            NoSolution: the constraints leave none.
+        """
         chosen: Chosen = {}
-        graph = self.model.prepared.graph
-        last = max((a for a, n in enumerate(self.mesh.shape) if n > 1), default=0)
-        for axis in range(self.mesh.num_axes):
-            given = self._given(axis, split if axis == last else frozenset())
+        report = self.report
+        used = [axis for axis, parts in enumerate(self.mesh.shape) if parts > 1]
+        for axis, parts in enumerate(self.mesh.shape):
+            given = self._given(axis, split if axis == used[-1] else frozenset())
             space = Space(self.problem, self.model, self.mesh, axis, chosen, given)
-            roots = merge(space.network())
-            chosen = space.chosen(roots.whole(solve(roots.network).picks))
-        specs = {
-            op: tuple(way.kept[0] for way in ways) for op, ways in chosen.items() if not op.inputs
+            if parts == 1:
+                chosen = space.whole()
+                continue
+            network = space.network()
+            roots = merge(network)
+            picks, gap = self._solved(space, roots)
+            chosen = space.chosen(roots.whole(picks))
+            report = dataclasses.replace(
+                report, nodes=len(network.nodes), cones=len(roots.kept), gap=max(gap, report.gap)
+            )
+            if self.problem.progress is not None:
+                self.problem.progress(
+                    f"{self.mesh}, {self.mesh.axis_names[axis]}", len(space.nodes)
+                )
+        return self._found(chosen, report)
+
+    def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
+        """Choices of the roots, and the gap that they leave."""
+        if self.level == 2:
+            return self._by_segments(space, roots), math.inf
+        left = self.end - time.monotonic()
+        try:
+            solution = solve(roots.network, max(0.1, min(left, PATIENCE_S)))
+        except NoSolution as error:
+            if not error.timed_out:
+                raise
+            return self._by_segments(space, roots), math.inf
+        if solution.gap > 0.01:
+            other = self._by_segments(space, roots)
+            if roots.network.cost(other) < solution.seconds:
+                return other, solution.gap
+        return solution.picks, solution.gap
+
+    def _by_segments(self, space: Space, roots: Roots) -> Sequence[int]:
+        """Level 2: late work counts in one try, and in the other it hides."""
+        depth, critical = depths(space.graph), set(self.critical)
+        depth_of = [min(depth[op] for op in space.nodes[i]) for i in roots.kept]
+        pivots = {
+            at for at, i in enumerate(roots.kept) if any(op in critical for op in space.nodes[i])
         }
+        cuts = segments(depth_of, pivots)
+        network: Network = roots.network
+        return min((top_level(network, cuts, part) for part in (0.0, 1.0)), key=network.cost)
+
+    def _found(self, chosen: Chosen, report: Report) -> Found:
+        graph = self.model.prepared.graph
         whole = replicated(self.mesh.num_axes)
+        specs = {
+            op: tuple(way.kept[0] for way in ways)
+            for op, ways in chosen.items()
+            if not op.inputs and op.outputs
+        }
         variables = {v.name: specs[v.handle.op] for v in graph.variables}
         inputs = [specs.get(t.op, whole) for t in graph.inputs]
         anchors = Anchors(
@@ -139,7 +276,7 @@ class Search:
             if (self.batch_axes is not None and axis in self.batch_axes)
             or any(isinstance(spec[axis], Shard) for spec in inputs)
         ]
-        return Found(self.mesh, tuple(batch), variables, ops, cost, split)
+        return Found(self.mesh, tuple(batch), variables, ops, cost, report)
 
     def _given(self, axis: int, split: frozenset[str]) -> Given:
         fixed, tensors = self.problem.fixed, self.problem.tensors

@@ -150,7 +150,11 @@ class Space:
             ops = [op for op in row if op in there]
             for op in ops[1:]:
                 alike = rules[op] is rules[ops[0]] or op in self.variables
-                if alike and op not in self.left_alone:
+                if (
+                    alike
+                    and self._given_of(op) == self._given_of(ops[0])
+                    and op not in self.left_alone
+                ):
                     leader[op] = ops[0]
         first = next((op for op in self.graph.ops if op in self.fed), None)
         nodes: list[list[Op]] = []
@@ -168,6 +172,12 @@ class Space:
             place[op] = place[head]
             nodes[place[head]].append(op)
         return nodes, place
+
+    def _given_of(self, op: Op) -> list[Placement | None]:
+        """What is given of a variable, or of the outputs of an op."""
+        if op in self.variables:
+            return [self.given.variables.get(self.variables[op].name)]
+        return [self.given.tensors.get(tensor.name) for tensor in op.outputs]
 
     def _ways(self, ops: Sequence[Op]) -> list[Way]:
         op = ops[0]
@@ -197,10 +207,10 @@ class Space:
         What one op reads may as well be moved when it is read. What several do is better reduced
         once for all.
         """
-        given = {self.given.tensors[t.name] for op in ops for t in op.outputs
-                 if t.name in self.given.tensors}  # fmt: skip
-        if given:
-            return [dataclasses.replace(way, kept=(p, *way.made[1:])) for p in given]
+        given = self._given_of(ops[0])
+        if any(given):
+            kept = tuple(g or made for g, made in zip(given, way.made, strict=True))
+            return [dataclasses.replace(way, kept=kept)]
         if len(way.made) != 1 or not isinstance(way.made[0], Partial):
             return [way]
         if max(len(self.prepared.consumers.get(op.outputs[0], ())) for op in ops) < 2:
@@ -220,10 +230,9 @@ class Space:
 
     def _ways_of_variable(self, ops: Sequence[Op]) -> list[Way]:
         names = [self.variables[op].name for op in ops]
-        given = [self.given.variables[n] for n in names if n in self.given.variables]
-        placements: dict[Placement, None] = {p: None for p in given[:1]}
-        if not given:
-            placements = {Replicate(): None}
+        given = self.given.variables.get(names[0])
+        placements: dict[Placement, None] = {given or Replicate(): None}
+        if given is None:
             for op in ops:
                 found = self.growth.placements.get(op.outputs[0], {})
                 placements.update({p: None for p in found if isinstance(p, Shard)})
@@ -247,7 +256,7 @@ class Space:
     # --- specs -------------------------------------------------------------------
 
     def specs(self, op: Op, way: Way, part: str) -> tuple[Spec, ...]:
-        """The specs of the inputs (`"needs"`) or outputs (`"made"`, `"kept"`) of `op` with `way`."""
+        """The specs of the inputs ("needs") or outputs ("made", "kept") of `op` with `way`."""
         ways = (*self.before.get(op, ()), way)
         rest = replicated(self.mesh.num_axes - len(ways))
         return tuple(
@@ -415,6 +424,10 @@ class Space:
         return self._moved[key]
 
     # --- what is chosen ----------------------------------------------------------
+
+    def whole(self) -> Chosen:
+        """`before`, with nothing split along this axis."""
+        return self.chosen([0] * len(self.nodes))
 
     def chosen(self, picks: Sequence[int]) -> Chosen:
         """`before`, with the ways that `picks` are along this axis."""

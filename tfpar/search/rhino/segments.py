@@ -1,0 +1,251 @@
+"""Segments between critical nodes, and the dynamic program over them (Rhino §4.3.1, §4.3.2).
+
+The backbone of a graph are the ops on its longest paths: counted in ops, the earliest at which one
+can run is also the latest. Those of them that compute much are critical nodes. They cut the graph
+into segments, which follow on each other: `top_level` finds for each way of a critical node the
+best way to get there, segment by segment, each by an integer linear program over what lies within.
+
+The paper's segments are nearly linear, and so are a model's forward and backward pass. What crosses
+a critical node all the same (residuals; activations that the backward pass reads) is priced from
+what was decided on the way there, which the program of a segment takes as given. That, and that
+late work counts as a part `exposed` of its time, is what this level gives up for its speed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tfpar.ir.graph import Graph, Op
+from tfpar.search.rhino.cones import merge
+from tfpar.search.rhino.ilp import NoSolution, solve
+from tfpar.search.rhino.network import Moves, Network, Node
+from tfpar.search.rhino.tables import TooLarge, best_for_each
+
+
+def critical_ops(graph: Graph, is_intensive: Callable[[Op], bool]) -> list[Op]:
+    """The compute-intensive ops of the backbone, in the order in which they run."""
+    earliest: dict[Op, int] = {}
+    latest: dict[Op, int] = {}
+    for op in graph.ops:
+        earliest[op] = 1 + max((earliest[t.op] for t in op.inputs), default=-1)
+    readers = graph.consumers()
+    end = max(earliest.values(), default=0)
+    for op in reversed(graph.ops):
+        after = (latest[r] for t in op.outputs for r in readers.get(t, ()))
+        latest[op] = min(after, default=end + 1) - 1
+    return [op for op in graph.ops if earliest[op] == latest[op] and is_intensive(op)]
+
+
+def depths(graph: Graph) -> dict[Op, int]:
+    """The earliest at which each op can run, counted in ops."""
+    found: dict[Op, int] = {}
+    for op in graph.ops:
+        found[op] = 1 + max((found[t.op] for t in op.inputs), default=-1)
+    return found
+
+
+MAX_SWEEPS = 4
+"""How often the segments are gone through again (empirical: two sweeps settle models)."""
+
+NEAR = 1e-9
+"""Costs that differ by so much of themselves are equal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """The nodes behind one critical node and before another.
+
+    Attributes:
+        inside: the nodes between; end: the critical node that they lead to, if there is one.
+    """
+
+    inside: tuple[int, ...]
+    end: int | None
+
+
+def segments(depth: Sequence[int], critical: Collection[int]) -> list[Segment]:
+    """The segments of nodes, in order.
+
+    Args:
+        depth: of each node; nodes are cut where that of a critical node is.
+        critical: the critical nodes.
+    """
+    pivots = sorted(critical, key=lambda node: depth[node])
+    found: list[list[int]] = [[] for _ in range(len(pivots) + 1)]
+    bounds = [depth[node] for node in pivots]
+    for node, at in enumerate(depth):
+        if node not in critical:
+            found[int(np.searchsorted(bounds, at))].append(node)
+    ends = [*pivots, None]
+    return [Segment(tuple(inside), end) for inside, end in zip(found, ends, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Path:
+    """Decisions up to some critical node (-1 elsewhere), and what they cost."""
+
+    picks: tuple[int, ...]
+    seconds: float
+
+
+def top_level(network: Network, cuts: Sequence[Segment], exposed: float) -> list[int]:
+    """Choices of all nodes, by dynamic programming over the segments.
+
+    Args:
+        exposed: the part of late work that counts.
+
+    Raises:
+        NoSolution: a segment has no choices that can be.
+    """
+    return _TopLevel(network, exposed).run(cuts)
+
+
+class _TopLevel:
+    def __init__(self, network: Network, exposed: float) -> None:
+        zero = np.zeros
+        self.nodes = [
+            Node(n.name, n.seconds + exposed * n.late, zero(n.size)) for n in network.nodes
+        ]
+        self.moves = [
+            dataclasses.replace(m, seconds=m.seconds + exposed * m.late, late=zero(m.late.shape))
+            for m in network.moves
+        ]
+        self.of_node: list[list[Moves]] = [[] for _ in network.nodes]
+        for moves in self.moves:
+            for node in moves.nodes():
+                self.of_node[node].append(moves)
+
+    def run(self, cuts: Sequence[Segment]) -> list[int]:
+        paths = [_Path((-1,) * len(self.nodes), 0.0)]
+        for segment in cuts:
+            reached: dict[int, _Path] = {}
+            for path in paths:
+                for end, found in self._extended(segment, path):
+                    if end not in reached or found.seconds < reached[end].seconds:
+                        reached[end] = found
+            if not reached:
+                raise NoSolution(False)
+            paths = list(reached.values())
+        return self._refined(list(min(paths, key=lambda path: path.seconds).picks), cuts)
+
+    def _refined(self, picks: list[int], cuts: Sequence[Segment]) -> list[int]:
+        """`picks`, with each two neighbouring segments found again in the surroundings of all
+        others, until none improves."""
+        for _ in range(MAX_SWEEPS):
+            before = list(picks)
+            for one, other in itertools.pairwise(cuts):
+                free = [*one.inside, *other.inside]
+                free += [] if one.end is None else [one.end]
+                around = [-1 if node in set(free) else pick for node, pick in enumerate(picks)]
+                network = self._program(free, around) if free else Network((), ())
+                try:
+                    found = min(best_for_each(network, len(free) - 1)) if free else (0.0, ())
+                except TooLarge:
+                    continue
+                now = network.cost([picks[node] for node in free])
+                if found[0] < now * (1 - NEAR):
+                    for node, pick in zip(free, found[1], strict=True):
+                        picks[node] = pick
+            if picks == before:
+                break
+        return picks
+
+    def _extended(self, segment: Segment, path: _Path) -> Iterator[tuple[int, _Path]]:
+        """For each choice of the node at the end, the best decisions of the segment behind
+        `path`."""
+        free = [*segment.inside, *(() if segment.end is None else (segment.end,))]
+        if not free:
+            yield 0, path
+            return
+        network = self._program(free, path.picks)
+        for end, (seconds, picks) in enumerate(_best_for_each(network, segment.end is None)):
+            if np.isfinite(seconds):
+                whole = list(path.picks)
+                for node, pick in zip(free, picks, strict=True):
+                    whole[node] = pick
+                yield end, _Path(tuple(whole), path.seconds + seconds)
+
+    def _program(self, free: Sequence[int], picks: Sequence[int]) -> Network:
+        """The network of `free`, with others as picked (-1: not yet there)."""
+        place = {node: i for i, node in enumerate(free)}
+        seconds = [self.nodes[node].seconds.copy() for node in free]
+        moves = {id(m): m for node in free for m in self.of_node[node]}
+        left: list[Moves] = []
+        for m in moves.values():
+            self._reduce(m, place, picks, seconds, left)
+        nodes = [
+            Node(self.nodes[n].name, s, np.zeros(len(s)))
+            for n, s in zip(free, seconds, strict=True)
+        ]
+        return Network(nodes, left)
+
+    def _reduce(
+        self, moves: Moves, place: Mapping[int, int], picks: Sequence[int],
+        seconds: list[np.ndarray], left: list[Moves],
+    ) -> None:  # fmt: skip
+        """Put what `moves` cost, some of its nodes being decided, where it belongs: to a node that
+        is free, or to the moves that are left.
+
+        What was paid on the way here is not paid again; what is made later on is paid then.
+        """
+        readers = tuple((place[n], needs) for n, needs in moves.readers if n in place)
+        settled = sorted({int(q[picks[n]]) for n, q in moves.readers if picks[n] >= 0})
+        table = moves.seconds.copy()
+        table[:, settled] = np.where(np.isfinite(table[:, settled]), 0.0, np.inf)
+        if moves.source in place:
+            source = place[moves.source]
+            seconds[source] += moves.seconds[:, settled].sum(axis=1)[moves.made]
+            if readers:
+                left.append(dataclasses.replace(moves, source=source, readers=readers,
+                                                seconds=table))  # fmt: skip
+        elif picks[moves.source] >= 0:
+            row = table[int(moves.made[picks[moves.source]])]
+            if len(readers) == 1:
+                node, needs = readers[0]
+                seconds[node] += row[needs]
+            else:
+                left.append(_from_outside(row, readers, len(seconds[readers[0][0]])))
+
+
+def _from_outside(
+    row: np.ndarray, readers: tuple[tuple[int, np.ndarray], ...], choices: int
+) -> Moves:
+    """What several readers pay once for a tensor whose state is settled: the first of them stands
+    for its maker, whatever its choice."""
+    made = np.zeros(choices, dtype=int)
+    return Moves(readers[0][0], made, readers, row[None, :], np.zeros((1, len(row))))
+
+
+def _best_for_each(network: Network, anyhow: bool) -> list[tuple[float, tuple[int, ...]]]:
+    """For each choice of the last node the least that the network costs, and the picks.
+
+    Args:
+        anyhow: the best of all choices is enough.
+    """
+    last = len(network.nodes) - 1
+    try:
+        found = best_for_each(network, last)
+    except TooLarge:
+        found = [_solved(network, last, None)] if anyhow else [
+            _solved(network, last, k) for k in range(network.nodes[last].size)
+        ]  # fmt: skip
+    return [min(found)] if anyhow else found
+
+
+def _solved(network: Network, last: int, choice: int | None) -> tuple[float, tuple[int, ...]]:
+    """The best picks by an integer program, the last node's being `choice` if that is given."""
+    nodes = list(network.nodes)
+    if choice is not None:
+        only = np.where(np.arange(nodes[last].size) == choice, nodes[last].seconds, np.inf)
+        nodes[last] = dataclasses.replace(nodes[last], seconds=only)
+    narrowed = Network(nodes, network.moves)
+    roots = merge(narrowed)
+    try:
+        picks = tuple(roots.whole(solve(roots.network).picks if roots.kept else ()))
+    except NoSolution:
+        return np.inf, ()
+    return narrowed.cost(picks), picks
