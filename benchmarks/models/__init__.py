@@ -7,16 +7,18 @@ Every builder takes its sizes by keyword; `FULL` holds the published ones.
 """
 
 from benchmarks.models.clip import ContrastiveLoss, clip
+from benchmarks.models.convolutions import resnet, resnet50, unet, vgg, wide_resnet
 from benchmarks.models.layouts import GPT_MEGATRON, WIDE_HEAD, layout
 from benchmarks.models.sizes import FULL, SMALL
 from benchmarks.models.speech import wav2vec2
 from benchmarks.models.t5 import switch, t5
 from benchmarks.models.training import batch_of, compile_model, gpt_batch, loss_of, wide_batch
-from benchmarks.models.transformers import bert, gpt, gshard_moe
-from benchmarks.models.vision import resnet, resnet50, vit, vmoe, wide, widenet
+from benchmarks.models.transformers import bert, dnabert, gpt, gshard_moe
+from benchmarks.models.vision import vit, vmoe, wide, widenet
 
 __all__ = [
     "FULL", "GPT_MEGATRON", "SMALL", "WIDE_HEAD", "ContrastiveLoss", "batch_of", "bert", "clip",
-    "compile_model", "gpt", "gpt_batch", "gshard_moe", "layout", "loss_of", "resnet", "resnet50",
-    "switch", "t5", "vit", "vmoe", "wav2vec2", "wide", "wide_batch", "widenet",
+    "compile_model", "dnabert", "gpt", "gpt_batch", "gshard_moe", "layout", "loss_of", "resnet",
+    "resnet50", "switch", "t5", "unet", "vgg", "vit", "vmoe", "wav2vec2", "wide", "wide_batch",
+    "wide_resnet", "widenet",
 ]  # fmt: skip

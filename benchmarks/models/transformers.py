@@ -65,15 +65,28 @@ def bert(
     heads: int = 4,
     inner: int = 64,
     num_layers: int = 2,
+    convolutions: int = 0,
+    name: str = "bert",
 ) -> keras.Model:
-    """BERT with the head of its masked tokens (Devlin et al., 2019); all of one segment."""
+    """BERT with the head of its masked tokens (Devlin et al., 2019); all of one segment.
+
+    After `convolutions` over neighbouring tokens.
+    """
     tokens = keras.Input((length,), dtype="int32")
     table = TiedEmbedding(vocabulary, hidden, name="tokens")
-    x = Positions(name="positions")(table(tokens))
+    x = table(tokens)
+    for i in range(convolutions):
+        x = layers.Conv1D(hidden, 3, padding="same", activation="gelu", name=f"conv_{i}")(x)
+    x = Positions(name="positions")(x)
     x = layers.LayerNormalization(name="embedding_norm")(x)
     for i in range(num_layers):
         x = TransformerBlock(hidden, heads, inner, post_norm=True, name=f"block_{i}")(x)
     x = layers.Dense(hidden, activation="gelu", name="head_dense")(x)
     x = layers.LayerNormalization(name="head_norm")(x)
     logits = Bias(name="head_bias")(table(x, reverse=True))
-    return keras.Model(tokens, logits, name="bert")
+    return keras.Model(tokens, logits, name=name)
+
+
+def dnabert(convolutions: int = 2, name: str = "dnabert", **sizes) -> keras.Model:
+    """DNABERT (Ji et al., 2021), BERT of k-mers, here with convolutions as in Rhino (§7.4)."""
+    return bert(convolutions=convolutions, name=name, **sizes)

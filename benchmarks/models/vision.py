@@ -1,4 +1,4 @@
-"""Models of images: by width, by depth, with text and with experts."""
+"""Models of images: a wide classifier, transformers, and those with experts."""
 
 from __future__ import annotations
 
@@ -17,44 +17,6 @@ def wide(classes: int = 50_000) -> keras.Model:
         h = layers.Dense(512, activation="relu", name=f"block_{i}_fc1")(x)
         x = x + layers.Dense(512, name=f"block_{i}_fc2")(h)
     return keras.Model(inputs, layers.Dense(classes, name="head")(x))
-
-
-def resnet50(classes: int = 1024, size: int = 224) -> keras.Model:
-    """ResNet-50 (He et al., 2016); TAP scales it by its classes."""
-    return keras.applications.ResNet50(
-        weights=None, classes=classes, input_shape=(size, size, 3), classifier_activation=None
-    )
-
-
-def resnet(
-    classes: int = 16, size: int = 32, channels: int = 8, blocks: tuple[int, ...] = (1, 2)
-) -> keras.Model:
-    """Bottleneck blocks as of ResNet-50, one stage per entry of `blocks`, in any size."""
-    images = keras.Input((size, size, 3))
-    x = _convolution(images, channels, 3, 2, "stem")
-    for stage, count in enumerate(blocks):
-        for i in range(count):
-            stride = 2 if stage and not i else 1
-            x = _bottleneck(x, channels * 2**stage, stride, f"stage_{stage}_block_{i}")
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    return keras.Model(images, layers.Dense(classes, name="head")(x), name="resnet")
-
-
-def _bottleneck(x, channels: int, stride: int, name: str):
-    h = _convolution(x, channels, 1, stride, f"{name}_1")
-    h = _convolution(h, channels, 3, 1, f"{name}_2")
-    h = _convolution(h, 4 * channels, 1, 1, f"{name}_3", activation=None)
-    if x.shape != h.shape:
-        x = _convolution(x, 4 * channels, 1, stride, f"{name}_shortcut", activation=None)
-    return layers.ReLU(name=f"{name}_relu")(x + h)
-
-
-def _convolution(x, channels: int, kernel: int, stride: int, name: str, activation="relu"):
-    x = layers.Conv2D(
-        channels, kernel, stride, padding="same", use_bias=False, name=f"{name}_conv"
-    )(x)
-    x = layers.BatchNormalization(name=f"{name}_norm")(x)
-    return layers.Activation(activation, name=f"{name}_activation")(x) if activation else x
 
 
 class Patches(layers.Layer):

@@ -10,6 +10,12 @@ from benchmarks.models.experts import MoE
 
 PUBLISHED = {"switch_c": 1571e9, "t5_large": 737.7e6, "vit_huge": 632e6, "wav2vec2_large": 317e6}
 
+# Rhino's tables are round, and its models are not all described (see `sizes`).
+ROUGHLY = {
+    "dnabert": 162e6, "gpt_xl": 1.3e9, "moe_16e_2b4": 2.4e9, "unet": 33e6, "vgg19_1m": 4.2e9,
+    "wide_resnet_2b6": 2.6e9, "wide_resnet_12b": 12e9,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("name", sorted(models.SMALL))
 def test_small_models_train(name):
@@ -25,11 +31,14 @@ def test_small_models_train(name):
     assert sum(moved) >= 0.9 * len(moved)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("name", sorted(PUBLISHED | ROUGHLY))
 def test_full_models_have_the_published_size(name):
     with tap.auto_parallel(tap.split([1, 1])):
         model = models.FULL[name]()
-    assert model.count_params() == pytest.approx(PUBLISHED[name], rel=0.01)
+    if name in PUBLISHED:
+        assert model.count_params() == pytest.approx(PUBLISHED[name], rel=0.01)
+    else:
+        assert model.count_params() == pytest.approx(ROUGHLY[name], rel=0.15)
 
 
 def test_an_encoder_block_of_t5_has_six_matrices():
