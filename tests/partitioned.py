@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tensorflow as tf
 import tfpar.rules  # noqa: F401 - registers the rules
 from tfpar.capture.convert import convert_func_graph
 from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
+from tfpar.propagation.partitioned import OpPlan
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.packing import pack_all_reduces
@@ -83,13 +85,14 @@ class Traced:
         prepared = prepare(convert_func_graph(concrete.graph))
         return cls(args, prepared, [t.numpy() for t in outputs])
 
-    def run(self, specs, mesh: Mesh) -> Run:
-        """Run with the arguments laid out as `specs` on `mesh`."""
+    def run(self, specs, mesh: Mesh, ops: Mapping[str, OpPlan] | None = None) -> Run:
+        """Run with the arguments laid out as `specs` on `mesh`, and `ops` as planned."""
         whole = replicated(mesh.num_axes)
         anchors = Anchors(
             inputs=[whole] * len(self.args),
             tensors={f"arg{i}:0": spec for i, spec in enumerate(specs)},
             outputs=[whole] * len(self.prepared.graph.outputs),
+            ops=ops or {},
         )
         partitioned = propagate(self.prepared, mesh, anchors)
         record(partitioned)

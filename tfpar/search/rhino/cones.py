@@ -104,7 +104,8 @@ class _Merging:
         gone: set[int] = set()
         while waiting:
             node = waiting.pop()
-            if node in gone or len(self.tables[node]) > 2:
+            # One without neighbours is a root: what it costs, and hides, goes nowhere else.
+            if node in gone or not 1 <= len(self.tables[node]) <= 2:
                 continue
             neighbours = tuple(self.tables[node])
             found = self._merge(node, neighbours)
