@@ -249,7 +249,10 @@ class Search:
         }
         cuts = segments(depth_of, pivots)
         network: Network = roots.network
-        return min((top_level(network, cuts, part) for part in (0.0, 1.0)), key=network.cost)
+        split = space.data_parallel_picks()
+        start = [split[i] for i in roots.kept]
+        tried = (top_level(network, cuts, part, start) for part in (0.0, 1.0))
+        return min(tried, key=network.cost)
 
     def _found(self, chosen: Chosen, report: Report) -> Found:
         graph = self.model.prepared.graph

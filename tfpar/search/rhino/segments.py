@@ -92,16 +92,24 @@ class _Path:
     seconds: float
 
 
-def top_level(network: Network, cuts: Sequence[Segment], exposed: float) -> list[int]:
+def top_level(
+    network: Network, cuts: Sequence[Segment], exposed: float, start: Sequence[int]
+) -> list[int]:
     """Choices of all nodes, by dynamic programming over the segments.
+
+    What it finds, and `start`, is then improved: each two neighbouring segments are found again in
+    the surroundings of all others, until none gets better. The better of both is returned.
 
     Args:
         exposed: the part of late work that counts.
+        start: choices that are known.
 
     Raises:
         NoSolution: a segment has no choices that can be.
     """
-    return _TopLevel(network, exposed).run(cuts)
+    run = _TopLevel(network, exposed)
+    tried = [run.improved(picks, cuts) for picks in (run.through(cuts), list(start))]
+    return min(tried, key=network.cost)
 
 
 class _TopLevel:
@@ -119,7 +127,8 @@ class _TopLevel:
             for node in moves.nodes():
                 self.of_node[node].append(moves)
 
-    def run(self, cuts: Sequence[Segment]) -> list[int]:
+    def through(self, cuts: Sequence[Segment]) -> list[int]:
+        """The choices of the best way through all segments."""
         paths = [_Path((-1,) * len(self.nodes), 0.0)]
         for segment in cuts:
             reached: dict[int, _Path] = {}
@@ -130,11 +139,10 @@ class _TopLevel:
             if not reached:
                 raise NoSolution(False)
             paths = list(reached.values())
-        return self._refined(list(min(paths, key=lambda path: path.seconds).picks), cuts)
+        return list(min(paths, key=lambda path: path.seconds).picks)
 
-    def _refined(self, picks: list[int], cuts: Sequence[Segment]) -> list[int]:
-        """`picks`, with each two neighbouring segments found again in the surroundings of all
-        others, until none improves."""
+    def improved(self, picks: list[int], cuts: Sequence[Segment]) -> list[int]:
+        """`picks` with each two neighbouring segments found again; see `top_level`."""
         for _ in range(MAX_SWEEPS):
             before = list(picks)
             for one, other in itertools.pairwise(cuts):

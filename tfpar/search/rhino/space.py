@@ -92,6 +92,7 @@ class Space:
         self.left_alone = frozenset(op for op in self.graph.ops if is_left_alone(op, self.prepared))
         self._decisions: dict[tuple, Decision] = {}
         self._moved: dict[tuple, tuple[float, float]] = {}
+        self.data_parallel = self._data_parallel()
         self.growth = self._grown()
         self.nodes, self.place = self._tied()
         self.ways = [self._ways(ops) for ops in self.nodes]
@@ -119,7 +120,6 @@ class Space:
             for tensor in op.outputs:
                 if tensor.name in self.given.tensors:
                     growth.place(tensor, self.given.tensors[tensor.name])
-        self.data_parallel = self._data_parallel()
         for op in decided:
             for split in self.data_parallel[op].choice.splits:
                 if split[0] >= 0:
@@ -285,13 +285,20 @@ class Space:
         return Network(nodes, self._all_moves())
 
     def _way_cost(self, ops: Sequence[Op], way: Way) -> tuple[float, float]:
+        """(seconds, late seconds) of all `ops` of a node."""
         terms = self.pricer.zero()
         seconds = 0.0
         for op in ops:
             if op in self.variables:
                 seconds += self._update_seconds(op, way)
                 continue
-            if op in self.fed or not op.inputs and op not in self.growth.candidates:
+            if op in self.fed:
+                # Nobody waits for it, but of equals a rank is to be fed only its part.
+                (spec,) = self.specs(op, way, "kept")
+                read = self.pricer.local_bytes(op.outputs[0], spec)
+                seconds += read / self.problem.cluster.device.memory_bandwidth
+                continue
+            if not op.inputs and op not in self.growth.candidates:
                 continue
             if op in self.left_alone or op not in self.growth.candidates:
                 self._add_left_alone(terms, op, way)
@@ -428,6 +435,22 @@ class Space:
     def whole(self) -> Chosen:
         """`before`, with nothing split along this axis."""
         return self.chosen([0] * len(self.nodes))
+
+    def data_parallel_picks(self) -> list[int]:
+        """What is nearest to splitting the batch, and nothing else, along this axis."""
+        picks = []
+        for ops, ways in zip(self.nodes, self.ways, strict=True):
+            distances = [self._distance(ops[0], way) for way in ways]
+            picks.append(distances.index(min(distances)))
+        return picks
+
+    def _distance(self, op: Op, way: Way) -> int:
+        """How many operands `way` places otherwise than where only the batch is split."""
+        if op in self.fed or op in self.variables:
+            return int(isinstance(way.kept[0], Shard) != (op in self.fed))
+        choice = self.data_parallel[op].choice
+        wanted = (spec[0] for spec in (*choice.in_specs, *choice.out_specs))
+        return sum(p != w for p, w in zip((*way.needs, *way.made), wanted, strict=True))
 
     def chosen(self, picks: Sequence[int]) -> Chosen:
         """`before`, with the ways that `picks` are along this axis."""
