@@ -204,6 +204,9 @@ def test_times_of_any_order_are_told_apart(scale):
     ]
     network = Network(nodes, tables)
     assert solve(network).seconds == pytest.approx(least(network), rel=2 * ilp.GAP)
+    hides = node([scale], -scale * 0.99)
+    late = node(scale * np.array([1.0, 1.002]), scale * np.array([1.0, 0.99]))
+    assert solve(Network([hides, late], [])).picks == (0, 1)
 
 
 # --- what may go wrong ------------------------------------------------------------------

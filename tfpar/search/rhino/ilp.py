@@ -85,6 +85,10 @@ class _Program:
         self.chosen = [self._one_hot(i) for i in range(len(network.nodes))]
         for number, moves in enumerate(network.moves):
             self._moves(number, moves)
+        # Solvers' tolerances are absolute: what a step takes is to be of the order of 1000.
+        least = sum(float(node.seconds.min()) for node in network.nodes)
+        most = max(map(abs, (*self.seconds.values(), *self.late.values())), default=1.0)
+        self.scale = 1e3 / max(least, 1e-3 * most, 1e-12)
         self._exposed()
 
     def _one_hot(self, i: int) -> list[pulp.LpVariable | None]:
@@ -154,8 +158,8 @@ class _Program:
         late = {x: seconds for x, seconds in self.late.items() if seconds}
         if any(seconds > 0 for seconds in late.values()):
             exposed = pulp.LpVariable("E", 0)
-            self.seconds[exposed] = 1.0
-            negative = {x: -seconds for x, seconds in late.items()}
+            self.seconds[exposed] = 1.0 / self.scale
+            negative = {x: -self.scale * seconds for x, seconds in late.items()}
             self._add({exposed: 1, **negative}, pulp.LpConstraintGE, 0, "exposed")
 
     def _add(self, terms: Mapping[pulp.LpVariable, float], sense: int, right: float, name: str):
@@ -164,11 +168,8 @@ class _Program:
         )
 
     def solve(self, time_limit_s: float | None) -> Solution:
-        # Solvers' tolerances are absolute: what a step takes is to be of the order of 1000.
-        least = sum(float(node.seconds.min()) for node in self.network.nodes)
-        scale = 1e3 / max(least, 1e-3 * max(map(abs, self.seconds.values()), default=1.0), 1e-12)
         self.problem.setObjective(
-            pulp.LpAffineExpression({x: scale * c for x, c in self.seconds.items()})
+            pulp.LpAffineExpression({x: self.scale * c for x, c in self.seconds.items()})
         )
         self.problem.solve(solver(time_limit_s))
         if self.problem.status == pulp.LpStatusInfeasible:

@@ -11,7 +11,7 @@ import dataclasses
 
 from tfpar.ir.graph import Op
 from tfpar.propagation.decide import FREE
-from tfpar.propagation.engine import Propagation
+from tfpar.propagation.engine import HoldWhole, Propagation
 from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.spec import Mesh
@@ -21,15 +21,23 @@ def needed_ops(
     prepared: PreparedGraph, mesh: Mesh, anchors: Anchors
 ) -> tuple[dict[str, OpPlan], PartitionedGraph]:
     """The part of `anchors.ops` that propagation would not come to, and what comes of it."""
-    run = _Comparing(prepared, mesh, anchors)
-    laid = run.run()
-    return run.needed, laid
+    whole: frozenset[tuple[Op, int]] = frozenset()
+    while True:  # as `propagate` does
+        run = _Comparing(prepared, mesh, anchors, whole)
+        try:
+            laid = run.run()
+            return run.needed, laid
+        except HoldWhole as error:
+            whole |= error.ops
 
 
 class _Comparing(Propagation):
-    def __init__(self, prepared: PreparedGraph, mesh: Mesh, anchors: Anchors) -> None:
-        super().__init__(prepared, mesh, dataclasses.replace(anchors, ops={}), False, frozenset(),
-                         frozenset())  # fmt: skip
+    def __init__(
+        self, prepared: PreparedGraph, mesh: Mesh, anchors: Anchors,
+        whole: frozenset[tuple[Op, int]],
+    ) -> None:  # fmt: skip
+        free = dataclasses.replace(anchors, ops={})
+        super().__init__(prepared, mesh, free, False, frozenset(), whole)
         self.wanted = anchors.ops
         self.needed: dict[str, OpPlan] = {}
 

@@ -304,9 +304,9 @@ class Space:
                 self._add_left_alone(terms, op, way)
             else:
                 self.pricer.add_op(terms, op, self.prepared.rules[op], self._decision(op, way))
-            if way.kept != way.made:
-                made, kept = self.specs(op, way, "made"), self.specs(op, way, "kept")
-                for tensor, source, target in zip(op.outputs, made, kept, strict=True):
+            made, kept = self.specs(op, way, "made"), self.specs(op, way, "kept")
+            for tensor, source, target in zip(op.outputs, made, kept, strict=True):
+                if source != target:  # along this axis, or one before
                     try:
                         self.pricer.add_reshard(terms, Reshard(tensor, source, target))
                     except SpecError:

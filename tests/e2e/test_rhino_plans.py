@@ -1,0 +1,131 @@
+"""Plans of Rhino's planner train as on one device: weights are split, and ops run as said."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfpar as tap
+from benchmarks.models import SMALL, batch_of, compile_model
+from tests.e2e.test_searched_plans import COMPUTE_BOUND, MESH, split_weights
+from tests.equivalence import assert_equivalent, assert_same, train
+from tfpar.plans import Plan
+from tfpar.spec import Shard
+
+BATCH = 8
+
+
+def recurrent():
+    words = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(60, 16)(words)
+    x = layers.LSTM(16, return_sequences=True, use_cudnn=False)(x)
+    x = layers.GRU(12, use_cudnn=False)(x)
+    return keras.Model(words, layers.Dense(40)(x))
+
+
+MODELS = {
+    "gpt": lambda: SMALL["gpt"](vocabulary=60),
+    "t5": lambda: SMALL["t5"](vocabulary=60),
+    "gshard_moe": SMALL["gshard_moe"],
+    "resnet": SMALL["resnet"],
+    "wide": lambda: SMALL["wide"](classes=1000),
+    "bert": SMALL["bert"],
+    "recurrent": recurrent,
+}
+
+
+def build(name):
+    model = MODELS[name]()
+    if name != "recurrent":
+        return compile_model(model, "sgd")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=False)
+    return model
+
+
+def data_of(name):
+    keras.utils.set_random_seed(0)
+    if name != "recurrent":
+        return batch_of(MODELS[name](), 2 * BATCH)
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 60, (2 * BATCH, 6)).astype("int32"), rng.integers(0, 40, 2 * BATCH)
+
+
+@functools.cache
+def trained(name):
+    """(parallel, plain): trained with Rhino's plan, and on one device."""
+    return assert_equivalent(
+        lambda: build(name), data_of(name), MESH, planner="rhino", cluster=COMPUTE_BOUND,
+        batch_size=BATCH,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "wide" else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
+def test_a_plan_of_rhino_trains_as_on_one_device(name):
+    parallel, _ = trained(name)
+    plan = tap.plan_of(parallel.model)
+    assert plan.planner.startswith("rhino") and plan.cluster.name == COMPUTE_BOUND.name
+    assert plan.mesh.size == 4
+    for path, variable in plan.variables.items():
+        if variable.spec is not None:
+            assert parallel.specs()[path] == ",".join(map(str, variable.spec)), path
+
+
+@pytest.mark.slow
+def test_plans_split_weights_and_say_how_ops_run():
+    plans = [tap.plan_of(trained(name)[0].model) for name in MODELS]
+    assert sum(bool(split_weights(plan)) for plan in plans) >= len(plans) / 2
+    assert sum(len(plan.ops) for plan in plans) >= 100
+    splitting = [
+        op
+        for plan in plans
+        for op in plan.ops.values()
+        if any(isinstance(p, Shard) for spec in op.in_specs for p in spec)
+    ]
+    assert len(splitting) >= 50
+
+
+def test_ops_run_as_the_plan_says():
+    parallel, _ = trained("wide")
+    plan = tap.plan_of(parallel.model)
+    partitioned = parallel.executable().partitioned
+    ran = {op.name: decision.choice for op, decision in partitioned.decisions.items()}
+    assert plan.ops and set(plan.ops) <= set(ran)
+    for name, planned in plan.ops.items():
+        assert ran[name].in_specs == planned.in_specs, name
+        assert ran[name].out_specs == planned.made, name
+
+
+@pytest.mark.parametrize("name", ["wide", pytest.param("gpt", marks=pytest.mark.slow)])
+def test_a_saved_plan_trains_the_same(name, tmp_path):
+    parallel, plain = trained(name)
+    path = tmp_path / "plan.json"
+    tap.plan_of(parallel.model).save(path)
+    assert Plan.load(path).ops == tap.plan_of(parallel.model).ops
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    with tap.auto_parallel(plan=str(path)):
+        model = build(name)
+    model.set_weights(plain.start)
+    x, y = data_of(name)
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    for got, want in zip(model.get_weights(), parallel.weights, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
+    assert not tap.plan_of(parallel.model).diff(tap.plan_of(model))
+
+
+@pytest.mark.slow
+def test_a_batch_of_another_size_trains_as_on_one_device():
+    """The last batch of an epoch: ops whose sizes are others run as they may."""
+    x, y = data_of("gpt")
+    data = x[: BATCH + 3], y[: BATCH + 3]
+    parallel = train(
+        lambda: build("gpt"), data, mesh=MESH, planner="rhino", cluster=COMPUTE_BOUND,
+        batch_size=BATCH, start=trained("gpt")[1].start,
+    )  # fmt: skip
+    plain = train(lambda: build("gpt"), data, batch_size=BATCH, start=trained("gpt")[1].start)
+    assert_same(parallel, plain)

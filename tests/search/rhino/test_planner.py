@@ -1,0 +1,207 @@
+"""Rhino's planner: its network costs what the evaluator says, and its plans are good and valid."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+
+import tfpar as tap
+from benchmarks.models import SMALL, gpt
+from tests.search.problems import Captured, laid, partition, price
+from tests.search.test_tap import EXHAUSTIVE, FOLDED, split_kernels
+from tfpar.cost.evaluate import evaluate
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
+from tfpar.search.folded_model import FoldedModel
+from tfpar.search.rhino import RhinoPlanner
+from tfpar.search.rhino.cones import merge
+from tfpar.search.rhino.ilp import solve as solve_network
+from tfpar.search.rhino.needed import needed_ops
+from tfpar.search.rhino.space import Given, Space, op_plans
+from tfpar.search.tap import TapPlanner
+from tfpar.spec import Mesh, Replicate, Shard, format_spec, replicated
+
+CLUSTERS = ["rhino-m8", "v100-ethernet", "cpu"]
+
+
+def solve(problem):
+    return RhinoPlanner().solve(problem)
+
+
+@functools.cache
+def small(case):
+    build, data = EXHAUSTIVE[case]
+    return Captured.of(build, len(data[0]), data)
+
+
+# --- what the network costs -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("ranks", [(2,), (2, 2)], ids=["one axis", "two axes"])
+@pytest.mark.parametrize("case", EXHAUSTIVE)
+def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, cluster):
+    problem = small(case).problem([1, *ranks], cluster)
+    model, mesh, chosen = FoldedModel.of(problem, 2), Mesh.of([*ranks]), {}
+    for axis in range(len(ranks)):
+        space = Space(problem, model, mesh, axis, chosen, Given())
+        network = space.network()
+        roots = merge(network)
+        picks = roots.whole(solve_network(roots.network).picks)
+        assert network.cost(picks) == pytest.approx(solve_network(network).seconds, rel=1e-5)
+        chosen = space.chosen(picks)
+    seconds, late = network.parts(picks)
+    anchors = anchors_of(chosen, model.prepared)
+    by_all = propagate(model.prepared, mesh, anchors)
+    needed, by_needed = needed_ops(model.prepared, mesh, anchors)
+    assert len(needed) < len(anchors.ops) / 2
+    for laid_out in (by_all, by_needed):
+        cost = evaluate(laid_out, problem.cluster, model.roles, problem.state_ratio)
+        assert sum(cost.compute_s) + sum(cost.communication_s) == pytest.approx(seconds, rel=1e-3)
+        # The last bucket of gradients is full when nothing is left to hide it.
+        assert cost.exposed_s >= max(0.0, late) * (1 - 1e-3)
+        assert cost.exposed_s <= max(0.0, late) + cost.gradients_s
+
+
+def anchors_of(chosen, prepared):
+    graph = prepared.graph
+    whole = replicated(len(next(iter(chosen.values()))))
+    specs = {op: tuple(w.kept[0] for w in ways) for op, ways in chosen.items() if op.outputs}
+    return Anchors(
+        variables={v.name: specs[v.handle.op] for v in graph.variables},
+        inputs=[specs.get(t.op, whole) for t in graph.inputs],
+        outputs=[whole] * len(graph.outputs),
+        ops=op_plans(chosen, prepared),
+    )
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("case", EXHAUSTIVE)
+def test_no_plan_of_weights_alone_is_faster(case, cluster):
+    """Where there is one axis, TAP's plans are among those that Rhino chooses from."""
+    problem = small(case).problem([1, 2], cluster)
+    assert price(problem, solve(problem)).seconds <= solve_tap(problem).cost.seconds * (1 + 1e-3)
+
+
+def solve_tap(problem):
+    return TapPlanner().solve(problem)
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_the_plan_costs_is_what_the_evaluator_says_of_the_whole_model(name):
+    problem = Captured.of(FOLDED[name], 8).problem([2, 2], "rhino-m8")
+    plan = solve(problem)
+    cost = price(problem, plan)
+    assert plan.cost.seconds == pytest.approx(cost.seconds, rel=1e-4)
+    assert plan.cost.memory_bytes == pytest.approx(cost.memory_bytes, rel=0.05)
+
+
+# --- constraints ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_gpt():
+    return Captured.of(SMALL["gpt"], 8)
+
+
+def along(plan, ending, axis):
+    """How the variables whose names end so lie along one mesh axis."""
+    at = plan.mesh.axis(axis)
+    return {str(v.spec[at]) for n, v in plan.variables.items() if v.spec and n.endswith(ending)}
+
+
+def test_weights_lie_as_constraints_say(small_gpt):
+    constraints = [
+        tap.batch("data"), tap.shard(".*fc1/kernel", 0, "model"),
+        tap.shard("head/kernel", 1, "data"), tap.replicate("tokens/embeddings"),
+        tap.replicate("query/kernel", "model"),
+    ]  # fmt: skip
+    problem = small_gpt.problem([2, 2], "cpu", constraints)
+    plan = solve(problem)
+    assert plan.mesh == tap.split([2, 2]) and plan.batch_axes == ("data",)
+    assert plan.planner.startswith("rhino")
+    assert along(plan, "fc1/kernel", "model") == {"S(0)"}
+    assert along(plan, "head/kernel", "data") == {"S(1)"}
+    assert laid(plan, "tokens/embeddings") == {"R,R"}
+    assert along(plan, "query/kernel", "model") == {"R"}
+    assert "fc1" in plan.variables["block_0_fc1/kernel"].why
+    assert "rhino planner" in plan.variables["block_0_fc2/kernel"].why
+    for variable, spec in partition(problem, plan).variable_specs.items():
+        planned = plan.variables[variable.name].spec
+        assert planned is None or planned == spec, variable.name
+
+
+def test_a_constraint_on_one_block_leaves_the_others(small_gpt):
+    constraints = [tap.batch("data"), tap.shard("block_1_fc1/kernel", 0, "model")]
+    plan = solve(small_gpt.problem([2, 2], "cpu", constraints))
+    assert along(plan, "block_1_fc1/kernel", "model") == {"S(0)"}
+    free = solve(small_gpt.problem([2, 2], "cpu", [tap.batch("data")]))
+    assert along(free, "block_1_fc1/kernel", "model") != {"S(0)"}
+    assert along(plan, "block_0_fc1/kernel", "model") == along(free, "block_0_fc1/kernel", "model")
+
+
+@pytest.mark.parametrize("axes", [(), ("model",), ("data", "model")], ids=str)
+def test_the_batch_is_split_as_constraints_say(small_gpt, axes):
+    constraints = [tap.batch(*axes), tap.shard(".*fc1/kernel", 1, "model")]
+    problem = small_gpt.problem([2, 2], "cpu", constraints)
+    plan = solve(problem)
+    assert plan.batch_axes == axes
+    inputs = partition(problem, plan)
+    for tensor in problem.batched:
+        expected = tuple(Shard(0) if name in axes else Replicate() for name in plan.mesh.axis_names)
+        assert inputs.specs[tensor] == expected
+    assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
+
+
+@pytest.mark.parametrize("dim", [1, 2, None])
+def test_outputs_lie_as_constraints_say(small_gpt, dim):
+    constraints = [tap.batch("data"), tap.shard_output("block_1_fc1", dim, "model")]
+    problem = small_gpt.problem([2, 2], "cpu", constraints)
+    plan = solve(problem)
+    assert set(plan.tensors) == set(problem.tensors) and plan.tensors
+    found = partition(problem, plan)
+    specs = {t.name: spec for t, spec in found.specs.items() if t.name in plan.tensors}
+    expected = "R" if dim is None else f"S({dim})"
+    assert {format_spec(spec[1:]) for spec in specs.values()} == {expected}
+    assert len(specs) == len(plan.tensors)
+    assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
+
+
+def test_constraints_cost_time(small_gpt):
+    free = solve(small_gpt.problem([2, 2], "cpu", [tap.batch("data")]))
+    bound = [tap.batch("data"), tap.shard(".*(fc1|query)/kernel", 0, "model")]
+    assert solve(small_gpt.problem([2, 2], "cpu", bound)).cost.seconds > free.cost.seconds
+
+
+# --- memory -------------------------------------------------------------------------------
+
+
+def test_as_few_weights_are_split_as_memory_asks_for():
+    model = lambda: gpt(8000, length=32, hidden=512, num_layers=2)  # noqa: E731
+    problem = Captured.of(model, 64).problem([1, 4], "rhino-m8")
+    problem = dataclasses.replace(problem, state_ratio=0.0)  # an update that takes little time
+    plans = [solve(problem)]
+    needed = plans[0].cost.memory_bytes
+    for part in (0.9, 0.75, 0.6):
+        limit = part * needed
+        plan = solve(dataclasses.replace(problem, cluster=problem.cluster.with_memory(limit)))
+        assert plan.cost.memory_bytes <= limit, part
+        assert price(problem, plan).memory_bytes <= limit * 1.05
+        plans.append(plan)
+    assert stored(plans[0]) == 1.0 and not split_kernels(plans[0])
+    for looser, tighter in zip(plans, plans[1:], strict=False):
+        assert tighter.cost.seconds >= looser.cost.seconds * (1 - 1e-6)
+        assert stored(tighter) <= stored(looser)
+    assert stored(plans[1]) > stored(plans[3])
+    # The largest come first.
+    assert any(isinstance(p, Shard) for p in plans[1].variables["head/kernel"].spec)
+
+
+def stored(plan):
+    """The part of all weights that is whole on every rank."""
+    weights = [v for v in plan.variables.values() if v.trainable]
+    size = lambda v: functools.reduce(lambda a, b: a * b, v.shape, 1)  # noqa: E731
+    whole = [v for v in weights if not any(isinstance(p, Shard) for p in v.spec or ())]
+    return sum(map(size, whole)) / sum(map(size, weights))
