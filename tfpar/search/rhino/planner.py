@@ -170,20 +170,22 @@ class Search:
         """
         self.end = end
         try:
-            best = self._with_split(frozenset())
+            space, report = self._last_space()
+            network = space.network()
+            best = self._with_split(space, network, (), report)
         except NoSolution:
             return None
         limit = self.problem.cluster.device.memory_bytes
         if best.cost.memory_bytes <= limit:
             return best
         weights = self._by_size()
-        few, many = 0, len(weights)
-        found = self._with_split(frozenset(weights))
+        found = self._with_split(space, network, weights, report)
         if found.cost.memory_bytes > limit:
             return min(best, found, key=lambda f: f.cost.memory_bytes)
+        few, many = 0, len(weights)
         while few + 1 < many and time.monotonic() < end:
             middle = (few + many) // 2
-            tried = self._with_split(frozenset(weights[:middle]))
+            tried = self._with_split(space, network, weights[:middle], report)
             if tried.cost.memory_bytes <= limit:
                 found, many = tried, middle
             else:
@@ -195,32 +197,44 @@ class Search:
         weights = [v for v in self.model.prepared.graph.variables if v.trainable]
         return [v.name for v in sorted(weights, key=lambda v: -v.num_bytes)]
 
-    def _with_split(self, split: frozenset[str]) -> Found:
-        """The fastest plan that splits the weights called so.
+    def _last_space(self) -> tuple[Space, Report]:
+        """The space along the last axis that has several ranks, those before it decided."""
+        report, chosen = self.report, Chosen()
+        last = max((axis for axis, parts in enumerate(self.mesh.shape) if parts > 1), default=0)
+        for axis in range(last):
+            space = self._space(axis, chosen)
+            if self.mesh.shape[axis] == 1:
+                chosen = space.whole()
+            else:
+                chosen, report = self._decided(space, space.network(), report)
+        return self._space(last, chosen), report
+
+    def _space(self, axis: int, before: Chosen) -> Space:
+        return Space(self.problem, self.model, self.mesh, axis, before, self._given(axis))
+
+    def _decided(self, space: Space, network: Network, report: Report) -> tuple[Chosen, Report]:
+        """The axis of `space` decided too, and `report` with what that was like."""
+        roots = merge(network)
+        picks, gap = self._solved(space, roots)
+        report = dataclasses.replace(
+            report, nodes=len(network.nodes), cones=len(roots.kept), gap=max(gap, report.gap)
+        )
+        if self.problem.progress is not None:
+            along = f"{self.mesh}, along {self.mesh.axis_names[space.axis]}"
+            self.problem.progress(along, len(space.nodes))
+        return space.chosen(roots.whole(picks)), report
+
+    def _with_split(
+        self, space: Space, network: Network, split: Sequence[str], report: Report
+    ) -> Found:
+        """The fastest plan that splits the weights called so along the axis of `space`.
 
         Raises:
             NoSolution: the constraints leave none.
         """
-        chosen: Chosen = {}
-        report = self.report
-        used = [axis for axis, parts in enumerate(self.mesh.shape) if parts > 1]
-        for axis, parts in enumerate(self.mesh.shape):
-            given = self._given(axis, split if axis == used[-1] else frozenset())
-            space = Space(self.problem, self.model, self.mesh, axis, chosen, given)
-            if parts == 1:
-                chosen = space.whole()
-                continue
-            network = space.network()
-            roots = merge(network)
-            picks, gap = self._solved(space, roots)
-            chosen = space.chosen(roots.whole(picks))
-            report = dataclasses.replace(
-                report, nodes=len(network.nodes), cones=len(roots.kept), gap=max(gap, report.gap)
-            )
-            if self.problem.progress is not None:
-                self.problem.progress(
-                    f"{self.mesh}, {self.mesh.axis_names[axis]}", len(space.nodes)
-                )
+        chosen, report = self._decided(space, space.with_split(network, split), report)
+        for axis in range(space.axis + 1, self.mesh.num_axes):
+            chosen = self._space(axis, chosen).whole()
         return self._found(chosen, report)
 
     def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
@@ -281,13 +295,12 @@ class Search:
         ]
         return Found(self.mesh, tuple(batch), variables, ops, cost, report)
 
-    def _given(self, axis: int, split: frozenset[str]) -> Given:
+    def _given(self, axis: int) -> Given:
         fixed, tensors = self.problem.fixed, self.problem.tensors
         return Given(
             batch=None if self.batch_axes is None else axis in self.batch_axes,
             variables={name: given.spec[axis] for name, given in fixed.items()},
             tensors={n: given.spec[axis] for n, given in tensors.items() if axis < len(given.spec)},
-            split=split,
         )
 
 

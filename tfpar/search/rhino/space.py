@@ -51,13 +51,11 @@ class Given:
         batch: whether the inputs that hold the batch are split; None leaves that open.
         variables: by name, the placement that a constraint asks for.
         tensors: by tensor name, likewise.
-        split: the names of variables that have to be split.
     """
 
     batch: bool | None = None
     variables: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
-    split: frozenset[str] = frozenset()
 
 
 class Space:
@@ -229,15 +227,12 @@ class Space:
         return [Way(Candidate(), (), (p,), (p,)) for p in placements]
 
     def _ways_of_variable(self, ops: Sequence[Op]) -> list[Way]:
-        names = [self.variables[op].name for op in ops]
-        given = self.given.variables.get(names[0])
+        given = self.given.variables.get(self.variables[ops[0]].name)
         placements: dict[Placement, None] = {given or Replicate(): None}
         if given is None:
             for op in ops:
                 found = self.growth.placements.get(op.outputs[0], {})
                 placements.update({p: None for p in found if isinstance(p, Shard)})
-        if len(placements) > 1 and any(n in self.given.split for n in names):
-            del placements[Replicate()]
         return [Way(Candidate(), (), (p,), (p,)) for p in placements]
 
     def _ways_left_alone(self, op: Op) -> list[Way]:
@@ -283,6 +278,18 @@ class Space:
             seconds, late = (np.array([c[i] for c in costs]) for i in range(2))
             nodes.append(Node(ops[0].name, seconds, late))
         return Network(nodes, self._all_moves())
+
+    def with_split(self, network: Network, names: Collection[str]) -> Network:
+        """`network` without the ways that leave the variables called so whole, where they have
+        others (§4.4)."""
+        nodes = list(network.nodes)
+        for number, ops in enumerate(self.nodes):
+            if any(op in self.variables and self.variables[op].name in names for op in ops):
+                whole = [isinstance(way.kept[0], Replicate) for way in self.ways[number]]
+                if not all(whole):
+                    seconds = np.where(whole, np.inf, nodes[number].seconds)
+                    nodes[number] = dataclasses.replace(nodes[number], seconds=seconds)
+        return Network(nodes, network.moves)
 
     def _way_cost(self, ops: Sequence[Op], way: Way) -> tuple[float, float]:
         """(seconds, late seconds) of all `ops` of a node."""
