@@ -62,8 +62,10 @@ class Growth:
         for op in self.candidates:
             reads_weight = op.type not in RELABELS and any(t in weights for t in op.inputs)
             if reads_weight or is_compute_intensive(op, self.prepared):
+                sizes = self.sizes_of(op)
                 for factor in self.prepared.rules[op].splittable:
-                    self.add(op, Candidate((factor, PLAIN)))
+                    if sizes[factor] >= self.parts:
+                        self.add(op, Candidate((factor, PLAIN)))
 
     def place(self, tensor: Tensor, placement: Placement) -> None:
         """Say that `tensor` may lie so."""
@@ -78,9 +80,8 @@ class Growth:
         if known is None or candidate in known:
             return
         sizes = self.sizes_of(op)
-        factor = candidate.split[0]
-        if factor >= 0:
-            if sizes[factor] < self.parts or not may_split(rule, candidate.split, sizes):
+        if candidate.split[0] >= 0:
+            if not may_split(rule, candidate.split, sizes):
                 return
         elif not may_carry(rule, candidate.group, candidate.reduction):
             return

@@ -1,0 +1,112 @@
+"""Level 2: tables of small networks, segments between critical nodes, the way through them."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from benchmarks.models import SMALL
+from tests.search.problems import Captured, price
+from tests.search.rhino.test_network import random_network
+from tfpar.search.rhino import RhinoPlanner, tables
+from tfpar.search.rhino.segments import Segment, critical_ops, depths, segments, top_level
+from tfpar.search.rhino.tables import TooLarge, best_for_each
+from tfpar.spec import TfparError
+
+
+def costs(network, **fixed):
+    """The cost of all picks."""
+    for picks in itertools.product(*(range(node.size) for node in network.nodes)):
+        yield picks, network.cost(picks)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_table_has_the_least_for_each_choice(seed):
+    network = random_network(np.random.default_rng(seed), late=False)
+    least: dict[int, float] = {}
+    for picks, cost in costs(network):
+        least[picks[-1]] = min(least.get(picks[-1], np.inf), cost)
+    for choice, (seconds, picks) in enumerate(best_for_each(network, len(network.nodes) - 1)):
+        assert seconds == pytest.approx(least[choice])
+        if np.isfinite(seconds):
+            assert network.cost(picks) == pytest.approx(seconds) and picks[-1] == choice
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("small_tables", [False, True])
+def test_one_segment_is_solved_exactly(seed, small_tables, monkeypatch):
+    """By tables, and by the program that takes over where tables grow too large."""
+    if small_tables:
+        monkeypatch.setattr(tables, "LARGEST", 8)
+    network = random_network(np.random.default_rng(seed), late=False)
+    best, least = min(costs(network), key=lambda item: item[1])
+    if not np.isfinite(least):
+        pytest.skip("no picks can be")
+    nodes = tuple(range(len(network.nodes)))
+    whole = [Segment(nodes, None)]
+    worst = [int(np.argmin(node.seconds)) for node in network.nodes]
+    assert network.cost(top_level(network, whole, 0.0, worst)) == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_way_through_segments_is_never_below_the_optimum_nor_above_its_start(seed):
+    network = random_network(np.random.default_rng(seed), late=False)
+    best, least = min(costs(network), key=lambda item: item[1])
+    if not np.isfinite(least):
+        pytest.skip("no picks can be")
+    cuts = segments(list(range(len(network.nodes))), {1, 3})
+    assert [s.end for s in cuts] == [1, 3, None]
+    found = top_level(network, cuts, 0.0, best)
+    assert network.cost(found) == pytest.approx(least)
+
+
+def test_tables_have_bounds(monkeypatch):
+    monkeypatch.setattr(tables, "LARGEST", 2)
+    with pytest.raises(TooLarge):
+        for seed in range(10):
+            network = random_network(np.random.default_rng(seed), late=False)
+            best_for_each(network, len(network.nodes) - 1)
+
+
+@pytest.fixture(scope="module")
+def small_gpt():
+    return Captured.of(SMALL["gpt"], 8)
+
+
+def test_critical_nodes_are_products_on_the_longest_path(small_gpt):
+    graph = small_gpt.problem([1, 2], "cpu").graph
+    critical = critical_ops(graph, lambda op: "MatMul" in op.type)
+    depth = depths(graph)
+    assert [depth[op] for op in critical] == sorted(depth[op] for op in critical)
+    names = " ".join(op.name for op in critical)
+    # Each block's attention and both layers of its MLP, and of Q, K and V at most one.
+    for layer in (0, 1):
+        assert f"block_{layer}_fc1" in names and f"block_{layer}_fc2" in names
+        assert sum(f"/block_{layer}_attention_1/{p}_1/" in names for p in ("query", "key")) <= 1
+    assert len(critical) < sum("MatMul" in op.type for op in graph.ops)
+
+
+def test_both_levels_find_plans_and_report_what_they_saw(small_gpt):
+    planners = {level: RhinoPlanner(level=level) for level in (2, 3)}
+    problem = small_gpt.problem([1, 2], "v100-ethernet")
+    plans = {level: planner.solve(problem) for level, planner in planners.items()}
+    for level, plan in plans.items():
+        report = planners[level].report
+        assert plan.planner == f"rhino level {level}"
+        assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
+        assert report.instructions == len(problem.graph.ops)
+        assert 0 < report.subgraphs < report.cones < report.nodes < report.instructions
+    assert planners[3].report.gap < 1e-3 and planners[2].report.gap == np.inf
+    assert plans[2].cost.seconds <= 1.1 * plans[3].cost.seconds
+
+
+def test_a_search_ends_when_its_time_is_over(small_gpt):
+    problem = small_gpt.problem([1, 2], "v100-ethernet")
+    hurried = RhinoPlanner(search_seconds=1e-3).solve(problem)
+    assert price(problem, hurried).seconds == pytest.approx(hurried.cost.seconds, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"level": 4}, {"search_seconds": 0.0}], ids=str)
+def test_what_a_planner_cannot_do_is_refused(options):
+    with pytest.raises(TfparError, match=next(iter(options)).partition("_")[0]):
+        RhinoPlanner(**options)
