@@ -95,7 +95,7 @@ class _Program:
         node = self.network.nodes[i]
         found: list[pulp.LpVariable | None] = [None] * node.size
         for j in np.flatnonzero(np.isfinite(node.seconds)):
-            found[j] = variable = pulp.LpVariable(f"X_{i}_{j}", cat=pulp.LpBinary)
+            found[j] = variable = self.problem.add_variable(f"X_{i}_{j}", cat=pulp.LpBinary)
             self.seconds[variable] = float(node.seconds[j])
             self.late[variable] = float(node.late[j])
         allowed = {x: 1 for x in found if x is not None}
@@ -133,7 +133,7 @@ class _Program:
         needed: dict[int, list[pulp.LpVariable]],
     ) -> dict[tuple[int, int], pulp.LpVariable]:  # fmt: skip
         products = {
-            (p, q): pulp.LpVariable(f"A_{name}_{p}_{q}", 0, 1)
+            (p, q): self.problem.add_variable(f"A_{name}_{p}_{q}", 0, 1)
             for p in left
             for q in needed
             if np.isfinite(moves.seconds[p, q])
@@ -149,7 +149,7 @@ class _Program:
     def _once(self, name: str, products: Sequence[pulp.LpVariable]) -> pulp.LpVariable:
         if len(products) == 1:
             return products[0]
-        once = pulp.LpVariable(f"B_{name}", 0, 1)
+        once = self.problem.add_variable(f"B_{name}", 0, 1)
         for r, product in enumerate(products):
             self._add({once: 1, product: -1}, pulp.LpConstraintGE, 0, f"once_{name}_{r}")
         return once
@@ -157,7 +157,7 @@ class _Program:
     def _exposed(self) -> None:
         late = {x: seconds for x, seconds in self.late.items() if seconds}
         if any(seconds > 0 for seconds in late.values()):
-            exposed = pulp.LpVariable("E", 0)
+            exposed = self.problem.add_variable("E", 0)
             self.seconds[exposed] = 1.0 / self.scale
             negative = {x: -self.scale * seconds for x, seconds in late.items()}
             self._add({exposed: 1, **negative}, pulp.LpConstraintGE, 0, "exposed")

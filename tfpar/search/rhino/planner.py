@@ -242,8 +242,10 @@ class Search:
         if self.level == 2:
             return self._by_segments(space, roots), math.inf
         left = self.end - time.monotonic()
+        if left <= 0:
+            return self._by_segments(space, roots), math.inf
         try:
-            solution = solve(roots.network, max(0.1, min(left, PATIENCE_S)))
+            solution = solve(roots.network, min(left, PATIENCE_S))
         except NoSolution as error:
             if not error.timed_out:
                 raise
@@ -265,8 +267,11 @@ class Search:
         network: Network = roots.network
         split = space.data_parallel_picks()
         start = [split[i] for i in roots.kept]
-        tried = (top_level(network, cuts, part, start) for part in (0.0, 1.0))
-        return min(tried, key=network.cost)
+        try:
+            tried = (top_level(network, cuts, part, start) for part in (0.0, 1.0))
+            return min(tried, key=network.cost)
+        except NoSolution:
+            return solve(network, PATIENCE_S).picks
 
     def _found(self, chosen: Chosen, report: Report) -> Found:
         graph = self.model.prepared.graph

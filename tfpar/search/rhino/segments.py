@@ -105,11 +105,14 @@ def top_level(
         start: choices that are known.
 
     Raises:
-        NoSolution: a segment has no choices that can be.
+        NoSolution: neither can be: what was decided on the way barred all that came then.
     """
     run = _TopLevel(network, exposed)
-    tried = [run.improved(picks, cuts) for picks in (run.through(cuts), list(start))]
-    return min(tried, key=network.cost)
+    starts = [picks for picks in (run.through(cuts), list(start)) if picks is not None]
+    best = min((run.improved(picks, cuts) for picks in starts), key=network.cost)
+    if not np.isfinite(network.cost(best)):
+        raise NoSolution(False)
+    return best
 
 
 class _TopLevel:
@@ -127,8 +130,8 @@ class _TopLevel:
             for node in moves.nodes():
                 self.of_node[node].append(moves)
 
-    def through(self, cuts: Sequence[Segment]) -> list[int]:
-        """The choices of the best way through all segments."""
+    def through(self, cuts: Sequence[Segment]) -> list[int] | None:
+        """The choices of the best way through all segments, or None if none was found."""
         paths = [_Path((-1,) * len(self.nodes), 0.0)]
         for segment in cuts:
             reached: dict[int, _Path] = {}
@@ -137,7 +140,7 @@ class _TopLevel:
                     if end not in reached or found.seconds < reached[end].seconds:
                         reached[end] = found
             if not reached:
-                raise NoSolution(False)
+                return None
             paths = list(reached.values())
         return list(min(paths, key=lambda path: path.seconds).picks)
 
