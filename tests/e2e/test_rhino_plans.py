@@ -32,6 +32,10 @@ MODELS = {
     "resnet": SMALL["resnet"],
     "wide": lambda: SMALL["wide"](classes=1000),
     "bert": SMALL["bert"],
+    "dnabert": SMALL["dnabert"],
+    "unet": SMALL["unet"],
+    "vgg": SMALL["vgg"],
+    "wide_resnet": SMALL["wide_resnet"],
     "recurrent": recurrent,
 }
 
