@@ -20,6 +20,7 @@ from tfpar.propagation.partitioned import Anchors
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.rhino.cones import merge
+from tfpar.search.rhino.costs import Costs
 from tfpar.search.rhino.ilp import solve as solve_network
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.space import Given, Space, op_plans
@@ -54,7 +55,7 @@ def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, clus
     model, mesh, chosen = FoldedModel.of(problem, 2), Mesh.of([*ranks]), {}
     for axis in range(len(ranks)):
         space = Space(problem, model, mesh, axis, chosen, Given())
-        network = space.network()
+        network = Costs(space).network()
         roots = merge(network)
         picks = roots.whole(solve_network(roots.network).picks)
         assert network.cost(picks) == pytest.approx(solve_network(network).seconds, rel=1e-5)

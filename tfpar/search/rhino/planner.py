@@ -24,6 +24,7 @@ from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
+from tfpar.search.rhino.costs import Costs, with_split
 from tfpar.search.rhino.ilp import NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
@@ -171,7 +172,7 @@ class Search:
         self.end = end
         try:
             space, report = self._last_space()
-            network = space.network()
+            network = Costs(space).network()
             best = self._with_split(space, network, (), report)
         except NoSolution:
             return None
@@ -206,7 +207,7 @@ class Search:
             if self.mesh.shape[axis] == 1:
                 chosen = space.whole()
             else:
-                chosen, report = self._decided(space, space.network(), report)
+                chosen, report = self._decided(space, Costs(space).network(), report)
         return self._space(last, chosen), report
 
     def _space(self, axis: int, before: Chosen) -> Space:
@@ -232,7 +233,7 @@ class Search:
         Raises:
             NoSolution: the constraints leave none.
         """
-        chosen, report = self._decided(space, space.with_split(network, split), report)
+        chosen, report = self._decided(space, with_split(space, network, split), report)
         for axis in range(space.axis + 1, self.mesh.num_axes):
             chosen = self._space(axis, chosen).whole()
         return self._found(chosen, report)

@@ -1,4 +1,4 @@
-"""The network of a graph along one mesh axis: what its ops can do, and what that costs.
+"""What the ops of a graph can do along one mesh axis.
 
 Mesh axes are decided one after another (Rhino §4: recursively on each dimension of the mesh). Along
 the axes before, ops run as was chosen; along those behind nothing is split yet. Ops at one place of
@@ -8,22 +8,17 @@ a repeated block are one node, so that depth costs nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, REDUCED, Pricer, update_seconds
-from tfpar.ir.graph import Op, Tensor
-from tfpar.ir.roles import BACKWARD
+from tfpar.ir.graph import Op
 from tfpar.propagation.decide import Choice
 from tfpar.propagation.engine import Propagation, propagate
 from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned import Anchors, Decision, OpPlan, Reshard
-from tfpar.propagation.prepared import PINNED_DTYPES, REGION_TYPES, PreparedGraph
+from tfpar.propagation.partitioned import Anchors, Decision, OpPlan
+from tfpar.propagation.prepared import REGION_TYPES, PreparedGraph
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import Growth
-from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.ways import Candidate, Way, sizes_after, way_of
 from tfpar.spec import (
     Mesh,
@@ -32,7 +27,6 @@ from tfpar.spec import (
     Replicate,
     Shard,
     Spec,
-    SpecError,
     replicated,
 )
 
@@ -79,7 +73,6 @@ class Space:
         self.prepared: PreparedGraph = model.prepared
         self.graph = model.prepared.graph
         self.parts = mesh.shape[axis]
-        self.pricer = Pricer(mesh, problem.cluster, model.roles)
         self.engine = Propagation(
             self.prepared, mesh, Anchors(), False, frozenset(), frozenset()
         )  # fmt: skip
@@ -89,7 +82,6 @@ class Space:
         self.fed = {t.op for t in self.graph.inputs if t in fed}
         self.left_alone = frozenset(op for op in self.graph.ops if is_left_alone(op, self.prepared))
         self._decisions: dict[tuple, Decision] = {}
-        self._moved: dict[tuple, tuple[float, float]] = {}
         self.data_parallel = self._data_parallel()
         self.growth = self._grown()
         self.nodes, self.place = self._tied()
@@ -143,16 +135,11 @@ class Space:
     def _tied(self) -> tuple[list[list[Op]], dict[Op, int]]:
         """Nodes, each the ops that run alike, and the number of each op's node."""
         leader: dict[Op, Op] = {}
-        there, rules = set(self.graph.ops), self.prepared.rules
+        there = set(self.graph.ops)
         for row in self.model.folded.rows:
             ops = [op for op in row if op in there]
             for op in ops[1:]:
-                alike = rules[op] is rules[ops[0]] or op in self.variables
-                if (
-                    alike
-                    and self._given_of(op) == self._given_of(ops[0])
-                    and op not in self.left_alone
-                ):
+                if op not in self.left_alone and self._are_alike(ops[0], op):
                     leader[op] = ops[0]
         first = next((op for op in self.graph.ops if op in self.fed), None)
         nodes: list[list[Op]] = []
@@ -170,6 +157,15 @@ class Space:
             place[op] = place[head]
             nodes[place[head]].append(op)
         return nodes, place
+
+    def _are_alike(self, one: Op, other: Op) -> bool:
+        """Whether two ops at one place of a block have the same ways."""
+        rules = self.prepared.rules
+        return (
+            (rules[one] is rules[other] or one in self.variables)
+            and self._given_of(one) == self._given_of(other)
+            and self.before.get(one) == self.before.get(other)
+        )
 
     def _given_of(self, op: Op) -> list[Placement | None]:
         """What is given of a variable, or of the outputs of an op."""
@@ -193,7 +189,7 @@ class Space:
         for candidate in candidates:
             way = way_of(rule, candidate, sizes, self.parts)
             if any(candidate.split[0] == factor for factor in rule.expand):
-                decision = self._decision(op, way)
+                decision = self.decision(op, way)
                 made = tuple(spec[self.axis] for spec in decision.choice.out_specs)
                 way = dataclasses.replace(way, made=made, kept=made)
             found += self._kept(ops, way)
@@ -258,7 +254,7 @@ class Space:
             (*along, *rest) for along in zip(*(getattr(w, part) for w in ways), strict=True)
         )
 
-    def _decision(self, op: Op, way: Way) -> Decision:
+    def decision(self, op: Op, way: Way) -> Decision:
         before, rule = self.before.get(op, ()), self.prepared.rules[op]
         key = (rule, before, way.candidate)
         if key not in self._decisions:
@@ -267,175 +263,6 @@ class Space:
             choice = Choice(splits, self.specs(op, way, "needs"), self.specs(op, way, "made"))
             self._decisions[key] = self.engine.expanded(op, choice, choice.in_specs)
         return self._decisions[key]
-
-    # --- what it costs -----------------------------------------------------------
-
-    def network(self) -> Network:
-        """What the ways cost, and moving tensors between them."""
-        nodes = []
-        for number, ops in enumerate(self.nodes):
-            costs = [self._way_cost(ops, way) for way in self.ways[number]]
-            seconds, late = (np.array([c[i] for c in costs]) for i in range(2))
-            nodes.append(Node(ops[0].name, seconds, late))
-        return Network(nodes, self._all_moves())
-
-    def with_split(self, network: Network, names: Collection[str]) -> Network:
-        """`network` without the ways that leave the variables called so whole, where they have
-        others (§4.4)."""
-        nodes = list(network.nodes)
-        for number, ops in enumerate(self.nodes):
-            if any(op in self.variables and self.variables[op].name in names for op in ops):
-                whole = [isinstance(way.kept[0], Replicate) for way in self.ways[number]]
-                if not all(whole):
-                    seconds = np.where(whole, np.inf, nodes[number].seconds)
-                    nodes[number] = dataclasses.replace(nodes[number], seconds=seconds)
-        return Network(nodes, network.moves)
-
-    def _way_cost(self, ops: Sequence[Op], way: Way) -> tuple[float, float]:
-        """(seconds, late seconds) of all `ops` of a node."""
-        terms = self.pricer.zero()
-        seconds = 0.0
-        for op in ops:
-            if op in self.variables:
-                seconds += self._update_seconds(op, way)
-                continue
-            if op in self.fed:
-                # Nobody waits for it, but of equals a rank is to be fed only its part.
-                (spec,) = self.specs(op, way, "kept")
-                read = self.pricer.local_bytes(op.outputs[0], spec)
-                seconds += read / self.problem.cluster.device.memory_bandwidth
-                continue
-            if not op.inputs and op not in self.growth.candidates:
-                continue
-            if op in self.left_alone or op not in self.growth.candidates:
-                self._add_left_alone(terms, op, way)
-            else:
-                self.pricer.add_op(terms, op, self.prepared.rules[op], self._decision(op, way))
-            made, kept = self.specs(op, way, "made"), self.specs(op, way, "kept")
-            for tensor, source, target in zip(op.outputs, made, kept, strict=True):
-                if source != target:  # along this axis, or one before
-                    try:
-                        self.pricer.add_reshard(terms, Reshard(tensor, source, target))
-                    except SpecError:
-                        return np.inf, 0.0
-        more, late = self._parts(terms)
-        return seconds + more, late
-
-    def _add_left_alone(self, terms: np.ndarray, op: Op, way: Way) -> None:
-        """What an op costs that propagation decides: about what it costs where only the batch is
-        split, or nothing is."""
-        decision = self.data_parallel[op]
-        split = way.needs == tuple(spec[0] for spec in decision.choice.in_specs)
-        single = Pricer(Mesh(("data",), (self.parts,)), self.problem.cluster, self.model.roles)
-        part = single.zero()
-        single.add_op(part, op, self.prepared.rules[op], decision)
-        times = 1.0 if split else float(self.parts)
-        for before in self.before.get(op, ()):
-            if any(not isinstance(p, Replicate) for p in before.needs):
-                times /= self.parts
-        terms[COMPUTE : COMPUTE + 3] += times * part[COMPUTE : COMPUTE + 3]
-
-    def _update_seconds(self, op: Op, way: Way) -> float:
-        variable = self.variables[op]
-        if self.problem.state_ratio is None or not variable.trainable:
-            return 0.0
-        (spec,) = self.specs(op, way, "kept")
-        weight, _ = self.pricer.stored_bytes(variable, spec, self.problem.state_ratio)
-        return update_seconds(weight, self.problem.state_ratio, self.problem.cluster)
-
-    def _parts(self, terms: np.ndarray) -> tuple[float, float]:
-        """(seconds, late seconds) of a vector of terms."""
-        seconds = float(terms[COMPUTE : COMPUTE + 3].sum())
-        seconds += float(terms[COMMUNICATION : COMMUNICATION + 3].sum())
-        late = float(terms[DEFERRED]) - self.problem.cluster.overlap * float(
-            terms[COMPUTE + BACKWARD]
-        )
-        for mask in np.flatnonzero(terms[REDUCED:]):
-            axes = tuple(a for a in range(self.mesh.num_axes) if int(mask) >> a & 1)
-            late += float(terms[REDUCED + mask]) * self.pricer.seconds_per_byte(axes)
-        return seconds, late
-
-    def _all_moves(self) -> list[Moves]:
-        found: dict[tuple, list[np.ndarray]] = {}
-        described: dict[tuple, Moves] = {}
-        outputs = set(self.graph.outputs)
-        for op in self.graph.ops:
-            if op not in self.place:
-                continue
-            for tensor in op.outputs:
-                readers = self.prepared.consumers.get(tensor, ())
-                moves = self._moves(op, tensor, readers, tensor in outputs)
-                if moves is None:
-                    continue
-                key = (
-                    moves.source, moves.made.tobytes(), moves.seconds.shape,
-                    tuple((n, needs.tobytes()) for n, needs in moves.readers),
-                )  # fmt: skip
-                found.setdefault(key, []).append(np.stack([moves.seconds, moves.late]))
-                described[key] = moves
-        return [
-            dataclasses.replace(described[key], seconds=sum(m[0] for m in tables),
-                                late=sum(m[1] for m in tables))
-            for key, tables in found.items()
-        ]  # fmt: skip
-
-    def _moves(
-        self, op: Op, tensor: Tensor, readers: Collection[Op], is_output: bool
-    ) -> Moves | None:
-        states: dict[Spec, int] = {}
-        source = self.place[op]
-        made = [
-            states.setdefault(self.specs(op, way, "kept")[tensor.index], len(states))
-            for way in self.ways[source]
-        ]
-        needed: dict[Spec, int] = {}
-        reading: dict[tuple[int, bytes], tuple[int, np.ndarray]] = {}
-        for reader in readers:
-            if reader not in self.place:
-                continue
-            node = self.place[reader]
-            for position, read in enumerate(reader.inputs):
-                if read is tensor:
-                    needs = np.array(
-                        [
-                            needed.setdefault(
-                                self.specs(reader, way, "needs")[position], len(needed)
-                            )
-                            for way in self.ways[node]
-                        ]
-                    )
-                    reading.setdefault((node, needs.tobytes()), (node, needs))
-        if is_output:
-            # Whoever makes it needs it whole, whatever it chooses.
-            whole = needed.setdefault(replicated(self.mesh.num_axes), len(needed))
-            reading[source, b"output"] = source, np.full(len(made), whole)
-        costs = [[self._move(tensor, p, q) for q in needed] for p in states]
-        table = np.array(costs).reshape(len(states), len(needed), 2)
-        if not reading or not table.any():
-            return None
-        return Moves(
-            source, np.array(made), tuple(reading.values()), table[..., 0], table[..., 1]
-        )  # fmt: skip
-
-    def _move(self, tensor: Tensor, source: Spec, target: Spec) -> tuple[float, float]:
-        """(seconds, late seconds) of moving `tensor`; infinite where it cannot be."""
-        if source == target:
-            return 0.0, 0.0
-        if tensor.dtype in PINNED_DTYPES:
-            return np.inf, 0.0
-        roles = self.model.roles
-        key = (
-            tuple(tensor.shape or ()), tensor.dtype, roles.carried.get(tensor), source, target,
-            roles.phase[tensor.op], tensor in roles.deferrable, roles.times.get(tensor.op, 1),
-        )  # fmt: skip
-        if key not in self._moved:
-            terms = self.pricer.zero()
-            try:
-                self.pricer.add_reshard(terms, Reshard(tensor, source, target))
-                self._moved[key] = self._parts(terms)
-            except SpecError:
-                self._moved[key] = np.inf, 0.0
-        return self._moved[key]
 
     # --- what is chosen ----------------------------------------------------------
 

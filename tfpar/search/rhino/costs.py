@@ -1,0 +1,204 @@
+"""What the ways of a space cost: its network (Rhino §4.2).
+
+The terms are the evaluator's (`cost.evaluate`): what ops take, what moves between them, and the
+gradients' all-reduces, which the backward pass hides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, REDUCED, Pricer, update_seconds
+from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.roles import BACKWARD
+from tfpar.propagation.partitioned import Reshard
+from tfpar.propagation.prepared import PINNED_DTYPES
+from tfpar.search.rhino.network import Moves, Network, Node
+from tfpar.search.rhino.space import Space
+from tfpar.search.rhino.ways import Way
+from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated
+
+
+class Costs:
+    """What the ways of `space` cost, and moving tensors between them."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
+        self._moved: dict[tuple, tuple[float, float]] = {}
+
+    def network(self) -> Network:
+        """What the ways cost, and moving tensors between them."""
+        nodes = []
+        for number, ops in enumerate(self.space.nodes):
+            costs = [self._way_cost(ops, way) for way in self.space.ways[number]]
+            seconds, late = (np.array([c[i] for c in costs]) for i in range(2))
+            nodes.append(Node(ops[0].name, seconds, late))
+        return Network(nodes, self._all_moves())
+
+    def _way_cost(self, ops: Sequence[Op], way: Way) -> tuple[float, float]:
+        """(seconds, late seconds) of all `ops` of a node."""
+        terms = self.pricer.zero()
+        seconds = 0.0
+        for op in ops:
+            if op in self.space.variables:
+                seconds += self._update_seconds(op, way)
+                continue
+            if op in self.space.fed:
+                # Nobody waits for it, but of equals a rank is to be fed only its part.
+                (spec,) = self.space.specs(op, way, "kept")
+                read = self.pricer.local_bytes(op.outputs[0], spec)
+                seconds += read / self.space.problem.cluster.device.memory_bandwidth
+                continue
+            if not op.inputs and op not in self.space.growth.candidates:
+                continue
+            if op in self.space.left_alone or op not in self.space.growth.candidates:
+                self._add_left_alone(terms, op, way)
+            else:
+                self.pricer.add_op(
+                    terms, op, self.space.prepared.rules[op], self.space.decision(op, way)
+                )
+            made, kept = self.space.specs(op, way, "made"), self.space.specs(op, way, "kept")
+            for tensor, source, target in zip(op.outputs, made, kept, strict=True):
+                if source != target:  # along this axis, or one before
+                    try:
+                        self.pricer.add_reshard(terms, Reshard(tensor, source, target))
+                    except SpecError:
+                        return np.inf, 0.0
+        more, late = self._parts(terms)
+        return seconds + more, late
+
+    def _add_left_alone(self, terms: np.ndarray, op: Op, way: Way) -> None:
+        """What an op costs that propagation decides: about what it costs where only the batch is
+        split, or nothing is."""
+        decision = self.space.data_parallel[op]
+        split = way.needs == tuple(spec[0] for spec in decision.choice.in_specs)
+        single = Pricer(
+            Mesh(("data",), (self.space.parts,)), self.space.problem.cluster, self.space.model.roles
+        )
+        part = single.zero()
+        single.add_op(part, op, self.space.prepared.rules[op], decision)
+        times = 1.0 if split else float(self.space.parts)
+        before = self.space.before.get(op, ())
+        for along, parts in zip(before, self.space.mesh.shape, strict=False):
+            if any(not isinstance(p, Replicate) for p in along.needs):
+                times /= parts
+        terms[COMPUTE : COMPUTE + 3] += times * part[COMPUTE : COMPUTE + 3]
+
+    def _update_seconds(self, op: Op, way: Way) -> float:
+        variable = self.space.variables[op]
+        if self.space.problem.state_ratio is None or not variable.trainable:
+            return 0.0
+        (spec,) = self.space.specs(op, way, "kept")
+        weight, _ = self.pricer.stored_bytes(variable, spec, self.space.problem.state_ratio)
+        return update_seconds(weight, self.space.problem.state_ratio, self.space.problem.cluster)
+
+    def _parts(self, terms: np.ndarray) -> tuple[float, float]:
+        """(seconds, late seconds) of a vector of terms."""
+        seconds = float(terms[COMPUTE : COMPUTE + 3].sum())
+        seconds += float(terms[COMMUNICATION : COMMUNICATION + 3].sum())
+        late = float(terms[DEFERRED]) - self.space.problem.cluster.overlap * float(
+            terms[COMPUTE + BACKWARD]
+        )
+        for mask in np.flatnonzero(terms[REDUCED:]):
+            axes = tuple(a for a in range(self.space.mesh.num_axes) if int(mask) >> a & 1)
+            late += float(terms[REDUCED + mask]) * self.pricer.seconds_per_byte(axes)
+        return seconds, late
+
+    def _all_moves(self) -> list[Moves]:
+        found: dict[tuple, list[np.ndarray]] = {}
+        described: dict[tuple, Moves] = {}
+        outputs = set(self.space.graph.outputs)
+        for op in self.space.graph.ops:
+            if op not in self.space.place:
+                continue
+            for tensor in op.outputs:
+                readers = self.space.prepared.consumers.get(tensor, ())
+                moves = self._moves(op, tensor, readers, tensor in outputs)
+                if moves is None:
+                    continue
+                key = (
+                    moves.source, moves.made.tobytes(), moves.seconds.shape,
+                    tuple((n, needs.tobytes()) for n, needs in moves.readers),
+                )  # fmt: skip
+                found.setdefault(key, []).append(np.stack([moves.seconds, moves.late]))
+                described[key] = moves
+        return [
+            dataclasses.replace(described[key], seconds=sum(m[0] for m in tables),
+                                late=sum(m[1] for m in tables))
+            for key, tables in found.items()
+        ]  # fmt: skip
+
+    def _moves(
+        self, op: Op, tensor: Tensor, readers: Collection[Op], is_output: bool
+    ) -> Moves | None:
+        states: dict[Spec, int] = {}
+        source = self.space.place[op]
+        made = [
+            states.setdefault(self.space.specs(op, way, "kept")[tensor.index], len(states))
+            for way in self.space.ways[source]
+        ]
+        needed: dict[Spec, int] = {}
+        reading: dict[tuple[int, bytes], tuple[int, np.ndarray]] = {}
+        for reader in readers:
+            if reader not in self.space.place:
+                continue
+            node = self.space.place[reader]
+            for position, read in enumerate(reader.inputs):
+                if read is tensor:
+                    needs = np.array(
+                        [
+                            needed.setdefault(
+                                self.space.specs(reader, way, "needs")[position], len(needed)
+                            )
+                            for way in self.space.ways[node]
+                        ]
+                    )
+                    reading.setdefault((node, needs.tobytes()), (node, needs))
+        if is_output:
+            # Whoever makes it needs it whole, whatever it chooses.
+            whole = needed.setdefault(replicated(self.space.mesh.num_axes), len(needed))
+            reading[source, b"output"] = source, np.full(len(made), whole)
+        costs = [[self._move(tensor, p, q) for q in needed] for p in states]
+        table = np.array(costs).reshape(len(states), len(needed), 2)
+        if not reading or not table.any():
+            return None
+        return Moves(
+            source, np.array(made), tuple(reading.values()), table[..., 0], table[..., 1]
+        )  # fmt: skip
+
+    def _move(self, tensor: Tensor, source: Spec, target: Spec) -> tuple[float, float]:
+        """(seconds, late seconds) of moving `tensor`; infinite where it cannot be."""
+        if source == target:
+            return 0.0, 0.0
+        if tensor.dtype in PINNED_DTYPES:
+            return np.inf, 0.0
+        roles = self.space.model.roles
+        key = (
+            tuple(tensor.shape or ()), tensor.dtype, roles.carried.get(tensor), source, target,
+            roles.phase[tensor.op], tensor in roles.deferrable, roles.times.get(tensor.op, 1),
+        )  # fmt: skip
+        if key not in self._moved:
+            terms = self.pricer.zero()
+            try:
+                self.pricer.add_reshard(terms, Reshard(tensor, source, target))
+                self._moved[key] = self._parts(terms)
+            except SpecError:
+                self._moved[key] = np.inf, 0.0
+        return self._moved[key]
+
+
+def with_split(space: Space, network: Network, names: Collection[str]) -> Network:
+    """`network` without the ways that leave the variables called so whole, where they have
+    others (§4.4)."""
+    nodes = list(network.nodes)
+    for number, ops in enumerate(space.nodes):
+        if any(op in space.variables and space.variables[op].name in names for op in ops):
+            whole = [isinstance(way.kept[0], Replicate) for way in space.ways[number]]
+            if not all(whole):
+                seconds = np.where(whole, np.inf, nodes[number].seconds)
+                nodes[number] = dataclasses.replace(nodes[number], seconds=seconds)
+    return Network(nodes, network.moves)
