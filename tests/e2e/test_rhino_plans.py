@@ -31,7 +31,6 @@ MODELS = {
     "gshard_moe": SMALL["gshard_moe"],
     "resnet": SMALL["resnet"],
     "wide": lambda: SMALL["wide"](classes=1000),
-    "bert": SMALL["bert"],
     "dnabert": SMALL["dnabert"],
     "unet": SMALL["unet"],
     "vgg": SMALL["vgg"],

@@ -55,8 +55,12 @@ def test_planners_by_name():
     assert isinstance(find_planner("tap"), TapPlanner)
     own = TapPlanner(3)
     assert find_planner(own) is own and find_planner(None) is None
-    with pytest.raises(TfparError, match="no planner 'best'. There are 'tap'; None searches"):
+    with pytest.raises(TfparError, match="no planner 'best'. There are 'tap', 'rhino'; None"):
         find_planner("best")
+    rhino = find_planner("rhino", level=2, search_seconds=9.0)
+    assert (rhino.name, rhino.search_seconds) == ("rhino level 2", 9.0)
+    with pytest.raises(TfparError, match="search_seconds is for planner='rhino'"):
+        find_planner("tap", search_seconds=9.0)
 
 
 @pytest.mark.parametrize("ask", [planned, lambda **a: tap.auto_parallel(MESH, **a)])

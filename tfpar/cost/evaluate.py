@@ -282,7 +282,10 @@ class Pricer:
             busy, last = 0.0, 0.0
             for num_bytes, axes in groups:
                 full, rest = divmod(num_bytes, bucket)
-                one, other = self._all_reduce(axes, bucket), self._all_reduce(axes, rest)
+                one, other = (
+                    self.all_reduce_seconds(axes, bucket),
+                    self.all_reduce_seconds(axes, rest),
+                )
                 busy += full * one + (other if rest else 0.0)
                 last = max(last, one if full else other)
             hidden = min(hideable * (1.0 - min(bucket / total, 1.0)), busy - last)
@@ -295,9 +298,10 @@ class Pricer:
 
     def seconds_per_byte(self, axes: tuple[int, ...]) -> float:
         """What a byte to all-reduce takes, of so many that starting it is nothing."""
-        return self._all_reduce(axes, _LARGE) / _LARGE
+        return self.all_reduce_seconds(axes, _LARGE) / _LARGE
 
-    def _all_reduce(self, axes: tuple[int, ...], num_bytes: float) -> float:
+    def all_reduce_seconds(self, axes: tuple[int, ...], num_bytes: float) -> float:
+        """What one all-reduce over mesh axes `axes` takes, in seconds."""
         return collective_seconds("all_reduce", axes, num_bytes, self.mesh, self.cluster)
 
     def cost(self, terms: np.ndarray, weight_bytes: float = 0.0, state_bytes: float = 0.0) -> Cost:

@@ -46,6 +46,7 @@ from tfpar.spec import (
     Spec,
     SpecError,
     format_spec,
+    local_shape,
     replicated,
 )
 
@@ -250,10 +251,21 @@ class Propagation:
             decision = None
             if choice is not None:
                 decision = self.expanded(op, choice, choice.in_specs)
-                if decision.choice.out_specs != planned.made:
+                if decision.choice.out_specs != planned.made or not self._can_keep(op, planned):
                     decision = None
             self.prepared.memo[key] = decision
         return self.prepared.memo[key]
+
+    def _can_keep(self, op: Op, planned: OpPlan) -> bool:
+        """Whether the outputs of `op` can lie as planned: their sizes may be others."""
+        try:
+            for tensor, made, kept in zip(op.outputs, planned.made, planned.kept, strict=True):
+                shape = tuple(tensor.shape or ())
+                local_shape(shape, kept, self.mesh)
+                lower_reshard(shape, made, kept, self.mesh)
+        except SpecError:
+            return False
+        return True
 
     def _visit_known(self, op: Op) -> bool:
         """The short way for what is nearly all of a graph: an op that decided so before."""

@@ -23,10 +23,16 @@ from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated
 
 
 class Costs:
-    """What the ways of `space` cost, and moving tensors between them."""
+    """What the ways of `space` cost, and moving tensors between them.
 
-    def __init__(self, space: Space) -> None:
+    Args:
+        packed: gradients are so many that starting their all-reduces, in buckets, is nothing;
+            otherwise each counts with its start.
+    """
+
+    def __init__(self, space: Space, packed: bool = True) -> None:
         self.space = space
+        self.packed = packed
         self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
         self._moved: dict[tuple, tuple[float, float]] = {}
 
@@ -105,7 +111,11 @@ class Costs:
         )
         for mask in np.flatnonzero(terms[REDUCED:]):
             axes = tuple(a for a in range(self.space.mesh.num_axes) if int(mask) >> a & 1)
-            late += float(terms[REDUCED + mask]) * self.pricer.seconds_per_byte(axes)
+            num_bytes = float(terms[REDUCED + mask])
+            if self.packed:
+                late += num_bytes * self.pricer.seconds_per_byte(axes)
+            else:
+                late += self.pricer.all_reduce_seconds(axes, num_bytes)
         return seconds, late
 
     def _all_moves(self) -> list[Moves]:

@@ -34,7 +34,10 @@ from tfpar.spec import Mesh, PlanError, Shard, Spec, TfparError, replicated
 
 LEVELS = (2, 3)
 
-PATIENCE_S = 60.0
+SURPRISE = 1.005
+"""How much longer than the network says a step may take before late work is taken to be exposed."""
+
+PATIENCE_S = 20.0
 """What an integer program may take, in seconds, where no time is set for the search."""
 
 
@@ -207,14 +210,16 @@ class Search:
             if self.mesh.shape[axis] == 1:
                 chosen = space.whole()
             else:
-                chosen, report = self._decided(space, Costs(space).network(), report)
+                chosen, report, _ = self._decided(space, Costs(space).network(), report)
         return self._space(last, chosen), report
 
     def _space(self, axis: int, before: Chosen) -> Space:
         return Space(self.problem, self.model, self.mesh, axis, before, self._given(axis))
 
-    def _decided(self, space: Space, network: Network, report: Report) -> tuple[Chosen, Report]:
-        """The axis of `space` decided too, and `report` with what that was like."""
+    def _decided(
+        self, space: Space, network: Network, report: Report
+    ) -> tuple[Chosen, Report, float]:
+        """The axis of `space` decided too, `report` with what that was like, and the seconds."""
         roots = merge(network)
         picks, gap = self._solved(space, roots)
         report = dataclasses.replace(
@@ -223,7 +228,8 @@ class Search:
         if self.problem.progress is not None:
             along = f"{self.mesh}, along {self.mesh.axis_names[space.axis]}"
             self.problem.progress(along, len(space.nodes))
-        return space.chosen(roots.whole(picks)), report
+        whole = roots.whole(picks)
+        return space.chosen(whole), report, network.cost(whole)
 
     def _with_split(
         self, space: Space, network: Network, split: Sequence[str], report: Report
@@ -233,10 +239,22 @@ class Search:
         Raises:
             NoSolution: the constraints leave none.
         """
-        chosen, report = self._decided(space, with_split(space, network, split), report)
+        narrowed = with_split(space, network, split)
+        found, seconds = self._along_last(space, narrowed, report)
+        if found.cost.seconds > SURPRISE * (seconds + self.problem.cluster.step_s):
+            # Gradients of less than a bucket hide behind nothing, and starting them is something.
+            alone = with_split(space, Costs(space, packed=False).network(), split)
+            for other in (narrowed, alone):
+                tried, _ = self._along_last(space, other.exposed(), report)
+                found = min(found, tried, key=lambda f: f.cost.seconds)
+        return found
+
+    def _along_last(self, space: Space, network: Network, report: Report) -> tuple[Found, float]:
+        """The plan with the last axis decided by `network`, and what that says it takes."""
+        chosen, report, seconds = self._decided(space, network, report)
         for axis in range(space.axis + 1, self.mesh.num_axes):
             chosen = self._space(axis, chosen).whole()
-        return self._found(chosen, report)
+        return self._found(chosen, report), seconds
 
     def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
         """Choices of the roots, and the gap that they leave."""

@@ -165,6 +165,11 @@ class Space:
             (rules[one] is rules[other] or one in self.variables)
             and self._given_of(one) == self._given_of(other)
             and self.before.get(one) == self.before.get(other)
+            and all(  # what reads a variable lies as it does
+                self._are_alike(a.op, b.op)
+                for a, b in zip(one.inputs, other.inputs, strict=True)
+                if a.dtype == "resource"
+            )
         )
 
     def _given_of(self, op: Op) -> list[Placement | None]:
