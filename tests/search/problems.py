@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import pytest
 
 import tfpar as tap
 from benchmarks.models import batch_of, compile_model
@@ -60,6 +61,14 @@ def price(problem: Problem, plan: Plan) -> Cost:
     partitioned = partition(problem, plan)
     roles = Roles.of(partitioned.graph, times=dict.fromkeys(problem.stand_ins, 0))
     return evaluate(partitioned, problem.cluster, roles, problem.state_ratio)
+
+
+def assert_priced_as_a_whole(problem: Problem, plan: Plan) -> None:
+    """A plan costs, and stores, what the evaluator says of the whole, unfolded model."""
+    cost = price(problem, plan)
+    assert plan.cost is not None
+    assert plan.cost.seconds == pytest.approx(cost.seconds, rel=1e-4)
+    assert plan.cost.memory_bytes == pytest.approx(cost.memory_bytes, rel=0.05)
 
 
 def laid(plan: Plan, ending: str) -> set[str]:

@@ -10,7 +10,14 @@ import pytest
 import tfpar as tap
 from benchmarks.models import SMALL, compile_model, gpt, wide
 from tests.clusters import joined_by
-from tests.search.problems import Captured, assignments, laid, partition, price
+from tests.search.problems import (
+    Captured,
+    assert_priced_as_a_whole,
+    assignments,
+    laid,
+    partition,
+    price,
+)
 from tfpar.cluster.named import find_cluster
 from tfpar.cluster.network import Link
 from tfpar.plans import plan_from_constraints
@@ -115,10 +122,7 @@ def test_folding_loses_no_quality(name):
 @pytest.mark.parametrize("name", FOLDED)
 def test_what_the_plan_costs_is_what_the_evaluator_says_of_the_whole_model(name):
     problem = Captured.of(FOLDED[name], 8).problem([2, 2], "rhino-m8")
-    plan = solve(problem)
-    cost = price(problem, plan)
-    assert plan.cost.seconds == pytest.approx(cost.seconds, rel=1e-4)
-    assert plan.cost.memory_bytes == pytest.approx(cost.memory_bytes, rel=0.05)
+    assert_priced_as_a_whole(problem, solve(problem))
 
 
 # --- judgement --------------------------------------------------------------------------

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.plans import Plan
 from tfpar.spec import Mesh, Replicate, Shard, Spec
-
-if TYPE_CHECKING:
-    from tfpar.plans import Plan
 
 Progress = Callable[[str, int], None]
 """Told of a search: (what is being searched, plans priced so far)."""
@@ -81,6 +79,16 @@ class Problem:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     progress: Progress | None = None
+
+    def plan(self, **found: Any) -> Plan:
+        """The plan of what a planner has `found`, with what the problem says of it."""
+        return Plan(
+            tensors={name: given.spec for name, given in self.tensors.items()},
+            constraints=self.constraints,
+            fingerprint=self.fingerprint,
+            cluster=self.cluster,
+            **found,
+        )
 
 
 def free_layouts(mesh: Mesh) -> list[Layout]:

@@ -110,15 +110,11 @@ def _plan(
         for search in searches
         if search.layout != layout and not search.key[0]
     )
-    return Plan(
+    return problem.plan(
         mesh=layout.mesh,
         batch_axes=tuple(layout.mesh.axis_names[a] for a in layout.batch_axes),
         variables=variables,
-        tensors={name: given.spec for name, given in problem.tensors.items()},
-        constraints=problem.constraints,
-        fingerprint=problem.fingerprint,
         planner=planner,
-        cluster=problem.cluster,
         cost=found.cost,
         layouts=tuple((name, seconds) for seconds, name in others),
     )

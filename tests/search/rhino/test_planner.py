@@ -11,7 +11,7 @@ import pytest
 import tfpar as tap
 from benchmarks.models import SMALL, compile_model
 from tests.clusters import device, two_levels
-from tests.search.problems import Captured, laid, partition, price
+from tests.search.problems import Captured, assert_priced_as_a_whole, laid, partition, price
 from tests.search.test_tap import EXHAUSTIVE, FOLDED, rows
 from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import evaluate
@@ -104,10 +104,7 @@ def solve_tap(problem):
 )
 def test_what_the_plan_costs_is_what_the_evaluator_says_of_the_whole_model(name):
     problem = Captured.of(FOLDED[name], 8).problem([2, 2], "rhino-m8")
-    plan = solve(problem)
-    cost = price(problem, plan)
-    assert plan.cost.seconds == pytest.approx(cost.seconds, rel=1e-4)
-    assert plan.cost.memory_bytes == pytest.approx(cost.memory_bytes, rel=0.05)
+    assert_priced_as_a_whole(problem, solve(problem))
 
 
 # --- constraints ------------------------------------------------------------------------

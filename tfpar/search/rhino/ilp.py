@@ -33,6 +33,9 @@ import pulp
 
 from tfpar.search.rhino.network import Moves, Network
 
+PATIENCE_S = 20.0
+"""What a program may take, in seconds, where no time is set for the search."""
+
 GAP = 1e-6
 """The relative gap at which a solution counts as optimal."""
 

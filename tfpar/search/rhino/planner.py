@@ -25,7 +25,7 @@ from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, with_split
-from tfpar.search.rhino.ilp import NoSolution, solve
+from tfpar.search.rhino.ilp import PATIENCE_S, NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import critical_ops, depths, segments, top_level
@@ -36,9 +36,6 @@ LEVELS = (2, 3)
 
 SURPRISE = 1.005
 """How much longer than the network says a step may take before late work is taken to be exposed."""
-
-PATIENCE_S = 20.0
-"""What an integer program may take, in seconds, where no time is set for the search."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +110,7 @@ class RhinoPlanner:
         """The best plan of all shapes of the mesh.
 
         Raises:
-            PlanError: nothing satisfies the constraints.
+            PlanError: nothing satisfies the constraints, or nothing was found in time.
         """
         end = math.inf if self.search_seconds is None else time.monotonic() + self.search_seconds
         with collection_paused():
@@ -177,13 +174,21 @@ class Search:
             space, report = self._last_space()
             network = Costs(space).network()
             best = self._with_split(space, network, (), report)
-        except NoSolution:
+        except NoSolution as error:
+            if error.timed_out:
+                raise PlanError(
+                    f"No plan was found in time on {self.mesh}. Give the search more "
+                    f"search_seconds, or use planner='tap'."
+                ) from error
             return None
         limit = self.problem.cluster.device.memory_bytes
         if best.cost.memory_bytes <= limit:
             return best
         weights = self._by_size()
-        found = self._with_split(space, network, weights, report)
+        try:
+            found = self._with_split(space, network, weights, report)
+        except NoSolution:  # in this network, whole weights are the only ones that can be
+            return best
         if found.cost.memory_bytes > limit:
             return min(best, found, key=lambda f: f.cost.memory_bytes)
         few, many = 0, len(weights)
@@ -342,15 +347,11 @@ def _plan(problem: Problem, model: FoldedModel, found: Sequence[Found], planner:
             tuple(variable.shape), variable.dtype, variable.trainable, spec,
             why if spec is not None else "",
         )  # fmt: skip
-    return Plan(
+    return problem.plan(
         mesh=best.mesh,
         batch_axes=best.batch_axes,
         variables=variables,
-        tensors={name: given.spec for name, given in problem.tensors.items()},
-        constraints=problem.constraints,
-        fingerprint=problem.fingerprint,
         planner=planner,
-        cluster=problem.cluster,
         cost=best.cost,
         layouts=tuple((str(f.mesh), f.cost.seconds) for f in found[1:]),
         ops={

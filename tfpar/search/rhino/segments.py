@@ -21,17 +21,15 @@ import numpy as np
 
 from tfpar.ir.graph import Graph, Op
 from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import NoSolution, solve
+from tfpar.search.rhino.ilp import PATIENCE_S, NoSolution, solve
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.tables import TooLarge, best_for_each
 
 
 def critical_ops(graph: Graph, is_intensive: Callable[[Op], bool]) -> list[Op]:
     """The compute-intensive ops of the backbone, in the order in which they run."""
-    earliest: dict[Op, int] = {}
+    earliest = depths(graph)
     latest: dict[Op, int] = {}
-    for op in graph.ops:
-        earliest[op] = 1 + max((earliest[t.op] for t in op.inputs), default=-1)
     readers = graph.consumers()
     end = max(earliest.values(), default=0)
     for op in reversed(graph.ops):
@@ -256,7 +254,7 @@ def _solved(network: Network, last: int, choice: int | None) -> tuple[float, tup
     narrowed = Network(nodes, network.moves)
     roots = merge(narrowed)
     try:
-        picks = tuple(roots.whole(solve(roots.network).picks if roots.kept else ()))
+        picks = tuple(roots.whole(solve(roots.network, PATIENCE_S).picks if roots.kept else ()))
     except NoSolution:
         return np.inf, ()
     return narrowed.cost(picks), picks

@@ -217,7 +217,11 @@ class Space:
         wanted: dict[Placement, None] = {Replicate(): None, way.made[0]: None}
         for op in ops:
             wanted.update(
-                {p: None for p in self.growth.placements[op.outputs[0]] if isinstance(p, Shard)}
+                {
+                    p: None
+                    for p in self.growth.placements.get(op.outputs[0], ())
+                    if isinstance(p, Shard)
+                }
             )
         return [dataclasses.replace(way, kept=(p,)) for p in wanted]
 
