@@ -132,3 +132,14 @@ def test_a_batch_of_another_size_trains_as_on_one_device():
     )  # fmt: skip
     plain = train(lambda: build("gpt"), data, batch_size=BATCH, start=trained("gpt")[1].start)
     assert_same(parallel, plain)
+
+
+@pytest.mark.parametrize("name", ["wide", pytest.param("gpt", marks=pytest.mark.slow)])
+def test_a_plan_of_ops_trains_in_chunks(name):
+    _, plain = trained(name)
+    parallel = train(
+        lambda: build(name), data_of(name), mesh=MESH, planner="rhino", cluster=COMPUTE_BOUND,
+        batch_size=BATCH, start=plain.start, options={"chunks": 2},
+    )  # fmt: skip
+    assert_same(parallel, plain)
+    assert tap.plan_of(parallel.model).ops

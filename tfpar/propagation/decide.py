@@ -93,6 +93,7 @@ def choose(
     mesh: Mesh,
     whole_axes: Collection[int] = (),
     *,
+    planned: Choice | None = None,
     sparse: bool = False,
     deferred: bool = False,
 ) -> Choice:
@@ -100,6 +101,7 @@ def choose(
 
     Args:
         whole_axes: mesh axes along which the op must replicate.
+        planned: how it runs along the first mesh axes, if that is given.
         sparse: its outputs are reduced for its sake, if it leaves them partial (see `OpRule`).
         deferred: its outputs are better carried on than reduced, if it leaves them partial.
 
@@ -115,10 +117,13 @@ def choose(
         placed = [
             _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
         ]
-        split, group, reduction = _choose_axis(
-            rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes,
-            sparse, deferred,
-        )  # fmt: skip
+        if planned is not None and axis < len(planned.splits):
+            split, group, reduction = _along(planned, axis)
+        else:
+            split, group, reduction = _choose_axis(
+                rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes,
+                sparse, deferred,
+            )  # fmt: skip
         splits.append(split)
         takes.append(group)
         reductions.append(reduction)
@@ -160,11 +165,9 @@ def choice_of(
                 split = found
                 break
         else:
-            group = tuple(i for i, s in enumerate(in_specs) if isinstance(s[axis], Partial))
+            group, reduction = _carried(in_specs, axis)
             if group:
-                carried = in_specs[group[0]][axis]
-                assert isinstance(carried, Partial)
-                split, reduction = (CARRY, PLAIN), carried.op
+                split = CARRY, PLAIN
                 if not may_carry(rule, group, reduction):
                     return None
         splits.append(split)
@@ -181,6 +184,18 @@ def choice_of(
     stands_for_others = any(factor in rule.expand for factor, _ in chosen)
     fits_outputs = stands_for_others or choice.out_specs == tuple(made)
     return choice if choice.in_specs == tuple(in_specs) and fits_outputs else None
+
+
+def _along(choice: Choice, axis: int) -> tuple[Split, tuple[int, ...], str]:
+    """How `choice` runs along one mesh axis, and through which inputs what Partials pass."""
+    split = choice.splits[axis]
+    return split, *(_carried(choice.in_specs, axis) if split[0] == CARRY else ((), "sum"))
+
+
+def _carried(in_specs: Sequence[Spec], axis: int) -> tuple[tuple[int, ...], str]:
+    """The inputs that are Partial along a mesh axis, and by what reduction."""
+    found = [(i, p.op) for i, s in enumerate(in_specs) if isinstance(p := s[axis], Partial)]
+    return tuple(i for i, _ in found), found[0][1] if found else "sum"
 
 
 def may_split(rule: OpRule, split: Split, sizes: Sequence[int]) -> bool:

@@ -228,14 +228,20 @@ class Propagation:
 
     def visit_planned(self, op: Op, planned: OpPlan) -> bool:
         """Run `op` as the plan says; False if it cannot."""
-        decision = self.decision_as(op, planned)
+        ends = planned.num_axes < self.mesh.num_axes
+        decision = self._continued(op, planned) if ends else self.decision_as(op, planned)
         if decision is None:
             return False
         for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
             pinned = tensor.dtype in PINNED_DTYPES
             if pinned and self.specs[tensor] is not FREE and self.specs[tensor] != need:
                 return False
-        self._record(op, decision, planned.kept)
+        outputs = zip(op.outputs, decision.choice.out_specs, planned.kept, strict=True)
+        kept = [
+            (*spec, *self._resolved(tensor, made)[len(spec) :]) if ends else spec
+            for tensor, made, spec in outputs
+        ]
+        self._record(op, decision, kept)
         return True
 
     def decision_as(self, op: Op, planned: OpPlan) -> Decision | None:
@@ -251,21 +257,34 @@ class Propagation:
             decision = None
             if choice is not None:
                 decision = self.expanded(op, choice, choice.in_specs)
-                if decision.choice.out_specs != planned.made or not self._can_keep(op, planned):
+                made = decision.choice.out_specs
+                if made != planned.made or not _can_keep(op, planned, self.mesh):
                     decision = None
             self.prepared.memo[key] = decision
         return self.prepared.memo[key]
 
-    def _can_keep(self, op: Op, planned: OpPlan) -> bool:
-        """Whether the outputs of `op` can lie as planned: their sizes may be others."""
+    def _continued(self, op: Op, planned: OpPlan) -> Decision | None:
+        """The decision that runs `op` as `planned` along the first mesh axes, and as its inputs
+        come along the others; None if there is none."""
+        rule, count = self.prepared.rules[op], planned.num_axes
+        mesh = Mesh(self.mesh.axis_names[:count], self.mesh.shape[:count])
+        if op.type in REGION_TYPES or len(planned.in_specs) != len(op.inputs):
+            return None
+        if len(planned.made) != len(op.outputs) or not _can_keep(op, planned, mesh):
+            return None
+        first = choice_of(rule, planned.in_specs, planned.made, mesh)
+        if first is None:
+            return None
+        specs = tuple(self.specs[t] for t in op.inputs)
         try:
-            for tensor, made, kept in zip(op.outputs, planned.made, planned.kept, strict=True):
-                shape = tuple(tensor.shape or ())
-                local_shape(shape, kept, self.mesh)
-                lower_reshard(shape, made, kept, self.mesh)
-        except SpecError:
-            return False
-        return True
+            choice = self._chosen(
+                op, specs, self.whole_axes(op), op in self.prepared.deferred, first
+            )
+        except CannotHold:
+            return None
+        decision = self.expanded(op, choice, choice.in_specs)
+        made = tuple(spec[:count] for spec in decision.choice.out_specs)
+        return decision if made == planned.made else None
 
     def _visit_known(self, op: Op) -> bool:
         """The short way for what is nearly all of a graph: an op that decided so before."""
@@ -406,14 +425,19 @@ class Propagation:
     def _decide(
         self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...], deferred: bool
     ) -> Decision:
+        return self.expanded(op, self._chosen(op, specs, whole, deferred), specs)
+
+    def _chosen(
+        self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...], deferred: bool,
+        planned: Choice | None = None,
+    ) -> Choice:  # fmt: skip
         rule = self.prepared.rules[op]
         operands = [Operand.of(t, self.is_loose(t), self.confined) for t in op.inputs]
         out_bytes = sum(t.num_bytes for t in op.outputs)
-        choice = choose(
-            rule, operands, specs, out_bytes, self.mesh, whole,
+        return choose(
+            rule, operands, specs, out_bytes, self.mesh, whole, planned=planned,
             sparse=rule.sparse and not self._is_added_up(op), deferred=deferred,
         )  # fmt: skip
-        return self.expanded(op, choice, specs)
 
     def expanded(self, op: Op, choice: Choice, specs: Sequence[Spec | None]) -> Decision:
         """`choice` as a decision: of the op's decomposition if it splits what asks for that."""
@@ -559,6 +583,18 @@ class Propagation:
                 self.check_local(tensor, want)
             self._reshard(tensor, want)
             self.result.output_specs.append(want)
+
+
+def _can_keep(op: Op, planned: OpPlan, mesh: Mesh) -> bool:
+    """Whether the outputs of `op` can lie as planned: their sizes may be others."""
+    try:
+        for tensor, made, kept in zip(op.outputs, planned.made, planned.kept, strict=True):
+            shape = tuple(tensor.shape or ())
+            local_shape(shape, kept, mesh)
+            lower_reshard(shape, made, kept, mesh)
+    except SpecError:
+        return False
+    return True
 
 
 def _makers_of_lists(op: Op) -> set[Op]:

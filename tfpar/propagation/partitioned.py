@@ -20,11 +20,18 @@ class OpPlan:
         in_specs: the spec in which it reads each input.
         made: what its outputs come as.
         kept: what they are kept as: reduced, scattered, or as made.
+
+    Along mesh axes behind the end of these specs it runs as it would without.
     """
 
     in_specs: tuple[Spec, ...]
     made: tuple[Spec, ...]
     kept: tuple[Spec, ...]
+
+    @property
+    def num_axes(self) -> int:
+        """How many mesh axes it speaks of, the first ones."""
+        return min(map(len, (*self.in_specs, *self.made)), default=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,6 +69,7 @@ def chunked_anchors(
             for tensor, spec in zip(partitioned.graph.inputs, anchors.inputs, strict=True)
         ],
         tensors=anchors.tensors,
+        ops=anchors.ops,
         outputs=[(*s, Replicate()) for s in partitioned.output_specs],
     )
 

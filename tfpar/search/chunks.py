@@ -24,8 +24,7 @@ def in_chunks(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
     Args:
         anchors: what `plan` fixes of the problem's graph.
     """
-    # How ops run is not said for the axis of the chunks: they would run otherwise.
-    if plan.ops or plan.cost is None or _hideable(plan, problem) < WORTH * plan.cost.seconds:
+    if plan.cost is None or _hideable(plan, problem) < WORTH * plan.cost.seconds:
         return plan
     roles = Roles.of(
         problem.graph, times=dict.fromkeys(problem.stand_ins, 0), compression=problem.compression

@@ -127,7 +127,7 @@ def _grown_rows(
     # alike too, but the blocks around them are not theirs.
     for rows in sorted(grown, key=lambda rows: -len(rows) * len(rows[0])):
         at = 0
-        while at < len(rows) and len(rows[0]) > KEPT_INSTANCES:
+        while at < len(rows) and len(rows[0]) > 1:
             rows += _beside(rows[at], consumers, owned, signatures)
             at += 1
     return grown

@@ -7,6 +7,7 @@ gradients' all-reduces, which the backward pass hides.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -22,17 +23,21 @@ from tfpar.search.rhino.ways import Way
 from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated
 
 
+class Gradients(enum.Enum):
+    """What the evaluator's buckets make of the all-reduces of gradients, as a network can say it:
+    a sum over them."""
+
+    HIDDEN = "many buckets: starting them is nothing, and the backward pass hides them"
+    EXPOSED = "few buckets: they are full when nothing is left to hide them"
+    ALONE = "each goes by itself, and is started so; nothing hides it"
+
+
 class Costs:
-    """What the ways of `space` cost, and moving tensors between them.
+    """What the ways of `space` cost, and moving tensors between them."""
 
-    Args:
-        packed: gradients are so many that starting their all-reduces, in buckets, is nothing;
-            otherwise each counts with its start.
-    """
-
-    def __init__(self, space: Space, packed: bool = True) -> None:
+    def __init__(self, space: Space, gradients: Gradients = Gradients.HIDDEN) -> None:
         self.space = space
-        self.packed = packed
+        self.gradients = gradients
         self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
         self._moved: dict[tuple, tuple[float, float]] = {}
 
@@ -112,10 +117,12 @@ class Costs:
         for mask in np.flatnonzero(terms[REDUCED:]):
             axes = tuple(a for a in range(self.space.mesh.num_axes) if int(mask) >> a & 1)
             num_bytes = float(terms[REDUCED + mask])
-            if self.packed:
+            if self.gradients is Gradients.HIDDEN:
                 late += num_bytes * self.pricer.seconds_per_byte(axes)
+            elif self.gradients is Gradients.EXPOSED:
+                seconds += num_bytes * self.pricer.seconds_per_byte(axes)
             else:
-                late += self.pricer.all_reduce_seconds(axes, num_bytes)
+                seconds += self.pricer.all_reduce_seconds(axes, num_bytes)
         return seconds, late
 
     def _all_moves(self) -> list[Moves]:

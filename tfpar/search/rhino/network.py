@@ -76,16 +76,6 @@ class Network:
     nodes: Sequence[Node]
     moves: Sequence[Moves]
 
-    def exposed(self) -> Network:
-        """The network where late work hides behind nothing."""
-        return Network(
-            [Node(n.name, n.seconds + np.maximum(n.late, 0.0), 0 * n.late) for n in self.nodes],
-            [
-                dataclasses.replace(m, seconds=m.seconds + m.late, late=0 * m.late)
-                for m in self.moves
-            ],
-        )
-
     def parts(self, picks: Sequence[int]) -> tuple[float, float]:
         """(seconds, late seconds) of the choices `picks`."""
         seconds = sum(float(n.seconds[p]) for n, p in zip(self.nodes, picks, strict=True) if p >= 0)

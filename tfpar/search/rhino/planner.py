@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tfpar.cost.evaluate import Cost, evaluate
+from tfpar.cost.evaluate import BUCKET_SIZES, Cost, evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.partitioned import Anchors, OpPlan
@@ -24,7 +24,7 @@ from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
-from tfpar.search.rhino.costs import Costs, with_split
+from tfpar.search.rhino.costs import Costs, Gradients, with_split
 from tfpar.search.rhino.ilp import PATIENCE_S, NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
@@ -143,6 +143,29 @@ def shapes(problem: Problem) -> Iterator[tuple[Mesh, tuple[int, ...] | None]]:
         yield Mesh(("data", "model"), (size // inner, inner)), None
 
 
+class Networks:
+    """The networks of a space, by what they take gradients for; iterates over those that may be
+    right, the likeliest first."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self._made: dict[Gradients, Network] = {}
+        times = space.model.roles.times
+        weights = [v for v in space.graph.variables if v.trainable]
+        num_bytes = sum(v.num_bytes * times.get(v.handle.op, 1) for v in weights)
+        kinds = list(Gradients)
+        self._kinds = kinds[1:] if num_bytes <= BUCKET_SIZES[0] else kinds
+
+    def first(self) -> Network:
+        return next(iter(self))
+
+    def __iter__(self) -> Iterator[Network]:
+        for kind in self._kinds:
+            if kind not in self._made:
+                self._made[kind] = Costs(self.space, kind).network()
+            yield self._made[kind]
+
+
 class Search:
     """The search on one shape of the mesh.
 
@@ -172,8 +195,8 @@ class Search:
         self.end = end
         try:
             space, report = self._last_space()
-            network = Costs(space).network()
-            best = self._with_split(space, network, (), report)
+            networks = Networks(space)
+            best = self._with_split(networks, (), report)
         except NoSolution as error:
             if error.timed_out:
                 raise PlanError(
@@ -186,7 +209,7 @@ class Search:
             return best
         weights = self._by_size()
         try:
-            found = self._with_split(space, network, weights, report)
+            found = self._with_split(networks, weights, report)
         except NoSolution:  # in this network, whole weights are the only ones that can be
             return best
         if found.cost.memory_bytes > limit:
@@ -194,7 +217,7 @@ class Search:
         few, many = 0, len(weights)
         while few + 1 < many and time.monotonic() < end:
             middle = (few + many) // 2
-            tried = self._with_split(space, network, weights[:middle], report)
+            tried = self._with_split(networks, weights[:middle], report)
             if tried.cost.memory_bytes <= limit:
                 found, many = tried, middle
             else:
@@ -215,7 +238,8 @@ class Search:
             if self.mesh.shape[axis] == 1:
                 chosen = space.whole()
             else:
-                chosen, report, _ = self._decided(space, Costs(space).network(), report)
+                network = Networks(space).first()
+                chosen, report, _ = self._decided(space, network, report)
         return self._space(last, chosen), report
 
     def _space(self, axis: int, before: Chosen) -> Space:
@@ -236,23 +260,22 @@ class Search:
         whole = roots.whole(picks)
         return space.chosen(whole), report, network.cost(whole)
 
-    def _with_split(
-        self, space: Space, network: Network, split: Sequence[str], report: Report
-    ) -> Found:
-        """The fastest plan that splits the weights called so along the axis of `space`.
+    def _with_split(self, networks: Networks, split: Sequence[str], report: Report) -> Found:
+        """The fastest plan that splits the weights called so along the axis of the networks.
 
         Raises:
             NoSolution: the constraints leave none.
         """
-        narrowed = with_split(space, network, split)
-        found, seconds = self._along_last(space, narrowed, report)
-        if found.cost.seconds > SURPRISE * (seconds + self.problem.cluster.step_s):
-            # Gradients of less than a bucket hide behind nothing, and starting them is something.
-            alone = with_split(space, Costs(space, packed=False).network(), split)
-            for other in (narrowed, alone):
-                tried, _ = self._along_last(space, other.exposed(), report)
-                found = min(found, tried, key=lambda f: f.cost.seconds)
-        return found
+        best: Found | None = None
+        for network in networks:
+            narrowed = with_split(networks.space, network, split)
+            found, seconds = self._along_last(networks.space, narrowed, report)
+            if best is None or found.cost.seconds < best.cost.seconds:
+                best = found
+            if found.cost.seconds <= SURPRISE * (seconds + self.problem.cluster.step_s):
+                break
+        assert best is not None
+        return best
 
     def _along_last(self, space: Space, network: Network, report: Report) -> tuple[Found, float]:
         """The plan with the last axis decided by `network`, and what that says it takes."""
