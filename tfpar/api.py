@@ -60,9 +60,11 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         constraints: `shard(...)`, `replicate(...)` and kin narrow the search. They name the
             mesh's axes, so that these are then the logical ones.
         plan: a `Plan` or the path of a saved one, instead of constraints and search.
-        planner: `"tap"`, `"rhino"`, or one of your own (`search.problem.Planner`). None searches
-            nothing: weights lie as constraints say, the rest as their first reader wants them;
-            without constraints, every batch is split over the whole mesh (data parallelism).
+        planner: `"tap"`, `"rhino"`, `"auto"`, which picks one of them by the step's graph and
+            `search_seconds` (the plan says which), or one of your own (`search.problem.Planner`).
+            None searches nothing: weights lie as constraints say, the rest as their first reader
+            wants them; without constraints, every batch is split over the whole mesh (data
+            parallelism).
         level: of Rhino's planner: 3 decides the whole graph at once (the default), 2 segment by
             segment.
         search_seconds: what Rhino's planner may take; it returns the best plan found by then.
@@ -104,7 +106,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         constraints: Sequence[Constraint] = (),
         *,
         plan: Plan | str | None = None,
-        planner: Planner | str | None = "tap",
+        planner: Planner | str | None = "auto",
         cluster: Cluster | str | None = None,
         plan_cache: str | None = None,
         memory_limit: float | str | None = None,
@@ -221,7 +223,7 @@ def parallelize(
     constraints: Sequence[Constraint] = (),
     *,
     plan: Plan | str | None = None,
-    planner: Planner | str | None = "tap",
+    planner: Planner | str | None = "auto",
     cluster: Cluster | str | None = None,
     plan_cache: str | None = None,
     memory_limit: float | str | None = None,
@@ -294,7 +296,7 @@ def plan(
     cluster: Cluster | str | None = None,
     constraints: Sequence[Constraint] = (),
     *,
-    planner: Planner | str = "tap",
+    planner: Planner | str = "auto",
     plan_cache: str | None = None,
     memory_limit: float | str | None = None,
     compression: str | None = None,

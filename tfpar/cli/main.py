@@ -115,7 +115,11 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
         help="the machines: a preset (dgx-a100, rhino-m8, v100-ethernet, cpu, ...) or a "
         "cluster file (default: local, machines like this one)",
     )
-    parser.add_argument("--planner", default="tap", help="who searches (default: %(default)s)")
+    parser.add_argument(
+        "--planner",
+        default="auto",
+        help="tap, rhino or auto, which picks one (default: %(default)s)",
+    )
     parser.add_argument("--level", type=int, help="of Rhino's planner: 2 or 3 (default: 3)")
     parser.add_argument("--search-seconds", type=float, help="what Rhino's planner may take")
     parser.add_argument(

@@ -65,7 +65,8 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     for op in readers[:_MAX_LINES]:
         choice = partitioned.decisions[op].choice
         sides = (" ".join(map(_short, s)) or "nothing" for s in (choice.in_specs, choice.out_specs))
-        lines.append(f"    {op.type} {op.name!r}: {' -> '.join(sides)}")
+        said = " (as the plan says)" if op.name in plan.ops else ""
+        lines.append(f"    {op.type} {op.name!r}: {' -> '.join(sides)}{said}")
     lines += _more(readers)
     touching = _touching(partitioned, found.handle, readers)
     lines.append("  Reshards around them:" if touching else "  No reshard around them.")
@@ -128,7 +129,7 @@ def _alternatives(plan: Plan, variable: PlannedVariable, spec: Spec) -> list[str
         text = "not valid"
         if math.isfinite(other.seconds):
             more = other.seconds - best
-            text = f"{format_seconds(other.seconds)} (+{100 * more / best:.1f} %)"
+            text = f"{format_seconds(other.seconds)} ({100 * more / best:+.1f} %)"
         where = f" on {other.layout}" if other.layout else ""
         names = zip(other.spec, other.axis_names or plan.mesh.axis_names, strict=True)
         laid = ", ".join(f"{p} over {n}" for p, n in names if not isinstance(p, Replicate))

@@ -46,6 +46,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         )
     if partitioned is not None:
         parts += [
+            *_planned_ops(plan, partitioned),
             _padding(plan, partitioned),
             _collectives(plan, partitioned),
             _fallbacks(partitioned),
@@ -107,6 +108,20 @@ def _prediction(plan: Plan) -> list[str]:
             "longer than what it saves."
         )
     return lines
+
+
+def _planned_ops(plan: Plan, partitioned: PartitionedGraph) -> list[str]:
+    """The ops that the plan itself decides, by how many of a type."""
+    types = {op.name: op.type for op in partitioned.graph.ops}
+    counts = collections.Counter(types[name] for name in plan.ops if name in types)
+    if not counts:
+        return []
+    shown = [f"{count} {kind}" for kind, count in counts.most_common(4)]
+    more = ", ..." if len(counts) > 4 else ""
+    return [
+        f"Ops that run as the plan says, where by themselves they would run otherwise: "
+        f"{counts.total()} ({', '.join(shown)}{more})"
+    ]
 
 
 def _recomputed(plan: Plan) -> list[str]:

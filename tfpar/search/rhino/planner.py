@@ -13,15 +13,16 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tfpar.cost.evaluate import BUCKET_SIZES, Cost, evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan, PlannedVariable
-from tfpar.propagation.partitioned import Anchors, OpPlan
+from tfpar.propagation.partitioned import Anchors
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
+from tfpar.search.rhino.alternatives import alternatives
 from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
@@ -30,7 +31,7 @@ from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import critical_ops, depths, segments, top_level
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
-from tfpar.spec import Mesh, PlanError, Shard, Spec, TfparError, replicated
+from tfpar.spec import Mesh, PlanError, Shard, TfparError, replicated
 
 LEVELS = (2, 3)
 
@@ -64,14 +65,13 @@ class Found:
     """The plan found on one shape of the mesh.
 
     Attributes:
-        variables: by name, of the folded graph; ops: those that would not run so by themselves.
+        anchors: of the folded graph; of the ops those that would not run so by themselves.
         report: see `Report`.
     """
 
     mesh: Mesh
     batch_axes: tuple[str, ...]
-    variables: Mapping[str, Spec]
-    ops: Mapping[str, OpPlan]
+    anchors: Anchors
     cost: Cost
     report: Report
 
@@ -345,7 +345,8 @@ class Search:
             if (self.batch_axes is not None and axis in self.batch_axes)
             or any(isinstance(spec[axis], Shard) for spec in inputs)
         ]
-        return Found(self.mesh, tuple(batch), variables, ops, cost, report)
+        anchors = dataclasses.replace(anchors, ops=ops)
+        return Found(self.mesh, tuple(batch), anchors, cost, report)
 
     def _given(self, axis: int) -> Given:
         fixed, tensors = self.problem.fixed, self.problem.tensors
@@ -360,7 +361,10 @@ def _plan(problem: Problem, model: FoldedModel, found: Sequence[Found], planner:
     """The plan of the whole model: what is chosen for a block serves all its instances."""
     best = found[0]
     twins = {v.name: [t.name for t in ts] for v, ts in model.folded.twins.items()}
-    laid = {twin: spec for name, spec in best.variables.items() for twin in twins[name]}
+    laid = {twin: spec for name, spec in best.anchors.variables.items() for twin in twins[name]}
+    limit = max(problem.cluster.device.memory_bytes, best.cost.memory_bytes)
+    priced = alternatives(problem, model, best.mesh, best.anchors, limit)
+    others = {twin: options for name, options in priced.items() for twin in twins[name]}
     variables = {}
     for variable in problem.variables:
         spec, why = laid.get(variable.name), f"chosen by the {planner} planner"
@@ -368,7 +372,7 @@ def _plan(problem: Problem, model: FoldedModel, found: Sequence[Found], planner:
             spec, why = problem.fixed[variable.name].spec, problem.fixed[variable.name].why
         variables[variable.name] = PlannedVariable(
             tuple(variable.shape), variable.dtype, variable.trainable, spec,
-            why if spec is not None else "",
+            why if spec is not None else "", tuple(others.get(variable.name, ())),
         )  # fmt: skip
     return problem.plan(
         mesh=best.mesh,
@@ -379,7 +383,7 @@ def _plan(problem: Problem, model: FoldedModel, found: Sequence[Found], planner:
         layouts=tuple((str(f.mesh), f.cost.seconds) for f in found[1:]),
         ops={
             name: op
-            for stand_in, op in best.ops.items()
+            for stand_in, op in best.anchors.ops.items()
             for name in model.folded.stands_for.get(stand_in, (stand_in,))
         },
     )

@@ -1,0 +1,98 @@
+"""The planner that picks a planner, by the graph and by what time there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.evaluate import Pricer
+from tfpar.ir.collection import collection_paused
+from tfpar.plans import Plan
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.prepared import REGION_TYPES
+from tfpar.search.folded_model import FoldedModel
+from tfpar.search.problem import Planner, Problem
+from tfpar.search.rhino import RhinoPlanner, shapes
+from tfpar.search.tap import TapPlanner
+from tfpar.spec import Mesh, replicated
+
+logger = logging.getLogger("tfpar")
+
+MUCH = 0.1
+"""The part of a step that may be spent in loops and branches, which Rhino leaves to propagation."""
+
+SECONDS_PER_OP = 5e-3
+"""What Rhino's planner takes for an op along a mesh axis, integer programs included (empirical)."""
+
+LARGE = 4000
+"""Ops of a folded graph whose integer program is too much (empirical)."""
+
+
+@dataclasses.dataclass(eq=False)
+class AutoPlanner:
+    """Rhino's planner, which decides every op, unless something speaks for another one:
+
+    * much of the step is spent in loops or branches: TAP's, which prices them as they are laid;
+    * `search_seconds` is less than Rhino's needs: TAP's, which has its first plan at once;
+    * the graph is large even when it is folded: Rhino's level 2, segment by segment.
+
+    The plan says who found it (`Plan.planner`), the log of `tfpar` says why.
+    """
+
+    search_seconds: float | None = None
+    name: str = "auto"
+
+    def __post_init__(self) -> None:
+        self._made(TapPlanner)  # refuses a time that is none
+
+    def solve(self, problem: Problem) -> Plan:
+        """The plan of the planner that is picked.
+
+        Raises:
+            PlanError: no plan satisfies the constraints.
+        """
+        planner, why = self.pick(problem)
+        logger.info("planner='auto' takes the %s planner: %s", planner.name, why)
+        return planner.solve(problem)
+
+    def pick(self, problem: Problem) -> tuple[Planner, str]:
+        """The planner for `problem`, and why."""
+        with collection_paused():
+            model = FoldedModel.of(problem, 2)
+            inside = part_in_regions(model, problem.cluster)
+        if inside > MUCH:
+            return self._made(TapPlanner), f"{inside:.0%} of the step is spent in loops or branches"
+        ops = len(model.prepared.graph.ops)
+        axes = sum(max(1, sum(n > 1 for n in mesh.shape)) for mesh, _ in shapes(problem))
+        needed = SECONDS_PER_OP * ops * axes
+        if self.search_seconds is not None and self.search_seconds < needed:
+            why = (
+                f"Rhino's would need about {needed:.0f} s, and {self.search_seconds:g} s are given"
+            )
+            return self._made(TapPlanner), why
+        if ops > LARGE:
+            return self._made(RhinoPlanner, level=2), f"{ops} ops are many to decide at once"
+        return self._made(RhinoPlanner), f"{ops} ops can be decided at once"
+
+    def _made(self, planner: type, **options: int) -> Planner:
+        return planner(search_seconds=self.search_seconds, **options)
+
+
+def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:
+    """The part of a step's compute that loops and branches take, on one device."""
+    graph, mesh, whole = model.prepared.graph, Mesh.of([1]), replicated(1)
+    anchors = Anchors(
+        variables={v.name: whole for v in graph.variables},
+        inputs=[whole] * len(graph.inputs),
+        outputs=[whole] * len(graph.outputs),
+    )
+    pricer = Pricer(mesh, cluster, model.roles)
+    inside, all_ops = pricer.zero(), pricer.zero()
+    for op, decision in propagate(model.prepared, mesh, anchors).decisions.items():
+        rule = model.prepared.rules[op]
+        pricer.add_op(all_ops, op, rule, decision)
+        if op.type in REGION_TYPES:
+            pricer.add_op(inside, op, rule, decision)
+    return float(inside.sum() / all_ops.sum()) if all_ops.any() else 0.0
