@@ -167,7 +167,7 @@ def find_plan(problem: Problem, planner: Planner, cache: PlanCache | None = None
             if plan.cost.memory_bytes > problem.cluster.device.memory_bytes:
                 raise memory_error(plan, _laid(plan, again), again)
             plan = in_chunks(plan, again, step_anchors(plan, again))
-        if cache is not None:
+        if cache is not None and not plan.cut_short:
             cache.put(problem, planner, plan)
     return plan
 

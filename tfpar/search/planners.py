@@ -11,6 +11,9 @@ from tfpar.spec import TfparError
 
 PLANNERS: dict[str, Callable[..., Planner]] = {"tap": TapPlanner, "rhino": RhinoPlanner}
 
+TAKEN_BY = {"level": ("rhino",), "search_seconds": ("tap", "rhino")}
+"""The planners that each option is for."""
+
 
 def find_planner(
     planner: Planner | str | None, level: int | None = None, search_seconds: float | None = None
@@ -18,10 +21,10 @@ def find_planner(
     """The planner called so, or the one given.
 
     Args:
-        level, search_seconds: see `RhinoPlanner`, the only one that takes them.
+        level, search_seconds: see the planners; `TAKEN_BY` says which take them.
 
     Raises:
-        TfparError: no planner has that name, or it takes none of these.
+        TfparError: no planner has that name, or it does not take one of these.
     """
     given = {"level": level, "search_seconds": search_seconds}
     options = {name: value for name, value in given.items() if value is not None}
@@ -30,8 +33,8 @@ def find_planner(
             f"There is no planner {planner!r}. There are {', '.join(map(repr, PLANNERS))}; None "
             f"searches nothing."
         )
-    if options and planner != "rhino":
-        raise TfparError(
-            f"{' and '.join(options)} is for planner='rhino', not for planner={planner!r}."
-        )
+    for name in options:
+        if planner not in TAKEN_BY[name]:
+            known = " or ".join(map(repr, TAKEN_BY[name]))
+            raise TfparError(f"{name} is for planner={known}, not for planner={planner!r}.")
     return PLANNERS[planner](**options) if isinstance(planner, str) else planner

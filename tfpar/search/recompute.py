@@ -159,7 +159,8 @@ def solve(problem: Problem, planner: Planner) -> Plan:
     for family in _by_saving(problem.graph):
         names += tuple(family)
         plans.append(_solve(problem, planner, names))
-    return min(plans, key=lambda p: (_excess(p, problem), p.cost.seconds if p.cost else 0.0))
+    best = min(plans, key=lambda p: (_excess(p, problem), p.cost.seconds if p.cost else 0.0))
+    return dataclasses.replace(best, cut_short=any(p.cut_short for p in (fastest, *plans)))
 
 
 def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
@@ -173,7 +174,9 @@ def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
     if _excess(plan, problem):
         nothing = dataclasses.replace(again, cluster=problem.cluster.with_memory(1.0))
         least = dataclasses.replace(planner.solve(nothing), cluster=problem.cluster)
+        cut_short = plan.cut_short or least.cut_short
         plan = min(plan, least, key=lambda p: _excess(p, problem))
+        plan = dataclasses.replace(plan, cut_short=cut_short)
     return dataclasses.replace(plan, recompute=names)
 
 

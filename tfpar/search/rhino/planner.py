@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,17 +19,26 @@ from tfpar.cost.evaluate import Cost, evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.partitioned import Anchors, OpPlan
+from tfpar.search.deadline import Deadline, check_search_seconds
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, with_split
-from tfpar.search.rhino.ilp import PATIENCE_S, NoSolution, solve
+from tfpar.search.rhino.ilp import GAP, PATIENCE_S, NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import critical_ops, depths, segments, top_level
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
-from tfpar.spec import Mesh, PlanError, Shard, Spec, TfparError, replicated
+from tfpar.spec import (
+    Mesh,
+    PlanError,
+    Shard,
+    Spec,
+    TfparError,
+    TimeLimitError,
+    replicated,
+)
 
 LEVELS = (2, 3)
 
@@ -99,8 +107,7 @@ class RhinoPlanner:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise TfparError(f"Rhino's planner has the levels 2 and 3, not {self.level!r}.")
-        if self.search_seconds is not None and not self.search_seconds > 0:
-            raise TfparError(f"search_seconds is {self.search_seconds!r}; a search takes some.")
+        check_search_seconds(self.search_seconds)
 
     @property
     def name(self) -> str:
@@ -110,15 +117,16 @@ class RhinoPlanner:
         """The best plan of all shapes of the mesh.
 
         Raises:
-            PlanError: nothing satisfies the constraints, or nothing was found in time.
+            PlanError: nothing satisfies the constraints. If nothing was found in time, a
+                TimeLimitError.
         """
-        end = math.inf if self.search_seconds is None else time.monotonic() + self.search_seconds
+        deadline = Deadline(self.search_seconds)
         with collection_paused():
             model = FoldedModel.of(problem, 2)
             searches = [Search(problem, model, *shape, self.level) for shape in shapes(problem)]
             # The solver works beside Python; all else takes turns.
             with ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1)) as pool:
-                results = list(pool.map(lambda search: search.run(end), searches))
+                results = list(pool.map(lambda search: search.run(deadline), searches))
         limit = problem.cluster.device.memory_bytes
         found = sorted(
             (result for result in results if result is not None),
@@ -130,7 +138,8 @@ class RhinoPlanner:
                 f"of them out: {'; '.join(problem.constraints) or 'none was given'}."
             )
         self.report = found[0].report
-        return _plan(problem, model, found, self.name)
+        plan = _plan(problem, model, found, self.name)
+        return dataclasses.replace(plan, cut_short=deadline.cut_short)
 
 
 def shapes(problem: Problem) -> Iterator[tuple[Mesh, tuple[int, ...] | None]]:
@@ -160,23 +169,26 @@ class Search:
         self.critical = critical_ops(prepared.graph, lambda op: is_compute_intensive(op, prepared))
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
         self.report = Report(len(problem.graph.ops), count, max(count - 1, 1))
-        self.end = math.inf
+        self.deadline = Deadline()
 
-    def run(self, end: float) -> Found | None:
+    def run(self, deadline: Deadline) -> Found | None:
         """The fastest plan that fits, splitting as few of the largest parameters as will do; None
         if there is none.
 
         Args:
-            end: when the best found so far is to be returned (`time.monotonic`).
+            deadline: when the best found so far is to be returned.
+
+        Raises:
+            TimeLimitError: nothing was found by then.
         """
-        self.end = end
+        self.deadline = deadline
         try:
             space, report = self._last_space()
             network = Costs(space).network()
             best = self._with_split(space, network, (), report)
         except NoSolution as error:
             if error.timed_out:
-                raise PlanError(
+                raise TimeLimitError(
                     f"No plan was found in time on {self.mesh}. Give the search more "
                     f"search_seconds, or use planner='tap'."
                 ) from error
@@ -192,7 +204,7 @@ class Search:
         if found.cost.memory_bytes > limit:
             return min(best, found, key=lambda f: f.cost.memory_bytes)
         few, many = 0, len(weights)
-        while few + 1 < many and time.monotonic() < end:
+        while few + 1 < many and not deadline.over():
             middle = (few + many) // 2
             tried = self._with_split(space, network, weights[:middle], report)
             if tried.cost.memory_bytes <= limit:
@@ -265,15 +277,17 @@ class Search:
         """Choices of the roots, and the gap that they leave."""
         if self.level == 2:
             return self._by_segments(space, roots), math.inf
-        left = self.end - time.monotonic()
-        if left <= 0:
+        left = self.deadline.left
+        if self.deadline.over():
             return self._by_segments(space, roots), math.inf
         try:
             solution = solve(roots.network, min(left, PATIENCE_S))
         except NoSolution as error:
             if not error.timed_out:
                 raise
+            self.deadline.cut_short |= left < PATIENCE_S
             return self._by_segments(space, roots), math.inf
+        self.deadline.cut_short |= solution.gap > GAP and left < PATIENCE_S
         if solution.gap > 0.01:
             other = self._by_segments(space, roots)
             if roots.network.cost(other) < solution.seconds:
