@@ -15,6 +15,11 @@ TAKEN_BY = {"level": ("rhino",), "search_seconds": ("tap", "rhino")}
 """The planners that each option is for."""
 
 
+def search_seconds_of(planner: Planner) -> float | None:
+    """What a search of `planner` may take; None if it knows no such limit."""
+    return getattr(planner, "search_seconds", None)
+
+
 def find_planner(
     planner: Planner | str | None, level: int | None = None, search_seconds: float | None = None
 ) -> Planner | None:
