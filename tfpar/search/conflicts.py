@@ -32,18 +32,15 @@ class Conflict:
     Attributes:
         constraints: no plan satisfies them; without any one of them there is one, if `is_smallest`
             (else there was no time to leave out all that do not matter).
-        without: by constraint, the best plan that satisfies all others that the user gave, the
-            fastest first.
-        not_enough: constraints that others conflict with just as well.
-        free: the best plan without any constraint.
+        ways: by the constraints that are left out, the best plan that satisfies all others that the
+            user gave, the fastest first: each of `constraints` that is enough alone or, where none
+            is, several together.
         mesh: what the constraints are for; without them a plan may be on another.
     """
 
     constraints: tuple[str, ...]
     is_smallest: bool
-    without: Mapping[str, Plan]
-    not_enough: tuple[str, ...]
-    free: Plan
+    ways: Mapping[tuple[str, ...], Plan]
     mesh: Mesh
 
     def __str__(self) -> str:
@@ -51,19 +48,14 @@ class Conflict:
         parts = [f"{together}: {'; '.join(self.constraints)}."]
         if not self.is_smallest:
             parts.append("There was no time to find out whether all of them matter.")
-        if self.without:
-            first, *others = self.without.items()
-            parts.append(f"Leave out {first[0]}: the best plan then {self._figures(first[1])}")
-            parts[-1] += " (the cheapest)" if others else ""
-            for name, plan in others:
-                parts[-1] += f"; without {name} it {self._figures(plan)}"
-            parts[-1] += "."
-        if self.not_enough:
-            which = " or ".join(self.not_enough)
-            parts.append(f"To leave out only {which} is not enough: others conflict as well.")
-        if not self.without:
-            parts.append(f"Without any constraint the best plan {self._figures(self.free)}.")
-        return " ".join(parts)
+        if any(len(left) > 1 for left in self.ways):
+            parts.append("No single one was found that is enough to leave out.")
+        (first, plan), *others = self.ways.items()
+        text = f"Leave out {'; '.join(first)}: the best plan then {self._figures(plan)}"
+        text += " (the cheapest)" if others else ""
+        for left, plan in others:
+            text += f"; without {'; '.join(left)} it {self._figures(plan)}"
+        return " ".join([*parts, f"{text}."])
 
     def _figures(self, plan: Plan) -> str:
         """What a device stores and a step takes, as the rest of a sentence."""
@@ -80,7 +72,8 @@ def find_conflict(
 ) -> Conflict | None:  # fmt: skip
     """The constraints to blame for there being no plan for `problem`; None if they are not.
 
-    Of n constraints it makes 2n + 1 searches at most. A search that has begun is ended.
+    Of n constraints it makes 2n + 1 searches at most, or 3n + 1 if several have to be left out. A
+    search that has begun is ended.
 
     Args:
         solve: the best plan for a problem, fitting or not; raises PlanError if there is none.
@@ -89,37 +82,43 @@ def find_conflict(
     if not problem.constraints:
         return None
     asked = tuple(dict.fromkeys(problem.constraints))
-    deadline = Deadline(seconds or PATIENCE_S)
-    trials = _Trials(problem, relaxed, solve, 2 * len(asked) + 1)
+    trials = _Trials(problem, relaxed, solve, Deadline(seconds or PATIENCE_S))
     free = trials.plan(())
     if free is None:
         return None
     needed, is_smallest = asked, True
     for constraint in asked:
         fewer = _but(constraint, needed)
-        if not trials.knows(fewer) and deadline.over():
-            break
-        if trials.plan(fewer) is None:
-            if trials.is_sure_of(fewer):
-                needed = fewer
-            else:
-                is_smallest = False
-    is_smallest = is_smallest and not deadline.cut_short
-    without: dict[str, Plan] = {}
-    not_enough = []
-    for constraint in needed:
-        others = _but(constraint, asked)
-        if not trials.knows(others) and deadline.over():
+        if trials.plan(fewer) is not None:
             continue
-        plan = trials.plan(others)
+        if trials.is_unsure_of(fewer):
+            is_smallest = False
+        else:
+            needed = fewer
+    ways: dict[tuple[str, ...], Plan] = {}
+    for constraint in needed:
+        plan = trials.plan(_but(constraint, asked))
         if plan is not None:
-            without[constraint] = plan
-        elif trials.is_sure_of(others):
-            not_enough.append(constraint)
-    fastest = sorted(without.items(), key=lambda item: _seconds(item[1]))
-    return Conflict(
-        needed, is_smallest, dict(fastest), tuple(not_enough), free, problem.layouts[0].mesh
-    )
+            ways[(constraint,)] = plan
+    ways = ways or _several(trials, asked, needed, free)
+    fastest = sorted(ways.items(), key=lambda way: _seconds(way[1]))
+    return Conflict(needed, is_smallest, dict(fastest), problem.layouts[0].mesh)
+
+
+def _several(
+    trials: _Trials, asked: tuple[str, ...], needed: tuple[str, ...], free: Plan
+) -> dict[tuple[str, ...], Plan]:
+    """Constraints that are enough to leave out, and the best plan then.
+
+    Each that still has a plan beside those before it is kept, first of all what is not `needed` for
+    the conflict. `free` is the plan without any.
+    """
+    kept, best = set[str](), free
+    for constraint in sorted(asked, key=needed.__contains__):
+        plan = trials.plan(kept | {constraint})
+        if plan is not None:
+            kept, best = kept | {constraint}, plan
+    return {tuple(c for c in asked if c not in kept): best}
 
 
 def conflict_error(conflict: Conflict, error: PlanError, problem: Problem) -> PlanError:
@@ -131,32 +130,32 @@ def conflict_error(conflict: Conflict, error: PlanError, problem: Problem) -> Pl
 
 
 class _Trials:
-    """Searches under some of the constraints, each made once."""
+    """Searches under some of the constraints, each made once, and none begun after `deadline`."""
 
     def __init__(
-        self, problem: Problem, relaxed: Relaxed, solve: Callable[[Problem], Plan], most: int
-    ) -> None:
-        self.relaxed, self.solve, self.most = relaxed, solve, most
+        self, problem: Problem, relaxed: Relaxed, solve: Callable[[Problem], Plan],
+        deadline: Deadline,
+    ) -> None:  # fmt: skip
+        self.relaxed, self.solve, self.deadline = relaxed, solve, deadline
         self.progress = problem.progress
         self.found: dict[frozenset[str], Plan | None] = {}
         self.unsure: set[frozenset[str]] = set()
 
-    def knows(self, kept: Collection[str]) -> bool:
-        """Whether the plan under these constraints was searched before."""
-        return frozenset(kept) in self.found
-
-    def is_sure_of(self, kept: Collection[str]) -> bool:
-        """Whether the search went to its end, so that finding nothing means there is nothing."""
-        return frozenset(kept) not in self.unsure
+    def is_unsure_of(self, kept: Collection[str]) -> bool:
+        """Whether time was over before a plan under these constraints was found."""
+        return frozenset(kept) in self.unsure
 
     def plan(self, kept: Collection[str]) -> Plan | None:
-        """The best plan under these constraints; None if none fits."""
+        """The best plan under these constraints; None if none fits, or none was found in time."""
         key = frozenset(kept)
         if key not in self.found:
             self.found[key] = self._search(key)
         return self.found[key]
 
     def _search(self, kept: frozenset[str]) -> Plan | None:
+        if self.found and self.deadline.over():
+            self.unsure.add(kept)
+            return None
         try:
             problem = self._told(self.relaxed(kept))
             plan = self.solve(problem)
@@ -176,8 +175,7 @@ class _Trials:
         tell = self.progress
         if tell is None:
             return problem
-        count = len(self.found) + 1
-        purpose = f"which constraints conflict (search {count} of {self.most} at most)"
+        purpose = f"which constraints conflict, search {len(self.found) + 1}"
         tell(purpose, 0)
         return dataclasses.replace(
             problem, progress=lambda what, priced: tell(f"{purpose}, {what}", priced)
