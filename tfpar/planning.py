@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
-from tfpar.ir.graph import Tensor
+from tfpar.ir.graph import Graph, Tensor
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.plans import Plan
@@ -22,6 +23,8 @@ from tfpar.report.progress import searching
 from tfpar.runtime.executable import simplify_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.chunks import in_chunks
+from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
+from tfpar.search.planners import search_seconds_of
 from tfpar.search.problem import (
     Fixed,
     Planner,
@@ -32,7 +35,7 @@ from tfpar.search.problem import (
     input_spec,
 )
 from tfpar.search.recompute import recomputed_problem, solve
-from tfpar.spec import Mesh, Spec, replicated
+from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError, replicated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,7 @@ def batched_inputs(captured: CapturedStep, batch_size: int | None) -> frozenset[
 
 def state_problem(
     captured: CapturedStep, request: Request, batch_size: int | None,
-    laid: dict[str, Spec] | None = None, state_ratio: float | None = None, part: bool = False,
+    laid: Mapping[str, Spec] | None = None, state_ratio: float | None = None, part: bool = False,
     progress: Progress | None = None,
 ) -> Problem:  # fmt: skip
     """What a planner has to solve for a captured and simplified step.
@@ -80,21 +83,22 @@ def state_problem(
         SpecError: a constraint that matches nothing or cannot hold.
         TfparError: more ranks than devices.
     """
-    graph, constraints = captured.graph, request.constraints
-    cut = planning_graph(graph, captured.gradients)
-    if constraints:
-        layouts = [given_layout(request.mesh, batch_axes(constraints, request.mesh))]
-    elif request.base is not None:
+    free = _free_problem(captured, request, batch_size, laid, state_ratio, part, progress)
+    return _constrained(free, captured.graph, request, must_match=not part)
+
+
+def _free_problem(
+    captured: CapturedStep, request: Request, batch_size: int | None,
+    laid: Mapping[str, Spec] | None, state_ratio: float | None, part: bool,
+    progress: Progress | None,
+) -> Problem:  # fmt: skip
+    """What would have to be solved without constraints; arguments as of `state_problem`."""
+    request.cluster.check(request.mesh)
+    cut = planning_graph(captured.graph, captured.gradients)
+    if request.base is not None:
         layouts = [given_layout(request.base.mesh, request.base.batch_axes)]
     else:
         layouts = free_layouts(request.mesh)
-    mesh = layouts[0].mesh
-    request.cluster.check(mesh)
-    shapes = [(v.name, v.shape) for v in graph.variables]
-    fixed = {name: Fixed(spec, "lies so already") for name, spec in (laid or {}).items()}
-    resolved = resolve_variables(constraints, shapes, mesh, must_match=not part)
-    fixed.update((name, Fixed(r.spec, r.reason)) for name, r in resolved.items())
-    outputs = resolve_outputs(constraints, graph, mesh, must_match=not part)
     if captured.gradients and state_ratio is None:
         state_ratio = _slot_ratio(captured, cut.graph.variables)
     return Problem(
@@ -103,16 +107,65 @@ def state_problem(
         cluster=request.cluster,
         batched=batched_inputs(captured, batch_size),
         fingerprint=fingerprint(cut.graph),
-        variables=graph.variables,
+        variables=captured.graph.variables,
         stand_ins=cut.stand_ins,
-        fixed=fixed,
-        tensors={name: Fixed(r.spec, r.reason) for name, r in outputs.items()},
-        constraints=tuple(map(str, constraints)),
+        fixed={name: Fixed(spec, "lies so already") for name, spec in (laid or {}).items()},
         state_ratio=state_ratio if captured.gradients else None,
         compression=request.compression,
         recompute=False if part else request.recompute,
         progress=progress,
     )
+
+
+def _constrained(free: Problem, graph: Graph, request: Request, must_match: bool) -> Problem:
+    """`free` under the constraints of `request`.
+
+    Args:
+        graph: the whole step.
+        must_match: see `resolve_variables`.
+    """
+    constraints, mesh = request.constraints, request.mesh
+    if not constraints:
+        return free
+    shapes = [(v.name, v.shape) for v in graph.variables]
+    variables = resolve_variables(constraints, shapes, mesh, must_match=must_match)
+    outputs = resolve_outputs(constraints, graph, mesh, must_match=must_match)
+    return dataclasses.replace(
+        free,
+        layouts=[given_layout(mesh, batch_axes(constraints, mesh))],
+        fixed={**free.fixed, **{n: Fixed(r.spec, r.reason) for n, r in variables.items()}},
+        tensors={name: Fixed(r.spec, r.reason) for name, r in outputs.items()},
+        constraints=tuple(map(str, constraints)),
+    )
+
+
+def search_plan(
+    captured: CapturedStep, request: Request, batch_size: int | None, planner: Planner,
+    cache: PlanCache | None, laid: Mapping[str, Spec] | None = None,
+    state_ratio: float | None = None, part: bool = False,
+) -> tuple[Plan, Problem]:  # fmt: skip
+    """State the problem of a captured and simplified step, and find its plan.
+
+    Args: as of `state_problem` and `find_plan`.
+
+    Raises:
+        SpecError: a constraint that matches nothing or cannot hold.
+        PlanError: no plan satisfies the constraints, or fits under them (a MemoryLimitError);
+            says which of them conflict.
+    """
+
+    def relaxed(kept: Collection[str]) -> Problem:
+        # Mesh and batch are laid as they would be if the user left out the others, so that what is
+        # said of the plan is what trying it gives: the batch may be split over an axis that no
+        # constraint names any more, and without any the mesh is the search's choice.
+        fewer = tuple(c for c in request.constraints if str(c) in kept)
+        asked = dataclasses.replace(request, constraints=fewer)
+        return _constrained(free, captured.graph, asked, must_match=False)
+
+    with searching() as progress:
+        free = _free_problem(captured, request, batch_size, laid, state_ratio, part, progress)
+        problem = _constrained(free, captured.graph, request, must_match=not part)
+        return find_plan(problem, planner, cache, relaxed), problem
 
 
 def plan_step(
@@ -121,11 +174,9 @@ def plan_step(
 ) -> Plan:  # fmt: skip
     """Plan a step that was captured to be planned, and lay out all its tensors."""
     simplify_step(captured)
-    with searching() as progress:
-        problem = state_problem(
-            captured, request, batch_size, state_ratio=state_ratio, progress=progress
-        )
-        plan = find_plan(problem, planner, cache)
+    plan, problem = search_plan(
+        captured, request, batch_size, planner, cache, state_ratio=state_ratio
+    )
     return plan.with_partitioned(lay_out(plan, problem))
 
 
@@ -152,8 +203,15 @@ def step_anchors(plan: Plan, problem: Problem) -> Anchors:
     )
 
 
-def find_plan(problem: Problem, planner: Planner, cache: PlanCache | None = None) -> Plan:
+def find_plan(
+    problem: Problem, planner: Planner, cache: PlanCache | None = None,
+    relaxed: Relaxed | None = None,
+) -> Plan:  # fmt: skip
     """The planner's plan, or the one that it found for the same problem before.
+
+    Args:
+        relaxed: by which to find out what conflicts where no plan satisfies the constraints or
+            fits under them; without it the error is the planner's.
 
     Raises:
         PlanError: no plan satisfies the constraints; if one does but none fits into the memory of
@@ -161,15 +219,39 @@ def find_plan(problem: Problem, planner: Planner, cache: PlanCache | None = None
     """
     plan = cache.get(problem, planner) if cache is not None else None
     if plan is None:
-        plan = solve(problem, planner)
-        if plan.cost is not None:
-            again = recomputed_problem(problem, plan.recompute)
-            if plan.cost.memory_bytes > problem.cluster.device.memory_bytes:
-                raise memory_error(plan, _laid(plan, again), again)
-            plan = in_chunks(plan, again, step_anchors(plan, again))
-        if cache is not None:
+        plan = _fitting(problem, planner, relaxed)
+        if cache is not None and not plan.cut_short:
             cache.put(problem, planner, plan)
     return plan
+
+
+def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:
+    """The planner's plan, which fits; arguments and errors as of `find_plan`."""
+    solve_any = functools.partial(_best, planner=planner)
+    try:
+        plan = solve_any(problem)
+        if problem.excess(plan):
+            again = recomputed_problem(problem, plan.recompute)
+            raise memory_error(plan, _laid(plan, again), again)
+    except TimeLimitError:
+        raise
+    except PlanError as error:
+        if relaxed is None:
+            raise
+        conflict = find_conflict(problem, relaxed, solve_any, search_seconds_of(planner))
+        if conflict is None:
+            raise
+        raise conflict_error(conflict, error, problem) from error
+    return plan
+
+
+def _best(problem: Problem, planner: Planner) -> Plan:
+    """The planner's plan, fitting or not; one that fits as it runs, in chunks."""
+    plan = solve(problem, planner)
+    if plan.cost is None or problem.excess(plan):
+        return plan
+    again = recomputed_problem(problem, plan.recompute)
+    return in_chunks(plan, again, step_anchors(plan, again))
 
 
 def _slot_ratio(captured: CapturedStep, searched: Sequence) -> float:

@@ -105,6 +105,7 @@ class Plan:
             `search.recompute`.
         chunks: how many pieces a rank computes its part of a training batch in.
         ops: how ops run that would not run so by themselves, by name.
+        cut_short: the search ended because its time was over: there may be better plans.
         partitioned: what propagation made of it, once known; not saved.
 
     Raises:
@@ -125,6 +126,7 @@ class Plan:
     recompute: tuple[str, ...] = ()
     chunks: int = 1
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
+    cut_short: bool = False
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -356,6 +358,7 @@ class Plan:
             ("cluster_fingerprint", json.dumps(self.cluster and self.cluster.fingerprint())),
             ("cost", json.dumps(self.cost and dataclasses.asdict(self.cost))),
             ("chunks", json.dumps(self.chunks)),
+            ("cut_short", json.dumps(self.cut_short)),
             ("layouts", _block("[]", map(json.dumps, self.layouts))),
             ("constraints", _block("[]", map(json.dumps, self.constraints))),
             ("recompute", json.dumps(list(self.recompute))),
@@ -401,6 +404,7 @@ class Plan:
                 cost=data["cost"] and Cost.of(data["cost"]),
                 recompute=tuple(map(str, data.get("recompute", ()))),  # older files have none
                 chunks=int(data.get("chunks", 1)),
+                cut_short=bool(data.get("cut_short", False)),
                 ops={n: _read_op(o) for n, o in data.get("ops", {}).items()},
             )
         except KeyError as error:

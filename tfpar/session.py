@@ -20,11 +20,10 @@ from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.distributed.world import this_world
 from tfpar.ir.graph import Op
 from tfpar.keras.initial_shapes import initial_shape
-from tfpar.planning import Request, batched_inputs, find_plan, state_problem
+from tfpar.planning import Request, batched_inputs, search_plan
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
-from tfpar.report.progress import searching
 from tfpar.rewrite.chunk_writer import CannotChunk
 from tfpar.rules import has_rule
 from tfpar.runtime.detect import detect_cluster
@@ -294,15 +293,13 @@ class CompiledFunction:
             laid = self._laid(captured, session.first.mesh)
         cluster = session.cluster or detect_cluster(session.mesh)
         cluster = cluster.with_memory(session.memory_limit)
-        with searching() as progress:
-            request = Request(
-                session.mesh, cluster, constraints_on(captured, session), session.first,
-                session.options.compression, session.options.recompute,
-            )  # fmt: skip
-            problem = state_problem(
-                captured, request, batch_size, laid, part=self._part, progress=progress
-            )
-            plan = find_plan(problem, session.planner, session.cache)
+        request = Request(
+            session.mesh, cluster, constraints_on(captured, session), session.first,
+            session.options.compression, session.options.recompute,
+        )  # fmt: skip
+        plan, _ = search_plan(
+            captured, request, batch_size, session.planner, session.cache, laid, part=self._part
+        )
         return plan
 
     def _report_fallbacks(self, prepared: PreparedGraph) -> None:

@@ -59,8 +59,12 @@ def test_planners_by_name():
         find_planner("best")
     rhino = find_planner("rhino", level=2, search_seconds=9.0)
     assert (rhino.name, rhino.search_seconds) == ("rhino level 2", 9.0)
-    with pytest.raises(TfparError, match="search_seconds is for planner='rhino'"):
-        find_planner("tap", search_seconds=9.0)
+    assert find_planner("tap", search_seconds=9.0).search_seconds == 9.0
+    with pytest.raises(TfparError, match="level is for planner='rhino', not for planner='tap'"):
+        find_planner("tap", level=2)
+    for other in (own, None):
+        with pytest.raises(TfparError, match="search_seconds is for planner='tap' or 'rhino', not"):
+            find_planner(other, search_seconds=9.0)
 
 
 @pytest.mark.parametrize("ask", [planned, lambda **a: tap.auto_parallel(MESH, **a)])

@@ -121,7 +121,9 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
         help="tap, rhino or auto, which picks one (default: %(default)s)",
     )
     parser.add_argument("--level", type=int, help="of Rhino's planner: 2 or 3 (default: 3)")
-    parser.add_argument("--search-seconds", type=float, help="what Rhino's planner may take")
+    parser.add_argument(
+        "--search-seconds", type=float, help="take the best plan found by then (default: no end)"
+    )
     parser.add_argument(
         "--memory-limit", metavar="SIZE",
         help="what a plan may use of a device, such as 16GB (default: all it has)",

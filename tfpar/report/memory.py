@@ -36,7 +36,8 @@ def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) ->
         key=lambda item: -item[1],
     )
     most = live_peak(partitioned, pricer, cost.bucket_bytes, problem.state_ratio, SHOWN)
-    helps = ["more devices", f"half the batch (saves about {_text(cost.activation_bytes / 2)})"]
+    helps = ["a longer search (this one was cut short)"] if plan.cut_short else []
+    helps += ["more devices", f"half the batch (saves about {_text(cost.activation_bytes / 2)})"]
     if problem.fixed or problem.constraints:
         helps.append("constraints that leave more weights to be split")
     return MemoryLimitError(

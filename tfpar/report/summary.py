@@ -99,6 +99,8 @@ def _prediction(plan: Plan) -> list[str]:
         f"{format_bytes(round(cost.activation_bytes))}; not all at the same time)"
     )
     lines = [f"{text}.", memory]
+    if plan.cut_short:
+        lines.append("The time of the search was over before its end: there may be better plans.")
     if plan.layouts:
         shown = [f"{name}: {format_seconds(s)}" for name, s in plan.layouts[:3]]
         lines.append(f"Next best layouts: {'; '.join(shown)}")

@@ -12,6 +12,7 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import REGION_TYPES
+from tfpar.search.deadline import check_search_seconds
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.rhino import RhinoPlanner, shapes
@@ -39,13 +40,16 @@ class AutoPlanner:
     * the graph is large even when it is folded: Rhino's level 2, segment by segment.
 
     The plan says who found it (`Plan.planner`), the log of `tfpar` says why.
+
+    Raises:
+        TfparError: no time at all.
     """
 
     search_seconds: float | None = None
     name: str = "auto"
 
     def __post_init__(self) -> None:
-        self._made(TapPlanner)  # refuses a time that is none
+        check_search_seconds(self.search_seconds)
 
     def solve(self, problem: Problem) -> Plan:
         """The plan of the planner that is picked.

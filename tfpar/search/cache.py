@@ -20,7 +20,8 @@ logger = logging.getLogger("tfpar")
 class PlanCache:
     """A folder with one plan file for each problem.
 
-    A problem is the same if graph, sizes, cluster, meshes, constraints and planner are; a file
+    A problem is the same if graph, sizes, cluster, meshes, constraints and planner are, whatever
+    time the planner was given: plans of searches that were cut short are not for keeping. A file
     that cannot be read is passed over, with a line in the log.
     """
 

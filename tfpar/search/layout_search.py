@@ -15,6 +15,7 @@ from tfpar.ir.graph import Variable
 from tfpar.plans import Alternative
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
+from tfpar.search.deadline import Deadline
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.incremental import IncrementalPricer
 from tfpar.search.patterns import splits
@@ -74,10 +75,18 @@ class Found:
 
 
 class LayoutSearch:
-    """The search on one layout."""
+    """The search on one layout.
 
-    def __init__(self, problem: Problem, model: FoldedModel, layout: Layout) -> None:
+    Args:
+        deadline: when the best plan priced so far is to do; by default the search has no end.
+    """
+
+    def __init__(
+        self, problem: Problem, model: FoldedModel, layout: Layout,
+        deadline: Deadline | None = None,
+    ) -> None:  # fmt: skip
         self.problem, self.model, self.layout = problem, model, layout
+        self.deadline = deadline or Deadline()
         mesh, graph = layout.mesh, model.prepared.graph
         self.pricer = Pricer(mesh, problem.cluster, model.roles)
         copies = model.folded.copies
@@ -206,6 +215,8 @@ class LayoutSearch:
             for pick in range(len(group.options)):
                 if pick == group.chosen:
                     continue
+                if self.deadline.over():
+                    return
                 before, key = [g.chosen for g in self.groups], self.key
                 group.chosen = pick
                 self.lay(group, pick)
@@ -308,6 +319,8 @@ class LayoutSearch:
                 if priced[picks] < self.key:
                     best, self.key = picks, priced[picks]
                 continue
+            if self.deadline.over():
+                break
             for group, pick, last in zip(unit, picks, choice, strict=True):
                 if pick != last:
                     self.lay(group, pick)

@@ -80,6 +80,12 @@ class Problem:
     recompute: bool | tuple[str, ...] | None = None
     progress: Progress | None = None
 
+    def excess(self, plan: Plan) -> float:
+        """Bytes that `plan` stores beyond the memory of a device."""
+        if plan.cost is None:
+            return 0.0
+        return max(0.0, plan.cost.memory_bytes - self.cluster.device.memory_bytes)
+
     def plan(self, **found: Any) -> Plan:
         """The plan of what a planner has `found`, with what the problem says of it."""
         return Plan(

@@ -152,14 +152,15 @@ def solve(problem: Problem, planner: Planner) -> Plan:
         return _solve(problem, planner, Blocks.of(problem.graph).chosen(problem.recompute))
     unlimited = dataclasses.replace(problem, cluster=problem.cluster.with_memory(math.inf))
     fastest = dataclasses.replace(planner.solve(unlimited), cluster=problem.cluster)
-    if not _excess(fastest, problem):
+    if not problem.excess(fastest):
         return fastest
     plans = [_solve(problem, planner, ())]
     names: tuple[str, ...] = ()
     for family in _by_saving(problem.graph):
         names += tuple(family)
         plans.append(_solve(problem, planner, names))
-    return min(plans, key=lambda p: (_excess(p, problem), p.cost.seconds if p.cost else 0.0))
+    best = min(plans, key=lambda p: (problem.excess(p), p.cost.seconds if p.cost else 0.0))
+    return dataclasses.replace(best, cut_short=any(p.cut_short for p in (fastest, *plans)))
 
 
 def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
@@ -170,18 +171,13 @@ def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
     """
     again = recomputed_problem(problem, names)
     plan = planner.solve(again)
-    if _excess(plan, problem):
+    if problem.excess(plan):
         nothing = dataclasses.replace(again, cluster=problem.cluster.with_memory(1.0))
         least = dataclasses.replace(planner.solve(nothing), cluster=problem.cluster)
-        plan = min(plan, least, key=lambda p: _excess(p, problem))
+        cut_short = plan.cut_short or least.cut_short
+        plan = min(plan, least, key=lambda p: problem.excess(p))
+        plan = dataclasses.replace(plan, cut_short=cut_short)
     return dataclasses.replace(plan, recompute=names)
-
-
-def _excess(plan: Plan, problem: Problem) -> float:
-    """Bytes beyond the memory of a device."""
-    if plan.cost is None:
-        return 0.0
-    return max(0.0, plan.cost.memory_bytes - problem.cluster.device.memory_bytes)
 
 
 def _by_saving(graph: Graph) -> Iterator[Sequence[str]]:

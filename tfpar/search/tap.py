@@ -3,7 +3,7 @@
 The model is folded to its shared subgraphs. For every way to lay a data and a model axis over
 the ranks, and to split the batch over one or both, all plans of each subgraph are priced, in the
 surroundings of the best plans of the others, until none improves. A plan that pattern routing
-refuses is no candidate. Pure data parallelism always is one.
+refuses is no candidate. Pure data parallelism always is one, and the first.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Alternative, Plan, PlannedVariable
+from tfpar.search.deadline import Deadline, check_search_seconds
 from tfpar.search.folded_model import FoldedModel, Statistics
 from tfpar.search.layout_search import INVALID, Found, Key, LayoutSearch
 from tfpar.search.problem import Layout, Problem
-from tfpar.spec import PlanError, Spec
+from tfpar.spec import PlanError, Spec, TimeLimitError
 
 PROMISING = 1.15
 """A layout whose plans come out this much slower than another's is not refined (empirical)."""
@@ -34,46 +35,63 @@ class TapPlanner:
     Args:
         min_duplicate: how many blocks make a shared subgraph (Algorithm 1); beyond what a model
             has, every weight is decided by itself.
+        search_seconds: what the search may take, about; the best plan found by then is returned,
+            that of data parallelism at the least.
 
     Attributes:
         statistics: of the last search.
+
+    Raises:
+        TfparError: no time at all.
     """
 
     min_duplicate: int = 2
+    search_seconds: float | None = None
     name: str = "tap"
     statistics: Statistics = dataclasses.field(default_factory=Statistics)
+
+    def __post_init__(self) -> None:
+        check_search_seconds(self.search_seconds)
 
     def solve(self, problem: Problem) -> Plan:
         """The best plan of all layouts.
 
         Raises:
-            PlanError: no plan is valid under the constraints; says why.
+            PlanError: no plan is valid under the constraints; says why. If none was found in
+                time, a TimeLimitError.
         """
         with collection_paused():
-            return self._solve(problem)
+            return self._solve(problem, Deadline(self.search_seconds))
 
-    def _solve(self, problem: Problem) -> Plan:
+    def _solve(self, problem: Problem, deadline: Deadline) -> Plan:
         model = FoldedModel.of(problem, self.min_duplicate)
         self.statistics = model.statistics
-        searches = [LayoutSearch(problem, model, layout) for layout in problem.layouts]
-        for at, search in enumerate(searches):
-            before = searches[:at]
-            alike = (s for s in reversed(before) if _are_alike(s.layout, search.layout))
-            if len(search.layout.used_axes) > 1:
-                alike = (s for s in before if _is_cut_in_two(s.layout, search.layout))
+        searches: list[LayoutSearch] = []
+        for layout in problem.layouts:
+            if searches and deadline.over():
+                break
+            alike = (s for s in reversed(searches) if _are_alike(s.layout, layout))
+            if len(layout.used_axes) > 1:
+                alike = (s for s in searches if _is_cut_in_two(s.layout, layout))
+            search = LayoutSearch(problem, model, layout, deadline)
             search.explore(next(alike, None))
+            searches.append(search)
         least = min((search.key for search in searches), default=INVALID)
         best: Found | None = None
         for search in searches:
             if _promises(search.key, least, search.limit):
-                search.refine()
+                if not deadline.over():
+                    search.refine()
                 found = search.found()
                 if found is not None and (best is None or found.key < best.key):
                     best = found
+        if best is None and deadline.cut_short:
+            raise TimeLimitError("No plan was found in time. Give the search more search_seconds.")
         if best is None:
             refused = next((search.refused for search in searches if search.refused), "")
             raise PlanError(f"No plan is valid under the constraints. The first one: {refused}.")
-        return _plan(problem, model, best, searches, self.name)
+        plan = _plan(problem, model, best, searches, self.name)
+        return dataclasses.replace(plan, cut_short=deadline.cut_short)
 
 
 def _plan(

@@ -8,6 +8,7 @@ from tfpar.spec.errors import (
     RuntimeMismatchError,
     SpecError,
     TfparError,
+    TimeLimitError,
 )
 from tfpar.spec.layout import assemble, dim_is_even, local_indices, local_shape, take_local
 from tfpar.spec.mesh import Mesh, split
@@ -37,6 +38,7 @@ __all__ = [
     "Spec",
     "SpecError",
     "TfparError",
+    "TimeLimitError",
     "assemble",
     "dim_is_even",
     "format_spec",

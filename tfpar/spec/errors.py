@@ -39,5 +39,9 @@ class MemoryLimitError(PlanError):
         self.needed_bytes = needed_bytes
 
 
+class TimeLimitError(PlanError):
+    """A search ended before it had found any plan."""
+
+
 class RuntimeMismatchError(TfparError, RuntimeError):
     """What runs is not what was planned (placement, values that should agree)."""

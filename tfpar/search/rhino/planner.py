@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,18 +19,19 @@ from tfpar.cost.evaluate import BUCKET_SIZES, Cost, evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.partitioned import Anchors
+from tfpar.search.deadline import Deadline, check_search_seconds
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.alternatives import alternatives
 from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
-from tfpar.search.rhino.ilp import PATIENCE_S, NoSolution, solve
+from tfpar.search.rhino.ilp import GAP, PATIENCE_S, NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import critical_ops, depths, segments, top_level
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
-from tfpar.spec import Mesh, PlanError, Shard, TfparError, replicated
+from tfpar.spec import Mesh, PlanError, Shard, TfparError, TimeLimitError, replicated
 
 LEVELS = (2, 3)
 
@@ -99,8 +99,7 @@ class RhinoPlanner:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise TfparError(f"Rhino's planner has the levels 2 and 3, not {self.level!r}.")
-        if self.search_seconds is not None and not self.search_seconds > 0:
-            raise TfparError(f"search_seconds is {self.search_seconds!r}; a search takes some.")
+        check_search_seconds(self.search_seconds)
 
     @property
     def name(self) -> str:
@@ -110,27 +109,26 @@ class RhinoPlanner:
         """The best plan of all shapes of the mesh.
 
         Raises:
-            PlanError: nothing satisfies the constraints, or nothing was found in time.
+            PlanError: nothing satisfies the constraints. If nothing was found in time, a
+                TimeLimitError.
         """
-        end = math.inf if self.search_seconds is None else time.monotonic() + self.search_seconds
+        deadline = Deadline(self.search_seconds)
         with collection_paused():
             model = FoldedModel.of(problem, 2)
             searches = [Search(problem, model, *shape, self.level) for shape in shapes(problem)]
             # The solver works beside Python; all else takes turns.
             with ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1)) as pool:
-                results = list(pool.map(lambda search: search.run(end), searches))
+                results = list(pool.map(lambda search: search.run(deadline), searches))
         limit = problem.cluster.device.memory_bytes
         found = sorted(
             (result for result in results if result is not None),
             key=lambda f: (max(0.0, f.cost.memory_bytes - limit), f.cost.seconds),
         )
         if not found:
-            raise PlanError(
-                "No plan satisfies the constraints: they leave some op no way to run. Leave one "
-                f"of them out: {'; '.join(problem.constraints) or 'none was given'}."
-            )
+            raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
         self.report = found[0].report
-        return _plan(problem, model, found, self.name)
+        plan = _plan(problem, model, found, self.name)
+        return dataclasses.replace(plan, cut_short=deadline.cut_short)
 
 
 def shapes(problem: Problem) -> Iterator[tuple[Mesh, tuple[int, ...] | None]]:
@@ -183,23 +181,26 @@ class Search:
         self.critical = critical_ops(prepared.graph, lambda op: is_compute_intensive(op, prepared))
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
         self.report = Report(len(problem.graph.ops), count, max(count - 1, 1))
-        self.end = math.inf
+        self.deadline = Deadline()
 
-    def run(self, end: float) -> Found | None:
+    def run(self, deadline: Deadline) -> Found | None:
         """The fastest plan that fits, splitting as few of the largest parameters as will do; None
         if there is none.
 
         Args:
-            end: when the best found so far is to be returned (`time.monotonic`).
+            deadline: when the best found so far is to be returned.
+
+        Raises:
+            TimeLimitError: nothing was found by then.
         """
-        self.end = end
+        self.deadline = deadline
         try:
             space, report = self._last_space()
             networks = Networks(space)
             best = self._with_split(networks, (), report)
         except NoSolution as error:
             if error.timed_out:
-                raise PlanError(
+                raise TimeLimitError(
                     f"No plan was found in time on {self.mesh}. Give the search more "
                     f"search_seconds, or use planner='tap'."
                 ) from error
@@ -215,7 +216,7 @@ class Search:
         if found.cost.memory_bytes > limit:
             return min(best, found, key=lambda f: f.cost.memory_bytes)
         few, many = 0, len(weights)
-        while few + 1 < many and time.monotonic() < end:
+        while few + 1 < many and not deadline.over():
             middle = (few + many) // 2
             tried = self._with_split(networks, weights[:middle], report)
             if tried.cost.memory_bytes <= limit:
@@ -272,7 +273,8 @@ class Search:
             found, seconds = self._along_last(networks.space, narrowed, report)
             if best is None or found.cost.seconds < best.cost.seconds:
                 best = found
-            if found.cost.seconds <= SURPRISE * (seconds + self.problem.cluster.step_s):
+            expected = seconds + self.problem.cluster.step_s
+            if found.cost.seconds <= SURPRISE * expected or self.deadline.over():
                 break
         assert best is not None
         return best
@@ -286,17 +288,21 @@ class Search:
 
     def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
         """Choices of the roots, and the gap that they leave."""
-        if self.level == 2:
-            return self._by_segments(space, roots), math.inf
-        left = self.end - time.monotonic()
-        if left <= 0:
+        left = self.deadline.left
+        if self.deadline.over():
+            start = _start(space, roots)
+            if math.isfinite(roots.network.cost(start)):
+                return start, math.inf
+        if self.level == 2 or left <= 0:
             return self._by_segments(space, roots), math.inf
         try:
             solution = solve(roots.network, min(left, PATIENCE_S))
         except NoSolution as error:
             if not error.timed_out:
                 raise
+            self.deadline.cut_short |= left < PATIENCE_S
             return self._by_segments(space, roots), math.inf
+        self.deadline.cut_short |= solution.gap > GAP and left < PATIENCE_S
         if solution.gap > 0.01:
             other = self._by_segments(space, roots)
             if roots.network.cost(other) < solution.seconds:
@@ -311,9 +317,7 @@ class Search:
             at for at, i in enumerate(roots.kept) if any(op in critical for op in space.nodes[i])
         }
         cuts = segments(depth_of, pivots)
-        network: Network = roots.network
-        split = space.data_parallel_picks()
-        start = [split[i] for i in roots.kept]
+        network, start = roots.network, _start(space, roots)
         try:
             tried = (top_level(network, cuts, part, start) for part in (0.0, 1.0))
             return min(tried, key=network.cost)
@@ -355,6 +359,12 @@ class Search:
             variables={name: given.spec[axis] for name, given in fixed.items()},
             tensors={n: given.spec[axis] for n, given in tensors.items() if axis < len(given.spec)},
         )
+
+
+def _start(space: Space, roots: Roots) -> list[int]:
+    """Data parallelism, as choices of the roots."""
+    picks = space.data_parallel_picks()
+    return [picks[i] for i in roots.kept]
 
 
 def _plan(problem: Problem, model: FoldedModel, found: Sequence[Found], planner: str) -> Plan:

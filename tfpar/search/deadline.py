@@ -1,0 +1,36 @@
+"""When a search has to end."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from tfpar.spec import TfparError
+
+
+class Deadline:
+    """The end of a search that may take some seconds from now; None: as many as it takes.
+
+    Attributes:
+        cut_short: something was left out because the time was over.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
+        self.cut_short = False
+
+    @property
+    def left(self) -> float:
+        """Seconds, infinite without an end; negative once it is over."""
+        return self._end - time.monotonic()
+
+    def over(self) -> bool:
+        """Whether the time is over, so that what comes next has to be left out."""
+        self.cut_short = self.cut_short or self.left <= 0
+        return self.cut_short
+
+
+def check_search_seconds(seconds: float | None) -> None:
+    """Raise TfparError for a search that may take no time at all."""
+    if seconds is not None and not seconds > 0:
+        raise TfparError(f"search_seconds is {seconds!r}; a search takes some.")
