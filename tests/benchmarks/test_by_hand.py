@@ -11,15 +11,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"
 )
-KINDS = [
-    pytest.param("horovod", marks=needs_horovod),
-    "mwms",
-    pytest.param("megatron", marks=needs_horovod),
+BASELINES = [
+    pytest.param("horovod", "wide-small", marks=needs_horovod),
+    ("mwms", "wide-small"),
+    pytest.param("megatron", "gpt-small", marks=needs_horovod),
 ]
 
 
-@pytest.mark.parametrize("model", ["gpt-small", "wide-small"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "model"), BASELINES)
 def test_a_baseline_on_two_ranks_has_the_losses_of_plain_keras(kind, model):
     with launch.Ranks(kind, model, 2, timeout=SECONDS) as ranks:
         result = ranks.run(launch.CHECKED_STEPS)

@@ -273,7 +273,7 @@ ERRORS = {
     "train.py:both --mesh 0x2": "--mesh '0x2': Mesh axis 'data' has size 0",
     "train.py:both --cluster tpu": "no cluster 'tpu': .*'rhino-m8'",
     "train.py:both --cluster broken.py": "Cannot read the cluster file 'broken.py'",
-    "train.py:both --planner best": "no planner 'best'. There are 'tap'",
+    "train.py:both --planner best": "no planner 'best'. There are 'auto'",
     "train.py:both -o no/plan.json": "Cannot write the plan file 'no/plan.json': there is no fo",
     "train.py:both -o .": "Cannot write the plan file '.': it is a folder",
     "train.py:both --plan-cache train.py": "Cannot make the folder 'train.py' for plans",
@@ -413,7 +413,7 @@ def test_the_page_s_commands_do_what_it_says(folder, capsys):
         assert tfpar(command) == int(command.startswith("diff")), capsys.readouterr().err
     out = capsys.readouterr().out
     explained = out.partition("Variable 'classifier/classes/kernel'")[2].splitlines()
-    assert explained[1].startswith("  Placement: S(1) over model")  # as the page says
+    assert explained[1].startswith("  Placement: S(1) over ")  # as the page says
     assert tfpar("plan train.py:build --batch-size 1024 --mesh 2x2 --cluster ours.toml") == 0
 
 

@@ -176,7 +176,7 @@ SLOW = {
 
 ARCHITECTURES = {**FAST, **SLOW}
 
-IN_BOTH_WAYS = (*FAST, "mixtral", "bert", "deberta", "t5", "swin")
+IN_BOTH_WAYS = (*FAST, "deberta")
 
 
 def inputs_of(model: keras.Model, rng: np.random.Generator) -> Any:

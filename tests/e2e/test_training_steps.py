@@ -390,7 +390,7 @@ MODELS = {
     ),
 }  # fmt: skip
 FAST = ("manual_accumulation",)
-IN_BOTH_WAYS = ("simclr", "sam_optimizer", "manual_accumulation", "pinn_second_derivative")
+IN_BOTH_WAYS = ("simclr", "manual_accumulation")
 
 
 @pytest.mark.parametrize(("name", "mode"), cases(MODELS, FAST, IN_BOTH_WAYS))

@@ -309,7 +309,7 @@ MODELS = {
     "stft_audio": (stft_audio, lambda samples: (samples.real(64), samples.real(2))),
 }  # fmt: skip
 FAST = ("gnn_segments",)
-IN_BOTH_WAYS = ("switch_moe", "gnn_segments", "argmax_sort_gather_beam", "ops_zoo")
+IN_BOTH_WAYS = ("switch_moe", "gnn_segments")
 
 
 @pytest.mark.parametrize(("name", "mode"), cases(MODELS, FAST, IN_BOTH_WAYS))

@@ -283,9 +283,7 @@ MODELS = {
     "custom_optimizer": (custom_optimizer, lambda samples: (samples.real(6), samples.real(3))),
 }  # fmt: skip
 FAST = ("lora",)
-IN_BOTH_WAYS = (
-    "two_tower", "capsule_triplet", "mixture_density", "lora", "custom_optimizer", "yolo_like",
-)  # fmt: skip
+IN_BOTH_WAYS = ("lora", "yolo_like")
 
 
 @pytest.mark.parametrize(("name", "mode"), cases(MODELS, FAST, IN_BOTH_WAYS))

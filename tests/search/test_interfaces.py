@@ -53,9 +53,10 @@ def planned(batch=8, mesh=MESH, cluster="dgx-a100", **arguments) -> Plan:
 
 def test_planners_by_name():
     assert isinstance(find_planner("tap"), TapPlanner)
+    assert find_planner("auto", search_seconds=9.0).name == "auto"
     own = TapPlanner(3)
     assert find_planner(own) is own and find_planner(None) is None
-    with pytest.raises(TfparError, match="no planner 'best'. There are 'tap', 'rhino'; None"):
+    with pytest.raises(TfparError, match="no planner 'best'. There are 'auto', 'tap', 'rhino'"):
         find_planner("best")
     rhino = find_planner("rhino", level=2, search_seconds=9.0)
     assert (rhino.name, rhino.search_seconds) == ("rhino level 2", 9.0)
@@ -63,7 +64,7 @@ def test_planners_by_name():
     with pytest.raises(TfparError, match="level is for planner='rhino', not for planner='tap'"):
         find_planner("tap", level=2)
     for other in (own, None):
-        with pytest.raises(TfparError, match="search_seconds is for planner='tap' or 'rhino', not"):
+        with pytest.raises(TfparError, match="search_seconds is for planner='auto' or 'tap'"):
             find_planner(other, search_seconds=9.0)
 
 

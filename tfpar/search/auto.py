@@ -6,7 +6,7 @@ import dataclasses
 import logging
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.evaluate import Pricer
+from tfpar.cost.evaluate import COMPUTE, Pricer
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
@@ -93,10 +93,11 @@ def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:
         outputs=[whole] * len(graph.outputs),
     )
     pricer = Pricer(mesh, cluster, model.roles)
-    inside, all_ops = pricer.zero(), pricer.zero()
+    inside = total = 0.0
     for op, decision in propagate(model.prepared, mesh, anchors).decisions.items():
-        rule = model.prepared.rules[op]
-        pricer.add_op(all_ops, op, rule, decision)
-        if op.type in REGION_TYPES:
-            pricer.add_op(inside, op, rule, decision)
-    return float(inside.sum() / all_ops.sum()) if all_ops.any() else 0.0
+        terms = pricer.zero()
+        pricer.add_op(terms, op, model.prepared.rules[op], decision)
+        seconds = float(terms[COMPUTE : COMPUTE + 3].sum())
+        total += seconds
+        inside += seconds if op.type in REGION_TYPES else 0.0
+    return inside / total if total else 0.0

@@ -349,8 +349,10 @@ class Search:
             if (self.batch_axes is not None and axis in self.batch_axes)
             or any(isinstance(spec[axis], Shard) for spec in inputs)
         ]
-        anchors = dataclasses.replace(anchors, ops=ops)
-        return Found(self.mesh, tuple(batch), anchors, cost, report)
+        anchors, mesh = dataclasses.replace(anchors, ops=ops), self.mesh
+        if self.batch_axes is None and not batch and mesh.shape[1:] == (1,):
+            mesh = Mesh(mesh.axis_names[::-1], mesh.shape)  # what splits weights alone is "model"
+        return Found(mesh, tuple(batch), anchors, cost, report)
 
     def _given(self, axis: int) -> Given:
         fixed, tensors = self.problem.fixed, self.problem.tensors

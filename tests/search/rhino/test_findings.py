@@ -1,0 +1,91 @@
+"""What Rhino's evaluation found (§7.3, §7.4), on models of its kinds."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks.models import SMALL
+from tests.search.problems import Captured, laid, partition
+from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.search.rhino import RhinoPlanner
+from tfpar.spec import Replicate, Shard
+
+
+def splits_of(partitioned, phases=(FORWARD, BACKWARD)):
+    """The names of the dims that products and convolutions split along used mesh axes."""
+    roles = Roles.of(partitioned.graph)
+    for op, decision in partitioned.decisions.items():
+        if roles.phase[op] in phases and ("MatMul" in op.type or "Conv" in op.type):
+            yield op, decision.choice
+
+
+def is_data_parallel(problem, plan):
+    """Whether activations are split by samples alone, on all ranks."""
+    used = [axis for axis, parts in enumerate(plan.mesh.shape) if parts > 1]
+    found = partition(problem, plan)
+    for _, choice in splits_of(found, (FORWARD,)):
+        (made,) = choice.out_specs
+        if any(made[axis] != Shard(0) for axis in used):
+            return False
+    return {plan.mesh.axis(name) for name in plan.batch_axes} >= set(used)
+
+
+def test_a_classifier_of_many_classes_is_split_and_the_batch_too():
+    """VGG19 with a million classes."""
+    sizes = dict(size=32, channels=(64, 128), hidden=1024, classes=200_000)
+    captured = Captured.of(lambda: SMALL["vgg"](**sizes), 256)
+    problem = captured.problem([1, 4], "rhino-m8")
+    plan = RhinoPlanner().solve(problem)
+    used = [axis for axis, parts in enumerate(plan.mesh.shape) if parts > 1]
+    (head,) = laid(plan, "head/kernel")
+    assert "S(1)" in head, head
+    convolutions = [
+        choice for op, choice in splits_of(partition(problem, plan)) if op.type == "Conv2D"
+    ]
+    assert convolutions
+    for choice in convolutions:
+        assert all(choice.out_specs[0][axis] == Shard(0) for axis in used)
+
+
+@pytest.mark.slow
+def test_unet_is_data_parallel():
+    sizes = dict(size=64, channels=32)
+    problem = Captured.of(lambda: SMALL["unet"](**sizes), 64).problem([1, 4], "rhino-m8")
+    assert is_data_parallel(problem, RhinoPlanner().solve(problem))
+
+
+@pytest.mark.slow
+def test_dnabert_is_data_parallel():
+    problem = Captured.of(SMALL["dnabert"], 64).problem([1, 4], "rhino-m8")
+    assert is_data_parallel(problem, RhinoPlanner().solve(problem))
+
+
+@pytest.mark.slow
+def test_experts_are_parallel():
+    """GShard MoE: tokens go to the ranks of their experts, and come back."""
+    sizes = dict(hidden=256, inner=4096, num_layers=2, length=128, experts=4, vocabulary=1000)
+    captured = Captured.of(lambda: SMALL["gshard_moe"](**sizes), 32)
+    problem = dataclasses.replace(captured.problem([1, 4], "rhino-m8"), state_ratio=0.0)
+    plan = RhinoPlanner().solve(problem)
+    found = partition(problem, plan)
+    for weight in ("moe/wi", "moe/wo"):
+        assert all("S(0)" in spec for spec in laid(plan, weight)), laid(plan, weight)
+    assert "all_to_all" in {kind for kind, _, _ in found.collectives()}
+    assert set(plan.batch_axes) == {
+        n for n, p in zip(plan.mesh.axis_names, plan.mesh.shape) if p > 1
+    }
+
+
+@pytest.mark.slow
+def test_projections_and_their_slots_are_split_for_gpt():
+    """GPT-Medium on 8 devices: queries, keys and values; slots lie as their weights."""
+    sizes = dict(length=512, hidden=1024, heads=16, num_layers=2)
+    captured = Captured.of(lambda: SMALL["gpt"](**sizes), 4)
+    problem = captured.problem([1, 8], "rhino-m8")
+    plan = RhinoPlanner().solve(problem)
+    for projection in ("query", "key", "value"):
+        for spec in laid(plan, f"attention/{projection}/kernel"):
+            assert "S(" in spec, (projection, spec)
+    for name, variable in plan.variables.items():
+        if "attention" in name and "kernel" in name and variable.spec is not None:
+            assert any(not isinstance(p, Replicate) for p in variable.spec), name

@@ -1,0 +1,89 @@
+"""The planner that picks one: which it picks, that it says so, and that time is kept."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+import tfpar as tap
+from benchmarks.models import SMALL, compile_model
+from tests.search.problems import Captured
+from tfpar.search import auto
+from tfpar.search.auto import AutoPlanner
+from tfpar.search.folded_model import FoldedModel
+from tfpar.search.rhino import RhinoPlanner
+from tfpar.search.tap import TapPlanner
+from tfpar.spec import TfparError
+
+
+def recurrent():
+    words = keras.Input((12,), dtype="int32")
+    x = keras.layers.Embedding(60, 16)(words)
+    x = keras.layers.LSTM(32, use_cudnn=False)(x)
+    return compile_model(keras.Model(words, keras.layers.Dense(40)(x)))
+
+
+@pytest.fixture(scope="module")
+def loops():
+    data = np.zeros((8, 12), "int32"), np.zeros(8, "int32")
+    return Captured.of(recurrent, 8, data).problem([1, 2], "rhino-m8")
+
+
+@pytest.fixture(scope="module")
+def feed_forward():
+    return Captured.of(lambda: SMALL["wide"](classes=1000), 8).problem([1, 2], "rhino-m8")
+
+
+def test_rhino_decides_where_it_can(feed_forward):
+    picked, why = AutoPlanner().pick(feed_forward)
+    assert isinstance(picked, RhinoPlanner) and picked.level == 3 and "at once" in why
+    assert AutoPlanner().solve(feed_forward).planner == "rhino level 3"
+
+
+def test_loops_are_for_tap(loops, caplog):
+    planner = AutoPlanner()
+    part = auto.part_in_regions(FoldedModel.of(loops, 2), loops.cluster)
+    assert auto.MUCH < part < 1
+    with caplog.at_level(logging.INFO, "tfpar"):
+        plan = planner.solve(loops)
+    assert plan.planner == "tap"
+    assert "takes the tap planner" in caplog.text and "spent in loops" in caplog.text
+
+
+def test_a_step_without_loops_spends_nothing_in_them(feed_forward):
+    model = FoldedModel.of(feed_forward, 2)
+    assert auto.part_in_regions(model, feed_forward.cluster) == 0.0
+
+
+def test_little_time_is_for_tap(feed_forward):
+    ops = len(FoldedModel.of(feed_forward, 2).prepared.graph.ops)
+    needed = auto.SECONDS_PER_OP * ops
+    little, why = AutoPlanner(search_seconds=needed / 2).pick(feed_forward)
+    assert isinstance(little, TapPlanner) and little.search_seconds == needed / 2
+    assert "Rhino's would need" in why
+    enough, _ = AutoPlanner(search_seconds=needed * 2).pick(feed_forward)
+    assert isinstance(enough, RhinoPlanner) and enough.search_seconds == needed * 2
+
+
+def test_many_ops_are_decided_segment_by_segment(feed_forward, monkeypatch):
+    monkeypatch.setattr(auto, "LARGE", 10)
+    picked, why = AutoPlanner().pick(feed_forward)
+    assert isinstance(picked, RhinoPlanner) and picked.level == 2 and "many" in why
+
+
+def test_the_summary_says_who_searched():
+    x, y = np.zeros((8, 12), "float32"), np.zeros(8, "int32")
+
+    def build():
+        inputs = keras.Input((12,))
+        x = keras.layers.Dense(16)(inputs)
+        return compile_model(keras.Model(inputs, keras.layers.Dense(300)(x)))
+
+    plan = tap.plan(build, (x, y), [2], cluster="rhino-m8")
+    assert "Found by the rhino level 3 planner" in plan.summary()
+
+
+def test_no_time_is_refused():
+    with pytest.raises(TfparError, match="search_seconds is 0"):
+        AutoPlanner(search_seconds=0)
