@@ -9,6 +9,7 @@ that searching calls it many times a second.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from tfpar.ir.graph import Op, Tensor, Variable
@@ -250,7 +251,7 @@ class Propagation:
                 choice = choice_of(rule, planned.in_specs, planned.made, self.mesh)
             decision = None
             if choice is not None:
-                decision = self.expanded(op, choice, choice.in_specs)
+                decision = self.expanded(op, choice)
                 if decision.choice.out_specs != planned.made or not self._can_keep(op, planned):
                     decision = None
             self.prepared.memo[key] = decision
@@ -413,31 +414,35 @@ class Propagation:
             rule, operands, specs, out_bytes, self.mesh, whole,
             sparse=rule.sparse and not self._is_added_up(op), deferred=deferred,
         )  # fmt: skip
-        return self.expanded(op, choice, specs)
+        return self.expanded(op, choice)
 
-    def expanded(self, op: Op, choice: Choice, specs: Sequence[Spec | None]) -> Decision:
+    def expanded(self, op: Op, choice: Choice) -> Decision:
         """`choice` as a decision: of the op's decomposition if it splits what asks for that."""
         for factor in self.prepared.rules[op].expand:
             axes = tuple(a for a, s in enumerate(choice.splits) if s[0] == factor)
             parts = self.mesh.group_size(axes)
             if parts > 1:
-                return self._expand(op, choice, specs, factor, parts)
+                return self._expand(op, choice, factor, parts)
         return Decision(choice)
 
-    def _expand(self, op: Op, choice: Choice, specs, factor: int, parts: int) -> Decision:
-        """Run the op's decomposition instead, propagated from the inputs as they come."""
+    def _expand(self, op: Op, choice: Choice, factor: int, parts: int) -> Decision:
+        """Run the op's decomposition instead, propagated from what the op would read.
+
+        What the op would leave Partial its decomposition leaves so too: who reads it says where
+        it is reduced.
+        """
         rule = self.prepared.rules[op]
-        key = (rule, "expansion", factor, parts)
+        partial = [
+            spec if any(isinstance(p, Partial) for p in spec) else None for spec in choice.out_specs
+        ]
+        key = (rule, "expansion", factor, parts, any(partial))
         if key not in self.prepared.bodies:
-            self.prepared.bodies[key] = prepare(rule.expand[factor](op, parts))
-        arriving = tuple(
-            choice.in_specs[i] if s is None or any(isinstance(p, Partial) for p in s) else s
-            for i, s in enumerate(specs)
-        )
-        inner = propagate(
-            self.prepared.bodies[key], self.mesh, Anchors(inputs=arriving), confined=self.confined
-        )
-        return Decision(Choice(choice.splits, arriving, tuple(inner.output_specs)), expansion=inner)
+            graph = rule.expand[factor](op, parts)
+            self.prepared.bodies[key] = prepare(graph, reduces=not any(partial))
+        anchors = Anchors(inputs=choice.in_specs, outputs=partial)
+        inner = propagate(self.prepared.bodies[key], self.mesh, anchors, confined=self.confined)
+        made = dataclasses.replace(choice, out_specs=tuple(inner.output_specs))
+        return Decision(made, expansion=inner)
 
     def _cannot_hold(self, op: Op, error: CannotHold) -> Exception:
         if self.confined:

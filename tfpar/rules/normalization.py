@@ -13,9 +13,9 @@ import numpy as np
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.rules.convolution import image_dims
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import SAME, OpRule, make_rule
+from tfpar.rules.windows import image_dims
 
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", partly_static=True)
