@@ -11,7 +11,14 @@ from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.halo import halo_fields
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
-from tfpar.rules.windows import Windows, channels_first, data_format, image_dims, windows_of
+from tfpar.rules.windows import (
+    Windows,
+    channels_first,
+    data_format,
+    image_dims,
+    spatial_dims,
+    windows_of,
+)
 
 
 def num_channels(op: Op, image: Tensor) -> int:
@@ -158,14 +165,22 @@ def _patches(op: Op, constants: Constants) -> OpRule:
 
 @rule("SpaceToDepth", "DepthToSpace")
 def _space_to_depth(op: Op, constants: Constants) -> OpRule | None:
-    """In NHWC and NCHW the block's positions are the major part of the channels."""
+    """In NHWC and NCHW the block's positions are the major part of the channels.
+
+    Spatial dims split into whole blocks.
+    """
     deep, flat = op.outputs[0], op.inputs[0]
     if op.type == "DepthToSpace":
         deep, flat = flat, deep
     if data_format(op) not in ("NHWC", "NCHW"):
         return None
-    sizes = {"c": num_channels(op, flat), "k": int(op.attrs["block_size"]) ** 2}
-    dims = {deep: image_dims(op, 4, "b", "(k c)"), flat: image_dims(op, 4, "b", "c")}
+    block = int(op.attrs["block_size"])
+    height, width = (deep.shape[d] for d in spatial_dims(op, 4))
+    sizes = {"c": num_channels(op, flat), "k": block**2, "h": height, "w": width}
+    dims = {
+        deep: image_dims(op, 4, "b", "(k c)", ["h", "w"]),
+        flat: image_dims(op, 4, "b", "c", [f"(h .{block})", f"(w .{block})"]),
+    }
     return make_rule(
         op, f"{dims[op.inputs[0]]} -> {dims[op.outputs[0]]}", sizes=sizes, monotone=(0,)
     )

@@ -28,8 +28,9 @@ def _pooling(
     """
     rank = len(image.shape)
     sizes, strides = op.attrs.get("ksize"), op.attrs.get("strides")
-    if sizes is None:  # the V2 kinds take windows and strides as operands
+    if sizes is None:  # the V2 kinds take them as operands, which a decomposition does not know
         sizes, strides = (constants.value(t) for t in op.inputs[-2:])
+        halos = False
     if sizes is None or strides is None or image_dims(op, rank) is None:
         return None
     spatial = spatial_dims(op, rank)

@@ -19,7 +19,7 @@ _KNOWN = (*_FIRST, "NHWC", "NDHWC", "NWC", "CHANNELS_LAST")
 _FACTORS = "dhw"
 
 PADDINGS = "tfpar_paddings"
-"""Attribute of an op of a decomposition that can have no `explicit_paddings`: what they would be."""
+"""Attribute of an op of a decomposition that has no `explicit_paddings`: what they would be."""
 
 
 def text_attr(op: Op, name: str, default: str = "") -> str:
