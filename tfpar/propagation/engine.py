@@ -418,11 +418,15 @@ class Propagation:
 
     def expanded(self, op: Op, choice: Choice) -> Decision:
         """`choice` as a decision: of the op's decomposition if it splits what asks for that."""
-        for factor in self.prepared.rules[op].expand:
+        rule = self.prepared.rules[op]
+        for factor in rule.expand:
             axes = tuple(a for a, s in enumerate(choice.splits) if s[0] == factor)
             parts = self.mesh.group_size(axes)
             if parts > 1:
-                return self._expand(op, choice, factor, parts)
+                key = (rule, "expanded", choice, self.mesh, self.confined)
+                if key not in self.prepared.memo:
+                    self.prepared.memo[key] = self._expand(op, choice, factor, parts)
+                return self.prepared.memo[key]
         return Decision(choice)
 
     def _expand(self, op: Op, choice: Choice, factor: int, parts: int) -> Decision:
