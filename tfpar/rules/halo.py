@@ -28,6 +28,13 @@ IMAGE, RESULT = "{x}", "{y}"
 """How operands with and without the entries that windows share stand in `notation`."""
 
 
+_TOLD = frozenset(
+    {"Conv", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MaxPool", "MaxPoolGrad"}
+)
+"""Op types that can be told how much to pad. Depthwise convolutions can, but once TensorFlow has
+fused a bias into one, oneDNN's rewriting of that ends the process."""
+
+
 def halo_fields(
     op: Op, notation: str, windows: Windows, shape_operands: Mapping[int, int],
     reduction: str = "sum",
@@ -113,13 +120,12 @@ def _padding_attrs(op: Op, window: Window, windows: Sequence[Window]) -> dict[st
         if other is not window:
             paddings[2 * other.dim : 2 * other.dim + 2] = other.before, other.after
     attrs: dict[str, Any] = {"padding": "VALID"}
-    known = "explicit_paddings" in op.attrs
-    if known:
+    if "explicit_paddings" in op.attrs:
         attrs["explicit_paddings"] = []
     if not any(paddings):
         return attrs
     # On a CPU, gradients of dilated convolutions know no explicit padding.
-    if known and not any(n > 1 for n in op.attrs.get("dilations", ())):
+    if op.type in _TOLD and not any(n > 1 for n in op.attrs.get("dilations", ())):
         return {"padding": "EXPLICIT", "explicit_paddings": paddings}
     return attrs | {PADDINGS: paddings}
 
