@@ -107,12 +107,19 @@ class GraphBuilder:
         sizes = self.shape_const([-1 if n is None else n for n in size])
         return self.one("Slice", (x, begin, sizes), size, x.dtype, attrs)
 
-    def pad(self, x: Tensor, after: Sequence[int], value: Any = None) -> Tensor:
-        """Pad at the end of each dimension, with zeros unless `value` is given."""
-        if not any(after):
+    def pad(
+        self, x: Tensor, after: Sequence[int], value: Any = None, before: Sequence[int] = ()
+    ) -> Tensor:
+        """Pad at the end of each dimension, with zeros unless `value` is given.
+
+        Args:
+            before: pad at its start too.
+        """
+        rows = [*zip(before or [0] * len(after), after, strict=True)]
+        if not any(map(any, rows)):
             return x
-        shape = [n + a for n, a in zip(x.shape, after, strict=True)]
-        paddings = self.const(np.array([[0, a] for a in after], np.int32))
+        shape = [n + sum(row) for n, row in zip(x.shape, rows, strict=True)]
+        paddings = self.const(np.array(rows, np.int32))
         attrs = {"T": DType(x.dtype), "Tpaddings": DType("int32")}
         if value is None and x.dtype != "bool":
             return self.one("Pad", (x, paddings), shape, x.dtype, attrs)

@@ -160,7 +160,7 @@ def choice_of(
             placement = spec[axis]
             if isinstance(placement, Shard):
                 found = split_of(dims, placement, sizes, parts)
-                if found is None or not may_split(rule, found, sizes):
+                if found is None or not may_split(rule, found, sizes, parts):
                     return None
                 split = found
                 break
@@ -198,14 +198,15 @@ def _carried(in_specs: Sequence[Spec], axis: int) -> tuple[tuple[int, ...], str]
     return tuple(i for i, _ in found), found[0][1] if found else "sum"
 
 
-def may_split(rule: OpRule, split: Split, sizes: Sequence[int]) -> bool:
-    """Whether an op may make `split`, its factors left at `sizes`."""
+def may_split(rule: OpRule, split: Split, sizes: Sequence[int], parts: int) -> bool:
+    """Whether an op may make `split` over `parts` ranks, its factors left at `sizes`."""
     factor, pattern = split
     return (
         sizes[factor] > 1
         and rule.can_split(factor)
         and fits(sizes[factor], pattern)
         and rule.takes_pattern(factor, pattern)
+        and rule.can_cut(factor, sizes[factor], parts)
     )
 
 
@@ -300,7 +301,7 @@ def _choose_axis(
     found = [s for s in placed if s is not None and s[0] >= 0]
     for split in dict.fromkeys(found or _scatters(rule, placements, sizes, parts)):
         # An axis before, which this op may undo, had left the input another size to cut.
-        if not may_split(rule, split, sizes):
+        if not may_split(rule, split, sizes, parts):
             continue
         factor = split[0]
         cost, settled = _split_cost(rule, operands, placements, placed, sizes, split, parts)

@@ -72,7 +72,7 @@ def _divides(axis: int, made: Spec, mesh: Mesh, dim: int | None, size: int) -> b
 
 
 def carried_tensors(
-    graph: Graph, rules: Mapping[Op, OpRule], meetings: Meetings
+    graph: Graph, rules: Mapping[Op, OpRule], meetings: Meetings, reduces: bool = True
 ) -> dict[Tensor, Carry]:
     """The tensors that, when Partial(sum), are better carried on than reduced, and on what terms.
 
@@ -81,6 +81,9 @@ def carried_tensors(
     them an n-th (other addends, such as a residual's gradient, are whole by then); the products
     that scatter it cost half of it, once for all. Ties reduce at once, which is where gradients
     can be packed.
+
+    Args:
+        reduces: see `prepared.prepare`.
     """
     cost: dict[Tensor, float] = {}
     consumers = graph.consumers()
@@ -90,7 +93,8 @@ def carried_tensors(
         for tensor in op.outputs:
             own = float(tensor.num_bytes)
             later, terms, scattered = 0.0, Carry(), 0.0
-            if tensor in outputs:
+            leaves = tensor in outputs
+            if leaves and reduces:
                 later = own
             for consumer in consumers.get(tensor, ()):
                 factors = meetings.factors.get((consumer, tensor))
@@ -101,7 +105,7 @@ def carried_tensors(
                 later, terms = later + further, terms.joined(on)
                 if later >= own:
                     break
-            if later + scattered < own and consumers.get(tensor):
+            if later + scattered < own and (leaves or consumers.get(tensor)):
                 carried[tensor] = terms
                 cost[tensor] = later + scattered
             else:

@@ -9,6 +9,7 @@ that searching calls it many times a second.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from tfpar.ir.graph import Op, Tensor, Variable
@@ -256,7 +257,7 @@ class Propagation:
                 choice = choice_of(rule, planned.in_specs, planned.made, self.mesh)
             decision = None
             if choice is not None:
-                decision = self.expanded(op, choice, choice.in_specs)
+                decision = self.expanded(op, choice)
                 made = decision.choice.out_specs
                 if made != planned.made or not _can_keep(op, planned, self.mesh):
                     decision = None
@@ -282,7 +283,7 @@ class Propagation:
             )
         except CannotHold:
             return None
-        decision = self.expanded(op, choice, choice.in_specs)
+        decision = self.expanded(op, choice)
         made = tuple(spec[:count] for spec in decision.choice.out_specs)
         return decision if made == planned.made else None
 
@@ -425,7 +426,7 @@ class Propagation:
     def _decide(
         self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...], deferred: bool
     ) -> Decision:
-        return self.expanded(op, self._chosen(op, specs, whole, deferred), specs)
+        return self.expanded(op, self._chosen(op, specs, whole, deferred))
 
     def _chosen(
         self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...], deferred: bool,
@@ -439,29 +440,37 @@ class Propagation:
             sparse=rule.sparse and not self._is_added_up(op), deferred=deferred,
         )  # fmt: skip
 
-    def expanded(self, op: Op, choice: Choice, specs: Sequence[Spec | None]) -> Decision:
+    def expanded(self, op: Op, choice: Choice) -> Decision:
         """`choice` as a decision: of the op's decomposition if it splits what asks for that."""
-        for factor in self.prepared.rules[op].expand:
+        rule = self.prepared.rules[op]
+        for factor in rule.expand:
             axes = tuple(a for a, s in enumerate(choice.splits) if s[0] == factor)
             parts = self.mesh.group_size(axes)
             if parts > 1:
-                return self._expand(op, choice, specs, factor, parts)
+                key = (rule, "expanded", choice, self.mesh, self.confined)
+                if key not in self.prepared.memo:
+                    self.prepared.memo[key] = self._expand(op, choice, factor, parts)
+                return self.prepared.memo[key]
         return Decision(choice)
 
-    def _expand(self, op: Op, choice: Choice, specs, factor: int, parts: int) -> Decision:
-        """Run the op's decomposition instead, propagated from the inputs as they come."""
+    def _expand(self, op: Op, choice: Choice, factor: int, parts: int) -> Decision:
+        """Run the op's decomposition instead, propagated from what the op would read.
+
+        What the op would leave Partial its decomposition leaves so too: who reads it says where
+        it is reduced.
+        """
         rule = self.prepared.rules[op]
-        key = (rule, "expansion", factor, parts)
+        partial = [
+            spec if any(isinstance(p, Partial) for p in spec) else None for spec in choice.out_specs
+        ]
+        key = (rule, "expansion", factor, parts, any(partial))
         if key not in self.prepared.bodies:
-            self.prepared.bodies[key] = prepare(rule.expand[factor](op, parts))
-        arriving = tuple(
-            choice.in_specs[i] if s is None or any(isinstance(p, Partial) for p in s) else s
-            for i, s in enumerate(specs)
-        )
-        inner = propagate(
-            self.prepared.bodies[key], self.mesh, Anchors(inputs=arriving), confined=self.confined
-        )
-        return Decision(Choice(choice.splits, arriving, tuple(inner.output_specs)), expansion=inner)
+            graph = rule.expand[factor](op, parts)
+            self.prepared.bodies[key] = prepare(graph, reduces=not any(partial))
+        anchors = Anchors(inputs=choice.in_specs, outputs=partial)
+        inner = propagate(self.prepared.bodies[key], self.mesh, anchors, confined=self.confined)
+        made = dataclasses.replace(choice, out_specs=tuple(inner.output_specs))
+        return Decision(made, expansion=inner)
 
     def _cannot_hold(self, op: Op, error: CannotHold) -> Exception:
         if self.confined:

@@ -56,7 +56,9 @@ def shard_of(dims: Dims, split: Split, sizes: Sequence[int], parts: int) -> Shar
         inner = math.prod(sizes[f] for f in dim[at + 1 :])
         if pattern != PLAIN:
             stride, unit = pattern
-            return Shard(d, None, unit * inner) if stride is None and at == 0 else None
+            if at:
+                return None
+            return Shard(d, None if stride is None else stride * inner, unit * inner)
         stride = None if outer == 1 else sizes[factor] * inner
         return Shard(d, stride, 1 if sizes[factor] % parts == 0 else inner)
     return None
@@ -73,8 +75,9 @@ def split_of(dims: Dims, shard: Shard, sizes: Sequence[int], parts: int) -> Spli
         if sizes[factor] > 1 and shard_of(dims, (factor, PLAIN), sizes, parts) is shard:
             return factor, PLAIN
     inner = math.prod(sizes[f] for f in dim[1:])
-    if dim and shard.stride is None and sizes[dim[0]] > 1 and shard.unit % inner == 0:
-        pattern: Pattern = (None, shard.unit // inner)
+    stride = shard.stride
+    if dim and sizes[dim[0]] > 1 and shard.unit % inner == 0 and (stride or 0) % inner == 0:
+        pattern: Pattern = (None if stride is None else stride // inner, shard.unit // inner)
         if pattern != PLAIN and fits(sizes[dim[0]], pattern):
             return dim[0], pattern
     return None

@@ -49,7 +49,7 @@ class PreparedGraph:
         ordinary: ops whose decision hangs on the rule and the specs of their inputs alone: on no
             state, lists, draws or sizes that readers choose.
         memo: decisions by (rule, input specs, ...); shared by all plans.
-        bodies: prepared function bodies by name; expansions by (rule, parts).
+        bodies: prepared function bodies by name; expansions by rule, factor and parts.
     """
 
     graph: Graph
@@ -86,8 +86,14 @@ class PreparedGraph:
         return self.bodies[name]
 
 
-def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> PreparedGraph:
-    """Fold what is known, look up every rule once and decide where Partials are resolved."""
+def prepare(
+    graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None, *, reduces: bool = True
+) -> PreparedGraph:
+    """Fold what is known, look up every rule once and decide where Partials are resolved.
+
+    Args:
+        reduces: what the graph gives is reduced within it; else by who reads it.
+    """
     constants = Constants(graph, known)
     fold_constants(graph, constants)
     split_block_sums(graph, constants)
@@ -119,7 +125,7 @@ def prepare(graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None) -> P
         and op not in once
         and not any(t in leaving or t in narrow for t in op.outputs)
     )
-    carried = carried_tensors(graph, rules, meetings)
+    carried = carried_tensors(graph, rules, meetings, reduces)
     deferred = frozenset(op for op in graph.ops if all(t in carried for t in op.outputs))
     position = {op: i for i, op in enumerate(graph.ops)}
     return PreparedGraph(
@@ -157,7 +163,7 @@ def _is_ordinary(op: Op, rule: OpRule, zeros: frozenset[Tensor]) -> bool:
     return (
         bool(op.inputs)
         and op.type not in REGION_TYPES
-        and not (rule.drawn or rule.generates or rule.expand)
+        and not (rule.drawn or rule.generates)
         and not any(t.dtype in PINNED_DTYPES or t in zeros for t in (*op.inputs, *op.outputs))
     )
 

@@ -1,114 +1,138 @@
-"""Convolutions and their gradients: batch, input and output channels split.
+"""Convolutions and their gradients: batch, channels and spatial dims split.
 
-Spatial dims stay whole (they would need halos). A convolution in groups splits along
-the batch alone.
+Spatial dims split where blocks of image and result line up (see `windows`); where windows overlap,
+by a decomposition with halo exchange (see `halo`). In groups, channels stay whole.
 """
 
 from __future__ import annotations
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
+from tfpar.rules.halo import halo_fields
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
-
-_FIRST = ("NCHW", "NCDHW", "NCW", "CHANNELS_FIRST")
-_KNOWN = (*_FIRST, "NHWC", "NDHWC", "NWC", "CHANNELS_LAST")
-
-
-def data_format(op: Op, default: str = "NHWC") -> str:
-    """The op's `data_format` attribute as text."""
-    value = op.attrs.get("data_format", default)
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def image_dims(op: Op, rank: int, batch: str = "b", channels: str = "c") -> str | None:
-    """Notation of an image of `rank`: spatial dims whole; None in an exotic data format."""
-    layout = data_format(op)
-    if layout not in _KNOWN:
-        return None
-    whole = ["."] * (rank - 2)
-    dims = [batch, channels, *whole] if layout in _FIRST else [batch, *whole, channels]
-    return " ".join(dims)
+from tfpar.rules.windows import (
+    Windows,
+    channels_first,
+    data_format,
+    image_dims,
+    spatial_dims,
+    windows_of,
+)
 
 
 def num_channels(op: Op, image: Tensor) -> int:
-    return image.shape[1 if data_format(op) in _FIRST else -1]
+    return image.shape[1 if channels_first(op) else -1]
 
 
 def _filter_dims(rank: int, ins: str, outs: str) -> str:
     return " ".join([*["."] * (rank - 2), ins, outs])
 
 
+def _windows(op: Op, image: Tensor, kernel: Tensor, result: Tensor) -> Windows:
+    return windows_of(op, image, result, kernel.shape[:-2], op.attrs["strides"])
+
+
+def _spatial_fields(
+    op: Op, notation: str, windows: Windows, shape_operands: dict[int, int],
+    reduced: str | None,
+) -> dict:  # fmt: skip
+    """The arguments of `make_rule` for the spatial dims, and what is summed over."""
+    fields = halo_fields(op, notation, windows, shape_operands)
+    sums = [reduced] if reduced else []
+    if reduced == "b":  # the gradient of the filter lacks the spatial dims too
+        sums += [w.factor for w in windows.splits]
+    return fields | {"reduce": dict.fromkeys(sums, "sum")}
+
+
 def _convolution(
-    op: Op, image: Tensor, kernel: Tensor, notation: str, reduced: str, **fields
-) -> OpRule | None:
-    """`notation` in terms of `{x}`, `{k}` and `{y}`, with factors b, i and o."""
+    op: Op, image: Tensor, kernel: Tensor, result: Tensor, notation: str, reduced: str,
+    shape_operands: dict[int, int], **fields,
+) -> OpRule | None:  # fmt: skip
+    """`notation` in terms of `{x}`, `{k}` and `{y}`, with factors b, i, o and the spatial ones."""
     rank = len(image.shape)
-    x, y = image_dims(op, rank, "b", "i"), image_dims(op, rank, "b", "o")
-    kernel_dims = _filter_dims(rank, "i", "o")
-    if x is None or y is None or op.attrs.get("batch_dims", 1) != 1:
+    if image_dims(op, rank) is None or op.attrs.get("batch_dims", 1) != 1:
         return None
-    if num_channels(op, image) != kernel.shape[-2]:
-        x = y = image_dims(op, rank, "b", ".")
-        kernel_dims = _filter_dims(rank, ".", ".")
+    windows = _windows(op, image, kernel, result)
+    ins, outs = ("i", "o") if num_channels(op, image) == kernel.shape[-2] else (".", ".")
+    inner, outer = windows.tokens(in_image=True), windows.tokens(in_image=False)
     return make_rule(
-        op, notation.format(x=x, k=kernel_dims, y=y), reduce={reduced: "sum"}, **fields
-    )
+        op,
+        notation.format(
+            x=image_dims(op, rank, "b", ins, inner), k=_filter_dims(rank, ins, outs),
+            y=image_dims(op, rank, "b", outs, outer),
+        ),
+        **_spatial_fields(op, notation, windows, shape_operands, reduced), **fields,
+    )  # fmt: skip
 
 
 @rule("Conv", "Conv2D", "Conv3D")
 def _forward(op: Op, constants: Constants) -> OpRule | None:
-    return _convolution(op, op.inputs[0], op.inputs[1], "{x}, {k} -> {y}", "i", linear=((0,), (1,)))
+    return _convolution(
+        op, op.inputs[0], op.inputs[1], op.outputs[0], "{x}, {k} -> {y}", "i", {},
+        linear=((0,), (1,)),
+    )  # fmt: skip
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def _backprop_input(op: Op, constants: Constants) -> OpRule | None:
     return _convolution(
-        op, op.outputs[0], op.inputs[1], "., {k}, {y} -> {x}", "o",
-        linear=((1,), (2,)), shape_operands={0: 0},
+        op, op.outputs[0], op.inputs[1], op.inputs[2], "., {k}, {y} -> {x}", "o", {0: 0},
+        linear=((1,), (2,)),
     )  # fmt: skip
 
 
 @rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
 def _backprop_filter(op: Op, constants: Constants) -> OpRule | None:
     return _convolution(
-        op, op.inputs[0], op.outputs[0], "{x}, ., {y} -> {k}", "b",
-        linear=((0,), (2,)), shape_operands={1: 0},
+        op, op.inputs[0], op.outputs[0], op.inputs[2], "{x}, ., {y} -> {k}", "b", {1: 0},
+        linear=((0,), (2,)),
     )  # fmt: skip
 
 
 def _depthwise(
-    op: Op, kernel: Tensor, notation: str, reduced: str | None, **fields
-) -> OpRule | None:
+    op: Op, image: Tensor, kernel: Tensor, result: Tensor, notation: str, reduced: str | None,
+    shape_operands: dict[int, int], **fields,
+) -> OpRule | None:  # fmt: skip
     """Output channel c * m + j is made of input channel c alone: dims `(c m)`."""
-    x, y = image_dims(op, 4, "b", "c"), image_dims(op, 4, "b", "(c m)")
-    if x is None or y is None:
+    if image_dims(op, 4) is None:
         return None
+    windows = _windows(op, image, kernel, result)
+    inner, outer = windows.tokens(in_image=True), windows.tokens(in_image=False)
+    spatial = _spatial_fields(op, notation, windows, shape_operands, reduced)
     channels, multiplier = kernel.shape[2:]
+    spatial["sizes"] |= {"c": channels, "m": multiplier}
     return make_rule(
-        op, notation.format(x=x, k=". . c m", y=y), sizes={"c": channels, "m": multiplier},
-        reduce={reduced: "sum"} if reduced else {}, **fields,
+        op,
+        notation.format(
+            x=image_dims(op, 4, "b", "c", inner), k=". . c m",
+            y=image_dims(op, 4, "b", "(c m)", outer),
+        ),
+        **spatial, **fields,
     )  # fmt: skip
 
 
 @rule("DepthwiseConv2dNative")
 def _depthwise_forward(op: Op, constants: Constants) -> OpRule | None:
-    return _depthwise(op, op.inputs[1], "{x}, {k} -> {y}", None, linear=((0,), (1,)))
+    return _depthwise(
+        op, op.inputs[0], op.inputs[1], op.outputs[0], "{x}, {k} -> {y}", None, {},
+        linear=((0,), (1,)),
+    )  # fmt: skip
 
 
 @rule("DepthwiseConv2dNativeBackpropInput")
 def _depthwise_backprop_input(op: Op, constants: Constants) -> OpRule | None:
     return _depthwise(
-        op, op.inputs[1], "., {k}, {y} -> {x}", "m",
-        linear=((1,), (2,)), shape_operands={0: 0},
+        op, op.outputs[0], op.inputs[1], op.inputs[2], "., {k}, {y} -> {x}", "m", {0: 0},
+        linear=((1,), (2,)),
     )  # fmt: skip
 
 
 @rule("DepthwiseConv2dNativeBackpropFilter")
 def _depthwise_backprop_filter(op: Op, constants: Constants) -> OpRule | None:
     return _depthwise(
-        op, op.outputs[0], "{x}, ., {y} -> {k}", "b",
-        linear=((0,), (2,)), shape_operands={1: 0},
+        op, op.inputs[0], op.outputs[0], op.inputs[2], "{x}, ., {y} -> {k}", "b", {1: 0},
+        linear=((0,), (2,)),
     )  # fmt: skip
 
 
@@ -141,14 +165,22 @@ def _patches(op: Op, constants: Constants) -> OpRule:
 
 @rule("SpaceToDepth", "DepthToSpace")
 def _space_to_depth(op: Op, constants: Constants) -> OpRule | None:
-    """In NHWC and NCHW the block's positions are the major part of the channels."""
+    """In NHWC and NCHW the block's positions are the major part of the channels.
+
+    Spatial dims split into whole blocks.
+    """
     deep, flat = op.outputs[0], op.inputs[0]
     if op.type == "DepthToSpace":
         deep, flat = flat, deep
     if data_format(op) not in ("NHWC", "NCHW"):
         return None
-    sizes = {"c": num_channels(op, flat), "k": int(op.attrs["block_size"]) ** 2}
-    dims = {deep: image_dims(op, 4, "b", "(k c)"), flat: image_dims(op, 4, "b", "c")}
+    block = int(op.attrs["block_size"])
+    height, width = (deep.shape[d] for d in spatial_dims(op, 4))
+    sizes = {"c": num_channels(op, flat), "k": block**2, "h": height, "w": width}
+    dims = {
+        deep: image_dims(op, 4, "b", "(k c)", ["h", "w"]),
+        flat: image_dims(op, 4, "b", "c", [f"(h .{block})", f"(w .{block})"]),
+    }
     return make_rule(
         op, f"{dims[op.inputs[0]]} -> {dims[op.outputs[0]]}", sizes=sizes, monotone=(0,)
     )

@@ -1,6 +1,9 @@
-"""Image ops: batch and channels split, spatial dims stay whole."""
+"""Image ops: batch and channels split; spatial dims where each pixel becomes a block of equal ones,
+else they stay whole."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
@@ -11,10 +14,43 @@ from tfpar.rules.rule import OpRule, make_rule
 _IMAGE = "b . . c"
 
 
-@rule(
-    "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea",
-    "ResizeNearestNeighborGrad", "ScaleAndTranslate",
-)  # fmt: skip
+@rule("ResizeNearestNeighbor", "ResizeNearestNeighborGrad")
+def _resize_nearest(op: Op, constants: Constants) -> OpRule:
+    """Scaled by a whole number, blocks of either image are made of blocks of the other."""
+    small, large = op.inputs[0], op.outputs[0]
+    if op.type == "ResizeNearestNeighborGrad":
+        small, large = large, small
+    tokens: dict[Tensor, list[str]] = {small: [], large: []}
+    sizes: dict[str, int] = {}
+    for dim, factor in enumerate("hw", start=1):
+        few, many = small.shape[dim], large.shape[dim]
+        times = many // max(few, 1)
+        exact = few * times == many and _is_exact(op, times)
+        tokens[small].append(factor if exact else ".")
+        tokens[large].append((f"({factor} .{times})" if times > 1 else factor) if exact else ".")
+        sizes |= {factor: few} if exact else {}
+    x, y = (" ".join(["b", *tokens[t], "c"]) for t in (op.inputs[0], op.outputs[0]))
+    return make_rule(
+        op, f"{x} -> {y}", sizes=sizes, linear=((0,),), lower=_lower_resize, any_pattern=True
+    )
+
+
+def _is_exact(op: Op, times: int) -> bool:
+    """Whether pixels of the large image lie in the same place of a block, wherever that is.
+
+    Their place is computed in float32: without half pixels, on the edge of what is rounded.
+    """
+    if op.attrs.get("align_corners", False):
+        return False
+    return bool(op.attrs.get("half_pixel_centers", False)) or times & (times - 1) == 0
+
+
+def _lower_resize(local: LocalOp) -> list[Tensor]:
+    size = np.array(local.local_output_shape()[1:3], np.int32)
+    return local.copy([local.inputs[0], local.build.const(size)]).outputs
+
+
+@rule("ResizeBilinear", "ResizeBicubic", "ResizeArea", "ScaleAndTranslate")
 def _resize(op: Op, constants: Constants) -> OpRule:
     return make_rule(op, f"{_IMAGE} -> {_IMAGE}", linear=((0,),))
 

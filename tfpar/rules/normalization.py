@@ -1,7 +1,8 @@
-"""Fused normalisations: channels split directly, the batch of a training step by decomposition.
+"""Fused normalisations: channels split directly, what a training step averages over by
+decomposition.
 
-Batch normalisation in training takes its statistics over the global batch, as one device
-would: where the batch is split, the op becomes means over it.
+Batch normalisation in training takes its statistics over the global batch and all pixels, as one
+device would: where one of these dims is split, the op becomes means over it.
 """
 
 from __future__ import annotations
@@ -13,35 +14,44 @@ import numpy as np
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.rules.convolution import image_dims
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import SAME, OpRule, make_rule
+from tfpar.rules.windows import image_dims, spatial_factors
 
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", partly_static=True)
 def _forward(op: Op, constants: Constants) -> OpRule | None:
-    x = image_dims(op, len(op.inputs[0].shape))
+    x, averaged = _image(op)
     if x is None:
         return None
     inputs = ", ".join([x, *("c" if t.num_elements else "." for t in op.inputs[1:])])
     notation = f"{inputs} -> {x}, c, c, c, c"
     # What the kernel reserves beside statistics has no shape, and none but its rank reads it.
     if op.attrs.get("is_training", True):
-        return make_rule(op, notation, reduce={"c": SAME}, expand={"b": _expand_forward})
-    return make_rule(op, notation, reduce={"c": SAME, "b": SAME})
+        expand = dict.fromkeys(averaged, _expand_forward)
+        return make_rule(op, notation, reduce={"c": SAME}, expand=expand)
+    return make_rule(op, notation, reduce=dict.fromkeys(["c", *averaged], SAME))
 
 
 @rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3", partly_static=True)
 def _backward(op: Op, constants: Constants) -> OpRule | None:
-    x = image_dims(op, len(op.inputs[0].shape))
+    x, averaged = _image(op)
     if x is None:
         return None
     notation = f"{x}, {x}, c, c, c -> {x}, c, c, ., ."
     if op.attrs.get("is_training", True):
-        return make_rule(op, notation, reduce={"c": SAME}, expand={"b": _expand_backward})
+        expand = dict.fromkeys(averaged, _expand_backward)
+        return make_rule(op, notation, reduce={"c": SAME}, expand=expand)
     if any(t.num_elements for t in op.outputs[3:]):
         return None
-    return make_rule(op, notation, reduce={"c": SAME, "b": "sum"})
+    return make_rule(op, notation, reduce={"c": SAME, **dict.fromkeys(averaged, "sum")})
+
+
+def _image(op: Op) -> tuple[str | None, list[str]]:
+    """Notation of the image, and the factors that its statistics are taken over."""
+    rank = len(op.inputs[0].shape)
+    spatial = spatial_factors(rank)
+    return image_dims(op, rank, spatial=spatial), ["b", *spatial]
 
 
 class _Statistics:

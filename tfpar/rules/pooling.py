@@ -1,50 +1,80 @@
-"""Pooling and its gradients: batch and channels split, windows stay whole."""
+"""Pooling and its gradients: batch, channels and spatial dims split.
+
+Spatial dims split where blocks of image and result line up (see `windows`). Where windows overlap,
+maxima are taken with a halo (see `halo`). Means do not count padding: there these dims stay whole.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op
-from tfpar.rules.convolution import data_format, image_dims
+from tfpar.ir.graph import Op, Tensor
+from tfpar.rules.halo import halo_fields
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
+from tfpar.rules.windows import image_dims, spatial_dims, windows_of
 
 
-def _pooling(op: Op, constants: Constants, notation: str, **fields) -> OpRule | None:
-    """`notation` in terms of `{x}`, the image's dims; None where windows span channels."""
-    rank = len(op.outputs[0].shape)
-    windows = op.attrs.get("ksize")
-    if windows is None:  # the V2 kinds take windows and strides as operands
-        windows = constants.value(op.inputs[-2])
-    x = image_dims(op, rank)
-    if windows is None or x is None:
+def _pooling(
+    op: Op, constants: Constants, notation: str, image: Tensor, result: Tensor, *,
+    halos: bool = False, shape_operands: Mapping[int, int] | None = None,
+    linear: tuple[tuple[int, ...], ...] = (),
+) -> OpRule | None:  # fmt: skip
+    """`notation` in terms of `{x}`, the image's dims, and `{y}`; None where windows span channels.
+
+    Args:
+        halos: the op may run on blocks with halos.
+    """
+    rank = len(image.shape)
+    sizes, strides = op.attrs.get("ksize"), op.attrs.get("strides")
+    if sizes is None:  # the V2 kinds take them as operands, which a decomposition does not know
+        sizes, strides = (constants.value(t) for t in op.inputs[-2:])
+        halos = False
+    if sizes is None or strides is None or image_dims(op, rank) is None:
         return None
-    batch, channels = (0, 1) if data_format(op).startswith("NC") else (0, rank - 1)
-    if len(windows) == rank and (windows[batch] != 1 or windows[channels] != 1):
+    spatial = spatial_dims(op, rank)
+    if any(sizes[d] != 1 or strides[d] != 1 for d in range(rank) if d not in spatial):
         return None
-    return make_rule(op, notation.format(x=x), **fields)
+    windows = windows_of(op, image, result, [sizes[d] for d in spatial], strides, halos)
+    x, y = (image_dims(op, rank, spatial=windows.tokens(side)) for side in (True, False))
+    fields = halo_fields(op, notation, windows, shape_operands or {}, "max")
+    return make_rule(op, notation.format(x=x, y=y), linear=linear, **fields)
 
 
 @rule("MaxPool", "MaxPool3D", "MaxPoolV2")
 def _max_pool(op: Op, constants: Constants) -> OpRule | None:
-    return _pooling(op, constants, "{x} -> {x}")
+    return _pooling(op, constants, "{x} -> {y}", op.inputs[0], op.outputs[0], halos=True)
+
+
+@rule("MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradV2")
+def _max_pool_grad(op: Op, constants: Constants) -> OpRule | None:
+    return _pooling(
+        op, constants, "{x}, {y}, {y} -> {x}", op.inputs[0], op.inputs[1], halos=True,
+        linear=((2,),),
+    )  # fmt: skip
+
+
+@rule("MaxPoolGradGrad", "MaxPool3DGradGrad", "MaxPoolGradGradV2")
+def _max_pool_grad_grad(op: Op, constants: Constants) -> OpRule | None:
+    return _pooling(
+        op, constants, "{x}, {y}, {x} -> {y}", op.inputs[0], op.inputs[1], linear=((2,),)
+    )
 
 
 @rule("AvgPool", "AvgPool3D")
 def _avg_pool(op: Op, constants: Constants) -> OpRule | None:
-    return _pooling(op, constants, "{x} -> {x}", linear=((0,),))
+    return _pooling(
+        op, constants, "{x} -> {y}", op.inputs[0], op.outputs[0], linear=((0,),)
+    )  # fmt: skip
 
 
 @rule("AvgPoolGrad", "AvgPool3DGrad")
 def _avg_pool_grad(op: Op, constants: Constants) -> OpRule | None:
-    return _pooling(op, constants, "., {x} -> {x}", linear=((1,),), shape_operands={0: 0})
-
-
-@rule(
-    "MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradV2",
-    "MaxPoolGradGrad", "MaxPool3DGradGrad", "MaxPoolGradGradV2",
-)  # fmt: skip
-def _max_pool_grad(op: Op, constants: Constants) -> OpRule | None:
-    return _pooling(op, constants, "{x}, {x}, {x} -> {x}", linear=((2,),))
+    return _pooling(
+        op, constants, "., {y} -> {x}", op.outputs[0], op.inputs[1],
+        shape_operands={0: 0}, linear=((1,),),
+    )  # fmt: skip
 
 
 def _indices_stay(op: Op) -> bool:

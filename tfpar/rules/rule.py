@@ -77,6 +77,8 @@ class OpRule:
             to something that is reduced as well (the gradient of a tied table).
         expand: factor -> builder of the graph of simpler ops that the op stands
             for; used instead of the op when that factor is split.
+        blocks: factor -> the fewest entries that a rank may hold, of a factor that is cut into
+            equal blocks or not at all (rows of an image: a neighbour's are read with them).
     """
 
     names: tuple[str, ...]
@@ -95,6 +97,7 @@ class OpRule:
     masked: bool = True
     sparse: bool = False
     expand: Mapping[int, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    blocks: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def takes_pattern(self, factor: int, pattern: Pattern) -> bool:
         """Whether the op may run with `factor` cut in `pattern`."""
@@ -106,9 +109,8 @@ class OpRule:
         if not allowed or factor in self.expand:
             return False
         # Within a compound dim the leading factor's blocks stay blocks, of whole units.
-        leads = pattern[0] is None
         return all(
-            len(dim) == 1 or (leads and dim[0] == factor)
+            len(dim) == 1 or dim[0] == factor
             for dims in self.inputs + self.outputs
             for dim in dims
             if factor in dim
@@ -120,6 +122,11 @@ class OpRule:
 
     def can_split(self, factor: int) -> bool:
         return factor in self._splittable
+
+    def can_cut(self, factor: int, size: int, parts: int) -> bool:
+        """Whether `size` entries of `factor` can be cut into `parts` blocks; see `blocks`."""
+        least = self.blocks.get(factor)
+        return least is None or (size % parts == 0 and size // parts >= least)
 
     @functools.cached_property
     def splittable(self) -> tuple[int, ...]:
@@ -149,6 +156,7 @@ def make_rule(
     reduce: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
     expand: Mapping[str, Callable[..., Any]] | None = None,
+    blocks: Mapping[str, int] | None = None,
     **fields: Any,
 ) -> OpRule:
     """The rule of `op` in factor notation.
@@ -163,6 +171,7 @@ def make_rule(
         reduce: factor name -> reduction.
         sizes: factor name -> size, needed for factors of compound dimensions.
         expand: factor name -> builder of the decomposition.
+        blocks: factor name -> the shortest block it may be cut into.
         **fields: further fields of `OpRule`.
 
     Raises:
@@ -213,6 +222,7 @@ def make_rule(
         outputs=tuple(outputs),
         reduce={order[n]: r for n, r in (reduce or {}).items() if n in order},
         expand={order[n]: e for n, e in (expand or {}).items() if n in order},
+        blocks={order[n]: b for n, b in (blocks or {}).items() if n in order},
         **fields,
     )
 

@@ -99,6 +99,32 @@ def solve_tap(problem):
     return TapPlanner().solve(problem)
 
 
+def test_one_large_image_is_cut_into_bands():
+    """A batch of one cannot be split, and the channels are few: of a band only the edges move."""
+
+    def build():
+        images = x = keras.Input((512, 512, 3))
+        for i in range(3):
+            x = keras.layers.Conv2D(32, 3, padding="same", name=f"conv_{i}")(x)
+        return keras.Model(images, keras.layers.Conv2D(4, 1, name="head")(x))
+
+    link = Link(1e10, 1e-6)
+    busy = two_levels("busy", 1, 4, device(1e12, 1e12, 1e12, 1e12, 0.0), link, link)
+    problem = Captured.of(build, 1).problem([1, 4], busy)
+    plan = solve(problem)
+    partitioned = partition(problem, plan)
+    edges = 4 * 2 * 512 * 32 * 4  # of four blocks a row each way
+    for op, decision in partitioned.decisions.items():
+        if op.type.startswith("Conv2D") and ("conv_1" in op.name or "conv_2" in op.name):
+            rule = partitioned.prepared.rules[op]
+            cut = {rule.names[f] for f, _ in decision.choice.splits if f >= 0}
+            assert cut and cut <= {"h", "w"}, op.name
+            moved = [(kind, size) for kind, _, size in decision.expansion.collectives()]
+            assert moved == [("all_gather", edges)], op.name
+    assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-3)
+    assert plan.cost.seconds < 0.8 * solve_tap(problem).cost.seconds
+
+
 @pytest.mark.parametrize(
     "name", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "resnet"))]
 )

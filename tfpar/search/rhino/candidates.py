@@ -81,7 +81,7 @@ class Growth:
             return
         sizes = self.sizes_of(op)
         if candidate.split[0] >= 0:
-            if not may_split(rule, candidate.split, sizes):
+            if not may_split(rule, candidate.split, sizes, self.parts):
                 return
         elif not may_carry(rule, candidate.group, candidate.reduction):
             return

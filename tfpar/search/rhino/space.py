@@ -270,7 +270,7 @@ class Space:
             splits = tuple(w.candidate.split for w in (*before, way))
             splits += (WHOLE,) * (self.mesh.num_axes - len(splits))
             choice = Choice(splits, self.specs(op, way, "needs"), self.specs(op, way, "made"))
-            self._decisions[key] = self.engine.expanded(op, choice, choice.in_specs)
+            self._decisions[key] = self.engine.expanded(op, choice)
         return self._decisions[key]
 
     # --- what is chosen ----------------------------------------------------------
