@@ -246,12 +246,11 @@ def two_dimensional_tensor_parallel_t5(place: Place) -> Results:
 
 QUICK: list[Case] = [data_parallel, megatron, megatron_in_chunks]
 ON_TWO: list[Case] = [
-    megatron_recomputed, vocabulary_parallel, zero_1, experts_by_all_to_all, searched_mlp,
-    searched_gpt, searched_convnet, data_parallel_in_chunks, *OPTIMIZERS,
+    megatron_recomputed, vocabulary_parallel, zero_1, experts_by_all_to_all, searched_gpt,
+    searched_convnet, data_parallel_in_chunks, *OPTIMIZERS,
     compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2),
 ]  # fmt: skip
 ON_FOUR: list[Case] = [
     data_and_tensor_parallel, data_and_tensor_parallel_in_chunks, two_dimensional_tensor_parallel,
-    two_dimensional_tensor_parallel_t5, megatron, data_parallel, zero_1,
-    experts_by_all_to_all, searched_mlp,
+    two_dimensional_tensor_parallel_t5, experts_by_all_to_all, searched_mlp,
 ]  # fmt: skip
