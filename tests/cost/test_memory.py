@@ -199,7 +199,13 @@ def plan(model, limit=None, **arguments):
 
     batch = batch_of(model(), 4)
     return tap.plan(
-        lambda: compile_model(model()), batch, [4], "v100-ethernet", memory_limit=limit, **arguments
+        lambda: compile_model(model()),
+        batch,
+        [4],
+        "v100-ethernet",
+        memory_limit=limit,
+        planner="tap",
+        **arguments,
     )
 
 

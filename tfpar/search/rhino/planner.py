@@ -143,7 +143,7 @@ def shapes(problem: Problem) -> Iterator[tuple[Mesh, tuple[int, ...] | None]]:
 
 class Networks:
     """The networks of a space, by what they take gradients for; iterates over those that may be
-    right, the likeliest first."""
+    right, the likeliest first. Once the best one is known (`settle`), that is the only one."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -156,6 +156,9 @@ class Networks:
 
     def first(self) -> Network:
         return next(iter(self))
+
+    def settle(self, best: Network) -> None:
+        self._kinds = [kind for kind in self._kinds if self._made.get(kind) is best]
 
     def __iter__(self) -> Iterator[Network]:
         for kind in self._kinds:
@@ -272,11 +275,12 @@ class Search:
             narrowed = with_split(networks.space, network, split)
             found, seconds = self._along_last(networks.space, narrowed, report)
             if best is None or found.cost.seconds < best.cost.seconds:
-                best = found
+                best, by = found, network
             expected = seconds + self.problem.cluster.step_s
             if found.cost.seconds <= SURPRISE * expected or self.deadline.over():
                 break
         assert best is not None
+        networks.settle(by)
         return best
 
     def _along_last(self, space: Space, network: Network, report: Report) -> tuple[Found, float]:
