@@ -42,6 +42,7 @@ def without_starts(preset, size):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset, size, best", [("atp-ic1", 8, (2, 4)), ("atp-ic4", 16, (8, 2))])
 def test_what_the_step_waits_for_agrees_with_the_paper(step, preset, size, best):
     cluster = without_starts(preset, size)

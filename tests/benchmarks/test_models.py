@@ -17,6 +17,7 @@ ROUGHLY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(models.SMALL))
 def test_small_models_train(name):
     keras.utils.set_random_seed(0)
@@ -31,6 +32,7 @@ def test_small_models_train(name):
     assert sum(moved) >= 0.9 * len(moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PUBLISHED | ROUGHLY))
 def test_full_models_have_the_published_size(name):
     with tap.auto_parallel(tap.split([1, 1])):
@@ -48,6 +50,7 @@ def test_an_encoder_block_of_t5_has_six_matrices():
         assert sum(len(w.shape) == 2 for w in block.weights) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "t5"])
 def test_later_tokens_do_not_change_earlier_logits(name):
     model = models.SMALL[name]()

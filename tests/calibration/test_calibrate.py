@@ -26,6 +26,7 @@ def local(tmp_path_factory):
     return calibrate([2], path, budget_s=0.1), path
 
 
+@pytest.mark.slow
 def test_the_file_holds_what_was_measured(local):
     cluster, path = local
     assert describe(read_cluster(path)) == describe(cluster)
@@ -124,6 +125,7 @@ def test_the_command_names_what_is_wrong(capsys):
 # --- processes ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
 def test_processes_get_one_cluster(tmp_path, backend):

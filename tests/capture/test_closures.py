@@ -12,6 +12,7 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 6)).astype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [6, 300])
 def test_layers_may_hold_plain_tensors(size):
     """TensorFlow captures small tensors by value and large ones as inputs."""

@@ -158,6 +158,7 @@ def test_gradients_of_a_branch_run_their_optimizer_as_ever():
     np.testing.assert_array_equal(variable, [0.5, 0.5, 0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_the_same_after_a_capture_without_updates(case):
     build, optimizer = CASES[case]

@@ -67,6 +67,7 @@ def assert_same(got, want):
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "constraints, spec",
     [
@@ -283,6 +284,7 @@ def test_what_cannot_be_captured_is_named():
         GraphProgram(source, tap.split([2])).run(read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [

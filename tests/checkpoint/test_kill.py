@@ -74,6 +74,7 @@ def temporaries(folder) -> set[str]:
     return {name for name in os.listdir(folder) if ".tmp-" in name}
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_last_checkpoint_whole(tmp_path, writer):
     moment = random.Random(0)
     left_behind = committed = 0

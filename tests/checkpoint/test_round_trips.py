@@ -64,6 +64,7 @@ def test_the_reader_reads_whole_tensors(written):
         assert same(reader.read_whole(name), value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_other_mesh_reads_its_shards(written, mesh):
     path, tensors = written

@@ -392,6 +392,7 @@ def doctor(*options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_quick_finds_the_tensorflow_that_runs_these_tests():
     import keras
     import tensorflow as tf

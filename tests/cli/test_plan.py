@@ -146,6 +146,7 @@ def tfpar(command: str) -> int:
 # --- plans -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_plan_is_printed_written_and_used(folder, capsys):
     before = list(sys.path), list(sys.argv)
     command = "plan train.py:build --mesh 2x2 --batch-size 8 --cluster dgx-a100 -o plan.json"
@@ -174,6 +175,7 @@ def test_a_plan_is_printed_written_and_used(folder, capsys):
     assert any(not np.array_equal(a, b) for a, b in zip(start, model.get_weights(), strict=True))
 
 
+@pytest.mark.slow
 def test_every_source_of_the_batch_gives_the_same_plan(folder, capsys):
     sources = {
         "size": "train.py:build --batch-size 8",
@@ -188,6 +190,7 @@ def test_every_source_of_the_batch_gives_the_same_plan(folder, capsys):
     assert all(plan.diff(plans[0]) == [] for plan in plans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", ["two_heads", "named_heads", "own_loss"])
 def test_labels_are_made_up_for_each_output(folder, build, capsys):
     command = f"plan train.py:{build} --mesh 2 --batch-size 8 --cluster dgx-a100 --quiet"
@@ -281,6 +284,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ERRORS)
 def test_what_is_wrong_is_said_in_one_line(arguments, folder, capsys):
     mesh = "" if "--mesh" in arguments else "--mesh 2"
@@ -385,6 +389,7 @@ def test_help_needs_no_tensorflow():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_the_process_says_nothing_but_the_plan(folder):
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     environment["PYTHONPATH"] = str(ROOT)

@@ -104,6 +104,7 @@ def captured(name):
     return step.graph, prepared, roles, len(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_cut_at_its_update_is_the_one_captured_without(name):
     build, data = MODELS[name]
@@ -181,6 +182,7 @@ def bytes_of(found, kind, phase):
     return sum(e.num_bytes for e in found if (e.kind, e.phase) == (kind, phase))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_data_parallelism(name):
     partitioned, roles = laid_out(name, Mesh.of([2, 2]))

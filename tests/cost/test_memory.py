@@ -178,6 +178,7 @@ def model():
     return lambda: gpt(512, length=16, hidden=32, num_layers=4)
 
 
+@pytest.mark.slow
 def test_folded_models_store_about_what_whole_ones_do(model):
     from tfpar.search.folded_model import FoldedModel
     from tfpar.search.layout_search import LayoutSearch
@@ -209,6 +210,7 @@ def plan(model, limit=None, **arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_fastest_plan_that_fits_is_taken(model):
     fastest = plan(model)
     needed = fastest.cost.memory_bytes
@@ -218,6 +220,7 @@ def test_the_fastest_plan_that_fits_is_taken(model):
     assert plan(model, "16 GB").variables == fastest.variables
 
 
+@pytest.mark.slow
 def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
     with pytest.raises(MemoryLimitError) as error:
         plan(model, "100 kB")
@@ -236,6 +239,7 @@ def test_what_is_no_limit(limit, model):
         tap.auto_parallel([2], memory_limit=limit)
 
 
+@pytest.mark.slow
 def test_peaks_of_real_steps_lie_between_the_parts(model):
     from tests.search.problems import price
 

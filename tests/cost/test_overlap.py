@@ -40,6 +40,7 @@ def planned(step, **changes):
     return find_plan(dataclasses.replace(problem, cluster=cluster), find_planner("tap"))
 
 
+@pytest.mark.slow
 def test_a_plan_has_chunks_where_they_hide_more_than_they_cost(step, tmp_path):
     # No axis but the model's: what is split is waited for.
     found = planned(step)
@@ -54,6 +55,7 @@ def test_a_plan_has_chunks_where_they_hide_more_than_they_cost(step, tmp_path):
     assert Plan.load(path).chunks == found.chunks
 
 
+@pytest.mark.slow
 def test_starts_that_take_long_forbid_chunks(step):
     problem = step.problem({"data": 1, "model": 8}, "rhino-m8", [tap.batch("data")])
     (node,) = problem.cluster.nodes

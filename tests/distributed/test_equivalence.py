@@ -99,6 +99,7 @@ def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.__name__)
 
 
+@pytest.mark.slow
 @each(SAME_AS_ONE["quick"])
 def test_two_processes_do_what_one_does(quick: Ran, case: Case, here) -> None:
     assert_same(quick.results(case), here(case))

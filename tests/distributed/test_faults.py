@@ -66,6 +66,7 @@ def same(found: dict[int, float], expected: dict[int, float], rel: float = 1e-4)
 # --- one rank fails --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job_and_is_named_with_its_step(capfd, tmp_path):
     assert train(tmp_path, fault="kill", pause_s=0.3) == 137
     err = capfd.readouterr().err
@@ -73,6 +74,7 @@ def test_a_killed_rank_ends_the_job_and_is_named_with_its_step(capfd, tmp_path):
     assert "train step 4" in err.partition("was killed by")[2]  # where rank 0 was
 
 
+@pytest.mark.slow
 def test_an_exception_is_told_in_its_own_words(capfd, tmp_path):
     assert train(tmp_path, fault="raise") == 1
     err = capfd.readouterr().err
@@ -81,6 +83,7 @@ def test_an_exception_is_told_in_its_own_words(capfd, tmp_path):
     assert "The last lines of rank 1's stderr" in err and "  I0000" not in err
 
 
+@pytest.mark.slow
 @needs_horovod
 def test_a_rank_that_hangs_is_named_with_its_stack_and_what_waits_for_it(capfd, tmp_path):
     assert train(tmp_path, fault="hang", options={"timeout_s": 10.0}) == 70
@@ -136,6 +139,7 @@ def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
 # --- training goes on ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_what_goes_on_is_as_if_nothing_had_happened(tmp_path, uninterrupted):
     interrupt_at(tmp_path, 6, pause_s=0.2, every=100)
     stopped = max(losses(tmp_path))

@@ -187,6 +187,7 @@ def outputs(program: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_ranks_of_slurm_meet_and_exchange(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))

@@ -32,6 +32,7 @@ def ran(request, tmp_path_factory) -> Checked:
     return Checked(jobs.run(size, ranks, folder, seconds=_SECONDS, backend=backend), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_on_every_rank(ran: Checked, check: str) -> None:
     if check in OF_4_RANKS and ran.job.size != 4:

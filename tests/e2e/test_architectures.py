@@ -234,6 +234,7 @@ def on_one_device(name: str) -> Trained:
     return fitted(ARCHITECTURES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), cases(ARCHITECTURES, FAST, IN_BOTH_WAYS))
 def test_trains_as_on_one_device(name, mode):
     plain = on_one_device(name)

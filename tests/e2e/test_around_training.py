@@ -13,6 +13,7 @@ from tests.e2e.features import COLUMN, MESH, f, perceptron, same
 from tests.equivalence import train
 
 
+@pytest.mark.slow
 def test_training_inside_the_block():
     data = f(12, 6), f(12, 2)
     plain = train(perceptron, data, batch_size=4)
@@ -27,6 +28,7 @@ def test_training_inside_the_block():
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_user_reads_and_writes_weights_in_functions_of_their_own():
     parallel, plain = same(perceptron, (f(12, 6), f(12, 2)))
     x = tf.constant(f(3, 6))
@@ -70,6 +72,7 @@ def test_an_archive_of_a_model_that_trained(tmp_path):
     np.testing.assert_allclose(served.serve(x), parallel.model.predict(x, verbose=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_function_traced_before_training_is_never_silently_stale():
     keras.utils.set_random_seed(7)
     with tap.auto_parallel(MESH, COLUMN):
@@ -85,6 +88,7 @@ def test_a_function_traced_before_training_is_never_silently_stale():
     assert float(again()) == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_callbacks_that_change_weights_and_state(tmp_path):
     def run(name):
         def build():

@@ -51,6 +51,7 @@ def volume(collectives, axis, least):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh", [MESHES[0], pytest.param(MESHES[1], marks=pytest.mark.slow), MESHES[2]], ids=str
 )
@@ -79,6 +80,7 @@ def test_gpt_moves_what_equation_2_says():
     assert kinds == {"all_reduce": 6, "reduce_scatter": 4, "all_gather": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh", [MESHES[0], *(pytest.param(m, marks=pytest.mark.slow) for m in MESHES[1:])], ids=str
 )
@@ -119,6 +121,7 @@ def regression(n=16):
     return f(n, 8), f(n, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planner", [None, "tap"])
 @pytest.mark.parametrize(
     "mesh", [MESHES[0], pytest.param(MESHES[2], marks=pytest.mark.slow)], ids=str

@@ -31,6 +31,7 @@ def moved(model: keras.Model) -> list[tuple[str, int]]:
     return sorted((kind, size) for kind, _, size in step.partitioned.collectives())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rtol"), [("fp16", 2e-3), ("bf16", 2e-2)])
 def test_trains_nearly_as_without(name, rtol):
     plain, compressed = trained(), trained(compression=name)
@@ -49,6 +50,7 @@ def test_only_gradients_travel_as_halves():
     assert sum(step.packed_bytes) == gradients / 2 + others
 
 
+@pytest.mark.slow
 def test_sharded_slots_get_halves_and_give_whole_weights():
     whole = moved(trained(ZERO_1, "adam", strict=True))
     halves = moved(trained(ZERO_1, "adam", compression="fp16"))

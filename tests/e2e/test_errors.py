@@ -64,6 +64,7 @@ def make_with(weights, make=build):
 # --- meshes and constraints ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh, sign",
     [
@@ -82,6 +83,7 @@ def test_mesh(mesh, sign):
     assert_usable_plain.fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "constraints, signs",
     [
@@ -299,6 +301,7 @@ def test_a_plain_model_is_told_how_to_become_parallel():
 # --- dtypes and resources --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lookup_tables_and_strings_run_once_for_all():
     def make():
         words = keras.Input((2,), dtype="string")

@@ -46,6 +46,7 @@ RESIDUAL = network(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [pytest.param(8, marks=pytest.mark.slow), 10])
 def test_data_parallel(batch_size):
     parallel, _ = assert_equivalent(RESIDUAL, DATA, tap.split([4]), batch_size=batch_size, epochs=2)
@@ -56,6 +57,7 @@ def test_data_parallel(batch_size):
     assert draws and all(d.choice.splits[0][0] >= 0 for d in draws.values())
 
 
+@pytest.mark.slow
 def test_output_channels_split():
     constraints = [
         tap.shard(r"conv1/kernel", dim=3, axis="model"),
@@ -66,6 +68,7 @@ def test_output_channels_split():
     assert parallel.specs()["conv1/kernel"] == "R,S(3)"
 
 
+@pytest.mark.slow
 def test_augmentation_and_noise_layers():
     augmented = network(
         lambda: layers.GaussianNoise(0.1, seed=1),

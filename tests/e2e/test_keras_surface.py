@@ -39,6 +39,7 @@ def parallel(constraints=COLUMN, mesh=MESH, **arguments):
         return build(**arguments)
 
 
+@pytest.mark.slow
 def test_fit_with_validation_and_class_weights():
     assert_equivalent(
         build, DATA, MESH, COLUMN, epochs=2, validation_data=(X[:7], Y[:7]),
@@ -46,6 +47,7 @@ def test_fit_with_validation_and_class_weights():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sample_weights():
     weights = rng.uniform(size=26).astype("float32")
     assert_equivalent(lambda: build(weighted_metrics=["accuracy"]), (X, Y, weights), MESH, COLUMN)
@@ -67,6 +69,7 @@ def test_evaluate_and_predict_before_fit():
     np.testing.assert_allclose(model(X), plain(X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_on_batch_methods():
     model = parallel()
     keras.utils.set_random_seed(7)
@@ -81,6 +84,7 @@ def test_on_batch_methods():
     np.testing.assert_allclose(model.predict_on_batch(X), plain.predict_on_batch(X), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2, 3])
 def test_steps_per_execution(steps):
     assert_equivalent(lambda: build(steps_per_execution=steps), DATA, MESH, COLUMN, epochs=2)
@@ -103,6 +107,7 @@ def _generator():
             yield X[i : i + 7], Y[i : i + 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -235,6 +240,7 @@ def test_two_models_at_once_and_compile_again():
             np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_parallelize_a_trained_model():
     keras.utils.set_random_seed(7)
     plain, model = build(), build()
@@ -248,6 +254,7 @@ def test_parallelize_a_trained_model():
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_plain_call_switches_the_process_over():
     scope = tap.auto_parallel(MESH)
     try:
@@ -292,6 +299,7 @@ def test_run_eagerly_trains_on_one_device_and_says_so(caplog):
     assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
 
 
+@pytest.mark.slow
 def test_verify_reports_every_variable():
     model = parallel()
     report = tap.verify(model, X[:8], Y[:8], steps=2)

@@ -11,6 +11,7 @@ import tfpar as tap
 from tests.e2e.features import COLUMN, compiled, f, i, same
 
 
+@pytest.mark.slow
 def test_batch_normalization_is_over_the_global_batch():
     def build():
         x = keras.Input((6, 6, 4))

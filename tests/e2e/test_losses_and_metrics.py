@@ -38,6 +38,7 @@ def several_heads():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_several_inputs_outputs_losses_weights_and_regularizers():
     x = {"wide": f(14, 6), "ids": i(7, 14, 3)}
     y = {"label": i(3, 14), "size": f(14, 1)}

@@ -88,6 +88,7 @@ def payloads(run: Trained, kind: str) -> list[int]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize(
     ("layout", "kinds"),
@@ -140,6 +141,7 @@ def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     return float(np.sqrt(sum(np.sum((a - b) ** 2, dtype="float64") for a, b in pairs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_round_no_more_than_one_device_does(layout, name):
@@ -154,6 +156,7 @@ def test_ranks_round_no_more_than_one_device_does(layout, name):
     np.testing.assert_allclose(ranks.losses, plain.losses, rtol=2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["data parallel", "split weights"])
 def test_what_overflows_on_one_rank_is_skipped_by_all(layout):
     x, y = numbers(3 * 64)

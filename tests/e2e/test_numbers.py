@@ -14,6 +14,7 @@ import tfpar as tap
 from tests.e2e.features import COLUMN, MESH, compiled, f, perceptron, rng, same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float64", "mixed_bfloat16", "mixed_float16"])
 def test_dtype_policy(policy):
     """Sums in half precision are rounded in another order: only close.
@@ -107,6 +108,7 @@ def test_unseeded_layers_follow_the_global_seed():
     same(build, (f(12, 6), f(12, 2)), epochs=2)
 
 
+@pytest.mark.slow
 def test_preprocessing_layers_in_the_model():
     images = rng.integers(0, 255, (8, 8, 8, 3)).astype("uint8")
 

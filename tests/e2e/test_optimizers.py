@@ -86,6 +86,7 @@ if hasattr(O, "ScheduleFreeAdamW"):
     BY_ELEMENT["ScheduleFreeAdamW"] = lambda: O.ScheduleFreeAdamW(0.01, warmup_steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(BY_ELEMENT))
 def test_optimizer(name):
     assert_slots_follow(check(BY_ELEMENT[name]))
@@ -121,6 +122,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(OPTIONS))
 def test_option(name):
     make, options = OPTIONS[name]
@@ -128,6 +130,7 @@ def test_option(name):
     assert_slots_follow(parallel)
 
 
+@pytest.mark.slow
 def test_weights_excluded_from_decay():
     def make():
         optimizer = O.AdamW(0.01, weight_decay=0.5)
@@ -151,6 +154,7 @@ def test_learning_rate_schedule(name):
     check(lambda: O.SGD(SCHEDULES[name](), momentum=0.9), epochs=2)
 
 
+@pytest.mark.slow
 def test_loss_scale_skips_steps_that_overflow():
     """A scale too large for float16: steps are skipped and the scale halves, as on one device."""
 

@@ -45,6 +45,7 @@ def sent(trained: Trained) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "constraints", "chunks"),
     [([2], [], 2), ({"data": 1, "model": 2}, COLUMNS, 4), ([2, 2], COLUMNS, 2)],
@@ -57,6 +58,7 @@ def test_dropout_normalization_and_metrics_are_those_of_the_whole_batch(mesh, co
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "chunks"), [([1, 2], 2), ([2, 2], 4)])
 def test_each_chunk_of_a_transformer_has_its_own_all_reduces(mesh, chunks):
     def adamw() -> keras.Model:
@@ -73,6 +75,7 @@ def test_each_chunk_of_a_transformer_has_its_own_all_reduces(mesh, chunks):
     assert whole.partitioned.mesh == tap.split(mesh)
 
 
+@pytest.mark.slow
 def test_gradients_are_scattered_once():
     slots = tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data")
     zero = [tap.batch("data"), slots]
@@ -91,6 +94,7 @@ def test_experts_exchange_the_samples_of_each_chunk():
     assert_equivalent(moe, data, tap.split([2]), experts, options={"chunks": 2})
 
 
+@pytest.mark.slow
 def test_gradients_in_half_precision_are_summed_in_full_over_chunks():
     parallel, _ = assert_equivalent(
         classifier, samples(8), tap.split([2]), rtol=1e-2, loss_rtol=1e-3,
@@ -112,6 +116,7 @@ def residual() -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [True, False])
 def test_early_collectives_can_be_switched_off(early):
     parallel, _ = assert_equivalent(
@@ -144,6 +149,7 @@ def test_evaluation_and_prediction_are_not_chunked():
     assert in_chunks == {"train": True, "test": False}
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_chunks_and_the_argument_wins(tmp_path):
     plan = tap.plan_of(fitted(chunks=2))
     assert plan.chunks == 2 and "2 chunks" in plan.summary()

@@ -62,6 +62,7 @@ def by_kind(collectives, axis=None):
     return found
 
 
+@pytest.mark.slow
 def test_data_parallel_reduces_the_packed_gradients_and_nothing_else():
     parallel, plain = assert_equivalent(gpt, tokens(), tap.split([2, 2]), batch_size=BATCH)
     found = by_kind(parallel.collectives())
@@ -98,6 +99,7 @@ def test_megatron_on_two_dims():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [pytest.param(50, marks=pytest.mark.slow), 51])
 def test_vocabulary_parallel_never_gathers_logits(vocabulary):
     constraints = [
@@ -112,6 +114,7 @@ def test_vocabulary_parallel_never_gathers_logits(vocabulary):
     assert all(size < logits // 2 for _, _, size in parallel.collectives())
 
 
+@pytest.mark.slow
 def test_zero_1_scatters_gradients_and_gathers_updates():
     constraints = [
         tap.batch("data"), tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data"),
@@ -126,6 +129,7 @@ def test_zero_1_scatters_gradients_and_gathers_updates():
     assert found["all_gather"] == [kernel]
 
 
+@pytest.mark.slow
 def test_sequence_parallel_from_border_tensors():
     constraints = [*MEGATRON, tap.shard_output("block_0_ln1", dim=1, axis="model"),
                    tap.shard_output("block_0_ln2", dim=1, axis="model")]  # fmt: skip
@@ -180,6 +184,7 @@ def test_experts_exchange_tokens_by_all_to_all():
     assert len(by_kind(parallel.collectives())["all_to_all"]) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
     [pytest.param([3], marks=pytest.mark.slow), pytest.param([4], marks=pytest.mark.slow), [2, 2]],

@@ -98,6 +98,7 @@ def runs(case: str) -> tuple[Trained, Trained, Trained]:
     return plain, stored, again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_recomputing_changes_no_number(case):
     plain, stored, again = runs(case)
@@ -148,6 +149,7 @@ def plan_of(recompute) -> Plan:
     return tap.plan_of(model)
 
 
+@pytest.mark.slow
 def test_blocks_are_chosen_by_name(tmp_path):
     assert plan_of(None).recompute == ()
     assert plan_of([r"block_1"]).recompute == ("block_1",)
@@ -167,11 +169,13 @@ def test_blocks_are_chosen_by_name(tmp_path):
     assert "computed again: block_0" in dataclasses.replace(plan, recompute=()).diff(plan)
 
 
+@pytest.mark.slow
 def test_a_scope_is_a_block_too():
     (name,) = plan_of([r"block_0_attention"]).recompute
     assert name.endswith("/block_0_attention")
 
 
+@pytest.mark.slow
 def test_what_matches_nothing_is_an_error():
     with pytest.raises(SpecError, match="'layer_.*' matches no block .* There are 'block_0', 'bl"):
         plan_of(["layer_.*"])
@@ -194,6 +198,7 @@ def cluster(memory_bytes: float) -> Cluster:
     return two_levels("small", 1, 2, small, Link(1e8, 1e-5), Link(1e8, 1e-5))
 
 
+@pytest.mark.slow
 def test_the_planner_recomputes_only_where_memory_asks_for_it():
     captured = Captured.of(lambda: gpt(4), 64)
     ample = captured.problem([2], cluster(1e12))
@@ -266,6 +271,7 @@ def grown_bytes(recompute: bool) -> int:
     return int(done.stdout.rpartition(" ")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads Linux's /proc")
 def test_the_running_program_needs_less_memory():
     # 5 blocks hold some 70 MB each; computed again, one at a time does.

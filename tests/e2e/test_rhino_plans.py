@@ -103,6 +103,7 @@ def test_ops_run_as_the_plan_says():
         assert ran[name].out_specs == planned.made, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wide", pytest.param("gpt", marks=pytest.mark.slow)])
 def test_a_saved_plan_trains_the_same(name, tmp_path):
     parallel, plain = trained(name)

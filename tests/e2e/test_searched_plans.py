@@ -80,6 +80,7 @@ def test_a_searched_plan_trains_as_on_one_device(case, cluster):
             assert parallel.specs()[name] == ",".join(map(str, variable.spec)), name
 
 
+@pytest.mark.slow
 def test_without_anything_said_the_machine_is_detected():
     parallel, _ = searched("gpt", None)
     plan = tap.plan_of(parallel.model)

@@ -312,6 +312,7 @@ FAST = ("gnn_segments",)
 IN_BOTH_WAYS = ("switch_moe", "gnn_segments")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), cases(MODELS, FAST, IN_BOTH_WAYS))
 def test_trains_as_on_one_device(name, mode):
     assert_trains_as_on_one_device(*MODELS[name], mode)

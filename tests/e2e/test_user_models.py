@@ -286,6 +286,7 @@ FAST = ("lora",)
 IN_BOTH_WAYS = ("lora", "yolo_like")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), cases(MODELS, FAST, IN_BOTH_WAYS))
 def test_trains_as_on_one_device(name, mode):
     assert_trains_as_on_one_device(*MODELS[name], mode)

@@ -37,6 +37,7 @@ def remote(command: tuple[str, ...], hosts: str, num_ranks: int, **options) -> i
     return run(command, num_ranks, hosts=hosts, network_interface="lo", **options)
 
 
+@pytest.mark.slow
 def test_ranks_run_on_other_hosts_as_here(ssh, capfd, tmp_path):
     command = program(
         tmp_path,

@@ -46,6 +46,7 @@ LOOKUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_sums_stay_within_samples(name):
     function, args = LOOKUPS[name]

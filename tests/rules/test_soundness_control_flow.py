@@ -1,6 +1,7 @@
 """Loops, branches and calls against the plain functions, gradients included."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests import partitioned
@@ -52,6 +53,7 @@ def assert_sharded(result, kinds, gathered=()):
     assert sorted(kinds.get("all_gather", [])) == sorted(gathered)
 
 
+@pytest.mark.slow
 def test_branches():
     def branches(x, w):
         return tf.cond(
@@ -91,6 +93,7 @@ def recurrent(x, w, u):
     return tf.reduce_sum(tf.transpose(out.stack(), [1, 0, 2]) ** 2) + tf.reduce_sum(h)
 
 
+@pytest.mark.slow
 def test_recurrent_loop():
     args = [f(5, 3, 4), f(4, 6), f(6, 6)]
     sweep(gradients(recurrent), args)
@@ -144,6 +147,7 @@ def test_loop_until_converged():
     sweep(shrink, [f(5, 4)])
 
 
+@pytest.mark.slow
 def test_nested_loops():
     def nested(x, w):
         def outer(i, x):
@@ -159,6 +163,7 @@ def test_nested_loops():
     assert_sharded(result, kinds, gathered=[6 * 4 * 4])
 
 
+@pytest.mark.slow
 def test_branch_inside_a_loop():
     def mixed(x, w):
         def body(i, x):
@@ -181,6 +186,7 @@ def test_lists_in_a_straight_line():
     sweep(straight, [f(5, 4), f(5, 4)], trials=6)
 
 
+@pytest.mark.slow
 def test_lists_are_made_anew_for_a_loop():
     def scan(x, w):
         rows = tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2]))
@@ -206,6 +212,7 @@ def test_concatenated_lists():
     sweep(concatenated, [f(6, 4)])
 
 
+@pytest.mark.slow
 def test_grouped_convolution_is_compiled_per_shard():
     import keras
 

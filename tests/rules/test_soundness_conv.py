@@ -37,6 +37,7 @@ def test_conv2d_and_gradients():
     assert all(was_split(runs, "Conv2DBackpropFilter", k) for k in "bio")
 
 
+@pytest.mark.slow
 def test_conv2d_dilated_and_with_explicit_padding():
     runs = sweep(
         with_gradients(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME", dilations=2)),
@@ -67,6 +68,7 @@ def test_grouped_conv2d_splits_its_batch_only():
     assert not was_split(runs, "Conv2D", "i") and not was_split(runs, "Conv2D", "o")
 
 
+@pytest.mark.slow
 def test_conv3d_and_gradients():
     runs = sweep(
         with_gradients(lambda x, k: tf.nn.conv3d(x, k, [1, 1, 2, 1, 1], "SAME")),
@@ -84,6 +86,7 @@ def test_generic_conv():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiplier", [1, 3])
 def test_depthwise_and_gradients(multiplier):
     runs = sweep(
@@ -106,6 +109,7 @@ def test_dilation():
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
 
+@pytest.mark.slow
 def test_pooling_and_gradients():
     def pools(x):
         overlapping = tf.nn.max_pool2d(x, 3, 2, "SAME")
@@ -116,6 +120,7 @@ def test_pooling_and_gradients():
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
 
+@pytest.mark.slow
 def test_pooling_3d_and_second_order():
     def pools(x):
         return tf.nn.max_pool3d(x, 2, 2, "SAME") + tf.nn.avg_pool3d(x, 2, 2, "SAME")
@@ -168,6 +173,7 @@ def test_pooling_with_windows_as_operands_or_indices():
         assert was_split(runs, op_type, "b")
 
 
+@pytest.mark.slow
 def test_second_order_of_pooling():
     """Called by hand: no gradient of TensorFlow's makes all of them."""
     raw = tf.raw_ops

@@ -41,6 +41,7 @@ def moved(function, args, spec):
     return [(kind, size) for kind, _, size in partitioned.collectives()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding, size, stride, dilation", [
     ("SAME", 3, 1, 1), ("SAME", 2, 1, 1), ("SAME", 5, 1, 1), ("SAME", 3, 2, 1),
     ("SAME", 1, 1, 1), ("SAME", 3, 1, 2), ("VALID", 2, 2, 1),
@@ -132,6 +133,7 @@ def test_generic_conv_and_one_dim():
         assert was_split(runs, op_type, "w"), op_type
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 2])
 def test_depthwise(stride):
     runs = run_all(
@@ -153,6 +155,7 @@ def test_transposed(size):
         assert was_split(runs, op_type, "h") and was_split(runs, op_type, "w"), op_type
 
 
+@pytest.mark.slow
 def test_volumes():
     """Ops on volumes know no explicit padding: that of the other dims is their decomposition's."""
 

@@ -13,6 +13,7 @@ def f(*shape):
     return rng.uniform(size=shape).astype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["bilinear", "nearest", "bicubic", "area", "lanczos3"])
 def test_resize_and_gradient(method):
     def function(x):

@@ -39,6 +39,7 @@ def test_embedding_and_its_gradient():
     assert all(was_split(runs, "UnsortedSegmentSum", k) for k in ("i0", "r1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis,batch_dims", [(1, 0), (2, 0), (1, 1), (2, 1), (-1, 0)])
 def test_gather_along_any_axis(axis, batch_dims):
     index = ids(4, 3, 5) if batch_dims else ids(4, 5)
@@ -85,6 +86,7 @@ def test_sequence_sharded_ids_stay_in_place():
     assert was_split([result], "UnsortedSegmentSum", "i0")
 
 
+@pytest.mark.slow
 def test_gather_nd():
     index = np.stack([ids(4, 5, 3), ids(5, 5, 3)], -1)
     runs = sweep(with_gradients(tf.gather_nd), [f(4, 5, 3), index], trials=6)
@@ -99,6 +101,7 @@ def test_scatter_nd():
     assert all(was_split(runs, "ScatterNd", k) for k in ("i0", "r1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["add", "sub", "update", "max", "min"])
 def test_tensor_scatter(kind):
     op = getattr(tf, f"tensor_scatter_nd_{kind}")
@@ -118,6 +121,7 @@ def test_non_aliasing_scatter():
     assert all(was_split(runs, "ScatterNdNonAliasingAdd", k) for k in ("v0", "r1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "prod", "mean"])
 def test_unsorted_segments(kind):
     op = getattr(tf.math, f"unsorted_segment_{kind}")
@@ -181,6 +185,7 @@ def test_one_hot():
     assert was_split(runs, "OneHot", "d0") and was_split(runs, "OneHot", "d1")
 
 
+@pytest.mark.slow
 def test_diagonals_and_bands():
     def function(x):
         return (
@@ -256,6 +261,7 @@ def test_ops_of_unknown_size_run_whole():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_an_op_makes_is_split_as_its_readers_want():
     """Segments, classes, copies: a rank makes the part that it adds to what it holds."""
     index = ids(7, 5)

@@ -57,6 +57,7 @@ def test_common_factors_of_empty_shapes():
     sweep(lambda x: tf.reshape(x[:0], [0, 2, 2]), [f(4, 4)], trials=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiples", [(1, 2, 1), (3, 1, 2), (2, 2, 2)])
 def test_tile(multiples):
     runs = sweep(with_gradient(lambda x: tf.tile(x, multiples)), [f(5, 4, 1)], trials=4)
@@ -80,6 +81,7 @@ def test_ensure_shape():
     assert was_split(runs, "EnsureShape", "_0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_concat(axis):
     parts = [f(4, 6, 5), f(4, 6, 5), f(4, 6, 5)]
@@ -113,6 +115,7 @@ def test_fused_halves_split_inside_each_half():
         assert len(result.partitioned.collectives()) == 1  # the test's own gather of the result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [3, [2, 4, 6], [2, 6, -1], [5, 7]])
 def test_split(sizes):
     runs = sweep(with_gradient(lambda x: tf.split(x, sizes, 1)), [f(5, 12)], trials=4)
@@ -197,6 +200,7 @@ def test_blocks_of_rows_with_their_gradient():
     assert was_split(runs, "Reshape", "f0")
 
 
+@pytest.mark.slow
 def test_ops_of_older_graphs():
     """Op types that TensorFlow's Python no longer makes, but saved graphs have."""
     raw = tf.raw_ops

@@ -1,6 +1,7 @@
 """Contractions, reductions and reshapes against the plain ops."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.partitioned import sweep, was_split
@@ -12,6 +13,7 @@ def f(*shape):
     return rng.normal(size=shape).astype("float32")
 
 
+@pytest.mark.slow
 def test_matmul():
     runs = sweep(lambda a, b: tf.matmul(a, b), [f(6, 5), f(5, 4)])
     assert all(was_split(runs, "MatMul", k) for k in "ijk")
@@ -38,6 +40,7 @@ def test_versions_of_batch_matmul():
         assert all(was_split(runs, op_type, k) for k in ("i", "k", "_0")), op_type
 
 
+@pytest.mark.slow
 def test_bias_and_its_gradient():
     def function(x, bias, other):
         raw, first = tf.raw_ops, {"data_format": "NCHW"}
@@ -53,11 +56,13 @@ def test_bias_and_its_gradient():
     assert all(was_split(runs, "BiasAddGrad", k) for k in ("r0", "r1", "r2", "c"))
 
 
+@pytest.mark.slow
 def test_einsum():
     runs = sweep(lambda a, b: tf.einsum("gsm,egcm->egcs", a, b), [f(2, 3, 4), f(5, 2, 3, 4)])
     assert all(was_split(runs, "Einsum", k) for k in "gsmec")
 
 
+@pytest.mark.slow
 def test_reductions():
     x = f(4, 3, 5)
     for function in (tf.reduce_sum, tf.reduce_mean, tf.reduce_max, tf.reduce_min, tf.reduce_prod):
@@ -77,6 +82,7 @@ def test_reductions_of_booleans_and_squares():
         assert all(was_split(runs, op_type, f"r{d}") for d in range(3)), op_type
 
 
+@pytest.mark.slow
 def test_reshape_follows_nested_factors():
     x = f(4, 6, 10)
     shapes = (

@@ -1,6 +1,7 @@
 """Tensor lists and optionals in a straight line, by the ops that Python wrappers seldom make."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.partitioned import sweep, was_split
@@ -24,6 +25,7 @@ def stacked(handle, element, length):
     )
 
 
+@pytest.mark.slow
 def test_lists_joined_and_resized():
     def function(x, y):
         element = x.shape[1:]

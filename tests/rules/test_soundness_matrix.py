@@ -1,6 +1,7 @@
 """Batches of matrices and Fourier transforms against the plain ops."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.partitioned import MESHES, sweep, was_split
@@ -17,6 +18,7 @@ def positive(*batch, n=3):
     return (x @ np.swapaxes(x, -1, -2) + 3 * np.eye(n)).astype("float32")
 
 
+@pytest.mark.slow
 def test_square_matrices_in_uneven_batches():
     def function(x):
         with tf.GradientTape() as tape:
@@ -35,6 +37,7 @@ def test_square_matrices_in_uneven_batches():
         assert was_split(runs, op_type, "_0") and was_split(runs, op_type, "_1"), op_type
 
 
+@pytest.mark.slow
 def test_solves():
     runs = sweep(
         lambda a, b: [
@@ -107,6 +110,7 @@ def test_cross_product():
     assert was_split(runs, "Cross", "_0")
 
 
+@pytest.mark.slow
 def test_fourier():
     def function(x):
         z = tf.complex(x, 2 * x)

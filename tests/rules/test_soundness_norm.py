@@ -30,6 +30,7 @@ def batch_norm(is_training, factor=1.0):
     return function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.9])
 def test_batch_norm_in_training(factor):
     args = [3 + f(5, 3, 2, 4), f(4), f(4), f(4), np.abs(f(4))]
@@ -38,6 +39,7 @@ def test_batch_norm_in_training(factor):
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
 
+@pytest.mark.slow
 def test_batch_norm_in_inference():
     args = [f(5, 3, 2, 4), f(4), f(4), f(4), np.abs(f(4))]
     runs = sweep(batch_norm(False), args, trials=4, atol=2e-4, rtol=1e-4)
@@ -45,6 +47,7 @@ def test_batch_norm_in_inference():
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["", "V2"])
 @pytest.mark.parametrize("is_training", [True, False])
 def test_older_batch_norms(version, is_training):

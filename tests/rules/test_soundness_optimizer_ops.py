@@ -82,6 +82,7 @@ def update(op_type, spec, mesh):
     return got, [v.numpy() for v in captured], start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", sorted(_OPERANDS))
 def test_update_of_sharded_variables(op_type):
     for mesh, spec in (
@@ -94,6 +95,7 @@ def test_update_of_sharded_variables(op_type):
         assert any(np.abs(a - b).max() > 1e-4 for a, b in zip(want, start, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", sorted(_SPARSE_OPERANDS))
 def test_sparse_update_of_sharded_variables(op_type):
     for mesh, spec in (

@@ -66,6 +66,7 @@ def apply_all(counts: dict[str, int], *values) -> list:
     return [call(op_type, values[:count]) for op_type, count in counts.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", OPERANDS)
 def test_every_elementwise_type(dtype):
     sweep(
@@ -78,6 +79,7 @@ def test_no_elementwise_type_is_left_out():
     assert set(elementwise_types()) == swept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", BY_HAND)
 def test_types_with_attributes_of_their_own(op_type):
     sweep(BY_HAND[op_type], OPERANDS["float32"][:1], trials=3)

@@ -26,6 +26,7 @@ def test_stateless_numbers_do_not_depend_on_the_mesh():
     sweep(function, [f(5, 6), np.array([3, 7])], trials=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
 def test_a_rank_draws_its_shard_alone(dtype):
     def function(x, seed):

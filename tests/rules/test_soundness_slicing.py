@@ -23,6 +23,7 @@ STRIDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STRIDED)
 def test_strided_slice_and_gradient(case):
     runs = sweep(with_gradient(STRIDED[case]), [f(5, 12, 3)], trials=4)
@@ -45,6 +46,7 @@ def test_pieces_and_neighbours_split_along_the_cut_dim(mesh):
         assert was_split([result], "StridedSliceGrad", "d1")
 
 
+@pytest.mark.slow
 def test_one_entry_of_a_split_dim():
     """A class token of a split sequence: the rank that holds it gives it, others zeros."""
 
@@ -73,6 +75,7 @@ def test_strided_slice_at_a_position_that_is_not_known():
     assert was_split(runs, "StridedSlice", "d2")
 
 
+@pytest.mark.slow
 def test_slice():
     def function(x):
         i = tf.cast(tf.reduce_sum(tf.zeros_like(x)), tf.int32)
@@ -91,6 +94,7 @@ def test_slice():
         assert was_split([result], "Slice", "d1") and was_split([result], "Pad", "d1")
 
 
+@pytest.mark.slow
 def test_slice_update():
     def function(x, y):
         with tf.GradientTape() as tape:
@@ -105,6 +109,7 @@ def test_slice_update():
     assert all(was_split(runs, "TensorStridedSliceUpdate", f"d{d}") for d in (0, 1, 2))
 
 
+@pytest.mark.slow
 def test_dynamic_update_slice():
     def function(x, y):
         i = tf.cast(tf.reduce_sum(tf.zeros_like(x)), tf.int32)
@@ -118,6 +123,7 @@ def test_dynamic_update_slice():
         assert was_split(runs, op_type, "d0") and was_split(runs, op_type, "d2")
 
 
+@pytest.mark.slow
 def test_pad():
     def function(x):
         return (

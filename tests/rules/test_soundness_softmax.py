@@ -19,6 +19,7 @@ def f(*shape):
     return rng.normal(size=shape).astype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [tf.nn.softmax, tf.nn.log_softmax])
 def test_softmax_and_gradient(function):
     def both(x, w):
@@ -61,6 +62,7 @@ def with_gradient(function):
     return both
 
 
+@pytest.mark.slow
 def test_cross_entropy_and_gradient():
     labels = tf.nn.softmax(f(5, 7)).numpy()
     labels[0] = np.eye(7)[3]
@@ -72,6 +74,7 @@ def test_cross_entropy_and_gradient():
     assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_sparse_cross_entropy_and_gradient(dtype):
     labels = np.array([0, 6, 3, 5, 2], dtype)

@@ -19,6 +19,7 @@ def tied(*shape):
     return rng.integers(-1, 2, size=shape).astype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_arg_max_and_arg_min(axis):
     x = tied(5, 3, 7)
@@ -41,6 +42,7 @@ def test_arg_max_of_rows_with_nan_and_of_integers():
     sweep(lambda a: tf.argmax(a, 1), [rng.integers(-3, 3, size=(4, 7))], trials=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3, 7])
 def test_top_k(k):
     def function(x):
@@ -72,6 +74,7 @@ def test_top_k_gradient_and_sort():
     sweep(function, [f(5, 6)], trials=4, meshes=UNEVEN)
 
 
+@pytest.mark.slow
 def test_in_top_k():
     x = f(6, 7)
     x[1] = tied(7)

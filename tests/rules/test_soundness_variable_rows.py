@@ -86,6 +86,7 @@ def test_lookup_by_index_vectors_in_a_variable():
     assert splits(programs, "ResourceGatherNd") == {"v0", "v1", "q2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["add", "sub", "update", "max", "min", "mul", "div"])
 def test_scatter_to_rows_of_a_variable(kind):
     def function(v, i, u):
@@ -98,6 +99,7 @@ def test_scatter_to_rows_of_a_variable(kind):
     assert found == ({"v", "r1"} if 0 in dims else {"r1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["add", "sub", "update", "max", "min"])
 def test_scatter_by_index_vectors_to_a_variable(kind):
     def function(v, i, u):

@@ -15,6 +15,7 @@ from tfpar.rules import registered_types
 NOT_RUNNABLE: frozenset[str] = frozenset()
 
 
+@pytest.mark.slow  # it needs all of them, the slow ones too
 def test_every_rule_ran_against_its_op(request):
     here = pathlib.Path(__file__)
     files = {p.name for p in here.parent.glob("test_soundness_*.py")}

@@ -195,6 +195,7 @@ def test_plan_searches_once(tmp_path):
     assert len(planner.problems) == 1 and plans[0].diff(plans[1]) == []
 
 
+@pytest.mark.slow
 def test_another_constraint_or_batch_of_a_model_is_searched(tmp_path):
     planner, folder = Counting(), str(tmp_path)
     halves = [tf.TensorSpec((4, 6)), tf.TensorSpec((4, 2))]
@@ -209,6 +210,7 @@ def test_another_constraint_or_batch_of_a_model_is_searched(tmp_path):
     assert len(planner.problems) == len(os.listdir(folder)) == 4
 
 
+@pytest.mark.slow
 def test_the_environment_names_a_folder(tmp_path, monkeypatch):
     planner, folder = Counting(), tmp_path / "plans"
     monkeypatch.setenv("TFPAR_PLAN_CACHE", str(folder))

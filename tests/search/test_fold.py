@@ -63,11 +63,13 @@ def test_op_count_does_not_grow_with_depth():
     assert len(blocks(12).graph.ops) > 3 * sizes[12]
 
 
+@pytest.mark.slow
 def test_a_captured_model_does_not_grow_with_depth(vit):
     deeper = captured("vit", batch=BATCH, num_layers=7)
     assert len(deeper.fold().graph.ops) == len(vit.fold().graph.ops) < len(vit.graph.ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_twins_cover_every_variable_once(name, request):
     parts = request.getfixturevalue(name)
@@ -100,6 +102,7 @@ def test_weights_at_one_place_share_a_placement(vit):
     assert sorted(v.name for v in grouped) == sorted(v.name for v in folded.graph.variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_plans_cost_the_same_folded_and_whole(name, request):
     parts = request.getfixturevalue(name)

@@ -66,6 +66,7 @@ def test_backward_ops_join_the_node_of_the_forward_op_they_are_named_after():
     assert parts.nodes.node_of[grad] is parts.node("m/one/dense")
 
 
+@pytest.mark.slow
 def test_sums_of_gradients_join_what_they_sum(vit):
     sums = [op for op in vit.graph.ops if op.type == "AddN"]
     assert sums
@@ -74,6 +75,7 @@ def test_sums_of_gradients_join_what_they_sum(vit):
         assert vit.nodes.node_of[op] in owners
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "t5"])
 def test_every_weight_belongs_to_a_node(name, request):
     parts = request.getfixturevalue(name)

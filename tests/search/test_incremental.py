@@ -36,6 +36,7 @@ def problem(request):
     return problem
 
 
+@pytest.mark.slow
 def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(problem):
     rng = random.Random(0)
     folded, whole = FoldedModel.of(problem, 2), FoldedModel.of(problem, 10**6)
@@ -71,6 +72,7 @@ def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(pr
                     assert getattr(cost, part) == pytest.approx(expected, rel=1e-9), part
 
 
+@pytest.mark.slow
 def test_a_plan_laid_again_costs_what_it_did(problem):
     search = LayoutSearch(problem, FoldedModel.of(problem, 2), problem.layouts[-1])
     search.plans.settle()

@@ -143,6 +143,7 @@ def plan_file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("batch", [8, 12])
 def test_a_plan_holds_for_another_batch_and_optimizer(plan_file, batch, optimizer):
@@ -156,6 +157,7 @@ def test_a_plan_does_not_hold_for_another_step(plan_file, change):
         fit(plan_file, **change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("gpt", marks=pytest.mark.slow), "resnet", "wide"])
 def test_fit_and_plan_find_the_same(name):
     mesh, made = Mesh.of([2, 2]), []

@@ -95,6 +95,7 @@ def plan():
     return tap.plan(build, batch_of(build(), 1), [1, 4], "rhino-m8")
 
 
+@pytest.mark.slow
 def test_the_summary_goes_layer_by_layer(plan):
     text = plan.summary()
     assert "Found by the tap planner for cluster 'rhino-m8' (1 node of 4)" in text
@@ -121,6 +122,7 @@ def test_a_name_that_is_nothing_is_refused(plan):
         plan.explain("block_9")
 
 
+@pytest.mark.slow
 def test_diff_tells_what_another_cluster_changes(plan):
     other = tap.plan(
         lambda: compile_model(SMALL["gpt"](hidden=256, length=128, vocabulary=2000)),

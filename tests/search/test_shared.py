@@ -63,6 +63,7 @@ def test_a_stage_of_equal_blocks_is_no_block():
     assert [f.count for f in parts.families] == [6]
 
 
+@pytest.mark.slow
 def test_a_model_may_have_several():
     parts = captured("t5", num_layers=4)
     assert sorted(parts.counts().values()) == [4, 4]
@@ -71,12 +72,14 @@ def test_a_model_may_have_several():
     assert {"encoder" in p for p in prefixes} == {True, False}
 
 
+@pytest.mark.slow
 def test_towers_side_by_side_are_two_families():
     parts = captured("clip", num_layers=4)
     first = [f.instances[0][0].name for f in parts.families if f.count == 4]
     assert sorted("image" in name for name in first) == [False, True]
 
 
+@pytest.mark.slow
 def test_dense_and_expert_blocks_in_turn_are_one_block():
     parts = captured("vmoe", num_layers=6)
     (family,) = (f for f in parts.families if f.count == 3)
@@ -85,6 +88,7 @@ def test_dense_and_expert_blocks_in_turn_are_one_block():
     assert "moe" in names
 
 
+@pytest.mark.slow
 def test_blocks_that_share_their_weights_are_found():
     parts = captured("widenet", num_layers=4)
     assert list(parts.counts().values()) == [4]
@@ -101,6 +105,7 @@ def test_convolutions_of_unlike_shapes_are_one_subgraph():
     assert all(len(s.variants) > 1 for s in convolutions)
 
 
+@pytest.mark.slow
 def test_a_bottleneck_is_a_block_but_not_its_stage():
     parts = captured("resnet", blocks=(4, 4))
     found = largest(parts.subgraphs)

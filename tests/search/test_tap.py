@@ -76,6 +76,7 @@ EXHAUSTIVE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["v100-ethernet", "cpu"])
 @pytest.mark.parametrize("case", EXHAUSTIVE)
 def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):

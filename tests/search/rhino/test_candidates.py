@@ -30,6 +30,7 @@ def fused_attention(length=16, hidden=64, heads=8):
     return compile_model(keras.Model(inputs, layers.Dense(10, name="head")(out[:, 0])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
 def test_a_fused_projection_is_split_by_heads(level):
     data = np.zeros((1, 16, 64), "float32"), np.zeros(1, "int32")

@@ -230,6 +230,7 @@ def hard(nodes=36, choices=5):
     return Network([node(rng.random(choices)) for _ in range(nodes)], tables)
 
 
+@pytest.mark.slow
 def test_where_time_is_up_the_best_so_far_comes_with_its_gap():
     network = hard()
     with pytest.raises(NoSolution) as error:

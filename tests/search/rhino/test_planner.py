@@ -47,6 +47,7 @@ def small(case):
 # --- what the network costs -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("ranks", [(2,), (2, 2)], ids=["one axis", "two axes"])
 @pytest.mark.parametrize("case", EXHAUSTIVE)
@@ -87,6 +88,7 @@ def anchors_of(chosen, prepared):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("case", EXHAUSTIVE)
 def test_no_plan_of_weights_alone_is_faster(case, cluster):
@@ -125,6 +127,7 @@ def test_one_large_image_is_cut_into_bands():
     assert plan.cost.seconds < 0.8 * solve_tap(problem).cost.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "resnet"))]
 )
@@ -147,6 +150,7 @@ def along(plan, ending, axis):
     return {str(v.spec[at]) for n, v in plan.variables.items() if v.spec and n.endswith(ending)}
 
 
+@pytest.mark.slow
 def test_weights_lie_as_constraints_say(small_gpt):
     constraints = [
         tap.batch("data"), tap.shard(".*fc1/kernel", 0, "model"),
@@ -168,6 +172,7 @@ def test_weights_lie_as_constraints_say(small_gpt):
         assert planned is None or planned == spec, variable.name
 
 
+@pytest.mark.slow
 def test_constraints_on_one_block_leave_the_others(small_gpt):
     constraints = [tap.batch("data")]
     constraints += [tap.shard(f"block_{i}_fc1/kernel", i, "model") for i in (0, 1)]
@@ -183,6 +188,7 @@ def test_constraints_on_one_block_leave_the_others(small_gpt):
     assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(), ("model",), ("data", "model")], ids=str)
 def test_the_batch_is_split_as_constraints_say(small_gpt, axes):
     constraints = [tap.batch(*axes), tap.shard(".*fc1/kernel", 1, "model")]
@@ -196,6 +202,7 @@ def test_the_batch_is_split_as_constraints_say(small_gpt, axes):
     assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2, None])
 def test_outputs_lie_as_constraints_say(small_gpt, dim):
     constraints = [tap.batch("data"), tap.shard_output("block_1_fc1", dim, "model")]
@@ -210,6 +217,7 @@ def test_outputs_lie_as_constraints_say(small_gpt, dim):
     assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_constraints_cost_time(small_gpt):
     free = solve(small_gpt.problem([2, 2], "cpu", [tap.batch("data")]))
     bound = [tap.batch("data"), tap.shard(".*(fc1|query)/kernel", 0, "model")]
@@ -228,6 +236,7 @@ def hourglass():
     return compile_model(keras.Model(inputs, x))
 
 
+@pytest.mark.slow
 def test_as_few_weights_are_split_as_memory_asks_for():
     problem = Captured.of(hourglass, 8, rows(8, 32)).problem([1, 2], SLOW_LINKS)
     plans = [solve(problem)]

@@ -101,6 +101,7 @@ def test_critical_nodes_are_products_on_the_longest_path(small_gpt):
     assert len(critical) < sum("MatMul" in op.type for op in graph.ops)
 
 
+@pytest.mark.slow
 def test_both_levels_find_plans_and_report_what_they_saw(small_gpt):
     planners = {level: RhinoPlanner(level=level) for level in (2, 3)}
     problem = small_gpt.problem([1, 2], "v100-ethernet")
@@ -115,6 +116,7 @@ def test_both_levels_find_plans_and_report_what_they_saw(small_gpt):
     assert plans[2].cost.seconds <= 1.1 * plans[3].cost.seconds
 
 
+@pytest.mark.slow
 def test_a_search_ends_when_its_time_is_over(small_gpt):
     problem = small_gpt.problem([1, 2], "v100-ethernet")
     hurried = RhinoPlanner(search_seconds=1e-3).solve(problem)
