@@ -27,7 +27,7 @@ TIGHT = two_levels(
 def tight(build, batch):
     """A cluster in which only plans fit that store little."""
     with pytest.raises(MemoryLimitError) as error:
-        tap.plan(build, batch, MESH, TIGHT, memory_limit=1)
+        tap.plan(build, batch, MESH, TIGHT, memory_limit=1, planner="tap")
     return TIGHT.with_memory(1.25 * error.value.needed_bytes)
 
 
@@ -91,7 +91,8 @@ def test_without_anything_said_the_machine_is_detected():
 def test_all_steps_of_a_model_run_with_the_plan_of_its_training():
     keras.utils.set_random_seed(0)
     build = lambda: compile_model(SMALL["gpt"]())  # noqa: E731
-    with tap.auto_parallel(MESH, cluster=tight(build, batch_of(SMALL["gpt"](), 8))):
+    cluster = tight(build, batch_of(SMALL["gpt"](), 8))
+    with tap.auto_parallel(MESH, planner="tap", cluster=cluster):
         model = build()
     x, y = batch_of(model, 12)
     before = model.predict(x, batch_size=8, verbose=0)
@@ -134,7 +135,7 @@ def test_gradients_travel_in_buckets_of_the_size_that_cost_least():
     )
     keras.utils.set_random_seed(0)
     constraints = [tap.batch("data"), tap.replicate(".*kernel")]
-    with tap.auto_parallel([4], constraints, cluster=cluster):
+    with tap.auto_parallel([4], constraints, planner="tap", cluster=cluster):
         inputs = keras.Input((256,))
         x = inputs
         for i in range(4):

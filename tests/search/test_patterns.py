@@ -92,7 +92,7 @@ def plan():
     def build():
         return compile_model(SMALL["gpt"](hidden=256, length=128, vocabulary=2000))
 
-    return tap.plan(build, batch_of(build(), 1), [1, 4], "rhino-m8")
+    return tap.plan(build, batch_of(build(), 1), [1, 4], "rhino-m8", planner="tap")
 
 
 @pytest.mark.slow
@@ -129,6 +129,7 @@ def test_diff_tells_what_another_cluster_changes(plan):
         batch_of(SMALL["gpt"](length=128, vocabulary=2000), 64),
         [1, 4],
         "v100-ethernet",
+        planner="tap",
     )
     lines = plan.diff(other)
     assert any(line.startswith("cluster: rhino-m8 -> v100-ethernet") for line in lines)
