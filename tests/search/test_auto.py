@@ -37,7 +37,7 @@ def feed_forward():
 
 def test_rhino_decides_where_it_can(feed_forward):
     picked, why = AutoPlanner().pick(feed_forward)
-    assert isinstance(picked, RhinoPlanner) and picked.level == 3 and "at once" in why
+    assert isinstance(picked, RhinoPlanner) and picked.level == 3 and "one by one" in why
     assert AutoPlanner().solve(feed_forward).planner == "rhino level 3"
 
 
@@ -61,15 +61,17 @@ def test_little_time_is_for_tap(feed_forward):
     needed = auto.SECONDS_PER_OP * ops
     little, why = AutoPlanner(search_seconds=needed / 2).pick(feed_forward)
     assert isinstance(little, TapPlanner) and little.search_seconds == needed / 2
-    assert "Rhino's would need" in why
+    assert "Rhino's would take" in why
     enough, _ = AutoPlanner(search_seconds=needed * 2).pick(feed_forward)
     assert isinstance(enough, RhinoPlanner) and enough.search_seconds == needed * 2
 
 
-def test_many_ops_are_decided_segment_by_segment(feed_forward, monkeypatch):
-    monkeypatch.setattr(auto, "LARGE", 10)
+def test_large_graphs_are_for_tap_where_no_time_is_given(feed_forward, monkeypatch):
+    monkeypatch.setattr(auto, "PATIENCE_S", 1e-3)
     picked, why = AutoPlanner().pick(feed_forward)
-    assert isinstance(picked, RhinoPlanner) and picked.level == 2 and "many" in why
+    assert isinstance(picked, TapPlanner) and picked.search_seconds is None
+    assert "Rhino's would take" in why
+    assert isinstance(AutoPlanner(search_seconds=60).pick(feed_forward)[0], RhinoPlanner)
 
 
 def test_the_summary_says_who_searched():

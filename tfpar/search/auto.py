@@ -24,11 +24,11 @@ logger = logging.getLogger("tfpar")
 MUCH = 0.1
 """The part of a step that may be spent in loops and branches, which Rhino leaves to propagation."""
 
-SECONDS_PER_OP = 5e-3
+SECONDS_PER_OP = 3e-3
 """What Rhino's planner takes for an op along a mesh axis, integer programs included (empirical)."""
 
-LARGE = 4000
-"""Ops of a folded graph whose integer program is too much (empirical)."""
+PATIENCE_S = 30.0
+"""What a search may take, in seconds, where nothing is said."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -36,8 +36,8 @@ class AutoPlanner:
     """Rhino's planner, which decides every op, unless something speaks for another one:
 
     * much of the step is spent in loops or branches: TAP's, which prices them as they are laid;
-    * `search_seconds` is less than Rhino's needs: TAP's, which has its first plan at once;
-    * the graph is large even when it is folded: Rhino's level 2, segment by segment.
+    * the graph is so large, folded, that Rhino's would take longer than `search_seconds` (30 where
+      nothing is said): TAP's, which has its first plan at once.
 
     The plan says who found it (`Plan.planner`), the log of `tfpar` says why.
 
@@ -71,17 +71,14 @@ class AutoPlanner:
         ops = len(model.prepared.graph.ops)
         axes = sum(max(1, sum(n > 1 for n in mesh.shape)) for mesh, _ in shapes(problem))
         needed = SECONDS_PER_OP * ops * axes
-        if self.search_seconds is not None and self.search_seconds < needed:
-            why = (
-                f"Rhino's would need about {needed:.0f} s, and {self.search_seconds:g} s are given"
-            )
+        given = PATIENCE_S if self.search_seconds is None else self.search_seconds
+        if given < needed:
+            why = f"Rhino's would take about {needed:.0f} s for {ops} ops; there are {given:g} s"
             return self._made(TapPlanner), why
-        if ops > LARGE:
-            return self._made(RhinoPlanner, level=2), f"{ops} ops are many to decide at once"
-        return self._made(RhinoPlanner), f"{ops} ops can be decided at once"
+        return self._made(RhinoPlanner), f"{ops} ops can be decided one by one"
 
-    def _made(self, planner: type, **options: int) -> Planner:
-        return planner(search_seconds=self.search_seconds, **options)
+    def _made(self, planner: type) -> Planner:
+        return planner(search_seconds=self.search_seconds)
 
 
 def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:
