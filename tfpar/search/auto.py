@@ -24,8 +24,9 @@ logger = logging.getLogger("tfpar")
 MUCH = 0.1
 """The part of a step that may be spent in loops and branches, which Rhino leaves to propagation."""
 
-SECONDS_PER_OP = 3e-3
-"""What Rhino's planner takes for an op along a mesh axis, integer programs included (empirical)."""
+SECONDS_PER_PAIR = 2.5e-6
+"""What Rhino's planner takes for two ops along a mesh axis: what its programs take grows faster
+than they do (empirical)."""
 
 PATIENCE_S = 30.0
 """What a search may take, in seconds, where nothing is said."""
@@ -70,7 +71,7 @@ class AutoPlanner:
             return self._made(TapPlanner), f"{inside:.0%} of the step is spent in loops or branches"
         ops = len(model.prepared.graph.ops)
         axes = sum(max(1, sum(n > 1 for n in mesh.shape)) for mesh, _ in shapes(problem))
-        needed = SECONDS_PER_OP * ops * axes
+        needed = SECONDS_PER_PAIR * ops**2 * axes
         given = PATIENCE_S if self.search_seconds is None else self.search_seconds
         if given < needed:
             why = f"Rhino's would take about {needed:.0f} s for {ops} ops; there are {given:g} s"
