@@ -418,7 +418,7 @@ def test_the_page_s_commands_do_what_it_says(folder, capsys):
         assert tfpar(command) == int(command.startswith("diff")), capsys.readouterr().err
     out = capsys.readouterr().out
     explained = out.partition("Variable 'classifier/classes/kernel'")[2].splitlines()
-    assert explained[1].startswith("  Placement: S(1) over ")  # as the page says
+    assert explained[1].startswith("  Placement: S(1) over model")  # as the page says
     assert tfpar("plan train.py:build --batch-size 1024 --mesh 2x2 --cluster ours.toml") == 0
 
 

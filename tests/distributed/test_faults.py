@@ -186,8 +186,8 @@ def test_a_lost_rank_is_planned_without(capfd, tmp_path, uninterrupted):
 
 @pytest.mark.slow
 def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(tmp_path):
-    result = kills.run(2, tmp_path)
-    assert result.code == 0 and result.kills == 2 and not result.lost
+    result = kills.run(4, tmp_path)
+    assert result.code == 0 and result.kills == 4 and not result.lost
     assert result.largest_difference < 1e-4
 
 

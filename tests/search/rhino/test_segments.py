@@ -9,12 +9,14 @@ import pytest
 from benchmarks.models import SMALL
 from tests.search.problems import Captured, price
 from tests.search.rhino.test_network import drawn
+from tfpar.search.deadline import Deadline
 from tfpar.search.rhino import RhinoPlanner, tables
 from tfpar.search.rhino.ilp import NoSolution
 from tfpar.search.rhino.network import Network
+from tfpar.search.rhino.planner import Search
 from tfpar.search.rhino.segments import Segment, critical_ops, depths, segments, top_level
 from tfpar.search.rhino.tables import TooLarge, best_for_each
-from tfpar.spec import TfparError
+from tfpar.spec import TfparError, TimeLimitError
 
 
 def small_network(seed):
@@ -116,10 +118,49 @@ def test_both_levels_find_plans_and_report_what_they_saw(small_gpt):
     assert plans[2].cost.seconds <= 1.1 * plans[3].cost.seconds
 
 
+def over():
+    deadline = Deadline(0.0)
+    assert deadline.over()
+    return deadline
+
+
+def test_past_the_deadline_the_start_is_what_there_is():
+    network = small_network(1)
+    best, least = min(costs(network), key=lambda item: item[1])
+    worse = max((picks for picks, cost in costs(network) if np.isfinite(cost)), key=network.cost)
+    cuts = segments(list(range(len(network.nodes))), {1, 3})
+    assert network.cost(worse) > network.cost(best)
+    assert top_level(network, cuts, 0.0, worse, over()) == list(worse)
+    assert network.cost(top_level(network, cuts, 0.0, worse)) < network.cost(worse)
+
+
+def test_a_shape_without_a_plan_in_time_leaves_those_of_others(small_gpt, monkeypatch):
+    problem = small_gpt.problem([1, 4], "v100-ethernet")
+    last_space = Search._last_space
+
+    def slow_on_grids(search):
+        if min(search.mesh.shape) > 1:
+            raise NoSolution(True)
+        return last_space(search)
+
+    monkeypatch.setattr(Search, "_last_space", slow_on_grids)
+    plan = RhinoPlanner(level=2).solve(problem)
+    assert plan.cut_short and plan.mesh.shape == (4, 1) and not plan.layouts
+
+    def slow(search):
+        raise NoSolution(True)
+
+    monkeypatch.setattr(Search, "_last_space", slow)
+    with pytest.raises(TimeLimitError, match="No plan was found in time"):
+        RhinoPlanner().solve(problem)
+
+
 @pytest.mark.slow
 def test_a_search_ends_when_its_time_is_over(small_gpt):
     problem = small_gpt.problem([1, 2], "v100-ethernet")
     hurried = RhinoPlanner(search_seconds=1e-3).solve(problem)
+    assert hurried.cut_short
+    assert not any(v.alternatives for v in hurried.variables.values())
     assert price(problem, hurried).seconds == pytest.approx(hurried.cost.seconds, rel=1e-4)
 
 

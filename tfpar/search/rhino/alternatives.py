@@ -11,14 +11,16 @@ from tfpar.ir.graph import Variable
 from tfpar.plans import Alternative
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
+from tfpar.search.deadline import Deadline
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError
 
 
 def alternatives(
-    problem: Problem, model: FoldedModel, mesh: Mesh, anchors: Anchors, memory_bytes: float
-) -> dict[str, list[Alternative]]:
+    problem: Problem, model: FoldedModel, mesh: Mesh, anchors: Anchors, memory_bytes: float,
+    deadline: Deadline,
+) -> dict[str, list[Alternative]]:  # fmt: skip
     """By the name of a variable of the folded graph, what else it could be, and the step's seconds.
 
     Weights that stand at one place of a block change together; along one mesh axis at a time. All
@@ -28,6 +30,7 @@ def alternatives(
     Args:
         anchors: the plan.
         memory_bytes: what a plan may store on a device.
+        deadline: when to leave out the weights that are left; the largest come first.
     """
 
     def seconds(names: Sequence[str], spec: Spec) -> float:
@@ -45,7 +48,9 @@ def alternatives(
         return least
 
     found: dict[str, list[Alternative]] = {}
-    for group in model.folded.groups:
+    for group in sorted(model.folded.groups, key=lambda group: -group[0].num_bytes):
+        if deadline.over():
+            break
         names = [variable.name for variable in group]
         if not group[0].trainable or any(name in problem.fixed for name in names):
             continue

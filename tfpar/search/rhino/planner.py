@@ -39,6 +39,10 @@ SURPRISE = 1.005
 """How much longer than the network says a step may take before late work is taken to be exposed."""
 
 
+ALTERNATIVES_S = 5.0
+"""What it may take, in seconds, to price what else each weight could be, once the plan is found."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """What a search had before it (Rhino, Table 5), and how near to the optimum it came.
@@ -124,10 +128,15 @@ class RhinoPlanner:
             (result for result in results if result is not None),
             key=lambda f: (max(0.0, f.cost.memory_bytes - limit), f.cost.seconds),
         )
+        if not found and deadline.cut_short:
+            raise TimeLimitError(
+                "No plan was found in time. Give the search more search_seconds, or use "
+                "planner='tap'."
+            )
         if not found:
             raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
         self.report = found[0].report
-        plan = _plan(problem, model, found, self.name)
+        plan = _plan(problem, model, found, self.name, deadline)
         return dataclasses.replace(plan, cut_short=deadline.cut_short)
 
 
@@ -188,13 +197,10 @@ class Search:
 
     def run(self, deadline: Deadline) -> Found | None:
         """The fastest plan that fits, splitting as few of the largest parameters as will do; None
-        if there is none.
+        if there is none, or none was found in time (then the deadline has cut the search short).
 
         Args:
             deadline: when the best found so far is to be returned.
-
-        Raises:
-            TimeLimitError: nothing was found by then.
         """
         self.deadline = deadline
         try:
@@ -202,11 +208,7 @@ class Search:
             networks = Networks(space)
             best = self._with_split(networks, (), report)
         except NoSolution as error:
-            if error.timed_out:
-                raise TimeLimitError(
-                    f"No plan was found in time on {self.mesh}. Give the search more "
-                    f"search_seconds, or use planner='tap'."
-                ) from error
+            deadline.cut_short |= error.timed_out
             return None
         limit = self.problem.cluster.device.memory_bytes
         if best.cost.memory_bytes <= limit:
@@ -323,7 +325,7 @@ class Search:
         cuts = segments(depth_of, pivots)
         network, start = roots.network, _start(space, roots)
         try:
-            tried = (top_level(network, cuts, part, start) for part in (0.0, 1.0))
+            tried = (top_level(network, cuts, part, start, self.deadline) for part in (0.0, 1.0))
             return min(tried, key=network.cost)
         except NoSolution:
             return solve(network, PATIENCE_S).picks
@@ -354,7 +356,7 @@ class Search:
             or any(isinstance(spec[axis], Shard) for spec in inputs)
         ]
         anchors, mesh = dataclasses.replace(anchors, ops=ops), self.mesh
-        if self.batch_axes is None and not batch and mesh.shape[1:] == (1,):
+        if self.batch_axes is None and not batch and mesh.size > 1 and mesh.shape[1:] == (1,):
             mesh = Mesh(mesh.axis_names[::-1], mesh.shape)  # what splits weights alone is "model"
         return Found(mesh, tuple(batch), anchors, cost, report)
 
@@ -373,13 +375,16 @@ def _start(space: Space, roots: Roots) -> list[int]:
     return [picks[i] for i in roots.kept]
 
 
-def _plan(problem: Problem, model: FoldedModel, found: Sequence[Found], planner: str) -> Plan:
+def _plan(
+    problem: Problem, model: FoldedModel, found: Sequence[Found], planner: str, deadline: Deadline
+) -> Plan:
     """The plan of the whole model: what is chosen for a block serves all its instances."""
     best = found[0]
     twins = {v.name: [t.name for t in ts] for v, ts in model.folded.twins.items()}
     laid = {twin: spec for name, spec in best.anchors.variables.items() for twin in twins[name]}
     limit = max(problem.cluster.device.memory_bytes, best.cost.memory_bytes)
-    priced = alternatives(problem, model, best.mesh, best.anchors, limit)
+    until = Deadline(min(ALTERNATIVES_S, deadline.left))
+    priced = alternatives(problem, model, best.mesh, best.anchors, limit, until)
     others = {twin: options for name, options in priced.items() for twin in twins[name]}
     variables = {}
     for variable in problem.variables:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from tfpar.ir.graph import Graph, Op
+from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.cones import merge
 from tfpar.search.rhino.ilp import PATIENCE_S, NoSolution, solve
 from tfpar.search.rhino.network import Moves, Network, Node
@@ -91,8 +92,9 @@ class _Path:
 
 
 def top_level(
-    network: Network, cuts: Sequence[Segment], exposed: float, start: Sequence[int]
-) -> list[int]:
+    network: Network, cuts: Sequence[Segment], exposed: float, start: Sequence[int],
+    deadline: Deadline | None = None,
+) -> list[int]:  # fmt: skip
     """Choices of all nodes, by dynamic programming over the segments.
 
     What it finds, and `start`, is then improved: each two neighbouring segments are found again in
@@ -101,11 +103,12 @@ def top_level(
     Args:
         exposed: the part of late work that counts.
         start: choices that are known.
+        deadline: when `start`, as far as it is improved, is to do; by default there is none.
 
     Raises:
         NoSolution: neither can be: what was decided on the way barred all that came then.
     """
-    run = _TopLevel(network, exposed)
+    run = _TopLevel(network, exposed, deadline or Deadline())
     starts = [picks for picks in (run.through(cuts), list(start)) if picks is not None]
     best = min((run.improved(picks, cuts) for picks in starts), key=network.cost)
     if not np.isfinite(network.cost(best)):
@@ -114,7 +117,8 @@ def top_level(
 
 
 class _TopLevel:
-    def __init__(self, network: Network, exposed: float) -> None:
+    def __init__(self, network: Network, exposed: float, deadline: Deadline) -> None:
+        self.deadline = deadline
         zero = np.zeros
         self.nodes = [
             Node(n.name, n.seconds + exposed * n.late, zero(n.size)) for n in network.nodes
@@ -129,11 +133,13 @@ class _TopLevel:
                 self.of_node[node].append(moves)
 
     def through(self, cuts: Sequence[Segment]) -> list[int] | None:
-        """The choices of the best way through all segments, or None if none was found."""
+        """The choices of the best way through all segments, or None if none was found, in time."""
         paths = [_Path((-1,) * len(self.nodes), 0.0)]
         for segment in cuts:
             reached: dict[int, _Path] = {}
             for path in paths:
+                if self.deadline.over():
+                    return None
                 for end, found in self._extended(segment, path):
                     if end not in reached or found.seconds < reached[end].seconds:
                         reached[end] = found
@@ -147,6 +153,8 @@ class _TopLevel:
         for _ in range(MAX_SWEEPS):
             before = list(picks)
             for one, other in itertools.pairwise(cuts):
+                if self.deadline.over():
+                    return picks
                 free = [*one.inside, *other.inside]
                 free += [] if one.end is None else [one.end]
                 around = [-1 if node in set(free) else pick for node, pick in enumerate(picks)]
