@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfpar.ir.graph import Op, Tensor, Variable
-from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choice_of, choose
+from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choose
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
 from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.generated import split_generated
@@ -23,10 +23,10 @@ from tfpar.propagation.own_splits import axes_of_data, ends_at_weight
 from tfpar.propagation.partitioned import (
     Anchors,
     Decision,
-    OpPlan,
     PartitionedGraph,
     Reshard,
 )
+from tfpar.propagation.planned import run_as_planned
 from tfpar.propagation.prepared import (
     NEW_LIST_TYPES,
     PINNED_DTYPES,
@@ -47,7 +47,6 @@ from tfpar.spec import (
     Spec,
     SpecError,
     format_spec,
-    local_shape,
     replicated,
 )
 
@@ -185,7 +184,7 @@ class Propagation:
         """Fix an open weight or draw, and everything that only relabelled it."""
         relabelled = self.open.pop(root)
         if isinstance(root, Op):
-            self._record(root, self._drawn_as(root, spec))
+            self.record(root, self._drawn_as(root, spec))
         else:
             self.specs[root.handle] = spec
             for follower, mapping in self.followers.get(root, ()):
@@ -222,70 +221,10 @@ class Propagation:
 
     def visit(self, op: Op) -> None:
         planned = self.anchors.ops.get(op.name)
-        if planned is not None and self.visit_planned(op, planned):
+        if planned is not None and run_as_planned(self, op, planned):
             return
         if not self._visit_known(op):
             self._visit_any(op)
-
-    def visit_planned(self, op: Op, planned: OpPlan) -> bool:
-        """Run `op` as the plan says; False if it cannot."""
-        ends = planned.num_axes < self.mesh.num_axes
-        decision = self._continued(op, planned) if ends else self.decision_as(op, planned)
-        if decision is None:
-            return False
-        for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
-            pinned = tensor.dtype in PINNED_DTYPES
-            if pinned and self.specs[tensor] is not FREE and self.specs[tensor] != need:
-                return False
-        outputs = zip(op.outputs, decision.choice.out_specs, planned.kept, strict=True)
-        kept = [
-            (*spec, *self._resolved(tensor, made)[len(spec) :]) if ends else spec
-            for tensor, made, spec in outputs
-        ]
-        self._record(op, decision, kept)
-        return True
-
-    def decision_as(self, op: Op, planned: OpPlan) -> Decision | None:
-        """The decision that runs `op` as `planned`, or None if its rule has none."""
-        rule = self.prepared.rules[op]
-        if op.type in REGION_TYPES or len(planned.in_specs) != len(op.inputs):
-            return None
-        key = (rule, planned, self.mesh)
-        if key not in self.prepared.memo:
-            choice = None
-            if len(planned.made) == len(op.outputs):
-                choice = choice_of(rule, planned.in_specs, planned.made, self.mesh)
-            decision = None
-            if choice is not None:
-                decision = self.expanded(op, choice)
-                made = decision.choice.out_specs
-                if made != planned.made or not _can_keep(op, planned, self.mesh):
-                    decision = None
-            self.prepared.memo[key] = decision
-        return self.prepared.memo[key]
-
-    def _continued(self, op: Op, planned: OpPlan) -> Decision | None:
-        """The decision that runs `op` as `planned` along the first mesh axes, and as its inputs
-        come along the others; None if there is none."""
-        rule, count = self.prepared.rules[op], planned.num_axes
-        mesh = Mesh(self.mesh.axis_names[:count], self.mesh.shape[:count])
-        if op.type in REGION_TYPES or len(planned.in_specs) != len(op.inputs):
-            return None
-        if len(planned.made) != len(op.outputs) or not _can_keep(op, planned, mesh):
-            return None
-        first = choice_of(rule, planned.in_specs, planned.made, mesh)
-        if first is None:
-            return None
-        specs = tuple(self.specs[t] for t in op.inputs)
-        try:
-            choice = self._chosen(
-                op, specs, self.whole_axes(op), op in self.prepared.deferred, first
-            )
-        except CannotHold:
-            return None
-        decision = self.expanded(op, choice)
-        made = tuple(spec[:count] for spec in decision.choice.out_specs)
-        return decision if made == planned.made else None
 
     def _visit_known(self, op: Op) -> bool:
         """The short way for what is nearly all of a graph: an op that decided so before."""
@@ -368,7 +307,7 @@ class Propagation:
                     self.check_local(tensor, need)
         except CannotHold as error:
             raise self._cannot_hold(op, error) from None
-        self._record(op, decision)
+        self.record(op, decision)
 
     def _decided(self, op: Op) -> Decision:
         rule = self.prepared.rules[op]
@@ -379,7 +318,7 @@ class Propagation:
         key = (rule, specs, loose, self.mesh, self.confined, whole, deferred)
         decision = self.prepared.memo.get(key)
         if decision is None:
-            decision = self._decide(op, specs, whole, deferred)
+            decision = self.expanded(op, self.chosen(op))
             self.prepared.memo[key] = decision
         if rule.generates:
             decision = split_generated(self, op, decision)
@@ -423,21 +362,16 @@ class Propagation:
         if axes:
             raise CannotHold(*sorted(axes))
 
-    def _decide(
-        self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...], deferred: bool
-    ) -> Decision:
-        return self.expanded(op, self._chosen(op, specs, whole, deferred))
-
-    def _chosen(
-        self, op: Op, specs: tuple[Spec | None, ...], whole: tuple[int, ...], deferred: bool,
-        planned: Choice | None = None,
-    ) -> Choice:  # fmt: skip
+    def chosen(self, op: Op, planned: Choice | None = None) -> Choice:
+        """How `op` runs, given how its inputs come; see `decide.choose`."""
         rule = self.prepared.rules[op]
         operands = [Operand.of(t, self.is_loose(t), self.confined) for t in op.inputs]
+        specs = tuple(self.specs[t] for t in op.inputs)
         out_bytes = sum(t.num_bytes for t in op.outputs)
         return choose(
-            rule, operands, specs, out_bytes, self.mesh, whole, planned=planned,
-            sparse=rule.sparse and not self._is_added_up(op), deferred=deferred,
+            rule, operands, specs, out_bytes, self.mesh, self.whole_axes(op), planned=planned,
+            sparse=rule.sparse and not self._is_added_up(op),
+            deferred=op in self.prepared.deferred,
         )  # fmt: skip
 
     def expanded(self, op: Op, choice: Choice) -> Decision:
@@ -502,7 +436,7 @@ class Propagation:
             if self.specs.get(tensor, 0) is FREE:
                 self._settle(tensor, self.replicated)
 
-    def _record(self, op: Op, decision: Decision, planned: Sequence[Spec] | None = None) -> None:
+    def record(self, op: Op, decision: Decision, planned: Sequence[Spec] | None = None) -> None:
         """Settle how `op` runs; its outputs are kept as `planned`, if a plan says so."""
         for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
             if self.specs[tensor] is FREE:
@@ -542,13 +476,13 @@ class Propagation:
         propagation started ended, and narrow gradients moved to where they update."""
         anchor = self.anchor_of(tensor)
         if anchor is None:
-            return self._resolved(tensor, made)
+            return self.resolved(tensor, made)
         left_open = self.mesh.num_axes - len(anchor)
         if left_open:
-            anchor = (*anchor, *self._resolved(tensor, made)[-left_open:])
+            anchor = (*anchor, *self.resolved(tensor, made)[-left_open:])
         return self.canonical(anchor, tensor.shape)
 
-    def _resolved(self, tensor: Tensor, made: Spec) -> Spec:
+    def resolved(self, tensor: Tensor, made: Spec) -> Spec:
         """The spec of a tensor made as `made` that nothing anchors."""
         if self.confined or tensor.dtype in PINNED_DTYPES:
             return made
@@ -592,18 +526,6 @@ class Propagation:
                 self.check_local(tensor, want)
             self._reshard(tensor, want)
             self.result.output_specs.append(want)
-
-
-def _can_keep(op: Op, planned: OpPlan, mesh: Mesh) -> bool:
-    """Whether the outputs of `op` can lie as planned: their sizes may be others."""
-    try:
-        for tensor, made, kept in zip(op.outputs, planned.made, planned.kept, strict=True):
-            shape = tuple(tensor.shape or ())
-            local_shape(shape, kept, mesh)
-            lower_reshard(shape, made, kept, mesh)
-    except SpecError:
-        return False
-    return True
 
 
 def _makers_of_lists(op: Op) -> set[Op]:

@@ -13,6 +13,7 @@ from tfpar.ir.graph import Op
 from tfpar.propagation.decide import FREE
 from tfpar.propagation.engine import HoldWhole, Propagation
 from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
+from tfpar.propagation.planned import run_as_planned
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.spec import Mesh
 
@@ -44,7 +45,7 @@ class _Comparing(Propagation):
     def visit(self, op: Op) -> None:
         planned = self.wanted.get(op.name)
         if planned is not None and not self._runs_so(op, planned):
-            if self.visit_planned(op, planned):
+            if run_as_planned(self, op, planned):
                 self.needed[op.name] = planned
                 return
         super().visit(op)
