@@ -6,60 +6,69 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluate import Cost, Pricer
 from tfpar.ir.graph import Variable
 from tfpar.plans import Alternative
-from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_model import FoldedModel
+from tfpar.search.incremental import IncrementalPricer
 from tfpar.search.problem import Problem
-from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError
+from tfpar.spec import Mesh, Replicate, Shard, Spec
 
 
 def alternatives(
-    problem: Problem, model: FoldedModel, mesh: Mesh, anchors: Anchors, memory_bytes: float,
+    problem: Problem, model: FoldedModel, mesh: Mesh, anchors: Anchors, cost: Cost,
     deadline: Deadline,
 ) -> dict[str, list[Alternative]]:  # fmt: skip
     """By the name of a variable of the folded graph, what else it could be, and the step's seconds.
 
     Weights that stand at one place of a block change together; along one mesh axis at a time. All
     others stay, and so do ops that still can run as planned; if all ops do better as they come,
-    that is what counts.
+    that is what counts. Infinite where an op cannot run, or it would not fit, by what is kept for
+    the backward pass.
 
     Args:
-        anchors: the plan.
-        memory_bytes: what a plan may store on a device.
+        anchors, cost: the plan and its price; what stores more than it has to fit the device.
         deadline: when to leave out the weights that are left; the largest come first.
     """
+    graph = model.prepared.graph
+    segments = model.nodes.segments(graph, model.roles)
+    pricer = Pricer(mesh, problem.cluster, model.roles)
+    plans = [
+        IncrementalPricer(model.prepared, mesh, laid, segments, pricer, problem.state_ratio)
+        for laid in (anchors, dataclasses.replace(anchors, ops={}))
+    ]
+    limit = max(problem.cluster.device.memory_bytes, cost.memory_bytes)
+    plans[0].settle()
+    limit += plans[0].cost().memory_bytes - cost.memory_bytes
 
-    def seconds(names: Sequence[str], spec: Spec) -> float:
-        """The step with the variables `names` laid as `spec`; infinite if it cannot be."""
-        variables, least = {**anchors.variables, **dict.fromkeys(names, spec)}, math.inf
-        for ops in (anchors.ops, {}):
-            changed = dataclasses.replace(anchors, variables=variables, ops=ops)
-            try:
-                laid = propagate(model.prepared, mesh, changed)
-            except SpecError:
-                continue
-            cost = evaluate(laid, problem.cluster, model.roles, problem.state_ratio)
-            if cost.memory_bytes <= memory_bytes:
-                least = min(least, cost.seconds)
+    def seconds(group: Sequence[Variable], spec: Spec) -> float:
+        """The step with the variables `group` laid as `spec`."""
+        least = math.inf
+        for laid in plans:
+            for variable in group:
+                laid.lay(variable, spec)
+            if not laid.settle() and laid.cost().memory_bytes <= limit:
+                least = min(least, laid.cost().seconds)
+            for variable in group:
+                laid.lay(variable, anchors.variables[variable.name])
         return least
 
     found: dict[str, list[Alternative]] = {}
-    for group in sorted(model.folded.groups, key=lambda group: -group[0].num_bytes):
+    known = {v.name: v for v in graph.variables}
+    for members in sorted(model.folded.groups, key=lambda group: -group[0].num_bytes):
         if deadline.over():
             break
-        names = [variable.name for variable in group]
-        if not group[0].trainable or any(name in problem.fixed for name in names):
+        group = [known[variable.name] for variable in members]
+        if not group[0].trainable or any(v.name in problem.fixed for v in group):
             continue
-        spec = anchors.variables[names[0]]
-        if any(anchors.variables[name] != spec for name in names):
+        spec = anchors.variables[group[0].name]
+        if any(anchors.variables[v.name] != spec for v in group):
             continue  # ends of a chain of blocks that lie otherwise
         others = _others(group[0], spec, mesh)
-        priced = [Alternative(other, seconds(names, other)) for other in others]
-        found.update((name, priced) for name in names)
+        priced = [Alternative(other, seconds(group, other)) for other in others]
+        found.update((v.name, priced) for v in group)
     return found
 
 

@@ -382,9 +382,8 @@ def _plan(
     best = found[0]
     twins = {v.name: [t.name for t in ts] for v, ts in model.folded.twins.items()}
     laid = {twin: spec for name, spec in best.anchors.variables.items() for twin in twins[name]}
-    limit = max(problem.cluster.device.memory_bytes, best.cost.memory_bytes)
     until = Deadline(min(ALTERNATIVES_S, deadline.left))
-    priced = alternatives(problem, model, best.mesh, best.anchors, limit, until)
+    priced = alternatives(problem, model, best.mesh, best.anchors, best.cost, until)
     others = {twin: options for name, options in priced.items() for twin in twins[name]}
     variables = {}
     for variable in problem.variables:

@@ -36,21 +36,41 @@ def best_for_each(network: Network, node: int) -> list[tuple[float, tuple[int, .
         TooLarge: see the module.
     """
     sizes = [n.size for n in network.nodes]
-    tables: list[Table] = [((i,), n.seconds) for i, n in enumerate(network.nodes)]
-    tables += [_table(moves, sizes) for moves in network.moves]
+    of: list[list[Table]] = [[((i,), n.seconds)] for i, n in enumerate(network.nodes)]
+    for moves in network.moves:
+        _share(_table(moves, sizes), of)
     merged: list[tuple[int, tuple[int, ...], np.ndarray]] = []
-    left = set(range(len(sizes))) - {node}
-    while left:
-        beside = {i: set().union(*(t[0] for t in tables if i in t[0])) - {i} for i in left}
-        least = min(left, key=lambda i: math.prod(sizes[n] for n in beside[i]))
-        nodes = tuple(sorted(beside[least]))
-        total = _sum([t for t in tables if least in t[0]], (*nodes, least), sizes)
-        tables = [t for t in tables if least not in t[0]]
-        tables.append((nodes, total.min(axis=-1)))
+    alone = 0.0
+    beside = {i: _beside(i, of) for i in range(len(sizes)) if i != node}
+    entries = {i: math.prod(sizes[n] for n in others) for i, others in beside.items()}
+    while entries:
+        least = min(entries, key=lambda i: entries[i])
+        del entries[least]
+        nodes = beside[least]
+        total = _sum(of[least], (*nodes, least), sizes)
         merged.append((least, nodes, total.argmin(axis=-1)))
-        left.discard(least)
-    totals = _sum(tables, (node,), sizes)
+        for n in nodes:
+            of[n] = [table for table in of[n] if least not in table[0]]
+        _share((nodes, total.min(axis=-1)), of)
+        if not nodes:
+            alone += float(total.min())
+        for n in nodes:
+            if n != node:
+                beside[n] = _beside(n, of)
+                entries[n] = math.prod(sizes[other] for other in beside[n])
+    totals = alone + _sum(of[node], (node,), sizes)
     return [(float(totals[k]), _picks(merged, node, k, len(sizes))) for k in range(sizes[node])]
+
+
+def _share(table: Table, of: Sequence[list[Table]]) -> None:
+    """Put `table` among those of each of its nodes."""
+    for node in table[0]:
+        of[node].append(table)
+
+
+def _beside(node: int, of: Sequence[Sequence[Table]]) -> tuple[int, ...]:
+    """The nodes that stand with `node` in some table, ascending."""
+    return tuple(sorted({n for nodes, _ in of[node] for n in nodes} - {node}))
 
 
 def _picks(merged: Sequence, node: int, choice: int, count: int) -> tuple[int, ...]:
@@ -88,6 +108,10 @@ def _table(moves: Moves, sizes: Sequence[int]) -> Table:
         full[nodes.index(node)] = len(states)
         return states.reshape(full)
 
+    first, needs = moves.readers[0]
+    if len(moves.readers) == 1 and first != moves.source:  # most are so: nothing is shared
+        paid = moves.seconds[np.ix_(moves.made, needs)]
+        return nodes, paid if moves.source < first else paid.T
     made = along(moves.source, moves.made)
     total = np.zeros(shape)
     for q in sorted({int(q) for _, needs in moves.readers for q in needs}):
