@@ -58,7 +58,7 @@ def test_a_step_without_loops_spends_nothing_in_them(feed_forward):
 
 def test_little_time_is_for_tap(feed_forward):
     ops = len(FoldedModel.of(feed_forward, 2).prepared.graph.ops)
-    needed = auto.SECONDS_PER_PAIR * ops**2
+    needed = auto.SECONDS_AN_AXIS * ops**1.5
     little, why = AutoPlanner(search_seconds=needed / 2).pick(feed_forward)
     assert isinstance(little, TapPlanner) and little.search_seconds == needed / 2
     assert "Rhino's would take" in why

@@ -24,9 +24,9 @@ logger = logging.getLogger("tfpar")
 MUCH = 0.1
 """The part of a step that may be spent in loops and branches, which Rhino leaves to propagation."""
 
-SECONDS_PER_PAIR = 2.5e-6
-"""What Rhino's planner takes for two ops along a mesh axis: what its programs take grows faster
-than they do (empirical)."""
+SECONDS_AN_AXIS = 5e-5
+"""What Rhino's planner takes for an op along a mesh axis, times the root of the number of ops: what
+its programs take grows faster than they do (empirical, on a slow core)."""
 
 PATIENCE_S = 30.0
 """What a search may take, in seconds, where nothing is said."""
@@ -71,7 +71,7 @@ class AutoPlanner:
             return self._made(TapPlanner), f"{inside:.0%} of the step is spent in loops or branches"
         ops = len(model.prepared.graph.ops)
         axes = sum(max(1, sum(n > 1 for n in mesh.shape)) for mesh, _ in shapes(problem))
-        needed = SECONDS_PER_PAIR * ops**2 * axes
+        needed = SECONDS_AN_AXIS * ops**1.5 * axes
         given = PATIENCE_S if self.search_seconds is None else self.search_seconds
         if given < needed:
             why = f"Rhino's would take about {needed:.0f} s for {ops} ops; there are {given:g} s"

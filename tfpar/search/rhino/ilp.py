@@ -36,7 +36,7 @@ from tfpar.search.rhino.network import Moves, Network
 PATIENCE_S = 20.0
 """What a program may take, in seconds, where no time is set for the search."""
 
-GAP = 1e-6
+GAP = 1e-5
 """The relative gap at which a solution counts as optimal."""
 
 
