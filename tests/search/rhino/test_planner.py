@@ -224,6 +224,16 @@ def test_constraints_cost_time(small_gpt):
     assert solve(small_gpt.problem([2, 2], "cpu", bound)).cost.seconds > free.cost.seconds
 
 
+def test_on_one_device_nothing_is_split():
+    problem = Captured.of(SMALL["gpt"], 8).problem([1], "rhino-m8")
+    for level in (2, 3):
+        plan, plain = RhinoPlanner(level).solve(problem), TapPlanner().solve(problem)
+        assert not plan.ops
+        assert {p for v in plan.variables.values() for p in v.spec or ()} == {Replicate()}
+        assert plan.cost.seconds == pytest.approx(plain.cost.seconds)
+        assert plan.cost.memory_bytes == plain.cost.memory_bytes
+
+
 # --- memory -------------------------------------------------------------------------------
 
 

@@ -203,6 +203,8 @@ class Search:
             deadline: when the best found so far is to be returned.
         """
         self.deadline = deadline
+        if self.mesh.size == 1:
+            return self._found(self._whole_from(0, Chosen()), self.report)
         try:
             space, report = self._last_space()
             networks = Networks(space)
@@ -238,7 +240,7 @@ class Search:
     def _last_space(self) -> tuple[Space, Report]:
         """The space along the last axis that has several ranks, those before it decided."""
         report, chosen = self.report, Chosen()
-        last = max((axis for axis, parts in enumerate(self.mesh.shape) if parts > 1), default=0)
+        last = max(axis for axis, parts in enumerate(self.mesh.shape) if parts > 1)
         for axis in range(last):
             space = self._space(axis, chosen)
             if self.mesh.shape[axis] == 1:
@@ -288,9 +290,13 @@ class Search:
     def _along_last(self, space: Space, network: Network, report: Report) -> tuple[Found, float]:
         """The plan with the last axis decided by `network`, and what that says it takes."""
         chosen, report, seconds = self._decided(space, network, report)
-        for axis in range(space.axis + 1, self.mesh.num_axes):
+        return self._found(self._whole_from(space.axis + 1, chosen), report), seconds
+
+    def _whole_from(self, first: int, chosen: Chosen) -> Chosen:
+        """`chosen`, nothing split along axis `first` and those behind."""
+        for axis in range(first, self.mesh.num_axes):
             chosen = self._space(axis, chosen).whole()
-        return self._found(chosen, report), seconds
+        return chosen
 
     def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
         """Choices of the roots, and the gap that they leave."""
