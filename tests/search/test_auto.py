@@ -35,8 +35,12 @@ def feed_forward():
     return Captured.of(lambda: SMALL["wide"](classes=1000), 8).problem([1, 2], "rhino-m8")
 
 
+def pick(problem, seconds=None):
+    return AutoPlanner(search_seconds=seconds).pick(problem, FoldedModel.of(problem, 2))
+
+
 def test_rhino_decides_where_it_can(feed_forward):
-    picked, why = AutoPlanner().pick(feed_forward)
+    picked, why = pick(feed_forward)
     assert isinstance(picked, RhinoPlanner) and picked.level == 3 and "one by one" in why
     assert AutoPlanner().solve(feed_forward).planner == "rhino level 3"
 
@@ -59,19 +63,36 @@ def test_a_step_without_loops_spends_nothing_in_them(feed_forward):
 def test_little_time_is_for_tap(feed_forward):
     ops = len(FoldedModel.of(feed_forward, 2).prepared.graph.ops)
     needed = auto.SECONDS_AN_AXIS * ops**1.5
-    little, why = AutoPlanner(search_seconds=needed / 2).pick(feed_forward)
-    assert isinstance(little, TapPlanner) and little.search_seconds == needed / 2
+    little, why = pick(feed_forward, needed / 2)
+    assert isinstance(little, TapPlanner)
     assert "Rhino's would take" in why
-    enough, _ = AutoPlanner(search_seconds=needed * 2).pick(feed_forward)
-    assert isinstance(enough, RhinoPlanner) and enough.search_seconds == needed * 2
+    enough, _ = pick(feed_forward, needed * 2)
+    assert isinstance(enough, RhinoPlanner)
 
 
 def test_large_graphs_are_for_tap_where_no_time_is_given(feed_forward, monkeypatch):
     monkeypatch.setattr(auto, "PATIENCE_S", 1e-3)
-    picked, why = AutoPlanner().pick(feed_forward)
-    assert isinstance(picked, TapPlanner) and picked.search_seconds is None
+    picked, why = pick(feed_forward)
+    assert isinstance(picked, TapPlanner)
     assert "Rhino's would take" in why
-    assert isinstance(AutoPlanner(search_seconds=60).pick(feed_forward)[0], RhinoPlanner)
+    assert isinstance(pick(feed_forward, 60)[0], RhinoPlanner)
+
+
+@pytest.mark.parametrize("seconds_an_axis", [0.0, 1e9], ids=["rhino", "tap"])
+def test_the_time_that_is_given_is_that_of_the_planner_it_takes(
+    feed_forward, seconds_an_axis, monkeypatch
+):
+    given = []
+    for planner in (TapPlanner, RhinoPlanner):
+        search = planner.search
+        monkeypatch.setattr(
+            planner,
+            "search",
+            lambda self, p, m, d, s=search: given.append(d.left) or s(self, p, m, d),
+        )
+    monkeypatch.setattr(auto, "SECONDS_AN_AXIS", seconds_an_axis)
+    AutoPlanner(search_seconds=50.0).solve(feed_forward)
+    assert len(given) == 1 and 0 < given[0] <= 50
 
 
 def test_the_summary_says_who_searched():

@@ -12,9 +12,9 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import REGION_TYPES
-from tfpar.search.deadline import check_search_seconds
+from tfpar.search.deadline import Deadline, check_search_seconds
 from tfpar.search.folded_model import FoldedModel
-from tfpar.search.problem import Planner, Problem
+from tfpar.search.problem import Problem
 from tfpar.search.rhino import RhinoPlanner, shapes
 from tfpar.search.tap import TapPlanner
 from tfpar.spec import Mesh, replicated
@@ -58,28 +58,26 @@ class AutoPlanner:
         Raises:
             PlanError: no plan satisfies the constraints.
         """
-        planner, why = self.pick(problem)
-        logger.info("planner='auto' takes the %s planner: %s", planner.name, why)
-        return planner.solve(problem)
-
-    def pick(self, problem: Problem) -> tuple[Planner, str]:
-        """The planner for `problem`, and why."""
+        deadline = Deadline(self.search_seconds)
         with collection_paused():
             model = FoldedModel.of(problem, 2)
-            inside = part_in_regions(model, problem.cluster)
+            planner, why = self.pick(problem, model)
+            logger.info("planner='auto' takes the %s planner: %s", planner.name, why)
+            return planner.search(problem, model, deadline)
+
+    def pick(self, problem: Problem, model: FoldedModel) -> tuple[TapPlanner | RhinoPlanner, str]:
+        """The planner for `problem`, whose folded model is `model`, and why."""
+        inside = part_in_regions(model, problem.cluster)
         if inside > MUCH:
-            return self._made(TapPlanner), f"{inside:.0%} of the step is spent in loops or branches"
+            return TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches"
         ops = len(model.prepared.graph.ops)
         axes = sum(max(1, sum(n > 1 for n in mesh.shape)) for mesh, _ in shapes(problem))
         needed = SECONDS_AN_AXIS * ops**1.5 * axes
         given = PATIENCE_S if self.search_seconds is None else self.search_seconds
         if given < needed:
             why = f"Rhino's would take about {needed:.0f} s for {ops} ops; there are {given:g} s"
-            return self._made(TapPlanner), why
-        return self._made(RhinoPlanner), f"{ops} ops can be decided one by one"
-
-    def _made(self, planner: type) -> Planner:
-        return planner(search_seconds=self.search_seconds)
+            return TapPlanner(), why
+        return RhinoPlanner(), f"{ops} ops can be decided one by one"
 
 
 def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:

@@ -60,11 +60,12 @@ class TapPlanner:
             PlanError: no plan is valid under the constraints; says why. If none was found in
                 time, a TimeLimitError.
         """
+        deadline = Deadline(self.search_seconds)
         with collection_paused():
-            return self._solve(problem, Deadline(self.search_seconds))
+            return self.search(problem, FoldedModel.of(problem, self.min_duplicate), deadline)
 
-    def _solve(self, problem: Problem, deadline: Deadline) -> Plan:
-        model = FoldedModel.of(problem, self.min_duplicate)
+    def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
+        """As `solve`, where the model is folded already."""
         self.statistics = model.statistics
         searches: list[LayoutSearch] = []
         for layout in problem.layouts:

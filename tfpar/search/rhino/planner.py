@@ -118,11 +118,14 @@ class RhinoPlanner:
         """
         deadline = Deadline(self.search_seconds)
         with collection_paused():
-            model = FoldedModel.of(problem, 2)
-            searches = [Search(problem, model, *shape, self.level) for shape in shapes(problem)]
-            # The solver works beside Python; all else takes turns.
-            with ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1)) as pool:
-                results = list(pool.map(lambda search: search.run(deadline), searches))
+            return self.search(problem, FoldedModel.of(problem, 2), deadline)
+
+    def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
+        """As `solve`, where the model is folded already."""
+        searches = [Search(problem, model, *shape, self.level) for shape in shapes(problem)]
+        # The solver works beside Python; all else takes turns.
+        with ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1)) as pool:
+            results = list(pool.map(lambda search: search.run(deadline), searches))
         limit = problem.cluster.device.memory_bytes
         found = sorted(
             (result for result in results if result is not None),
