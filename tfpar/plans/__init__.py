@@ -1,0 +1,7 @@
+"""What is fixed before a graph is partitioned, as a value that can be saved."""
+
+from tfpar.plans.from_constraints import plan_from_constraints
+from tfpar.plans.plan import Plan
+from tfpar.plans.variables import Alternative, PlannedVariable
+
+__all__ = ["Alternative", "Plan", "PlannedVariable", "plan_from_constraints"]

@@ -1,0 +1,72 @@
+"""What differs between two plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfpar.report.tables import format_seconds
+from tfpar.spec import Spec, format_spec
+
+if TYPE_CHECKING:
+    from tfpar.plans.plan import Plan
+
+
+def difference(plan: Plan, other: Plan) -> list[str]:
+    """What differs in `other`, one readable line each; empty for equal plans."""
+    lines = []
+    if plan.mesh != other.mesh:
+        lines.append(f"mesh: {plan.mesh} -> {other.mesh}")
+    if plan.batch_axes != other.batch_axes:
+        lines.append(f"batch axes: {_axes(plan.batch_axes)} -> {_axes(other.batch_axes)}")
+    for name in sorted({*plan.variables, *other.variables}):
+        mine, theirs = plan.variables.get(name), other.variables.get(name)
+        if mine is None or theirs is None:
+            only = mine or theirs
+            if only is None or (not only.trainable and only.spec is None):
+                continue  # slots and counters: a plan may be made without them
+            lines.append(f"{name}: only in the {'other' if mine is None else 'first'} plan")
+            continue
+        if mine.shape != theirs.shape:
+            lines.append(f"{name}: shape {mine.shape} -> {theirs.shape}")
+        if mine.spec != theirs.spec:
+            lines.append(f"{name}: {_spec(mine.spec)} -> {_spec(theirs.spec)}")
+    for name in sorted({*plan.tensors, *other.tensors}):
+        before, after = plan.tensors.get(name), other.tensors.get(name)
+        if before != after:
+            lines.append(f"{name}: {_spec(before)} -> {_spec(after)}")
+    changed = [n for n in {**plan.ops, **other.ops} if plan.ops.get(n) != other.ops.get(n)]
+    if changed:
+        lines.append(f"ops that run otherwise: {some_of(changed)}")
+    lines += [f"constraint dropped: {c}" for c in plan.constraints if c not in other.constraints]
+    lines += [f"constraint added: {c}" for c in other.constraints if c not in plan.constraints]
+    lines += [f"no longer computed again: {n}" for n in plan.recompute if n not in other.recompute]
+    lines += [f"computed again: {n}" for n in other.recompute if n not in plan.recompute]
+    if plan.chunks != other.chunks:
+        lines.append(f"chunks: {plan.chunks} -> {other.chunks}")
+    if plan.planner != other.planner:
+        lines.append(f"planner: {plan.planner or 'none'} -> {other.planner or 'none'}")
+    machines = [p.cluster and p.cluster.fingerprint() for p in (plan, other)]
+    if machines[0] != machines[1]:
+        names = (p.cluster.name if p.cluster else "none" for p in (plan, other))
+        lines.append(f"cluster: {' -> '.join(names)}")
+    if plan.cost and other.cost and plan.cost != other.cost:
+        times = (format_seconds(p.seconds) for p in (plan.cost, other.cost))
+        lines.append(f"predicted step: {' -> '.join(times)}")
+    if plan.fingerprint != other.fingerprint:
+        lines.append(f"graph: {plan.fingerprint} -> {other.fingerprint}")
+    return lines
+
+
+def some_of(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:
+    """The first of `items`, and how many more there are."""
+    shown = ", ".join(repr(i) if quote else i for i in items[:limit])
+    return shown + (f" and {len(items) - limit} more" if len(items) > limit else "")
+
+
+def _spec(spec: Spec | None) -> str:
+    return "open" if spec is None else format_spec(spec)
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return ", ".join(axes) or "none"

@@ -1,0 +1,45 @@
+"""What a plan says of a variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from tfpar.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """A way to lay a variable, and the best step time found with it.
+
+    Attributes:
+        seconds: infinite where no such plan is valid.
+        layout: the mesh and the batch axes it was priced on, where these are not the plan's.
+    """
+
+    spec: Spec
+    seconds: float
+    layout: str = ""
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Of the mesh that `layout` begins with; empty without one."""
+        return tuple(re.findall(r"(\w+)=\d+", self.layout))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedVariable:
+    """A variable of the planned graph.
+
+    Attributes:
+        spec: None leaves it to propagation.
+        why: what fixed the spec (constraints as text, a planner); empty where nothing did.
+        alternatives: what else a planner has priced, the choice itself included.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    spec: Spec | None = None
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
