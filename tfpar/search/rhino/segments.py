@@ -140,13 +140,13 @@ class _TopLevel:
             for path in paths:
                 if self.deadline.over():
                     return None
-                for end, found in self._extended(segment, path):
+                for end, found in self._extended(segment, path, path is paths[0]):
                     if end not in reached or found.seconds < reached[end].seconds:
                         reached[end] = found
             if not reached:
                 return None
-            paths = list(reached.values())
-        return list(min(paths, key=lambda path: path.seconds).picks)
+            paths = sorted(reached.values(), key=lambda path: path.seconds)
+        return list(paths[0].picks)
 
     def improved(self, picks: list[int], cuts: Sequence[Segment]) -> list[int]:
         """`picks` with each two neighbouring segments found again; see `top_level`."""
@@ -171,20 +171,26 @@ class _TopLevel:
                 break
         return picks
 
-    def _extended(self, segment: Segment, path: _Path) -> Iterator[tuple[int, _Path]]:
-        """For each choice of the node at the end, the best decisions of the segment behind
-        `path`."""
+    def _extended(
+        self, segment: Segment, path: _Path, each: bool
+    ) -> Iterator[tuple[int, _Path]]:  # fmt: skip
+        """The best decisions of the segment behind `path`, by the choice of the node at its end.
+
+        Args:
+            each: there has to be one for each choice; where programs are needed, only the best
+                otherwise.
+        """
         free = [*segment.inside, *(() if segment.end is None else (segment.end,))]
         if not free:
             yield 0, path
             return
         network = self._program(free, path.picks)
-        for end, (seconds, picks) in enumerate(_best_for_each(network, segment.end is None)):
+        for seconds, picks in _best_for_each(network, each and segment.end is not None):
             if np.isfinite(seconds):
                 whole = list(path.picks)
                 for node, pick in zip(free, picks, strict=True):
                     whole[node] = pick
-                yield end, _Path(tuple(whole), path.seconds + seconds)
+                yield picks[-1], _Path(tuple(whole), path.seconds + seconds)
 
     def _program(self, free: Sequence[int], picks: Sequence[int]) -> Network:
         """The network of `free`, with others as picked (-1: not yet there)."""
@@ -237,20 +243,15 @@ def _from_outside(
     return Moves(readers[0][0], made, readers, row[None, :], np.zeros((1, len(row))))
 
 
-def _best_for_each(network: Network, anyhow: bool) -> list[tuple[float, tuple[int, ...]]]:
-    """For each choice of the last node the least that the network costs, and the picks.
-
-    Args:
-        anyhow: the best of all choices is enough.
-    """
+def _best_for_each(network: Network, each: bool) -> list[tuple[float, tuple[int, ...]]]:
+    """For each choice of the last node the least that the network costs, and the picks; if it takes
+    programs, only the best unless `each` is asked for."""
     last = len(network.nodes) - 1
     try:
-        found = best_for_each(network, last)
+        return best_for_each(network, last)
     except TooLarge:
-        found = [_solved(network, last, None)] if anyhow else [
-            _solved(network, last, k) for k in range(network.nodes[last].size)
-        ]  # fmt: skip
-    return [min(found)] if anyhow else found
+        choices = range(network.nodes[last].size) if each else (None,)
+        return [_solved(network, last, choice) for choice in choices]
 
 
 def _solved(network: Network, last: int, choice: int | None) -> tuple[float, tuple[int, ...]]:
