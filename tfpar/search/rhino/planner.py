@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tfpar.cost.evaluate import BUCKET_SIZES, Cost, evaluate
 from tfpar.ir.collection import collection_paused
+from tfpar.ir.graph import Op
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.deadline import Deadline, check_search_seconds
@@ -29,7 +30,13 @@ from tfpar.search.rhino.costs import Costs, Gradients, with_split
 from tfpar.search.rhino.ilp import GAP, PATIENCE_S, NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
-from tfpar.search.rhino.segments import critical_ops, depths, segments, top_level
+from tfpar.search.rhino.segments import (
+    critical_ops,
+    depths,
+    families,
+    segments,
+    solve_by_segments,
+)
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
 from tfpar.spec import Mesh, PlanError, Shard, TfparError, TimeLimitError, replicated
 
@@ -193,7 +200,7 @@ class Search:
         self.problem, self.model, self.mesh, self.level = problem, model, mesh, level
         self.batch_axes = batch_axes
         prepared = model.prepared
-        self.critical = critical_ops(prepared.graph, lambda op: is_compute_intensive(op, prepared))
+        self.critical = critical_ops(prepared.graph, self._is_intensive)
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
         self.report = Report(len(problem.graph.ops), count, max(count - 1, 1))
         self.deadline = Deadline()
@@ -234,6 +241,9 @@ class Search:
             else:
                 few = middle
         return found
+
+    def _is_intensive(self, op: Op) -> bool:
+        return is_compute_intensive(op, self.model.prepared)
 
     def _by_size(self) -> list[str]:
         """The names of the weights, the largest first."""
@@ -325,19 +335,23 @@ class Search:
         return solution.picks, solution.gap
 
     def _by_segments(self, space: Space, roots: Roots) -> Sequence[int]:
-        """Level 2: late work counts in one try, and in the other it hides."""
+        """Level 2."""
         depth, critical = depths(space.graph), set(self.critical)
         depth_of = [min(depth[op] for op in space.nodes[i]) for i in roots.kept]
         pivots = {
             at for at, i in enumerate(roots.kept) if any(op in critical for op in space.nodes[i])
         }
         cuts = segments(depth_of, pivots)
-        network, start = roots.network, _start(space, roots)
+        together = families(
+            roots.network,
+            [at for at, i in enumerate(roots.kept) if space.nodes[i][0] in space.variables],
+            {at for at, i in enumerate(roots.kept) if self._is_intensive(space.nodes[i][0])},
+        )
+        start = _start(space, roots)
         try:
-            tried = (top_level(network, cuts, part, start, self.deadline) for part in (0.0, 1.0))
-            return min(tried, key=network.cost)
+            return solve_by_segments(roots.network, cuts, start, self.deadline, together)
         except NoSolution:
-            return solve(network, PATIENCE_S).picks
+            return solve(roots.network, PATIENCE_S).picks
 
     def _found(self, chosen: Chosen, report: Report) -> Found:
         graph = self.model.prepared.graph

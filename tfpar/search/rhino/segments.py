@@ -7,15 +7,17 @@ best way to get there, segment by segment, each by an integer linear program ove
 
 The paper's segments are nearly linear, and so are a model's forward and backward pass. What crosses
 a critical node all the same (residuals; activations that the backward pass reads) is priced from
-what was decided on the way there, which the program of a segment takes as given. That, and that
-late work counts as a part `exposed` of its time, is what this level gives up for its speed.
+what was decided on the way there, which the program of a segment takes as given; and late work
+counts as a part `exposed` of its time. That is what this level gives up for its speed. What is
+found is then improved: neighbouring segments together, and what has to agree on how a weight lies
+(`families`), which lies in segments far apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -50,6 +52,12 @@ def depths(graph: Graph) -> dict[Op, int]:
 MAX_SWEEPS = 4
 """How often the segments are gone through again (empirical: two sweeps settle models)."""
 
+FAMILY = 16
+"""How many nodes, at most, are found again together around a weight (empirical)."""
+
+PARTS = 3
+"""How often the range is halved in which the part of late work that counts is (empirical)."""
+
 NEAR = 1e-9
 """Costs that differ by so much of themselves are equal."""
 
@@ -64,6 +72,9 @@ class Segment:
 
     inside: tuple[int, ...]
     end: int | None
+
+    def ends(self) -> tuple[int, ...]:
+        return () if self.end is None else (self.end,)
 
 
 def segments(depth: Sequence[int], critical: Collection[int]) -> list[Segment]:
@@ -91,18 +102,66 @@ class _Path:
     seconds: float
 
 
+def families(
+    network: Network, weights: Iterable[int], intensive: Collection[int]
+) -> list[list[int]]:  # fmt: skip
+    """For each of the nodes `weights` those that have to agree on how it lies: up to ops that are
+    `intensive`, and at most `FAMILY`, the nearest first."""
+    beside: list[set[int]] = [set() for _ in network.nodes]
+    for moves in network.moves:
+        nodes = moves.nodes()
+        for node in nodes:
+            beside[node] |= nodes
+    found = []
+    for weight in weights:
+        family = [weight]
+        for node in family:  # grows on the way
+            if node not in intensive:
+                family += sorted(beside[node].difference(family))
+        found.append(sorted(family[:FAMILY]))
+    return found
+
+
+def solve_by_segments(
+    network: Network, cuts: Sequence[Segment], start: Sequence[int],
+    deadline: Deadline | None = None, together: Sequence[Sequence[int]] = (),
+) -> list[int]:  # fmt: skip
+    """Choices of all nodes, by `top_level` with so large a part of late work exposed that just
+    about all of it hides: with less of it something is left over, with more too much is avoided.
+
+    Args, errors: as of `top_level`.
+    """
+    tried = [list(start)]
+
+    def all_hides(part: float) -> bool:
+        """Whether nothing is left over where `part` of late work counts."""
+        best = min(tried, key=network.cost)
+        found = top_level(network, cuts, part, best, deadline, together)
+        tried.extend(found)
+        return network.parts(found[0])[1] <= 0
+
+    low, high = 0.0, 1.0
+    if not all_hides(low) and all_hides(high):
+        for _ in range(PARTS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if all_hides(middle) else (middle, high)
+    return min(tried, key=network.cost)
+
+
 def top_level(
     network: Network, cuts: Sequence[Segment], exposed: float, start: Sequence[int],
-    deadline: Deadline | None = None,
-) -> list[int]:  # fmt: skip
-    """Choices of all nodes, by dynamic programming over the segments.
+    deadline: Deadline | None = None, together: Sequence[Sequence[int]] = (),
+) -> list[list[int]]:  # fmt: skip
+    """Choices of all nodes, by dynamic programming over the segments, and others from `start`.
 
-    What it finds, and `start`, is then improved: each two neighbouring segments are found again in
-    the surroundings of all others, until none gets better. The better of both is returned.
+    Both are improved: each two neighbouring segments are found again in the surroundings of all
+    others, and so are nodes of `together`, until none gets better. The better of the two comes
+    first, by what they cost with `exposed` of the late work.
 
     Args:
         exposed: the part of late work that counts.
         start: choices that are known.
+        together: nodes that are improved together, several times over.
         deadline: when `start`, as far as it is improved, is to do; by default there is none.
 
     Raises:
@@ -110,31 +169,32 @@ def top_level(
     """
     run = _TopLevel(network, exposed, deadline or Deadline())
     starts = [picks for picks in (run.through(cuts), list(start)) if picks is not None]
-    best = min((run.improved(picks, cuts) for picks in starts), key=network.cost)
-    if not np.isfinite(network.cost(best)):
+    pairs = [[*a.inside, *b.inside, *a.ends()] for a, b in itertools.pairwise(cuts)]
+    areas = [area for area in (*together, *pairs) if area]
+    found = sorted((run.improved(picks, areas) for picks in starts), key=run.network.cost)
+    if not np.isfinite(run.network.cost(found[0])):
         raise NoSolution(False)
-    return best
+    return found
 
 
 class _TopLevel:
     def __init__(self, network: Network, exposed: float, deadline: Deadline) -> None:
         self.deadline = deadline
         zero = np.zeros
-        self.nodes = [
-            Node(n.name, n.seconds + exposed * n.late, zero(n.size)) for n in network.nodes
-        ]
-        self.moves = [
+        nodes = [Node(n.name, n.seconds + exposed * n.late, zero(n.size)) for n in network.nodes]
+        moved = [
             dataclasses.replace(m, seconds=m.seconds + exposed * m.late, late=zero(m.late.shape))
             for m in network.moves
         ]
-        self.of_node: list[list[Moves]] = [[] for _ in network.nodes]
-        for moves in self.moves:
+        self.network = Network(nodes, moved)
+        self.of_node: list[list[Moves]] = [[] for _ in nodes]
+        for moves in moved:
             for node in moves.nodes():
                 self.of_node[node].append(moves)
 
     def through(self, cuts: Sequence[Segment]) -> list[int] | None:
         """The choices of the best way through all segments, or None if none was found, in time."""
-        paths = [_Path((-1,) * len(self.nodes), 0.0)]
+        paths = [_Path((-1,) * len(self.network.nodes), 0.0)]
         for segment in cuts:
             reached: dict[int, _Path] = {}
             for path in paths:
@@ -148,19 +208,19 @@ class _TopLevel:
             paths = sorted(reached.values(), key=lambda path: path.seconds)
         return list(paths[0].picks)
 
-    def improved(self, picks: list[int], cuts: Sequence[Segment]) -> list[int]:
-        """`picks` with each two neighbouring segments found again; see `top_level`."""
+    def improved(self, picks: list[int], areas: Sequence[Sequence[int]]) -> list[int]:
+        """`picks` with the nodes of each area found again; see `top_level`."""
         for _ in range(MAX_SWEEPS):
             before = list(picks)
-            for one, other in itertools.pairwise(cuts):
+            for free in areas:
                 if self.deadline.over():
                     return picks
-                free = [*one.inside, *other.inside]
-                free += [] if one.end is None else [one.end]
-                around = [-1 if node in set(free) else pick for node, pick in enumerate(picks)]
-                network = self._program(free, around) if free else Network((), ())
+                around = list(picks)
+                for node in free:
+                    around[node] = -1
+                network = self._program(free, around)
                 try:
-                    found = min(best_for_each(network, len(free) - 1)) if free else (0.0, ())
+                    found = min(best_for_each(network, len(free) - 1))
                 except TooLarge:
                     continue
                 now = network.cost([picks[node] for node in free])
@@ -180,7 +240,7 @@ class _TopLevel:
             each: there has to be one for each choice; where programs are needed, only the best
                 otherwise.
         """
-        free = [*segment.inside, *(() if segment.end is None else (segment.end,))]
+        free = [*segment.inside, *segment.ends()]
         if not free:
             yield 0, path
             return
@@ -195,13 +255,13 @@ class _TopLevel:
     def _program(self, free: Sequence[int], picks: Sequence[int]) -> Network:
         """The network of `free`, with others as picked (-1: not yet there)."""
         place = {node: i for i, node in enumerate(free)}
-        seconds = [self.nodes[node].seconds.copy() for node in free]
+        seconds = [self.network.nodes[node].seconds.copy() for node in free]
         moves = {id(m): m for node in free for m in self.of_node[node]}
         left: list[Moves] = []
         for m in moves.values():
             self._reduce(m, place, picks, seconds, left)
         nodes = [
-            Node(self.nodes[n].name, s, np.zeros(len(s)))
+            Node(self.network.nodes[n].name, s, np.zeros(len(s)))
             for n, s in zip(free, seconds, strict=True)
         ]
         return Network(nodes, left)
