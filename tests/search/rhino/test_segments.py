@@ -136,7 +136,7 @@ def test_a_family_ends_at_ops_that_compute_much(monkeypatch):
 def test_where_links_are_slow_level_2_comes_near_level_3():
     """All-reduces of gradients hide in part, and weights had better be split with their updates."""
     sizes = dict(vocabulary=50_257, length=256, hidden=512, heads=8, num_layers=2)
-    problem = Captured.of(lambda: models.gpt(**sizes), 8).problem([4, 1], "rhino-s1")
+    problem = Captured.of(lambda: models.gpt(**sizes), 8).problem([2, 1], "rhino-s1")
     second, third = (RhinoPlanner(level).solve(problem).cost.seconds for level in (2, 3))
     assert third * (1 - 1e-4) <= second <= 1.02 * third
 
