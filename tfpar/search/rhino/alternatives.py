@@ -14,7 +14,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.incremental import IncrementalPricer
 from tfpar.search.problem import Problem
-from tfpar.spec import Mesh, Replicate, Shard, Spec
+from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError
 
 
 def alternatives(
@@ -47,10 +47,13 @@ def alternatives(
         """The step with the variables `group` laid as `spec`."""
         least = math.inf
         for laid in plans:
-            for variable in group:
-                laid.lay(variable, spec)
-            if not laid.settle() and laid.cost().memory_bytes <= limit:
-                least = min(least, laid.cost().seconds)
+            try:
+                for variable in group:
+                    laid.lay(variable, spec)
+                if not laid.settle() and laid.cost().memory_bytes <= limit:
+                    least = min(least, laid.cost().seconds)
+            except SpecError:  # a strided split does not go with it
+                pass
             for variable in group:
                 laid.lay(variable, anchors.variables[variable.name])
         return least
