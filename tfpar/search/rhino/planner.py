@@ -328,14 +328,14 @@ class Search:
             self.deadline.cut_short |= left < PATIENCE_S
             return self._by_segments(space, roots), math.inf
         self.deadline.cut_short |= solution.gap > GAP and left < PATIENCE_S
-        if solution.gap > 0.01:
-            other = self._by_segments(space, roots)
-            if roots.network.cost(other) < solution.seconds:
-                return other, solution.gap
+        if solution.gap > GAP:  # it was stopped: what level 2 makes of it is no worse
+            return self._by_segments(space, roots, solution.picks), solution.gap
         return solution.picks, solution.gap
 
-    def _by_segments(self, space: Space, roots: Roots) -> Sequence[int]:
-        """Level 2."""
+    def _by_segments(
+        self, space: Space, roots: Roots, known: Sequence[int] | None = None
+    ) -> Sequence[int]:  # fmt: skip
+        """Level 2, from `known` choices on or from data parallelism, whichever costs less."""
         depth, critical = depths(space.graph), set(self.critical)
         depth_of = [min(depth[op] for op in space.nodes[i]) for i in roots.kept]
         pivots = {
@@ -347,7 +347,8 @@ class Search:
             [at for at, i in enumerate(roots.kept) if space.nodes[i][0] in space.variables],
             {at for at, i in enumerate(roots.kept) if self._is_intensive(space.nodes[i][0])},
         )
-        start = _start(space, roots)
+        starts = [_start(space, roots), *([] if known is None else [known])]
+        start = min(starts, key=roots.network.cost)
         try:
             return solve_by_segments(roots.network, cuts, start, self.deadline, together)
         except NoSolution:
