@@ -203,7 +203,7 @@ def test_times_of_any_order_are_told_apart(scale):
         for i, j in itertools.combinations(range(5), 2)
     ]
     network = Network(nodes, tables)
-    assert solve(network).seconds == pytest.approx(least(network), rel=2 * ilp.GAP)
+    assert solve(network).seconds == pytest.approx(least(network), rel=2e-6)
     hides = node([scale], -scale * 0.99)
     late = node(scale * np.array([1.0, 1.002]), scale * np.array([1.0, 0.99]))
     assert solve(Network([hides, late], [])).picks == (0, 1)

@@ -37,7 +37,8 @@ PATIENCE_S = 20.0
 """What a program may take, in seconds, where no time is set for the search."""
 
 GAP = 1e-5
-"""The relative gap at which a solution counts as optimal."""
+"""The relative gap at which a solution counts as optimal: to close the rest of it took programs of
+small models on slow links seconds more, for the same plans."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,6 +116,8 @@ def families(
     for weight in weights:
         family = [weight]
         for node in family:  # grows on the way
+            if len(family) >= FAMILY:
+                break
             if node not in intensive:
                 family += sorted(beside[node].difference(family))
         found.append(sorted(family[:FAMILY]))
