@@ -39,13 +39,14 @@ def mpirun(tmp_path, monkeypatch):
     return tmp_path / "call"
 
 
-PROGRAM = """
+PROGRAM = r"""
 import os, sys
 from tfpar.distributed.job import Job
 from tfpar.launch.beacon import Beacon
 beacon = Beacon.connect(Job.of(os.environ).rank, os.environ)
 beacon.at("train step 1")
-print("rank", beacon._rank, os.environ["TFPAR_TIMEOUT"], "TFPAR_RANK" in os.environ)
+line = f"rank {beacon._rank} {os.environ['TFPAR_TIMEOUT']} {'TFPAR_RANK' in os.environ}\n"
+os.write(1, line.encode())  # at once: both ranks write to the one output
 if len(sys.argv) > 1 and beacon._rank == 1:
     beacon.failed("error", "ValueError: mine")
     sys.exit(4)
