@@ -8,16 +8,19 @@ hidden dim the next matrix has split, the scale of a normalisation.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
-from tfpar.rules.rule import PLAIN
+from tfpar.rules.rule import PLAIN, Dims, OpRule
 from tfpar.spec import Replicate, Shard, Spec
 
 if TYPE_CHECKING:
     from tfpar.propagation.engine import Propagation
+    from tfpar.propagation.prepared import PreparedGraph
 
 _DEPTH = 12
 """Ops to look ahead: past Adam's arithmetic from a gradient to its slots."""
@@ -117,10 +120,16 @@ def known_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:
     source = known_spec(propagation, tensor.op.inputs[0])
     if source is None:
         return None
-    rule, sizes = propagation.prepared.rules[tensor.op], propagation.mesh.shape
-    splits = splits_of(rule.inputs[0], source, rule.sizes, sizes)
-    chosen = tuple(WHOLE if s is None else s for s in splits)
-    return spec_of(rule.outputs[0], rule, chosen, sizes, is_output=True)
+    sizes = propagation.mesh.shape
+    memo = propagation.prepared.memo.setdefault(("held as", sizes), {})
+    spec = memo.get((tensor, source))
+    if spec is None:
+        rule = propagation.prepared.rules[tensor.op]
+        splits = splits_of(rule.inputs[0], source, rule.sizes, sizes)
+        chosen = tuple(WHOLE if s is None else s for s in splits)
+        spec = spec_of(rule.outputs[0], rule, chosen, sizes, is_output=True)
+        memo[tensor, source] = spec
+    return spec
 
 
 _REACH = 48
@@ -133,7 +142,50 @@ def nearest(propagation: Propagation, tensor: Tensor, axis: int) -> Shard | None
     Of the ops that it reaches, the first in the graph's order that reads something split along
     `axis` has the say: forward before backward, the next matrix before later ones.
     """
-    prepared = propagation.prepared
+    for op in _reached(propagation.prepared, tensor):
+        for other, dims in op.others:
+            spec = known_spec(propagation, other)
+            if spec is not None and isinstance(spec[axis], Shard):
+                split = splits_of(dims, spec, op.rule.sizes, propagation.mesh.shape)[axis]
+                if split is not None and split[0] in op.mine and split[1] == PLAIN:
+                    return Shard(op.mine[split[0]])
+                return None
+        for out, onward in op.outputs:
+            anchor = propagation.anchor_of(out)
+            if anchor is not None:
+                placement = anchor[axis]
+                if isinstance(placement, Shard) and placement.dim in onward:
+                    return Shard(onward[placement.dim])
+                return None
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reached:
+    """An op that dims of a tensor reach.
+
+    Attributes:
+        mine: those dims, by the factors of the op's rule that they are.
+        others: inputs that can be laid before the tensor is made, with their dims.
+        outputs: with the tensor's dims that reach them, by their own.
+    """
+
+    rule: OpRule
+    mine: Mapping[int, int]
+    others: Sequence[tuple[Tensor, Dims]]
+    outputs: Sequence[tuple[Tensor, Mapping[int, int]]]
+
+
+def _reached(prepared: PreparedGraph, tensor: Tensor) -> Sequence[_Reached]:
+    """The ops that `tensor` reaches, in the graph's order: the same for all plans."""
+    memo = prepared.memo.setdefault("reached", {})
+    if tensor not in memo:
+        memo[tensor] = list(_walk(prepared, tensor))
+    return memo[tensor]
+
+
+def _walk(prepared: PreparedGraph, tensor: Tensor) -> Iterator[_Reached]:
+    position = prepared.position
     home = {tensor: {d: d for d in range(len(tensor.shape or ()))}}  # dim -> dim of `tensor`
     waiting: list[tuple[int, Op]] = []
     seen: set[Op] = set()
@@ -142,7 +194,7 @@ def nearest(propagation: Propagation, tensor: Tensor, axis: int) -> Shard | None
         for op in prepared.consumers.get(made, ()):
             if op not in seen:
                 seen.add(op)
-                heapq.heappush(waiting, (prepared.position[op], op))
+                heapq.heappush(waiting, (position[op], op))
 
     reach(tensor)
     for _ in range(_REACH):
@@ -150,29 +202,24 @@ def nearest(propagation: Propagation, tensor: Tensor, axis: int) -> Shard | None
             break
         _, op = heapq.heappop(waiting)
         rule = prepared.rules[op]
+        read = list(zip(op.inputs, rule.inputs, strict=True))
         mine = {
             dim[0]: home[at][d]
-            for at, dims in zip(op.inputs, rule.inputs, strict=True)
+            for at, dims in read
             for d, dim in enumerate(dims)
             if len(dim) == 1 and d in home.get(at, ())
         }
-        for other, others in zip(op.inputs, rule.inputs, strict=True):
-            spec = known_spec(propagation, other)
-            if spec is not None and isinstance(spec[axis], Shard):
-                split = splits_of(others, spec, rule.sizes, propagation.mesh.shape)[axis]
-                if split is not None and split[0] in mine and split[1] == PLAIN:
-                    return Shard(mine[split[0]])
-                return None
+        others = [
+            (other, dims)
+            for other, dims in read
+            if other in prepared.weights or position.get(other.op, -1) < position[tensor.op]
+        ]
+        outputs = []
         for out, made in zip(op.outputs, rule.outputs, strict=True):
             alone = {d: dim[0] for d, dim in enumerate(made) if len(dim) == 1}
             onward = {d: mine[f] for d, f in alone.items() if f in mine}
-            anchor = propagation.anchor_of(out)
-            if anchor is not None:
-                placement = anchor[axis]
-                if isinstance(placement, Shard) and placement.dim in onward:
-                    return Shard(onward[placement.dim])
-                return None
+            outputs.append((out, onward))
             if onward:
                 home[out] = onward
                 reach(out)
-    return None
+        yield _Reached(rule, mine, others, outputs)

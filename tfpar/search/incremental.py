@@ -67,17 +67,25 @@ class _Node:
 
 
 class _Ledger(dict):
-    """The specs as one run of a segment sees them: its own, else the surroundings', noted."""
+    """The specs as one run of a segment sees them: its own, else the surroundings'.
 
-    def __init__(self, surroundings: Any) -> None:
+    Attributes:
+        read: of the surroundings', those that plans differ in.
+    """
+
+    def __init__(self, pricer: IncrementalPricer, at: int) -> None:
         super().__init__()
-        self.surroundings = surroundings
+        self.pricer = pricer
+        self.at = at
         self.read: dict[Tensor, _Value] = {}
 
     def _outside(self, tensor: Tensor) -> _Value:
-        if tensor not in self.read:
-            self.read[tensor] = self.surroundings(tensor)
-        return self.read[tensor]
+        if tensor in self.read:
+            return self.read[tensor]
+        value = self.pricer.seen(tensor, self.at)
+        if self.pricer.varies(tensor, self.at):
+            self.read[tensor] = value
+        return value
 
     def __missing__(self, tensor: Tensor) -> Spec | None:
         value = self._outside(tensor)
@@ -268,12 +276,18 @@ class IncrementalPricer:
 
     # --- segments --------------------------------------------------------------------
 
-    def _seen(self, tensor: Tensor, at: int) -> _Value:
+    def seen(self, tensor: Tensor, at: int) -> _Value:
         """The spec of `tensor` as segment `at` finds it."""
         entry = self.made.get(tensor)
         if entry is not None and entry[0] < at:
             return entry[1]
         return self.initial.get(tensor, _ABSENT)
+
+    def varies(self, tensor: Tensor, at: int) -> bool:
+        """Whether that may differ between plans: the weights, and what earlier segments make."""
+        if tensor in self.initial:
+            return tensor in self.variable_of
+        return self.segment_of.get(tensor.op, -1) < at
 
     def _outcome(self, at: int) -> Outcome:
         made, initial = self.made, self.initial
@@ -281,13 +295,13 @@ class IncrementalPricer:
         while type(node) is _Node:
             tensor = node.tensor
             entry = made.get(tensor)
-            if entry is None or entry[0] >= at:  # as `_seen`, in the innermost loop of all
+            if entry is None or entry[0] >= at:  # as `seen`, in the innermost loop of all
                 node = node.children.get(initial.get(tensor, _ABSENT))
             else:
                 node = node.children.get(entry[1])
         if isinstance(node, Outcome):
             return node
-        ledger = _Ledger(lambda tensor: self._seen(tensor, at))
+        ledger = _Ledger(self, at)
         outcome = self._run(at, ledger)
         self._note(at, ledger.read, outcome)
         return outcome
