@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfpar as tap
 from tfpar.keras.adapter import parallel_model
@@ -57,6 +59,18 @@ class _Losses(keras.callbacks.Callback):
         self.values.append(float(logs["loss"]))
 
 
+@contextlib.contextmanager
+def without_graph_optimizers() -> Iterator[None]:
+    """Without TensorFlow's graph optimizers, which take longer than a small model's few steps."""
+    options = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(options, False)
+    tf.config.optimizer.set_experimental_options({options: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({options: before})
+
+
 def train(
     build: Callable[[], keras.Model], data: Sequence[Any], *, mesh=None,
     constraints=(), planner=None, cluster=None, batch_size: int = 8, start=None, seed: int = 7,
@@ -82,9 +96,11 @@ def train(
     x, y, *weight = data
     if weight:
         fit_arguments["sample_weight"] = weight[0]
-    history = model.fit(
-        x, y, batch_size=batch_size, verbose=0, shuffle=False, callbacks=[losses], **fit_arguments
-    )
+    with without_graph_optimizers() if mesh is None else contextlib.nullcontext():
+        history = model.fit(
+            x, y, batch_size=batch_size, verbose=0, shuffle=False, callbacks=[losses],
+            **fit_arguments,
+        )  # fmt: skip
     weights = [np.array(w) for w in model.get_weights()]
     return Trained(model, losses.values, history.history, weights, before)
 
