@@ -11,6 +11,7 @@ from benchmarks.models import SMALL
 from tests.search.problems import Captured, price
 from tests.search.rhino.test_network import drawn
 from tfpar.search.deadline import Deadline
+from tfpar.search.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner, tables
 from tfpar.search.rhino.ilp import NoSolution
 from tfpar.search.rhino.network import Moves, Network, Node
@@ -25,7 +26,7 @@ from tfpar.search.rhino.segments import (
     top_level,
 )
 from tfpar.search.rhino.tables import TooLarge, best_for_each
-from tfpar.spec import TfparError, TimeLimitError
+from tfpar.spec import Mesh, TfparError, TimeLimitError
 
 
 def small_network(seed):
@@ -141,6 +142,38 @@ def test_where_links_are_slow_level_2_comes_near_level_3():
     assert third * (1 - 1e-4) <= second <= 1.02 * third
 
 
+def test_level_3_goes_on_from_the_better_choice_of_the_first_axis(monkeypatch):
+    """Whatever its program chose along the first axis, it finds no slower plan than level 2."""
+    problem = Captured.of(SMALL["wide"], 8).problem([2, 2], "v100-ethernet")
+    model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
+
+    def seconds(level):
+        return Search(problem, model, mesh, None, level).run(Deadline()).cost.seconds
+
+    second, decided = seconds(2), Search._decided
+
+    def badly(self, space, roots, report):
+        if space.axis == 0 and self.level == 3:
+            return space.chosen(space.data_parallel_picks()), report, 0.0
+        return decided(self, space, roots, report)
+
+    monkeypatch.setattr(Search, "_decided", badly)
+    assert seconds(3) <= second * (1 + 1e-4)
+    monkeypatch.setattr(Search, "_by_level_2", lambda search, networks: 0.0)  # takes the first
+    assert seconds(3) > second * 1.1
+
+
+@pytest.mark.parametrize("links", ["v100-ethernet", "rhino-m8"])
+def test_level_2_begins_where_nothing_is_split_if_that_is_best(links):
+    """A small model on slow links is not worth the gradients of data parallelism."""
+    problem = Captured.of(SMALL["wide"], 8).problem([4, 1], links)
+    model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (4, 1))
+    second, third = (
+        Search(problem, model, mesh, None, level).run(Deadline()).cost.seconds for level in (2, 3)
+    )
+    assert third * (1 - 1e-4) <= second <= 1.01 * third
+
+
 def test_tables_have_bounds(monkeypatch):
     monkeypatch.setattr(tables, "LARGEST", 2)
     with pytest.raises(TooLarge):
@@ -199,21 +232,21 @@ def test_past_the_deadline_the_start_is_what_there_is():
 
 def test_a_shape_without_a_plan_in_time_leaves_those_of_others(small_gpt, monkeypatch):
     problem = small_gpt.problem([1, 4], "v100-ethernet")
-    last_space = Search._last_space
+    last_networks = Search._last_networks
 
     def slow_on_grids(search):
         if min(search.mesh.shape) > 1:
             raise NoSolution(True)
-        return last_space(search)
+        return last_networks(search)
 
-    monkeypatch.setattr(Search, "_last_space", slow_on_grids)
+    monkeypatch.setattr(Search, "_last_networks", slow_on_grids)
     plan = RhinoPlanner(level=2).solve(problem)
     assert plan.cut_short and plan.mesh.shape == (4, 1) and not plan.layouts
 
     def slow(search):
         raise NoSolution(True)
 
-    monkeypatch.setattr(Search, "_last_space", slow)
+    monkeypatch.setattr(Search, "_last_networks", slow)
     with pytest.raises(TimeLimitError, match="No plan was found in time"):
         RhinoPlanner().solve(problem)
 

@@ -216,8 +216,7 @@ class Search:
         if self.mesh.size == 1:
             return self._found(self._whole_from(0, Chosen()), self.report)
         try:
-            space, report = self._last_space()
-            networks = Networks(space)
+            networks, report = self._last_networks()
             best = self._with_split(networks, (), report)
         except NoSolution as error:
             deadline.cut_short |= error.timed_out
@@ -250,36 +249,51 @@ class Search:
         weights = [v for v in self.model.prepared.graph.variables if v.trainable]
         return [v.name for v in sorted(weights, key=lambda v: -v.num_bytes)]
 
-    def _last_space(self) -> tuple[Space, Report]:
-        """The space along the last axis that has several ranks, those before it decided."""
-        report, chosen = self.report, Chosen()
+    def _last_networks(self) -> tuple[Networks, Report]:
+        """Those along the last axis that has several ranks, and those before it decided.
+
+        The best along one axis need not be where the best of all begins. So level 3 has both
+        levels decide an axis, and goes on from what level 2 makes the faster plan of.
+        """
+        report, networks = self.report, self._networks(0, Chosen())
         last = max(axis for axis, parts in enumerate(self.mesh.shape) if parts > 1)
         for axis in range(last):
-            space = self._space(axis, chosen)
+            space = networks.space
             if self.mesh.shape[axis] == 1:
-                chosen = space.whole()
-            else:
-                network = Networks(space).first()
-                chosen, report, _ = self._decided(space, network, report)
-        return self._space(last, chosen), report
+                networks = self._networks(axis + 1, space.whole())
+                continue
+            roots = merge(networks.first())
+            chosen, report, _ = self._decided(space, roots, report)
+            networks = self._networks(axis + 1, chosen)
+            if self.level == 3 and not self.deadline.over():
+                other = space.chosen(roots.whole(self._by_segments(space, roots)))
+                if other != chosen:
+                    both = (networks, self._networks(axis + 1, other))
+                    networks = min(both, key=self._by_level_2)
+        return networks, report
 
-    def _space(self, axis: int, before: Chosen) -> Space:
-        return Space(self.problem, self.model, self.mesh, axis, before, self._given(axis))
+    def _by_level_2(self, networks: Networks) -> float:
+        """The seconds of what level 2 finds; infinite if there is nothing."""
+        roots = merge(networks.first())
+        try:
+            return roots.network.cost(self._by_segments(networks.space, roots))
+        except NoSolution:
+            return math.inf
 
-    def _decided(
-        self, space: Space, network: Network, report: Report
-    ) -> tuple[Chosen, Report, float]:
+    def _networks(self, axis: int, before: Chosen) -> Networks:
+        given = self._given(axis)
+        return Networks(Space(self.problem, self.model, self.mesh, axis, before, given))
+
+    def _decided(self, space: Space, roots: Roots, report: Report) -> tuple[Chosen, Report, float]:
         """The axis of `space` decided too, `report` with what that was like, and the seconds."""
-        roots = merge(network)
         picks, gap = self._solved(space, roots)
         report = dataclasses.replace(
-            report, nodes=len(network.nodes), cones=len(roots.kept), gap=max(gap, report.gap)
+            report, nodes=len(space.nodes), cones=len(roots.kept), gap=max(gap, report.gap)
         )
         if self.problem.progress is not None:
             along = f"{self.mesh}, along {self.mesh.axis_names[space.axis]}"
             self.problem.progress(along, len(space.nodes))
-        whole = roots.whole(picks)
-        return space.chosen(whole), report, network.cost(whole)
+        return space.chosen(roots.whole(picks)), report, roots.network.cost(picks)
 
     def _with_split(self, networks: Networks, split: Sequence[str], report: Report) -> Found:
         """The fastest plan that splits the weights called so along the axis of the networks.
@@ -302,13 +316,13 @@ class Search:
 
     def _along_last(self, space: Space, network: Network, report: Report) -> tuple[Found, float]:
         """The plan with the last axis decided by `network`, and what that says it takes."""
-        chosen, report, seconds = self._decided(space, network, report)
+        chosen, report, seconds = self._decided(space, merge(network), report)
         return self._found(self._whole_from(space.axis + 1, chosen), report), seconds
 
     def _whole_from(self, first: int, chosen: Chosen) -> Chosen:
         """`chosen`, nothing split along axis `first` and those behind."""
         for axis in range(first, self.mesh.num_axes):
-            chosen = self._space(axis, chosen).whole()
+            chosen = self._networks(axis, chosen).space.whole()
         return chosen
 
     def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
@@ -335,7 +349,7 @@ class Search:
     def _by_segments(
         self, space: Space, roots: Roots, known: Sequence[int] | None = None
     ) -> Sequence[int]:  # fmt: skip
-        """Level 2, from `known` choices on or from data parallelism, whichever costs less."""
+        """Level 2, from what costs least of data parallelism, nothing split and `known` choices."""
         depth, critical = depths(space.graph), set(self.critical)
         depth_of = [min(depth[op] for op in space.nodes[i]) for i in roots.kept]
         pivots = {
@@ -347,7 +361,7 @@ class Search:
             [at for at, i in enumerate(roots.kept) if space.nodes[i][0] in space.variables],
             {at for at, i in enumerate(roots.kept) if self._is_intensive(space.nodes[i][0])},
         )
-        starts = [_start(space, roots), *([] if known is None else [known])]
+        starts = [_start(space, roots), [0] * len(roots.kept), *([] if known is None else [known])]
         start = min(starts, key=roots.network.cost)
         try:
             return solve_by_segments(roots.network, cuts, start, self.deadline, together)
