@@ -29,6 +29,7 @@ from tests.distributed.training.place import (
     trained,
 )
 from tests.distributed.training.sets import SAME_AS_ONE
+from tests.equivalence import without_graph_optimizers
 
 pytestmark = [
     pytest.mark.xdist_group("processes"),
@@ -90,7 +91,8 @@ def here(tmp_path_factory) -> Callable[[Case], Results]:
 
     @functools.cache
     def results(case: Case) -> Results:
-        return run(case, Place(tmp_path_factory.mktemp(case.__name__)))
+        with without_graph_optimizers():
+            return run(case, Place(tmp_path_factory.mktemp(case.__name__)))
 
     return results
 

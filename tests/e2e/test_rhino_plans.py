@@ -14,6 +14,8 @@ from tests.equivalence import assert_equivalent, assert_same, train
 from tfpar.plans import Plan
 from tfpar.spec import Shard
 
+pytestmark = pytest.mark.xdist_group("rhino")  # `trained` once
+
 BATCH = 8
 
 

@@ -90,8 +90,8 @@ def test_without_anything_said_the_machine_is_detected():
 
 def test_all_steps_of_a_model_run_with_the_plan_of_its_training():
     keras.utils.set_random_seed(0)
-    build = lambda: compile_model(SMALL["gpt"]())  # noqa: E731
-    cluster = tight(build, batch_of(SMALL["gpt"](), 8))
+    build = lambda: compile_model(CASES["wide"]())  # noqa: E731
+    cluster = tight(build, batch_of(CASES["wide"](), 8))
     with tap.auto_parallel(MESH, planner="tap", cluster=cluster):
         model = build()
     x, y = batch_of(model, 12)
