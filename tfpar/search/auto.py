@@ -71,7 +71,9 @@ class AutoPlanner:
         if inside > MUCH:
             return TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches"
         ops = len(model.prepared.graph.ops)
-        axes = sum(max(1, sum(n > 1 for n in mesh.shape)) for mesh, _ in shapes(problem))
+        split = [sum(n > 1 for n in mesh.shape) for mesh, _ in shapes(problem)]
+        # Behind each axis but the last, two ways go on.
+        axes = sum(max(1, 2 * n - 1) for n in split)
         needed = SECONDS_AN_AXIS * ops**1.5 * axes
         given = PATIENCE_S if self.search_seconds is None else self.search_seconds
         if given < needed:
