@@ -17,8 +17,8 @@ def momentum(learning_rate=0.05):
     return keras.optimizers.SGD(learning_rate, momentum=0.9)
 
 
-def adam(learning_rate=1e-3):
-    return keras.optimizers.Adam(learning_rate)
+def adam(learning_rate=1e-3, **options):
+    return keras.optimizers.Adam(learning_rate, **options)
 
 
 def labels_crossentropy(labels, logits):
@@ -374,7 +374,10 @@ def regressed(samples, features=FEATURES):
 
 MODELS = {
     "vae": (lambda: ready(VariationalAutoencoder(), (8, 8, 1), adam()), autoencoded),
-    "wgan_gp": (lambda: ready(WassersteinGan(), (4,), adam(), adam()), regressed),
+    # Real and made samples cancel in a bias's gradient: Adam would make much of the roundings.
+    "wgan_gp": (
+        lambda: ready(WassersteinGan(), (4,), adam(epsilon=1e-4), adam(epsilon=1e-4)), regressed,
+    ),
     "simclr": (lambda: ready(SimClr(), (FEATURES,), momentum()), two_views),
     "moco_queue": (lambda: ready(MomentumContrast(), (FEATURES,), momentum()), two_views),
     "sam_optimizer": (lambda: functional(SharpnessAware), classified),
