@@ -61,7 +61,10 @@ class _Losses(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def without_graph_optimizers() -> Iterator[None]:
-    """Without TensorFlow's graph optimizers, which take longer than a small model's few steps."""
+    """Without TensorFlow's graph optimizers, which take longer than a small model's few steps.
+
+    They fuse ops, which in half precision rounds otherwise.
+    """
     options = "disable_meta_optimizer"
     before = tf.config.optimizer.get_experimental_options().get(options, False)
     tf.config.optimizer.set_experimental_options({options: True})
@@ -96,11 +99,9 @@ def train(
     x, y, *weight = data
     if weight:
         fit_arguments["sample_weight"] = weight[0]
-    with without_graph_optimizers() if mesh is None else contextlib.nullcontext():
-        history = model.fit(
-            x, y, batch_size=batch_size, verbose=0, shuffle=False, callbacks=[losses],
-            **fit_arguments,
-        )  # fmt: skip
+    history = model.fit(
+        x, y, batch_size=batch_size, verbose=0, shuffle=False, callbacks=[losses], **fit_arguments
+    )
     weights = [np.array(w) for w in model.get_weights()]
     return Trained(model, losses.values, history.history, weights, before)
 

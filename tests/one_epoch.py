@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.equivalence import Trained, assert_same, train
+from tests.equivalence import Trained, assert_same, train, without_graph_optimizers
 
 BATCH = 5  # no multiple of the ranks
 NUM_SAMPLES = 2 * BATCH
@@ -81,7 +81,8 @@ def fitted(build: Build, draw: Draw, **arguments: Any) -> Trained:
 
 @functools.lru_cache(maxsize=1)
 def on_one_device(build: Build, draw: Draw) -> Trained:
-    return fitted(build, draw)
+    with without_graph_optimizers():
+        return fitted(build, draw)
 
 
 def assert_trains_as_on_one_device(build: Build, draw: Draw, mode: str) -> None:

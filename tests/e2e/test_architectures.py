@@ -21,7 +21,7 @@ from keras.src.applications.convnext import ConvNeXt
 from keras.src.applications.densenet import DenseNet
 
 import tfpar as tap
-from tests.equivalence import Trained, assert_same, train
+from tests.equivalence import Trained, assert_same, train, without_graph_optimizers
 from tests.one_epoch import cases, layout_of_strangers
 
 BATCH = 5  # no multiple of the ranks
@@ -244,7 +244,8 @@ def fitted(architecture: Architecture, **arguments: Any) -> Trained:
 
 @functools.lru_cache(maxsize=1)
 def on_one_device(name: str) -> Trained:
-    return fitted(ARCHITECTURES[name])
+    with without_graph_optimizers():
+        return fitted(ARCHITECTURES[name])
 
 
 @pytest.mark.slow
