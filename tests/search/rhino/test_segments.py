@@ -19,6 +19,7 @@ from tfpar.search.rhino.planner import Search
 from tfpar.search.rhino.segments import (
     Segment,
     critical_ops,
+    decided_at,
     depths,
     families,
     segments,
@@ -197,6 +198,22 @@ def test_critical_nodes_are_products_on_the_longest_path(small_gpt):
     for layer in (0, 1):
         assert f"block_{layer}_fc1" in names and f"block_{layer}_fc2" in names
     assert len(critical) < sum("MatMul" in op.type for op in graph.ops)
+
+
+def test_weights_are_decided_where_they_are_first_read(small_gpt):
+    graph = small_gpt.problem([1, 2], "cpu").graph
+    depth, decided = depths(graph), decided_at(graph)
+    readers = graph.consumers()
+    handles = {v.handle for v in graph.variables}
+    for op in graph.ops:
+        reads = [decided[r] for t in op.outputs for r in readers.get(t, ())]
+        assert all(decided[op] < at for at in reads)
+        if handles.intersection(op.outputs) and reads:
+            assert decided[op] == min(reads) - 1
+        elif handles.intersection(op.inputs) and len(op.inputs) > 1:  # updated: with its gradient
+            assert decided[op] == depth[op]
+    late = [decided[v.handle.op] for v in graph.variables if "block_1" in v.name]
+    assert late and min(late) > max(depth[t.op] for t in graph.inputs)
 
 
 @pytest.mark.slow

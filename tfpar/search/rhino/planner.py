@@ -32,7 +32,7 @@ from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import (
     critical_ops,
-    depths,
+    decided_at,
     families,
     segments,
     solve_by_segments,
@@ -350,7 +350,7 @@ class Search:
         self, space: Space, roots: Roots, known: Sequence[int] | None = None
     ) -> Sequence[int]:  # fmt: skip
         """Level 2, from what costs least of data parallelism, nothing split and `known` choices."""
-        depth, critical = depths(space.graph), set(self.critical)
+        depth, critical = decided_at(space.graph), set(self.critical)
         depth_of = [min(depth[op] for op in space.nodes[i]) for i in roots.kept]
         pivots = {
             at for at, i in enumerate(roots.kept) if any(op in critical for op in space.nodes[i])

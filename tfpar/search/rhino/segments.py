@@ -49,6 +49,22 @@ def depths(graph: Graph) -> dict[Op, int]:
     return found
 
 
+def decided_at(graph: Graph) -> dict[Op, int]:
+    """The depth at which each op is decided: the earliest at which it can run. Weights, and what
+    is made of nothing else, are decided just before they are first read: in the first segment
+    nothing says yet what it costs how a weight lies."""
+    found, readers = depths(graph), graph.consumers()
+    fed = {t.op for t in graph.inputs}
+    for op in graph.ops:
+        if any(t.op in fed for t in op.inputs):
+            fed.add(op)
+    for op in reversed(graph.ops):
+        if op not in fed:
+            reads = (found[r] for t in op.outputs for r in readers.get(t, ()))
+            found[op] = min(reads, default=found[op] + 1) - 1
+    return found
+
+
 MAX_SWEEPS = 4
 """How often the segments are gone through again (empirical: two sweeps settle models)."""
 
