@@ -12,20 +12,22 @@ from tests.search.problems import Captured, price
 from tests.search.rhino.test_network import drawn
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_model import FoldedModel
-from tfpar.search.rhino import RhinoPlanner, tables
+from tfpar.search.rhino import RhinoPlanner, planner, tables
+from tfpar.search.rhino.cones import merge
 from tfpar.search.rhino.ilp import NoSolution
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.planner import Search
 from tfpar.search.rhino.segments import (
     Segment,
     critical_ops,
-    decided_at,
     depths,
+    depths_when_read,
     families,
     segments,
     solve_by_segments,
     top_level,
 )
+from tfpar.search.rhino.space import Chosen
 from tfpar.search.rhino.tables import TooLarge, best_for_each
 from tfpar.spec import Mesh, TfparError, TimeLimitError
 
@@ -70,10 +72,10 @@ def test_one_segment_is_solved_exactly(seed, small_tables, monkeypatch):
     whole = [Segment(tuple(range(len(network.nodes))), None)]
     start = [int(np.argmin(node.seconds)) for node in network.nodes]
     if np.isfinite(least):
-        assert network.cost(top_level(network, whole, 0.0, start)[0]) == pytest.approx(least)
+        assert network.cost(top_level(network, [whole], 0.0, start)[0]) == pytest.approx(least)
     else:
         with pytest.raises(NoSolution):
-            top_level(network, whole, 0.0, start)
+            top_level(network, [whole], 0.0, start)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -83,10 +85,10 @@ def test_a_way_through_segments_is_never_below_the_optimum_nor_above_its_start(s
     cuts = segments(list(range(len(network.nodes))), {1, 3})
     assert [s.end for s in cuts] == [1, 3, None]
     if np.isfinite(least):
-        assert network.cost(top_level(network, cuts, 0.0, best)[0]) == pytest.approx(least)
+        assert network.cost(top_level(network, [cuts], 0.0, best)[0]) == pytest.approx(least)
     else:
         with pytest.raises(NoSolution):
-            top_level(network, cuts, 0.0, best)
+            top_level(network, [cuts], 0.0, best)
 
 
 def node(*seconds, late=None):
@@ -105,9 +107,9 @@ def test_nodes_far_apart_are_improved_together():
     nodes = [node(1.0, 1.1), *[node(0.0, 0.0)] * 5, node(5.0, 1.0)]
     network = Network(nodes, [alike(0, 6, 9.0)])
     cuts = segments(list(range(7)), {2, 4})
-    (stuck, *_), start = top_level(network, cuts, 0.0, [0] * 7), [0] * 7
+    (stuck, *_), start = top_level(network, [cuts], 0.0, [0] * 7), [0] * 7
     assert network.cost(stuck) == network.cost(start) == 6.0
-    found, *_ = top_level(network, cuts, 0.0, start, together=[[0, 6]])
+    found, *_ = top_level(network, [cuts], 0.0, start, together=[[0, 6]])
     assert network.cost(found) == pytest.approx(2.1)
 
 
@@ -117,8 +119,8 @@ def test_so_much_late_work_counts_that_it_just_hides():
     network = Network([*nodes, node(0.0, late=[-5.0])], [])
     whole = [Segment((0, 1, 2, 3), None)]
     for part, least in ((0.0, 7.0), (1.0, 6.5)):
-        assert network.cost(top_level(network, whole, part, [0, 0, 0, 0])[0]) == least
-    found = solve_by_segments(network, whole, [0, 0, 0, 0])
+        assert network.cost(top_level(network, [whole], part, [0, 0, 0, 0])[0]) == least
+    found = solve_by_segments(network, [whole], [0, 0, 0, 0])
     assert found == [1, 1, 0, 0] and network.cost(found) == 3.5
 
 
@@ -155,13 +157,35 @@ def test_level_3_goes_on_from_the_better_choice_of_the_first_axis(monkeypatch):
 
     def badly(self, space, roots, report):
         if space.axis == 0 and self.level == 3:
-            return space.chosen(space.data_parallel_picks()), report, 0.0
+            picks = space.data_parallel_picks()
+            slow = roots.network.cost([picks[i] for i in roots.kept])
+            return space.chosen(picks), report, slow
         return decided(self, space, roots, report)
 
     monkeypatch.setattr(Search, "_decided", badly)
     assert seconds(3) <= second * (1 + 1e-4)
     monkeypatch.setattr(Search, "_by_level_2", lambda search, networks: 0.0)  # takes the first
     assert seconds(3) > second * 1.1
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(level, monkeypatch):
+    problem = Captured.of(SMALL["wide"], 8).problem([2, 2], "v100-ethernet")
+    model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
+    search = Search(problem, model, mesh, None, level)
+    networks = search._networks(0, Chosen())
+    space, roots = networks.space, merge(networks.first())
+    picks = [space.data_parallel_picks()[i] for i in roots.kept]
+    parallel, slow = space.chosen(roots.whole(picks)), roots.network.cost(picks)
+    chosen, _, seconds = search._decided(space, roots, search.report)
+    monkeypatch.setattr(planner, "WORTHWHILE", slow / seconds * 1.01)
+    ways = search._ways(space, roots, chosen, seconds)
+    assert ways[0] == chosen and parallel in ways
+    assert all(ways.count(way) == 1 for way in ways)
+    assert parallel == search._ways(space, roots, parallel, slow)[0]
+    assert search._ways(space, roots, parallel, slow).count(parallel) == 1
+    monkeypatch.setattr(planner, "WORTHWHILE", slow / seconds * 0.99)
+    assert parallel not in search._ways(space, roots, chosen, seconds)
 
 
 @pytest.mark.parametrize("links", ["v100-ethernet", "rhino-m8"])
@@ -202,7 +226,7 @@ def test_critical_nodes_are_products_on_the_longest_path(small_gpt):
 
 def test_weights_are_decided_where_they_are_first_read(small_gpt):
     graph = small_gpt.problem([1, 2], "cpu").graph
-    depth, decided = depths(graph), decided_at(graph)
+    depth, decided = depths(graph), depths_when_read(graph)
     readers = graph.consumers()
     handles = {v.handle for v in graph.variables}
     for op in graph.ops:
@@ -243,8 +267,8 @@ def test_past_the_deadline_the_start_is_what_there_is():
     worse = max((picks for picks, cost in costs(network) if np.isfinite(cost)), key=network.cost)
     cuts = segments(list(range(len(network.nodes))), {1, 3})
     assert network.cost(worse) > network.cost(best)
-    assert top_level(network, cuts, 0.0, worse, over()) == [list(worse)]
-    assert network.cost(top_level(network, cuts, 0.0, worse)[0]) < network.cost(worse)
+    assert top_level(network, [cuts], 0.0, worse, over()) == [list(worse)]
+    assert network.cost(top_level(network, [cuts], 0.0, worse)[0]) < network.cost(worse)
 
 
 def test_a_shape_without_a_plan_in_time_leaves_those_of_others(small_gpt, monkeypatch):

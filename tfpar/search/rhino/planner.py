@@ -32,7 +32,8 @@ from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import (
     critical_ops,
-    decided_at,
+    depths,
+    depths_when_read,
     families,
     segments,
     solve_by_segments,
@@ -44,6 +45,11 @@ LEVELS = (2, 3)
 
 SURPRISE = 1.005
 """How much longer than the network says a step may take before late work is taken to be exposed."""
+
+
+WORTHWHILE = 1.25
+"""How many times as long as what is found along an axis other choices may take that the search goes
+on from (empirical: those that made the faster plan took up to 1.2 times as long)."""
 
 
 ALTERNATIVES_S = 5.0
@@ -252,8 +258,8 @@ class Search:
     def _last_networks(self) -> tuple[Networks, Report]:
         """Those along the last axis that has several ranks, and those before it decided.
 
-        The best along one axis need not be where the best of all begins. So level 3 has both
-        levels decide an axis, and goes on from what level 2 makes the faster plan of.
+        The best along one axis need not be where the best of all begins: see `_ways`. The search
+        goes on from what level 2 makes the fastest plan of.
         """
         report, networks = self.report, self._networks(0, Chosen())
         last = max(axis for axis, parts in enumerate(self.mesh.shape) if parts > 1)
@@ -263,14 +269,24 @@ class Search:
                 networks = self._networks(axis + 1, space.whole())
                 continue
             roots = merge(networks.first())
-            chosen, report, _ = self._decided(space, roots, report)
-            networks = self._networks(axis + 1, chosen)
-            if self.level == 3 and not self.deadline.over():
-                other = space.chosen(roots.whole(self._by_segments(space, roots)))
-                if other != chosen:
-                    both = (networks, self._networks(axis + 1, other))
-                    networks = min(both, key=self._by_level_2)
+            chosen, report, seconds = self._decided(space, roots, report)
+            ways = [chosen] if self.deadline.over() else self._ways(space, roots, chosen, seconds)
+            found = [self._networks(axis + 1, way) for way in ways]
+            networks = found[0] if len(found) == 1 else min(found, key=self._by_level_2)
         return networks, report
+
+    def _ways(self, space: Space, roots: Roots, chosen: Chosen, seconds: float) -> list[Chosen]:
+        """The choices along an axis that are worth going on from, none twice: `chosen`, which
+        costs `seconds`; data parallelism; and at level 3 also what level 2 finds."""
+        others = [_start(space, roots)]
+        if self.level == 3:
+            others.append(list(self._by_segments(space, roots)))
+        ways = [chosen]
+        for picks in others:
+            way = space.chosen(roots.whole(picks))
+            if roots.network.cost(picks) <= WORTHWHILE * seconds and way not in ways:
+                ways.append(way)
+        return ways
 
     def _by_level_2(self, networks: Networks) -> float:
         """The seconds of what level 2 finds; infinite if there is nothing."""
@@ -350,12 +366,14 @@ class Search:
         self, space: Space, roots: Roots, known: Sequence[int] | None = None
     ) -> Sequence[int]:  # fmt: skip
         """Level 2, from what costs least of data parallelism, nothing split and `known` choices."""
-        depth, critical = decided_at(space.graph), set(self.critical)
-        depth_of = [min(depth[op] for op in space.nodes[i]) for i in roots.kept]
+        critical = set(self.critical)
         pivots = {
             at for at, i in enumerate(roots.kept) if any(op in critical for op in space.nodes[i])
         }
-        cuts = segments(depth_of, pivots)
+        cuts = [
+            segments([min(depth[op] for op in space.nodes[i]) for i in roots.kept], pivots)
+            for depth in (depths(space.graph), depths_when_read(space.graph))
+        ]
         together = families(
             roots.network,
             [at for at, i in enumerate(roots.kept) if space.nodes[i][0] in space.variables],

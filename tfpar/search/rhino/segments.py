@@ -49,10 +49,9 @@ def depths(graph: Graph) -> dict[Op, int]:
     return found
 
 
-def decided_at(graph: Graph) -> dict[Op, int]:
-    """The depth at which each op is decided: the earliest at which it can run. Weights, and what
-    is made of nothing else, are decided just before they are first read: in the first segment
-    nothing says yet what it costs how a weight lies."""
+def depths_when_read(graph: Graph) -> dict[Op, int]:
+    """As `depths`, but weights, and what is made of nothing else, come just before they are first
+    read: among the first of all ops nothing says yet what it costs how a weight lies."""
     found, readers = depths(graph), graph.consumers()
     fed = {t.op for t in graph.inputs}
     for op in graph.ops:
@@ -141,7 +140,7 @@ def families(
 
 
 def solve_by_segments(
-    network: Network, cuts: Sequence[Segment], start: Sequence[int],
+    network: Network, cuts: Sequence[Sequence[Segment]], start: Sequence[int],
     deadline: Deadline | None = None, together: Sequence[Sequence[int]] = (),
 ) -> list[int]:  # fmt: skip
     """Choices of all nodes, by `top_level` with so large a part of late work exposed that just
@@ -167,16 +166,17 @@ def solve_by_segments(
 
 
 def top_level(
-    network: Network, cuts: Sequence[Segment], exposed: float, start: Sequence[int],
+    network: Network, cuts: Sequence[Sequence[Segment]], exposed: float, start: Sequence[int],
     deadline: Deadline | None = None, together: Sequence[Sequence[int]] = (),
 ) -> list[list[int]]:  # fmt: skip
     """Choices of all nodes, by dynamic programming over the segments, and others from `start`.
 
-    Both are improved: each two neighbouring segments are found again in the surroundings of all
-    others, and so are nodes of `together`, until none gets better. The better of the two comes
-    first, by what they cost with `exposed` of the late work.
+    All are improved: each two neighbouring segments are found again in the surroundings of all
+    others, and so are nodes of `together`, until none gets better. The best comes first, by what
+    they cost with `exposed` of the late work.
 
     Args:
+        cuts: the nodes in segments, one way of it or several.
         exposed: the part of late work that counts.
         start: choices that are known.
         together: nodes that are improved together, several times over.
@@ -186,9 +186,9 @@ def top_level(
         NoSolution: neither can be: what was decided on the way barred all that came then.
     """
     run = _TopLevel(network, exposed, deadline or Deadline())
-    starts = [picks for picks in (run.through(cuts), list(start)) if picks is not None]
-    pairs = [[*a.inside, *b.inside, *a.ends()] for a, b in itertools.pairwise(cuts)]
-    areas = [area for area in (*together, *pairs) if area]
+    starts = [picks for picks in (*map(run.through, cuts), list(start)) if picks is not None]
+    pairs = [(*a.inside, *b.inside, *a.ends()) for way in cuts for a, b in itertools.pairwise(way)]
+    areas = [area for area in dict.fromkeys((*map(tuple, together), *pairs)) if area]
     found = sorted((run.improved(picks, areas) for picks in starts), key=run.network.cost)
     if not np.isfinite(run.network.cost(found[0])):
         raise NoSolution(False)
@@ -205,6 +205,7 @@ class _TopLevel:
             for m in network.moves
         ]
         self.network = Network(nodes, moved)
+        self.known: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.of_node: list[list[Moves]] = [[] for _ in nodes]
         for moves in moved:
             for node in moves.nodes():
@@ -228,26 +229,39 @@ class _TopLevel:
 
     def improved(self, picks: list[int], areas: Sequence[Sequence[int]]) -> list[int]:
         """`picks` with the nodes of each area found again; see `top_level`."""
+        scopes = [self._scope(free) for free in areas]
         for _ in range(MAX_SWEEPS):
             before = list(picks)
-            for free in areas:
+            for free, scope in zip(areas, scopes, strict=True):
                 if self.deadline.over():
                     return picks
-                around = list(picks)
-                for node in free:
-                    around[node] = -1
-                network = self._program(free, around)
-                try:
-                    found = min(best_for_each(network, len(free) - 1))
-                except TooLarge:
-                    continue
-                now = network.cost([picks[node] for node in free])
-                if found[0] < now * (1 - NEAR):
-                    for node, pick in zip(free, found[1], strict=True):
-                        picks[node] = pick
+                seen = (*free, -1, *(picks[node] for node in scope))
+                if seen not in self.known:
+                    self.known[seen] = self._found_again(free, picks)
+                for node, pick in zip(free, self.known[seen], strict=True):
+                    picks[node] = pick
             if picks == before:
                 break
         return picks
+
+    def _scope(self, free: Sequence[int]) -> list[int]:
+        """The nodes `free` and those beside them, whose choices are all that matters to them."""
+        moves = (m for node in free for m in self.of_node[node])
+        return sorted({*free, *(node for m in moves for node in m.nodes())})
+
+    def _found_again(self, free: Sequence[int], picks: Sequence[int]) -> tuple[int, ...]:
+        """The best choices of the nodes `free` among others as in `picks`; those that they have, if
+        there are none better or finding out takes too large a table."""
+        now = tuple(picks[node] for node in free)
+        around = list(picks)
+        for node in free:
+            around[node] = -1
+        network = self._program(free, around)
+        try:
+            seconds, best = min(best_for_each(network, len(free) - 1))
+        except TooLarge:
+            return now
+        return best if seconds < network.cost(now) * (1 - NEAR) else now
 
     def _extended(
         self, segment: Segment, path: _Path, each: bool
