@@ -72,7 +72,7 @@ class AutoPlanner:
             return TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches"
         ops = len(model.prepared.graph.ops)
         split = [sum(n > 1 for n in mesh.shape) for mesh, _ in shapes(problem)]
-        # Behind each axis but the last, two ways go on.
+        # Behind each axis but the last two ways go on, seldom three.
         axes = sum(max(1, 2 * n - 1) for n in split)
         needed = SECONDS_AN_AXIS * ops**1.5 * axes
         given = PATIENCE_S if self.search_seconds is None else self.search_seconds
