@@ -259,7 +259,7 @@ class Search:
         """Those along the last axis that has several ranks, and those before it decided.
 
         The best along one axis need not be where the best of all begins: see `_ways`. The search
-        goes on from what level 2 makes the fastest plan of.
+        goes on from what it makes the fastest plan of along the next.
         """
         report, networks = self.report, self._networks(0, Chosen())
         last = max(axis for axis, parts in enumerate(self.mesh.shape) if parts > 1)
@@ -272,7 +272,7 @@ class Search:
             chosen, report, seconds = self._decided(space, roots, report)
             ways = [chosen] if self.deadline.over() else self._ways(space, roots, chosen, seconds)
             found = [self._networks(axis + 1, way) for way in ways]
-            networks = found[0] if len(found) == 1 else min(found, key=self._by_level_2)
+            networks = found[0] if len(found) == 1 else min(found, key=self._seconds)
         return networks, report
 
     def _ways(self, space: Space, roots: Roots, chosen: Chosen, seconds: float) -> list[Chosen]:
@@ -288,11 +288,12 @@ class Search:
                 ways.append(way)
         return ways
 
-    def _by_level_2(self, networks: Networks) -> float:
-        """The seconds of what level 2 finds; infinite if there is nothing."""
+    def _seconds(self, networks: Networks) -> float:
+        """What is found along the axis of `networks` takes, by the likeliest of them; infinite if
+        there is nothing."""
         roots = merge(networks.first())
         try:
-            return roots.network.cost(self._by_segments(networks.space, roots))
+            return roots.network.cost(self._solved(networks.space, roots)[0])
         except NoSolution:
             return math.inf
 
