@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
-from tfpar.cluster.description import Cluster
-from tfpar.cluster.units import parse
-from tfpar.constraints import Constraint, batch_axes
-from tfpar.constraints.kinds import check_pattern
-from tfpar.distributed.seeds import share_seeds
-from tfpar.ir.roles import COMPRESSIONS
+from tfpar.constraints import batch_axes
 from tfpar.keras import adapter
 from tfpar.keras.slots import slot_ratio
+from tfpar.options import (
+    ClusterLike,
+    ConstraintsLike,
+    Keywords,
+    MeshLike,
+    Options,
+    PathLike,
+    takes_keywords,
+)
 from tfpar.planning import Request, plan_step
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
-from tfpar.rewrite.chunks import CHUNKS
 from tfpar.runtime.detect import every_rank, machines_for
-from tfpar.runtime.executable import CompileOptions, prepare_step
-from tfpar.search.cache import PlanCache
-from tfpar.search.planners import find_planner
+from tfpar.runtime.executable import prepare_step
 from tfpar.search.problem import Planner
-from tfpar.session import (
-    CompiledFunction,
-    Program,
-    Session,
-    active,
-    batch_size_of,
-    constraints_on,
-)
-from tfpar.spec import Mesh, TfparError
+from tfpar.session import CompiledFunction, Program, Session, active, batch_size_of, constraints_on
+from tfpar.spec import ArgumentError, TfparError
+from tfpar.spec.arguments import refused
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
@@ -54,11 +51,12 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
     The plan is searched when the first step is compiled, for that model and batch.
 
     Args:
-        mesh: from `split`, a `Mesh`, or sizes such as `[2, 4]`: how many workers with how many
-            devices. The search chooses the logical axes. By default all ranks of the job, or
+        mesh: from `split`, a `Mesh`, or sizes such as `4` or `[2, 4]`: how many workers with how
+            many devices. The search chooses the logical axes. By default all ranks of the job, or
             the GPUs of this machine.
-        constraints: `shard(...)`, `replicate(...)` and kin narrow the search. They name the
-            mesh's axes, so that these are then the logical ones.
+        constraints: `shard(...)`, `replicate(...)` and kin, one or several, narrow the search. They
+            name the mesh's axes, so that these are then the logical ones. Or a
+            `keras.distribution.LayoutMap`.
         plan: a `Plan` or the path of a saved one, instead of constraints and search.
         planner: `"tap"`, `"rhino"`, `"auto"`, which picks one of them by the step's graph and
             `search_seconds` (the plan says which), or one of your own (`search.problem.Planner`).
@@ -73,7 +71,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
             JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
         plan_cache: a folder for plans, which are then searched once for each problem; by default
             that of the environment variable TFPAR_PLAN_CACHE, if set.
-        memory_limit: what a plan may use of a device, in bytes or as `"16 GB"`; by default what
+        memory_limit: what a plan may use of a device, in bytes or as `"16 GiB"`; by default what
             the cluster's have. The fastest plan that fits is taken.
         bucket_bytes: upper bound on a packed gradient all-reduce, in bytes; by default what
             the plan's cost is least with.
@@ -94,40 +92,22 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
             over ranks. False leaves the order to TensorFlow.
 
     Raises:
+        ArgumentError: an argument of another type or out of range, such as an unknown planner,
+            compression or number of chunks; names it.
         SpecError: malformed mesh or constraint, or a pattern that matches nothing.
         PlanError: the plan file cannot be used; later, no plan satisfies the constraints or (a
             MemoryLimitError) fits into the memory of a device.
-        TfparError: an unknown planner, cluster, compression or number of chunks, or fewer
-            devices than ranks.
+        TfparError: an unknown cluster, or fewer devices than ranks.
     """
 
+    @takes_keywords
     def __init__(
         self,
-        mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
-        constraints: Sequence[Constraint] = (),
-        *,
-        plan: Plan | str | None = None,
-        planner: Planner | str | None = "auto",
-        cluster: Cluster | str | None = None,
-        plan_cache: str | None = None,
-        memory_limit: float | str | None = None,
-        bucket_bytes: int | None = None,
-        strict: bool = False,
-        compression: str | None = None,
-        recompute: bool | Sequence[str] | None = None,
-        chunks: int | None = None,
-        early_collectives: bool = True,
-        level: int | None = None,
-        search_seconds: float | None = None,
+        mesh: MeshLike | None = None,
+        constraints: ConstraintsLike = (),
+        **options: Unpack[Keywords],
     ) -> None:
-        options = CompileOptions(
-            bucket_bytes, strict, _carried_as(compression), _patterns(recompute),
-            _checked(chunks), early_collectives,
-        )  # fmt: skip
-        self.session = _session(
-            mesh, constraints, plan, find_planner(planner, level, search_seconds), cluster,
-            plan_cache, memory_limit, options,
-        )  # fmt: skip
+        self.session = Session.of(Options.of(mesh, constraints, **options))
         adapter.install()
         self._scope = self.session.scope()
         self._scope.__enter__()
@@ -140,116 +120,21 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         self._scope.__exit__(*(error or (None, None, None)))
 
 
-def _session(
-    mesh, constraints, plan, planner, cluster, plan_cache, memory_limit, options
-) -> Session:  # fmt: skip
-    if isinstance(plan, str):
-        plan = Plan.load(plan)
-    if plan is not None and mesh is None:
-        mesh = plan.mesh
-    if mesh is None:
-        mesh = every_rank()
-    if plan is not None and constraints:
-        raise TfparError("Give a plan or constraints, not both: a plan holds its constraints.")
-    if plan is not None and options.recompute is not None:
-        raise TfparError("Give a plan or recompute, not both: a plan holds what it recomputes.")
-    if not isinstance(mesh, Mesh):
-        mesh = Mesh.of(mesh)
-    batch_axes(constraints, mesh)  # refuses unknown axes before anything is built
-    if cluster is not None:
-        cluster = machines_for(mesh, cluster)
-    if plan is not None:
-        plan.check_ranks(mesh, cluster)
-    session = Session(
-        mesh, tuple(constraints), plan, options, planner, cluster,
-        _plan_cache(plan_cache), _memory_limit(memory_limit),
-    )  # fmt: skip
-    # Virtual devices can only be configured before TensorFlow's runtime starts.
-    world = session.ranks.world
-    if world is not None:
-        share_seeds(world)
-    return session
-
-
-def _carried_as(compression: str | None) -> str | None:
-    """The dtype in which gradients travel; None: their own."""
-    if compression is not None and compression not in COMPRESSIONS:
-        known = ", ".join(map(repr, COMPRESSIONS))
-        raise TfparError(f"There is no compression {compression!r} of gradients, but {known}.")
-    return COMPRESSIONS[compression] if compression is not None else None
-
-
-def _memory_limit(value: float | str | None) -> float | None:
-    """Bytes of `"16 GB"`, or of a number."""
-    if value is None:
-        return None
-    try:
-        limit = parse(value, "bytes")
-    except ValueError as error:
-        raise TfparError(f"memory_limit {error}.") from None
-    if not limit > 0:
-        raise TfparError(f"memory_limit is {value!r}; a device can use more than 0 bytes.")
-    return limit
-
-
-def _patterns(recompute: bool | Sequence[str] | None) -> bool | tuple[str, ...] | None:
-    """What to compute again, as a value that can be compared."""
-    if recompute is None or isinstance(recompute, bool):
-        return recompute
-    patterns = (recompute,) if isinstance(recompute, str) else tuple(recompute)
-    for pattern in patterns:
-        check_pattern(f"recompute={pattern!r}", pattern)
-    return patterns
-
-
-def _checked(chunks: int | None) -> int | None:
-    """A number of chunks that there may be."""
-    if chunks not in (None, *CHUNKS):
-        raise TfparError(
-            f"The batch cannot be computed in {chunks!r} chunks: more than 4 start more "
-            f"collectives than they hide. Use one of {', '.join(map(str, CHUNKS))}."
-        )
-    return chunks
-
-
-def _plan_cache(folder: str | None) -> PlanCache | None:
-    """The cache in `folder`, by default that of the environment, if any."""
-    folder = folder or os.environ.get("TFPAR_PLAN_CACHE")
-    return PlanCache(folder) if folder else None
-
-
+@takes_keywords
 def parallelize(
     model: keras.Model | Callable[..., Any],
-    mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
-    constraints: Sequence[Constraint] = (),
-    *,
-    plan: Plan | str | None = None,
-    planner: Planner | str | None = "auto",
-    cluster: Cluster | str | None = None,
-    plan_cache: str | None = None,
-    memory_limit: float | str | None = None,
-    bucket_bytes: int | None = None,
-    strict: bool = False,
-    compression: str | None = None,
-    recompute: bool | Sequence[str] | None = None,
-    chunks: int | None = None,
-    early_collectives: bool = True,
-    level: int | None = None,
-    search_seconds: float | None = None,
+    mesh: MeshLike | None = None,
+    constraints: ConstraintsLike = (),
+    **options: Unpack[Keywords],
 ) -> Any:
     """Put an existing model, with the values it has, on a mesh; returns it.
 
     For a function of tensors (with variables made inside an `auto_parallel` block) it
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
-    options = CompileOptions(
-        bucket_bytes, strict, _carried_as(compression), _patterns(recompute), _checked(chunks),
-        early_collectives,
-    )  # fmt: skip
-    session = _session(
-        mesh, constraints, plan, find_planner(planner, level, search_seconds), cluster, plan_cache,
-        memory_limit, options,
-    )  # fmt: skip
+    if not (isinstance(model, keras.Model) or _is_function(model)):
+        raise refused("model", model, "a keras.Model, or a function of tensors")
+    session = Session.of(Options.of(mesh, constraints, **options))
     if isinstance(model, keras.Model):
         adapter.install()
         for layer in model._flatten_layers():
@@ -257,6 +142,11 @@ def parallelize(
                 adapter.adopt(layer, session)
         return model
     return _wrap(session, model)
+
+
+def _is_function(value: Any) -> bool:
+    """Whether `value` is called for what it computes: a layer has weights besides."""
+    return callable(value) and not isinstance(value, keras.layers.Layer | type)
 
 
 def function(step: Callable[..., Any] | None = None) -> Any:
@@ -268,6 +158,8 @@ def function(step: Callable[..., Any] | None = None) -> Any:
     """
     if step is None:
         return function
+    if not callable(step):
+        raise refused("step", step, "a function of tensors")
     sessions = active.get()
     if not sessions:
         raise TfparError("tap.function is used inside a tap.auto_parallel block.")
@@ -293,15 +185,15 @@ def _wrap(session: Session, step: Callable[..., Any]) -> Callable[..., Any]:
 def plan(
     build: Callable[[], keras.Model],
     batch: Any,
-    mesh: Mesh | Sequence[int] | Mapping[str, int],
-    cluster: Cluster | str | None = None,
-    constraints: Sequence[Constraint] = (),
+    mesh: MeshLike | None = None,
+    cluster: ClusterLike | None = None,
+    constraints: ConstraintsLike = (),
     *,
     planner: Planner | str = "auto",
-    plan_cache: str | None = None,
+    plan_cache: PathLike | None = None,
     memory_limit: float | str | None = None,
     compression: str | None = None,
-    recompute: bool | Sequence[str] | None = None,
+    recompute: bool | str | Sequence[str] | None = None,
     level: int | None = None,
     search_seconds: float | None = None,
 ) -> Plan:
@@ -320,15 +212,24 @@ def plan(
     Raises:
         TfparError: `build` gives no compiled model, or as for `auto_parallel`.
     """
-    if not isinstance(mesh, Mesh):
-        mesh = Mesh.of(mesh)
-    batch_axes(constraints, mesh)
-    machines = machines_for(mesh, cluster).with_memory(_memory_limit(memory_limit))
-    found = find_planner(planner, level, search_seconds)
-    if found is None:
-        raise TfparError("tap.plan needs a planner, e.g. planner='tap'.")
+    if not _is_function(build):
+        raise refused(
+            "build", build,
+            "a function without arguments that makes and compiles a model (no model: one that "
+            "exists has its weights in memory)",
+        )  # fmt: skip
+    options = Options.of(
+        mesh, constraints, cluster=cluster, planner=planner, plan_cache=plan_cache,
+        memory_limit=memory_limit, compression=compression, recompute=recompute, level=level,
+        search_seconds=search_seconds,
+    )  # fmt: skip
+    if options.planner is None:
+        raise ArgumentError("tap.plan needs a planner, e.g. planner='tap'.")
+    mesh = options.mesh or every_rank()
+    batch_axes(options.constraints, mesh)
+    machines = machines_for(mesh, options.cluster).with_memory(options.memory_limit)
     adapter.install()
-    session = Session(mesh, tuple(constraints))
+    session = Session(mesh, options)  # of no ranks: there may be no such devices
     with session.scope():
         model = build()
     state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
@@ -336,21 +237,14 @@ def plan(
         raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
     specs = argument_specs((batch,))
     captured = state.capture_gradients(specs)
-    given = constraints_on(captured, session)
+    request = Request(
+        mesh, machines, constraints_on(captured, session),
+        compression=options.compression, recompute=options.recompute,
+    )  # fmt: skip
     return plan_step(
-        captured,
-        Request(
-            mesh,
-            machines,
-            given,
-            compression=_carried_as(compression),
-            recompute=_patterns(recompute),
-        ),  # fmt: skip
-        batch_size_of(specs),
-        found,
-        _plan_cache(plan_cache),
+        captured, request, batch_size_of(specs), options.planner, options.plan_cache,
         slot_ratio(model),
-    )
+    )  # fmt: skip
 
 
 def plan_of(model: keras.Model) -> Plan:

@@ -14,10 +14,10 @@ from tensorflow.python.eager import context
 
 from tfpar.capture.step import CapturedStep
 from tfpar.capture.v1 import GraphSource
-from tfpar.constraints import Constraint
+from tfpar.options import ConstraintsLike, MeshLike, Options
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.session import CompiledFunction, Program, Session
-from tfpar.spec import Mesh, TfparError
+from tfpar.spec import TfparError
 
 
 def _eagerly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,11 +47,12 @@ class GraphProgram:
         constraints: `tap.shard(...)` and its kin, on the names of variables.
     """
 
+    @_eagerly
     def __init__(
-        self, source: GraphSource, mesh: Mesh, constraints: Sequence[Constraint] = ()
+        self, source: GraphSource, mesh: MeshLike, constraints: ConstraintsLike = ()
     ) -> None:
         self.source = source
-        self.program = Program(Session(mesh, tuple(constraints)))
+        self.program = Program(Session.of(Options.of(mesh, constraints, planner=None)))
         world = self.program.session.ranks.world
         if world is not None:  # initialisers without a seed draw alike on all ranks
             source.seed = world.first("drawing a seed", lambda: random.randrange(1, 2**31))

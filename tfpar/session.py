@@ -16,27 +16,23 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.cluster.description import Cluster
-from tfpar.constraints import Constraint, laid_by_layers
+from tfpar.constraints import Constraint, batch_axes, laid_by_layers
+from tfpar.distributed.seeds import share_seeds
 from tfpar.distributed.world import this_world
 from tfpar.ir.graph import Op
 from tfpar.keras.initial_shapes import initial_shape
+from tfpar.options import Options
 from tfpar.planning import Request, batched_inputs, search_plan
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.rewrite.chunk_writer import CannotChunk
 from tfpar.rules import has_rule
-from tfpar.runtime.detect import detect_cluster
-from tfpar.runtime.executable import (
-    CompileOptions,
-    Executable,
-    compile_step,
-    simplify_step,
-)
+from tfpar.runtime.detect import detect_cluster, every_rank, machines_for
+from tfpar.runtime.executable import Executable, compile_step, simplify_step
 from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.variables import ParallelVariable
-from tfpar.search.cache import PlanCache
-from tfpar.search.problem import Planner, input_spec
+from tfpar.search.problem import input_spec
 from tfpar.search.recompute import Blocks, recomputed
 from tfpar.spec import Mesh, Spec, TfparError
 
@@ -59,28 +55,41 @@ class Session:
 
     Attributes:
         mesh: the ranks; what axes are laid over them is the planner's choice where there is one.
-        constraints: what the user fixed.
-        plan: a given plan instead of constraints, or None.
-        options: see `CompileOptions`.
-        planner: finds plans; without one they are what constraints and propagation make.
+        options: what the user asked for.
         cluster: what plans are made for; the machine as detected if None.
-        cache: plans found before, or None.
-        memory_limit: bytes that plans may use of a device; None: all it has.
         first: the first plan found for a training step: models of one session that share
             variables share its mesh.
         entered: the scope that `auto_parallel` has entered; it ends when it is let go of.
     """
 
     mesh: Mesh
-    constraints: tuple[Constraint, ...] = ()
-    plan: Plan | None = None
-    options: CompileOptions = dataclasses.field(default_factory=CompileOptions)
-    planner: Planner | None = None
+    options: Options = dataclasses.field(default_factory=functools.partial(Options, planner=None))
     cluster: Cluster | None = None
-    cache: PlanCache | None = None
-    memory_limit: float | None = None
     first: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
+
+    @classmethod
+    def of(cls, options: Options) -> Session:
+        """The session that `options` ask for, on the ranks that there are.
+
+        Raises:
+            TfparError: a mesh, plan, cluster or constraint that does not fit the others, or fewer
+                devices than ranks.
+        """
+        plan, mesh = options.plan, options.mesh
+        if mesh is None:
+            mesh = every_rank() if plan is None else plan.mesh
+        batch_axes(options.constraints, mesh)  # refuses unknown axes before anything is built
+        cluster = None
+        if options.cluster is not None:
+            cluster = machines_for(mesh, options.cluster)
+        if plan is not None:
+            plan.check_ranks(mesh, cluster)
+        session = cls(mesh, options, cluster)
+        world = session.ranks.world  # devices can only be configured before TensorFlow has started
+        if world is not None:
+            share_seeds(world)
+        return session
 
     @functools.cached_property
     def ranks(self) -> Ranks:
@@ -248,10 +257,11 @@ class CompiledFunction:
     def _plan(self, captured: CapturedStep, batch_size: int | None) -> Plan:
         """The plan for this step: given, found for the program, or found now."""
         session, program = self.session, self.program
-        if session.plan is not None:
-            session.plan.check(captured.graph, gradients=captured.gradients, part=self._part)
-            return session.plan
-        if session.planner is None:
+        given = session.options.plan
+        if given is not None:
+            given.check(captured.graph, gradients=captured.gradients, part=self._part)
+            return given
+        if session.options.planner is None:
             plan = plan_from_constraints(
                 captured.graph, session.mesh, constraints_on(captured, session),
                 gradients=captured.gradients, part=self._part,
@@ -286,20 +296,21 @@ class CompiledFunction:
         return Plan.from_json(text)
 
     def _solve(self, captured: CapturedStep, batch_size: int | None) -> Plan:
-        session = self.session
-        assert session.planner is not None
+        session, options = self.session, self.session.options
+        assert options.planner is not None
         laid = {}
         if session.first is not None:
             laid = self._laid(captured, session.first.mesh)
         cluster = session.cluster or detect_cluster(session.mesh)
-        cluster = cluster.with_memory(session.memory_limit)
+        cluster = cluster.with_memory(options.memory_limit)
         request = Request(
             session.mesh, cluster, constraints_on(captured, session), session.first,
-            session.options.compression, session.options.recompute,
+            options.compression, options.recompute,
         )  # fmt: skip
         plan, _ = search_plan(
-            captured, request, batch_size, session.planner, session.cache, laid, part=self._part
-        )
+            captured, request, batch_size, options.planner, options.plan_cache, laid,
+            part=self._part,
+        )  # fmt: skip
         return plan
 
     def _report_fallbacks(self, prepared: PreparedGraph) -> None:
@@ -343,7 +354,7 @@ def constraints_on(captured: CapturedStep, session: Session) -> tuple[Constraint
     """The session's constraints, and what layers say of their own weights."""
     names = (v.name for v in captured.graph.variables)
     pairs = zip(names, captured.variables, strict=True)
-    return (*session.constraints, *laid_by_layers(pairs, session.mesh))
+    return (*session.options.constraints, *laid_by_layers(pairs, session.mesh))
 
 
 def create_variable(next_creator, **kwargs):

@@ -109,7 +109,7 @@ def verify(
         state.program, step, names=state.variable_name, build=state.build_optimizer,
         matters=state.is_no_metric, part=True, name="verify", trains=True,
     )  # fmt: skip
-    searched = state.session.planner is not None and state.session.plan is None
+    searched = state.session.options.planner is not None and state.session.options.plan is None
     if searched and state.program.plan is None:
         state.step("train").find_plan(_specs(batches[0]))  # what is verified is what trains
     on_mesh.compile(_specs(batches[0]))  # builds what the first step builds

@@ -445,4 +445,7 @@ def test_an_estimate_says_whether_it_fits_and_how_fast(folder, capsys):
     out = capsys.readouterr().out
     assert out.startswith("Does not fit: No plan fits into the memory of a device of 'v100-eth")
     assert tfpar(f"{command} --memory-limit lots") == 2
-    assert "memory_limit is 'lots', not bytes such as 80 GB" in capsys.readouterr().err
+    assert (
+        "memory_limit is 'lots'; it must be a size above 0 such as '16 GiB'"
+        in capsys.readouterr().err
+    )

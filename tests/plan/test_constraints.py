@@ -8,6 +8,7 @@ from tests.plan.graphs import mlp
 from tfpar.constraints import (
     batch,
     batch_axes,
+    constraints_of,
     from_layout_map,
     replicate,
     resolve,
@@ -15,7 +16,7 @@ from tfpar.constraints import (
     shard,
     shard_output,
 )
-from tfpar.spec import Mesh, SpecError, format_spec
+from tfpar.spec import ArgumentError, Mesh, SpecError, format_spec
 
 MESH = Mesh.of([2, 4])
 VARIABLES = [
@@ -117,19 +118,27 @@ def test_stride_that_does_not_fit_is_explained():
     [
         (lambda: shard("(", 0, "model"), "not a regular expression"),
         (lambda: shard("", 0, "model"), "pattern"),
-        (lambda: shard("a", "1", "model"), "dim is an integer"),
+        (lambda: shard("a", "1", "model"), "dim is '1'; it must be a whole number"),
         (lambda: from_layout_map({"a": "model"}), "axis name or None per dim"),
         (lambda: from_layout_map({"a": ("model", "model")}), "two dims over one mesh axis"),
     ],
 )
 def test_malformed_constraints_are_refused_when_made(make, sign):
-    with pytest.raises(SpecError, match=sign):
+    with pytest.raises((ArgumentError, SpecError), match=sign):
         make()
 
 
-def test_what_is_no_constraint_is_refused():
-    with pytest.raises(SpecError, match="is not a constraint.*from_layout_map"):
-        batch_axes([from_layout_map({"a": (None, "model")})], MESH)
+def test_constraints_come_one_by_one_or_as_a_list_or_as_a_layout_map():
+    one, layouts = shard("a", 1, "model"), {"b": (None, "model")}
+    mapped = from_layout_map(layouts)
+    for given, found in (
+        (None, ()), ((), ()), (one, (one,)), ([one], (one,)), (layouts, mapped), (mapped, mapped),
+        ([one, mapped], (one, *mapped)), ([layouts, one], (*mapped, one)), (iter([one]), (one,)),
+    ):  # fmt: skip
+        assert constraints_of("constraints", given) == found
+    for wrong in (3, "a", [3], ["a"], [None], [[3]], lambda: one):
+        with pytest.raises(ArgumentError, match="constraints is .*; it must be a constraint"):
+            constraints_of("constraints", wrong)
 
 
 # --- layout maps -----------------------------------------------------------------

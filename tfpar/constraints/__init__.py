@@ -15,6 +15,7 @@ from tfpar.constraints.axes import batch_axes, check_axes
 from tfpar.constraints.kinds import (
     Constraint,
     batch,
+    constraints_of,
     from_layout_map,
     replicate,
     shard,
@@ -29,6 +30,7 @@ __all__ = [
     "batch",
     "batch_axes",
     "check_axes",
+    "constraints_of",
     "from_layout_map",
     "laid_by_layers",
     "replicate",

@@ -18,8 +18,7 @@ def batch_axes(constraints: Sequence[Constraint], mesh: Mesh) -> tuple[str, ...]
     axis that no constraint names; so all of them if there are no constraints.
 
     Raises:
-        SpecError: something that is not a constraint, an unknown axis, or two different
-            `batch(...)`.
+        SpecError: an unknown axis, or two different `batch(...)`.
     """
     check_axes(constraints, mesh)
     pinned = [c for c in constraints if isinstance(c, SplitBatch)]
@@ -33,14 +32,8 @@ def batch_axes(constraints: Sequence[Constraint], mesh: Mesh) -> tuple[str, ...]
 
 
 def check_axes(constraints: Sequence[Constraint], mesh: Mesh) -> None:
-    """Raise SpecError for what is no constraint, or names an axis that `mesh` lacks."""
+    """Raise SpecError for a constraint that names an axis which `mesh` lacks."""
     for constraint in constraints:
-        if not isinstance(constraint, Constraint):
-            raise SpecError(
-                f"{constraint!r} is not a constraint. Constraints are made by tap.shard, "
-                f"tap.replicate, tap.shard_output and tap.batch; unpack what from_layout_map "
-                f"gives: [*tap.from_layout_map(layout_map)]."
-            )
         axes = constraint.axes if isinstance(constraint, SplitBatch) else constraint.named_axes
         for axis in axes:
             if axis not in mesh.axis_names:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfpar.ir.graph import Tensor
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
+from tfpar.spec.arguments import integer, listed, optional, refused, text
 
 
 class Constraint:
@@ -46,7 +47,10 @@ class ShardVariable(VariableConstraint):
 
     def __post_init__(self) -> None:
         check_pattern(self, self.pattern)
-        _check_dim(self, self.dim)
+        _axis(f"{self}: axis", self.axis)
+        stride = None if self.stride is None else integer(f"{self}: stride", self.stride, 1)
+        object.__setattr__(self, "stride", stride)
+        object.__setattr__(self, "dim", integer(f"{self}: dim", self.dim))
 
     @property
     def named_axes(self) -> tuple[str, ...]:
@@ -70,6 +74,7 @@ class ReplicateVariable(VariableConstraint):
 
     def __post_init__(self) -> None:
         check_pattern(self, self.pattern)
+        optional(_axis, f"{self}: axis", self.axis)
 
     @property
     def named_axes(self) -> tuple[str, ...]:
@@ -93,6 +98,8 @@ class LayoutVariable(VariableConstraint):
 
     def __post_init__(self) -> None:
         check_pattern(self, self.pattern)
+        for axis in self.axes:
+            optional(_axis, f"{self}: an axis", axis)
         if len(set(self.named_axes)) != len(self.named_axes):
             raise SpecError(
                 f"{self} splits two dims over one mesh axis; an axis splits a variable once. "
@@ -129,8 +136,8 @@ class ShardOutput(Constraint):
 
     def __post_init__(self) -> None:
         check_pattern(self, self.pattern)
-        if self.dim is not None:
-            _check_dim(self, self.dim)
+        _axis(f"{self}: axis", self.axis)
+        object.__setattr__(self, "dim", optional(integer, f"{self}: dim", self.dim))
 
     @property
     def named_axes(self) -> tuple[str, ...]:
@@ -150,6 +157,10 @@ class SplitBatch(Constraint):
     """See `batch`."""
 
     axes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for axis in self.axes:
+            _axis(f"{self}: an axis", axis)
 
     def __str__(self) -> str:
         return f"batch({', '.join(map(repr, self.axes))})"
@@ -201,23 +212,53 @@ def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
     name replicate the variable. Entries that match nothing are warned of, not
     refused: published maps name layers that a model may lack.
     """
+    if not isinstance(mapping, Mapping):
+        raise refused("The layout map", mapping, _A_LAYOUT_MAP)
     constraints = []
     for pattern in mapping:
         layout = mapping[pattern]
-        axes = getattr(layout, "axes", layout)
-        if isinstance(axes, str) or not isinstance(axes, Iterable):
-            raise SpecError(
-                f"Layout of {pattern!r} is {layout!r}; expected a mesh axis name or None per dim, "
-                f"e.g. (None, 'model')."
-            )
-        constraints.append(LayoutVariable(pattern, tuple(axes)))
+        axes = listed(
+            f"The layout of {pattern!r}", getattr(layout, "axes", layout),
+            "a mesh axis name or None per dim, e.g. (None, 'model')",
+        )  # fmt: skip
+        constraints.append(LayoutVariable(pattern, axes))
     return tuple(constraints)
+
+
+def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
+    """The constraints that are `given`: one, several, a layout map, or None for none.
+
+    Args:
+        name: of the argument, in messages.
+
+    Raises:
+        ArgumentError: something else; or SpecError, as of `from_layout_map`.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, Constraint):
+        return (given,)
+    if isinstance(given, Mapping):
+        return from_layout_map(given)
+    found: list[Constraint] = []
+    for one in listed(name, given, _CONSTRAINTS):
+        if not isinstance(one, Constraint | Mapping | tuple | list):
+            raise refused(f"An entry of {name}", one, _A_CONSTRAINT)
+        found += constraints_of(name, one)
+    return tuple(found)
+
+
+_A_CONSTRAINT = (
+    "a constraint, which tap.shard, tap.replicate, tap.shard_output, tap.batch and "
+    "tap.from_layout_map make"
+)
+_CONSTRAINTS = f"{_A_CONSTRAINT}, or a list of them"
+_A_LAYOUT_MAP = "a keras.distribution.LayoutMap, or a mapping from patterns to axes"
 
 
 def check_pattern(constraint: Any, pattern: Any) -> None:
     """Refuse what is no regular expression; `constraint` says where it was given."""
-    if not isinstance(pattern, str) or not pattern:
-        raise SpecError(f"A pattern is a regular expression (a string); got {pattern!r}.")
+    text(f"{constraint}: the pattern", pattern, "a regular expression: a string")
     try:
         re.compile(pattern)
     except re.error as error:
@@ -226,9 +267,8 @@ def check_pattern(constraint: Any, pattern: Any) -> None:
         ) from None
 
 
-def _check_dim(constraint: Any, dim: Any) -> None:
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise SpecError(f"{constraint}: dim is an integer; got {dim!r}.")
+def _axis(name: str, value: Any) -> str:
+    return text(name, value, "the name of a mesh axis")
 
 
 def _normal_dim(constraint: Constraint, dim: int, what: str, shape: Sequence[int]) -> int:

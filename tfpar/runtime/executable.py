@@ -121,30 +121,6 @@ def link(
     return ProcessProgram(program, ranks.devices, world.transport, fed_in_parts)
 
 
-@dataclasses.dataclass(frozen=True)
-class CompileOptions:
-    """How steps are compiled.
-
-    Attributes:
-        bucket_bytes: upper bound on a packed all-reduce, in bytes; what the plan's cost is least
-            with if None.
-        strict: ops without a rule are an error instead of being replicated.
-        compression: the dtype in which gradients travel; None: their own.
-        recompute: see `search.problem.Problem`.
-        chunks: how many pieces a rank computes its part of a training batch in, one behind the
-            other (ATP §4.1); what the plan says if None.
-        early_collectives: what could run before a collective that is waited for runs behind it
-            (ATP §4.2).
-    """
-
-    bucket_bytes: int | None = None
-    strict: bool = False
-    compression: str | None = None
-    recompute: bool | tuple[str, ...] | None = None
-    chunks: int | None = None
-    early_collectives: bool = True
-
-
 def simplify_step(captured: CapturedStep) -> None:
     """Inline calls, trim, predicate branches and fold constants of a captured step, in place.
 
@@ -175,7 +151,10 @@ def compile_step(
 
     Args:
         compression: the dtype in which gradients travel; None: their own.
-        chunks, early_collectives: see `CompileOptions`.
+        chunks: how many pieces a rank computes its part of a training batch in, one behind the
+            other (ATP §4.1).
+        early_collectives: what could run before a collective that is waited for runs behind it
+            (ATP §4.2).
         batched: the inputs of which chunks get a part.
 
     Raises:

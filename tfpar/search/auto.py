@@ -43,7 +43,7 @@ class AutoPlanner:
     The plan says who found it (`Plan.planner`), the log of `tfpar` says why.
 
     Raises:
-        TfparError: no time at all.
+        ArgumentError: no time at all.
     """
 
     search_seconds: float | None = None

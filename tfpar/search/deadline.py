@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from tfpar.spec import TfparError
+from tfpar.spec.arguments import number
 
 
 class Deadline:
@@ -31,6 +31,6 @@ class Deadline:
 
 
 def check_search_seconds(seconds: float | None) -> None:
-    """Raise TfparError for a search that may take no time at all."""
-    if seconds is not None and not seconds > 0:
-        raise TfparError(f"search_seconds is {seconds!r}; a search takes some.")
+    """Raise ArgumentError for what is no time that a search may take."""
+    if seconds is not None:
+        number("search_seconds", seconds, above=0, expected="a number of seconds above 0, or None")

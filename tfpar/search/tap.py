@@ -42,7 +42,7 @@ class TapPlanner:
         statistics: of the last search.
 
     Raises:
-        TfparError: no time at all.
+        ArgumentError: no time at all.
     """
 
     min_duplicate: int = 2

@@ -1,6 +1,7 @@
 """The vocabulary: meshes, placements, specs and errors. Free of TensorFlow."""
 
 from tfpar.spec.errors import (
+    ArgumentError,
     CaptureError,
     MemoryLimitError,
     PlanError,
@@ -25,6 +26,7 @@ from tfpar.spec.placement import (
 )
 
 __all__ = [
+    "ArgumentError",
     "CaptureError",
     "MemoryLimitError",
     "Mesh",

@@ -11,6 +11,10 @@ class TfparError(Exception):
     """Base class of every error that tfpar raises on purpose."""
 
 
+class ArgumentError(TfparError, ValueError):
+    """An argument of another type than it may have, or out of range."""
+
+
 class SpecError(TfparError, ValueError):
     """A mesh, placement or constraint that is malformed or cannot hold."""
 

@@ -7,10 +7,15 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from tfpar.spec.arguments import as_integer, listed
 from tfpar.spec.errors import SpecError
 
 DEFAULT_AXIS_NAMES = {1: ("data",), 2: ("data", "model")}
+
+_NAMES = "a list with a name for each axis"
+_LIKE_A_MESH = "a number of ranks, sizes such as [2, 8], or {'data': 2, 'model': 8}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,10 @@ class Mesh:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        names = listed("axis_names", self.axis_names, _NAMES)
+        sizes = listed("shape", self.shape, "a list with a size for each axis")
+        object.__setattr__(self, "axis_names", names)
+        object.__setattr__(self, "shape", tuple(map(_whole, sizes)))
         if not self.shape or len(self.shape) != len(self.axis_names):
             raise SpecError(
                 f"A mesh needs one name per axis and at least one axis; got names "
@@ -40,7 +49,7 @@ class Mesh:
         for name, size in zip(self.axis_names, self.shape, strict=True):
             if not isinstance(name, str) or not name:
                 raise SpecError(f"Mesh axis names are non-empty strings; got {name!r}.")
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise SpecError(
                     f"Mesh axis {name!r} has size {size!r}; a size is an integer of at "
                     f"least 1. Use size 1 for an axis that is not split."
@@ -57,11 +66,18 @@ class Mesh:
         return hash((self.axis_names, self.shape))
 
     @classmethod
-    def of(cls, axes: Mapping[str, int] | Sequence[int]) -> Mesh:
-        """A mesh from `{"data": 2, "model": 4}` or from sizes with default names."""
+    def of(cls, axes: Mesh | Mapping[str, int] | Sequence[int] | int) -> Mesh:
+        """A mesh from itself, `{"data": 2, "model": 4}`, or sizes with default names, `4` or `[4]`.
+
+        Raises:
+            ArgumentError: something else.
+            SpecError: as of `Mesh`.
+        """
+        if isinstance(axes, Mesh):
+            return axes
         if isinstance(axes, Mapping):
             return cls(tuple(axes), tuple(axes.values()))
-        sizes = tuple(axes)
+        sizes = (axes,) if as_integer(axes) is not None else listed("mesh", axes, _LIKE_A_MESH)
         names = DEFAULT_AXIS_NAMES.get(len(sizes), tuple(f"axis{i}" for i in range(len(sizes))))
         return cls(names, sizes)
 
@@ -107,15 +123,21 @@ class Mesh:
         return " x ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True))
 
 
+def _whole(size: Any) -> Any:
+    """`size` as an int if it is a whole number."""
+    found = as_integer(size)
+    return size if found is None else found
+
+
 def split(
-    shape: Sequence[int] | Mapping[str, int], axis_names: Sequence[str] | None = None
+    shape: Mesh | Mapping[str, int] | Sequence[int] | int, axis_names: Sequence[str] | None = None
 ) -> Mesh:
     """The mesh of `shape`: `split([2, 8])` is 2 workers with 8 devices each.
 
     The axes are called `("data", "model")` for two, `("data",)` for one, unless
     `axis_names` or a mapping `{"name": size}` says otherwise.
     """
-    if axis_names is not None:
-        sizes = shape.values() if isinstance(shape, Mapping) else shape
-        return Mesh(tuple(axis_names), tuple(sizes))
-    return Mesh.of(shape)
+    mesh = Mesh.of(shape)
+    return (
+        mesh if axis_names is None else Mesh(listed("axis_names", axis_names, _NAMES), mesh.shape)
+    )

@@ -39,7 +39,8 @@ from tfpar.search.rhino.segments import (
     solve_by_segments,
 )
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
-from tfpar.spec import Mesh, PlanError, Shard, TfparError, TimeLimitError, replicated
+from tfpar.spec import Mesh, PlanError, Shard, TimeLimitError, replicated
+from tfpar.spec.arguments import one_of
 
 LEVELS = (2, 3)
 
@@ -106,7 +107,7 @@ class RhinoPlanner:
         report: of the last search.
 
     Raises:
-        TfparError: another level, or no time at all.
+        ArgumentError: another level, or no time at all.
     """
 
     level: int = 3
@@ -114,8 +115,7 @@ class RhinoPlanner:
     report: Report = dataclasses.field(default_factory=Report)
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise TfparError(f"Rhino's planner has the levels 2 and 3, not {self.level!r}.")
+        self.level = one_of("level", self.level, LEVELS)
         check_search_seconds(self.search_seconds)
 
     @property

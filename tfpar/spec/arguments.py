@@ -1,0 +1,121 @@
+"""What may be given for an argument, and what is said of anything else.
+
+Every function takes the argument's name, for messages, and what was given; it returns that in the
+one form that the program computes with, or raises an ArgumentError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+import operator
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tfpar.spec.errors import ArgumentError
+
+T = TypeVar("T")
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 80
+
+
+def refused(name: str, value: Any, expected: str) -> ArgumentError:
+    """The error for a `value` that is not `expected`."""
+    return ArgumentError(f"{name} is {shown(value)}; it must be {expected}.")
+
+
+def shown(value: Any) -> str:
+    """`value` as a message shows it: on one line, and not long."""
+    return " ".join(_SHOWN.repr(value).split())
+
+
+def optional(read: Callable[[str, Any], T], name: str, value: Any) -> T | None:
+    """None, or what `read` makes of `value`."""
+    return None if value is None else read(name, value)
+
+
+def integer(name: str, value: Any, least: int | None = None, expected: str = "") -> int:
+    """A whole number, Python's or numpy's, of `least` or more.
+
+    Args:
+        expected: what is said to be expected, if there is more to say.
+    """
+    expected = expected or "a whole number" + (f", {least} or more" if least is not None else "")
+    found = as_integer(value)
+    if found is None or (least is not None and found < least):
+        raise refused(name, value, expected)
+    return found
+
+
+def as_integer(value: Any) -> int | None:
+    """`value` as an int if it is a whole number, Python's or numpy's; None if not."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    return None
+
+
+def number(
+    name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, expected: str = ""
+) -> float:
+    """A number, Python's or numpy's, above `above` and of `least` or more."""
+    if not expected:
+        expected = "a number"
+        expected += f" above {above:g}" if above > -math.inf else ""
+        expected += f", {least:g} or more" if least > -math.inf else ""
+    if not is_number(value) or not (value > above and value >= least):
+        raise refused(name, value, expected)
+    return float(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a real number, Python's or numpy's; truth values are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False, Python's or numpy's."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise refused(name, value, "True or False")
+
+
+def text(name: str, value: Any, expected: str = "a string that is not empty") -> str:
+    """A string with something in it."""
+    if not isinstance(value, str) or not value:
+        raise refused(name, value, expected)
+    return value
+
+
+def path(name: str, value: Any, expected: str = "a path: a string or a pathlib.Path") -> str:
+    """The path of a file or a folder, as a string."""
+    if isinstance(value, str | os.PathLike):
+        found = os.fspath(value)
+        if isinstance(found, str) and found:
+            return found
+    raise refused(name, value, expected)
+
+
+def listed(name: str, value: Any, expected: str) -> tuple[Any, ...]:
+    """The entries of something that has them in an order: no text, no mapping, no set."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set):
+        with contextlib.suppress(TypeError):  # of numpy, an array without dims
+            return tuple(value)
+    raise refused(name, value, expected)
+
+
+def one_of(name: str, value: Any, known: Iterable[T]) -> T:
+    """The one of `known` that `value` equals."""
+    known = tuple(known)
+    number = as_integer(value)
+    given = value if number is None else number
+    for one in known:
+        if isinstance(given, type(one)) and not isinstance(given, bool) and given == one:
+            return one
+    raise refused(name, value, f"one of {', '.join(map(repr, known))}")
