@@ -80,5 +80,5 @@ def test_plans_are_priced_with_it():
 
 
 def test_an_unknown_name_says_which_there_are():
-    with pytest.raises(TfparError, match="no compression 'int8' of gradients, but 'fp16', 'bf16'"):
+    with pytest.raises(TfparError, match="compression is 'int8'; it must be one of 'fp16', 'bf16'"):
         tap.auto_parallel([2], compression="int8")
