@@ -3,6 +3,7 @@
 import dataclasses
 
 import keras
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -52,11 +53,20 @@ def test_a_split_that_shares_no_work_is_refused_with_weight_op_and_axis(search):
 def test_the_first_node_on_the_way_that_refuses_is_named():
     nodes = [GraphNode(name) for name in ("stem", "left", "right", "loss")]
     stem, left, right, loss = nodes
-    left.inputs, right.inputs, loss.inputs = [stem], [stem], [left, right]
-    graph = NodeGraph(nodes, {node: node for node in nodes})  # an op of each, by the same name
+    flow = nx.DiGraph([(stem, left), (stem, right), (left, loss), (right, loss)])
+    graph = NodeGraph(flow, {node: node for node in nodes})  # an op of each, by the same name
     assert pattern_routing(graph, {}).valid
     routing = pattern_routing(graph, {loss: "too late", right: "no pattern"})
     assert routing.reason == "GraphNode 'right': no pattern"
+
+
+def test_what_lies_behind_a_cycle_comes_last():
+    first, back, forth, last = nodes = [GraphNode(n) for n in ("first", "back", "forth", "last")]
+    flow = nx.DiGraph([(first, last), (back, forth), (forth, back)])
+    graph = NodeGraph(flow, {node: node for node in nodes})
+    routing = pattern_routing(graph, {forth: "on a cycle", last: "no pattern"})
+    assert routing.reason == "GraphNode 'last': no pattern"
+    assert not pattern_routing(graph, {forth: "on a cycle"}).valid
 
 
 def test_ranks_that_would_all_compute_the_same_are_no_plan(problem):

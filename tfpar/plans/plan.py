@@ -25,6 +25,7 @@ from tfpar.plans.variables import PlannedVariable
 from tfpar.propagation.engine import Anchors
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.report.explain import explain
+from tfpar.report.graph import plan_graph
 from tfpar.report.summary import summary
 from tfpar.spec import (
     Mesh,
@@ -39,6 +40,8 @@ from tfpar.spec import (
 )
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from tfpar.propagation.engine import PartitionedGraph
 
 
@@ -213,6 +216,21 @@ class Plan:
             PlanError: no such variable, or several.
         """
         return explain(self, name, partitioned or self.partitioned)
+
+    def graph(self, partitioned: PartitionedGraph | None = None) -> nx.DiGraph:
+        """GraphNodes and the tensors that flow between them in the forward pass, as plain values.
+
+        Nodes, by name (a scope), have `kind` (the op type that computes most), `ops`, `flops` (of
+        a step on the whole batch), `weights` (path -> spec), `weight_bytes`,
+        `device_weight_bytes`; in a block that repeats `block` and `instance`; and if the plan was
+        made for a cluster, `seconds` (of a step, without overlap) and `collectives` (how many of
+        each). Edges have `bytes` and `tensors`: name, shape, dtype, bytes, the spec in which each
+        is kept (`spec`) and those in which it is read (`read_as`).
+
+        Raises:
+            PlanError: the plan is from a file, which holds no graph.
+        """
+        return plan_graph(self, partitioned or self.partitioned)
 
     def diff(self, other: Plan) -> list[str]:
         """What differs in `other`, one readable line each; empty for equal plans."""

@@ -8,7 +8,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, KEPT, Pricer, traffic
 from tfpar.ir.roles import Roles
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.search.graph_nodes import GraphNode, cluster
+from tfpar.search.graph_nodes import GraphNode, NodeGraph, cluster
 
 
 @dataclasses.dataclass(eq=False)
@@ -35,10 +35,16 @@ class LayerReport:
         )
 
 
-def layer_reports(partitioned: PartitionedGraph, machines: Cluster) -> list[LayerReport]:
-    """A report for each GraphNode, in the order of the model."""
+def layer_reports(
+    partitioned: PartitionedGraph, machines: Cluster, nodes: NodeGraph | None = None
+) -> list[LayerReport]:
+    """A report for each GraphNode, in the order of the model.
+
+    Args:
+        nodes: of the graph, if they are known already.
+    """
     roles = dataclasses.replace(Roles.of(partitioned.graph), carried=partitioned.carried)
-    nodes = cluster(partitioned.graph, roles)
+    nodes = nodes or cluster(partitioned.graph, roles)
     pricer = Pricer(partitioned.mesh, machines, roles)
     reports = {node: LayerReport(node) for node in nodes.nodes}
     rules = partitioned.prepared.rules

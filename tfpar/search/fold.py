@@ -11,8 +11,9 @@ of a real graph.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Mapping, Sequence
+
+import networkx as nx
 
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.search.shared import Family, Signatures, aligned_ops
@@ -251,23 +252,14 @@ def _fold(graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]) -> 
 def _ordered(ops: Sequence[Op]) -> list[Op] | None:
     """`ops` with inputs first, otherwise in their order; None if they close a cycle."""
     position = {op: i for i, op in enumerate(ops)}
-    readers: dict[Op, list[Op]] = {}
-    waiting: dict[Op, int] = {}
+    flow = nx.DiGraph()
+    flow.add_nodes_from(ops)
     for op in ops:
-        before = {t.op for t in op.inputs} | set(op.control)
-        waiting[op] = len(before)
-        for source in before:
-            readers.setdefault(source, []).append(op)
-    ready = [position[op] for op in ops if not waiting[op]]
-    out: list[Op] = []
-    while ready:
-        op = ops[heapq.heappop(ready)]
-        out.append(op)
-        for reader in readers.get(op, ()):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, position[reader])
-    return out if len(out) == len(ops) else None
+        flow.add_edges_from((before, op) for before in (*(t.op for t in op.inputs), *op.control))
+    try:
+        return list(nx.lexicographical_topological_sort(flow, position.__getitem__))
+    except nx.NetworkXUnfeasible:
+        return None
 
 
 def _finish(

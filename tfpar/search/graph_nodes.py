@@ -7,9 +7,12 @@ op they are named after; sums of gradients and updates join what they sum or upd
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+
+import networkx as nx
 
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.roles import FORWARD, Roles
@@ -26,13 +29,11 @@ class GraphNode:
         name: the scope, or the name of the first op of a run without weights.
         ops: forward ops in graph order, then what joined them.
         weights: the trainable variables that its forward ops read.
-        inputs: nodes whose forward ops it reads from, in order of first use.
     """
 
     name: str
     ops: list[Op] = dataclasses.field(default_factory=list)
     weights: list[Variable] = dataclasses.field(default_factory=list)
-    inputs: list[GraphNode] = dataclasses.field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<GraphNode {self.name}: {len(self.ops)} ops, {len(self.weights)} weights>"
@@ -40,19 +41,34 @@ class GraphNode:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NodeGraph:
-    """The GraphNodes of a graph in topological order of their forward ops."""
+    """The GraphNodes of a graph, and what their forward ops read from each other.
 
-    nodes: Sequence[GraphNode]
+    Attributes:
+        graph: its nodes are GraphNodes in the order of their first ops; an edge leads from each
+            to those that read from it, in order of first use. A scope whose ops run both before
+            and after those of another closes a cycle.
+    """
+
+    graph: nx.DiGraph
     node_of: Mapping[Op, GraphNode]
 
     @functools.cached_property
-    def readers(self) -> Mapping[GraphNode, Sequence[GraphNode]]:
-        """The nodes that read from each node."""
-        found: dict[GraphNode, list[GraphNode]] = {}
-        for node in self.nodes:
-            for source in node.inputs:
-                found.setdefault(source, []).append(node)
-        return found
+    def nodes(self) -> Sequence[GraphNode]:
+        """In the order of their first ops."""
+        return tuple(self.graph)
+
+    @functools.cached_property
+    def order(self) -> Mapping[GraphNode, int]:
+        """The place of each node on the way of the data, from the root (what nothing feeds).
+
+        Breadth first, a node once all that it reads from are placed. What lies on a cycle and
+        behind it comes last.
+        """
+        sequence: dict[GraphNode, None] = {}
+        with contextlib.suppress(nx.NetworkXUnfeasible):
+            for node in nx.topological_sort(self.graph):
+                sequence[node] = None
+        return {node: i for i, node in enumerate(dict.fromkeys((*sequence, *self.graph)))}
 
     def weighted(self) -> list[GraphNode]:
         """The nodes that bear weights."""
@@ -117,13 +133,18 @@ def cluster(graph: Graph, roles: Roles) -> NodeGraph:
             node = node_of.get(op)
             if node is not None and roles.phase[op] == FORWARD and variable not in node.weights:
                 node.weights.append(variable)
-    nodes = list(dict.fromkeys(node_of.values()))
-    for node in nodes:
-        sources = (
-            node_of.get(t.op) for op in node.ops if roles.phase[op] == FORWARD for t in op.inputs
-        )
-        node.inputs = [n for n in dict.fromkeys(sources) if n is not None and n is not node]
-    return NodeGraph(nodes, node_of)
+    return NodeGraph(_data_flow(node_of, roles), node_of)
+
+
+def _data_flow(node_of: Mapping[Op, GraphNode], roles: Roles) -> nx.DiGraph:
+    """Edges between the nodes that read from each other in the forward pass."""
+    flow = nx.DiGraph()
+    flow.add_nodes_from(dict.fromkeys(node_of.values()))
+    for node in flow:
+        forward = (op for op in node.ops if roles.phase[op] == FORWARD)
+        sources = dict.fromkeys(node_of.get(t.op) for op in forward for t in op.inputs)
+        flow.add_edges_from((s, node) for s in sources if s is not None and s is not node)
+    return flow
 
 
 def weight_readers(graph: Graph) -> dict[Variable, list[tuple[Op, Op]]]:

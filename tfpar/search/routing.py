@@ -9,7 +9,6 @@ then computes alike: Split is then a Replica that communicates more.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping
 
@@ -40,17 +39,8 @@ def pattern_routing(nodes: NodeGraph, refusing: Mapping[Op, str]) -> Routing:
     """
     if not refusing:
         return VALID
-    broken = {nodes.node_of.get(op, GraphNode(op.name)): why for op, why in refusing.items()}
-    waiting = {node: len(node.inputs) for node in nodes.nodes}
-    readers = nodes.readers
-    queue = collections.deque(node for node, inputs in waiting.items() if not inputs)
-    while queue:
-        node = queue.popleft()
-        if node in broken:
-            return Routing(False, f"GraphNode {node.name!r}: {broken[node]}")
-        for child in readers.get(node, ()):
-            waiting[child] -= 1
-            if not waiting[child]:
-                queue.append(child)
-    node, why = next(iter(broken.items()))
+    node, why = min(
+        ((nodes.node_of.get(op, GraphNode(op.name)), why) for op, why in refusing.items()),
+        key=lambda found: nodes.order.get(found[0], len(nodes.order)),
+    )
     return Routing(False, f"GraphNode {node.name!r}: {why}")

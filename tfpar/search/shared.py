@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import networkx as nx
+
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor, freeze
 from tfpar.ir.roles import FORWARD, Roles
@@ -266,17 +268,15 @@ def _connected(units: Sequence[Sequence[GraphNode]], nodes: NodeGraph) -> list[l
     Towers that are built side by side are as many blocks, however their layers interleave.
     """
     place = {n: i for i, members in enumerate(units) for n in members}
-    group = list(range(len(units)))
-    for node, own in place.items():
-        for source in node.inputs:
-            other = place.get(source)
-            if other is not None and group[other] != group[own]:
-                old, new = group[own], group[other]
-                group = [new if g == old else g for g in group]
-    found: dict[int, list[int]] = {}
-    for i, g in enumerate(group):
-        found.setdefault(g, []).append(i)
-    return list(found.values())
+    joined = nx.Graph()
+    joined.add_nodes_from(range(len(units)))
+    joined.add_edges_from(
+        (place[source], own)
+        for node, own in place.items()
+        for source in nodes.graph.predecessors(node)
+        if source in place
+    )
+    return [sorted(part) for part in nx.connected_components(joined)]
 
 
 def _tandem_runs(labels: Sequence[int], min_duplicate: int) -> list[tuple[int, int, int]]:
