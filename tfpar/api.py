@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfpar.capture.step import argument_specs
 from tfpar.constraints import batch_axes
 from tfpar.keras import adapter
+from tfpar.keras.batches import check_batch, check_training_batch
 from tfpar.keras.slots import slot_ratio
 from tfpar.options import (
     ClusterLike,
@@ -235,6 +236,7 @@ def plan(
     state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
     if state is None or not model.compiled:
         raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
+    check_training_batch("batch", batch, model)
     specs = argument_specs((batch,))
     captured = state.capture_gradients(specs)
     request = Request(
@@ -253,7 +255,7 @@ def plan_of(model: keras.Model) -> Plan:
     Raises:
         TfparError: the model is not parallel, or has not run a step yet.
     """
-    state = _state(model)
+    state = adapter.state_of(model)
     if state.plan is None:
         raise TfparError(
             f"Model {model.name!r} has no plan yet: plans are made for a batch shape, at the first "
@@ -272,11 +274,13 @@ def coverage(model: keras.Model, x: Any = None, y: Any = None) -> Coverage:
     Raises:
         TfparError: the model is not parallel, or no shapes are known.
     """
-    state = _state(model)
+    state = adapter.state_of(model)
     kind = "predict" if y is None else "train"
     if x is None:
         x = _symbolic_inputs(model)
+    check_batch("x", x)
     batch = (x,) if y is None else (x, y)
+    check_batch("(x, y)", batch)
     captured = state.step(kind).capture(argument_specs((batch,)))
     return _coverage(prepare_step(captured))
 
@@ -293,13 +297,3 @@ def _symbolic_inputs(model: keras.Model, batch_size: int = 8) -> Any:
         lambda t: tf.TensorSpec([batch_size if n is None else n for n in t.shape], t.dtype),
         getattr(model, "_inputs_struct", inputs if len(inputs) > 1 else inputs[0]),
     )
-
-
-def _state(model: keras.Model):
-    state = adapter.parallel_model(model)
-    if state is None:
-        raise TfparError(
-            f"Model {model.name!r} is not parallel: build it inside tap.auto_parallel(...), or "
-            f"pass it to tap.parallelize."
-        )
-    return state

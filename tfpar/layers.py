@@ -23,6 +23,7 @@ import keras
 from tfpar.constraints.laid import check_fits, mark, read_spec
 from tfpar.session import active
 from tfpar.spec import Placement
+from tfpar.spec.arguments import refused
 
 
 def lay(weight: keras.Variable, spec: Iterable[Placement | str]) -> keras.Variable:
@@ -37,6 +38,8 @@ def lay(weight: keras.Variable, spec: Iterable[Placement | str]) -> keras.Variab
         TfparError: something else, a dim that the weight lacks, or more placements than the mesh
             of the enclosing `auto_parallel` has axes.
     """
+    if not isinstance(weight, keras.Variable):
+        raise refused("weight", weight, "a keras.Variable, such as a layer's kernel")
     what = f"Weight {weight.path!r}"
     placements = read_spec(spec, len(weight.shape), what)
     sessions = active.get()

@@ -17,11 +17,12 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tfpar.keras.adapter import parallel_model
+from tfpar.keras.adapter import state_of
+from tfpar.keras.batches import check_training_batch
 from tfpar.keras.model import ParallelModel
 from tfpar.report.tables import render_table
 from tfpar.session import CompiledFunction
-from tfpar.spec import TfparError
+from tfpar.spec.arguments import integer, optional
 
 NOISE_FACTOR = 10.0
 """How many times the measured rounding noise still counts as reordering (empirical)."""
@@ -95,14 +96,12 @@ def verify(
             in every step, unless `batch_size` cuts it into consecutive ones.
 
     Raises:
+        ArgumentError: no data, data of unequal lengths, or no step.
         TfparError: the model is not parallel or not compiled.
     """
-    state = parallel_model(model)
-    if state is None or not model.compiled:
-        raise TfparError(
-            f"verify needs a compiled parallel model; {model.name!r} is "
-            f"{'not compiled' if state is not None else 'not parallel'}."
-        )
+    state = state_of(model, compiled=True)
+    steps, batch_size = integer("steps", steps, 1), optional(_size, "batch_size", batch_size)
+    check_training_batch("(x, y, sample_weight)", (x, y, sample_weight), model)
     batches = _batches((x, y, sample_weight), steps, batch_size)
     step = _recording_step(model)
     on_mesh = CompiledFunction(
@@ -120,6 +119,10 @@ def verify(
     noisy = _train(state, _on_one_device(state, plain_step), batches, _moved(start))
     _restore(state, start)
     return _compare(state, start, plain, parallel, noisy, on_mesh)
+
+
+def _size(name: str, value: Any) -> int:
+    return integer(name, value, 1)
 
 
 @dataclasses.dataclass

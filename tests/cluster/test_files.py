@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import tfpar as tap
@@ -101,7 +102,7 @@ def changed(old, new):
         (changed('bandwidth = "200 Gbit/s"\n', ""), "`level.bandwidth` is missing"),
         (
             changed('bandwidth = "200 Gbit/s"', "bandwidth = 0"),
-            "level.bandwidth is 0.0; it must be above 0",
+            "level.bandwidth is 0.0; it must be a number above 0",
         ),
         (
             changed('"200 Gbit/s"', '"200 GB"'),
@@ -137,7 +138,7 @@ def changed(old, new):
                 'flops = { float32 = "100 TFLOP/s", bfloat16 = 220e12 }',
                 "flops = { bfloat16 = 1e12 }",
             ),
-            r"node\[0\].device.flops lacks 'float32'",
+            r"node\[0\].device.flops is .*bfloat16.*; it must be .* 'float32' at least",
         ),
         (
             changed("mesh = [2, 8]", "mesh = [8, 8]"),
@@ -152,6 +153,18 @@ def changed(old, new):
             changed('name = "ours"', 'algorithms = ["star"]'),
             r"algorithms is \['star'\]; it must be some of 'ring'",
         ),
+        (changed('name = "ours"', "algorithms = 5"), "algorithms is 5; it must be some of"),
+        (changed('"1.6 TB/s"', "1e999"), "device.memory_bandwidth is inf; it must be finite"),
+        (changed('"1.6 TB/s"', '"1e999"'), "`.*memory_bandwidth` is '1e999', which no number can"),
+        (
+            changed("count = 8", "count = 800_000_000"),
+            r"node\[0\].level.count is 800000000",
+        ),
+        (
+            changed("mesh = [2, 8]", "mesh = [2, 8.5]"),
+            r"measured.mesh is 8.5; it must",
+        ),
+        (changed("mesh = [2, 8]", "mesh = 16"), "measured.mesh is 16; it must be a list"),
         ('name = "none"', "`node` is missing: a cluster has one"),
         ("node = 3", "`node` is 3; write it as"),
         ("name = ", "Cannot read the cluster file '.*ours.toml': .*line 1"),
@@ -169,7 +182,7 @@ def test_unknown_presets_are_answered_with_those_there_are():
         TfparError, match="no cluster 'tpu': neither a file nor one of .*'dgx-a100'"
     ):
         find_cluster("tpu")
-    with pytest.raises(TfparError, match="3 is of type int. Give a Cluster"):
+    with pytest.raises(TfparError, match="cluster is 3; it must be a Cluster, the name of"):
         find_cluster(3)
 
 
@@ -238,8 +251,9 @@ def test_a_cluster_made_in_python():
         and cluster.with_memory(8e9).device.memory_bytes == 8e9
     )
     assert cluster.with_memory(None) is cluster
-    with pytest.raises(TfparError, match="Cluster 'bad': node.device.memory_bytes is 0"):
-        tap.Cluster("bad", (tap.Node(dataclasses.replace(device, memory_bytes=0)),))
+    listed = tap.Cluster("listed", [tap.Node(device, [tap.Level(np.int64(2), 1, 0)])])
+    assert listed == tap.Cluster("listed", (tap.Node(device, (tap.Level(2, 1.0, 0.0),)),))
+    assert listed.fingerprint() and hash(listed)
 
 
 def test_a_fingerprint_is_of_all_but_the_names():

@@ -205,11 +205,11 @@ def test_layers_of_ones_own_lay_theirs():
     "spec, message",
     [
         ([tap.Shard(2)], r"Layer 'fc': S\(2\) splits dim 2, but the weight has 2 dims"),
-        ([tap.Partial()], r"Layer 'fc': a spec holds tap.Shard\(dim\) and tap.Replicate\(\)"),
+        ([tap.Partial()], r"Layer 'fc': an entry of spec is P\(sum\); it must be tap.Shard"),
         (["S[0]"], r"Layer 'fc': Cannot read placement 'S\[0\]'"),
-        ([1, 0], "Layer 'fc': a spec holds"),
-        ("S(0)", "Layer 'fc': spec is a list of placements"),
-        (None, "Layer 'fc': spec is a list of placements"),
+        ([1, 0], "Layer 'fc': an entry of spec is 1; it must be"),
+        ("S(0)", r"Layer 'fc': spec is 'S\(0\)'; it must be a list of placements"),
+        (None, "Layer 'fc': spec is None; it must be a list of placements"),
     ],
 )
 def test_malformed_specs_are_refused(spec, message):

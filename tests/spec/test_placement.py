@@ -3,12 +3,14 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spec.strategies import laid_out
 from tfpar.spec import (
+    ArgumentError,
     Partial,
     Replicate,
     Shard,
@@ -58,8 +60,21 @@ def test_how_placements_print():
 
 @pytest.mark.parametrize("text", ["", "S", "S()", "S(-1)", "S(0", "S(0)x", "R0", "P(mean)", "r"])
 def test_what_is_no_placement_is_refused(text):
-    with pytest.raises(SpecError):
+    with pytest.raises((ArgumentError, SpecError)):
         parse_placement(text)
+
+
+def test_what_is_made_of_other_types_is_refused():
+    for make, name in (
+        (lambda: Shard("0"), "dim is '0'"), (lambda: Shard(None), "dim is None"),
+        (lambda: Shard(1.0), "dim is 1.0"), (lambda: Shard(True), "dim is True"),
+        (lambda: Shard(0, 0), "stride is 0"), (lambda: Shard(0, "4"), "stride is '4'"),
+        (lambda: Shard(0, None, 0), "unit is 0"), (lambda: Partial("mean"), "op is 'mean'"),
+        (lambda: Partial(["sum"]), r"op is \['sum'\]"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"{name}; it must be"):
+            make()
+    assert Shard(np.int64(1), np.int32(4)) is Shard(1, 4) and str(Shard(np.int64(7))) == "S(7)"
 
 
 def test_strides_that_do_not_fit_are_refused():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -15,15 +16,16 @@ from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import check_writable, cluster_of, describe, write_cluster
 from tfpar.distributed.world import World, this_world
+from tfpar.options import MeshLike
 from tfpar.runtime.detect import detect_cluster, every_rank
 from tfpar.runtime.devices import memory_of
 from tfpar.runtime.ranks import Ranks
-from tfpar.spec import Mesh, TfparError
+from tfpar.spec import Mesh, TfparError, arguments
 
 
 def calibrate(
-    mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
-    path: str | None = None,
+    mesh: MeshLike | None = None,
+    path: str | os.PathLike[str] | None = None,
     *,
     budget_s: float = 60.0,
 ) -> Cluster:
@@ -45,15 +47,12 @@ def calibrate(
             axis even if that takes longer.
 
     Raises:
-        TfparError: more ranks than devices or processes, a budget that is not above 0, or a file
-            that cannot be written.
+        ArgumentError: an argument of another type, or a budget that is not above 0.
+        TfparError: more ranks than devices or processes, or a file that cannot be written.
     """
-    if not budget_s > 0:
-        raise TfparError(f"budget_s is {budget_s}; measuring takes some seconds, such as 60.")
-    if mesh is None:
-        mesh = every_rank()
-    if not isinstance(mesh, Mesh):
-        mesh = Mesh.of(mesh)
+    budget_s = arguments.number("budget_s", budget_s, above=0)
+    path = arguments.optional(arguments.path, "path", path)
+    mesh = every_rank() if mesh is None else Mesh.of(mesh)
     world = this_world()
     if path is not None:
         _on_first(world, "checking the cluster file", lambda: check_writable(path))

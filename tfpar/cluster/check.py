@@ -1,13 +1,18 @@
-"""What a cluster must be for costs to make sense."""
+"""What the parts of a cluster must be for costs to make sense.
+
+The tables say of each field how it is read: numbers, Python's or numpy's, become floats or ints,
+lists become tuples, and anything else is refused.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfpar.spec import TfparError
+from tfpar.spec.arguments import flag, integer, listed, number, one_of, optional, refused
 
 if TYPE_CHECKING:
     from tfpar.cluster.description import Cluster
@@ -20,31 +25,131 @@ or all by one line that they share."""
 ALGORITHMS = ("ring", "tree", "halving", "hierarchical", "heterogeneous-ring")
 """How a library computes a collective; see `cost.collectives`."""
 
+MOST_DEVICES = 2**20
+"""More than any machine has; what is said of ranks is listed rank by rank."""
+
+Reader = Callable[[str, Any], Any]
+
+
+def settle(part: Any, readers: Mapping[str, Reader]) -> None:
+    """Bring the fields of a frozen dataclass into the one form that they are computed with.
+
+    Raises:
+        ArgumentError: a field of another type or out of range; names it.
+    """
+    for name, read in readers.items():
+        object.__setattr__(part, name, read(name, getattr(part, name)))
+
+
+def parts(kind: type, at_least: int = 0) -> Reader:
+    """A reader of several `kind`s."""
+    what = f"a list of {'one or more ' if at_least else ''}tap.{kind.__name__}"
+
+    def read(name: str, value: Any) -> tuple[Any, ...]:
+        found = listed(name, value, what)
+        if len(found) < at_least or not all(isinstance(one, kind) for one in found):
+            raise refused(name, value, what)
+        return found
+
+    return read
+
+
+def part(kind: type) -> Reader:
+    """A reader of one `kind`."""
+
+    def read(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise refused(name, value, f"a tap.{kind.__name__}")
+        return value
+
+    return read
+
+
+def _rate(name: str, value: Any) -> float:
+    return _finite(name, value, number(name, value, above=0))
+
+
+def _time(name: str, value: Any) -> float:
+    return _finite(name, value, number(name, value, least=0))
+
+
+def _finite(name: str, value: Any, found: float) -> float:
+    if math.isinf(found):
+        raise refused(name, value, "finite")
+    return found
+
+
+def _count(name: str, value: Any) -> int:
+    found = integer(name, value, 1)
+    if found > MOST_DEVICES:
+        raise refused(name, value, f"a whole number, 1 to {MOST_DEVICES}")
+    return found
+
+
+def _name(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise refused(name, value, "a string")
+    return value
+
+
+def _rates(name: str, value: Any) -> dict[str, float]:
+    expected = "FLOP/s by dtype, of 'float32' at least"
+    if not isinstance(value, Mapping) or "float32" not in value:
+        raise refused(name, value, expected)
+    return {_name(f"{name}'s dtype", d): _rate(f"{name}.{d}", rate) for d, rate in value.items()}
+
+
+def _sizes(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(_count(name, size) for size in listed(name, value, "a list of sizes"))
+
+
+def _part_of_one(name: str, value: Any) -> float:
+    expected = "from 0 (a device waits for its communication) to 1 (it computes on)"
+    found = number(name, value, expected=expected)
+    if not 0 <= found <= 1:
+        raise refused(name, value, expected)
+    return found
+
+
+def _algorithms(name: str, value: Any) -> tuple[str, ...]:
+    expected = f"some of {', '.join(map(repr, ALGORITHMS))}"
+    found = listed(name, value, expected)
+    if not found or not all(isinstance(one, str) and one in ALGORITHMS for one in found):
+        raise refused(name, value, expected)
+    return found
+
+
+_MAYBE_RATE = functools.partial(optional, _rate)
+
+DEVICE: Mapping[str, Reader] = {
+    "flops": _rates, "memory_bytes": functools.partial(number, above=0),
+    "memory_bandwidth": _rate, "launch_s": _time, "half_size": _time, "name": _name,
+    "functions_per_s": _MAYBE_RATE,
+}  # fmt: skip
+LEVEL: Mapping[str, Reader] = {
+    "count": _count, "bandwidth": _rate, "latency_s": _time,
+    "topology": lambda name, value: one_of(name, value, TOPOLOGIES), "p2p": _MAYBE_RATE,
+    "name": _name,
+}  # fmt: skip
+NODE: Mapping[str, Reader] = {"count": _count, "uplink": _MAYBE_RATE}
+MEASURED: Mapping[str, Reader] = {
+    "kind": _name, "mesh": _sizes, "axis": lambda name, value: integer(name, value, 0),
+    "startup_s": _time, "bandwidth": _rate,
+}  # fmt: skip
+CLUSTER: Mapping[str, Reader] = {
+    "name": _name, "overlap": _part_of_one, "algorithms": _algorithms, "step_s": _time,
+    "one_memory": flag,
+}  # fmt: skip
+
 
 def check_cluster(cluster: Cluster) -> None:
-    """Raise TfparError if a field of `cluster` makes no sense; names the field."""
+    """Raise TfparError if the parts of `cluster` do not fit each other; says which."""
     wrong = next(_wrongs(cluster), None)
     if wrong is not None:
         raise TfparError(f"Cluster {cluster.name!r}: {wrong}")
 
 
 def _wrongs(cluster: Cluster) -> Iterator[str]:
-    if not cluster.nodes:
-        yield "it has no nodes; it needs one `node` at least."
-    for i, node in enumerate(cluster.nodes):
-        where = f"node[{i}]" if len(cluster.nodes) > 1 else "node"
-        yield from _numbers(where, node)
-        yield from _numbers(f"{where}.device", node.device)
-        if "float32" not in node.device.flops:
-            yield f"{where}.device.flops lacks 'float32'."
-        for dtype, rate in node.device.flops.items():
-            if not rate > 0:
-                yield f"{where}.device.flops.{dtype} is {rate}; it must be above 0."
-    for where, level in _levels(cluster):
-        yield from _numbers(where, level)
-        if level.topology not in TOPOLOGIES:
-            known = ", ".join(map(repr, TOPOLOGIES))
-            yield f"{where}.topology is {level.topology!r}; it must be one of {known}."
     if not cluster.levels and cluster.num_nodes > 1:
         yield (
             f"it has {cluster.num_nodes} nodes, but no `level` that joins them: the link between "
@@ -57,53 +162,14 @@ def _wrongs(cluster: Cluster) -> Iterator[str]:
             f"its levels join {counts} = {joined} nodes, but it has {cluster.num_nodes}; make "
             f"`count` of `level` and of `node` agree."
         )
-    if not 0 <= cluster.overlap <= 1:
-        yield (
-            f"overlap is {cluster.overlap}; it must be from 0 (a device waits for its "
-            f"communication) to 1 (it computes on)."
-        )
-    if not 0 <= cluster.step_s < math.inf:
-        yield f"step_s is {cluster.step_s}; it must be 0 or more."
-    unknown = [a for a in cluster.algorithms if a not in ALGORITHMS]
-    if unknown or not cluster.algorithms:
-        known = ", ".join(map(repr, ALGORITHMS))
-        yield f"algorithms is {list(cluster.algorithms)}; it must be some of {known}."
+    if cluster.size > MOST_DEVICES:
+        yield f"it has {cluster.size} devices; plans are for {MOST_DEVICES} at most."
     for i, entry in enumerate(cluster.measured):
         where = f"measured[{i}]"
-        yield from _numbers(where, entry)
-        if not 0 <= entry.axis < len(entry.mesh):
+        if not entry.axis < len(entry.mesh):
             yield f"{where}.axis is {entry.axis}, but {where}.mesh has {len(entry.mesh)} axes."
         elif math.prod(entry.mesh) > cluster.size:
             yield (
                 f"{where}.mesh has {math.prod(entry.mesh)} ranks, but there are {cluster.size} "
                 f"devices."
             )
-
-
-def _levels(cluster: Cluster) -> Iterator[tuple[str, Any]]:
-    for i, level in enumerate(cluster.levels):
-        yield (f"level[{i}]" if len(cluster.levels) > 1 else "level"), level
-    for n, node in enumerate(cluster.nodes):
-        for i, level in enumerate(node.levels):
-            outer = f"node[{n}]" if len(cluster.nodes) > 1 else "node"
-            yield f"{outer}.level" + (f"[{i}]" if len(node.levels) > 1 else ""), level
-
-
-_COUNTS = ("count",)
-_TIMES = ("launch_s", "latency_s", "startup_s", "half_size")
-
-
-def _numbers(where: str, part: Any) -> Iterator[str]:
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if not isinstance(value, int | float) or field.name in ("axis",):
-            continue
-        what = f"{where}.{field.name} is {value}; it must be"
-        if field.name in _COUNTS:
-            if value < 1 or value != int(value):
-                yield f"{what} a whole number, 1 or more."
-        elif field.name in _TIMES:
-            if not 0 <= value < math.inf:
-                yield f"{what} 0 or more."
-        elif not value > 0:
-            yield f"{what} above 0."

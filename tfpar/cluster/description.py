@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfpar.cluster.check import check_cluster
+from tfpar.cluster import check
 from tfpar.spec import Mesh, TfparError
 
 
@@ -39,6 +39,9 @@ class Device:
     half_size: float = 0.0
     name: str = ""
     functions_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check.settle(self, check.DEVICE)
 
     def __hash__(self) -> int:
         return hash((*sorted(self.flops.items()), self.memory_bytes, self.memory_bandwidth))
@@ -76,6 +79,9 @@ class Level:
     p2p: float | None = None
     name: str = ""
 
+    def __post_init__(self) -> None:
+        check.settle(self, check.LEVEL)
+
     @property
     def pair_bandwidth(self) -> float:
         """`p2p`, or what the topology gives."""
@@ -100,6 +106,10 @@ class Node:
     count: int = 1
     uplink: float | None = None
 
+    def __post_init__(self) -> None:
+        check.settle(self, check.NODE)
+        check.settle(self, {"device": check.part(Device), "levels": check.parts(Level)})
+
     @property
     def size(self) -> int:
         """Number of devices in one of them."""
@@ -123,6 +133,9 @@ class Measured:
     startup_s: float
     bandwidth: float
 
+    def __post_init__(self) -> None:
+        check.settle(self, check.MEASURED)
+
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
@@ -140,8 +153,9 @@ class Cluster:
             would store or compute alike is there once, and computed by the cores of all.
 
     Raises:
-        TfparError: a size below 1, a rate that is not above 0, a negative time, or levels that
-            do not hold the nodes; names the field.
+        ArgumentError: (of all parts) a size below 1, a rate that is not above 0, a negative time,
+            or what is no number; names the field.
+        TfparError: levels that do not hold the nodes.
     """
 
     name: str
@@ -154,7 +168,12 @@ class Cluster:
     one_memory: bool = False
 
     def __post_init__(self) -> None:
-        check_cluster(self)
+        check.settle(self, check.CLUSTER)
+        check.settle(self, {
+            "nodes": check.parts(Node, 1), "levels": check.parts(Level),
+            "measured": check.parts(Measured),
+        })  # fmt: skip
+        check.check_cluster(self)
 
     def __hash__(self) -> int:
         return self._hash

@@ -27,16 +27,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tomlkit
 import tomlkit.exceptions
 
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
-from tfpar.spec import TfparError
+from tfpar.spec import ArgumentError, TfparError
 from tfpar.writable import why_not_writable
+
+Part = TypeVar("Part")
 
 _NUMBER, _COUNT, _TEXT, _FLAG = "number", "count", "text", "flag"
 
@@ -74,12 +76,13 @@ _CLUSTER = {
 _Table = dict[str, tuple[str, str]]
 
 
-def read_cluster(path: str) -> Cluster:
+def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """The cluster that a TOML or JSON file describes.
 
     Raises:
         TfparError: it cannot be read, or a key is missing, unknown or wrong; names file and key.
     """
+    path = os.fspath(path)
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -89,7 +92,7 @@ def read_cluster(path: str) -> Cluster:
     return cluster_of(known, path)
 
 
-def write_cluster(cluster: Cluster, path: str) -> None:
+def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
     """Write `cluster` as a TOML file that `read_cluster` reads.
 
     Raises:
@@ -99,7 +102,8 @@ def write_cluster(cluster: Cluster, path: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(cluster_text(cluster))
     except OSError as error:
-        raise TfparError(f"Cannot write the cluster file {path!r}: {error}.") from None
+        file_name = os.fspath(path)
+        raise TfparError(f"Cannot write the cluster file {file_name!r}: {error}.") from None
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -133,7 +137,7 @@ def cluster_of(known: Any, source: str = "") -> Cluster:
     if "node" not in table:
         raise reader.error("node", "is missing: a cluster has one [[node]] at least")
     if "algorithms" in table:
-        fields["algorithms"] = tuple(map(str, table["algorithms"]))
+        fields["algorithms"] = table["algorithms"]
     nodes = tuple(reader.node(n, key) for key, n in reader.tables(table, "node", ""))
     levels = tuple(reader.level(v, key) for key, v in reader.tables(table, "level", ""))
     found = tuple(reader.measured(m, key) for key, m in reader.tables(table, "measured", ""))
@@ -210,7 +214,8 @@ class _Reader:
             raise self.error(f"{key}.device", "is missing")
         levels = tuple(self.level(v, at) for at, v in self.tables(table, "level", key))
         device = self.device(table["device"], f"{key}.device")
-        return Node(device, levels, **self.fields(table, key, _NODE))
+        fields = self.fields(table, key, _NODE)
+        return self.made(Node, key, device=device, levels=levels, **fields)
 
     def device(self, value: Any, key: str) -> Device:
         table = self.table(value, key, {*_DEVICE, "flops"})
@@ -225,21 +230,27 @@ class _Reader:
             str(dtype): self.value(rate, f"{key}.flops.{dtype}", "FLOP/s")
             for dtype, rate in rates.items()
         }
-        return Device(flops=flops, **fields)
+        return self.made(Device, key, flops=flops, **fields)
 
     def level(self, value: Any, key: str) -> Level:
         fields = self.fields(self.table(value, key, set(_LEVEL)), key, _LEVEL)
         self.required(fields, key, _LEVEL, "count", "bandwidth", "latency")
-        return Level(**fields)
+        return self.made(Level, key, **fields)
 
     def measured(self, value: Any, key: str) -> Measured:
         table = self.table(value, key, {*_MEASURED, "mesh"})
         fields = self.fields(table, key, _MEASURED)
         self.required(fields, key, _MEASURED, "kind", "axis", "startup", "bandwidth")
-        sizes = table.get("mesh")
-        if not isinstance(sizes, Sequence | tuple) or not all(isinstance(n, int) for n in sizes):
-            raise self.error(f"{key}.mesh", f"is {sizes!r}, not a list of sizes")
-        return Measured(mesh=tuple(sizes), **fields)
+        if "mesh" not in table:
+            raise self.error(f"{key}.mesh", "is missing")
+        return self.made(Measured, key, mesh=table["mesh"], **fields)
+
+    def made(self, part: Callable[..., Part], key: str, /, **fields: Any) -> Part:
+        """A part of the cluster; what is wrong with its fields is said with the table's key."""
+        try:
+            return part(**fields)
+        except ArgumentError as error:
+            raise TfparError(f"{self.source}: {key}.{error}") from None
 
 
 def describe(cluster: Cluster) -> dict[str, Any]:

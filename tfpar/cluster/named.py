@@ -14,6 +14,7 @@ from tfpar.cluster.description import Cluster, Level, Node
 from tfpar.cluster.files import cluster_of, read_cluster
 from tfpar.cluster.this_machine import cpu, cpu_processes
 from tfpar.spec import Mesh, TfparError
+from tfpar.spec.arguments import path
 
 _MADE: Mapping[str, Callable[[int, int], Cluster]] = {"cpu": cpu, "cpu-processes": cpu_processes}
 
@@ -25,7 +26,9 @@ def preset_names() -> list[str]:
     return sorted([*found, *_MADE])
 
 
-def find_cluster(value: Cluster | Mapping[str, Any] | str, mesh: Mesh | None = None) -> Cluster:
+def find_cluster(
+    value: Cluster | Mapping[str, Any] | str | os.PathLike[str], mesh: Mesh | None = None
+) -> Cluster:
     """A cluster from itself, a mapping of a file's keys, a preset's name or a file.
 
     Args:
@@ -40,11 +43,7 @@ def find_cluster(value: Cluster | Mapping[str, Any] | str, mesh: Mesh | None = N
         return value
     if isinstance(value, Mapping):
         return cluster_of(value)
-    if not isinstance(value, str):
-        raise TfparError(
-            f"Not a cluster: {value!r} is of type {type(value).__name__}. Give a Cluster, a "
-            f"preset's name or a cluster file."
-        )
+    value = path("cluster", value, "a Cluster, the name of a preset, or the path of a cluster file")
     if value in _MADE:
         return _MADE[value](*grid(mesh) or (1, 1))
     if value in preset_names():
@@ -62,8 +61,8 @@ def find_cluster(value: Cluster | Mapping[str, Any] | str, mesh: Mesh | None = N
 def read_preset(name: str) -> Cluster:
     """A preset as its file has it."""
     folder = importlib.resources.files("tfpar.cluster.presets")
-    with importlib.resources.as_file(folder / f"{name}.toml") as path:
-        return dataclasses.replace(read_cluster(str(path)), name=name)
+    with importlib.resources.as_file(folder / f"{name}.toml") as file:
+        return dataclasses.replace(read_cluster(file), name=name)
 
 
 def grid(mesh: Mesh | None) -> tuple[int, int] | None:

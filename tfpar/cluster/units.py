@@ -9,6 +9,8 @@ import math
 import re
 from fractions import Fraction
 
+from tfpar.spec.arguments import is_number, shown
+
 # Exact, so that 10 us is 1e-5 and not its neighbour.
 _ONE = Fraction(1)
 _PREFIXES = {p: _ONE * 10**e for p, e in dict(k=3, K=3, M=6, G=9, T=12, P=15).items()} | {"": _ONE}
@@ -38,8 +40,11 @@ def parse(value: object, measure: str) -> float:
     Raises:
         ValueError: says what is wrong, without saying where.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+    if is_number(value):
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except OverflowError:
+            raise ValueError(f"is {shown(value)}, which no number can hold") from None
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f"is {value!r}, not {_kind(measure)}")
@@ -47,12 +52,21 @@ def parse(value: object, measure: str) -> float:
     known = UNITS[measure]
     if unit and unit not in known:
         raise ValueError(f"is {value!r}: {unit!r} is no unit of {_kind(measure)}")
+    if number.endswith("inf"):
+        return float(number)
     try:
-        if number.endswith("inf"):
-            return float(number)
+        if _is_huge(number):
+            raise OverflowError
         return float(Fraction(number) * known.get(unit, _ONE))
+    except OverflowError:
+        raise ValueError(f"is {shown(value)}, which no number can hold") from None
     except ValueError:
-        raise ValueError(f"is {value!r}, not {_kind(measure)}") from None
+        raise ValueError(f"is {shown(value)}, not {_kind(measure)}") from None
+
+
+def _is_huge(number: str) -> bool:
+    """Whether its exponent is beyond all floats: its fraction would have as many digits."""
+    return abs(int(re.split("[eE]", number + "e0")[1])) > 400
 
 
 def _kind(measure: str) -> str:

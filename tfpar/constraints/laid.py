@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from tfpar.constraints.kinds import VariableConstraint
 from tfpar.spec import (
+    ArgumentError,
     Mesh,
     Placement,
     Replicate,
@@ -16,6 +17,7 @@ from tfpar.spec import (
     format_spec,
     parse_placement,
 )
+from tfpar.spec.arguments import listed, refused
 
 _MARK = "_tfpar_spec"
 
@@ -51,19 +53,15 @@ def read_spec(spec: Iterable[Placement | str], shape_rank: int, what: str) -> tu
     Raises:
         SpecError: something else, or a dim that the weight lacks.
     """
-    if isinstance(spec, str) or not isinstance(spec, Iterable):
-        raise SpecError(
-            f"{what}: spec is a list of placements, e.g. [tap.Shard(1), tap.Shard(0)]; got "
-            f"{spec!r}."
-        )
+    given = listed(f"{what}: spec", spec, "a list of placements, such as [tap.Shard(1), 'S(0)']")
     try:
-        placements = tuple(parse_placement(p) if isinstance(p, str) else p for p in spec)
-    except SpecError as error:
+        placements = tuple(parse_placement(p) if isinstance(p, str) else p for p in given)
+    except (ArgumentError, SpecError) as error:
         raise SpecError(f"{what}: {error}") from None
     for placement in placements:
         if not isinstance(placement, Shard | Replicate):
-            raise SpecError(
-                f"{what}: a spec holds tap.Shard(dim) and tap.Replicate(); got {placement!r}."
+            raise refused(
+                f"{what}: an entry of spec", placement, "tap.Shard(dim) or tap.Replicate()"
             )
         if isinstance(placement, Shard) and not -shape_rank <= placement.dim < shape_rank:
             raise SpecError(

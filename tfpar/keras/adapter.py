@@ -28,6 +28,7 @@ from tfpar.keras.files import SAVING, Files
 from tfpar.keras.model import ParallelModel
 from tfpar.session import Program, Session, active
 from tfpar.spec import TfparError
+from tfpar.spec.arguments import refused
 
 logger = logging.getLogger("tfpar")
 
@@ -96,6 +97,29 @@ def _install_saving(module: ModuleType, name: str) -> None:
 def parallel_model(model: keras.Model) -> ParallelModel | None:
     """What tfpar knows of `model`, or None if it is an ordinary model."""
     return _parallel.get(model)
+
+
+def state_of(model: Any, *, compiled: bool = False) -> ParallelModel:
+    """What tfpar knows of a parallel model.
+
+    Args:
+        compiled: it has to be that too.
+
+    Raises:
+        ArgumentError: not a model.
+        TfparError: an ordinary model, or one that is not compiled.
+    """
+    if not isinstance(model, keras.Model):
+        raise refused("model", model, "a keras.Model that is parallel")
+    state = parallel_model(model)
+    if state is None:
+        raise TfparError(
+            f"Model {model.name!r} is not parallel: build it inside tap.auto_parallel(...), or "
+            f"pass it to tap.parallelize."
+        )
+    if compiled and not model.compiled:
+        raise TfparError(f"Model {model.name!r} is not compiled: call model.compile(...) first.")
+    return state
 
 
 def adopt(model: keras.Model, session: Session) -> ParallelModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 import secrets
 import signal
 import threading
@@ -29,7 +30,7 @@ from tfpar.checkpoint import (
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.replay import Position, Replay
 from tfpar.runtime.variables import ParallelVariable
-from tfpar.spec import Mesh, Spec, TfparError, replicated
+from tfpar.spec import Mesh, Spec, TfparError, arguments, replicated
 
 logger = logging.getLogger("tfpar")
 
@@ -95,17 +96,18 @@ class Checkpoint(StopSignal):
         keep: how many checkpoints to keep.
 
     Raises:
+        ArgumentError: an argument of another type or out of range.
         TfparError: in `fit`: the model is not parallel or not built, or the checkpoint is another
             model's.
     """
 
-    def __init__(self, folder: str, every: int | str = "epoch", keep: int = 2) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], every: int | str = "epoch", keep: int = 2
+    ) -> None:
         super().__init__(self.save)
-        if every != "epoch" and (not isinstance(every, int) or every < 1):
-            raise TfparError(f"Checkpoint(every={every!r}): a number of steps, or 'epoch'.")
-        self.folder = str(folder)
-        self.every = every
-        self.keep = keep
+        self.folder = arguments.path("folder", folder)
+        self.every = every if isinstance(every, str) and every == "epoch" else _steps(every)
+        self.keep = arguments.integer("keep", keep, 1)
         self.position = Position()
         self._saved: int | None = None
         self._resumed = False
@@ -152,6 +154,10 @@ class Checkpoint(StopSignal):
         path = save(_state_of(self.model), self.folder, self.position, self.keep)
         self._saved = self.position.step
         return path
+
+
+def _steps(every: Any) -> int:
+    return arguments.integer("every", every, 1, "a number of steps, 1 or more, or 'epoch'")
 
 
 class CheckpointedValue:
@@ -225,7 +231,7 @@ def restore(state: ParallelModel, path: str) -> Position:
     return position
 
 
-def save_checkpoint(model: keras.Model, folder: str, keep: int = 2) -> str:
+def save_checkpoint(model: keras.Model, folder: str | os.PathLike[str], keep: int = 2) -> str:
     """Write a checkpoint of a parallel model now, as `Checkpoint` does while `fit` runs.
 
         for step, batch in enumerate(dataset):
@@ -246,13 +252,17 @@ def save_checkpoint(model: keras.Model, folder: str, keep: int = 2) -> str:
     Raises:
         TfparError: the model is not parallel or not built, or a file cannot be written.
     """
-    state = _built_state_of(model)
+    state, folder, keep = (
+        _built_state_of(model),
+        arguments.path("folder", folder),
+        arguments.integer("keep", keep, 1),
+    )
     optimizer = getattr(model, "optimizer", None)
     step = 0 if optimizer is None else int(optimizer.iterations)
-    return save(state, str(folder), Position(step=step), keep)
+    return save(state, folder, Position(step=step), keep)
 
 
-def restore_checkpoint(model: keras.Model, path: str) -> Position:
+def restore_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> Position:
     """Read a checkpoint of `Checkpoint` or `save_checkpoint` into a parallel model.
 
     Weights, optimizer, metrics and seeds, whatever mesh wrote them; each rank reads what it
@@ -269,9 +279,9 @@ def restore_checkpoint(model: keras.Model, path: str) -> Position:
         TfparError: the model is not parallel or not built, or there is no complete checkpoint of
             this model.
     """
-    state = _built_state_of(model)
-    path = _first(state, "looking for a checkpoint", lambda: latest(str(path)) or str(path))
-    return _restore_values(state, Reader(path))
+    state, given = _built_state_of(model), arguments.path("path", path)
+    found = _first(state, "looking for a checkpoint", lambda: latest(given) or given)
+    return _restore_values(state, Reader(found))
 
 
 def _restore_values(state: ParallelModel, reader: Reader) -> Position:
@@ -310,15 +320,9 @@ def _first(state: ParallelModel, what: str, make: Callable[[], Any]) -> Any:
 
 
 def _state_of(model: keras.Model) -> ParallelModel:
-    from tfpar.keras.adapter import parallel_model
+    from tfpar.keras.adapter import state_of  # which needs the callbacks, and these this module
 
-    state = parallel_model(model)
-    if state is None:
-        raise TfparError(
-            f"Checkpoints are for parallel models: build {model.name!r} inside "
-            f"tap.auto_parallel(...)."
-        )
-    return state
+    return state_of(model)
 
 
 def _built_state_of(model: keras.Model) -> ParallelModel:

@@ -9,10 +9,12 @@ import keras
 import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
-from tfpar.keras.adapter import parallel_model
+from tfpar.keras.adapter import state_of
+from tfpar.keras.batches import check_training_batch
 from tfpar.keras.parts import mark_parts
 from tfpar.session import batch_size_of
 from tfpar.spec import TfparError
+from tfpar.spec.arguments import refused
 
 
 def shard_data(
@@ -40,9 +42,10 @@ def shard_data(
     Raises:
         TfparError: the model is not parallel or not compiled, or the batch does not divide.
     """
-    state = parallel_model(model)
-    if state is None or not model.compiled:
-        raise TfparError(f"shard_data needs a compiled parallel model; {model.name!r} is not.")
+    state = state_of(model, compiled=True)
+    if not callable(make):
+        raise refused("make", make, "a function of (index, count) that gives a tf.data.Dataset")
+    check_training_batch("batch", batch, model)
     world = state.world
     if world is None:
         return make(0, 1)

@@ -35,6 +35,7 @@ from tfpar.spec import (
     Spec,
     SpecError,
     TfparError,
+    arguments,
     format_spec,
     local_shape,
 )
@@ -215,6 +216,7 @@ class Plan:
         Raises:
             PlanError: no such variable, or several.
         """
+        arguments.text("name", name, "the name of a variable or a layer, or its end")
         return explain(self, name, partitioned or self.partitioned)
 
     def graph(self, partitioned: PartitionedGraph | None = None) -> nx.DiGraph:
@@ -234,6 +236,8 @@ class Plan:
 
     def diff(self, other: Plan) -> list[str]:
         """What differs in `other`, one readable line each; empty for equal plans."""
+        if not isinstance(other, Plan):
+            raise arguments.refused("other", other, "a Plan; Plan.load(path) reads one")
         return difference(self, other)
 
     # --- files -------------------------------------------------------------------
@@ -244,7 +248,7 @@ class Plan:
         Raises:
             PlanError: the file cannot be written.
         """
-        path = os.fspath(path)
+        path = arguments.path("path", path)
         partial = f"{path}.{os.getpid()}.partial"
         try:
             with open(partial, "w", encoding="utf-8") as file:
@@ -262,7 +266,7 @@ class Plan:
         Raises:
             PlanError: missing, unreadable, corrupt, or written by a newer tfpar.
         """
-        path = os.fspath(path)
+        path = arguments.path("path", path)
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()
@@ -285,7 +289,7 @@ class Plan:
         Raises:
             PlanError: corrupt, malformed, or written by a newer tfpar.
         """
-        fields = fields_of(text, source)
+        fields = fields_of(arguments.text("text", text, "the text of a plan file"), source)
         try:
             return cls(**fields)
         except (AttributeError, TypeError, ValueError, TfparError) as error:

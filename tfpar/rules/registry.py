@@ -7,6 +7,8 @@ from collections.abc import Callable
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op
 from tfpar.rules.rule import OpRule, replicate_rule
+from tfpar.spec import ArgumentError
+from tfpar.spec.arguments import flag, refused, text
 
 RuleFunction = Callable[["Op", Constants], OpRule | None]
 """Gives the rule of an op instance; None where this instance has none (replicate)."""
@@ -54,10 +56,13 @@ def register_rule(op_type: str, function: RuleFunction, *, replace: bool = False
         replace: allow replacing an existing rule.
 
     Raises:
-        ValueError: there is a rule already and `replace` is False.
+        ArgumentError: no op type or no function, or there is a rule already and `replace` is False.
     """
-    if op_type in _RULES and not replace:
-        raise ValueError(
+    text("op_type", op_type, "the type of an op, such as 'MatMul'")
+    if not callable(function):
+        raise refused("function", function, "a function of an op and Constants that gives its rule")
+    if op_type in _RULES and not flag("replace", replace):
+        raise ArgumentError(
             f"Op type {op_type!r} has a rule already; pass replace=True to replace it."
         )
     _RULES[op_type] = function

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfpar.ir.graph import Op, Tensor
+from tfpar.spec.arguments import refused, text
 from tfpar.spec.errors import RuleError
 
 if TYPE_CHECKING:
@@ -177,7 +178,9 @@ def make_rule(
     Raises:
         RuleError: the notation does not fit the op's ranks or sizes.
     """
-    parsed_in, parsed_out = _parse(notation)
+    if not isinstance(op, Op):
+        raise refused("op", op, "the op that the rule is asked for, as a rule's function gets it")
+    parsed_in, parsed_out = _parse(text("notation", notation, "factors, such as 'i k, k j -> i j'"))
     if len(parsed_in) > len(op.inputs) or len(parsed_out) > len(op.outputs):
         raise RuleError(
             f"Rule {notation!r} names {len(parsed_in)} inputs and {len(parsed_out)} outputs; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,7 +46,9 @@ def every_rank() -> Mesh:
     return Mesh.of([gpus])
 
 
-def machines_for(mesh: Mesh, value: Cluster | Mapping[str, Any] | str | None = None) -> Cluster:
+def machines_for(
+    mesh: Mesh, value: Cluster | Mapping[str, Any] | str | os.PathLike[str] | None = None
+) -> Cluster:
     """The cluster to plan for: as `named.find_cluster` finds it, and what is here for None.
 
     Raises:

@@ -69,9 +69,13 @@ def number(
         expected = "a number"
         expected += f" above {above:g}" if above > -math.inf else ""
         expected += f", {least:g} or more" if least > -math.inf else ""
-    if not is_number(value) or not (value > above and value >= least):
+    found = math.nan
+    if is_number(value):
+        with contextlib.suppress(OverflowError):  # an int beyond all floats
+            found = float(value)
+    if not (found > above and found >= least):
         raise refused(name, value, expected)
-    return float(value)
+    return found
 
 
 def is_number(value: Any) -> bool:

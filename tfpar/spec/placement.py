@@ -11,6 +11,7 @@ import math
 import re
 from typing import ClassVar
 
+from tfpar.spec.arguments import integer, one_of
 from tfpar.spec.errors import SpecError
 
 REDUCTIONS = ("sum", "max", "min", "prod", "any", "all")
@@ -60,7 +61,11 @@ class Shard(Placement):
     unit: int
 
     def __new__(cls, dim: int, stride: int | None = None, unit: int = 1):
-        return cls._intern(dim, stride, unit)
+        self = Placement._interned.get((cls, dim, stride, unit)) if type(dim) is int else None
+        if self is None:
+            stride = None if stride is None else integer("Shard: stride", stride, 1)
+            self = cls._intern(integer("Shard: dim", dim), stride, integer("Shard: unit", unit, 1))
+        return self
 
     def __str__(self) -> str:
         stride = "" if self.stride is None else f"/{self.stride}"
@@ -108,9 +113,7 @@ class Partial(Placement):
     op: str
 
     def __new__(cls, op: str = "sum"):
-        if op not in REDUCTIONS:
-            raise SpecError(f"Unknown reduction {op!r}; one of {REDUCTIONS}.")
-        return cls._intern(op)
+        return cls._intern(one_of("Partial: op", op, REDUCTIONS))
 
     def __str__(self) -> str:
         return f"P({self.op})"
