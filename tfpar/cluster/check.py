@@ -11,8 +11,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfpar.spec import TfparError
-from tfpar.spec.arguments import flag, integer, listed, number, one_of, optional, refused
+from tfpar.spec import MOST_RANKS, TfparError
+from tfpar.spec.arguments import (
+    finite,
+    flag,
+    integer,
+    listed,
+    number,
+    one_of,
+    optional,
+    refused,
+    text,
+)
 
 if TYPE_CHECKING:
     from tfpar.cluster.description import Cluster
@@ -24,9 +34,6 @@ or all by one line that they share."""
 
 ALGORITHMS = ("ring", "tree", "halving", "hierarchical", "heterogeneous-ring")
 """How a library computes a collective; see `cost.collectives`."""
-
-MOST_DEVICES = 2**20
-"""More than any machine has; what is said of ranks is listed rank by rank."""
 
 Reader = Callable[[str, Any], Any]
 
@@ -66,23 +73,13 @@ def part(kind: type) -> Reader:
 
 
 def _rate(name: str, value: Any) -> float:
-    return _finite(name, value, number(name, value, above=0))
-
-
-def _time(name: str, value: Any) -> float:
-    return _finite(name, value, number(name, value, least=0))
-
-
-def _finite(name: str, value: Any, found: float) -> float:
-    if math.isinf(found):
-        raise refused(name, value, "finite")
-    return found
+    return finite(name, value, above=0)
 
 
 def _count(name: str, value: Any) -> int:
     found = integer(name, value, 1)
-    if found > MOST_DEVICES:
-        raise refused(name, value, f"a whole number, 1 to {MOST_DEVICES}")
+    if found > MOST_RANKS:
+        raise refused(name, value, f"a whole number, 1 to {MOST_RANKS}")
     return found
 
 
@@ -123,21 +120,21 @@ _MAYBE_RATE = functools.partial(optional, _rate)
 
 DEVICE: Mapping[str, Reader] = {
     "flops": _rates, "memory_bytes": functools.partial(number, above=0),
-    "memory_bandwidth": _rate, "launch_s": _time, "half_size": _time, "name": _name,
+    "memory_bandwidth": _rate, "launch_s": finite, "half_size": finite, "name": _name,
     "functions_per_s": _MAYBE_RATE,
 }  # fmt: skip
 LEVEL: Mapping[str, Reader] = {
-    "count": _count, "bandwidth": _rate, "latency_s": _time,
+    "count": _count, "bandwidth": _rate, "latency_s": finite,
     "topology": lambda name, value: one_of(name, value, TOPOLOGIES), "p2p": _MAYBE_RATE,
     "name": _name,
 }  # fmt: skip
 NODE: Mapping[str, Reader] = {"count": _count, "uplink": _MAYBE_RATE}
 MEASURED: Mapping[str, Reader] = {
     "kind": _name, "mesh": _sizes, "axis": lambda name, value: integer(name, value, 0),
-    "startup_s": _time, "bandwidth": _rate,
+    "startup_s": finite, "bandwidth": _rate,
 }  # fmt: skip
 CLUSTER: Mapping[str, Reader] = {
-    "name": _name, "overlap": _part_of_one, "algorithms": _algorithms, "step_s": _time,
+    "name": text, "overlap": _part_of_one, "algorithms": _algorithms, "step_s": finite,
     "one_memory": flag,
 }  # fmt: skip
 
@@ -162,8 +159,8 @@ def _wrongs(cluster: Cluster) -> Iterator[str]:
             f"its levels join {counts} = {joined} nodes, but it has {cluster.num_nodes}; make "
             f"`count` of `level` and of `node` agree."
         )
-    if cluster.size > MOST_DEVICES:
-        yield f"it has {cluster.size} devices; plans are for {MOST_DEVICES} at most."
+    if cluster.size > MOST_RANKS:
+        yield f"it has {cluster.size} devices; plans are for {MOST_RANKS} at most."
     for i, entry in enumerate(cluster.measured):
         where = f"measured[{i}]"
         if not entry.axis < len(entry.mesh):

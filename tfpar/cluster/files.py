@@ -26,6 +26,7 @@ latency = "4 us"
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -87,7 +88,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
         with open(path, encoding="utf-8") as file:
             text = file.read()
         known = json.loads(text) if path.endswith(".json") else tomlkit.parse(text).unwrap()
-    except (OSError, ValueError, tomlkit.exceptions.ParseError) as error:
+    except (OSError, ValueError, RecursionError, tomlkit.exceptions.TOMLKitError) as error:
         raise TfparError(f"Cannot read the cluster file {path!r}: {error}.") from None
     return cluster_of(known, path)
 
@@ -275,7 +276,11 @@ def describe(cluster: Cluster) -> dict[str, Any]:
 
 def _fields(part: Any, known: _Table) -> dict[str, Any]:
     values = {key: getattr(part, attribute) for key, (attribute, _) in known.items()}
-    return {key: value for key, value in values.items() if value is not None and value != ""}
+    return {
+        key: "inf" if value == math.inf else value  # which is no number of JSON
+        for key, value in values.items()
+        if value is not None and value != ""
+    }
 
 
 _MEASURES = {key: measure for table in (_CLUSTER, _DEVICE, _LEVEL, _NODE, _MEASURED)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.propagation.reshard import lower_reshard, step_bytes
 from tfpar.rules.rule import OpRule
 from tfpar.spec import Mesh, Replicate, Spec, local_shape
+from tfpar.spec.arguments import finite, integer, listed, optional, refused
 
 BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 """Sizes of packed gradient buckets to choose from, in bytes (1 to 256 MiB)."""
@@ -105,11 +106,35 @@ class Cost:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Cost:
-        """Inverse of `dataclasses.asdict`, through JSON."""
-        known: dict[str, Any] = dict(fields)
-        for name in ("compute_s", "communication_s"):
-            known[name] = tuple(known[name])
-        return cls(**known)
+        """Inverse of `dataclasses.asdict`, through JSON.
+
+        Raises:
+            ArgumentError: a field is no such number, or not as many.
+            TypeError: a field is missing or not known.
+        """
+        known = {f.name: f.type for f in dataclasses.fields(cls)}
+        return cls(
+            **{
+                name: _READERS[str(known[name])](f"cost.{name}", value) if name in known else value
+                for name, value in fields.items()
+            }
+        )
+
+
+def _per_phase(name: str, value: Any) -> tuple[float, ...]:
+    found = listed(name, value, f"{len(PHASES)} numbers")
+    if len(found) != len(PHASES):
+        raise refused(name, value, f"{len(PHASES)} numbers")
+    return tuple(finite(name, one) for one in found)
+
+
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "float": finite,
+    "float | None": functools.partial(optional, finite),
+    "int": functools.partial(integer, least=0),
+    "tuple[float, float, float]": _per_phase,
+}
+"""How a field of a `Cost` is read, by its type."""
 
 
 class Pricer:

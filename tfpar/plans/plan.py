@@ -21,7 +21,7 @@ from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.plans.difference import difference, some_of
 from tfpar.plans.text import fields_of, text_of
-from tfpar.plans.variables import PlannedVariable
+from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.engine import Anchors
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.report.explain import explain
@@ -101,6 +101,8 @@ class Plan:
         for name, variable in self.variables.items():
             if variable.spec is not None:
                 _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)
+            for other in variable.alternatives:
+                _check_alternative(f"variable {name!r}", other, variable.shape, self.mesh)
         for name, spec in self.tensors.items():
             _check_spec(f"tensor {name!r}", spec, None, self.mesh)
         for name, op in self.ops.items():
@@ -292,7 +294,7 @@ class Plan:
         fields = fields_of(arguments.text("text", text, "the text of a plan file"), source)
         try:
             return cls(**fields)
-        except (AttributeError, TypeError, ValueError, TfparError) as error:
+        except TfparError as error:
             raise PlanError(f"The plan file {source!r} is malformed: {error}") from error
 
 
@@ -314,6 +316,19 @@ def _check_spec(what: str, spec: Spec, shape: tuple[int, ...] | None, mesh: Mesh
         local_shape(shape, spec, mesh)
     except SpecError as error:
         raise PlanError(f"The plan lays {what} of shape {shape} on {mesh}: {error}") from None
+
+
+def _check_alternative(
+    what: str, other: Alternative, shape: tuple[int, ...], mesh: Mesh
+) -> None:  # fmt: skip
+    """What else was priced for a variable, perhaps on another mesh, has to make sense too."""
+    axes = len(other.axis_names) or mesh.num_axes
+    split = {p.dim for p in other.spec if isinstance(p, Shard)}
+    if len(other.spec) != axes or any(dim >= len(shape) for dim in split):
+        raise PlanError(
+            f"The plan's alternative {format_spec(other.spec)} for {what} of shape {shape} does "
+            f"not fit {other.layout or mesh}."
+        )
 
 
 def _difference(what: str, items: Sequence[str], quote: bool = True) -> list[str]:

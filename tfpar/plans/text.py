@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tfpar
 from tfpar.cluster.files import cluster_of, describe
 from tfpar.cost.evaluate import Cost
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
-from tfpar.spec import Mesh, PlanError, TfparError, format_spec, parse_spec
+from tfpar.spec import Mesh, PlanError, Spec, TfparError, format_spec, parse_spec
+from tfpar.spec.arguments import finite, flag, integer, listed, optional, refused
 
 if TYPE_CHECKING:
     from tfpar.plans.plan import Plan
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 2
 
@@ -59,6 +62,8 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             f"The plan file {source!r} is corrupt: {error.msg} (line {error.lineno}, column "
             f"{error.colno}). Save the plan again."
         ) from None
+    except (ValueError, RecursionError) as error:  # numbers or lists that Python refuses to read
+        raise PlanError(f"The plan file {source!r} is corrupt: {error}.") from None
     if not isinstance(data, dict) or data.get("format") != "tfpar plan":
         raise PlanError(f"{source!r} is not a plan file of tfpar.")
     version = data.get("version")
@@ -71,26 +76,27 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise PlanError(f"The plan file {source!r} has no known format version: {version!r}.")
     try:
+        cost, cluster = data["cost"], data["cluster"]
         return dict(
-            mesh=Mesh(*map(tuple, zip(*data["mesh"], strict=True))),
-            batch_axes=tuple(data["batch_axes"]),
-            variables={n: _read_variable(v) for n, v in data["variables"].items()},
-            tensors={n: parse_spec(s) for n, s in data["tensors"].items()},
-            constraints=tuple(map(str, data["constraints"])),
-            fingerprint=str(data["fingerprint"]),
-            tfpar_version=str(data["tfpar"]),
-            planner=str(data["planner"]),
-            cluster=data["cluster"] and cluster_of(data["cluster"], "the plan's cluster"),
-            layouts=tuple((str(name), float(s)) for name, s in data["layouts"]),
-            cost=data["cost"] and Cost.of(data["cost"]),
-            recompute=tuple(map(str, data.get("recompute", ()))),  # older files have none
-            chunks=int(data.get("chunks", 1)),
-            cut_short=bool(data.get("cut_short", False)),
-            ops={n: _read_op(o) for n, o in data.get("ops", {}).items()},
+            mesh=_mesh("mesh", data["mesh"]),
+            batch_axes=_texts("batch_axes", data["batch_axes"]),
+            variables=_each(_read_variable, "variables", data["variables"]),
+            tensors=_each(_spec, "tensors", data["tensors"]),
+            constraints=_texts("constraints", data["constraints"]),
+            fingerprint=_text("fingerprint", data["fingerprint"]),
+            tfpar_version=_text("tfpar", data["tfpar"]),
+            planner=_text("planner", data["planner"]),
+            cluster=None if cluster is None else cluster_of(cluster, "the plan's cluster"),
+            layouts=tuple(_layout("layouts", one) for one in _list("layouts", data["layouts"])),
+            cost=None if cost is None else Cost.of(_table("cost", cost)),
+            recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
+            chunks=integer("chunks", data.get("chunks", 1)),
+            cut_short=flag("cut_short", data.get("cut_short", False)),
+            ops=_each(_read_op, "ops", data.get("ops", {})),
         )
     except KeyError as error:
         raise PlanError(f"The plan file {source!r} lacks the field {error}.") from None
-    except (AttributeError, TypeError, ValueError, TfparError) as error:
+    except (TypeError, ValueError, TfparError) as error:
         raise PlanError(f"The plan file {source!r} is malformed: {error}") from error
 
 
@@ -116,21 +122,86 @@ def _op_json(op: OpPlan) -> str:
     return json.dumps(fields if kept == made else {**fields, "kept": kept})
 
 
-def _read_op(data: Mapping[str, Any]) -> OpPlan:
-    read, made = (tuple(map(parse_spec, data[key])) for key in ("in", "out"))
-    return OpPlan(read, made, tuple(map(parse_spec, data.get("kept", data["out"]))))
+# --- reading: each takes the name of a field, for messages, and what JSON has there ------
 
 
-def _read_variable(data: Mapping[str, Any]) -> PlannedVariable:
-    spec = data["spec"]
+def _read_op(name: str, value: Any) -> OpPlan:
+    data = _table(name, value)
+    read, made = (_specs(f"{name}.{key}", data[key]) for key in ("in", "out"))
+    return OpPlan(read, made, _specs(f"{name}.kept", data.get("kept", data["out"])))
+
+
+def _read_variable(name: str, value: Any) -> PlannedVariable:
+    data = _table(name, value)
+    found = _list(f"{name}.alternatives", data["alternatives"])
     return PlannedVariable(
-        tuple(map(int, data["shape"])), str(data["dtype"]), bool(data["trainable"]),
-        None if spec is None else parse_spec(spec), str(data["why"]),
-        tuple(
-            Alternative(parse_spec(spec), math.inf if seconds is None else seconds, layout)
-            for spec, seconds, layout in data["alternatives"]
-        ),
+        _shape(f"{name}.shape", data["shape"]), _text(f"{name}.dtype", data["dtype"]),
+        flag(f"{name}.trainable", data["trainable"]),
+        optional(_spec, f"{name}.spec", data["spec"]), _text(f"{name}.why", data["why"]),
+        tuple(_alternative(f"{name}.alternatives[{i}]", one) for i, one in enumerate(found)),
     )  # fmt: skip
+
+
+def _alternative(name: str, value: Any) -> Alternative:
+    spec, seconds, layout = _list(name, value, 3)
+    found = math.inf if seconds is None else finite(f"{name}, seconds,", seconds)
+    return Alternative(_spec(name, spec), found, _text(f"{name}, layout,", layout))
+
+
+def _layout(name: str, value: Any) -> tuple[str, float]:
+    layout, seconds = _list(name, value, 2)
+    return _text(name, layout), finite(name, seconds)
+
+
+def _mesh(name: str, value: Any) -> Mesh:
+    axes = [_list(name, axis, 2) for axis in _list(name, value)]
+    return Mesh(tuple(axis for axis, _ in axes), tuple(size for _, size in axes))
+
+
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    shape = tuple(integer(name, size, 0) for size in _list(name, value))
+    if math.prod(shape) >= 2**60:
+        raise refused(name, value, "the shape of something that can be stored")
+    return shape
+
+
+def _specs(name: str, value: Any) -> tuple[Spec, ...]:
+    return tuple(_spec(name, one) for one in _list(name, value))
+
+
+def _spec(name: str, value: Any) -> Spec:
+    return parse_spec(_text(name, value))
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    return tuple(_text(name, one) for one in _list(name, value))
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise refused(name, value, "a string")
+    return value
+
+
+def _list(name: str, value: Any, length: int | None = None) -> tuple[Any, ...]:
+    expected = "a list" + (f" of {length}" if length else "")
+    found = listed(name, value, expected)
+    if length not in (None, len(found)):
+        raise refused(name, value, expected)
+    return found
+
+
+def _table(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise refused(name, value, "an object with fields")
+    return value
+
+
+def _each(read: Callable[[str, Any], T], name: str, value: Any) -> dict[str, T]:
+    return {key: read(f"{name}[{key!r}]", one) for key, one in _table(name, value).items()}
+
+
+# --- writing ---------------------------------------------------------------------------
 
 
 def _pairs(values: Mapping[str, Any], to_json: Any) -> list[str]:

@@ -128,8 +128,9 @@ def _alternatives(plan: Plan, variable: PlannedVariable, spec: Spec) -> list[str
     for other in others:
         text = "not valid"
         if math.isfinite(other.seconds):
-            more = other.seconds - best
-            text = f"{format_seconds(other.seconds)} ({100 * more / best:+.1f} %)"
+            text = format_seconds(other.seconds)
+            if best > 0:
+                text += f" ({100 * (other.seconds - best) / best:+.1f} %)"
         where = f" on {other.layout}" if other.layout else ""
         names = zip(other.spec, other.axis_names or plan.mesh.axis_names, strict=True)
         laid = ", ".join(f"{p} over {n}" for p, n in names if not isinstance(p, Replicate))

@@ -12,7 +12,7 @@ from tfpar.spec.errors import (
     TimeLimitError,
 )
 from tfpar.spec.layout import assemble, dim_is_even, local_indices, local_shape, take_local
-from tfpar.spec.mesh import Mesh, split
+from tfpar.spec.mesh import MOST_RANKS, Mesh, split
 from tfpar.spec.placement import (
     Partial,
     Placement,
@@ -26,6 +26,7 @@ from tfpar.spec.placement import (
 )
 
 __all__ = [
+    "MOST_RANKS",
     "ArgumentError",
     "CaptureError",
     "MemoryLimitError",

@@ -78,6 +78,14 @@ def number(
     return found
 
 
+def finite(name: str, value: Any, above: float = -math.inf) -> float:
+    """A number that is not negative, above `above`, and has an end."""
+    found = number(name, value, above=above, least=0)
+    if math.isinf(found):
+        raise refused(name, value, "finite")
+    return found
+
+
 def is_number(value: Any) -> bool:
     """Whether `value` is a real number, Python's or numpy's; truth values are none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -14,6 +14,9 @@ from tfpar.spec.errors import SpecError
 
 DEFAULT_AXIS_NAMES = {1: ("data",), 2: ("data", "model")}
 
+MOST_RANKS = 2**20
+"""More than any machine has: what is said of ranks is listed rank by rank."""
+
 _NAMES = "a list with a name for each axis"
 _LIKE_A_MESH = "a number of ranks, sizes such as [2, 8], or {'data': 2, 'model': 8}"
 
@@ -54,6 +57,8 @@ class Mesh:
                     f"Mesh axis {name!r} has size {size!r}; a size is an integer of at "
                     f"least 1. Use size 1 for an axis that is not split."
                 )
+        if self.size > MOST_RANKS:
+            raise SpecError(f"A mesh has {MOST_RANKS} ranks at most; {self} has more.")
         if len(set(self.axis_names)) != len(self.axis_names):
             raise SpecError(f"Mesh axis names repeat: {self.axis_names}.")
 

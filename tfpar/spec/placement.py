@@ -121,7 +121,7 @@ class Partial(Placement):
 
 Spec = tuple[Placement, ...]
 
-_SHARD = re.compile(r"S\((\d+)(?:/(\d+))?(?:\*(\d+))?\)$")
+_SHARD = re.compile(r"S\((\d{1,18})(?:/(\d{1,18}))?(?:\*(\d{1,18}))?\)$", re.ASCII)
 _PARTIAL = re.compile(r"P\((\w+)\)$")
 
 
