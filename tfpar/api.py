@@ -91,6 +91,8 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         early_collectives: what nothing waits for but the update (the gradients of weights) is
             computed while what everything waits for (the gradients of activations) is summed
             over ranks. False leaves the order to TensorFlow.
+        verbose: 1 shows a line for each plan: mesh, planner, what is split, and the predicted time
+            and memory against one device; 0 shows none.
 
     Raises:
         ArgumentError: an argument of another type or out of range, such as an unknown planner,

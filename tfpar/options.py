@@ -58,9 +58,12 @@ class Keywords(TypedDict, total=False):
     early_collectives: bool
     level: int | None
     search_seconds: float | None
+    verbose: int
 
 
-DEFAULTS: Mapping[str, Any] = {"planner": "auto", "strict": False, "early_collectives": True}
+DEFAULTS: Mapping[str, Any] = {
+    "planner": "auto", "strict": False, "early_collectives": True, "verbose": 1,
+}  # fmt: skip
 """The defaults of keywords; of all others it is None."""
 
 
@@ -88,6 +91,7 @@ class Options:
     recompute: bool | tuple[str, ...] | None = None
     chunks: int | None = None
     early_collectives: bool = True
+    verbose: bool = True
 
     @classmethod
     def of(
@@ -120,6 +124,7 @@ class Options:
             recompute=optional(_recompute, "recompute", asked["recompute"]),
             chunks=optional(_chunks, "chunks", asked["chunks"]),
             early_collectives=flag("early_collectives", asked["early_collectives"]),
+            verbose=_verbose("verbose", asked["verbose"]),
         )
         if options.plan is not None and options.constraints:
             raise ArgumentError(
@@ -196,6 +201,15 @@ def _carried_as(name: str, value: Any) -> str:
 def _chunks(name: str, value: Any) -> int:
     """A number of chunks that there may be: more start more collectives than they hide."""
     return one_of(name, value, CHUNKS)
+
+
+def _verbose(name: str, value: Any) -> bool:
+    """Whether users are told of plans; as Keras's argument of this name."""
+    return (
+        flag(name, value)
+        if isinstance(value, bool | np.bool_)
+        else bool(one_of(name, value, (0, 1)))
+    )
 
 
 def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
+from tfpar.cost.evaluate import Cost, evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph, Tensor
@@ -24,6 +25,7 @@ from tfpar.runtime.executable import simplify_step
 from tfpar.search.cache import PlanCache
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
+from tfpar.search.folded_model import FoldedModel
 from tfpar.search.planners import search_seconds_of
 from tfpar.search.problem import (
     Fixed,
@@ -128,7 +130,8 @@ def _constrained(free: Problem, graph: Graph, request: Request, must_match: bool
     if not constraints:
         return free
     shapes = [(v.name, v.shape) for v in graph.variables]
-    variables = resolve_variables(constraints, shapes, mesh, must_match=must_match)
+    places = {v.name: v.place for v in graph.variables if v.place}
+    variables = resolve_variables(constraints, shapes, mesh, must_match=must_match, places=places)
     outputs = resolve_outputs(constraints, graph, mesh, must_match=must_match)
     return dataclasses.replace(
         free,
@@ -190,6 +193,13 @@ def _laid(plan: Plan, problem: Problem) -> PartitionedGraph:
         laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
         laid.carried = Roles.of(problem.graph, compression=problem.compression).carried
         return laid
+
+
+def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
+    """What the step costs on one device of `cluster`, with nothing split."""
+    with collection_paused():
+        model = FoldedModel.of(problem, 2)
+        return evaluate(model.on_one_device(), cluster, model.roles, problem.state_ratio)
 
 
 def step_anchors(plan: Plan, problem: Problem) -> Anchors:

@@ -7,10 +7,12 @@ import contextvars
 import dataclasses
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras.src.utils.io_utils import print_msg
 from tensorflow.python.eager import lift_to_graph
 from tensorflow.python.framework.func_graph import FuncGraph
 
@@ -20,21 +22,23 @@ from tfpar.constraints import Constraint, batch_axes, laid_by_layers
 from tfpar.distributed.seeds import share_seeds
 from tfpar.distributed.world import this_world
 from tfpar.ir.graph import Op
+from tfpar.ir.names import VariableName
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.options import Options
-from tfpar.planning import Request, batched_inputs, search_plan
+from tfpar.planning import Request, batched_inputs, cost_on_one_device, search_plan
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.report.announcement import Search, announcement
 from tfpar.rewrite.chunk_writer import CannotChunk
 from tfpar.rules import has_rule
 from tfpar.runtime.detect import detect_cluster, every_rank, machines_for
 from tfpar.runtime.executable import Executable, compile_step, simplify_step
 from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.variables import ParallelVariable
-from tfpar.search.problem import input_spec
+from tfpar.search.problem import Problem, input_spec
 from tfpar.search.recompute import Blocks, recomputed
-from tfpar.spec import Mesh, Spec, TfparError
+from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TfparError, TimeLimitError
 
 logger = logging.getLogger("tfpar")
 
@@ -46,7 +50,7 @@ _NO_RULE = {
     True: "No op rule for these uses (sizes that are not static, or rare attributes) of {}",
 }
 
-VariableNames = Callable[[tf.Variable], tuple[str, bool]]
+VariableNames = Callable[[tf.Variable], VariableName]
 
 
 @dataclasses.dataclass(eq=False)
@@ -96,6 +100,16 @@ class Session:
         """Where the ranks live; starts TensorFlow's runtime."""
         return Ranks.of(self.mesh.size, this_world())
 
+    def tell(self, text: str) -> None:
+        """Show a line: in the log where that shows such lines, else as Keras shows its own."""
+        world = self.ranks.world
+        if not self.options.verbose or (world is not None and world.rank):
+            return
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(text)
+        else:
+            print_msg(f"tfpar: {text}")
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[Session]:
         """Variables made inside are not materialised; models made inside are parallel."""
@@ -113,10 +127,19 @@ class Program:
 
     Attributes:
         plan: found for its training step; None before that, or where none is searched.
+        version: is another one once `plan` is.
+        told: whether the user has been told of the plan in force.
     """
 
     session: Session
     plan: Plan | None = None
+    version: int = 0
+    told: bool = False
+
+    def use(self, plan: Plan | None) -> None:
+        """Take another plan, or none."""
+        self.plan, self.told = plan, False
+        self.version += 1
 
 
 class CompiledFunction:
@@ -125,7 +148,7 @@ class CompiledFunction:
     Args:
         program: the session, and the plan shared with other steps.
         function: the step; called with the arguments while tracing.
-        names: (unique name, whether a weight) of each captured variable.
+        names: of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
         trains: the step may run in chunks; by default if it is not part of another.
         build, matters: see `capture_step`.
@@ -140,7 +163,9 @@ class CompiledFunction:
         part: bool = False, name: str = "step", trains: bool | None = None,
     ) -> None:  # fmt: skip
         self.program = program
+        self._inherited = program.plan
         self._found: Plan | None = None
+        self._search_done: Search | None = None
         self._build = build
         self._matters = matters
         self._part = part
@@ -174,7 +199,7 @@ class CompiledFunction:
         return known
 
     def _key(self, specs: Sequence[Any], parts: int) -> tuple:
-        return _hashable(specs), parts, id(self.program.plan)  # which lives as long as the program
+        return _hashable(specs), parts, self.program.version
 
     def capture(self, specs: Sequence[Any]) -> CapturedStep:
         """Trace the step for `specs` (structures of TensorSpecs)."""
@@ -221,6 +246,9 @@ class CompiledFunction:
             executable = link()
         self._report_fallbacks(prepared)  # bodies are known now
         self._report_held(executable.partitioned)
+        if not self.program.told:
+            self.program.told = True
+            self.session.tell(announcement(plan, executable.partitioned, self._search_done))
         if self._on_plan is not None:
             self._on_plan(plan.with_partitioned(executable.partitioned), executable)
         return executable
@@ -259,24 +287,46 @@ class CompiledFunction:
         session, program = self.session, self.program
         given = session.options.plan
         if given is not None:
-            given.check(captured.graph, gradients=captured.gradients, part=self._part)
-            return given
+            return given.fitted(captured.graph, gradients=captured.gradients, part=self._part)
         if session.options.planner is None:
             plan = plan_from_constraints(
                 captured.graph, session.mesh, constraints_on(captured, session),
                 gradients=captured.gradients, part=self._part,
             )  # fmt: skip
             return dataclasses.replace(plan, recompute=self._recomputed(captured))
-        found = program.plan or self._found
-        if found is not None:  # for another batch, or for training: the weights are the same
-            found.check(captured.graph, gradients=captured.gradients, part=True)
+        found = self._known(captured)
+        if found is not None:
             return found
         plan = self._search(captured, batch_size)
         self._found = plan
-        if not self._part:
-            program.plan = plan
+        if self._part:
+            program.told = False
+        else:
+            program.use(plan)
             session.first = session.first or plan
         return plan
+
+    def _known(self, captured: CapturedStep) -> Plan | None:
+        """The plan found before, for another batch or for training; None if it does not fit.
+
+        It serves what was compiled before: the model may have other weights by now, or if it was
+        compiled again, other ops.
+        """
+        program = self.program
+        found = program.plan or self._found
+        if found is None:
+            return None
+        part = self._part or found is not self._inherited
+        try:
+            return found.fitted(captured.graph, gradients=captured.gradients, part=part)
+        except OtherModelError as error:
+            self.session.tell(
+                f"the model has changed since it was planned ({error.difference}), and is planned "
+                f"anew; what is split stays so where it can"
+            )
+        self._found = None
+        program.use(None)
+        return None
 
     def _recomputed(self, captured: CapturedStep) -> tuple[str, ...]:
         """What the user asks to compute again in the backward pass."""
@@ -296,8 +346,8 @@ class CompiledFunction:
         return Plan.from_json(text)
 
     def _solve(self, captured: CapturedStep, batch_size: int | None) -> Plan:
-        session, options = self.session, self.session.options
-        assert options.planner is not None
+        session, options, planner = self.session, self.session.options, self.session.options.planner
+        assert planner is not None
         laid = {}
         if session.first is not None:
             laid = self._laid(captured, session.first.mesh)
@@ -307,10 +357,23 @@ class CompiledFunction:
             session.mesh, cluster, constraints_on(captured, session), session.first,
             options.compression, options.recompute,
         )  # fmt: skip
-        plan, _ = search_plan(
-            captured, request, batch_size, options.planner, options.plan_cache, laid,
-            part=self._part,
-        )  # fmt: skip
+
+        def search(request: Request, laid: dict[str, Spec]) -> tuple[Plan, Problem]:
+            return search_plan(
+                captured, request, batch_size, planner, options.plan_cache, laid, part=self._part
+            )
+
+        started = time.monotonic()
+        try:
+            plan, problem = search(request, laid)
+        except PlanError as error:
+            if request.base is None or isinstance(error, TimeLimitError):
+                raise  # what lies already stays where it can
+            plan, problem = search(dataclasses.replace(request, base=None), {})
+        if options.verbose:
+            taken = time.monotonic() - started
+            device = session.cluster or detect_cluster(Mesh.of([1]))
+            self._search_done = Search(taken, cost_on_one_device(problem, device))
         return plan
 
     def _report_fallbacks(self, prepared: PreparedGraph) -> None:

@@ -13,6 +13,7 @@ from tfpar.constraints import (
     replicate,
     resolve,
     resolve_outputs,
+    resolve_variables,
     shard,
     shard_output,
 )
@@ -43,6 +44,18 @@ def error(*constraints, mesh=MESH, variables=VARIABLES) -> str:
 def test_pattern_matches_paths_and_their_ends(pattern):
     found = specs(shard(pattern, dim=1, axis="model"))
     assert found == {"block_0/fc1/kernel": "R,S(1)", "block_1/fc1/kernel": "R,S(1)"}
+
+
+def test_patterns_may_name_the_place_of_a_variable_in_its_model():
+    places = {"block_0/fc1/kernel": "net/left/block_0/fc1/kernel"}
+    for pattern in ("net/left/block_0/fc1/kernel", "net/left/.*/kernel"):
+        constraint = shard(pattern, dim=1, axis="model")
+        found = resolve_variables([constraint], VARIABLES, MESH, places=places)
+        assert {n: format_spec(r.spec) for n, r in found.items()} == {
+            "block_0/fc1/kernel": "R,S(1)"
+        }
+    with pytest.raises(SpecError, match="matches no variable"):
+        resolve_variables([shard("net/fc1/kernel", 1, "model")], VARIABLES, MESH, places=places)
 
 
 def test_alternatives_match_as_one_pattern():

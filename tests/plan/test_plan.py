@@ -144,14 +144,33 @@ def test_malformed_fields_are_named(tmp_path):
 
 def check_error(made: Plan, graph, mesh=None, **options) -> str:
     with pytest.raises(PlanError) as caught:
-        made.check(graph, mesh, **options)
+        made.fitted(graph, mesh, **options)
     return str(caught.value)
+
+
+def renamed(end: str):
+    """The model with other names for its layers."""
+    graph = mlp()
+    for variable in graph.variables:
+        scope, _, rest = variable.name.partition("/")
+        variable.name = f"{scope}{end}/{rest}"
+    return graph
+
+
+def test_a_plan_takes_the_names_that_weights_have_now():
+    made = plan()
+    fitted = made.fitted(mlp(prefix="net/"))
+    assert list(fitted.variables) == [f"net/{name}" for name in made.variables]
+    assert [v.spec for v in fitted.variables.values()] == [v.spec for v in made.variables.values()]
+    assert fitted.fingerprint == fingerprint(mlp(prefix="net/"))
+    assert fitted.fitted(mlp()).variables == made.variables
+    assert made.fitted(mlp()) is made
 
 
 def test_check_accepts_the_same_model():
     made = plan()
-    made.check(mlp(), MESH)
-    made.check(mlp(batch=3))
+    made.fitted(mlp(), MESH)
+    made.fitted(mlp(batch=3))
 
 
 def test_check_says_what_differs():
@@ -159,8 +178,8 @@ def test_check_says_what_differs():
     assert "mesh data=2 x model=4, not for data=4 x model=2" in check_error(
         made, mlp(), Mesh.of([4, 2])
     )
-    text = check_error(made, mlp(prefix="other/"))
-    assert "missing: 'block_0/fc1/bias'" in text and "unknown to the plan: 'other/" in text
+    text = check_error(made, renamed("x"))
+    assert "missing: 'block_0/fc1/bias'" in text and "unknown to the plan: 'block_0x/" in text
     assert "and 2 more" in text
     text = check_error(made, mlp(hidden=12))
     assert "'block_0/fc1/kernel' is (6, 12), planned as (6, 10)" in text
@@ -169,9 +188,9 @@ def test_check_says_what_differs():
 
 def test_check_of_a_part_of_the_step():
     made = plan(momentum=True)
-    made.check(mlp(), part=True)
+    made.fitted(mlp(), part=True)
     assert "missing: 'sgd/" in check_error(made, mlp())
-    assert "unknown to the plan" in check_error(made, mlp(prefix="other/"), part=True)
+    assert "unknown to the plan" in check_error(made, renamed("x"), part=True)
 
 
 def test_check_lets_the_names_of_other_state_differ():
@@ -180,7 +199,7 @@ def test_check_lets_the_names_of_other_state_differ():
     for variable in graph.variables:
         if not variable.trainable:
             variable.name += "_1"
-    made.check(graph)
+    made.fitted(graph)
     pinned = plan_from_constraints(mlp(momentum=True), MESH, [shard("sgd/head.*", 0, "data")])
     assert "missing: 'sgd/head_kernel_momentum'" in check_error(pinned, graph)
 

@@ -18,6 +18,7 @@ from tensorflow.python.framework import func_graph as func_graph_lib
 from tfpar.capture.convert import convert_func_graph
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Gradient, Graph, Variable
+from tfpar.ir.names import VariableName
 from tfpar.runtime.variables import capturing
 from tfpar.spec import CaptureError
 
@@ -105,7 +106,7 @@ def feeds(arguments: Any) -> list[tf.Tensor]:
 def capture_step(
     function: Callable[..., Any],
     arguments: Sequence[Any],
-    variable_names: Callable[[tf.Variable], tuple[str, bool]] | None = None,
+    variable_names: Callable[[tf.Variable], VariableName] | None = None,
     name: str = "step",
     build: Callable[[], None] | None = None,
     matters: Callable[[tf.Variable], bool] | None = None,
@@ -117,8 +118,7 @@ def capture_step(
 
     Args:
         arguments: structures of TensorSpecs (from `argument_specs`) and plain values.
-        variable_names: gives (unique name, trainable) of a captured variable;
-            the variable's own name and flag if None.
+        variable_names: of a captured variable; its own name and flag if None.
         build: makes variables beforehand; its other effects are not carried out.
         matters: whether the step may be another one once this variable, which tracing it made, is
             there.
@@ -162,14 +162,14 @@ def capture_step(
                 f"The step uses a resource that is not a variable: {_kind(external)}. Move it "
                 f"out of the step (into tf.data) and feed its results as inputs."
             )
-        path, trainable = (variable_names or _own_name)(variable)
+        path, trainable, place = (variable_names or _own_name)(variable)
         used[path] = used.get(path, 0) + 1
         if used[path] > 1:
             path = f"{path}#{used[path]}"
         shape = tuple(variable.shape.as_list())
         tensor.shape = shape
         graph.variables.append(
-            Variable(path, shape, variable.dtype.base_dtype.name, trainable, tensor)
+            Variable(path, shape, variable.dtype.base_dtype.name, trainable, tensor, place)
         )
         variables.append(variable)
     graph.inputs = graph.inputs[:num_arguments] + closure_inputs
@@ -266,8 +266,8 @@ def _kind(handle: tf.Tensor) -> str:
     return f"a {type(owner).__name__}" if owner is not None else "a lookup table or an iterator"
 
 
-def _own_name(variable: tf.Variable) -> tuple[str, bool]:
-    return variable.name.partition(":")[0], bool(variable.trainable)
+def _own_name(variable: tf.Variable) -> VariableName:
+    return VariableName(variable.name.partition(":")[0], bool(variable.trainable))
 
 
 def _output_leaf(leaf: Any) -> Any:

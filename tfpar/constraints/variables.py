@@ -10,6 +10,7 @@ from typing import Any
 from tfpar.constraints.axes import check_axes
 from tfpar.constraints.kinds import Constraint, LayoutVariable, VariableConstraint
 from tfpar.constraints.patterns import compile_pattern, matches_nothing
+from tfpar.ir.names import known_as
 from tfpar.spec import Mesh, Placement, Replicate, Spec, SpecError, format_spec, local_shape
 
 logger = logging.getLogger("tfpar")
@@ -48,19 +49,23 @@ def resolve_variables(
     mesh: Mesh,
     *,
     must_match: bool = True,
+    places: Mapping[str, str] | None = None,
 ) -> dict[str, Resolution]:
     """As `resolve`, with the constraints behind each spec.
 
-    `must_match=False` lets constraints match nothing: for a step that uses only some of the
-    variables (an evaluation has no optimizer).
+    Args:
+        must_match: False lets constraints match nothing: for a step that uses only some of the
+            variables (an evaluation has no optimizer).
+        places: of variables in their model, by path: a pattern may name these as well.
     """
     check_axes(constraints, mesh)
+    called = {n: known_as(n, (places or {}).get(n, "")) for n, _ in variables}
     matches: dict[str, list[VariableConstraint]] = {}
     unmatched: list[VariableConstraint] = []
     for constraint in constraints:
         if not isinstance(constraint, VariableConstraint):
             continue
-        names = [n for n, _ in variables if _matches(constraint, n)]
+        names = [n for n, known in called.items() if _matches(constraint, known)]
         for name in names:
             matches.setdefault(name, []).append(constraint)
         if not names:
@@ -68,16 +73,20 @@ def resolve_variables(
     if must_match:
         _report_unmatched(unmatched, matches, [n for n, _ in variables])
     return {
-        name: _combine(name, shape, matches[name], mesh)
+        name: _combine(called[name], shape, matches[name], mesh)
         for name, shape in variables
         if name in matches
     }
 
 
-def _matches(constraint: VariableConstraint, name: str) -> bool:
-    if name == constraint.pattern or constraint.exact:
-        return name == constraint.pattern
-    return compile_pattern(constraint.pattern).fullmatch(name) is not None
+def _matches(constraint: VariableConstraint, names: Sequence[str]) -> bool:
+    """Whether `constraint` speaks of the variable that is called `names`."""
+    if constraint.exact:
+        return names[0] == constraint.pattern
+    if constraint.pattern in names:
+        return True
+    pattern = compile_pattern(constraint.pattern)
+    return any(pattern.fullmatch(name) for name in names)
 
 
 def _report_unmatched(
@@ -91,14 +100,15 @@ def _report_unmatched(
 
 
 def _combine(
-    name: str, shape: Sequence[int], matching: Sequence[VariableConstraint], mesh: Mesh
+    names: Sequence[str], shape: Sequence[int], matching: Sequence[VariableConstraint], mesh: Mesh
 ) -> Resolution:
+    name = names[0]
     # Patterns that are the path itself come first and win.
     chosen: dict[int, tuple[Placement, VariableConstraint]] = {}
     for exact in (True, False):
         decided = set(chosen) if not exact else set()
         for constraint in matching:
-            if (constraint.pattern == name) != exact:
+            if (constraint.pattern in names) != exact:
                 continue
             for axis, placement in constraint.placements(name, shape, mesh).items():
                 if axis in decided:

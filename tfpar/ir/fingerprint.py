@@ -11,18 +11,22 @@ from tfpar.ir.graph import DType, FunctionRef, Graph, Op
 _UNSTABLE_ATTRS = frozenset({"value", "seed", "seed2", "shared_name", "container", "shape"})
 
 
-def fingerprint(graph: Graph) -> str:
+def fingerprint(graph: Graph, names: Mapping[str, str] | None = None) -> str:
     """A hash of the graph's structure that is the same in every process.
+
+    Args:
+        names: what variables are called, where not by their own names.
 
     It covers op types, attributes, dtypes, data edges, the shapes of variables and the names of
     weights. Op names, the order of independent ops, constants and the sizes of activations are
     left out: a plan outlives another batch size, learning rate and seed.
     """
+    names = names or {}
     digests: dict[Op, str] = {}
     for position, tensor in enumerate(graph.inputs):
         digests[tensor.op] = f"input {position} {tensor.dtype}"
     for variable in graph.variables:
-        name = variable.name if variable.trainable else None
+        name = names.get(variable.name, variable.name) if variable.trainable else None
         digests[variable.handle.op] = f"variable {name} {variable.dtype}{tuple(variable.shape)}"
     bodies: dict[str, str] = {}
     for op in graph.ops:

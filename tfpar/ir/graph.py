@@ -149,6 +149,7 @@ class Variable:
         trainable: whether the framework counts it as a weight (an optimizer slot
             or a metric is not).
         handle: the resource tensor by which the graph's ops know it.
+        place: where in its model it is, where that is known; see `ir.names`.
     """
 
     name: str
@@ -156,6 +157,7 @@ class Variable:
     dtype: str
     trainable: bool
     handle: Tensor
+    place: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -27,6 +27,7 @@ from tfpar.checkpoint import (
     write_part,
     writers,
 )
+from tfpar.ir.names import pair
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.replay import Position, Replay
 from tfpar.runtime.variables import ParallelVariable
@@ -221,9 +222,10 @@ def restore(state: ParallelModel, path: str) -> Position:
 
     def restore_metrics() -> None:  # which Keras has reset at the beginning of the epoch
         metrics = {id(v._value) for v in model.metrics_variables}
+        written = _written_as(state, reader)
         for name, variable in state.named_variables().items():
-            if position.batch and id(variable) in metrics and name in reader.names:
-                _assign(variable, reader, name)
+            if position.batch and id(variable) in metrics and name in written:
+                _assign(variable, reader, written[name])
 
     model._initial_epoch = position.epoch
     state.replay = Replay(position, restore_metrics)
@@ -288,12 +290,22 @@ def _restore_values(state: ParallelModel, reader: Reader) -> Position:
     """Assign what all variables had; returns where training stood."""
     _check_built(state.model)
     state.build_optimizer(force=True)
-    variables = state.named_variables()
-    reader.check((name, tuple(v.shape), v.dtype) for name, v in variables.items())
+    variables, written = state.named_variables(), _written_as(state, reader)
+    reader.check(
+        (written.get(name, name), tuple(v.shape), v.dtype) for name, v in variables.items()
+    )
     for name, variable in variables.items():
-        _assign(variable, reader, name)
+        _assign(variable, reader, written[name])
     known = {f.name for f in dataclasses.fields(Position)}
     return Position(**{k: v for k, v in reader.info.items() if k in known})
+
+
+def _written_as(state: ParallelModel, reader: Reader) -> dict[str, str]:
+    """The name in the checkpoint of each variable of the model that it has."""
+    names = {n: state.variable_name(v) for n, v in state.named_variables().items()}
+    counted = [n for n, name in names.items() if not name.trainable]
+    pairs = pair(reader.names, {n: name.place for n, name in names.items()}, counted)
+    return {now: before for before, now in pairs.items()}
 
 
 def _assign(variable: tf.Variable, reader: Reader, name: str) -> None:

@@ -15,9 +15,11 @@ from keras import tree
 from tfpar.capture.step import CapturedStep, capture_step
 from tfpar.distributed.world import World
 from tfpar.initial.keras_weights import streamed_weights
+from tfpar.ir.names import VariableName
 from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.keras.parts import parts_of
+from tfpar.keras.places import places_in
 from tfpar.keras.replay import Replay
 from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
@@ -26,6 +28,8 @@ from tfpar.session import CompiledFunction, Program, Session
 from tfpar.spec import Mesh
 
 logger = logging.getLogger("tfpar")
+
+_UNKNOWN = (None, False, "")
 
 
 class ParallelModel:
@@ -47,7 +51,7 @@ class ParallelModel:
         self.executables: dict[str, Executable] = {}
         self.replay: Replay | None = None
         self.trained_last = True
-        self._holders: dict[int, tuple[Any, bool]] = {}
+        self._holders: dict[int, tuple[Any, bool, str]] = {}
         self._key = 0 if self.world is None else self.world.lead.register(self)
 
     @property
@@ -178,19 +182,20 @@ class ParallelModel:
                 found += list(attribute.variables)
         return list({id(v): v for v in found}.values())
 
-    def variable_name(self, variable: tf.Variable) -> tuple[str, bool]:
-        """A captured variable's Keras path, and whether it is a weight of the model."""
-        holder, is_weight = self._holders.get(id(variable), (None, False))
+    def variable_name(self, variable: tf.Variable) -> VariableName:
+        """What a captured variable is called, and whether it is a weight of the model."""
+        holder, is_weight, place = self._holders.get(id(variable), _UNKNOWN)
         if holder is None or holder._value is not variable:
             # Looked up anew only now: Keras walks over all layers for it.
-            weights = {id(w) for w in self.model.weights}
+            weights, places = {id(w) for w in self.model.weights}, places_in(self.model)
             self._holders = {
-                id(h._value): (h, id(h) in weights) for h in reversed(self.keras_variables())
+                id(h._value): (h, id(h) in weights, places.get(id(h), ""))
+                for h in reversed(self.keras_variables())
             }
-            holder, is_weight = self._holders.get(id(variable), (None, False))
+            holder, is_weight, place = self._holders.get(id(variable), _UNKNOWN)
         if holder is None:
-            return variable.name.partition(":")[0], bool(variable.trainable)
-        return holder.path, is_weight and variable.dtype.is_floating
+            return VariableName(variable.name.partition(":")[0], bool(variable.trainable))
+        return VariableName(holder.path, is_weight and variable.dtype.is_floating, place)
 
     def build_optimizer(self, force: bool = False) -> None:
         """Make the slots that Keras's own `train_step` would make in its first trace.

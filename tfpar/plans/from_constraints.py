@@ -29,7 +29,8 @@ def plan_from_constraints(
         SpecError: a constraint that matches nothing or cannot hold, or two that contradict.
     """
     shapes = [(v.name, v.shape) for v in graph.variables]
-    resolved = resolve_variables(constraints, shapes, mesh, must_match=not part)
+    places = {v.name: v.place for v in graph.variables if v.place}
+    resolved = resolve_variables(constraints, shapes, mesh, must_match=not part, places=places)
     outputs = resolve_outputs(constraints, graph, mesh, must_match=not part)
     variables = {}
     for variable in graph.variables:

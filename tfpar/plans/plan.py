@@ -18,6 +18,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.evaluate import Cost
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
+from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.plans.difference import difference, some_of
 from tfpar.plans.text import fields_of, text_of
@@ -29,6 +30,7 @@ from tfpar.report.graph import plan_graph
 from tfpar.report.summary import summary
 from tfpar.spec import (
     Mesh,
+    OtherModelError,
     Partial,
     PlanError,
     Shard,
@@ -120,11 +122,11 @@ class Plan:
         fixed = {n: v.spec for n, v in self.variables.items() if v.spec is not None}
         return Anchors(variables=fixed, tensors=dict(self.tensors), ops=self.ops)
 
-    def check(
+    def fitted(
         self, graph: Graph, mesh: Mesh | None = None, *, gradients: Sequence[Gradient] = (),
         part: bool = False,
-    ) -> None:  # fmt: skip
-        """Check that the plan is one for `graph` (and `mesh`).
+    ) -> Plan:  # fmt: skip
+        """The plan with the names that its variables have in `graph` (and for `mesh`).
 
         Args:
             gradients: of the step (`CapturedStep.gradients`): what follows them may differ.
@@ -132,7 +134,8 @@ class Plan:
                 fewer variables and other ops.
 
         Raises:
-            PlanError: says what differs.
+            OtherModelError: it is not one for `graph`.
+            PlanError: it is not one for `mesh`.
         """
         if mesh is not None and mesh != self.mesh:
             raise PlanError(
@@ -140,8 +143,9 @@ class Plan:
                 f"a plan for this one."
             )
         found = {v.name: v for v in graph.variables}
-        missing = sorted(set(self.variables) - set(found))
-        extra = sorted(set(found) - set(self.variables))
+        now = pair(self.variables, {v.name: v.place for v in graph.variables})
+        missing = sorted(set(self.variables) - set(now))
+        extra = sorted(set(found) - set(now.values()))
         # Names of other state (seeds, metrics) may be counted up in one process.
         told = [n for n in missing if self.variables[n].trainable or self.variables[n].spec]
         differences = [
@@ -150,27 +154,43 @@ class Plan:
             *_difference(
                 "of another shape",
                 [
-                    f"{n!r} is {tuple(found[n].shape)}, planned as {v.shape}"
-                    for n, v in self.variables.items()
-                    if n in found and tuple(found[n].shape) != v.shape
+                    f"{n!r} is {tuple(found[n].shape)}, planned as {self.variables[planned].shape}"
+                    for planned, n in now.items()
+                    if tuple(found[n].shape) != self.variables[planned].shape
                 ],
                 quote=False,
             ),
         ]
         if differences:
-            raise PlanError(
-                f"The plan is for another model: {'; '.join(differences)}. Build and compile the "
-                f"model as when the plan was saved, or make a new plan."
+            difference = "; ".join(differences)
+            raise OtherModelError(
+                f"The plan is for another model: {difference}. Build and compile the model as when "
+                f"the plan was saved, or make a new plan.",
+                difference,
             )
+        fitting = self._renamed(now)
+        if part:
+            return fitting
         searched = planning_graph(graph, gradients).graph
-        if not part and fingerprint(searched) != self.fingerprint:
+        if fingerprint(searched, {n: planned for planned, n in now.items()}) != self.fingerprint:
             state = _difference("missing", missing)
-            raise PlanError(
+            raise OtherModelError(
                 f"The plan is for another step: the weights are the same, but not the ops (the "
                 f"graph's fingerprint differs{''.join(f'; {d}' for d in state)}). Was the loss, a "
                 f"metric, an activation or the type of inputs or labels changed, or TensorFlow or "
-                f"Keras updated? Make a new plan."
+                f"Keras updated? Make a new plan.",
+                "other ops",
             )
+        if fitting is self:
+            return self
+        return dataclasses.replace(fitting, fingerprint=fingerprint(searched))
+
+    def _renamed(self, now: Mapping[str, str]) -> Plan:
+        """The plan with new names for variables, given by their old ones."""
+        if all(name == before for before, name in now.items()):
+            return self
+        variables = {now.get(n, n): v for n, v in self.variables.items()}
+        return dataclasses.replace(self, variables=variables)
 
     def check_ranks(self, mesh: Mesh, cluster: Cluster | None = None) -> None:
         """Check that the plan is one for as many ranks as `mesh` has, and for `cluster`.

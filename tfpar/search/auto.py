@@ -9,15 +9,12 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.evaluate import COMPUTE, Pricer
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import REGION_TYPES
 from tfpar.search.deadline import Deadline, check_search_seconds
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino import RhinoPlanner, shapes
 from tfpar.search.tap import TapPlanner
-from tfpar.spec import Mesh, replicated
 
 logger = logging.getLogger("tfpar")
 
@@ -84,15 +81,10 @@ class AutoPlanner:
 
 def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:
     """The part of a step's compute that loops and branches take, on one device."""
-    graph, mesh, whole = model.prepared.graph, Mesh.of([1]), replicated(1)
-    anchors = Anchors(
-        variables={v.name: whole for v in graph.variables},
-        inputs=[whole] * len(graph.inputs),
-        outputs=[whole] * len(graph.outputs),
-    )
-    pricer = Pricer(mesh, cluster, model.roles)
+    laid = model.on_one_device()
+    pricer = Pricer(laid.mesh, cluster, model.roles)
     inside = total = 0.0
-    for op, decision in propagate(model.prepared, mesh, anchors).decisions.items():
+    for op, decision in laid.decisions.items():
         terms = pricer.zero()
         pricer.add_op(terms, op, model.prepared.rules[op], decision)
         seconds = float(terms[COMPUTE : COMPUTE + 3].sum())

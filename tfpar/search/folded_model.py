@@ -6,11 +6,14 @@ import dataclasses
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.roles import Roles
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.search.fold import Folded, fold
 from tfpar.search.graph_nodes import NodeGraph, cluster
 from tfpar.search.problem import Problem
 from tfpar.search.shared import Signatures, families, prune_graph
+from tfpar.spec import Mesh, replicated
 
 
 @dataclasses.dataclass
@@ -54,3 +57,13 @@ class FoldedModel:
         return cls(
             folded, prepared, folded_roles, cluster(prepared.graph, folded_roles), statistics
         )
+
+    def on_one_device(self) -> PartitionedGraph:
+        """The folded graph with nothing split."""
+        graph, whole = self.prepared.graph, replicated(1)
+        anchors = Anchors(
+            variables={v.name: whole for v in graph.variables},
+            inputs=[whole] * len(graph.inputs),
+            outputs=[whole] * len(graph.outputs),
+        )
+        return propagate(self.prepared, Mesh.of([1]), anchors)

@@ -31,6 +31,18 @@ class PlanError(TfparError, ValueError):
     """A plan (or plan file) that does not fit the graph, the mesh or this version."""
 
 
+class OtherModelError(PlanError):
+    """A plan for another model, or another step of it.
+
+    Attributes:
+        difference: what differs, in a few words.
+    """
+
+    def __init__(self, message: str, difference: str) -> None:
+        super().__init__(message)
+        self.difference = difference
+
+
 class MemoryLimitError(PlanError):
     """No plan fits into the memory of a device.
 

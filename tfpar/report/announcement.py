@@ -1,0 +1,92 @@
+"""What a user is told once a plan is in force: one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from tfpar.report.summary import variable_specs
+from tfpar.report.tables import format_bytes, format_seconds
+from tfpar.spec import Shard, Spec
+
+if TYPE_CHECKING:
+    from tfpar.cost.evaluate import Cost
+    from tfpar.plans import Plan
+    from tfpar.propagation.engine import PartitionedGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How a plan was found.
+
+    Attributes:
+        seconds: that it took.
+        one_device: what the step is predicted to cost there.
+    """
+
+    seconds: float
+    one_device: Cost
+
+
+def announcement(plan: Plan, partitioned: PartitionedGraph, search: Search | None = None) -> str:
+    """Mesh, planner, what is split, and what that is predicted to cost against one device.
+
+    Args:
+        search: None if the plan was not searched for now.
+    """
+    where = f"{plan.mesh}, {_planner(plan, search)}"
+    split = _what_is_split(plan, partitioned)
+    if plan.mesh.size > 1 and not split:
+        reason = ": one device would be as fast" if plan.cost is not None else ""
+        return f"{where}: nothing is split{reason}{_prediction(plan)}"
+    alone = search.one_device if search is not None else None
+    return f"{where}: {', '.join(split) or 'one rank'}{_prediction(plan, alone)}"
+
+
+def _planner(plan: Plan, search: Search | None) -> str:
+    if not plan.planner:
+        return "no planner"
+    if search is None:
+        return f"a plan of the {plan.planner} planner"
+    return f"{plan.planner} planner in {search.seconds:.1f} s"
+
+
+def _what_is_split(plan: Plan, partitioned: PartitionedGraph) -> list[str]:
+    mesh = plan.mesh
+
+    def is_split(spec: Spec | None) -> bool:
+        return any(
+            isinstance(p, Shard) and n > 1 for p, n in zip(spec or (), mesh.shape, strict=False)
+        )
+
+    found = []
+    batch = [n for n in plan.batch_axes if mesh.shape[mesh.axis(n)] > 1]
+    if batch:
+        found.append(f"batch split over {' and '.join(batch)}")
+    specs = variable_specs(plan, partitioned)
+    weights = [n for n, v in plan.variables.items() if v.trainable]
+    count = sum(is_split(specs[n]) for n in weights)
+    if count:
+        found.append(f"{count} of {len(weights)} weights split")
+    if not found:
+        ops = sum(
+            any(map(is_split, decision.choice.out_specs))
+            for decision in partitioned.decisions.values()
+        )
+        if ops:
+            found.append(f"{ops} of {len(partitioned.decisions)} ops split one by one")
+    return found
+
+
+def _prediction(plan: Plan, alone: Cost | None = None) -> str:
+    if plan.cost is None:
+        return ""
+    found = []
+    for what, text, attribute in (
+        ("a step", format_seconds, "seconds"),
+        ("of memory a device", lambda size: format_bytes(round(size)), "memory_bytes"),
+    ):
+        found.append(f"{text(getattr(plan.cost, attribute))} {what}")
+        if alone is not None:
+            found[-1] += f" ({text(getattr(alone, attribute))} on one device)"
+    return f"; predicted {', '.join(found)}"
