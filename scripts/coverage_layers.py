@@ -224,7 +224,7 @@ def probe(name: str, layer_class: type) -> Result:
                 result.backward = False
                 step = tap.function(_step(call, layer, backward=False))
                 on_mesh = _from_start(layer, step, inputs)
-        (executable,) = step.compiled.executables.values()
+        (executable,) = step.executables
         for variable in layer.variables:
             if isinstance(variable._value, ParallelVariable):
                 variable._value.gather()

@@ -205,7 +205,7 @@ def probe(name: str, make: Callable[[], keras.Model]) -> Result:
             model = make()
             specs = keras.tree.map_structure(_spec, model._inputs_struct)
             step = tap.function(_step(model))
-            captured = step.compiled.capture((specs,))
+            captured = step.capture(specs)
         prepared = prepare_step(captured)
         found = coverage(prepared)
         anchors = Anchors(inputs=session.input_specs(captured, BATCH))

@@ -30,9 +30,10 @@ from tfpar.report.coverage import coverage as _coverage
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.executable import prepare_step
 from tfpar.search.problem import Planner
-from tfpar.session import CompiledFunction, Program, Session, active, batch_size_of, constraints_on
+from tfpar.session import Session, active, batch_size_of, constraints_on
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import refused
+from tfpar.step_function import StepFunction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -144,7 +145,7 @@ def parallelize(
             if isinstance(layer, keras.Model):
                 adapter.adopt(layer, session)
         return model
-    return _wrap(session, model)
+    return StepFunction(session, model)
 
 
 def _is_function(value: Any) -> bool:
@@ -152,37 +153,50 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, keras.layers.Layer | type)
 
 
-def function(step: Callable[..., Any] | None = None) -> Any:
+def function(
+    step: Callable[..., Any] | None = None, *, input_signature: Sequence[Any] | None = None,
+    autograph: bool = True, jit_compile: bool | None = None, reduce_retracing: bool = False,
+) -> Any:  # fmt: skip
     """Decorator: run a function of tensors on the mesh of the enclosing `auto_parallel`.
 
-    Like `tf.function` it is compiled for each set of argument shapes, and AutoGraph turns Python
-    control flow on tensors into ops. Tensors whose leading dim is that of the first argument
-    are taken as batches.
+        with tap.auto_parallel(tap.split([4])):
+
+            @tap.function
+            def step(x, y, training=True): ...
+
+    It is called as a `tf.function` is, with positional and keyword arguments in any structure, and
+    traced by its rules, but for one: a step has static shapes, and is compiled for each set of
+    them. Python numbers, strings and objects are static: each set of values is a trace of its own.
+    Tensors whose leading dim is that of the first tensor are taken as batches. Of a dataset or an
+    iterator, what `next` takes is fed to the step, and in `for batch in dataset:` each pass is a
+    step. As a method, it has its steps for each instance.
+
+    Args:
+        step: the function, or a `tf.function`.
+        input_signature: `tf.TensorSpec`s that the arguments have to fit; sizes may be None.
+        autograph: turn Python control flow on tensors into ops.
+
+    Raises:
+        TfparError: outside of a block; or `jit_compile=True` or `reduce_retracing=True`, which
+            steps cannot be compiled with.
     """
+    if jit_compile or reduce_retracing:
+        what = "jit_compile" if jit_compile else "reduce_retracing"
+        why = (
+            "steps are not compiled by XLA" if jit_compile
+            else "steps have static shapes, so that each set of shapes is compiled"
+        )  # fmt: skip
+        raise TfparError(f"tap.function cannot have {what}=True: {why}. Leave it out.")
     if step is None:
-        return function
+        return functools.partial(function, input_signature=input_signature, autograph=autograph)
     if not callable(step):
         raise refused("step", step, "a function of tensors")
     sessions = active.get()
     if not sessions:
         raise TfparError("tap.function is used inside a tap.auto_parallel block.")
-    return _wrap(sessions[-1], step)
-
-
-def _wrap(session: Session, step: Callable[..., Any]) -> Callable[..., Any]:
-    plain = getattr(step, "python_function", step)
-    traced = plain
-    if getattr(step, "_autograph", True):
-        context = tf.__internal__.autograph.control_status_ctx()
-        traced = tf.__internal__.autograph.tf_convert(plain, context)
-    compiled = CompiledFunction(Program(session), traced, name=getattr(plain, "__name__", "step"))
-
-    @functools.wraps(plain)
-    def call(*arguments: Any) -> Any:
-        return compiled(*arguments)
-
-    call.compiled = compiled  # type: ignore[attr-defined]
-    return call
+    return StepFunction(
+        sessions[-1], step, input_signature=input_signature, autograph=autograph
+    )  # fmt: skip
 
 
 def plan(

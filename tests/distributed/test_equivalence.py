@@ -160,6 +160,9 @@ def test_files_of_two_processes_are_those_of_one(two: Ran) -> None:
     np.testing.assert_allclose(later["losses"], results["later losses"], 1e-7)
     exported = tf.saved_model.load(str(folder / "exported"))
     np.testing.assert_allclose(exported.serve(files.X), predicted, 1e-7)
+    saved = tf.saved_model.load(str(folder / "saved"))
+    (served,) = saved.signatures["serving_default"](tf.constant(files.X)).values()
+    np.testing.assert_allclose(served, predicted, 1e-7)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 
 import keras
@@ -357,26 +356,6 @@ def test_a_resource_of_another_kind():
         model.fit(X, Y, batch_size=8, verbose=0)
     Counting.table = None
     assert_usable(model)
-
-
-@pytest.mark.skipif(
-    "ragged" not in inspect.signature(keras.Input).parameters,
-    reason="this Keras has no ragged inputs",
-)
-def test_ragged_batches():
-    def make():
-        x = keras.Input((None,), dtype="int32", ragged=True)
-        h = layers.Embedding(9, 5)(x)
-        model = keras.Model(x, layers.Dense(2)(h))
-        model.compile("sgd", "mse", jit_compile=False)
-        return model
-
-    model = parallel((), make=make)
-    ragged = tf.ragged.constant([[1, 2], [3], [4, 5, 6], [1]])
-    data = tf.data.Dataset.from_tensor_slices((ragged, np.zeros((4, 3, 2)))).batch(4)
-    with pytest.raises(CaptureError, match=r"ragged tensor of shape.*to_tensor\(\)"):
-        model.fit(data, verbose=0)
-    model.fit(data.map(lambda x, y: (x.to_tensor(), y)), verbose=0)
 
 
 def test_a_variable_of_strings():

@@ -62,30 +62,26 @@ class CapturedStep:
     def pack_outputs(self, flat: Sequence[tf.Tensor]) -> Any:
         """The step's result from the graph's flat outputs."""
         tensors = iter(flat)
-        leaves = [
-            next(tensors) if isinstance(leaf, tf.TensorSpec) else leaf
-            for leaf in tf.nest.flatten(self.output_structure)
-        ]
-        return tf.nest.pack_sequence_as(self.output_structure, leaves)
+
+        def packed(leaf: Any) -> Any:
+            if not isinstance(leaf, tf.TypeSpec):
+                return leaf
+            parts = [next(tensors) for _ in tf.nest.flatten(leaf, expand_composites=True)]
+            return tf.nest.pack_sequence_as(leaf, parts, expand_composites=True)
+
+        return tf.nest.map_structure(packed, self.output_structure)
 
 
 def argument_specs(arguments: Any) -> Any:
-    """The arguments with a spec of static shape in place of each tensor (dense or sparse).
-
-    Raises:
-        CaptureError: a ragged tensor.
-    """
+    """The arguments with a spec in place of each tensor, of static shape unless it is ragged."""
 
     def spec(leaf):
-        if leaf is None or isinstance(leaf, (str, bytes, tf.TensorSpec, tf.SparseTensorSpec)):
+        if leaf is None or isinstance(leaf, (str, bytes, tf.TypeSpec)):
             return leaf
-        if isinstance(leaf, tf.RaggedTensor):
-            raise CaptureError(
-                f"The step is fed a ragged tensor of shape {leaf.shape}, and steps have static "
-                f"shapes. Pad it in the dataset: tensor.to_tensor(), and mask the padding."
-            )
         if isinstance(leaf, tf.SparseTensor):
             return tf.SparseTensorSpec(leaf.shape, leaf.dtype)
+        if _is_composite(leaf):
+            return leaf._type_spec
         tensor = leaf if isinstance(leaf, tf.Tensor) else tf.convert_to_tensor(leaf)
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
@@ -93,14 +89,25 @@ def argument_specs(arguments: Any) -> Any:
 
 
 def feeds(arguments: Any) -> list[tf.Tensor]:
-    """What is fed for the arguments of a captured step: tensors, sparse ones dense."""
-    return [
-        tf.sparse.to_dense(tf.sparse.reorder(leaf))
-        if isinstance(leaf, tf.SparseTensor)
-        else tf.convert_to_tensor(leaf)
-        for leaf in tf.nest.flatten(arguments)
-        if leaf is not None and not isinstance(leaf, (str, bytes))
-    ]
+    """What is fed for the arguments of a captured step: tensors; sparse ones dense, others of
+    several parts (ragged ones) part by part.
+    """
+    fed: list[tf.Tensor] = []
+    for leaf in tf.nest.flatten(arguments):
+        if isinstance(leaf, tf.SparseTensor):
+            fed.append(tf.sparse.to_dense(tf.sparse.reorder(leaf)))
+        elif _is_composite(leaf):
+            fed += tf.nest.flatten(leaf, expand_composites=True)
+        elif leaf is not None and not isinstance(leaf, (str, bytes)):
+            fed.append(tf.convert_to_tensor(leaf))
+    return fed
+
+
+def _is_composite(value: Any) -> bool:
+    """Whether a value is made of several tensors (or a spec of one that is)."""
+    if isinstance(value, tf.TypeSpec):
+        return not isinstance(value, tf.TensorSpec)
+    return isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable)
 
 
 def capture_step(
@@ -273,4 +280,4 @@ def _own_name(variable: tf.Variable) -> VariableName:
 def _output_leaf(leaf: Any) -> Any:
     if isinstance(leaf, tf.Tensor):
         return tf.TensorSpec(leaf.shape, leaf.dtype)
-    return leaf
+    return leaf._type_spec if _is_composite(leaf) else leaf

@@ -26,6 +26,7 @@ from tfpar.initial.keras_weights import streamed_weights
 from tfpar.keras.callbacks import install_callbacks
 from tfpar.keras.files import SAVING, Files
 from tfpar.keras.model import ParallelModel
+from tfpar.keras.saved_models import install_saved_models
 from tfpar.session import Program, Session, active
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import refused
@@ -37,7 +38,7 @@ _files: weakref.WeakKeyDictionary[keras.Model, Files] = weakref.WeakKeyDictionar
 
 
 def install() -> None:
-    """Wrap the trainer's `__init__`, `load_model` and `save_model`; idempotent.
+    """Wrap the trainer's `__init__`, and the functions that load and save models; idempotent.
 
     Raises:
         TfparError: Keras runs on another backend than TensorFlow.
@@ -63,6 +64,7 @@ def install() -> None:
     _install_loading()
     _install_saving(saving_lib, "save_model")
     _install_saving(legacy_h5_format, "save_model_to_hdf5")
+    install_saved_models()
     install_callbacks(parallel_model)
 
 

@@ -50,6 +50,11 @@ def shard_data(
     if world is None:
         return make(0, 1)
     specs = argument_specs((batch,))
+    if any(isinstance(s, tf.RaggedTensorSpec) for s in tf.nest.flatten(specs)):
+        raise TfparError(
+            "shard_data cannot read a ragged batch in parts. Give fit the whole dataset, or pad "
+            "the batches: tensor.to_tensor()."
+        )
     plan = state.step("train").find_plan(specs)
     at, index, count = plan.mesh.coordinates(world.rank), 0, 1
     for axis in sorted(map(plan.mesh.axis, plan.batch_axes)):

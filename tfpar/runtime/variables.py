@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -23,6 +23,9 @@ from tensorflow.python.ops import resource_variable_ops
 from tfpar.initial.shard import Stored, shard_values
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_shape
+
+if TYPE_CHECKING:
+    from tfpar.distributed.world import World
 
 _capturing: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", default=False)
 
@@ -64,6 +67,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         self._pending = initial_value
         self._stored: dict[int, tf.Variable] | None = None
         self._layout: tuple[Mesh, Spec] | None = None
+        self._aside: dict[int, tf.Variable] = {}  # the shards, while `whole`
         self._holders: tuple[int, ...] = ()
         self._ranks: Ranks | None = None
         self._key = 0
@@ -78,7 +82,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         if not isinstance(variable, cls):
             variable.__class__ = cls
             variable._pending = variable._stored = variable._layout = variable._ranks = None
-            variable._holders = ()
+            variable._holders, variable._aside = (), {}
             variable._key = 0
         return variable
 
@@ -87,6 +91,16 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
     @property
     def is_sharded(self) -> bool:
         return self._stored is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the value lies behind the handle, as that of an ordinary variable."""
+        return self._stored is None and self._pending is None
+
+    @property
+    def world(self) -> World | None:
+        """The processes among which the variable is split; None where ranks share one."""
+        return None if self._ranks is None else self._ranks.world
 
     @property
     def layout(self) -> tuple[Mesh, Spec] | None:
@@ -158,19 +172,20 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
 
         Where ranks are processes, the one that leads has it, and the others help.
         """
-        if self._stored is None and self._pending is None:
+        if self.is_whole:
             yield
             return
         with tf.init_scope():
             value = self._assembled() if self._pending is None else self._pending()
             kept = self._pending, self._stored, self._layout, self._holders, self._ranks
             self._pending = self._stored = self._layout = self._ranks = None
-            self._holders = ()
+            self._holders, self._aside = (), kept[1] or {}
             _store(self, tf.cast(value, self.dtype))
             del value
         try:
             yield
         finally:
+            self._aside = {}
             with tf.init_scope():
                 _store(self, _freed(self.dtype))
             self._pending, self._stored, self._layout, self._holders, self._ranks = kept
@@ -320,7 +335,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         """In a SavedModel also the shards: functions traced while sharded read them."""
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel":
-            stored = self._stored or {}
+            stored = self._stored or self._aside
             children.update({f"shard_{rank}": shard for rank, shard in stored.items()})
         return children
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfpar as tap
 from tests.distributed.training.place import (
@@ -35,6 +36,7 @@ def models_and_weights(place: Place) -> Results:
     keras.saving.save_model(model, place.folder / "by_function.h5")
     model.save_weights(place.folder / "model.weights.h5")
     model.export(place.folder / "exported", verbose=False)
+    tf.saved_model.save(model, str(place.folder / "saved"))
     # The same model goes on, and back to where it was.
     later = trained(model, X, Y, batch_size=4, shuffle=False)
     model.load_weights(place.folder / "model.weights.h5")

@@ -1,0 +1,55 @@
+"""`tf.saved_model.save` of what has split variables: whole values, written once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.saved_model import save as tensorflow_save
+
+from tfpar.distributed.world import World
+from tfpar.keras.files import complete
+from tfpar.runtime.variables import ParallelVariable
+
+
+def install_saved_models() -> None:
+    """Wrap the function that `tf.saved_model.save` ends in; once."""
+    original = tensorflow_save.save_and_return_nodes
+
+    @functools.wraps(original)
+    def save(obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        variables = [v for v in _variables(obj) if not v.is_whole]
+        if not variables:
+            return original(obj, export_dir, *args, **kwargs)
+        path = os.fspath(export_dir)
+
+        def write() -> None:
+            file = contextlib.nullcontext(path) if "://" in path else complete(path)
+            with contextlib.ExitStack() as stack:
+                for variable in variables:
+                    stack.enter_context(variable.whole())
+                original(obj, stack.enter_context(file), *args, **kwargs)
+
+        world = _world(variables)
+        if world is None:
+            return write()
+        return world.lead.run(f"tf.saved_model.save({path!r})", write)
+
+    tensorflow_save.save_and_return_nodes = save
+
+
+def _variables(obj: Any) -> list[ParallelVariable]:
+    """The parallel variables that `obj` tracks, itself or within Keras's."""
+    tracked = tf.train.TrackableView(obj).descendants()
+    held = [t._value if isinstance(t, keras.Variable) else t for t in tracked]
+    return [v for v in held if isinstance(v, ParallelVariable)]
+
+
+def _world(variables: Sequence[ParallelVariable]) -> World | None:
+    """The processes among which the variables are split."""
+    return next((v.world for v in variables if v.world is not None), None)

@@ -1,0 +1,203 @@
+"""What `tap.function` returns: a Python function as steps on a mesh, called as a `tf.function` is.
+
+A call is bound to the function's parameters. Its tensors (and arrays) are what a step is fed;
+everything else, Python numbers, strings, None and objects, is static: each set of such values is
+traced by itself. Datasets and iterators are read outside of the steps (`tfpar.data_loops`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpar.calls import Call, fit_signature, is_tensor
+from tfpar.capture.step import CapturedStep, argument_specs
+from tfpar.data_loops import call_with_data
+from tfpar.keras.gradients import marked_gradients
+from tfpar.plans import Plan
+from tfpar.runtime.executable import Executable
+from tfpar.session import CompiledFunction, Program, Session
+from tfpar.spec import TfparError
+
+logger = logging.getLogger("tfpar")
+
+_MANY_TRACES = 8
+
+
+class StepFunction:
+    """A function of tensors that runs on a mesh.
+
+    As a method it binds its instance, and has its steps and its plan for each instance.
+
+    Args:
+        function: a Python function or a `tf.function`.
+        input_signature: `tf.TensorSpec`s that the arguments have to fit, and are converted to.
+        autograph: turn Python control flow on tensors into ops; of a `tf.function`, as it says.
+
+    Attributes:
+        python_function: the function as it was written.
+        plan: of the last step that was compiled; None before that.
+        elements_taken: by call, what a step reads of iterators; None for a loop (`data_loops`).
+        states: by step, what a loop over data hands on to its next pass (`data_loops`).
+    """
+
+    def __init__(
+        self, session: Session, function: Callable[..., Any], *,
+        input_signature: Sequence[Any] | None = None, autograph: bool = True,
+    ) -> None:  # fmt: skip
+        self.session = session
+        self.python_function = getattr(function, "python_function", function)
+        self.plan: Plan | None = None
+        self._program = Program(session)
+        self._traces: dict[Any, CompiledFunction] = {}
+        self.elements_taken: dict[Any, tuple[int, ...] | None] = {}
+        self.states: dict[Any, Call] = {}
+        self._bound: weakref.WeakKeyDictionary[Any, StepFunction] = weakref.WeakKeyDictionary()
+        self._input_signature = input_signature
+        if input_signature is None:
+            self._input_signature = getattr(function, "input_signature", None)
+        self._autograph = autograph and getattr(function, "_autograph", True)
+        self._parameters = inspect.signature(self.python_function)
+        functools.update_wrapper(self, self.python_function)
+
+    @functools.cached_property
+    def name(self) -> str:
+        return getattr(self.python_function, "__name__", "step")
+
+    @functools.cached_property
+    def traced(self) -> Callable[..., Any]:
+        """What is called to trace a step, with control flow on tensors as ops."""
+        if not self._autograph:
+            return self.python_function
+        context = tf.__internal__.autograph.control_status_ctx()
+        converted = tf.__internal__.autograph.tf_convert(self.python_function, context)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return converted(*args, **kwargs)
+            except Exception as error:  # AutoGraph raises another in the place of ours
+                own: BaseException | None = error
+                while own is not None and not isinstance(own, TfparError):
+                    own = own.__context__
+                raise own or error from None
+
+        return run
+
+    def __get__(self, instance: Any, owner: type | None = None) -> StepFunction:
+        if instance is None:
+            return self
+        known = self._bound.get(instance)
+        if known is None:
+            reference = weakref.ref(instance)  # which its steps do not keep alive
+
+            def method(*args: Any, **kwargs: Any) -> Any:
+                return self.traced(reference(), *args, **kwargs)
+
+            method.__name__ = self.name
+            method.__doc__ = self.__doc__
+            own = list(self._parameters.parameters.values())[1:]
+            method.__signature__ = self._parameters.replace(parameters=own)  # type: ignore[attr-defined]
+            known = self._bound[instance] = StepFunction(
+                self.session, method, input_signature=self._input_signature, autograph=False
+            )
+        return known
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():  # part of another step, or of a function of the user's
+            return self.traced(*args, **kwargs)
+        call = self._bind(args, kwargs)
+        if call.sources:
+            return call_with_data(self, call)
+        return self._trace(call)(*call.tensors)
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteStep:
+        """Compile the step for these arguments, tensors or `tf.TensorSpec`s of static shape."""
+        call = self._bind(args, kwargs)
+        specs = argument_specs(call.tensors)
+        for spec in specs:
+            if isinstance(spec, tf.TensorSpec) and not spec.shape.is_fully_defined():
+                raise TfparError(
+                    f"A step of {self.name!r} cannot be compiled for {spec}: steps have static "
+                    f"shapes. Give the whole shape."
+                )
+        return ConcreteStep(self._trace(call).executable(specs), specs)
+
+    def capture(self, *args: Any, **kwargs: Any) -> CapturedStep:
+        """The step for these arguments, traced only."""
+        call = self._bind(args, kwargs)
+        return self._trace(call).capture(argument_specs(call.tensors))
+
+    @property
+    def executables(self) -> list[Executable]:
+        """Of all steps that were compiled, in order."""
+        return [e for trace in self._traces.values() for e in trace.executables.values()]
+
+    # --- calls -------------------------------------------------------------------
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        try:
+            bound = self._parameters.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}(): {error}") from None
+        bound.apply_defaults()
+        if self._input_signature is not None:
+            fit_signature(self.name, bound, tuple(self._input_signature))
+        return Call.of(self.name, bound.args, bound.kwargs)
+
+    def _trace(self, call: Call) -> CompiledFunction:
+        def run(*tensors: Any) -> Any:
+            args, kwargs = call.with_tensors(tensors)
+            return self.traced(*args, **kwargs)
+
+        return self.step(call.key, run)
+
+    def step(self, key: Any, run: Callable[..., Any]) -> CompiledFunction:
+        """The steps under `key`; `run` is what they are traced from, if there are none yet."""
+        known = self._traces.get(key)
+        if known is None:
+
+            def traced(*tensors: Any) -> Any:
+                with marked_gradients():
+                    return run(*tensors)
+
+            known = self._traces[key] = CompiledFunction(
+                self._program, traced, name=self.name, on_plan=self._remember
+            )
+            if len(self._traces) == _MANY_TRACES:
+                logger.warning(
+                    "%s is traced and compiled for the %dth set of Python values: each number, "
+                    "string or object that it is given counts. Give it tensors for what changes.",
+                    self.name, _MANY_TRACES,
+                )  # fmt: skip
+        return known
+
+    def _remember(self, plan: Plan, executable: Executable) -> None:
+        self.plan = plan
+
+
+class ConcreteStep:
+    """A step that is compiled for one set of shapes and static values.
+
+    It is called with the arguments that it was compiled for; of these only tensors count.
+    """
+
+    def __init__(self, executable: Executable, specs: Sequence[Any]) -> None:
+        self.executable = executable
+        self._specs = specs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = tf.nest.flatten((args, kwargs))
+        tensors = tuple(leaf for leaf in leaves if is_tensor(leaf))
+        given = argument_specs(tensors)
+        if given != self._specs:
+            raise TfparError(
+                f"This step was compiled for {self._specs}, and is called with {given}. Call the "
+                f"function itself, which compiles a step for each set of shapes."
+            )
+        return self.executable(tensors)
