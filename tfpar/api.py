@@ -29,8 +29,9 @@ from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.executable import prepare_step
+from tfpar.scopes import closed, enclosing, install_threads, opened
 from tfpar.search.problem import Planner
-from tfpar.session import Session, active, batch_size_of, constraints_on
+from tfpar.session import Session, batch_size_of, constraints_on
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import refused
 from tfpar.step_function import StepFunction
@@ -113,6 +114,8 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
     ) -> None:
         self.session = Session.of(Options.of(mesh, constraints, **options))
         adapter.install()
+        install_threads()
+        opened(self.session)
         self._scope = self.session.scope()
         self._scope.__enter__()
         self.session.entered = self._scope  # nobody keeps the result of a plain call
@@ -121,6 +124,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         return self.session
 
     def __exit__(self, *error: Any) -> None:
+        closed(self.session)
         self._scope.__exit__(*(error or (None, None, None)))
 
 
@@ -141,9 +145,7 @@ def parallelize(
     session = Session.of(Options.of(mesh, constraints, **options))
     if isinstance(model, keras.Model):
         adapter.install()
-        for layer in model._flatten_layers():
-            if isinstance(layer, keras.Model):
-                adapter.adopt(layer, session)
+        adapter.adopt_all(model, session)
         return model
     return StepFunction(session, model)
 
@@ -191,11 +193,11 @@ def function(
         return functools.partial(function, input_signature=input_signature, autograph=autograph)
     if not callable(step):
         raise refused("step", step, "a function of tensors")
-    sessions = active.get()
-    if not sessions:
+    session = enclosing()
+    if session is None:
         raise TfparError("tap.function is used inside a tap.auto_parallel block.")
     return StepFunction(
-        sessions[-1], step, input_signature=input_signature, autograph=autograph
+        session, step, input_signature=input_signature, autograph=autograph
     )  # fmt: skip
 
 

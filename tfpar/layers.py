@@ -21,7 +21,7 @@ from typing import Any
 import keras
 
 from tfpar.constraints.laid import check_fits, mark, read_spec
-from tfpar.session import active
+from tfpar.scopes import enclosing
 from tfpar.spec import Placement
 from tfpar.spec.arguments import refused
 
@@ -42,9 +42,9 @@ def lay(weight: keras.Variable, spec: Iterable[Placement | str]) -> keras.Variab
         raise refused("weight", weight, "a keras.Variable, such as a layer's kernel")
     what = f"Weight {weight.path!r}"
     placements = read_spec(spec, len(weight.shape), what)
-    sessions = active.get()
-    if sessions:
-        check_fits(placements, sessions[-1].mesh, what)
+    session = enclosing()
+    if session is not None:
+        check_fits(placements, session.mesh, what)
     mark(weight.value, placements)
     return weight
 

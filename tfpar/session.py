@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,14 +36,12 @@ from tfpar.runtime.detect import detect_cluster, every_rank, machines_for
 from tfpar.runtime.executable import Executable, compile_step, simplify_step
 from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.variables import ParallelVariable
+from tfpar.scopes import active
 from tfpar.search.problem import Problem, input_spec
 from tfpar.search.recompute import Blocks, recomputed
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TfparError, TimeLimitError
 
 logger = logging.getLogger("tfpar")
-
-active: contextvars.ContextVar[tuple[Session, ...]] = contextvars.ContextVar("active", default=())
-"""The stack of active `auto_parallel` contexts; the only global state."""
 
 _NO_RULE = {
     False: "No op rule for {}",
@@ -71,6 +69,8 @@ class Session:
     cluster: Cluster | None = None
     first: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
+    _warned: bool = False
+    _unreached: bool = False
 
     @classmethod
     def of(cls, options: Options) -> Session:
@@ -110,12 +110,41 @@ class Session:
         else:
             print_msg(f"tfpar: {text}")
 
+    def warn_outside(self, reader: str, weight: str) -> None:
+        """Say, once, that weights are read by what does not run on the mesh."""
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s reads %r, a weight of a model on the mesh %s: it computes with whole weights, "
+                "on one device. Decorate the step with tap.function inside of the auto_parallel "
+                "block, or train with fit.",
+                reader, weight, self.mesh,
+            )  # fmt: skip
+
+    def warn_unreached(self, model: str) -> None:
+        """Say, once, that a model is compiled where no block reaches it."""
+        if not self._unreached:
+            self._unreached = True
+            logger.warning(
+                "Model %r is compiled in thread %r, which the open auto_parallel block does not "
+                "reach, as it was started before: it runs on one device. Open a block in that "
+                "thread, or give the model to tap.parallelize.",
+                model, threading.current_thread().name,
+            )  # fmt: skip
+
+    def create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """As the creator scope of a block does: see the function of this name."""
+        variable = create_variable(next_creator, **kwargs)
+        if isinstance(variable, ParallelVariable):
+            variable.on_outside_read = self.warn_outside
+        return variable
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[Session]:
         """Variables made inside are not materialised; models made inside are parallel."""
         token = active.set((*active.get(), self))
         try:
-            with tf.variable_creator_scope(create_variable):
+            with tf.variable_creator_scope(self.create_variable):
                 yield self
         finally:
             active.reset(token)
@@ -448,7 +477,9 @@ def _shape_of(initial: Callable[[], Any]) -> tuple[tf.TensorShape, tf.DType]:
     known = initial_shape(initial)
     if known is not None:
         return known
-    with FuncGraph("shape").as_default():  # which, unlike a plain Graph, takes eager tensors
+    with FuncGraph(
+        "scratch_graph_of_shape"
+    ).as_default():  # which, unlike a plain Graph, takes eager tensors
         tensor = tf.convert_to_tensor(initial())
         return tensor.shape, tensor.dtype.base_dtype
 

@@ -2,15 +2,18 @@
 
 Keras calls `make_train_function`, `make_test_function` and `make_predict_function`, and
 a model may have its own: an adopted model gets them as attributes. To learn of
-models that are made inside an `auto_parallel` block, the trainer's `__init__` is wrapped, once,
-at the first use of tfpar, and so is `load_model`; outside of a block they do nothing.
+models that are made or compiled inside an `auto_parallel` block, the trainer's `__init__` and
+`compile` are wrapped, once, at the first use of tfpar, and so is `load_model`; outside of a block
+they do nothing. What copies models is wrapped too: a copy runs on the mesh of its original.
 
 Written against Keras 3.8 to 3.15 (`keras.src.backend.tensorflow.trainer`).
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import inspect
 import logging
 import weakref
 from collections.abc import Callable
@@ -18,20 +21,29 @@ from types import ModuleType
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.legacy.saving import legacy_h5_format
+from keras.src.models import cloning
 from keras.src.saving import saving_lib
+from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.trainers.trainer import Trainer
 
 from tfpar.initial.keras_weights import streamed_weights
 from tfpar.keras.callbacks import install_callbacks
 from tfpar.keras.files import SAVING, Files
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.saved_models import install_saved_models
-from tfpar.session import Program, Session, active
+from tfpar.runtime.variables import ParallelVariable
+from tfpar.scopes import enclosing, open_elsewhere
+from tfpar.session import Program, Session
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import refused
 
 logger = logging.getLogger("tfpar")
+
+_from_config: contextvars.ContextVar[bool] = contextvars.ContextVar("from_config", default=False)
+_reduce = KerasSaveable.__reduce__
 
 _parallel: weakref.WeakKeyDictionary[keras.Model, ParallelModel] = weakref.WeakKeyDictionary()
 _files: weakref.WeakKeyDictionary[keras.Model, Files] = weakref.WeakKeyDictionary()
@@ -55,17 +67,95 @@ def install() -> None:
     @functools.wraps(original)
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        sessions = active.get()
-        if sessions:
-            adopt(self, sessions[-1])
+        session = enclosing()
+        if session is not None:
+            adopt(self, session)
 
     init._tfpar = True  # type: ignore[attr-defined]
     TensorFlowTrainer.__init__ = init
+    _install_compiling()
+    _install_copying()
     _install_loading()
     _install_saving(saving_lib, "save_model")
     _install_saving(legacy_h5_format, "save_model_to_hdf5")
     install_saved_models()
     install_callbacks(parallel_model)
+
+
+def _install_compiling() -> None:
+    """Adopt a model that is compiled inside a block; say what `compile` is asked for in vain."""
+    original, from_config = Trainer.compile, Trainer.compile_from_config
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile_model(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        session, unreached = enclosing(), open_elsewhere()
+        if session is not None and self not in _parallel:
+            adopt_all(self, session)
+        elif unreached is not None and self not in _parallel:
+            unreached.warn_unreached(self.name)
+        asked = signature.bind(self, *args, **kwargs).arguments.get("jit_compile")
+        if asked is True and self in _parallel and not _from_config.get():
+            logger.warning(
+                "jit_compile=True: %s runs on a mesh, where steps are not compiled by XLA. Leave "
+                "it out, or compile the model outside of auto_parallel to run it on one device.",
+                self.name,
+            )  # fmt: skip
+
+    @functools.wraps(from_config)
+    def compile_from_config(self, config):
+        token = _from_config.set(True)  # holds what "auto" came to
+        try:
+            from_config(self, config)
+        finally:
+            _from_config.reset(token)
+
+    Trainer.compile, Trainer.compile_from_config = compile_model, compile_from_config
+
+
+def _install_copying() -> None:
+    """Let clones and copies of a parallel model be parallel; say that pickles are not."""
+    for module in (cloning, keras.models):
+        for name in ("_clone_sequential_model", "_clone_functional_model", "clone_model"):
+            if hasattr(module, name):
+                setattr(module, name, _on_the_same_mesh(getattr(module, name)))
+
+    @functools.wraps(_reduce)
+    def reduce_model(self):
+        if isinstance(self, keras.Model) and self in _parallel:
+            logger.warning(
+                "A pickle of %s holds its weights, not its mesh: what is read from it runs on one "
+                "device. Unpickle it inside of auto_parallel, or give it to tap.parallelize.",
+                self.name,
+            )  # fmt: skip
+        return _reduce(self)
+
+    KerasSaveable.__reduce__ = reduce_model
+
+
+def _on_the_same_mesh(copy: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
+    """`copy`, whose result runs on the mesh of its first argument."""
+
+    @functools.wraps(copy)
+    def call(model, *args, **kwargs):
+        state = _parallel.get(model)
+        if state is None:
+            return copy(model, *args, **kwargs)
+        with state.session.scope():
+            return copy(model, *args, **kwargs)
+
+    return call
+
+
+def _deepcopied(model: keras.Model | None, memo: dict[int, Any]) -> keras.Model:
+    """What `copy.deepcopy` makes of a parallel model."""
+    assert model is not None  # it is being copied
+    restore, arguments = _reduce(model)
+    with _parallel[model].session.scope():
+        copied = restore(*arguments)
+    memo[id(model)] = copied
+    return copied
 
 
 def _install_loading() -> None:
@@ -74,7 +164,7 @@ def _install_loading() -> None:
 
     @functools.wraps(original)
     def load_model(*args, **kwargs):
-        if not active.get():
+        if enclosing() is None:
             return original(*args, **kwargs)
         with streamed_weights():
             return original(*args, **kwargs)
@@ -124,6 +214,16 @@ def state_of(model: Any, *, compiled: bool = False) -> ParallelModel:
     return state
 
 
+def adopt_all(model: keras.Model, session: Session) -> None:
+    """Put a model that is built already, and the models in it, on the session's mesh."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.Model):
+            adopt(layer, session)
+    for variable in model.variables:
+        if isinstance(variable._value, tf.Variable):
+            ParallelVariable.adopt(variable._value).on_outside_read = session.warn_outside
+
+
 def adopt(model: keras.Model, session: Session) -> ParallelModel:
     """Make `model` train, evaluate and predict on the session's mesh."""
     known = _parallel.get(model)
@@ -139,6 +239,8 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
     files = _files[model] = Files(state)
     for method in SAVING:
         _replace(model, method, getattr(files, method))
+    reference = weakref.ref(model)
+    object.__setattr__(model, "__deepcopy__", lambda memo: _deepcopied(reference(), memo))
     return state
 
 

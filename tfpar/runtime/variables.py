@@ -43,6 +43,10 @@ def capturing() -> Iterator[None]:
 class ParallelVariable(resource_variable_ops.UninitializedVariable):
     """A `tf.Variable` whose value may be pending, whole or sharded.
 
+    Attributes:
+        on_outside_read: told (reader, name) of what trains or computes with the weight on one
+            device: a function or a gradient tape that is not part of a captured step.
+
     Args:
         initial_value: callable that makes the initial value, or None when the value
             is assigned before it is read.
@@ -71,6 +75,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         self._holders: tuple[int, ...] = ()
         self._ranks: Ranks | None = None
         self._key = 0
+
+    on_outside_read: Callable[[str, str], None] | None = None
 
     @classmethod
     def adopt(cls, variable: tf.Variable) -> ParallelVariable:
@@ -157,7 +163,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
             yield rank, cut(value, spec, mesh, rank)
 
     def gather(self) -> None:
-        """Back to an ordinary whole variable."""
+        """Back to an ordinary whole variable, on purpose."""
+        self.on_outside_read = None
         if self._stored is not None:
             with tf.init_scope():
                 value = self._assembled()
@@ -172,6 +179,15 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
 
         Where ranks are processes, the one that leads has it, and the others help.
         """
+        told, self.on_outside_read = self.on_outside_read, None
+        try:
+            with self._held_whole():
+                yield
+        finally:
+            self.on_outside_read = told
+
+    @contextlib.contextmanager
+    def _held_whole(self) -> Iterator[None]:
         if self.is_whole:
             yield
             return
@@ -264,6 +280,15 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         )  # fmt: skip
         return value
 
+    def _tell_of_read(self) -> None:
+        if self.on_outside_read is None or not self.trainable or _capturing.get():
+            return
+        if _in_graph() and not _in_scratch_graph():
+            function = tf.compat.v1.get_default_graph().name
+            self.on_outside_read(f"The function {function!r}", self.name.partition(":")[0])
+        elif not _in_graph() and record.could_possibly_record():
+            self.on_outside_read("A tf.GradientTape", self.name.partition(":")[0])
+
     def _is_plain(self) -> bool:
         """Whether the handle is the place to read and write."""
         if _capturing.get():
@@ -277,6 +302,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
     # --- tf.Variable -------------------------------------------------------------
 
     def _read_variable_op(self, no_copy=False):
+        self._tell_of_read()
         if self._is_plain():
             return super()._read_variable_op(no_copy=no_copy)
         return self._whole()
@@ -287,11 +313,13 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         return tf.constant(True)
 
     def sparse_read(self, indices, name=None):
+        self._tell_of_read()
         if self._is_plain():
             return super().sparse_read(indices, name)
         return tf.gather(self._whole(), indices, name=name)
 
     def gather_nd(self, indices, name=None):
+        self._tell_of_read()
         if self._is_plain():
             return super().gather_nd(indices, name)
         return tf.gather_nd(self._whole(), indices, name=name)
@@ -379,7 +407,11 @@ def _in_graph() -> bool:
 def _in_scratch_graph() -> bool:
     """Whether Keras infers shapes: nothing will run."""
     graph = tf.compat.v1.get_default_graph()
-    return _in_graph() and graph.name.startswith("scratch_graph")
+    while isinstance(graph, func_graph_lib.FuncGraph):
+        if graph.name.startswith("scratch_graph"):
+            return True
+        graph = graph.outer_graph
+    return False
 
 
 def _store(variable: tf.Variable, value: tf.Tensor) -> None:

@@ -1,0 +1,85 @@
+"""Which `auto_parallel` block encloses what is built now: the one piece of global state.
+
+Blocks nest, each thread (and task) has a stack of its own, and a thread begins with the stack of
+the thread that started it, for as long as those blocks are open.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from tfpar.session import Session
+
+active: contextvars.ContextVar[tuple[Session, ...]] = contextvars.ContextVar("active", default=())
+"""The stack of scopes that were entered here."""
+
+_inherited: contextvars.ContextVar[tuple[Session, ...]] = contextvars.ContextVar(
+    "inherited", default=()
+)
+"""The stack of the thread that started this one, at that time."""
+
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
+"""The sessions whose blocks are open, of all threads."""
+
+
+def enclosing() -> Session | None:
+    """The session of the innermost block around here."""
+    own = active.get()
+    return own[-1] if own else next((s for s in reversed(_inherited.get()) if s in _open), None)
+
+
+def open_elsewhere() -> Session | None:
+    """A session whose block is open in another thread, if none is around here."""
+    return None if enclosing() is not None else next(iter(_open), None)
+
+
+def opened(session: Session) -> None:
+    """Note that a block is open."""
+    _open.add(session)
+
+
+def closed(session: Session) -> None:
+    """Note that a block has ended."""
+    _open.discard(session)
+
+
+def install_threads() -> None:
+    """Let threads inherit the stack of who starts them; idempotent."""
+    start = threading.Thread.start
+    if getattr(start, "_tfpar", False):
+        return
+
+    @functools.wraps(start)
+    def inheriting(self: threading.Thread) -> None:
+        stack = active.get() or _inherited.get()
+        if stack:
+            self.run = functools.partial(_run_inside, self, stack)  # type: ignore[method-assign]
+        start(self)
+
+    inheriting._tfpar = True  # type: ignore[attr-defined]
+    threading.Thread.start = inheriting  # type: ignore[method-assign]
+
+
+def _run_inside(thread: threading.Thread, stack: tuple[Session, ...]) -> None:
+    """What a thread does that was started inside of blocks."""
+
+    def create(next_creator: Any, **arguments: Any) -> Any:
+        session = enclosing()
+        if session is None:
+            return next_creator(**arguments)
+        return session.create_variable(next_creator, **arguments)
+
+    del thread.run  # its own again: what it holds need not outlive it
+    token = _inherited.set(stack)
+    try:
+        with tf.variable_creator_scope(create):
+            thread.run()
+    finally:
+        _inherited.reset(token)
