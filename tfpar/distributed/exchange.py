@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.backends.wire import Wire
@@ -17,6 +19,9 @@ _SHORT = 64  # words
 
 class Exchange:
     """Runs collectives at once; every rank makes the same calls in the same order.
+
+    In a graph they become ops that run in the order in which they were made. Every rank has to
+    trace the same function, and to call it when the others do.
 
     Args:
         transport: carries them.
@@ -34,7 +39,8 @@ class Exchange:
         group = group or self._everyone
         if len(group) == 1:
             return [tensor]
-        return tf.unstack(self._run("all_gather", tensor[tf.newaxis], group, 0), num=len(group))
+        gathered = self._run("all_gather", tensor[tf.newaxis], group, 0)
+        return tf.unstack(tf.ensure_shape(gathered, [len(group), *tensor.shape]))
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """The first rank's tensor; every rank gives one of that shape."""
@@ -66,12 +72,22 @@ class Exchange:
             self._transport.connect([group])
             writer = FunctionWriter(f"tfpar_{kind}")
             edge = writer.argument("value", dtype)
+            writer.argument("order", "resource", [], "int32")
             wire = Wire(writer, self._transport)
             name = f"tfpar/{kind}_{dtype}_{len(self._functions)}"
-            writer.output(getattr(wire, kind)(name, edge, dtype, *dims, group), dtype)
+            result = getattr(wire, kind)(name, edge, dtype, *dims, group)
+            writer.output(result, dtype)
+            writer.effect(result.partition(":")[0])  # what comes after it waits for it
             self._functions[key] = writer.register()
-        (result,) = self._functions[key]([tensor])
+        (result,) = self._functions[key]([tensor, self._order])
         return result
+
+    @functools.cached_property
+    def _order(self) -> tf.Tensor:
+        """A handle that all collectives are given: TensorFlow runs what may write to one variable
+        in the order of the program, through loops, branches and calls."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            return resource_variable_ops.UninitializedVariable(shape=[], dtype=tf.int32).handle
 
 
 def _words(message: Any) -> np.ndarray:

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tfpar.spec import TfparError
 
 if TYPE_CHECKING:
@@ -57,8 +59,17 @@ class Lead:
         """Where this rank leads: have the others call the method of their own object too.
 
         Whoever calls it goes on to run the same method, so that the ranks meet in it.
+
+        Raises:
+            TfparError: in a graph, which may run at any time.
         """
         if self._leading:
+            if not tf.executing_eagerly():
+                raise TfparError(
+                    "What one rank does for all (saving, exporting) traces a tf.function that "
+                    "reads weights which are split over processes; the other ranks cannot take "
+                    "part in it. Use model.export or model.save, which hand it whole weights."
+                )
             self._say(method, {"call": [key, method, arguments]})
 
     def _say(self, what: str, message: dict[str, Any]) -> None:

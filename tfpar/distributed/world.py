@@ -163,6 +163,11 @@ def this_world() -> World | None:
     return world
 
 
+def joined_world() -> World | None:
+    """The job, if this process belongs to one and has joined it yet."""
+    return this_world() if this_world.cache_info().currsize else None
+
+
 def _transport(job: Job) -> Transport:
     horovod = importlib.util.find_spec("horovod") is not None
     backend = job.backend or ("horovod" if horovod else "tensorflow")
@@ -190,7 +195,10 @@ def _at_the_end(world: World) -> None:
 
     def hook(kind, error, trace):
         failed.set()
-        peer = isinstance(error, PeerLostError)
+        # Functions of the user's own, with collectives in them, raise TensorFlow's errors.
+        peer = isinstance(error, PeerLostError) or (
+            isinstance(error, tf.errors.OpError) and _is_of_a_peer(error)
+        )
         world.beacon.failed("peer" if peer else "error", str(error))
         shown(kind, error, trace)
 

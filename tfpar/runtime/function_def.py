@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 from tensorflow.python.eager import context
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import op_def_registry, ops
 
 from tfpar.capture.attributes import write_attr
 from tfpar.ir.graph import DType, Op, Tensor
@@ -101,25 +101,43 @@ class FunctionWriter:
         body = b"".join(_length_delimited(_NODE_DEF_FIELD, n) for n in self._nodes)
         definition = function_pb2.FunctionDef.FromString(head + body)
         context.context().add_function_def(definition)
-        return RegisteredFunction(self.name, len(self._outputs), bodies)
+        return RegisteredFunction(self.name, self._outputs, bodies)
 
 
 class RegisteredFunction:
     """A function known to the runtime; removed from it with its last reference."""
 
     def __init__(
-        self, name: str, num_outputs: int, bodies: Sequence[RegisteredFunction] = ()
+        self, name: str, outputs: Sequence[tf.DType], bodies: Sequence[RegisteredFunction] = ()
     ) -> None:
         self.name = name
         self._bodies = list(bodies)
-        self._num_outputs = num_outputs
+        self._outputs = list(outputs)
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Run on flat inputs (tensors and variable handles)."""
+        """Run on flat inputs (tensors and variable handles).
+
+        In a graph it becomes an op that calls it; whoever holds the graph keeps this object too.
+        """
+        if not tf.executing_eagerly():
+            return self._called_in_graph(inputs)
         return (
-            context.context().call_function(self.name.encode(), list(inputs), self._num_outputs)
+            context.context().call_function(self.name.encode(), list(inputs), len(self._outputs))
             or []
         )
+
+    def _called_in_graph(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        called, given, made = (attr_value_pb2.AttrValue() for _ in range(3))
+        called.func.name = self.name
+        given.list.type.extend(t.dtype.as_datatype_enum for t in inputs)
+        made.list.type.extend(dtype.as_datatype_enum for dtype in self._outputs)
+        # Collectives meet by names, which neither scopes nor serial numbers may change.
+        with ops.name_scope("", skip_on_eager=False):
+            op = ops.get_default_graph()._create_op_internal(
+                "StatefulPartitionedCall", list(inputs), self._outputs,
+                attrs={"f": called, "Tin": given, "Tout": made}, name=self.name.rpartition("_")[0],
+            )  # fmt: skip
+        return list(op.outputs)
 
     @property
     def definition(self) -> Any:

@@ -274,6 +274,8 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         resource_variable_ops.variable_accessed(self)
         with record.stop_recording():
             value = self._assembled()
+            if not tf.executing_eagerly():
+                value = _as_read(value, self.handle)
         record.record_operation(
             "ReadVariableOp", [value], [self.handle], backward_function=lambda gradient: [gradient],
             forward_function=lambda tangent: [tangent],
@@ -291,11 +293,11 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
 
     def _is_plain(self) -> bool:
         """Whether the handle is the place to read and write."""
-        if _capturing.get():
+        if _capturing.get() or _in_scratch_graph():
             return True
         if self._stored is not None:
             return False
-        if self._pending is not None and not _in_scratch_graph():
+        if self._pending is not None:
             self.materialize()
         return True
 
@@ -382,6 +384,18 @@ def _plain_variable(value: tf.Tensor) -> tf.Variable:
     )
     variable.assign(value)
     return variable
+
+
+def _as_read(value: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
+    """`value`, whose gradient goes to `handle`: for tapes that watch a function from outside."""
+    with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": "TfparRead"}):
+        value, _ = tf.identity_n([value, handle])
+    return value
+
+
+@tf.RegisterGradient("TfparRead")
+def _gradient_of_read(op: tf.Operation, gradient: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    return [None, gradient]
 
 
 def _delegate(method: str) -> None:
