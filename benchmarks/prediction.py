@@ -5,8 +5,8 @@
 In each setting (ranks in one process, processes on the loopback, processes on nodes with shaped
 links, which needs root) the machine is calibrated; then plans of two models are priced on the
 calibrated cluster and run, taking turns. Told are, for each plan, the predicted and the median
-measured seconds of a step, optimizer included; for each setting Spearman's rank correlation, and
-how far the searched plan is from the best measured. `--memory` holds what a rank stores against
+measured seconds of a step, optimizer included; for each setting Spearman's rank correlation, how far the searched plan is from the best measured, and by how
+much predicted ratios of plans that are near each other are off (`search.problem.UNCERTAINTY`). `--memory` holds what a rank stores against
 what its resident memory grows by.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import statistics
@@ -35,6 +36,7 @@ SIZES = {
 BATCHES = {"gpt": 8, "wide": 128}
 SEARCHED = "searched"
 GOOD_RHO, GOOD_CHOICE = 0.9, 1.05
+NEAR = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +288,26 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
             slower = chosen / min(r["measured_s"] for r in own)
             line += f", searched / best measured {slower:.3f} (wanted {GOOD_CHOICE})"
         text.append(line)
+    errors = ratio_errors(rows)
+    if errors:
+        text.append(
+            f"  Ratios of plans predicted within {NEAR - 1:.0%} of each other: off by "
+            f"{statistics.median(errors):.1%} in the middle of {len(errors)} pairs"
+        )
     return "\n".join(text)
+
+
+def ratio_errors(rows: Sequence[dict[str, Any]]) -> list[float]:
+    """By what part the predicted ratio of two steps is off, for each pair of programs of a model
+    that are predicted to be near (`NEAR`): what a planner has to tell apart."""
+    found = []
+    for one, other in itertools.combinations(rows, 2):
+        predicted = one["predicted_s"] / other["predicted_s"]
+        alike = one["model"] == other["model"] and one["program"] != other["program"]
+        if alike and 1 / NEAR <= predicted <= NEAR:
+            off = predicted * other["measured_s"] / one["measured_s"]
+            found.append(max(off, 1 / off) - 1)
+    return found
 
 
 def memory(ranks: int) -> str:

@@ -20,12 +20,12 @@ from tests.plan.graphs import mlp, partition
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import (
+    AFTER,
+    BESIDE,
     BUCKET_SIZES,
     COMMUNICATION,
     COMPUTE,
-    DEFERRED,
     KEPT,
-    REDUCED,
     Cost,
     evaluate,
     traffic,
@@ -33,7 +33,7 @@ from tfpar.cost.evaluate import (
 )
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
+from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
@@ -166,12 +166,13 @@ def check_traffic(partitioned, roles, cluster=LONG):
 def check_seconds(partitioned, roles, found, cluster=LONG):
     """The waits of `evaluate` are those of `traffic`, but for what is deferred."""
     cost = evaluate(partitioned, cluster, roles)
-    for phase, name in ((FORWARD, "forward"), (UPDATE, "update")):
-        listed = sum(e.seconds for e in found if e.phase == name)
-        assert cost.communication_s[phase] == pytest.approx(listed, rel=1e-9, abs=1e-15)
-    listed = sum(e.seconds for e in found if e.phase == "backward")
+    listed = {name: sum(e.seconds for e in found if e.phase == name) for name in PHASES}
+    assert cost.communication_s[FORWARD] == pytest.approx(listed["forward"], rel=1e-9, abs=1e-15)
     # Packing spares starts.
-    assert cost.communication_s[BACKWARD] + cost.gradients_s <= listed * (1 + 1e-9) + 1e-15
+    backward = cost.communication_s[BACKWARD] + cost.gradients_s
+    for seconds, name in ((backward, "backward"), (cost.communication_s[UPDATE], "update")):
+        assert seconds <= listed[name] * (1 + 1e-9) + 1e-15
+    assert cost.collectives <= sum(e.count for e in found)
     assert cost.exposed_s <= cost.gradients_s
     parts = (*cost.compute_s, *cost.communication_s, cost.exposed_s)
     assert min(parts) >= 0 and cost.seconds == pytest.approx(sum(parts) - cost.hidden_s, rel=1e-12)
@@ -267,14 +268,20 @@ def test_one_rank_communicates_nothing():
 # --- buckets --------------------------------------------------------------------------
 
 
-def bucketed(megabytes, backward_s=0.0, latency=0.0, overlap=1.0, deferred=0.0):
-    """(busy, exposed, bucket) of gradients of 2**20 bytes each, at 1 MB/s a ring of 2 ranks."""
+def bucketed(megabytes, backward_s=0.0, latency=0.0, overlap=1.0, scattered=0.0):
+    """(busy, exposed, bucket) of so many 2**20 bytes of gradients, at 1 MB/s a ring of 2 ranks.
+
+    Args:
+        scattered: likewise, by reduce-scatters: 2 MB/s.
+    """
     cluster = two_levels("b", 1, 2, DEVICE, Link(MB, latency), Link(MB, latency), overlap)
     priced = pricer(Mesh.of([2]), cluster)
     terms = priced.zero()
-    terms[DEFERRED] = deferred
-    terms[REDUCED + 1] = megabytes * MB
-    return priced.gradients_seconds(terms, backward_s * overlap)
+    terms[priced.packed(BESIDE, "reduce_scatter", (0,))] = scattered * MB
+    terms[priced.packed(BESIDE, "all_reduce", (0,))] = megabytes * MB
+    buckets = priced.buckets(terms, backward_s * overlap)
+    assert buckets.after_s == 0
+    return buckets.seconds, buckets.exposed_s, buckets.bucket_bytes
 
 
 def test_small_buckets_where_starting_is_free():
@@ -310,28 +317,41 @@ def test_nothing_is_hidden_without_overlap():
     for megabytes in (0.25, 3, 100):
         busy, exposed, _ = bucketed(megabytes, backward_s=1e9, latency=1, overlap=0.0)
         assert exposed == busy
-    assert bucketed(0, backward_s=5, overlap=0.0, deferred=3)[:2] == (3, 3)
+    assert bucketed(0, backward_s=5, overlap=0.0, scattered=6)[:2] == (3, 3)
 
 
-def test_scattered_gradients_are_hidden_too_whatever_else_there_is():
-    assert bucketed(0, backward_s=2, deferred=3)[:2] == (3, 1)
-    assert bucketed(0, backward_s=5, deferred=3)[:2] == (3, 0)
-    # A small all-reduce beside them changes little: it is the last bucket.
-    assert bucketed(1 / 4, backward_s=5, deferred=3)[:2] == (3.25, 0.25)
-    # Packed ones are hidden first, 63 s of them; the others in the second that is left.
-    assert bucketed(64, backward_s=64, deferred=3) == pytest.approx((67, 1 + 2, MB))
+def test_scattered_gradients_are_packed_and_hidden_as_others_are():
+    # Half as many seconds as all-reduces of these bytes take, start and bytes.
+    assert bucketed(0, backward_s=32, scattered=64) == pytest.approx((32, 32 - 32 * 63 / 64, MB))
+    assert bucketed(0, backward_s=1000, scattered=64) == pytest.approx((32, 0.5, MB))
+    assert bucketed(0, backward_s=32, scattered=64, latency=100) == pytest.approx(
+        (132, 132, 64 * MB)
+    )
+    # Beside all-reduces they have buckets of their own, of one size.
+    assert bucketed(64, backward_s=1000, scattered=64) == pytest.approx((96, 1, MB))
     assert bucketed(0)[:2] == (0, 0)
+
+
+def test_collectives_of_the_update_are_packed_and_nothing_hides_them():
+    cluster = two_levels("b", 1, 2, DEVICE, Link(MB, 1.0), Link(MB, 1.0), 1.0)
+    priced = pricer(Mesh.of([2]), cluster)
+    terms = priced.zero()
+    terms[priced.packed(AFTER, "all_gather", (0,))] = 8 * MB
+    cost = priced.cost(terms)
+    assert cost.communication_s == pytest.approx((0, 0, 1 + 4)) and cost.gradients_s == 0
+    assert cost.collectives == 1 and cost.bucket_bytes == 8 * MB, "one start"
 
 
 def test_groups_of_ranks_have_buckets_of_their_own():
     cluster = two_levels("b", 1, 4, DEVICE, Link(MB, 0.5), Link(MB, 0.5), 0.0)
     priced = pricer(Mesh.of([2, 2]), cluster)
     terms = priced.zero()
-    terms[REDUCED + 0b01], terms[REDUCED + 0b10], terms[REDUCED + 0b11] = 2 * MB, 4 * MB, 8 * MB
+    for axes, megabytes in (((0,), 2), ((1,), 4), ((0, 1), 8)):
+        terms[priced.packed(BESIDE, "all_reduce", axes)] = megabytes * MB
     # Pairs: 2 rounds of half the payload; all four: 4 rounds, 1.5 times the payload.
-    busy, exposed, bucket = priced.gradients_seconds(terms, 0.0)
-    assert busy == exposed == pytest.approx((1 + 2) + (1 + 4) + (2 + 12))
-    assert bucket == 8 * MB, "no more starts than groups"
+    buckets = priced.buckets(terms, 0.0)
+    assert buckets.seconds == buckets.exposed_s == pytest.approx((1 + 2) + (1 + 4) + (2 + 12))
+    assert buckets.bucket_bytes == 8 * MB and buckets.num_buckets == 3, "no more starts than groups"
 
 
 # --- memory ---------------------------------------------------------------------------
@@ -459,7 +479,7 @@ def test_what_subtracting_left_over_is_nothing():
     terms = priced.zero()
     terms[COMPUTE : COMPUTE + 3] = 0.1, 0.2, -1e-17
     terms[COMMUNICATION : COMMUNICATION + 3] = 1e-18, -1e-16, 1e-9
-    terms[DEFERRED], terms[KEPT] = -1e-17, 4096
+    terms[priced.packed(BESIDE, "all_gather", (0,))], terms[KEPT] = 1e-6, 4096
     before = terms.copy()
     cost = priced.cost(terms)
     assert cost.compute_s == (0.1, 0.2, 0.0) and cost.communication_s == (0.0, 0.0, 1e-9)

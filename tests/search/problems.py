@@ -44,11 +44,15 @@ class Captured:
         return cls(step, batch)
 
     def problem(
-        self, mesh: Sequence[int], cluster: str | Cluster, constraints: Sequence[Any] = ()
-    ) -> Problem:
+        self, mesh: Sequence[int], cluster: str | Cluster, constraints: Sequence[Any] = (),
+        uncertainty: float = 0.0,
+    ) -> Problem:  # fmt: skip
+        """The problem of planning it; unless told, the fastest plan is asked for, however near
+        simpler ones come: what a search finds is to be seen."""
         grid = tap.Mesh.of(mesh)
         request = Request(grid, find_cluster(cluster, grid), tuple(constraints))
-        return state_problem(self.step, request, self.batch, state_ratio=2.0)
+        problem = state_problem(self.step, request, self.batch, state_ratio=2.0)
+        return dataclasses.replace(problem, uncertainty=uncertainty)
 
 
 def partition(problem: Problem, plan: Plan) -> PartitionedGraph:

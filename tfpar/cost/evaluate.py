@@ -2,8 +2,8 @@
 
 The terms of single ops and reshards add up, so that a search can price what changed; `Cost` is
 what they come to. A rank computes its ops one after another and waits for the collectives
-between them: they are the critical path. The gradients' all-reduces, which only the update
-waits for, run beside the backward pass in packed buckets.
+between them: they are the critical path. The gradients' collectives, which only the update
+waits for, run beside the backward pass in packed buckets; those of the update are packed too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,13 +35,19 @@ BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 """Op types of whose bodies one runs."""
 
+PACKED_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+"""The collectives that are packed (`rewrite.packing`)."""
+
 _LARGE = 2.0**40
 
 _WRITES = ("Assign", "ResourceApply")
 
-# Places in a vector of terms; after them the bytes to all-reduce off the critical path, by
-# which mesh axes they cross (a bit each).
-COMPUTE, COMMUNICATION, DEFERRED, KEPT, REDUCED = 0, 3, 6, 7, 8
+# Places in a vector of terms; after them the bytes of collectives that travel in buckets, by when,
+# by kind and by which mesh axes they cross (a bit each): see `Pricer.packed`.
+COMPUTE, COMMUNICATION, COUNT, KEPT, PACKED = 0, 3, 6, 7, 8
+
+BESIDE, AFTER = range(2)
+"""When packed collectives run: beside the backward pass, and in the update."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Cost:
             reads again.
         live_bytes: the most that is stored at once of gradients, activations and all else that
             a step computes (`cost.memory`); None where only the sums are known.
+        collectives: how many a rank takes part in, packed ones counted as one.
     """
 
     seconds: float
@@ -95,6 +102,7 @@ class Cost:
     activation_bytes: float = 0.0
     live_bytes: float | None = None
     hidden_s: float = 0.0
+    collectives: int = 0
 
     @property
     def memory_bytes(self) -> float:
@@ -137,6 +145,23 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
 """How a field of a `Cost` is read, by its type."""
 
 
+class Buckets(NamedTuple):
+    """Packed collectives.
+
+    Attributes:
+        seconds: of those beside the backward pass; of these `exposed_s` are not hidden.
+        after_s: of those of the update.
+        bucket_bytes: the size of a bucket.
+        num_buckets: of all of them.
+    """
+
+    seconds: float
+    exposed_s: float
+    after_s: float
+    bucket_bytes: int
+    num_buckets: int
+
+
 class Pricer:
     """Terms of ops and reshards on one mesh and cluster; memoised by rule and decision.
 
@@ -148,7 +173,7 @@ class Pricer:
         self.mesh = mesh
         self.cluster = cluster
         self.roles = roles
-        self.length = REDUCED + 2**mesh.num_axes
+        self.length = PACKED + 2 * len(PACKED_KINDS) * 2**mesh.num_axes
         self.trains = BACKWARD in roles.phase.values()
         self._op_seconds: dict[tuple[OpRule, Decision], float] = {}
 
@@ -167,9 +192,9 @@ class Pricer:
             terms[COMPUTE + phase] += times * seconds
         for inner in self._inner(decision):
             for reshard in all_reshards(inner):
-                terms[COMMUNICATION + phase] += times * sum(
-                    seconds for *_, seconds in self.collectives(reshard)
-                )
+                for *_, seconds in self.collectives(reshard):
+                    terms[COMMUNICATION + phase] += times * seconds
+                    terms[COUNT] += times
         for tensor, spec in zip(op.outputs, decision.choice.out_specs, strict=True):
             if tensor in self.roles.kept and op.type not in RELABELS:
                 terms[KEPT] += times * self.stored(tensor, spec)
@@ -178,24 +203,37 @@ class Pricer:
         """Add what `reshard` takes."""
         tensor = reshard.tensor
         times = self.roles.times.get(tensor.op, 1)
-        if tensor in self.roles.deferrable:
-            for kind, axes, num_bytes, seconds in self.collectives(reshard):
-                if kind == "all_reduce":
-                    terms[REDUCED + sum(1 << a for a in axes)] += times * num_bytes
-                else:
-                    terms[DEFERRED] += times * seconds
-            return
-        phase = self.roles.phase[tensor.op]
-        for *_, seconds in self.collectives(reshard):
-            terms[COMMUNICATION + phase] += times * seconds
+        phase, late = self.roles.phase[tensor.op], tensor in self.roles.deferrable
+        for kind, axes, num_bytes, seconds in self.collectives(reshard):
+            if late or phase == UPDATE:
+                terms[self.packed(BESIDE if late else AFTER, kind, axes)] += times * num_bytes
+            else:
+                terms[COMMUNICATION + phase] += times * seconds
+                terms[COUNT] += times
 
     def add_broadcast(self, terms: np.ndarray, op: Op) -> None:
         """Add the broadcast of what one rank computes for all."""
-        axes = tuple(range(self.mesh.num_axes))
+        axes, times = tuple(range(self.mesh.num_axes)), self.roles.times.get(op, 1)
         size = sum(t.num_bytes for t in op.outputs)
-        terms[COMMUNICATION + self.roles.phase[op]] += self.roles.times.get(
-            op, 1
-        ) * collective_seconds("broadcast", axes, size, self.mesh, self.cluster)
+        seconds = collective_seconds("broadcast", axes, size, self.mesh, self.cluster)
+        terms[COMMUNICATION + self.roles.phase[op]] += times * seconds
+        terms[COUNT] += times
+
+    def packed(self, when: int, kind: str, axes: tuple[int, ...]) -> int:
+        """The place among terms of the bytes of packed collectives; `when` is BESIDE or AFTER."""
+        row = when * len(PACKED_KINDS) + PACKED_KINDS.index(kind)
+        return PACKED + (row << self.mesh.num_axes) + sum(1 << a for a in axes)
+
+    def in_buckets(self, terms: np.ndarray, when: int) -> list[tuple[str, tuple[int, ...], float]]:
+        """(kind, mesh axes, bytes) of the collectives that are packed; see `packed`."""
+        rows = len(PACKED_KINDS) << self.mesh.num_axes
+        found = []
+        for at in np.flatnonzero(terms[PACKED + when * rows : PACKED + (when + 1) * rows]):
+            kind, mask = divmod(int(at), 1 << self.mesh.num_axes)
+            axes = tuple(a for a in range(self.mesh.num_axes) if mask >> a & 1)
+            num_bytes = float(terms[PACKED + when * rows + at])
+            found.append((PACKED_KINDS[kind], axes, num_bytes))
+        return found
 
     def collectives(self, reshard: Reshard) -> Sequence[tuple[str, tuple[int, ...], int, float]]:
         """(kind, mesh axes, payload bytes, seconds) of the collectives of a reshard."""
@@ -282,52 +320,48 @@ class Pricer:
 
     # --- what terms come to --------------------------------------------------------
 
-    def gradients_seconds(self, terms: np.ndarray, hideable: float) -> tuple[float, float, int]:
-        """(seconds of deferred collectives, seconds that stay exposed, bucket size in bytes).
+    def buckets(self, terms: np.ndarray, hideable: float) -> Buckets:
+        """What packed collectives take, in buckets of the size that is best.
 
         TAP §IV-G: larger buckets start fewer collectives, but the first of them is full
         later and the last ends later: the backward pass hides less. The size is the one of
-        `BUCKET_SIZES` with the least exposed time.
+        `BUCKET_SIZES` with the least that is waited for, in the update too.
 
         Args:
             hideable: seconds of them that the backward pass can hide.
         """
-        groups = []
-        for mask in range(1, 2**self.mesh.num_axes):
-            num_bytes = float(terms[REDUCED + mask])
-            if num_bytes > 0:
-                axes = tuple(a for a in range(self.mesh.num_axes) if mask >> a & 1)
-                groups.append((num_bytes, axes))
-        deferred = float(terms[DEFERRED])
-        total = sum(n for n, _ in groups)
-        if not total:
-            return deferred, max(deferred - hideable, 0.0), BUCKET_SIZES[-1]
-        best = (math.inf, math.inf, 0)
-        for bucket in BUCKET_SIZES:
-            busy, last = 0.0, 0.0
-            for num_bytes, axes in groups:
-                full, rest = divmod(num_bytes, bucket)
-                one, other = (
-                    self.all_reduce_seconds(axes, bucket),
-                    self.all_reduce_seconds(axes, rest),
-                )
-                busy += full * one + (other if rest else 0.0)
-                last = max(last, one if full else other)
-            hidden = min(hideable * (1.0 - min(bucket / total, 1.0)), busy - last)
-            # Other collectives wait for no bucket: they have what these leave over.
-            hidden += min(deferred, hideable - hidden)
-            best = min(best, (busy + deferred - hidden, busy + deferred, bucket))
-            if bucket >= total:
+        beside, after = self.in_buckets(terms, BESIDE), self.in_buckets(terms, AFTER)
+        total = sum(n for *_, n in beside)
+        largest = max([total, *(n for *_, n in after)])
+        if not largest:
+            return Buckets(0.0, 0.0, 0.0, BUCKET_SIZES[-1], 0)
+        best, least = None, math.inf
+        for size in BUCKET_SIZES:
+            taken = [self._in_buckets_of(size, *one) for one in beside]
+            busy, last = sum(t[0] for t in taken), max([t[1] for t in taken], default=0.0)
+            part = 1.0 - min(size / total, 1.0) if total else 0.0
+            exposed = busy - min(hideable * part, busy - last)
+            waiting = sum(self._in_buckets_of(size, *one)[0] for one in after)
+            if best is None or (exposed + waiting, busy) < (least, best.seconds):
+                count = sum(math.ceil(n / size) for *_, n in (*beside, *after))
+                best, least = Buckets(busy, exposed, waiting, size, count), exposed + waiting
+            if size >= largest:
                 break
-        return best[1], best[0], best[2]
+        assert best is not None
+        return best
 
-    def seconds_per_byte(self, axes: tuple[int, ...]) -> float:
-        """What a byte to all-reduce takes, of so many that starting it is nothing."""
-        return self.all_reduce_seconds(axes, _LARGE) / _LARGE
+    def _in_buckets_of(
+        self, bucket: float, kind: str, axes: tuple[int, ...], num_bytes: float
+    ) -> tuple[float, float]:  # fmt: skip
+        """(seconds, seconds of the largest) of collectives packed in buckets of `bucket` bytes."""
+        full, rest = divmod(num_bytes, bucket)
+        one = collective_seconds(kind, axes, bucket, self.mesh, self.cluster)
+        other = collective_seconds(kind, axes, rest, self.mesh, self.cluster) if rest else 0.0
+        return full * one + other, one if full else other
 
-    def all_reduce_seconds(self, axes: tuple[int, ...], num_bytes: float) -> float:
-        """What one all-reduce over mesh axes `axes` takes, in seconds."""
-        return collective_seconds("all_reduce", axes, num_bytes, self.mesh, self.cluster)
+    def seconds_per_byte(self, kind: str, axes: tuple[int, ...]) -> float:
+        """What a byte takes, of so many that starting a collective is nothing."""
+        return collective_seconds(kind, axes, _LARGE, self.mesh, self.cluster) / _LARGE
 
     def cost(self, terms: np.ndarray, weight_bytes: float = 0.0, state_bytes: float = 0.0) -> Cost:
         """The cost that summed `terms` come to.
@@ -339,13 +373,14 @@ class Pricer:
         forward, backward, update = map(float, terms[COMPUTE : COMPUTE + 3])
         compute = forward, backward, update
         forward, backward, update = map(float, terms[COMMUNICATION : COMMUNICATION + 3])
-        waiting = forward, backward, update
         hideable = self.cluster.overlap * compute[BACKWARD]
-        busy, exposed, bucket = self.gradients_seconds(terms, hideable)
-        seconds = sum(compute) + sum(waiting) + exposed + self.cluster.step_s
+        packed = self.buckets(terms, hideable)
+        waiting = forward, backward, update + packed.after_s
+        seconds = sum(compute) + sum(waiting) + packed.exposed_s + self.cluster.step_s
         return Cost(
-            seconds, compute, waiting, busy, exposed, bucket, weight_bytes, state_bytes,
-            weight_bytes if self.trains else 0.0, float(terms[KEPT]),
+            seconds, compute, waiting, packed.seconds, packed.exposed_s, packed.bucket_bytes,
+            weight_bytes, state_bytes, weight_bytes if self.trains else 0.0, float(terms[KEPT]),
+            collectives=round(float(terms[COUNT])) + packed.num_buckets,
         )  # fmt: skip
 
 
@@ -480,9 +515,10 @@ def all_reshards(partitioned: PartitionedGraph) -> Iterator[Reshard]:
 
 def _without_rounding(terms: np.ndarray) -> np.ndarray:
     """`terms` with 0 for what adding and subtracting others left, which may be below 0."""
-    seconds = terms[COMPUTE : DEFERRED + 1]
+    seconds = terms[COMPUTE:COUNT]
     terms = np.maximum(terms, 0.0)
-    terms[COMPUTE : DEFERRED + 1][seconds < 1e-12 * seconds.sum()] = 0.0
+    terms[COMPUTE:COUNT][seconds < 1e-12 * seconds.sum()] = 0.0
+    terms[PACKED:][terms[PACKED:] < 0.5] = 0.0  # less than a byte
     return terms
 
 

@@ -68,6 +68,8 @@ class Plan:
             `search.recompute`.
         chunks: how many pieces a rank computes its part of a training batch in.
         ops: how ops run that would not run so by themselves, by name.
+        passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
+            was taken that predictions cannot tell from it (`search.simplest`).
         cut_short: the search ended because its time was over: there may be better plans.
         partitioned: what propagation made of it, once known; not saved.
 
@@ -90,6 +92,7 @@ class Plan:
     chunks: int = 1
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
     cut_short: bool = False
+    passed_over: tuple[float, int] | None = None
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:

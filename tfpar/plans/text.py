@@ -39,6 +39,7 @@ def text_of(plan: Plan) -> str:
         ("cost", json.dumps(plan.cost and dataclasses.asdict(plan.cost))),
         ("chunks", json.dumps(plan.chunks)),
         ("cut_short", json.dumps(plan.cut_short)),
+        ("passed_over", json.dumps(plan.passed_over)),
         ("layouts", _block("[]", map(json.dumps, plan.layouts))),
         ("constraints", _block("[]", map(json.dumps, plan.constraints))),
         ("recompute", json.dumps(list(plan.recompute))),
@@ -92,6 +93,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
             chunks=integer("chunks", data.get("chunks", 1)),
             cut_short=flag("cut_short", data.get("cut_short", False)),
+            passed_over=optional(_passed_over, "passed_over", data.get("passed_over")),
             ops=_each(_read_op, "ops", data.get("ops", {})),
         )
     except KeyError as error:
@@ -151,6 +153,11 @@ def _alternative(name: str, value: Any) -> Alternative:
 def _layout(name: str, value: Any) -> tuple[str, float]:
     layout, seconds = _list(name, value, 2)
     return _text(name, layout), finite(name, seconds)
+
+
+def _passed_over(name: str, value: Any) -> tuple[float, int]:
+    seconds, collectives = _list(name, value, 2)
+    return finite(name, seconds), integer(name, collectives, 0)
 
 
 def _mesh(name: str, value: Any) -> Mesh:

@@ -11,7 +11,13 @@ from tfpar.constraints.patterns import without_call_counts
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.follow import followed_weights
 from tfpar.report.layers import LayerReport, layer_reports
-from tfpar.report.summary import placement_text, shard_bytes, variable_bytes, variable_specs
+from tfpar.report.summary import (
+    placement_text,
+    shard_bytes,
+    simpler_than,
+    variable_bytes,
+    variable_specs,
+)
 from tfpar.report.tables import format_bytes, format_seconds
 from tfpar.search.graph_nodes import GraphNode
 from tfpar.search.patterns import patterns
@@ -54,6 +60,7 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
         f"{format_bytes(shard_bytes(variable, spec, plan.mesh))}",
     ]
     lines += _alternatives(plan, variable, spec)
+    lines += [f"  {line}" for line in simpler_than(plan)]
     found = None
     if partitioned is not None:
         found = next((v for v in partitioned.graph.variables if v.name == name), None)

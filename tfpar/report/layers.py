@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, KEPT, Pricer, traffic
+from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, COUNT, KEPT, Pricer, traffic
 from tfpar.ir.roles import Roles
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.search.graph_nodes import GraphNode, NodeGraph, cluster
@@ -53,7 +53,7 @@ def layer_reports(
         if op in nodes.node_of:
             terms = pricer.zero()
             pricer.add_op(terms, op, rules[op], decision)
-            seconds = terms[COMPUTE : COMPUTE + 3].sum() + terms[COMMUNICATION:DEFERRED].sum()
+            seconds = terms[COMPUTE : COMPUTE + 3].sum() + terms[COMMUNICATION:COUNT].sum()
             reports[nodes.node_of[op]].seconds += float(seconds)
             reports[nodes.node_of[op]].kept_bytes += float(terms[KEPT])
     for reshard in partitioned.reshards:

@@ -69,6 +69,24 @@ def placement_text(spec: Spec, mesh: Mesh) -> str:
 # --- cost -----------------------------------------------------------------------
 
 
+def simpler_than(plan: Plan) -> list[str]:
+    """What the plan was preferred to, though that was predicted to be faster."""
+    if plan.passed_over is None or plan.cost is None:
+        return []
+    seconds, collectives = plan.passed_over
+    return [
+        f"Taken because it is simpler: within {100 * (plan.cost.seconds / seconds - 1):.1f} % of "
+        f"the fastest plan found ({format_seconds(seconds)}), which is nearer than predictions can "
+        f"tell plans apart, with {count_text(plan.cost.collectives)} a step in place of "
+        f"{collectives}."
+    ]
+
+
+def count_text(collectives: int) -> str:
+    """`1 collective`, `12 collectives`."""
+    return f"{collectives} collective{'s' if collectives != 1 else ''}"
+
+
 def _prediction(plan: Plan) -> list[str]:
     """What the plan was found to cost."""
     if plan.cost is None or plan.cluster is None:
@@ -99,6 +117,7 @@ def _prediction(plan: Plan) -> list[str]:
         f"{format_bytes(round(cost.activation_bytes))}; not all at the same time)"
     )
     lines = [f"{text}.", memory]
+    lines += simpler_than(plan)
     if plan.cut_short:
         lines.append("The time of the search was over before its end: there may be better plans.")
     if plan.layouts:

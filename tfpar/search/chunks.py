@@ -14,9 +14,6 @@ from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.chunks import CHUNKS, chunked_anchors, with_chunks
 from tfpar.search.problem import Problem
 
-WORTH = 0.02
-"""The part of a step that chunks have to save: predictions are no better (empirical)."""
-
 
 def in_chunks(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
     """`plan` with the number of chunks that costs least.
@@ -24,7 +21,8 @@ def in_chunks(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
     Args:
         anchors: what `plan` fixes of the problem's graph.
     """
-    if plan.cost is None or _hideable(plan, problem) < WORTH * plan.cost.seconds:
+    worth = problem.uncertainty  # chunks multiply the collectives: they are to save more than that
+    if plan.cost is None or _hideable(plan, problem) <= worth * plan.cost.seconds:
         return plan
     roles = Roles.of(
         problem.graph, times=dict.fromkeys(problem.stand_ins, 0), compression=problem.compression
@@ -42,7 +40,7 @@ def in_chunks(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
             started = chunked_anchors(laid, anchors, problem.batched)
             cut = propagate(laid.prepared, with_chunks(plan.mesh, chunks), started)
             cost = chunked_cost(plan.cost, cut, plan.mesh, problem.cluster, roles)
-            if cost.seconds < (1 - WORTH) * least:
+            if cost.seconds * (1 + worth) < least:
                 best, least = dataclasses.replace(plan, chunks=chunks, cost=cost), cost.seconds
     return best
 

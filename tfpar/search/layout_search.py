@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfpar.cost.evaluate import Cost, Pricer, live_peak
 from tfpar.ir.graph import Variable
@@ -57,11 +57,23 @@ class Group:
 _Picks = tuple[int, ...]
 """The option taken by each group of a unit."""
 
-Key = tuple[float, float, int]
-"""(bytes beyond the device's memory, seconds, split weights): less is better."""
+
+class Key(NamedTuple):
+    """What plans are compared by: less is better.
+
+    Attributes:
+        over: bytes beyond the device's memory.
+        judged: `seconds`, and what collectives are counted dearer (`LayoutSearch.simplify`).
+        split: how many groups of weights are split.
+    """
+
+    over: float
+    judged: float
+    split: int
+    seconds: float
 
 
-INVALID: Key = (math.inf, math.inf, 0)
+INVALID = Key(math.inf, math.inf, 0, math.inf)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +84,10 @@ class Found:
     key: Key
     cost: Cost
     chosen: Sequence[tuple[Group, int]]
+
+    @property
+    def num_split(self) -> int:
+        return self.key.split
 
 
 class LayoutSearch:
@@ -112,6 +128,7 @@ class LayoutSearch:
         # `_look_closely`.
         self.shared_bytes, self.looked_at = 0.0, math.inf
         self.refused = ""
+        self.surcharge_s = 0.0
         self.key: Key = INVALID
         # Plans of a unit, by what the other groups have chosen.
         self.priced: dict[Any, dict[_Picks, Key]] = {}
@@ -205,6 +222,14 @@ class LayoutSearch:
                 break
             self._exhaust()
 
+    def simplify(self, surcharge_s: float) -> Found | None:
+        """The best plan near the one that is laid, each collective counted `surcharge_s` dearer."""
+        self.surcharge_s = surcharge_s
+        self.priced.clear()
+        self.key = self._price()
+        self._sweep(_nearby)
+        return self.found()
+
     def _fit_blocks_to_the_rest(self) -> None:
         units = self.units()
         inner = [unit for unit in units if self._block(unit[0]) >= 0]
@@ -289,7 +314,7 @@ class LayoutSearch:
         chosen = [(group, group.chosen) for group in self.groups]
         cost = dataclasses.replace(self.plans.cost(), live_bytes=self._live_bytes())
         over = max(0.0, cost.memory_bytes - self.limit)
-        return Found(self.layout, (over, *self.key[1:]), cost, chosen)
+        return Found(self.layout, self.key._replace(over=over), cost, chosen)
 
     def units(self) -> list[list[Group]]:
         """The groups, in subgraphs small enough to price all plans of each, the largest first.
@@ -348,7 +373,7 @@ class LayoutSearch:
             for at, group in enumerate(unit):
                 seconds = [math.inf] * len(group.options)
                 for picks, key in priced.items():
-                    seconds[picks[at]] = min(seconds[picks[at]], key[1])
+                    seconds[picks[at]] = min(seconds[picks[at]], key.seconds)
                 found[group.name] = [
                     Alternative(spec, s) for spec, s in zip(group.options, seconds, strict=True)
                 ]
@@ -385,7 +410,8 @@ class LayoutSearch:
             for group in self.groups
             if self.plans.initial[group.variables[0].handle] != self.plans.engine.replicated
         )
-        return (over, _rounded(cost.seconds), split)
+        judged = cost.seconds + self.surcharge_s * cost.collectives
+        return Key(over, _rounded(judged), split, _rounded(cost.seconds))
 
 
 def _resembling(spec: Spec | None, group: Group) -> int | None:

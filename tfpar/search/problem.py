@@ -11,6 +11,14 @@ from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.plans import Plan
 from tfpar.spec import Mesh, Replicate, Shard, Spec
 
+UNCERTAINTY = 0.1
+"""How far apart, as a part of a step, two predictions have to be to tell which plan is faster.
+
+Measured by `python -m benchmarks.prediction`, which says by how much the ratio of two predicted
+steps differs from that of the measured ones: for plans predicted within a quarter of each other it
+is 13 % in the middle on ranks in one process (42 pairs) and 21 % on the loopback (6 pairs), on two
+cores that had other work too; rounded down, as idle machines are steadier."""
+
 Progress = Callable[[str, int], None]
 """Told of a search: (what is being searched, plans priced so far)."""
 
@@ -63,6 +71,8 @@ class Problem:
         compression: the dtype in which gradients travel; None: their own.
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
+        uncertainty: how far apart, as a part of a step, the predictions for two plans have to be
+            to tell which is faster; of those nearer the simplest is taken (`search.simplest`).
     """
 
     graph: Graph
@@ -78,6 +88,7 @@ class Problem:
     state_ratio: float | None = None
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
+    uncertainty: float = UNCERTAINTY
     progress: Progress | None = None
 
     def excess(self, plan: Plan) -> float:

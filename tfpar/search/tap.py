@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Alternative, Plan, PlannedVariable
@@ -18,6 +18,7 @@ from tfpar.search.deadline import Deadline, check_search_seconds
 from tfpar.search.folded_model import FoldedModel, Statistics
 from tfpar.search.layout_search import INVALID, Found, Key, LayoutSearch
 from tfpar.search.problem import Layout, Problem
+from tfpar.search.simplest import baselines, fastest, simplest, surcharge
 from tfpar.spec import PlanError, Spec, TimeLimitError
 
 PROMISING = 1.15
@@ -78,21 +79,39 @@ class TapPlanner:
             search.explore(next(alike, None))
             searches.append(search)
         least = min((search.key for search in searches), default=INVALID)
-        best: Found | None = None
+        found: dict[LayoutSearch, Found] = {}
         for search in searches:
             if _promises(search.key, least, search.limit):
                 if not deadline.over():
                     search.refine()
-                found = search.found()
-                if found is not None and (best is None or found.key < best.key):
-                    best = found
-        if best is None and deadline.cut_short:
+                plan_found = search.found()
+                if plan_found is not None:
+                    found[search] = plan_found
+        if not found and deadline.cut_short:
             raise TimeLimitError("No plan was found in time. Give the search more search_seconds.")
-        if best is None:
+        if not found:
             refused = next((search.refused for search in searches if search.refused), "")
             raise PlanError(f"No plan is valid under the constraints. The first one: {refused}.")
-        plan = _plan(problem, model, best, searches, self.name)
-        return dataclasses.replace(plan, cut_short=deadline.cut_short)
+        best = fastest([*found.values()], problem)
+        candidates = [*found.values(), *_baselines(problem, model)]
+        more_s = surcharge(best, problem)
+        if more_s and not deadline.over():
+            search = next(s for s, f in found.items() if f is best)
+            simpler = search.simplify(more_s)
+            if simpler is not None:
+                candidates.append(simpler)
+        taken = simplest(candidates, problem)
+        plan = _plan(problem, model, taken, searches, self.name)
+        passed_over = None if taken is best else (best.cost.seconds, best.cost.collectives)
+        return dataclasses.replace(plan, cut_short=deadline.cut_short, passed_over=passed_over)
+
+
+def _baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
+    limit = problem.cluster.device.memory_bytes
+    for plain in baselines(problem, model):
+        seconds = plain.cost.seconds
+        key = Key(max(0.0, plain.cost.memory_bytes - limit), seconds, 0, seconds)
+        yield Found(plain.layout, key, plain.cost, ())
 
 
 def _plan(
@@ -125,9 +144,9 @@ def _plan(
             tuple(alternatives),
         )  # fmt: skip
     others = sorted(
-        (search.key[1], str(search.layout))
+        (search.key.seconds, str(search.layout))
         for search in searches
-        if search.layout != layout and not search.key[0]
+        if search.layout != layout and not search.key.over
     )
     return problem.plan(
         mesh=layout.mesh,
@@ -166,9 +185,9 @@ def _promises(key: Key, least: Key, limit: float) -> bool:
     Args:
         limit: the memory of a device, in bytes.
     """
-    if least[0] > 0:
-        return limit + key[0] <= SMALL * (limit + least[0])
-    return key[0] == 0 and key[1] <= PROMISING * least[1]
+    if least.over > 0:
+        return limit + key.over <= SMALL * (limit + least.over)
+    return key.over == 0 and key.seconds <= PROMISING * least.seconds
 
 
 def _is_cut_in_two(one: Layout, other: Layout) -> bool:

@@ -12,7 +12,16 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, DEFERRED, REDUCED, Pricer, update_seconds
+from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.evaluate import (
+    AFTER,
+    BESIDE,
+    COMMUNICATION,
+    COMPUTE,
+    COUNT,
+    Pricer,
+    update_seconds,
+)
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import BACKWARD
 from tfpar.propagation.partitioned import Reshard
@@ -24,7 +33,7 @@ from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated
 
 
 class Gradients(enum.Enum):
-    """What the evaluator's buckets make of the all-reduces of gradients, as a network can say it:
+    """What the evaluator's buckets make of the collectives of gradients, as a network can say it:
     a sum over them."""
 
     HIDDEN = "many buckets: starting them is nothing, and the backward pass hides them"
@@ -33,10 +42,16 @@ class Gradients(enum.Enum):
 
 
 class Costs:
-    """What the ways of `space` cost, and moving tensors between them."""
+    """What the ways of `space` cost, and moving tensors between them.
 
-    def __init__(self, space: Space, gradients: Gradients = Gradients.HIDDEN) -> None:
-        self.space = space
+    Args:
+        surcharge_s: seconds that each collective counts beside what it takes (`search.simplest`).
+    """
+
+    def __init__(
+        self, space: Space, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0
+    ) -> None:  # fmt: skip
+        self.space, self.surcharge_s = space, surcharge_s
         self.gradients = gradients
         self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
         self._moved: dict[tuple, tuple[float, float]] = {}
@@ -111,18 +126,19 @@ class Costs:
         """(seconds, late seconds) of a vector of terms."""
         seconds = float(terms[COMPUTE : COMPUTE + 3].sum())
         seconds += float(terms[COMMUNICATION : COMMUNICATION + 3].sum())
-        late = float(terms[DEFERRED]) - self.space.problem.cluster.overlap * float(
-            terms[COMPUTE + BACKWARD]
-        )
-        for mask in np.flatnonzero(terms[REDUCED:]):
-            axes = tuple(a for a in range(self.space.mesh.num_axes) if int(mask) >> a & 1)
-            num_bytes = float(terms[REDUCED + mask])
-            if self.gradients is Gradients.HIDDEN:
-                late += num_bytes * self.pricer.seconds_per_byte(axes)
-            elif self.gradients is Gradients.EXPOSED:
-                seconds += num_bytes * self.pricer.seconds_per_byte(axes)
-            else:
-                seconds += self.pricer.all_reduce_seconds(axes, num_bytes)
+        seconds += self.surcharge_s * float(terms[COUNT])
+        cluster = self.space.problem.cluster
+        late = -cluster.overlap * float(terms[COMPUTE + BACKWARD])
+        for when in (BESIDE, AFTER):
+            for kind, axes, num_bytes in self.pricer.in_buckets(terms, when):
+                if self.gradients is Gradients.ALONE:
+                    seconds += self.surcharge_s + collective_seconds(
+                        kind, axes, num_bytes, self.space.mesh, cluster
+                    )
+                elif self.gradients is Gradients.HIDDEN and when == BESIDE:
+                    late += num_bytes * self.pricer.seconds_per_byte(kind, axes)
+                else:
+                    seconds += num_bytes * self.pricer.seconds_per_byte(kind, axes)
         return seconds, late
 
     def _all_moves(self) -> list[Moves]:

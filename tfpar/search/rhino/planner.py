@@ -19,6 +19,7 @@ from tfpar.cost.evaluate import BUCKET_SIZES, Cost, evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Op
 from tfpar.plans import Plan, PlannedVariable
+from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.deadline import Deadline, check_search_seconds
 from tfpar.search.folded_model import FoldedModel
@@ -39,6 +40,7 @@ from tfpar.search.rhino.segments import (
     solve_by_segments,
 )
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
+from tfpar.search.simplest import baselines, fastest, simplest, surcharge
 from tfpar.spec import Mesh, PlanError, Shard, TimeLimitError, replicated
 from tfpar.spec.arguments import one_of
 
@@ -85,13 +87,23 @@ class Found:
     Attributes:
         anchors: of the folded graph; of the ops those that would not run so by themselves.
         report: see `Report`.
+        given: the names of variables that constraints lay.
     """
 
     mesh: Mesh
     batch_axes: tuple[str, ...]
     anchors: Anchors
     cost: Cost
-    report: Report
+    report: Report = dataclasses.field(default_factory=Report)
+    given: frozenset[str] = frozenset()
+
+    @property
+    def num_split(self) -> int:
+        return sum(
+            any(isinstance(p, Shard) for p in spec)
+            for name, spec in self.anchors.variables.items()
+            if name not in self.given
+        )
 
 
 @dataclasses.dataclass(eq=False)
@@ -139,11 +151,7 @@ class RhinoPlanner:
         # The solver works beside Python; all else takes turns.
         with ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1)) as pool:
             results = list(pool.map(lambda search: search.run(deadline), searches))
-        limit = problem.cluster.device.memory_bytes
-        found = sorted(
-            (result for result in results if result is not None),
-            key=lambda f: (max(0.0, f.cost.memory_bytes - limit), f.cost.seconds),
-        )
+        found = [result for result in results if result is not None]
         if not found and deadline.cut_short:
             raise TimeLimitError(
                 "No plan was found in time. Give the search more search_seconds, or use "
@@ -151,9 +159,37 @@ class RhinoPlanner:
             )
         if not found:
             raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
-        self.report = found[0].report
-        plan = _plan(problem, model, found, self.name, deadline)
-        return dataclasses.replace(plan, cut_short=deadline.cut_short)
+        best = fastest(found, problem)
+        self.report = best.report
+        candidates = [*found, *_plainer(problem, model, best)]
+        more_s = surcharge(best, problem)
+        if more_s and not deadline.over():
+            shape = next(s for s, r in zip(shapes(problem), results, strict=True) if r is best)
+            search = Search(problem, model, *shape, self.level, more_s)
+            simpler = search.run(deadline)
+            if simpler is not None:
+                candidates.append(simpler)
+        taken = simplest(candidates, problem)
+        others = sorted(
+            (f.cost.seconds, str(f.mesh)) for f in found if f.mesh.shape != taken.mesh.shape
+        )
+        plan = _plan(problem, model, taken, others, self.name, deadline)
+        passed_over = None if taken is best else (best.cost.seconds, best.cost.collectives)
+        return dataclasses.replace(plan, cut_short=deadline.cut_short, passed_over=passed_over)
+
+
+def _plainer(problem: Problem, model: FoldedModel, best: Found) -> Iterator[Found]:
+    """Plans that take no search: without splits, and with the weights of `best`, the ops as they
+    come."""
+    given = frozenset(problem.fixed)
+    for plain in baselines(problem, model):
+        axes = tuple(plain.layout.mesh.axis_names[a] for a in plain.layout.batch_axes)
+        yield Found(plain.layout.mesh, axes, plain.anchors, plain.cost, given=given)
+    if best.anchors.ops:
+        anchors = dataclasses.replace(best.anchors, ops={})
+        laid = propagate(model.prepared, best.mesh, anchors)
+        cost = evaluate(laid, problem.cluster, model.roles, problem.state_ratio)
+        yield dataclasses.replace(best, anchors=anchors, cost=cost)
 
 
 def shapes(problem: Problem) -> Iterator[tuple[Mesh, tuple[int, ...] | None]]:
@@ -170,8 +206,8 @@ class Networks:
     """The networks of a space, by what they take gradients for; iterates over those that may be
     right, the likeliest first. Once the best one is known (`settle`), that is the only one."""
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, space: Space, surcharge_s: float) -> None:
+        self.space, self.surcharge_s = space, surcharge_s
         self._made: dict[Gradients, Network] = {}
         times = space.model.roles.times
         weights = [v for v in space.graph.variables if v.trainable]
@@ -188,7 +224,7 @@ class Networks:
     def __iter__(self) -> Iterator[Network]:
         for kind in self._kinds:
             if kind not in self._made:
-                self._made[kind] = Costs(self.space, kind).network()
+                self._made[kind] = Costs(self.space, kind, self.surcharge_s).network()
             yield self._made[kind]
 
 
@@ -197,14 +233,15 @@ class Search:
 
     Args:
         batch_axes: those that split the batch; None leaves that open.
+        surcharge_s: seconds that each collective counts beside what it takes.
     """
 
     def __init__(
         self, problem: Problem, model: FoldedModel, mesh: Mesh, batch_axes: Sequence[int] | None,
-        level: int,
+        level: int, surcharge_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.problem, self.model, self.mesh, self.level = problem, model, mesh, level
-        self.batch_axes = batch_axes
+        self.batch_axes, self.surcharge_s = batch_axes, surcharge_s
         prepared = model.prepared
         self.critical = critical_ops(prepared.graph, self._is_intensive)
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
@@ -299,7 +336,8 @@ class Search:
 
     def _networks(self, axis: int, before: Chosen) -> Networks:
         given = self._given(axis)
-        return Networks(Space(self.problem, self.model, self.mesh, axis, before, given))
+        space = Space(self.problem, self.model, self.mesh, axis, before, given)
+        return Networks(space, self.surcharge_s)
 
     def _decided(self, space: Space, roots: Roots, report: Report) -> tuple[Chosen, Report, float]:
         """The axis of `space` decided too, `report` with what that was like, and the seconds."""
@@ -415,7 +453,7 @@ class Search:
         anchors, mesh = dataclasses.replace(anchors, ops=ops), self.mesh
         if self.batch_axes is None and not batch and mesh.size > 1 and mesh.shape[1:] == (1,):
             mesh = Mesh(mesh.axis_names[::-1], mesh.shape)  # what splits weights alone is "model"
-        return Found(mesh, tuple(batch), anchors, cost, report)
+        return Found(mesh, tuple(batch), anchors, cost, report, frozenset(self.problem.fixed))
 
     def _given(self, axis: int) -> Given:
         fixed, tensors = self.problem.fixed, self.problem.tensors
@@ -433,15 +471,19 @@ def _start(space: Space, roots: Roots) -> list[int]:
 
 
 def _plan(
-    problem: Problem, model: FoldedModel, found: Sequence[Found], planner: str, deadline: Deadline
-) -> Plan:
-    """The plan of the whole model: what is chosen for a block serves all its instances."""
-    best = found[0]
+    problem: Problem, model: FoldedModel, best: Found, others: Sequence[tuple[float, str]],
+    planner: str, deadline: Deadline,
+) -> Plan:  # fmt: skip
+    """The plan of the whole model: what is chosen for a block serves all its instances.
+
+    Args:
+        others: seconds of the best plan on other meshes, and the mesh.
+    """
     twins = {v.name: [t.name for t in ts] for v, ts in model.folded.twins.items()}
     laid = {twin: spec for name, spec in best.anchors.variables.items() for twin in twins[name]}
     until = Deadline(min(ALTERNATIVES_S, deadline.left))
     priced = alternatives(problem, model, best.mesh, best.anchors, best.cost, until)
-    others = {twin: options for name, options in priced.items() for twin in twins[name]}
+    options = {twin: found for name, found in priced.items() for twin in twins[name]}
     variables = {}
     for variable in problem.variables:
         spec, why = laid.get(variable.name), f"chosen by the {planner} planner"
@@ -449,7 +491,7 @@ def _plan(
             spec, why = problem.fixed[variable.name].spec, problem.fixed[variable.name].why
         variables[variable.name] = PlannedVariable(
             tuple(variable.shape), variable.dtype, variable.trainable, spec,
-            why if spec is not None else "", tuple(others.get(variable.name, ())),
+            why if spec is not None else "", tuple(options.get(variable.name, ())),
         )  # fmt: skip
     return problem.plan(
         mesh=best.mesh,
@@ -457,7 +499,7 @@ def _plan(
         variables=variables,
         planner=planner,
         cost=best.cost,
-        layouts=tuple((str(f.mesh), f.cost.seconds) for f in found[1:]),
+        layouts=tuple((mesh, seconds) for seconds, mesh in others),
         ops={
             name: op
             for stand_in, op in best.anchors.ops.items()

@@ -1,0 +1,128 @@
+"""Of plans that predictions cannot tell apart, the simplest is taken, whoever searched."""
+
+import dataclasses
+
+import pytest
+
+import tfpar as tap
+from benchmarks.models import SMALL, gpt
+from tests.search.problems import Captured, laid, price
+from tfpar.cost.evaluate import Cost
+from tfpar.plans import Plan
+from tfpar.search.auto import AutoPlanner
+from tfpar.search.problem import UNCERTAINTY
+from tfpar.search.rhino import RhinoPlanner
+from tfpar.search.simplest import fastest, simplest, surcharge
+from tfpar.search.tap import TapPlanner
+
+PLANNERS = {"rhino": RhinoPlanner(), "rhino 2": RhinoPlanner(level=2), "tap": TapPlanner()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    cost: Cost
+    num_split: int = 0
+
+    @classmethod
+    def of(cls, seconds, collectives, num_split=0, memory=0.0):
+        cost = Cost(seconds, (seconds, 0, 0), (0, 0, 0), 0, 0, 1, memory, collectives=collectives)
+        return cls(cost, num_split)
+
+
+@pytest.fixture(scope="module")
+def two_processes():
+    """The GPT of `benchmarks.step`, one layer of it, on two processes of a machine."""
+    model = lambda: gpt(8000, length=128, hidden=256, num_layers=1)  # noqa: E731
+    return Captured.of(model, 8)
+
+
+@pytest.fixture(scope="module")
+def problem(two_processes):
+    """One whose devices have 100 bytes, and predictions that are good for a tenth."""
+    stated = two_processes.problem([2], "cpu-processes", uncertainty=0.1)
+    return dataclasses.replace(stated, cluster=stated.cluster.with_memory(100.0))
+
+
+# --- what is simplest -------------------------------------------------------------------
+
+
+def test_near_the_fastest_the_fewest_collectives_are_taken(problem):
+    quick, plain, slow = Candidate.of(1.0, 50), Candidate.of(1.09, 3), Candidate.of(1.11, 0)
+    assert fastest([plain, quick, slow], problem) is quick
+    assert simplest([plain, quick, slow], problem) is plain
+    sure = dataclasses.replace(problem, uncertainty=0.0)
+    assert simplest([plain, quick, slow], sure) is quick
+
+
+def test_of_as_many_collectives_the_fewest_split_weights_are_taken_then_the_faster(problem):
+    many, few = Candidate.of(1.0, 3, num_split=9), Candidate.of(1.05, 3, num_split=2)
+    assert simplest([many, few], problem) is few
+    assert simplest([Candidate.of(1.06, 3, 2), few], problem) is few
+
+
+def test_what_does_not_fit_is_not_simple(problem):
+    fits, plain = Candidate.of(1.0, 50, memory=99.0), Candidate.of(0.5, 0, memory=200.0)
+    assert simplest([plain, fits], problem) is fits
+    least = Candidate.of(9.0, 50, memory=150.0)
+    assert simplest([plain, least], problem) is least, "where nothing fits, what stores least"
+
+
+def test_what_costs_least_with_the_surcharge_is_near_enough(problem):
+    best = Candidate.of(1.0, 20)
+    more_s = surcharge(best, problem)
+    assert more_s == pytest.approx(0.1 / 20)
+    # So a plan that saves half of the collectives may take half of the margin for it.
+    assert 1.0 + 20 * more_s == pytest.approx(1.05 + 10 * more_s)
+    assert surcharge(Candidate.of(1.0, 0), problem) == 0, "nothing is simpler"
+
+
+# --- searches ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_data_parallelism_is_taken_where_a_dozen_splits_gain_little(two_processes, planner):
+    asked = two_processes.problem([2], "cpu-processes", uncertainty=UNCERTAINTY)
+    sure = two_processes.problem([2], "cpu-processes")
+    plan, quickest = PLANNERS[planner].solve(asked), PLANNERS[planner].solve(sure)
+    assert quickest.passed_over is None
+    assert quickest.cost.seconds < plan.cost.seconds <= (1 + UNCERTAINTY) * quickest.cost.seconds
+    assert plan.cost.collectives < quickest.cost.collectives / 2
+    assert plan.passed_over == (quickest.cost.seconds, quickest.cost.collectives)
+    assert plan.batch_axes == ("data", "model") and laid(plan, "kernel") <= {"R,R", "open"}
+    assert price(asked, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
+
+
+def test_what_gains_much_is_split_as_before():
+    wide = Captured.of(lambda: SMALL["wide"](classes=20_000), 8)
+    plan = PLANNERS["rhino"].solve(wide.problem([2], "cpu-processes", uncertainty=UNCERTAINTY))
+    assert isinstance(plan.variables["head/kernel"].spec[0], tap.Shard)
+    assert plan.passed_over is not None, "but less else is"
+
+
+@pytest.mark.parametrize("planner", [TapPlanner(), AutoPlanner()], ids=["tap", "auto"])
+def test_nothing_is_split_where_that_gains_nothing(two_processes, planner):
+    """Links so slow that one device is as fast."""
+    problem = two_processes.problem([2], "cpu-processes", uncertainty=UNCERTAINTY)
+    levels = problem.cluster.nodes[0].levels
+    slow = tuple(dataclasses.replace(level, bandwidth=1e6, latency_s=1.0) for level in levels)
+    node = dataclasses.replace(problem.cluster.nodes[0], levels=slow)
+    cluster = dataclasses.replace(
+        problem.cluster,
+        nodes=(node,),
+        levels=tuple(dataclasses.replace(v, bandwidth=1e6) for v in problem.cluster.levels),
+    )
+    plan = planner.solve(dataclasses.replace(problem, cluster=cluster))
+    assert not plan.splits_anything() and plan.cost.collectives == 0
+    assert "Every rank computes the same" in plan.summary()
+
+
+def test_plans_say_what_they_were_preferred_to(two_processes, tmp_path):
+    problem = two_processes.problem([2], "cpu-processes", uncertainty=UNCERTAINTY)
+    plan = PLANNERS["tap"].solve(problem)
+    seconds, collectives = plan.passed_over
+    behind = 100 * (plan.cost.seconds / seconds - 1)
+    for text in (plan.summary(), plan.explain("head/kernel")):
+        assert f"within {behind:.1f} % of the fastest plan found" in text
+        assert f"{plan.cost.collectives} collectives a step in place of {collectives}" in text
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").passed_over == plan.passed_over
