@@ -5,8 +5,9 @@
 In each setting (ranks in one process, processes on the loopback, processes on nodes with shaped
 links, which needs root) the machine is calibrated; then plans of two models are priced on the
 calibrated cluster and run, taking turns. Told are, for each plan, the predicted and the median
-measured seconds of a step, optimizer included; for each setting Spearman's rank correlation, how far the searched plan is from the best measured, and by how
-much predicted ratios of plans that are near each other are off (`search.problem.UNCERTAINTY`). `--memory` holds what a rank stores against
+measured seconds of a step, optimizer included; for each setting Spearman's rank correlation, how
+far the searched plan is from the best measured, and by how much predicted ratios of plans that are
+near each other are off (`search.problem.UNCERTAINTY`). `--memory` holds what a rank stores against
 what its resident memory grows by.
 """
 

@@ -20,7 +20,7 @@ from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.rewrite.local_graph import build_local_program
-from tfpar.rewrite.packing import pack_all_reduces
+from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, replicated
@@ -104,7 +104,7 @@ class Traced:
         ]
         predicted = [(OP_TYPES[kind], size) for kind, _, size in partitioned.collectives()]
         assert sorted(emitted) == sorted(predicted), "predicted collectives are not those emitted"
-        pack_all_reduces(local.graph)
+        pack_collectives(local.graph)
         program = InProcessProgram(local, devices(mesh))
         outputs = [o.numpy() for o in program([tf.constant(a) for a in self.args], [])]
         return Run(outputs, self.expected, partitioned, program)

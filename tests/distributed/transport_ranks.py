@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfpar.distributed.world import World, this_world
 from tfpar.ir.graph import DType
-from tfpar.runtime.backends.wire import Wire
+from tfpar.runtime.backends.wire import Operand, Wire
 from tfpar.runtime.function_def import (
     FunctionWriter,
     RegisteredFunction,
@@ -162,6 +162,50 @@ def reduce_scatter_gives_each_rank_its_block_along_any_dim(rank: Rank) -> None:
     for got, case, parts in zip(results, cases, values, strict=True):
         whole = reduced(parts, case[1])
         same(got, np.split(whole, rank.size, case[2])[rank.rank], case)
+
+
+def several_operands_travel_as_one(rank: Rank) -> None:
+    """Of other shapes and along other dims: to the bit what each gets by itself."""
+    n = rank.size
+    shapes, dims, others = [(2 * n, n), (n, 3 * n), (n, 5, n)], (0, 1, 2), (1, 0, 0)
+    dtypes = ("float32", "bfloat16", "bool", "complex64", "int64")
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        found = []
+        for at, dtype in enumerate(dtypes):
+            own = edges[at * len(shapes) : (at + 1) * len(shapes)]
+            operands = [Operand(e, shape) for e, shape in zip(own, shapes, strict=True)]
+            reduction, everyone = reductions_of(dtype)[0], rank.everyone
+            found += [
+                *wire.all_gathers(f"gather_{dtype}", operands, dtype, dims, everyone),
+                *wire.reduce_scatters(
+                    f"scatter_{dtype}", operands, dtype, reduction, dims, everyone
+                ),
+                *wire.all_to_alls(f"exchange_{dtype}", operands, dtype, dims, others, everyone),
+            ]
+            for i, operand in enumerate(operands):
+                name, edge = f"{dtype}_{i}", operand.edge
+                found += [
+                    wire.all_gather(f"gather_{name}", edge, dtype, dims[i], everyone),
+                    wire.reduce_scatter(
+                        f"scatter_{name}", edge, dtype, reduction, dims[i], everyone
+                    ),
+                    wire.all_to_all(f"exchange_{name}", edge, dtype, dims[i], others[i], everyone),
+                ]
+        each = 6 * len(shapes)
+        return [(edge, dtypes[i // each]) for i, edge in enumerate(found)]
+
+    given = [value(rank.rank, shape, d, salt) for d in dtypes for salt, shape in enumerate(shapes)]
+    results = rank.function([d for d in dtypes for _ in shapes], body)(
+        [tf.constant(v) for v in given]
+    )
+    count = len(shapes)
+    for at in range(0, len(results), 6 * count):
+        together, alone = results[at : at + 3 * count], results[at + 3 * count : at + 6 * count]
+        for kind in range(3):
+            for i in range(count):
+                wanted = alone[3 * i + kind].numpy()
+                same(together[kind * count + i], wanted, (dtypes[at // (6 * count)], kind, i))
 
 
 def all_to_all_moves_blocks_between_any_two_dims(rank: Rank) -> None:
@@ -409,6 +453,7 @@ CHECKS: dict[str, Callable[[Rank], None]] = {
         all_gather_joins_every_dtype_along_any_dim,
         reduce_scatter_gives_each_rank_its_block_along_any_dim,
         all_to_all_moves_blocks_between_any_two_dims,
+        several_operands_travel_as_one,
         broadcast_brings_every_dtype_from_the_first_rank,
         extreme_values_arrive_as_they_are,
         empty_tensors_pass,

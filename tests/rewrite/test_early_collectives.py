@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Op, Tensor
 from tfpar.rewrite.early_collectives import start_collectives_early
-from tfpar.rewrite.packing import pack_all_reduces
+from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.reshard import all_reduce
 
 
@@ -110,7 +110,7 @@ def test_buckets_of_gradients_are_as_without():
         backward.update(gradient)
         if early:
             backward.early()
-        graph = pack_all_reduces(backward.build.graph)
+        graph = pack_collectives(backward.build.graph)
         return [
             len(op.inputs)
             for op in graph.ops

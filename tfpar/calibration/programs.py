@@ -82,12 +82,13 @@ def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
         rows, columns = x.shape
         types: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
             "all_reduce": ("AllReduce", {"reduction": "sum", "T": DType(x.dtype)}, x.shape),
-            "all_gather": ("AllGather", {"dim": 1}, (rows, columns * parts)),
+            "all_gather": ("AllGather", {"dims": (1,)}, (rows, columns * parts)),
             "reduce_scatter": (
-                "ReduceScatter", {"dim": 1, "reduction": "sum"}, (rows, columns // parts)
+                "ReduceScatter", {"dims": (1,), "reduction": "sum"}, (rows, columns // parts)
             ),
             "all_to_all": (
-                "AllToAll", {"split_dim": 1, "concat_dim": 0}, (rows * parts, columns // parts)
+                "AllToAll", {"split_dims": (1,), "concat_dims": (0,)},
+                (rows * parts, columns // parts),
             ),
             "broadcast": ("Broadcast", {}, x.shape),
         }  # fmt: skip

@@ -90,7 +90,7 @@ def operands_of_collectives(
 ) -> dict[Op, float]:  # fmt: skip
     """By op, the bytes of what is reduced or moved as soon as it is made.
 
-    All-reduces that only the update waits for are packed in buckets: their operands are stored
+    Collectives that only the update waits for are packed in buckets: their operands are stored
     until a bucket is full.
     """
     found: dict[Op, float] = {}

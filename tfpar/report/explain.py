@@ -51,8 +51,10 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     spec = variable_specs(plan, partitioned)[name]
     size = format_bytes(variable_bytes(variable))
     head = f"Variable {name!r}, {variable.dtype} {variable.shape}, {size}"
+    simpler = [f"  {line}" for line in simpler_than(plan)]
     if spec is None:
-        return f"{head}\n  Left to propagation: run a step, or pass what was partitioned."
+        left = "  Left to propagation: run a step, or pass what was partitioned."
+        return "\n".join([head, left, *simpler])
     lines = [
         head,
         f"  Placement: {placement_text(spec, plan.mesh)} ({format_spec(spec)} on {plan.mesh})",
@@ -60,7 +62,7 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
         f"{format_bytes(shard_bytes(variable, spec, plan.mesh))}",
     ]
     lines += _alternatives(plan, variable, spec)
-    lines += [f"  {line}" for line in simpler_than(plan)]
+    lines += simpler
     found = None
     if partitioned is not None:
         found = next((v for v in partitioned.graph.variables if v.name == name), None)

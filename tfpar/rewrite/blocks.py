@@ -54,7 +54,7 @@ def _summed(build: GraphBuilder, op: Op, mesh: Mesh) -> list[Tensor]:
     buffer = build.concat(flat, 0)
     buffer = build.pad(buffer, [-buffer.shape[0] % ranks])
     length = buffer.shape[0]
-    attrs = {"axes": axes, "dim": 0}
+    attrs = {"axes": axes, "dims": (0,)}
     block = build.one(
         "ReduceScatter", (buffer,), [length // ranks], dtype, {**attrs, "reduction": "sum"}
     )

@@ -191,16 +191,15 @@ class ChunkWriter:
         return [self.build.cast(combined, tensor.dtype)] * self.chunks
 
     def _joined(self, op: Op, tensor: Tensor) -> Sequence[Tensor]:
-        return [self.build.concat(self.tensors[tensor], op.attrs["dim"])] * self.chunks
+        return [self.build.concat(self.tensors[tensor], op.attrs["dims"][0])] * self.chunks
 
     def _scattered(self, op: Op, tensor: Tensor) -> Sequence[Tensor]:
-        return self._blocks(self._reduced(op, tensor)[0], op.attrs["dim"])
+        return self._blocks(self._reduced(op, tensor)[0], op.attrs["dims"][0])
 
     def _exchanged(self, op: Op, tensor: Tensor) -> Sequence[Tensor]:
-        blocks = [self._blocks(part, op.attrs["split_dim"]) for part in self.tensors[tensor]]
-        return [
-            self.build.concat(parts, op.attrs["concat_dim"]) for parts in zip(*blocks, strict=True)
-        ]
+        (split_dim,), (concat_dim,) = op.attrs["split_dims"], op.attrs["concat_dims"]
+        blocks = [self._blocks(part, split_dim) for part in self.tensors[tensor]]
+        return [self.build.concat(parts, concat_dim) for parts in zip(*blocks, strict=True)]
 
     def _first(self, op: Op, tensor: Tensor) -> Sequence[Tensor]:
         return [self.tensors[tensor][0]] * self.chunks

@@ -17,6 +17,12 @@ from tfpar.spec import Mesh, Shard, local_shape
 
 COLLECTIVE_TYPES = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast")
 
+DIMS = {
+    "AllReduce": (), "AllGather": ("dims",), "ReduceScatter": ("dims",),
+    "AllToAll": ("split_dims", "concat_dims"),
+}  # fmt: skip
+"""Of collectives with several operands (`packing`), the attributes with a dim for each."""
+
 CHUNK = "chunk"
 """Attribute of a collective that goes once for each chunk of the batch: for which."""
 
@@ -45,7 +51,7 @@ def emit_step(
         out_shape[at] //= mesh.shape[axis]
         out = build.one(
             "ReduceScatter", (cut,), out_shape, x.dtype,
-            {"axes": step.axes, "dim": at, "reduction": step.reduction},
+            {"axes": step.axes, "dims": (at,), "reduction": step.reduction},
         )  # fmt: skip
         return _merge(build, out, shard.dim, at)
     if step.kind == "all_gather":
@@ -113,7 +119,7 @@ def _gather(
     x = build.reshape(x, shape)
     gathered = list(x.shape)
     gathered[at] *= parts
-    out = build.one("AllGather", (x,), gathered, x.dtype, {"axes": (axis,), "dim": at})
+    out = build.one("AllGather", (x,), gathered, x.dtype, {"axes": (axis,), "dims": (at,)})
     if gathered[at] != split * unit:
         gathered[at] = split * unit
         out = build.slice(out, [0] * len(gathered), gathered)
@@ -133,7 +139,7 @@ def _all_to_all(build, x: Tensor, step: Step, shape: tuple[int, ...], mesh: Mesh
     out_shape[old.dim] *= parts
     out = build.one(
         "AllToAll", (cut,), out_shape, x.dtype,
-        {"axes": step.axes, "split_dim": at, "concat_dim": old.dim},
+        {"axes": step.axes, "split_dims": (at,), "concat_dims": (old.dim,)},
     )  # fmt: skip
     if out_shape[old.dim] != length:
         out_shape[old.dim] = length

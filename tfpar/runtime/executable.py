@@ -23,7 +23,7 @@ from tfpar.rewrite.blocks import reduce_by_blocks
 from tfpar.rewrite.chunks import build_chunked_program
 from tfpar.rewrite.early_collectives import start_collectives_early
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
-from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_all_reduces
+from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.runtime.backends.process import ProcessProgram
 from tfpar.runtime.backends.wire import MOVED
@@ -176,5 +176,5 @@ def compile_step(
         local = build_local_program(partitioned)
     if early_collectives:
         start_collectives_early(local.graph)
-    pack_all_reduces(local.graph, bucket_bytes or DEFAULT_BUCKET_BYTES)
+    pack_collectives(local.graph, bucket_bytes or DEFAULT_BUCKET_BYTES)
     return Executable(captured, partitioned, local, ranks, name, parts)

@@ -32,7 +32,9 @@ VOCABULARY_PARALLEL = [
     tap.shard("head/kernel", dim=1, axis="model"),
 ]
 ZERO_1 = [
-    tap.batch("data"), tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data"),
+    tap.batch("data"),
+    tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data"),
+    tap.shard(r"adam.*fc2_kernel_(momentum|velocity)", dim=1, axis="data"),
 ]  # fmt: skip
 EXPERTS = [tap.batch("data"), tap.shard("moe/w_.*", dim=0, axis="data")]
 

@@ -136,12 +136,13 @@ class _Linker(Linker):
         return edge
 
     def _all_gather(self, op: Op, name: str, group: Sequence[int]) -> None:
-        (source,), (result,) = op.inputs, op.outputs
-        parts = [self.edges[r][source] for r in group]
         device = self.devices[group[0]]
-        edge = self._concat(name, parts, op.attrs["dim"], source.dtype, device)
-        for rank in group:
-            self.edges[rank][result] = edge
+        operands = zip(op.inputs, op.outputs, op.attrs["dims"], strict=True)
+        for i, (source, result, dim) in enumerate(operands):
+            parts = [self.edges[r][source] for r in group]
+            edge = self._concat(f"{name}/{i}", parts, dim, source.dtype, device)
+            for rank in group:
+                self.edges[rank][result] = edge
 
     def _concat(self, name: str, parts: Sequence[str], dim: int, dtype: str, device: str) -> str:
         attrs = serialize_attrs({"T": DType(dtype), "N": len(parts), "Tidx": DType("int32")})
@@ -150,21 +151,24 @@ class _Linker(Linker):
         return f"{name}:output:0"
 
     def _reduce_scatter(self, op: Op, name: str, group: Sequence[int]) -> None:
-        (source,), (result,) = op.inputs, op.outputs
-        for position, rank in enumerate(group):
-            parts = self._blocks(name, source, op.attrs["dim"], group, position)
-            self.edges[rank][result] = self._combine(
-                f"{name}/{position}", parts, op.attrs["reduction"], source.dtype, self.devices[rank]
-            )
+        operands = zip(op.inputs, op.outputs, op.attrs["dims"], strict=True)
+        for i, (source, result, dim) in enumerate(operands):
+            for position, rank in enumerate(group):
+                parts = self._blocks(f"{name}/{i}", source, dim, group, position)
+                self.edges[rank][result] = self._combine(
+                    f"{name}/{i}/{position}", parts, op.attrs["reduction"], source.dtype,
+                    self.devices[rank],
+                )  # fmt: skip
 
     def _all_to_all(self, op: Op, name: str, group: Sequence[int]) -> None:
-        (source,), (result,) = op.inputs, op.outputs
-        for position, rank in enumerate(group):
-            parts = self._blocks(name, source, op.attrs["split_dim"], group, position)
-            self.edges[rank][result] = self._concat(
-                f"{name}/{position}", parts, op.attrs["concat_dim"], source.dtype,
-                self.devices[rank],
-            )  # fmt: skip
+        dims = zip(op.attrs["split_dims"], op.attrs["concat_dims"], strict=True)
+        operands = zip(op.inputs, op.outputs, dims, strict=True)
+        for i, (source, result, (split_dim, concat_dim)) in enumerate(operands):
+            for position, rank in enumerate(group):
+                parts = self._blocks(f"{name}/{i}", source, split_dim, group, position)
+                self.edges[rank][result] = self._concat(
+                    f"{name}/{i}/{position}", parts, concat_dim, source.dtype, self.devices[rank]
+                )
 
     def _blocks(
         self, name: str, source: Tensor, dim: int, group: Sequence[int], position: int

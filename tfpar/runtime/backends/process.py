@@ -13,7 +13,7 @@ from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.runtime.backends.linker import Linker
 from tfpar.runtime.backends.transport import Transport
-from tfpar.runtime.backends.wire import Wire
+from tfpar.runtime.backends.wire import Operand, Wire
 from tfpar.runtime.function_def import RegisteredFunction, serialize_attrs
 from tfpar.spec import Spec
 
@@ -109,20 +109,18 @@ class _Linker(Linker):
     def _collective(self, op: Op) -> None:
         group = next(g for g in self.mesh.groups(op.attrs["axes"]) if self.rank in g)
         edges, wire, dtype = self.edges[self.rank], self._wire, op.inputs[0].dtype
+        operands = [Operand(edges[t], t.shape) for t in op.inputs if t in edges]
         if op.type == "AllReduce":
-            sources = [edges[t] for t in op.inputs]
+            sources = [edge for edge, _ in operands]
             results = wire.all_reduce(op.name, sources, dtype, op.attrs["reduction"], group)
         elif op.type == "AllGather":
-            source = edges[op.inputs[0]]
-            results = [wire.all_gather(op.name, source, dtype, op.attrs["dim"], group)]
+            results = wire.all_gathers(op.name, operands, dtype, op.attrs["dims"], group)
         elif op.type == "ReduceScatter":
-            source, reduction = edges[op.inputs[0]], op.attrs["reduction"]
-            results = [
-                wire.reduce_scatter(op.name, source, dtype, reduction, op.attrs["dim"], group)
-            ]
+            reduction, dims = op.attrs["reduction"], op.attrs["dims"]
+            results = wire.reduce_scatters(op.name, operands, dtype, reduction, dims, group)
         elif op.type == "AllToAll":
-            source, dims = edges[op.inputs[0]], (op.attrs["split_dim"], op.attrs["concat_dim"])
-            results = [wire.all_to_all(op.name, source, dtype, *dims, group)]
+            split_dims, concat_dims = op.attrs["split_dims"], op.attrs["concat_dims"]
+            results = wire.all_to_alls(op.name, operands, dtype, split_dims, concat_dims, group)
         else:
             results = [
                 wire.broadcast(f"{op.name}/{i}", self._known(f"{op.name}/{i}", t), t.dtype, group)

@@ -1,12 +1,15 @@
 """Collectives on any dim and dtype, of what a transport can carry.
 
 A transport joins and splits along dim 0 and knows a few dtypes: other dims are brought to the
-front, other dtypes travel as one that holds their values exactly.
+front, other dtypes travel as one that holds their values exactly. Several operands travel as one
+matrix: row i is what rank i gets, or gives, of all of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +31,14 @@ MOVED = {"bfloat16": "float16"}
 """Dtypes that transports move, as the bits of another one, and do not add up."""
 
 Group = tuple[int, ...]
+Shape = tuple[int, ...]
+
+
+class Operand(NamedTuple):
+    """A tensor that a collective moves, with its shape on this rank."""
+
+    edge: str
+    shape: Shape
 
 
 class Wire:
@@ -118,6 +129,95 @@ class Wire:
         done = self._transport.broadcast(self._writer, name, packed, moved, group)
         return self._convert(f"{name}/unpacked", done, moved, dtype)
 
+    # --- several operands as one -------------------------------------------------
+
+    def all_gathers(
+        self, name: str, operands: Sequence[Operand], dtype: str, dims: Sequence[int], group: Group
+    ) -> list[str]:
+        """`all_gather` of each operand along its dim, in one."""
+        if len(operands) == 1:
+            return [self.all_gather(name, operands[0].edge, dtype, dims[0], group)]
+        parts = len(group)
+        rows = [o._replace(shape=(1, *o.shape)) for o in operands]
+        gathered = self.all_gather(name, self._beside(name, rows, dtype), dtype, 0, group)
+        shapes = [(parts, *o.shape) for o in operands]
+        return self._joined(name, gathered, shapes, dtype, dims)
+
+    def reduce_scatters(
+        self, name: str, operands: Sequence[Operand], dtype: str, reduction: str,
+        dims: Sequence[int], group: Group,
+    ) -> list[str]:  # fmt: skip
+        """`reduce_scatter` of each operand along its dim, in one."""
+        if len(operands) == 1:
+            return [self.reduce_scatter(name, operands[0].edge, dtype, reduction, dims[0], group)]
+        blocks = self._blocks(name, operands, dtype, dims, len(group))
+        packed = self._beside(name, blocks, dtype)
+        done = self.reduce_scatter(name, packed, dtype, reduction, 0, group)
+        return self._apart(name, done, [shape[1:] for _, shape in blocks], dtype, 1)
+
+    def all_to_alls(
+        self, name: str, operands: Sequence[Operand], dtype: str, split_dims: Sequence[int],
+        concat_dims: Sequence[int], group: Group,
+    ) -> list[str]:  # fmt: skip
+        """`all_to_all` of each operand along its dims, in one."""
+        if len(operands) == 1:
+            dims = split_dims[0], concat_dims[0]
+            return [self.all_to_all(name, operands[0].edge, dtype, *dims, group)]
+        blocks = self._blocks(name, operands, dtype, split_dims, len(group))
+        done = self.all_to_all(name, self._beside(name, blocks, dtype), dtype, 0, 0, group)
+        return self._joined(name, done, [shape for _, shape in blocks], dtype, concat_dims)
+
+    def _blocks(
+        self, name: str, operands: Sequence[Operand], dtype: str, dims: Sequence[int], parts: int
+    ) -> list[Operand]:
+        """Each operand's blocks along its dim, stacked in a new leading dim."""
+        found = []
+        for i, (operand, dim) in enumerate(zip(operands, dims, strict=True)):
+            edge = self._stack(f"{name}/{i}", operand.edge, dtype, dim, parts)
+            block = list(operand.shape)
+            block[dim] //= parts
+            found.append(Operand(edge, (parts, *block)))
+        return found
+
+    def _joined(
+        self, name: str, edge: str, shapes: Sequence[Shape], dtype: str, dims: Sequence[int]
+    ) -> list[str]:
+        """What lies side by side, the blocks of each operand joined along its dim."""
+        stacked = self._apart(name, edge, shapes, dtype, shapes[0][0])
+        return [
+            self._join(f"{name}/{i}", e, dtype, dim, shape[0])
+            for i, (e, dim, shape) in enumerate(zip(stacked, dims, shapes, strict=True))
+        ]
+
+    def _beside(self, name: str, operands: Sequence[Operand], dtype: str) -> str:
+        """Operands of as many rows side by side, each as a matrix: row i is for, or of, rank i."""
+        flat = [
+            self._reshape(f"{name}/{i}/flat", edge, (shape[0], math.prod(shape[1:])), dtype)
+            for i, (edge, shape) in enumerate(operands)
+        ]
+        attrs = {"T": DType(dtype), "N": len(flat), "Tidx": DType("int32")}
+        inputs = [*flat, self._int(f"{name}/beside_dim", 1)]
+        return self._node(f"{name}/beside", "ConcatV2", inputs, attrs, "output")
+
+    def _apart(
+        self, name: str, edge: str, shapes: Sequence[Shape], dtype: str, rows: int
+    ) -> list[str]:
+        """The inverse of `_beside`: the columns of each, in its shape."""
+        widths = np.array([math.prod(shape) // rows for shape in shapes], np.int64)
+        attrs = {"T": DType(dtype), "num_split": len(shapes), "Tlen": DType("int64")}
+        sizes = self._const(f"{name}/widths", widths, "int64")
+        inputs = [edge, sizes, self._int(f"{name}/apart_dim", 1)]
+        self._emit(f"{name}/apart", "SplitV", inputs, attrs)
+        return [
+            self._reshape(f"{name}/{i}/shaped", f"{name}/apart:output:{i}", shape, dtype)
+            for i, shape in enumerate(shapes)
+        ]
+
+    def _reshape(self, name: str, edge: str, shape: Shape, dtype: str) -> str:
+        attrs = {"T": DType(dtype), "Tshape": DType("int32")}
+        inputs = [edge, self._const(f"{name}/dims", np.array(shape, np.int32), "int32")]
+        return self._node(name, "Reshape", inputs, attrs, "output")
+
     def _check(self, name: str, dtype: str, reduction: str) -> None:
         if dtype in _PARTS and reduction != "sum" or dtype in _BITS and reduction in ("max", "min"):
             raise TfparError(f"No reduction {reduction!r} of {dtype} between processes ({name}).")
@@ -187,9 +287,11 @@ class Wire:
         self._writer.node(name, op_type, inputs, serialize_attrs(attrs), self._transport.device)
 
     def _int(self, name: str, value: int) -> str:
-        self._writer.node(
-            name, "Const", (), const_attrs(np.int32(value), "int32"), self._transport.device
-        )
+        return self._const(name, np.int32(value), "int32")
+
+    def _const(self, name: str, value: np.ndarray | np.generic, dtype: str) -> str:
+        attrs = const_attrs(value, dtype)
+        self._writer.node(name, "Const", (), attrs, self._transport.device)
         return f"{name}:output:0"
 
 
