@@ -280,7 +280,7 @@ def test_a_container_with_little_memory_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "_CGROUP_LIMIT", limit)
     limit.write_text("1073741824\n")
     found = machine.check_cpu()
-    assert found.status is Status.WARNING and "1.00 GB" in found.found
+    assert found.status is Status.WARNING and "1.00 GiB" in found.found
     limit.write_text("max\n")
     monkeypatch.setattr(os, "sysconf", lambda name: 1 << 17)
     assert machine.check_cpu().status is Status.OK

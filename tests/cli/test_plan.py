@@ -440,7 +440,7 @@ def test_an_estimate_says_whether_it_fits_and_how_fast(folder, capsys):
     command = "estimate train.py:both --mesh 2 --cluster v100-ethernet"
     assert tfpar(command) == 0
     out = capsys.readouterr().out
-    assert re.search(r"Fits: .* of 29.80 GB a device", out) and "samples/s" in out
+    assert re.search(r"Fits: .* of 29.81 GiB a device", out) and "samples/s" in out
     assert tfpar(f"{command} --memory-limit 1kB") == 1
     out = capsys.readouterr().out
     assert out.startswith("Does not fit: No plan fits into the memory of a device of 'v100-eth")

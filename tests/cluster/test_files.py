@@ -1,15 +1,19 @@
 """Cluster files: what they hold, and that a mistake in one is named."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tfpar as tap
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Measured
 from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
 from tfpar.cluster.named import find_cluster, preset_names
+from tfpar.report.tables import format_bytes
 from tfpar.runtime.detect import machines_for
 from tfpar.spec import Mesh, TfparError
 
@@ -290,6 +294,24 @@ def test_a_fingerprint_is_of_all_but_the_names():
 def test_quantities(text, measure, value):
     assert units.parse(text, measure) == value
     assert units.parse(units.write(value, measure), measure) == value
+
+
+@pytest.mark.parametrize(
+    "size, text",
+    [
+        (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1.5 * 2**20, "1.50 MiB"),
+        (190.03e6, "181.23 MiB"), (2**30 + 1, "1.01 GiB"), (2**60, "1024.00 PiB"),
+        (math.inf, "inf B"), (0.25, "1 B"),
+    ],
+)  # fmt: skip
+def test_sizes_are_printed_in_units_of_2_to_the_10(size, text):
+    assert format_bytes(size) == text
+
+
+@given(st.one_of(st.integers(0, 2**62), st.floats(0, 2**62)))
+def test_a_size_that_was_printed_is_enough_as_a_limit(size):
+    printed = units.parse(format_bytes(size), "bytes")
+    assert size <= printed <= max(1.01 * size, size + 1)
 
 
 @pytest.mark.parametrize("bad", ["", "GB", "1 2 GB", None, True, [1], "1..2 GB"])

@@ -227,8 +227,9 @@ def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
     text = str(error.value)
     assert error.value.needed_bytes > 100e3
     for part in (
-        "No plan fits into the memory of a device of 'v100-ethernet'", "where 97.66 KB may be used",
-        "too much: weights", "weigh most: '", "would help: ", "memory_limit=",
+        "No plan fits into the memory of a device of 'v100-ethernet'",
+        "where 97.66 KiB may be used", "too much: weights", "weigh most: '", "would help: ",
+        "memory_limit=",
     ):  # fmt: skip
         assert part in text, text
 

@@ -92,7 +92,7 @@ def test_what_is_fastest_to_relax_is_named_first_and_all_others_are_kept():
     found = stub.conflict()
     assert [(n, p.cost.seconds) for n, p in found.ways.items()] == [(("d",), 12.0), (("b",), 15.0)]
     text = str(conflict_error(found, PlanError("impossible"), stub.relaxed(NAMES)))
-    stored = format_bytes(round(priced().cost.memory_bytes))
+    stored = format_bytes(priced().cost.memory_bytes)
     assert text == (
         f"No plan satisfies these constraints together: b; d. Leave out d: the best plan then "
         f"stores {stored} and takes 12.00 s a step (the cheapest); without b it stores {stored} "
@@ -261,12 +261,12 @@ def test_constraints_under_which_nothing_fits_are_named_and_those_that_do_not_ma
         search(captured, planner, ALL, limit)
     text = str(error.value)
     assert error.value.needed_bytes == both
-    start = f"No plan fits into {format_bytes(round(limit))} under these constraints together: "
+    start = f"No plan fits into {format_bytes(limit)} under these constraints together: "
     assert text.startswith(f"{start}{STEM}; {HEAD}. Leave out ") and str(OTHER) not in text
     # What is said of each is what is found without it.
     plans = {left: search(captured, planner, set(ALL) - {left}, limit) for left in (STEM, HEAD)}
     for plan in plans.values():
-        stored, seconds = format_bytes(round(plan.cost.memory_bytes)), plan.cost.seconds
+        stored, seconds = format_bytes(plan.cost.memory_bytes), plan.cost.seconds
         assert f"stores {stored} and takes {format_seconds(seconds)} a step" in text
     cheapest = min(plans, key=lambda left: plans[left].cost.seconds)
     assert f"Leave out {cheapest}: " in text and text.count("(the cheapest)") == 1

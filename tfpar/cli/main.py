@@ -126,7 +126,7 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory-limit", metavar="SIZE",
-        help="what a plan may use of a device, such as 16GB (default: all it has)",
+        help="what a plan may use of a device, such as 16GiB (default: all it has)",
     )  # fmt: skip
     parser.add_argument(
         "--recompute", metavar="BLOCKS", action="append",

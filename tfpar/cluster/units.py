@@ -1,6 +1,7 @@
 """Quantities as people write them, `"600 GB/s"`, `"5 us"`, to base units and back.
 
-Bytes, bytes/s, seconds, FLOP/s. A plain number is in base units. `b` is a bit and `B` a byte.
+Bytes, bytes/s, seconds, FLOP/s. A plain number is in base units. `b` is a bit and `B` a byte; `M`
+is 10^6 and `Mi` 2^20, wherever sizes are read or printed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tfpar.spec.arguments import is_number, shown
 # Exact, so that 10 us is 1e-5 and not its neighbour.
 _ONE = Fraction(1)
 _PREFIXES = {p: _ONE * 10**e for p, e in dict(k=3, K=3, M=6, G=9, T=12, P=15).items()} | {"": _ONE}
-_BINARY = {p: _ONE * 2**e for p, e in dict(Ki=10, Mi=20, Gi=30, Ti=40).items()}
+_BINARY = {p: _ONE * 2**e for p, e in dict(Ki=10, Mi=20, Gi=30, Ti=40, Pi=50).items()}
 _TIMES = {u: _ONE / 10**e for u, e in {"s": 0, "ms": 3, "us": 6, "µs": 6, "ns": 9}.items()}
 
 _SIZES = {f"{p}B": n for p, n in (_PREFIXES | _BINARY).items()}

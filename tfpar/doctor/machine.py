@@ -20,7 +20,7 @@ from tfpar.report.tables import format_bytes
 from tfpar.spec.errors import TfparError
 
 _LIMIT_S = 20.0
-_LITTLE_MEMORY = 2 << 30  # empirical: two ranks with TensorFlow and a tiny model take 1 GB
+_LITTLE_MEMORY = 2 << 30  # empirical: two ranks with TensorFlow and a tiny model take 1 GiB
 _LITTLE_DISK = 1 << 30
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _FAR_AWAY = ("198.51.100.1", "198.51.100.2")  # documentation addresses: nothing is sent there
@@ -47,7 +47,7 @@ def check_cpu() -> Finding:
     cores, memory = len(os.sched_getaffinity(0)), _memory()
     found = f"{cores} core{'s' * (cores != 1)}, {format_bytes(memory)} of memory"
     if memory < _LITTLE_MEMORY:
-        return warning("CPU", found, "Give the machine or container at least 2 GB for two ranks.")
+        return warning("CPU", found, "Give the machine or container at least 2 GiB for two ranks.")
     return ok("CPU", found)
 
 
@@ -94,7 +94,7 @@ def check_caches() -> Finding:
             return warning("Caches", f"{folder} cannot be written", mend)
         if shutil.disk_usage(place).free < _LITTLE_DISK:
             mend = f"Make room, or export {variable}=another folder"
-            return warning("Caches", f"{folder}: less than 1 GB free", mend)
+            return warning("Caches", f"{folder}: less than 1 GiB free", mend)
     return ok("Caches", ", ".join(f"{folder}" for folder in folders.values()))
 
 

@@ -30,7 +30,7 @@ def main() -> None:
     check_training(every_rank())
     if world.rank == 0:
         print(
-            f"{world.size} ranks exchange and train as one device does; 16 MB all-reduced in "
+            f"{world.size} ranks exchange and train as one device does; 16 MiB all-reduced in "
             f"{1e3 * seconds:.0f} ms"
         )
 
@@ -74,7 +74,7 @@ def _five_collectives(world: World) -> RegisteredFunction:
 
 
 def _all_reduce_seconds(world: World) -> float:
-    """The best of a few all-reduces of 16 MB."""
+    """The best of a few all-reduces of 16 MiB."""
     everyone = tuple(range(world.size))
     writer = FunctionWriter("tfpar_doctor")
     edge = writer.argument("large", "float32")

@@ -20,7 +20,7 @@ def estimate(plan: Plan) -> str:
     rate = work / cost.seconds / plan.mesh.size
     return "\n".join(
         [
-            f"Fits: {format_bytes(round(cost.memory_bytes))} of {format_bytes(round(limit))} a "
+            f"Fits: {format_bytes(cost.memory_bytes)} of {format_bytes(limit)} a "
             f"device ({cost.memory_bytes / limit:.0%}), on {cluster.shape_text()} of "
             f"{cluster.name!r}",
             f"Plan: {plan.mesh}, batch of {batch} over {axes}",

@@ -54,7 +54,7 @@ def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) ->
 
 
 def _text(num_bytes: float) -> str:
-    return format_bytes(round(num_bytes))
+    return format_bytes(num_bytes)
 
 
 def _items(items: Iterable[tuple[str, float]]) -> str:

@@ -109,12 +109,12 @@ def _prediction(plan: Plan) -> list[str]:
             f"{format_bytes(cost.bucket_bytes)}"
         )
     memory = (
-        f"Memory of a device: {format_bytes(round(cost.memory_bytes))} of "
-        f"{format_bytes(round(machines.device.memory_bytes))} (weights "
-        f"{format_bytes(round(cost.weight_bytes))}, slots and other state "
-        f"{format_bytes(round(cost.state_bytes))}, gradients "
-        f"{format_bytes(round(cost.gradient_bytes))}, activations kept for the backward pass "
-        f"{format_bytes(round(cost.activation_bytes))}; not all at the same time)"
+        f"Memory of a device: {format_bytes(cost.memory_bytes)} of "
+        f"{format_bytes(machines.device.memory_bytes)} (weights "
+        f"{format_bytes(cost.weight_bytes)}, slots and other state "
+        f"{format_bytes(cost.state_bytes)}, gradients "
+        f"{format_bytes(cost.gradient_bytes)}, activations kept for the backward pass "
+        f"{format_bytes(cost.activation_bytes)}; not all at the same time)"
     )
     lines = [f"{text}.", memory]
     lines += simpler_than(plan)
@@ -170,13 +170,13 @@ def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
                 report.node.name,
                 "; ".join(sorted(placements - {"replicated"})) or "replicated",
                 format_bytes(report.num_bytes),
-                format_bytes(round(report.kept_bytes)),
+                format_bytes(report.kept_bytes),
                 report.collectives_text(),
                 format_seconds(report.seconds),
             ]
         )
     between = f"{rest[0]} ops between them"
-    rows.append([between, "", "", format_bytes(round(rest[1])), "", format_seconds(rest[2])])
+    rows.append([between, "", "", format_bytes(rest[1]), "", format_seconds(rest[2])])
     columns = ("Layer", "Placement", "Weights", "Kept", "Collectives", "Time")
     title = (
         "Layers (per device; weights, and activations kept for the backward pass; time of forward, "

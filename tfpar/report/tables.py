@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 WIDTH = 120
-_UNITS = ("B", "KB", "MB", "GB", "TB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def render_table(
@@ -32,14 +33,16 @@ def render_table(
     return "\n".join([title, *(line.rstrip() for line in stream.getvalue().splitlines())])
 
 
-def format_bytes(count: int) -> str:
-    """`1.5 MB` (1 MB is 1024 KB)."""
-    size = float(count)
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
+def format_bytes(count: float) -> str:
+    """`1.50 MiB` (1 MiB is 1024 KiB), rounded up: what is printed, given as a limit, is enough."""
+    if math.isinf(count):
+        return "inf B"
+    whole = math.ceil(count)
+    power = min(max(whole.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    if power == 0:
+        return f"{whole} B"
+    hundredths = -(-100 * whole // 1024**power)
+    return f"{hundredths // 100}.{hundredths % 100:02d} {_UNITS[power]}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -61,7 +61,7 @@ class Conflict:
         """What a device stores and a step takes, as the rest of a sentence."""
         text = "is one that fits"
         if plan.cost is not None:
-            stored = format_bytes(round(plan.cost.memory_bytes))
+            stored = format_bytes(plan.cost.memory_bytes)
             text = f"stores {stored} and takes {format_seconds(plan.cost.seconds)} a step"
         return text if plan.mesh == self.mesh else f"{text}, on {plan.mesh}"
 
@@ -124,7 +124,7 @@ def _several(
 def conflict_error(conflict: Conflict, error: PlanError, problem: Problem) -> PlanError:
     """`error`, which a search for `problem` ended with, as one that names the constraints."""
     if isinstance(error, MemoryLimitError):
-        limit = format_bytes(round(problem.cluster.device.memory_bytes))
+        limit = format_bytes(problem.cluster.device.memory_bytes)
         return MemoryLimitError(f"No plan fits into {limit} under {conflict}", error.needed_bytes)
     return PlanError(f"No plan satisfies {conflict} The planner says: {error}")
 
