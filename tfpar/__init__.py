@@ -39,6 +39,7 @@ _EXPORTS = {
     "Checkpoint": "tfpar.keras.checkpoint",
     "restore_checkpoint": "tfpar.keras.checkpoint",
     "save_checkpoint": "tfpar.keras.checkpoint",
+    "GraphProgram": "tfpar.graph_program",
     "auto_parallel": "tfpar.api",
     "calibrate": "tfpar.calibration.calibrate",
     "coverage": "tfpar.api",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from tfpar.calibration.calibrate import calibrate
     from tfpar.cluster.description import Cluster, Device, Level, Node
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
+    from tfpar.graph_program import GraphProgram
     from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
     from tfpar.keras.data import shard_data
     from tfpar.plans import Plan

@@ -6,18 +6,24 @@ import functools
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from tensorflow.python.eager import context
 
-from tfpar.capture.step import CapturedStep
-from tfpar.capture.v1 import GraphSource
-from tfpar.options import ConstraintsLike, MeshLike, Options
+from tfpar.capture.step import CapturedStep, argument_specs
+from tfpar.capture.v1 import GraphSource, from_graph, from_meta_graph, from_saved_model
+from tfpar.options import ConstraintsLike, Keywords, MeshLike, Options, PathLike
+from tfpar.plans import Plan
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.session import CompiledFunction, Program, Session
 from tfpar.spec import TfparError
+from tfpar.spec.arguments import refused
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _eagerly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,29 +40,54 @@ def _eagerly(method: Callable[..., Any]) -> Callable[..., Any]:
 class GraphProgram:
     """A graph that runs partitioned, and its variables.
 
-        source = v1.from_graph(graph)
-        program = GraphProgram(source, tap.split([2, 2]))
+        program = tap.GraphProgram(graph, tap.split([2, 2]))
         _, loss_value = program.run([train_op, loss], {x: images, y: labels})
         program.save("model.ckpt")          # as tf.compat.v1.train.Saver would
 
-    Each new set of fetches and feed shapes is compiled once. Variables are initialised by
-    the graph's own initialisers, or restored.
+    Each new set of fetches and feed shapes is compiled once. The first that updates weights is
+    planned, as the training step of a Keras model is, and the others run under its plan. Variables
+    are initialised by the graph's own initialisers, or restored.
 
     Args:
-        source: from `tfpar.capture.v1`.
-        constraints: `tap.shard(...)` and its kin, on the names of variables.
+        source: a `tf.Graph` of `tf.compat.v1`; a MetaGraph, or the path of a `.meta` file; the
+            folder of a SavedModel; or a `GraphSource` of `tfpar.capture.v1`.
+        mesh, constraints: as for `auto_parallel`; constraints name variables.
+        options: the keywords of `auto_parallel`.
+
+    Raises:
+        TfparError: as for `auto_parallel`, or a `source` that is none of these.
     """
 
-    @_eagerly
     def __init__(
-        self, source: GraphSource, mesh: MeshLike, constraints: ConstraintsLike = ()
-    ) -> None:
-        self.source = source
-        self.program = Program(Session.of(Options.of(mesh, constraints, planner=None)))
+        self, source: GraphSource | tf.Graph | MetaGraphDef | PathLike,
+        mesh: MeshLike | None = None, constraints: ConstraintsLike = (),
+        **options: Unpack[Keywords],
+    ) -> None:  # fmt: skip
+        self.source = _source(source)
+        self.program = Program(Session.of(Options.of(mesh, constraints, **options)))
         world = self.program.session.ranks.world
         if world is not None:  # initialisers without a seed draw alike on all ranks
-            source.seed = world.first("drawing a seed", lambda: random.randrange(1, 2**31))
+            self.source.seed = world.first("drawing a seed", lambda: random.randrange(1, 2**31))
         self._steps: dict[Any, _FetchStep] = {}
+        self._plan: Plan | None = None
+        self._trains = False
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the graph runs with.
+
+        Raises:
+            TfparError: it has not run yet.
+        """
+        if self._plan is None:
+            raise TfparError(
+                "The graph has no plan yet: it is made for the shapes of feeds, at the first run."
+            )
+        return self._plan
+
+    def _remember(self, plan: Plan, trains: bool) -> None:
+        if trains or not self._trains:
+            self._plan, self._trains = plan, self._trains or trains
 
     @property
     def variables(self) -> dict[str, ParallelVariable]:
@@ -80,13 +111,15 @@ class GraphProgram:
         fed = [self.source.feed(what) for what in feeds or ()]
         names = tuple(t.name for t in fed)
         key = (str(tf.nest.map_structure(lambda f: self.source.fetch(f).name, fetches)), names)
-        step = self._steps.get(key)
-        if step is None:
-            step = self._steps[key] = _FetchStep(self.program, self.source, fetches, names)
         values = [
             tf.convert_to_tensor(value, tensor.dtype)
             for tensor, value in zip(fed, (feeds or {}).values(), strict=True)
         ]
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = _FetchStep(
+                self.program, self.source, fetches, names, values, self._remember
+            )
         result = step(*values)
         return tf.nest.map_structure(lambda t: None if t is None else t.numpy(), result)
 
@@ -147,16 +180,53 @@ class GraphProgram:
 
 
 class _FetchStep(CompiledFunction):
-    """The step of one set of fetches and feeds."""
+    """The step of one set of fetches and feeds.
+
+    Args:
+        fed: the names of the tensors that are fed.
+        values: for each, the first one: whether the step trains is seen from its graph.
+        on_plan: is given a plan, and whether it is that of a step that trains.
+    """
 
     def __init__(
-        self, program: Program, source: GraphSource, fetches: Any, fed: Sequence[str]
-    ) -> None:
-        super().__init__(program, source.capture, part=True)
+        self, program: Program, source: GraphSource, fetches: Any, fed: Sequence[str],
+        values: Sequence[tf.Tensor], on_plan: Callable[[Plan, bool], None],
+    ) -> None:  # fmt: skip
         self._source = source
         self._fetches = fetches
         self._fed = fed
+        self._first: CapturedStep | None = None
+        first = self._first = self.capture(argument_specs(tuple(values)))
+        trains = bool(first.gradients)
+        super().__init__(
+            program, source.capture, trains=trains, name="train_step" if trains else "step",
+            # A plan that is given knows the weights; what else is fetched is not its matter.
+            part=not trains or program.session.options.plan is not None,
+            on_plan=lambda plan, _: on_plan(plan, trains),
+        )  # fmt: skip
 
     def capture(self, specs: Sequence[Any]) -> CapturedStep:
-        shapes = [tuple(spec.shape.as_list()) for spec in specs]
-        return self._source.capture(self._fetches, dict(zip(self._fed, shapes, strict=True)))
+        captured, self._first = self._first, None
+        if captured is None:  # the first one is for the first values, and there is no other yet
+            shapes = [tuple(spec.shape.as_list()) for spec in specs]
+            captured = self._source.capture(
+                self._fetches, dict(zip(self._fed, shapes, strict=True))
+            )
+        return captured
+
+
+def _source(given: Any) -> GraphSource:
+    """The graph that a user gives, in any of its forms."""
+    if isinstance(given, GraphSource):
+        return given
+    if isinstance(given, tf.Graph):
+        return from_graph(given)
+    if isinstance(given, MetaGraphDef):
+        return from_meta_graph(given)
+    if isinstance(given, (str, os.PathLike)):
+        path = os.fspath(given)
+        return from_meta_graph(path) if path.endswith(".meta") else from_saved_model(path)
+    raise refused(
+        "source", given,
+        "a tf.Graph, a MetaGraphDef, the path of a .meta file or of a SavedModel, or a GraphSource",
+    )  # fmt: skip

@@ -6,7 +6,7 @@ must stand in the graph itself, not behind a call, and feeds must state their sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -23,6 +23,15 @@ def split_name(name: str) -> tuple[str, int]:
     """(op name, output index) of `scope/op` or `scope/op:1`."""
     op, _, index = name.partition(":")
     return op, int(index or 0)
+
+
+def unique_name(name: str, taken: set[str]) -> str:
+    """`name`, or with a number behind it where it is taken; it is taken then."""
+    found, count = name, 1
+    while found in taken:
+        found, count = f"{name}_{count}", count + 1
+    taken.add(found)
+    return found
 
 
 def import_graph(graph_def: graph_pb2.GraphDef, name: str = "graph") -> func_graph_lib.FuncGraph:
@@ -44,6 +53,23 @@ def with_static_feeds(
             dtype, shape = feeds[node.name]
             set_placeholder(node, dtype, shape)
     return result
+
+
+def leading_to(graph_def: graph_pb2.GraphDef, names: Iterable[str]) -> graph_pb2.GraphDef:
+    """The nodes of these names and all that they wait for, wherever they were to be placed."""
+    nodes = {node.name: node for node in graph_def.node}
+    needed: set[str] = set()
+    stack = list(names)
+    while stack:
+        name = stack.pop()
+        if name not in needed:
+            needed.add(name)
+            stack += [split_name(i.removeprefix("^"))[0] for i in nodes[name].input]
+    kept = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    kept.node.extend(node for node in graph_def.node if node.name in needed)
+    for node in kept.node:
+        node.attr.pop("_class", None)  # beside an op that may be gone
+    return kept
 
 
 def set_placeholder(
@@ -109,10 +135,10 @@ class InlinedGraph:
         for node in source.node:
             nodes += self._body(node) if _is_call(node) else [_copy(node)]
         for node in nodes:
-            data, waits = _split_inputs(node)
+            data, waits = split_inputs(node)
             inputs = [self.tensor(i).removesuffix(":0") for i in data]
             waits = list(dict.fromkeys(op for w in waits for op in self.operations(w)))
-            _set_inputs(node, inputs, waits)
+            set_inputs(node, inputs, waits)
         result.node.extend(nodes)
         return result
 
@@ -123,16 +149,16 @@ class InlinedGraph:
             raise CaptureError(f"{call.op} {call.name!r} calls {callee!r}, which the graph lacks.")
         function = self._library[callee]
         body, flat_name = function_def_to_graph.function_def_to_graph_def(function)
-        arguments, waits = _split_inputs(call)
+        arguments, waits = split_inputs(call)
         for parameter, argument in zip(function.signature.input_arg, arguments, strict=True):
             op, index = split_name(argument)
             self._data[f"{scope}/{parameter.name}:0"] = f"{op}:{index}"
             self._control[f"{scope}/{parameter.name}"] = [op]
         for node in body.node:
             if f"{scope}/{node.name}:0" not in self._data:
-                data, after = _split_inputs(node)
+                data, after = split_inputs(node)
                 inputs = [f"{scope}/{i}" for i in data]
-                _set_inputs(node, inputs, [*(f"{scope}/{a}" for a in after), *waits])
+                set_inputs(node, inputs, [*(f"{scope}/{a}" for a in after), *waits])
                 node.name = f"{scope}/{node.name}"
                 yield node
         # Whoever uses a result runs the call, and so all its effects.
@@ -143,7 +169,7 @@ class InlinedGraph:
         ):
             node = node_def_pb2.NodeDef(name=f"{scope}/result_{position}", op="Identity")
             node.attr["T"].type = dtype
-            _set_inputs(node, [f"{scope}/{flat_name[function.ret[result.name]]}"], effects)
+            set_inputs(node, [f"{scope}/{flat_name[function.ret[result.name]]}"], effects)
             self._data[f"{scope}:{position}"] = f"{node.name}:0"
             self._control[scope].append(node.name)
             yield node
@@ -160,12 +186,12 @@ def _copy(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
     return copy
 
 
-def _split_inputs(node: node_def_pb2.NodeDef) -> tuple[list[str], list[str]]:
+def split_inputs(node: node_def_pb2.NodeDef) -> tuple[list[str], list[str]]:
     """Data inputs, and the names of the ops that control the node."""
     data = [i for i in node.input if not i.startswith("^")]
     return data, [i[1:] for i in node.input if i.startswith("^")]
 
 
-def _set_inputs(node: node_def_pb2.NodeDef, data: Sequence[str], waits: Sequence[str]) -> None:
+def set_inputs(node: node_def_pb2.NodeDef, data: Sequence[str], waits: Sequence[str]) -> None:
     del node.input[:]
     node.input.extend([*data, *(f"^{w}" for w in waits)])

@@ -19,23 +19,30 @@ from tensorflow.core.framework import graph_pb2, variable_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.eager import context
 
+from tfpar.capture.branches_v1 import without_branches
 from tfpar.capture.convert import convert_func_graph
 from tfpar.capture.graph_def import (
     InlinedGraph,
     import_graph,
-    set_placeholder,
+    leading_to,
     set_variable_handle,
     split_name,
     with_static_feeds,
 )
+from tfpar.capture.loops_v1 import cut_loops, without_loops
+from tfpar.capture.reference_variables import with_resource_variables
 from tfpar.capture.step import CapturedStep
+from tfpar.capture.updates import gradients_of_updates
 from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, Variable
 from tfpar.ir.passes.trim import CHECKPOINT, Trimmed, trim
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import CaptureError, TfparError
 
 _CONTROL_FLOW_V1 = frozenset({"Switch", "Merge", "Enter", "Exit", "LoopCond"})
-_REFERENCES = frozenset({"Variable", "VariableV2"})
+_OF_TWO_SHAPES = (
+    "The branches that Merge {!r} joins give tensors of two shapes. Give them one, or build the "
+    "graph with tf.compat.v1.enable_control_flow_v2()."
+)
 _VARIABLE_COLLECTIONS = ("variables", "trainable_variables", "local_variables")
 
 
@@ -44,7 +51,7 @@ class CapturedGraph(CapturedStep):
     """A captured step of a `GraphSource`.
 
     Attributes:
-        removed: by reason, the ops of the source that the step does without.
+        removed: by reason, the ops that the step does without, of those that lead to its fetches.
     """
 
     removed: dict[str, list[Op]]
@@ -60,7 +67,7 @@ class SavedTensor:
 
 
 def from_graph(graph: tf.Graph) -> GraphSource:
-    """A `tf.compat.v1` graph with resource variables."""
+    """A `tf.compat.v1` graph."""
     with graph.as_default():
         collections = {
             name: [v.to_proto() for v in graph.get_collection(name) if hasattr(v, "to_proto")]
@@ -197,11 +204,12 @@ class GraphSource:
         self._effects = list(effects)
         self._names = names or {}
         self._trainable = set(trainable)
+        resources = with_resource_variables(graph_def)
+        graph_def, self._reads = resources.graph_def, resources.reads
         self._nodes = {node.name: node for node in graph_def.node}
         self._graph = import_graph(graph_def)
         self._inlined = InlinedGraph(graph_def)
-        self._graph_def = _without_loops(self._inlined.graph_def)
-        whole = self._convert(self._graph_def, (), (), ())
+        whole = self._convert(cut_loops(self._inlined.graph_def), (), (), ())
         listed = trim(whole)
         self.removed = listed.removed
         given = {self._name(op): self._inlined.tensor(t) for op, t in (initial or {}).items()}
@@ -224,7 +232,7 @@ class GraphSource:
         name = what if isinstance(what, str) else _name_of(what)
         name = aliases.get(name, name)
         try:
-            return self._graph.as_graph_element(name)
+            return self._graph.as_graph_element(self._reads.get(name, name))
         except (KeyError, ValueError):
             known = [*aliases, *(op.name for op in self._graph.get_operations())]
             near = difflib.get_close_matches(name, known, n=3)
@@ -252,7 +260,7 @@ class GraphSource:
             feeds: the static shape of each tensor that is fed, in feeding order.
 
         Raises:
-            CaptureError: control flow of version 1, reference variables, resources that
+            CaptureError: control flow of version 1 that cannot be converted, resources that
                 are not variables, placeholders that are not fed.
         """
         elements = [self.fetch(f) for f in tf.nest.flatten(fetches)]
@@ -265,16 +273,40 @@ class GraphSource:
         effects = [e.name for e in elements if isinstance(e, tf.Operation)]
         if fetches is self.results:
             effects += self._effects
-        graph = self._convert(
-            with_static_feeds(self._graph_def, static), [t.name for t in fed], outputs, effects
-        )
+        graph_def, selects = self._static(static, [*outputs, *effects])
+        try:
+            graph = self._convert(graph_def, [t.name for t in fed], outputs, effects)
+        except ValueError as error:
+            joined = next((name for name in selects if name in str(error)), None)
+            if joined is None:
+                raise
+            raise CaptureError(f"{_OF_TWO_SHAPES.format(joined)} ({error})") from error
         trimmed = trim(graph)
         graph = trimmed.graph
         _drop_unused_variables(graph)
-        _check(graph)
+        _check(graph, selects)
         structure = tf.nest.pack_sequence_as(fetches, [_fetched(e) for e in elements])
         variables = [self.variables[v.name] for v in graph.variables]
-        return CapturedGraph(graph, len(fed), [], variables, structure, trimmed.removed)
+        return CapturedGraph(
+            graph, len(fed), [], variables, structure, trimmed.removed,
+            gradients=gradients_of_updates(graph),
+        )  # fmt: skip
+
+    def _static(
+        self, feeds: Mapping[str, tuple[tf.DType, Sequence[int]]], fetched: Sequence[str]
+    ) -> tuple[graph_pb2.GraphDef, list[str]]:
+        """What leads to the fetches, of static shapes, without control flow of version 1.
+
+        Args:
+            feeds: dtype and shape by op.
+
+        Returns:
+            the graph, and the ops in it that select between branches.
+        """
+        graph_def = with_static_feeds(self._inlined.graph_def, feeds)
+        names = [split_name(self._inlined.tensor(name))[0] for name in fetched if ":" in name]
+        names += [op for name in fetched for op in self._inlined.operations(split_name(name)[0])]
+        return without_branches(without_loops(leading_to(graph_def, [*names, *feeds])))
 
     def _convert(
         self, graph_def: graph_pb2.GraphDef, feeds: Sequence[str], outputs: Sequence[str],
@@ -396,18 +428,6 @@ def _fetched(element: tf.Tensor | tf.Operation) -> tf.TensorSpec | None:
     return tf.TensorSpec(element.shape, element.dtype)
 
 
-def _without_loops(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """A graph without cycles: what a loop of version 1 carries round becomes a placeholder."""
-    if all(node.op != "NextIteration" for node in graph_def.node):
-        return graph_def
-    result = graph_pb2.GraphDef()
-    result.CopyFrom(graph_def)
-    for node in result.node:
-        if node.op == "NextIteration":
-            set_placeholder(node, tf.as_dtype(node.attr["T"].type), None)
-    return result
-
-
 def _saved_tensors(graph: Graph, trimmed: Trimmed) -> list[SavedTensor]:
     """What the graph's Savers write; by the variables' own names where it has none."""
     handles = graph.variable_of()
@@ -439,8 +459,9 @@ def _drop_unused_variables(graph: Graph) -> None:
     graph.ops = [op for op in graph.ops if op not in unused]
 
 
-def _check(graph: Graph) -> None:
+def _check(graph: Graph, selects: Sequence[str]) -> None:
     """Raise CaptureError for what a captured step cannot hold."""
+    chosen = set(selects)
     bound = {*graph.inputs, *(v.handle for v in graph.variables)}
     for op in graph.ops:
         if op.type in _CONTROL_FLOW_V1:
@@ -448,11 +469,9 @@ def _check(graph: Graph) -> None:
                 f"{op.type} {op.name!r} is control flow of TensorFlow 1. Build the graph with "
                 f"tf.compat.v1.enable_control_flow_v2()."
             )
-        if op.type in _REFERENCES:
-            raise CaptureError(
-                f"{op.name!r} is a reference variable. Build the graph with "
-                f"tf.compat.v1.enable_resource_variables()."
-            )
+        if op.name in chosen and op.inputs[1].shape != op.inputs[2].shape:
+            shapes = f"{op.inputs[1].shape} and {op.inputs[2].shape}"
+            raise CaptureError(f"{_OF_TWO_SHAPES.format(op.name)} ({shapes})")
         if op.type == "Placeholder" and op.outputs[0] not in bound:
             raise CaptureError(f"The fetches need {op.name!r}, which is not fed.")
         if any(t.dtype == "resource" and t not in bound for t in op.outputs):

@@ -136,7 +136,7 @@ class _Trim:
 
     def has_effect(self, op: Op) -> bool:
         """Whether running `op` changes anything besides its outputs."""
-        if not op.stateful or op.type in _NO_EFFECT or _reason(op) is not None:
+        if not op.stateful or leaves_no_trace(op.type) or is_auxiliary(op.type):
             return False
         if op.type in _CALLS:
             bodies = [self._body(ref) for ref in _references(op)]
@@ -228,11 +228,20 @@ def _replaced(before: Iterable[Op], stand_ins: dict[Op, dict[Op, None]]) -> dict
     return found
 
 
-def _reason(op: Op) -> str | None:
+def leaves_no_trace(op_type: str) -> bool:
+    """Whether nothing is lost when no one reads what ops of this type give."""
+    return op_type in _NO_EFFECT
+
+
+def is_auxiliary(op_type: str) -> bool:
+    return _reason(op_type) is not None
+
+
+def _reason(op_type: str) -> str | None:
     """Why an op of this type is auxiliary; None if it is not."""
-    if op.type in _REASON_OF:
-        return _REASON_OF[op.type]
-    return SUMMARY if "Summary" in op.type or op.type == "ImportEvent" else None
+    if op_type in _REASON_OF:
+        return _REASON_OF[op_type]
+    return SUMMARY if "Summary" in op_type or op_type == "ImportEvent" else None
 
 
 def _references(op: Op) -> Iterable[str]:
@@ -251,7 +260,7 @@ def _removed(graph: Graph, needed: set[Op]) -> tuple[dict[str, list[Op]], dict[s
     for op in graph.ops:
         if op in needed:
             continue
-        reason = _reason(op)
+        reason = _reason(op.type)
         if op.type.startswith("Restore") or (restored and any(t.op in restored for t in op.inputs)):
             restored.add(op)
             reason = CHECKPOINT
