@@ -15,7 +15,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 export KERAS_BACKEND = tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: quickstart test test-fast lint format bench clean
+# What the documentation quotes and takes minutes; others: benchmarks/results/*.json name their command.
+QUOTED := search subgraphs propagation atp breakdown
+
+.PHONY: quickstart test test-fast lint format bench bench-tables images clean
 
 ## A ConvNet and a small GPT on four ranks in one process, with searched plans, beside one device.
 quickstart: $(STAMP)
@@ -41,6 +44,17 @@ format: $(STAMP)
 ## `make bench ARGS="--quick"`
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.step $(ARGS)
+
+## Runs the cheap benchmarks that the documentation quotes anew, and writes its tables.
+bench-tables: $(STAMP)
+	for name in $(QUOTED); do \
+	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; \
+	done
+	$(BIN)/python -m scripts.benchmark_tables
+
+## Builds the images without a container engine, and trains on two containers (root, 15 GB).
+images:
+	docker/build_and_train.sh $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

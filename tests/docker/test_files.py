@@ -6,8 +6,10 @@ import argparse
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -35,7 +37,9 @@ def options_of(words: list[str]) -> argparse.Namespace:
 def tfpar_runs(page: str) -> list[list[str]]:
     """The words of each `tfpar run` that stands in the text of a file, without `tfpar`."""
     page = page.replace("\\\n", " ")
-    lines = re.findall(r"^(?:#|exec|.*exec node1)?\s*tfpar (run .*)$", page, re.MULTILINE)
+    lines = re.findall(
+        r"^(?:#|exec|.*exec node1|inside \S+ node1)?\s*tfpar (run .*)$", page, re.MULTILINE
+    )
     return [line.split("  #")[0].split() for line in lines]
 
 
@@ -63,6 +67,17 @@ def test_shellcheck_has_no_complaint():
         ["shellcheck", *map(str, SCRIPTS)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_images_are_not_built_where_the_tools_are_missing(tmp_path):
+    for tool in ("bash", "dirname"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    script = str(DOCKER / "build_and_train.sh")
+    done = subprocess.run(
+        [script], capture_output=True, text=True, timeout=20, env={"PATH": str(tmp_path)}
+    )
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout == "build_and_train.sh: left out, buildah is not installed\n"
 
 
 @pytest.mark.parametrize("path", IMAGES.values(), ids=lambda path: path.name)
@@ -98,7 +113,13 @@ def test_the_page_shows_the_program_that_the_files_run():
 
 @pytest.mark.parametrize(
     "path",
-    [DOCKER / "compose.yaml", DOCKER / "slurm_tfpar_run.sh", DOCKER / "check.sh", PAGE],
+    [
+        DOCKER / "compose.yaml",
+        DOCKER / "slurm_tfpar_run.sh",
+        DOCKER / "check.sh",
+        DOCKER / "build_and_train.sh",
+        PAGE,
+    ],
     ids=lambda path: path.name,
 )
 def test_runs_use_options_that_there_are(path):
@@ -120,6 +141,24 @@ def test_the_two_nodes_share_keys_made_at_start():
         assert node["image"] == services["keys"]["image"] in IMAGES
         assert node["volumes"] == services["keys"]["volumes"] == ["ssh:/root/.ssh"]
         assert node["depends_on"]["keys"]["condition"] == "service_completed_successfully"
+
+
+def test_compose_s_schema_has_no_complaint():
+    page = str(DOCKER / "compose.yaml")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, page], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("role", ["Launcher", "Worker"])
+def test_kubernetes_knows_the_pods_of_the_mpijob(role):
+    """The operator's own fields are in no schema of a package; what it makes pods of is."""
+    template = spec()["mpiReplicaSpecs"][role]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, **template}
+    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+    pod["spec"]["containers"][0]["imagePullPolice"] = "Always"
+    with pytest.raises(kubernetes_validate.ValidationError, match="imagePullPolice"):
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_the_mpijob_has_a_gpu_and_a_slot_for_each_rank():
