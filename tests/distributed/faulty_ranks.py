@@ -135,6 +135,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "kill": kill,
     "raise": fail,
     "exit": sys.exit,
+    "exit_3": lambda: sys.exit(3),
 }
 
 

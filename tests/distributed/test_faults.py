@@ -112,6 +112,20 @@ def test_a_rank_that_exits_while_others_train_is_named(capfd, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fault, code, said", [
+    ("exit", 70, "came to its end after sharing the random state, while other ranks went on"),
+    ("exit_3", 3, "ended with exit code 3 after sharing the random state"),
+])  # fmt: skip
+def test_a_rank_that_exits_while_others_compare_notes_gets_the_blame(
+    capfd, tmp_path, fault, code, said
+):
+    assert train(tmp_path, fault=fault, at=1) == code
+    err = capfd.readouterr().err
+    assert f"rank 1 (host localhost) {said}" in err
+    assert "Traceback" not in err  # of the other rank, whom nothing is wrong with
+
+
+@pytest.mark.slow
 @needs_horovod
 def test_the_first_rank_and_tensorflows_own_collectives_are_no_exception(capfd, tmp_path):
     options = {"backend": "tensorflow", "timeout_s": 15.0}

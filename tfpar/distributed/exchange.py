@@ -13,8 +13,14 @@ from tensorflow.python.ops import resource_variable_ops
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.backends.wire import Wire
 from tfpar.runtime.function_def import FunctionWriter, RegisteredFunction
+from tfpar.spec import TfparError
 
 _SHORT = 64  # words
+_LEAVES = -1  # in place of a message's length
+
+
+class PeerLostError(TfparError):
+    """Another rank has ended, so that a collective cannot."""
 
 
 class Exchange:
@@ -46,10 +52,30 @@ class Exchange:
         """The first rank's tensor; every rank gives one of that shape."""
         return self._run("broadcast", tensor, self._everyone)
 
+    def leave(self) -> None:
+        """Wait until all ranks leave; others that have something to say learn that this one does.
+
+        Raises:
+            tf.errors.OpError: another rank has gone already.
+        """
+        frame = np.zeros(1 + _SHORT, np.int64)
+        frame[0] = _LEAVES
+        self.all_gather(tf.constant(frame))
+
     def messages(self, message: Any) -> list[Any]:
-        """What each rank says, as JSON knows it."""
+        """What each rank says, as JSON knows it.
+
+        Raises:
+            PeerLostError: a rank has come to its end and says nothing.
+        """
         words = _words(message)
         frames = [f.numpy() for f in self.all_gather(tf.constant(_frame(words)))]
+        left = [rank for rank, frame in enumerate(frames) if frame[0] == _LEAVES]
+        if left:
+            raise PeerLostError(
+                f"Rank {self._transport.rank} cannot go on: rank {left[0]} has come to its end. "
+                f"Every rank has to run the same program to the same end."
+            )
         longest = max(int(f[0]) for f in frames)
         rests = [np.zeros(0, np.int64)] * len(frames)
         if longest > _SHORT:

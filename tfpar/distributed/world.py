@@ -11,11 +11,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
 
-from tfpar.distributed.exchange import Exchange
+from tfpar.distributed.exchange import Exchange, PeerLostError
 from tfpar.distributed.job import Job
 from tfpar.distributed.lead import Lead
 from tfpar.distributed.lockstep import Lockstep
@@ -31,10 +31,6 @@ T = TypeVar("T")
 BACKENDS = ("horovod", "tensorflow")
 
 _LEAVE_S = 60.0  # for the others to come to their end, too
-
-
-class PeerLostError(TfparError):
-    """Another rank has ended, so that a collective cannot."""
 
 
 class World:
@@ -105,7 +101,7 @@ class World:
     def _wait_to_leave(self) -> None:
         self._leaving.wait()
         with contextlib.suppress(tf.errors.OpError):  # one of them has gone already
-            self.exchange.messages("leaving")
+            self.exchange.leave()
         self._all_leave.set()
 
     def first(self, what: str, make: Callable[[], Any]) -> Any:
@@ -127,6 +123,27 @@ class World:
                 raise
             self.exchange.message({"made": made})
             return made
+
+    def each(self, what: str, act: Callable[[], None]) -> None:
+        """Every rank acts; once all have, an error of one is everyone's.
+
+        Raises:
+            TfparError: on the ranks that have no error of their own.
+        """
+        error: BaseException | None = None
+        try:
+            act()
+        except BaseException as raised:  # noqa: BLE001 - raised again, once all know
+            error = raised
+        with self.at(f"{what} (comparing notes)"):
+            told = self.exchange.messages(
+                "" if error is None else f"{type(error).__name__}: {error}"
+            )
+        if error is not None:
+            raise error
+        failed = next((rank for rank, text in enumerate(told) if text), None)
+        if failed is not None:
+            raise TfparError(f"{what} failed on rank {failed}: {told[failed]}")
 
     def agree(self, what: str, value: Any, explain: Callable[[list[Any]], str]) -> None:
         """Check that every rank says the same.
@@ -190,8 +207,17 @@ def _transport(job: Job) -> Transport:
 
 
 def _at_the_end(world: World) -> None:
-    """End together with the others, or tell the launcher of the exception that ends this rank."""
+    """End together with the others, or tell the launcher of the exception that ends this rank.
+
+    Whoever ends with an exit code other than 0 ends at once: the others are not to wait for it.
+    """
     shown, failed = sys.excepthook, threading.Event()
+    exit_, refused = sys.exit, []
+
+    def exit_with(status: Any = None) -> NoReturn:
+        if status:
+            refused[:] = [world.beacon.progress]
+        exit_(status)
 
     def hook(kind, error, trace):
         failed.set()
@@ -200,13 +226,17 @@ def _at_the_end(world: World) -> None:
             isinstance(error, tf.errors.OpError) and _is_of_a_peer(error)
         )
         world.beacon.failed("peer" if peer else "error", str(error))
-        shown(kind, error, trace)
+        if peer:  # where this rank stood is not what to look at
+            print(f"tfpar: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        else:
+            shown(kind, error, trace)
 
     def leave() -> None:
-        if not failed.is_set():
+        # A program that has caught the exit and gone on ends as any other.
+        if not failed.is_set() and refused != [world.beacon.progress]:
             world.leave(min(_LEAVE_S, world.beacon.timeout_s / 2))
 
-    sys.excepthook = hook
+    sys.excepthook, sys.exit = hook, exit_with
     atexit.register(leave)
 
 

@@ -83,6 +83,11 @@ class Beacon:
         """How long a bounded activity may last, seconds."""
         return self._timeout_s
 
+    @property
+    def progress(self) -> float:
+        """When the present activity began, `time.monotonic()`; another one, another number."""
+        return self._now[2]
+
     def at(self, activity: str, bounded: bool = False) -> None:
         """This rank now does `activity`; a bounded one has to end within the timeout.
 
