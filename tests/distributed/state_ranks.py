@@ -24,6 +24,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from tfpar.distributed.world import this_world
 from tfpar.initial.stored import StoredValue
 from tfpar.runtime import variables
 
@@ -317,6 +318,7 @@ def of_two(folder: Path, check: Checks, rank: int) -> None:
         return trained
 
     trained = check("checkpoint", train)
+    check("checkpoint-fails", lambda: no_checkpoint_on_a_full_disk(folder, trained, rank))
 
     def save() -> None:
         trained.save(folder / "saved.keras")
@@ -328,6 +330,29 @@ def of_two(folder: Path, check: Checks, rank: int) -> None:
     check("save", save)
     check("graph", lambda: graph_saved_and_restored(folder))
     check("graph-replicated", graph_replicated)
+
+
+def no_checkpoint_on_a_full_disk(folder: Path, model: keras.Model, rank: int) -> None:
+    """The second rank's: all learn of it, and nothing is left; then the disk has room again."""
+    from tfpar.checkpoint import files
+
+    write = files._write_json
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    files._write_json = full if rank == 1 else write
+    try:
+        tap.save_checkpoint(model, str(folder / "full"))
+    except tap.TfparError as error:
+        assert "Rank 1 could not write" in str(error) and "No space left" in str(error), error
+    else:
+        raise AssertionError("a checkpoint was written on a full disk")
+    finally:
+        files._write_json = write
+    this_world().agree("what is left", os.listdir(folder / "full"), str)
+    assert not os.listdir(folder / "full")
+    assert Path(tap.save_checkpoint(model, str(folder / "full"))).is_dir()
 
 
 def graph_saved_and_restored(folder: Path) -> None:

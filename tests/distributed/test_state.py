@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tfpar as tap
 from tests.distributed import jobs
 from tests.distributed import state_ranks as ranks
 from tests.distributed.jobs import Checked
+from tfpar.checkpoint import files
 from tfpar.keras.files import complete
 from tfpar.spec import TfparError
 
@@ -83,6 +85,7 @@ def checkpoint(folder, two) -> str:
     "check",
     [
         "initial", "load-after", "load-before", "load-model", "checkpoint", "save", "graph",
+        "checkpoint-fails",
         "graph-replicated",
     ],
 )  # fmt: skip
@@ -212,6 +215,25 @@ def test_a_loop_of_ones_own_saves_and_restores(tmp_path):
     ranks.same(ranks.values(other), saved)
     other.train_on_batch(x, y)
     ranks.same(ranks.values(other), ranks.values(model))
+
+
+@pytest.mark.parametrize("where, error", [
+    ("_write_bundle", OSError(28, "No space left on device")),
+    ("_describe", OSError(28, "No space left on device")),
+    ("_merge", KeyboardInterrupt()),
+])  # fmt: skip
+def test_a_checkpoint_that_fails_leaves_nothing(tmp_path, monkeypatch, where, error):
+    model = small_model()
+    tap.save_checkpoint(model, tmp_path)
+    before = os.listdir(tmp_path)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(files, where, fail)
+    with pytest.raises(KeyboardInterrupt if where == "_merge" else TfparError):
+        tap.save_checkpoint(model, tmp_path)
+    assert os.listdir(tmp_path) == before
 
 
 def test_what_cannot_be_saved_or_restored_is_said(tmp_path):

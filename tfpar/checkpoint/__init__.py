@@ -6,7 +6,7 @@ Keras: functions of mesh, spec and rank; the caller says who writes when, and wa
 
 from tfpar.checkpoint.boxes import Box, boxes, writers
 from tfpar.checkpoint.files import Saved, commit, write_part
-from tfpar.checkpoint.folders import checkpoints, latest, prune, temporary_folder
+from tfpar.checkpoint.folders import checkpoints, discard, latest, prune, temporary_folder
 from tfpar.checkpoint.reader import Reader
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "boxes",
     "checkpoints",
     "commit",
+    "discard",
     "latest",
     "prune",
     "temporary_folder",

@@ -2,7 +2,7 @@
 
     run/step-00000120/                  complete
     run/step-00000240.1/                complete; step 240, saved a second time
-    run/step-00000360.tmp-4f1c/         being written, or left by a run that died
+    run/step-00000360.tmp-4f1c/         being written, or left by a run that was killed
 
 A folder gets a name without `.tmp-` by one atomic rename, after all it holds has been
 written through to the disk, and loses it by one before anything in it is deleted. So whoever
@@ -62,6 +62,12 @@ def prune(folder: str, keep: int) -> None:
         raise TfparError(f"prune(keep={keep}) would delete every checkpoint; keep at least 1.")
     for path in checkpoints(folder)[:-keep]:
         _delete(path)
+
+
+def discard(temporary: str) -> None:
+    """Delete a folder that will not become a checkpoint, if it is there."""
+    step_of(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def step_of(temporary: str) -> int:

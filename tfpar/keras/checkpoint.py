@@ -21,6 +21,7 @@ from tfpar.checkpoint import (
     Saved,
     boxes,
     commit,
+    discard,
     latest,
     prune,
     temporary_folder,
@@ -179,7 +180,10 @@ class CheckpointedValue:
 def save(state: ParallelModel, folder: str, position: Position, keep: int = 2) -> str:
     """Write a checkpoint of all variables; where ranks are processes, all call it together.
 
-    Returns its path.
+    Returns its path. If a rank fails, nothing is left behind, and all ranks raise.
+
+    Raises:
+        TfparError: a file cannot be written, here or on another rank.
     """
     world, mesh = state.world, state.mesh
     token = _first(state, "starting a checkpoint", lambda: secrets.token_hex(4))
@@ -188,25 +192,30 @@ def save(state: ParallelModel, folder: str, position: Position, keep: int = 2) -
     specs = [_spec_of(v, mesh) for _, v in variables]
     chosen = writers([v.dtype.size * v.shape.num_elements() for _, v in variables], specs, mesh)
     ranks = range(mesh.size) if world is None else [world.rank]
-    for rank in ranks:
-        write_part(temporary, rank, [
-            Saved(
-                name, tuple(v.shape), v.dtype,
-                boxes(tuple(v.shape), spec, mesh, rank) if rank in writing else [],
-                functools.partial(_shard_of, v, rank),
-            )
-            for (name, v), spec, writing in zip(variables, specs, chosen, strict=True)
-        ])  # fmt: skip
-    if world is not None:
-        with world.at("writing a checkpoint"):
-            world.exchange.messages("written")
+
+    def write() -> None:
+        for rank in ranks:
+            write_part(temporary, rank, [
+                Saved(
+                    name, tuple(v.shape), v.dtype,
+                    boxes(tuple(v.shape), spec, mesh, rank) if rank in writing else [],
+                    functools.partial(_shard_of, v, rank),
+                )
+                for (name, v), spec, writing in zip(variables, specs, chosen, strict=True)
+            ])  # fmt: skip
 
     def finish() -> str:
         path = commit(temporary, mesh.size, dataclasses.asdict(position))
         prune(folder, keep)
         return path
 
-    return _first(state, "committing a checkpoint", finish)
+    try:
+        write() if world is None else world.each("writing a checkpoint", write)
+        return _first(state, "committing a checkpoint", finish)
+    except BaseException:
+        if world is None or world.rank == 0:  # by then no other rank writes any more
+            discard(temporary)
+        raise
 
 
 def restore(state: ParallelModel, path: str) -> Position:
