@@ -106,7 +106,7 @@ def test_all_ops_named_as_they_run_run_as_before(laid, case):
 def test_along_an_axis_more_ops_run_as_they_come(name):
     """Chunks are one; along the axes that the plan speaks of nothing changes."""
     sizes = {"classes": 2000}
-    problem = Captured.of(lambda: SMALL[name](**sizes), 8).problem([2, 2], "rhino-m8")
+    problem = Captured.of(lambda: SMALL[name](**sizes), 8).problem([2, 2], "cpu")
     plan = RhinoPlanner().solve(problem)
     before, anchors = partition(problem, plan), step_anchors(plan, problem)
     count = plan.mesh.num_axes

@@ -157,7 +157,7 @@ def _layout(name: str, value: Any) -> tuple[str, float]:
 
 def _passed_over(name: str, value: Any) -> tuple[float, int]:
     seconds, collectives = _list(name, value, 2)
-    return finite(name, seconds), integer(name, collectives, 0)
+    return finite(name, seconds, above=0.0), integer(name, collectives, 0)
 
 
 def _mesh(name: str, value: Any) -> Mesh:
