@@ -8,7 +8,7 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ("spec", "ir", "rules", "propagation", "cost", "search", "rewrite", "report", "launch")
-MODULES = ("plans", "constraints")
+MODULES = ("plans", "constraints", "options")
 
 
 def modules() -> list[str]:

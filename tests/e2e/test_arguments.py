@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from tests.plan.graphs import mlp
 from tfpar.cluster.files import write_cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.options import Keywords, Options
@@ -180,6 +181,9 @@ def refused_calls():
     yield "op_type is", lambda: tap.register_rule(3, lambda op, constants: None)
     yield "function is", lambda: tap.register_rule("Mine", None)
     yield "op is", lambda: tap.make_rule(None, "a -> a")
+    relu = next(op for op in mlp().ops if op.type == "Relu")
+    yield "notation is", lambda: tap.make_rule(relu, None)
+    yield "factor 'a' is", lambda: tap.make_rule(relu, "a b -> b", reduce={"a": "mean"})
     device = dict(flops={"float32": 1e9}, memory_bytes=1e9, memory_bandwidth=1e9)
     for name, values in (
         ("flops", (None, 3, {}, {"float16": 1.0}, {"float32": "x"}, {"float32": 0})),
@@ -202,6 +206,10 @@ def refused_calls():
     node = tap.Node(tap.Device(**device))
     yield "device is", lambda: tap.Node(3)
     yield "levels is", lambda: tap.Node(node.device, (3,))
+    for levels in (3, [3], None):
+        yield "levels is", lambda v=levels: tap.Cluster.regular("ours", node.device, v)
+    for inside in (2, "x", -1):
+        yield "node_levels is", lambda i=inside: tap.Cluster.regular("ours", node.device, [], i)
     yield "uplink is", lambda: tap.Node(node.device, uplink="x")
     for name, values in (
         ("name", (3, "")), ("nodes", (None, 3, (), (3,), node)), ("levels", (3, (3,), None)),

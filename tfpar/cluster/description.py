@@ -16,6 +16,7 @@ from typing import Any
 
 from tfpar.cluster import check
 from tfpar.spec import Mesh, TfparError
+from tfpar.spec.arguments import integer, refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +196,10 @@ class Cluster:
             node_levels: how many of them are within a node.
             fields: others of `Cluster`.
         """
-        at = len(levels) - node_levels
+        levels = check.parts(Level)("levels", levels)
+        at = len(levels) - integer("node_levels", node_levels, 0)
+        if at < 0:
+            raise refused("node_levels", node_levels, f"{len(levels)} at most, as many as levels")
         count = math.prod(level.count for level in levels[:at])
         node = Node(device, tuple(levels[at:]), count)
         return cls(name, (node,), tuple(levels[:at]), **fields)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from tfpar.ir.graph import Op, Tensor
 from tfpar.spec.arguments import refused, text
 from tfpar.spec.errors import RuleError
+from tfpar.spec.placement import REDUCTIONS
 
 if TYPE_CHECKING:
     from tfpar.rules.local import LocalOp
@@ -176,11 +177,16 @@ def make_rule(
         **fields: further fields of `OpRule`.
 
     Raises:
+        ArgumentError: no op, no notation or an unknown reduction.
         RuleError: the notation does not fit the op's ranks or sizes.
     """
     if not isinstance(op, Op):
         raise refused("op", op, "the op that the rule is asked for, as a rule's function gets it")
     parsed_in, parsed_out = _parse(text("notation", notation, "factors, such as 'i k, k j -> i j'"))
+    for factor, reduction in (reduce or {}).items():
+        if reduction not in (*REDUCTIONS, SAME):
+            allowed = ", ".join(map(repr, (*REDUCTIONS, SAME)))
+            raise refused(f"The reduction of factor {factor!r}", reduction, f"one of {allowed}")
     if len(parsed_in) > len(op.inputs) or len(parsed_out) > len(op.outputs):
         raise RuleError(
             f"Rule {notation!r} names {len(parsed_in)} inputs and {len(parsed_out)} outputs; "
