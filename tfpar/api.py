@@ -29,7 +29,7 @@ from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.executable import prepare_step
-from tfpar.scopes import closed, enclosing, install_threads, opened
+from tfpar.scopes import block, enclosing, install_threads
 from tfpar.search.problem import Planner
 from tfpar.session import Session, batch_size_of, constraints_on
 from tfpar.spec import ArgumentError, TfparError
@@ -115,8 +115,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         self.session = Session.of(Options.of(mesh, constraints, **options))
         adapter.install()
         install_threads()
-        opened(self.session)
-        self._scope = self.session.scope()
+        self._scope = block(self.session)
         self._scope.__enter__()
         self.session.entered = self._scope  # nobody keeps the result of a plain call
 
@@ -124,7 +123,6 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         return self.session
 
     def __exit__(self, *error: Any) -> None:
-        closed(self.session)
         self._scope.__exit__(*(error or (None, None, None)))
 
 

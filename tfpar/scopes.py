@@ -6,10 +6,12 @@ the thread that started it, for as long as those blocks are open.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -40,14 +42,15 @@ def open_elsewhere() -> Session | None:
     return None if enclosing() is not None else next(iter(_open), None)
 
 
-def opened(session: Session) -> None:
-    """Note that a block is open."""
+@contextlib.contextmanager
+def block(session: Session) -> Iterator[Session]:
+    """What `auto_parallel` opens: the scope of a session, which threads started inside inherit."""
     _open.add(session)
-
-
-def closed(session: Session) -> None:
-    """Note that a block has ended."""
-    _open.discard(session)
+    try:
+        with session.scope():
+            yield session
+    finally:
+        _open.discard(session)
 
 
 def install_threads() -> None:
