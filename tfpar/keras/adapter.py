@@ -1,10 +1,11 @@
 """The seam to Keras: the one place that touches Keras's own classes.
 
-Keras calls `make_train_function`, `make_test_function` and `make_predict_function`, and
-a model may have its own: an adopted model gets them as attributes. To learn of
-models that are made or compiled inside an `auto_parallel` block, the trainer's `__init__` and
-`compile` are wrapped, once, at the first use of tfpar, and so is `load_model`; outside of a block
-they do nothing. What copies models is wrapped too: a copy runs on the mesh of its original.
+Keras calls `make_train_function`, `make_test_function` and `make_predict_function`, and KerasHub
+`make_generate_function`; a model may have its own: an adopted model gets them as attributes. To
+learn of models that are made or compiled inside an `auto_parallel` block, the trainer's `__init__`
+and `compile` are wrapped, once, at the first use of tfpar, and so is what loads and saves; outside
+of a block, and on ordinary models, they do as before. What copies models is wrapped too: a copy
+runs on the mesh of its original.
 
 Written against Keras 3.8 to 3.15 (`keras.src.backend.tensorflow.trainer`).
 """
@@ -32,6 +33,7 @@ from keras.src.trainers.trainer import Trainer
 from tfpar.initial.keras_weights import streamed_weights
 from tfpar.keras.callbacks import install_callbacks
 from tfpar.keras.files import SAVING, Files
+from tfpar.keras.keras_hub import install_keras_hub
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.saved_models import install_saved_models
 from tfpar.runtime.variables import ParallelVariable
@@ -48,6 +50,8 @@ _reduce = KerasSaveable.__reduce__
 _parallel: weakref.WeakKeyDictionary[keras.Model, ParallelModel] = weakref.WeakKeyDictionary()
 _files: weakref.WeakKeyDictionary[keras.Model, Files] = weakref.WeakKeyDictionary()
 
+STEPS = ("train", "test", "predict", "generate")
+
 
 def install() -> None:
     """Wrap the trainer's `__init__`, and the functions that load and save models; idempotent.
@@ -60,6 +64,7 @@ def install() -> None:
             f"tfpar needs Keras on the TensorFlow backend; it runs on "
             f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before importing keras."
         )
+    install_keras_hub()
     original = TensorFlowTrainer.__init__
     if getattr(original, "_tfpar", False):
         return
@@ -69,6 +74,7 @@ def install() -> None:
         original(self, *args, **kwargs)
         session = enclosing()
         if session is not None:
+            install_keras_hub()  # which may have been imported since
             adopt(self, session)
 
     init._tfpar = True  # type: ignore[attr-defined]
@@ -77,6 +83,7 @@ def install() -> None:
     _install_copying()
     _install_loading()
     _install_saving(saving_lib, "save_model")
+    _install_saving(saving_lib, "save_weights_only")
     _install_saving(legacy_h5_format, "save_model_to_hdf5")
     install_saved_models()
     install_callbacks(parallel_model)
@@ -173,17 +180,17 @@ def _install_loading() -> None:
 
 
 def _install_saving(module: ModuleType, name: str) -> None:
-    """Let what `keras.saving.save_model` calls write a parallel model once, as its `save` does."""
+    """Let what `keras.saving` calls write a parallel model once, as its own methods do."""
     original = getattr(module, name)
 
     @functools.wraps(original)
-    def save_model(model, filepath, *args, **kwargs):
+    def save(model, filepath, *args, **kwargs):
         files = _files.get(model)
         if files is None or files.writing:
             return original(model, filepath, *args, **kwargs)
         return files.write(original, filepath, args, kwargs)
 
-    setattr(module, name, save_model)
+    setattr(module, name, save)
 
 
 def parallel_model(model: keras.Model) -> ParallelModel | None:
@@ -230,11 +237,12 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
     if known is not None:
         known.program = Program(session)
         known.plan = None
-        model.train_function = model.test_function = model.predict_function = None
+        for kind in _kinds(model):
+            setattr(model, f"{kind}_function", None)
         return known
     state = ParallelModel(model, session)
     _parallel[model] = state
-    for kind in ("train", "test", "predict"):
+    for kind in _kinds(model):
         _replace_maker(model, state, kind)
     files = _files[model] = Files(state)
     for method in SAVING:
@@ -242,6 +250,11 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
     reference = weakref.ref(model)
     object.__setattr__(model, "__deepcopy__", lambda memo: _deepcopied(reference(), memo))
     return state
+
+
+def _kinds(model: keras.Model) -> list[str]:
+    """Of the functions that the model makes for a batch; KerasHub's generate, too."""
+    return [k for k in STEPS if hasattr(type(model), f"make_{k}_function")]
 
 
 def _replace_maker(model: keras.Model, state: ParallelModel, kind: str) -> None:
@@ -254,6 +267,8 @@ def _replace_maker(model: keras.Model, state: ParallelModel, kind: str) -> None:
         assert model is not None  # its own method is running
         if getattr(model, attribute, None) is not None and not force:
             return getattr(model, attribute)
+        if kind == "generate" and model.run_eagerly:
+            return original(model)
         if kind != "predict" and model.run_eagerly:
             logger.warning("run_eagerly=True: %s runs on one device, not on the mesh.", model.name)
             state.gather()

@@ -57,8 +57,9 @@ class Files:
 
         def write() -> None:
             keeps = kwargs.get("overwrite", True) is False and os.path.exists(path)
-            # Keras asks; object stores have no half-written files.
-            plainly = keeps or "://" in path
+            several = path.endswith(".json") or kwargs.get("max_shard_size") is not None
+            # Keras asks; object stores have no half-written files; of several, one names the rest.
+            plainly = keeps or "://" in path or several
             file = contextlib.nullcontext(path) if plainly else complete(path)
             with prepared(), self._at_work(), file as name:
                 original(model, name, *args, **kwargs)

@@ -16,6 +16,7 @@ from tfpar.capture.step import CapturedStep, capture_step
 from tfpar.distributed.world import World
 from tfpar.initial.keras_weights import streamed_weights
 from tfpar.ir.names import VariableName
+from tfpar.keras.generation import GenerateFunction
 from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.keras.parts import parts_of
@@ -167,6 +168,9 @@ class ParallelModel:
             return tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
         return function
+
+    def make_generate_function(self) -> Any:
+        return GenerateFunction(self)
 
     # --- variables ---------------------------------------------------------------
 

@@ -1,0 +1,70 @@
+"""KerasHub and `tf.function`s of the user's on split weights: as plain Keras, written once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.distributed import jobs
+
+keras_hub = pytest.importorskip("keras_hub")
+ranks = pytest.importorskip("tests.distributed.hub_ranks")
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+_SECONDS = 240.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """What plain Keras makes."""
+    folder = tmp_path_factory.mktemp("hub")
+    found = ranks.functions(ranks.dense())
+    np.savez(folder / "plain.npz", **{f"function{i}": v for i, v in enumerate(found)})
+    generated = ranks.generated(ranks.trained(ranks.build()))
+    (folder / "plain.json").write_text(json.dumps(generated))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def job(folder) -> jobs.Checked:
+    done = jobs.run(2, "tests.distributed.hub_ranks", folder, seconds=_SECONDS)
+    return jobs.Checked(done, folder / "checks")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["functions", "generate", "save", "error", "lora"])
+def test_two_processes(job, check):
+    job.assert_held(check)
+
+
+@pytest.mark.slow
+def test_what_two_processes_saved_is_ordinary(job, folder):
+    job.assert_held("save")
+    task = keras_hub.models.CausalLM.from_preset(str(folder / "task"))
+    backbone = ranks.build().backbone
+    backbone.load_weights(folder / "backbone.weights.h5")
+    parts = ranks.build()
+    parts.load_weights(folder / "parts.weights.json")
+    assert len(list(folder.glob("parts_*.weights.h5"))) > 1
+    with np.load(folder / "trained.npz") as trained:
+        for model in (task.backbone, backbone, parts.backbone):
+            for weight, name in zip(model.weights, trained, strict=True):
+                np.testing.assert_array_equal(weight, trained[name], err_msg=name)
+    for saved in ("task", "preprocessor", "tokenizer"):
+        tokenizer = keras_hub.models.GPT2Tokenizer.from_preset(str(folder / saved))
+        assert set(tokenizer.get_vocabulary()) == set(ranks.LETTERS)
+
+
+@pytest.mark.slow
+def test_lora_weights_of_two_processes_load_in_plain_keras_hub(job, folder):
+    job.assert_held("lora")
+    backbone = ranks.build().backbone
+    backbone.load_lora_weights(str(folder / "trained.lora.h5"))
+    with np.load(folder / "lora.npz") as trained:
+        for weight, name in zip(backbone.trainable_weights, trained, strict=True):
+            np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), trained[name])
