@@ -13,6 +13,7 @@ from tfpar.capture.step import argument_specs
 from tfpar.constraints import batch_axes
 from tfpar.keras import adapter
 from tfpar.keras.batches import check_batch, check_training_batch
+from tfpar.keras.preprocessing import batch_as_fit_feeds, sequence_length
 from tfpar.keras.slots import slot_ratio
 from tfpar.options import (
     ClusterLike,
@@ -221,8 +222,8 @@ def plan(
 
     Args:
         build: makes and compiles the model; no weight is given memory.
-        batch: what `train_step` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or
-            `tf.TensorSpec`s of static shape, for the global batch.
+        batch: what `fit` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or `tf.TensorSpec`s of
+            static shape, for the global batch; or strings, for a model with a preprocessor.
         mesh, cluster, constraints, planner, plan_cache, memory_limit, compression, recompute,
             level, search_seconds: as for `auto_parallel`.
 
@@ -252,6 +253,7 @@ def plan(
     state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
     if state is None or not model.compiled:
         raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
+    batch = batch_as_fit_feeds(model, batch)
     check_training_batch("batch", batch, model)
     specs = argument_specs((batch,))
     captured = state.capture_gradients(specs)
@@ -283,33 +285,36 @@ def plan_of(model: keras.Model) -> Plan:
 def coverage(model: keras.Model, x: Any = None, y: Any = None) -> Coverage:
     """Which ops of the model's step have a rule, and which fall back to being replicated.
 
-    With data `x` and `y` (a batch, or any part of one) the training step is read; without, the
-    forward pass, for models whose input shapes are known. Nothing runs and nothing is
-    planned.
+    With data `x` and `y` (a batch, or any part of one, as `fit` gets it) the training step is
+    read; without, the forward pass, for models whose input shapes are known. Nothing runs and
+    nothing is planned.
 
     Raises:
         TfparError: the model is not parallel, or no shapes are known.
     """
     state = adapter.state_of(model)
-    kind = "predict" if y is None else "train"
     if x is None:
         x = _symbolic_inputs(model)
-    check_batch("x", x)
-    batch = (x,) if y is None else (x, y)
+    batch = batch_as_fit_feeds(model, (x,) if y is None else (x, y))
     check_batch("(x, y)", batch)
+    kind = "predict" if len(batch) == 1 else "train"
     captured = state.step(kind).capture(argument_specs((batch,)))
     return _coverage(prepare_step(captured))
 
 
 def _symbolic_inputs(model: keras.Model, batch_size: int = 8) -> Any:
-    """TensorSpecs of the model's inputs, with a batch size in place of None."""
-    inputs = getattr(model, "inputs", None)
-    if not inputs or any(None in t.shape[1:] for t in inputs):
+    """TensorSpecs of the model's inputs, with sizes in place of None."""
+    inputs, length = getattr(model, "inputs", None), sequence_length(model)
+    if not inputs or any(None in t.shape[1 if length is None else 2 :] for t in inputs):
         raise TfparError(
             f"The input shapes of {model.name!r} are not known; pass a batch: "
             f"tap.coverage(model, x, y)."
         )
     return keras.tree.map_structure(
-        lambda t: tf.TensorSpec([batch_size if n is None else n for n in t.shape], t.dtype),
+        lambda t: tf.TensorSpec(
+            [s if n is None else n for n, s in zip(t.shape, (batch_size, length), strict=False)]
+            + list(t.shape[2:]),
+            t.dtype,
+        ),
         getattr(model, "_inputs_struct", inputs if len(inputs) > 1 else inputs[0]),
     )

@@ -20,6 +20,7 @@ from keras import tree
 from tfpar.keras.adapter import state_of
 from tfpar.keras.batches import check_training_batch
 from tfpar.keras.model import ParallelModel
+from tfpar.keras.preprocessing import batch_as_fit_feeds
 from tfpar.report.tables import render_table
 from tfpar.session import CompiledFunction
 from tfpar.spec.arguments import integer, optional
@@ -92,8 +93,9 @@ def verify(
 
     Args:
         model: a compiled parallel model.
-        x, y, sample_weight: arrays (or structures of arrays); the whole is one batch, used
-            in every step, unless `batch_size` cuts it into consecutive ones.
+        x, y, sample_weight: what `fit` gets: arrays (or structures of arrays), or strings for a
+            model with a preprocessor; the whole is one batch, used in every step, unless
+            `batch_size` cuts it into consecutive ones.
 
     Raises:
         ArgumentError: no data, data of unequal lengths, or no step.
@@ -101,6 +103,8 @@ def verify(
     """
     state = state_of(model, compiled=True)
     steps, batch_size = integer("steps", steps, 1), optional(_size, "batch_size", batch_size)
+    batch = batch_as_fit_feeds(model, (x, y, sample_weight))
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     check_training_batch("(x, y, sample_weight)", (x, y, sample_weight), model)
     batches = _batches((x, y, sample_weight), steps, batch_size)
     step = _recording_step(model)

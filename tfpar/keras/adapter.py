@@ -233,12 +233,13 @@ def adopt_all(model: keras.Model, session: Session) -> None:
 
 def adopt(model: keras.Model, session: Session) -> ParallelModel:
     """Make `model` train, evaluate and predict on the session's mesh."""
+    for kind in _kinds(model):  # one that was made before runs elsewhere
+        if getattr(model, f"{kind}_function", None) is not None:
+            setattr(model, f"{kind}_function", None)
     known = _parallel.get(model)
     if known is not None:
         known.program = Program(session)
         known.plan = None
-        for kind in _kinds(model):
-            setattr(model, f"{kind}_function", None)
         return known
     state = ParallelModel(model, session)
     _parallel[model] = state

@@ -12,6 +12,7 @@ from tfpar.capture.step import argument_specs
 from tfpar.keras.adapter import state_of
 from tfpar.keras.batches import check_training_batch
 from tfpar.keras.parts import mark_parts
+from tfpar.keras.preprocessing import batch_as_fit_feeds
 from tfpar.session import batch_size_of
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import refused
@@ -45,6 +46,7 @@ def shard_data(
     state = state_of(model, compiled=True)
     if not callable(make):
         raise refused("make", make, "a function of (index, count) that gives a tf.data.Dataset")
+    batch = batch_as_fit_feeds(model, batch)
     check_training_batch("batch", batch, model)
     world = state.world
     if world is None:
