@@ -212,11 +212,11 @@ def _at_the_end(world: World) -> None:
     Whoever ends with an exit code other than 0 ends at once: the others are not to wait for it.
     """
     shown, failed = sys.excepthook, threading.Event()
-    exit_, refused = sys.exit, []
+    exit_, asked_at = sys.exit, [0.0]
 
     def exit_with(status: Any = None) -> NoReturn:
         if status:
-            refused[:] = [world.beacon.progress]
+            asked_at[0] = world.beacon.progress
         exit_(status)
 
     def hook(kind, error, trace):
@@ -233,7 +233,7 @@ def _at_the_end(world: World) -> None:
 
     def leave() -> None:
         # A program that has caught the exit and gone on ends as any other.
-        if not failed.is_set() and refused != [world.beacon.progress]:
+        if not failed.is_set() and asked_at[0] != world.beacon.progress:
             world.leave(min(_LEAVE_S, world.beacon.timeout_s / 2))
 
     sys.excepthook, sys.exit = hook, exit_with
