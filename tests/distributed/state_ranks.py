@@ -350,7 +350,7 @@ def no_checkpoint_on_a_full_disk(folder: Path, model: keras.Model, rank: int) ->
         raise AssertionError("a checkpoint was written on a full disk")
     finally:
         files._write_json = write
-    this_world().agree("what is left", os.listdir(folder / "full"), str)
+    this_world().each("raising", lambda: None)  # by then the first rank has, too
     assert not os.listdir(folder / "full")
     assert Path(tap.save_checkpoint(model, str(folder / "full"))).is_dir()
 
