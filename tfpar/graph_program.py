@@ -15,12 +15,13 @@ from tensorflow.python.eager import context
 
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.capture.v1 import GraphSource, from_graph, from_meta_graph, from_saved_model
-from tfpar.options import ConstraintsLike, Keywords, MeshLike, Options, PathLike
+from tfpar.graph_verification import GraphVerification, Run, Values, compared, moved
+from tfpar.options import ConstraintsLike, Keywords, MeshLike, Options, PathLike, takes_keywords
 from tfpar.plans import Plan
 from tfpar.runtime.variables import ParallelVariable
 from tfpar.session import CompiledFunction, Program, Session
 from tfpar.spec import TfparError
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import integer, refused
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,6 +59,7 @@ class GraphProgram:
         TfparError: as for `auto_parallel`, or a `source` that is none of these.
     """
 
+    @takes_keywords
     def __init__(
         self, source: GraphSource | tf.Graph | MetaGraphDef | PathLike,
         mesh: MeshLike | None = None, constraints: ConstraintsLike = (),
@@ -122,6 +124,43 @@ class GraphProgram:
             )
         result = step(*values)
         return tf.nest.map_structure(lambda t: None if t is None else t.numpy(), result)
+
+    @_eagerly
+    def verify(
+        self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, steps: int = 3
+    ) -> GraphVerification:
+        """Run `steps` steps on the mesh and in a Session, compare, and go back to where it was.
+
+        Args:
+            fetches, feeds: as for `run`; with a train op among the fetches every weight is
+                compared after its updates.
+
+        Returns:
+            a report, true if all agrees: the largest difference of each variable and each fetch.
+
+        Raises:
+            TfparError: no steps.
+        """
+        steps = integer("steps", steps, 1)
+        start = self.values()
+        results = [self.run(fetches, feeds) for _ in range(steps)]
+        on_mesh = Run([_by_name(fetches, r) for r in results], self.values())
+        for name, value in start.items():
+            self.variables[name].assign(value)
+        plain, noisy = (self._in_session(fetches, feeds, v, steps) for v in (start, moved(start)))
+        return compared(start, plain, noisy, on_mesh)
+
+    def _in_session(
+        self, fetches: Any, feeds: Mapping[Any, Any] | None, values: Values, steps: int
+    ) -> Run:
+        with self.source.session(values) as (session, variables):
+            fed = {self.source.plain_name(self.source.feed(k).name): v
+                   for k, v in (feeds or {}).items()}  # fmt: skip
+            wanted = tf.nest.map_structure(
+                lambda f: self.source.plain_name(self.source.fetch(f).name), fetches
+            )
+            results = [session.run(wanted, fed) for _ in range(steps)]
+            return Run([_by_name(fetches, r) for r in results], session.run(variables))
 
     # --- checkpoints -------------------------------------------------------------
 
@@ -213,6 +252,16 @@ class _FetchStep(CompiledFunction):
                 self._fetches, dict(zip(self._fed, shapes, strict=True))
             )
         return captured
+
+
+def _by_name(fetches: Any, results: Any) -> dict[str, np.ndarray]:
+    """The results that are values, by what was fetched."""
+    pairs = zip(tf.nest.flatten(fetches), tf.nest.flatten(results), strict=True)
+    return {
+        f if isinstance(f, str) else f.name: np.asarray(result)
+        for f, result in pairs
+        if result is not None
+    }
 
 
 def _source(given: Any) -> GraphSource:

@@ -124,6 +124,31 @@ def test_a_plan_of_a_file_serves_other_fetches(tmp_path):
         small.run(script.train, script.feeds)
 
 
+def test_verify_compares_with_a_session():
+    script = Script(OPTIMIZERS["momentum"]())
+    program = tap.GraphProgram(script.graph, [2], planner=None)
+    start = program.values()
+    report = program.verify([script.train, script.loss], script.feeds, steps=2)
+    assert report, report
+    assert {d.name for d in report.differences} == {*start, script.loss.name}
+    assert_same(program.values(), start)
+    (step,) = program._steps.values()
+    (executable,) = step.executables.values()
+    run = executable.program
+
+    def wrong(fed, handles):
+        """The step, and behind it a weight that is a little larger."""
+        results = run(fed, handles)
+        program.variables["net/head"].assign(program.variables["net/head"].read_value() * 1.01)
+        return results
+
+    executable.program = wrong
+    report = program.verify([script.train, script.loss], script.feeds, steps=2)
+    assert not report
+    assert "net/head" in [d.name for d in report.differences if not d.ok]
+    assert "DIFFERS" in str(report)
+
+
 # --- graphs as they come -----------------------------------------------------------------
 
 

@@ -8,12 +8,14 @@ shapes. `tfpar.graph_program.GraphProgram` runs one like a Session.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, variable_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
@@ -249,6 +251,34 @@ class GraphSource:
                 f"{element.name!r} cannot be fed: only the result of an op with one output can."
             )
         return element
+
+    def plain_name(self, name: str) -> str:
+        """What stands in a `session`'s graph for a tensor or operation of this one."""
+        if ":" in name:
+            return self._inlined.tensor(name)
+        return self._inlined.operations(name)[-1]
+
+    @contextlib.contextmanager
+    def session(
+        self, values: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[tf.compat.v1.Session, dict[str, tf.Tensor]]]:
+        """A plain Session on the CPU, its variables set to `values`, and reads of them by name."""
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(self._inlined.graph_def, name="")
+            assigned, reads = [], {}
+            for node in self._inlined.graph_def.node:
+                if node.op == "VarHandleOp" and self._name(node.name) in values:
+                    name, handle = self._name(node.name), graph.get_tensor_by_name(f"{node.name}:0")
+                    dtype = tf.as_dtype(node.attr["dtype"].type)
+                    given = tf.compat.v1.placeholder(dtype)
+                    assign = tf.raw_ops.AssignVariableOp(resource=handle, value=given)
+                    assigned.append((assign, {given: values[name]}))
+                    reads[name] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+            with tf.compat.v1.Session(graph=graph, config=config) as session:
+                for assign, fed in assigned:
+                    session.run(assign, fed)
+                yield session, reads
 
     # --- capture -----------------------------------------------------------------
 
