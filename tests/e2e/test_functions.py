@@ -334,6 +334,7 @@ class Bag(keras.Model):
         return self.head(tf.reduce_mean(found, 1))
 
 
+@pytest.mark.slow
 def test_ragged_batches_train_as_on_one_device():
     rng = np.random.default_rng(0)
     rows = [list(rng.integers(0, 20, rng.integers(1, 6))) for _ in range(10)]
@@ -358,6 +359,7 @@ def test_ragged_batches_train_as_on_one_device():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_saved_model_has_the_trained_values(tmp_path):
     with tap.auto_parallel([1, 2], [tap.shard("a/kernel", dim=1, axis="model")], planner=None):
         inputs = keras.Input((4,))
