@@ -1,6 +1,6 @@
 """ATP's choice of a mesh: IC1 to IC6, models M1 to M4 (§5.3-5.4 of the paper).
 
-    python -m benchmarks.atp [--quick] [--plot FILE.svg]
+    python -m benchmarks.atp [--quick] [--json FILE] [--plot FILE.svg]
 
 For every DeviceMesh(d1, d2): seconds of all-reduces a layer by eq. 2 to 4, and the step of two
 layers as tfpar lays and prices it (start-ups, statistics of layer norms, small products), in
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 
 import tfpar as tap
 from benchmarks import models
+from benchmarks.results import save
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.matrix import device_meshes, tensor_parallel_seconds
@@ -49,6 +51,7 @@ COLUMN_AND_ROW_FIRST = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="M2 alone")
+    parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--plot", metavar="FILE", help="draw Fig. 12 to this file, and stop")
     options = parser.parse_args()
     if options.plot:
@@ -56,35 +59,53 @@ def main() -> None:
         return
     chosen = ["M2"] if options.quick else list(HIDDEN)
     steps = {name: capture(HIDDEN[name]) for name in chosen}
+    rows: list[dict[str, Any]] = []
     print("| interconnect | model | mesh | eq. 2, ms a layer | tfpar, ms a step (waiting) |")
     print("|---|---|---|---|---|")
-    selected = []
     for preset, size in SIZES.items():
         cluster = fitted(read_preset(preset), tap.Mesh.of([size]))
         for name, step in steps.items():
-            selected.append((preset, name, *compare(preset, cluster, name, step)))
+            for row in compare(preset, cluster, name, step):
+                rows.append(row)
+                print(
+                    f"| {preset} | {name} | {shown(row['mesh'])} | {1e3 * row['formula_s']:.2f} | "
+                    f"{1e3 * row['step_s']:.2f} ({1e3 * row['waiting_s']:.2f}) |",
+                    flush=True,
+                )
     print("\n| interconnect | model | paper | eq. 2 | tfpar |\n|---|---|---|---|---|")
-    for preset, name, by_formula, by_cost in selected:
-        print(f"| {preset} | {name} | {PAPER.get(preset, '')} | {by_formula} | {by_cost} |")
+    for preset in SIZES:
+        for name in chosen:
+            own = [r for r in rows if (r["interconnect"], r["model"]) == (preset, name)]
+            cells = (selected(own, "formula_s"), selected(own, "step_s"))
+            print(f"| {preset} | {name} | {PAPER.get(preset, '')} | {' | '.join(cells)} |")
+    save(options.json, rows)
 
 
 def compare(
     preset: str, cluster: Cluster, name: str, step: CapturedStep
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Print a row for each mesh; the ones that eq. 2 and tfpar select."""
+) -> Iterator[dict[str, Any]]:
+    """A row for each mesh: seconds a layer by eq. 2, and of the step as tfpar prices it."""
     hidden_bytes = BATCH * LENGTH * HIDDEN[name] * 2
-    by_formula, by_cost = {}, {}
     for mesh in device_meshes(cluster.size):
-        by_formula[mesh] = tensor_parallel_seconds(cluster, *mesh, hidden_bytes)
         cost = price(step, cluster, *mesh)
-        by_cost[mesh] = cost.seconds
-        waiting = sum(cost.communication_s) + cost.exposed_s - cost.hidden_s
-        print(
-            f"| {preset} | {name} | {mesh} | {1e3 * by_formula[mesh]:.2f} | "
-            f"{1e3 * cost.seconds:.2f} ({1e3 * waiting:.2f}) |",
-            flush=True,
-        )
-    return min(by_formula, key=by_formula.__getitem__), min(by_cost, key=by_cost.__getitem__)
+        yield {
+            "interconnect": preset,
+            "model": name,
+            "mesh": list(mesh),
+            "formula_s": tensor_parallel_seconds(cluster, *mesh, hidden_bytes),
+            "step_s": cost.seconds,
+            "waiting_s": sum(cost.communication_s) + cost.exposed_s - cost.hidden_s,
+        }
+
+
+def selected(rows: Sequence[dict[str, Any]], by: str) -> str:
+    """The mesh with the least of `by`."""
+    return shown(min(rows, key=lambda row: row[by])["mesh"])
+
+
+def shown(mesh: Sequence[int]) -> str:
+    """`(2, 4)`."""
+    return str(tuple(mesh))
 
 
 def capture(hidden: int) -> CapturedStep:

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workers import ROOT, versions
+from benchmarks.results import save
+from benchmarks.workers import ROOT
 
 BLOCKS, BATCH = 8, 2
 PHASES = ("imported", "built", "loaded", "stepped", "saved")
@@ -171,8 +172,7 @@ def main() -> None:
     if not args.no_whole:
         rows.append(row("plain Keras", run(width, 1, load=load)))
     print(table(rows))
-    if args.json:
-        Path(args.json).write_text(json.dumps([{**r, **versions()} for r in rows], indent=1))
+    save(args.json, rows)
 
 
 if __name__ == "__main__":

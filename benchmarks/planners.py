@@ -20,7 +20,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.workers import Worker, serve, versions
+from benchmarks.results import save
+from benchmarks.workers import Worker, serve
 
 if TYPE_CHECKING:
     import tfpar as tap
@@ -257,9 +258,7 @@ def main() -> None:
         made.append(row)
         shown = cells(row, arguments.depth)
         print("| " + " | ".join(shown.get(name, "") for name in columns) + " |", flush=True)
-        if arguments.json:
-            with open(arguments.json, "w", encoding="utf-8") as file:
-                json.dump({"versions": versions(), "rows": made}, file, indent=1)
+        save(arguments.json, made)
 
 
 if __name__ == "__main__":

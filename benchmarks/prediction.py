@@ -25,8 +25,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.results import save
 from benchmarks.shaped_cluster.namespaces import ClusterError, cluster, limit, obstacle
-from benchmarks.workers import ROOT, versions
+from benchmarks.workers import ROOT
 
 MARK = "@prediction "
 SETTINGS = ("in-process", "loopback", "shaped")
@@ -277,16 +278,12 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     ]  # fmt: skip
     columns = ("model", "plan", "layout", "plan ms", "ms", "ratio", "compute", "collectives")
     text = [render_table(rows[0]["setting"], columns, cells, numeric=(3, 4, 5, 6, 7))]
-    every = spearman([r["predicted_s"] for r in rows], [r["measured_s"] for r in rows])
-    text.append(f"  Spearman's rho over {len(rows)} plans: {every:.3f} (wanted {GOOD_RHO})")
-    for model in dict.fromkeys(r["model"] for r in rows):
-        own = [r for r in rows if r["model"] == model]
-        rho = spearman([r["predicted_s"] for r in own], [r["measured_s"] for r in own])
+    said = summary(rows)
+    text.append(f"  Spearman's rho over {len(rows)} plans: {said['rho']:.3f} (wanted {GOOD_RHO})")
+    for model, rho in said["rho_of"].items():
         line = f"  {model}: rho {rho:.3f}"
-        programs = {r["program"] for r in own if r["plan"] == SEARCHED}
-        if programs:
-            chosen = min(r["measured_s"] for r in own if r["program"] in programs)
-            slower = chosen / min(r["measured_s"] for r in own)
+        if model in said["choice_of"]:
+            slower = said["choice_of"][model]
             line += f", searched / best measured {slower:.3f} (wanted {GOOD_CHOICE})"
         text.append(line)
     errors = ratio_errors(rows)
@@ -311,9 +308,32 @@ def ratio_errors(rows: Sequence[dict[str, Any]]) -> list[float]:
     return found
 
 
-def memory(ranks: int) -> str:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the plans of one setting come to.
+
+    Its `rho` over all plans and `rho_of` each model; `choice_of` each, how much slower than the
+    best one measured the searched plan is.
+    """
+    rho_of, choice_of = {}, {}
+    for model in dict.fromkeys(r["model"] for r in rows):
+        own = [r for r in rows if r["model"] == model]
+        rho_of[model] = _rho(own)
+        programs = {r["program"] for r in own if r["plan"] == SEARCHED}
+        if programs:
+            chosen = min(r["measured_s"] for r in own if r["program"] in programs)
+            choice_of[model] = chosen / min(r["measured_s"] for r in own)
+    return {
+        "setting": rows[0]["setting"], "count": len(rows), "rho": _rho(rows),
+        "rho_of": rho_of, "choice_of": choice_of,
+    }  # fmt: skip
+
+
+def _rho(rows: Sequence[dict[str, Any]]) -> float:
+    return spearman([r["predicted_s"] for r in rows], [r["measured_s"] for r in rows])
+
+
+def memory(ranks: int, rows: Sequence[dict[str, Any]]) -> str:
     """The table of predicted and measured memory of a rank."""
-    from benchmarks.growth import compare
     from tfpar.report.tables import render_table
 
     cells = [
@@ -322,7 +342,7 @@ def memory(ranks: int) -> str:
             f"{row['measured'] / 1e6:.0f}", f"{row['predicted'] / row['measured']:.2f}",
             *(f"{n / 1e6:.0f}" for n in row["parts"].values()),
         )
-        for row in compare(ranks)
+        for row in rows
     ]  # fmt: skip
     columns = ("model", "plan", "plan MB", "MB", "ratio", "weights", "state", "activations")
     return render_table(f"Memory of each of {ranks} ranks", columns, cells, numeric=range(2, 8))
@@ -360,11 +380,16 @@ def main() -> int:
             fields[name] = tuple(fields[name])
         _rank(Config(**fields))
         return 0
-    if options.memory:
-        for ranks in options.ranks or (2,):
-            print(memory(ranks), flush=True)
-        return 0
     rows: list[dict[str, Any]] = []
+    if options.memory:
+        from benchmarks.growth import compare
+
+        for ranks in options.ranks or (2,):
+            found = compare(ranks)
+            print(memory(ranks, found), flush=True)
+            rows += [{"ranks": ranks, **row} for row in found]
+            save(options.json, rows)
+        return 0
     for config in settings(options):
         why = obstacle() if config.setting == "shaped" else None
         if why is not None:
@@ -372,10 +397,8 @@ def main() -> int:
             continue
         found = run(config)
         print(report(found), flush=True)
-        rows += found
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump([{**row, **versions()} for row in rows], file, indent=1)
+        rows.append({**summary(found), "plans": found})
+        save(options.json, rows)
     return 0
 
 

@@ -9,7 +9,6 @@ update ops are all propagated and its collectives listed. No devices are used.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import time
@@ -18,7 +17,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import models
-from benchmarks.workers import versions
+from benchmarks.results import save
 
 
 def prepared_block(num_layers: int):
@@ -75,9 +74,7 @@ def main() -> None:
     print("| layers | ops | candidates a second |\n|---|---|---|")
     for row in rows:
         print(f"| {row['layers']} | {row['ops']} | {row['candidates_per_s']:.1f} |")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump([{**r, **versions()} for r in rows], file, indent=1)
+    save(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import resource
 import time
 from typing import Any
 
-from benchmarks.workers import Worker, serve, versions
+from benchmarks.results import save
+from benchmarks.workers import Worker, serve
 
 T5_LARGE = dict(vocabulary=32128, length=512, hidden=1024, heads=16, head_dim=64, inner=4096)
 GPT_MEDIUM = dict(vocabulary=50257, length=512, hidden=1024, heads=16)
@@ -128,9 +129,7 @@ def main() -> None:
         print(
             "| " + " | ".join(form.format(row[name]) for name, form in COLUMNS) + " |", flush=True
         )
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"versions": versions(), "rows": rows}, file, indent=1)
+    save(arguments.json, rows)
 
 
 if __name__ == "__main__":

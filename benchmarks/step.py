@@ -17,7 +17,8 @@ import statistics
 import time
 
 from benchmarks.by_hand.launch import KINDS, Ranks
-from benchmarks.workers import Worker, endless, serve, versions
+from benchmarks.results import save
+from benchmarks.workers import Worker, endless, serve
 
 CONTENDERS = [
     {"system": "keras", "ranks": 1, "layout": "-"},
@@ -225,9 +226,7 @@ def main() -> None:
             steps = 16 if args.processes else 8 if model == "gpt" else 4
             rows += measure(model, turns=7, steps=steps, contenders=chosen)
     show(rows)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump([{**r, **versions()} for r in rows], file, indent=1)
+    save(args.json, rows)
 
 
 if __name__ == "__main__":

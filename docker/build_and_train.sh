@@ -24,7 +24,7 @@ fi
 ip netns delete "tfpar-probe-$$"
 
 # Seconds: the first build installs TensorFlow and compiles Horovod.
-readonly base_limit=900 build_limit=3600 serve_limit=60 train_limit=600
+readonly base_limit=900 build_limit=3600 serve_limit=120 train_limit=600
 readonly nodes=(node1 node2) subnet=10.231.1
 
 temporary=
@@ -37,7 +37,7 @@ mkdir -p "$folder"
 folder=$(realpath "$folder")
 
 build=(buildah --root "$folder/storage" --runroot "$folder/run" --storage-driver vfs)
-containers() { timeout "$serve_limit" "${build[@]}" "$@"; }
+containers() { timeout "$base_limit" "${build[@]}" "$@"; }  # copying an image takes its time
 
 remove_containers() {
   local node
@@ -46,9 +46,11 @@ remove_containers() {
       ip netns pids "tfpar-$node" | xargs --no-run-if-empty kill -KILL 2>/dev/null || true
       ip netns delete "tfpar-$node" || true
     fi
-    containers rm "$node" >/dev/null 2>&1 || true
   done
   ip link delete tfpar-bridge 2>/dev/null || true
+  for node in "${nodes[@]}"; do
+    containers rm "$node" >/dev/null 2>&1 || true
+  done
   # What was mounted belongs to this folder alone.
   findmnt --list --noheadings --output TARGET | grep "^$folder/" | sort --reverse \
     | xargs --no-run-if-empty umount 2>/dev/null || true
@@ -56,6 +58,7 @@ remove_containers() {
     rm -rf --one-file-system "$temporary"
   fi
 }
+trap 'echo "build_and_train.sh: line $LINENO failed" >&2' ERR
 trap remove_containers EXIT
 trap 'exit 130' INT TERM
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import statistics
 import sys
@@ -11,10 +10,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.results import save
 from benchmarks.shaped_cluster.config import MODELS, Config
 from benchmarks.shaped_cluster.job import run_ranks
 from benchmarks.shaped_cluster.namespaces import ClusterError, Node, cluster, obstacle
-from benchmarks.workers import versions
 from tfpar.report.tables import render_table
 
 CLUSTERS = ((2, 2), (4, 1))
@@ -182,19 +181,13 @@ def main() -> int:
                 found = measure(model, nodes, each, mbits, options.steps)
                 print(report(found), flush=True)
                 rows += found
-                if options.json:
-                    write(rows, options.json)
+                save(options.json, rows)
     except ClusterError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
-
-
-def write(rows: Sequence[dict[str, Any]], path: str) -> None:
-    with open(path, "w") as file:
-        json.dump([{**row, **versions()} for row in rows], file, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,397 @@
+"""Write the figures that the documentation quotes from the results of benchmarks.
+
+    python -m scripts.benchmark_tables [--check]
+
+A page has `<!-- begin NAME -->` and `<!-- end NAME -->` around what is written here, tables and
+sentences alike, from `benchmarks/results/*.json`. To measure anew, run a benchmark with
+`--json benchmarks/results/NAME.json` (`make bench-tables` runs those that take minutes), then
+this. `--check` writes nothing, and fails if a page is not in step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from benchmarks.results import Result
+from scripts.tables import markdown_table
+
+ROOT = pathlib.Path(__file__).parent.parent
+MARKED = re.compile(r"<!-- begin ([\w-]+) -->\n(.*?)<!-- end \1 -->", re.DOTALL)
+
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A part of a page.
+
+    Attributes:
+        page: which, from the root of the repository.
+        source: the result that it is made from.
+        text: what is written.
+    """
+
+    page: str
+    source: str
+    text: Callable[[Result], str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale = False
+    for name in sorted({block.page for block in BLOCKS.values()}):
+        page = ROOT / name
+        written = page.read_text(encoding="utf-8")
+        current = in_step(written)
+        if current != written:
+            stale = True
+            print(f"{name} is not in step" if check else name)
+            if not check:
+                page.write_text(current, encoding="utf-8")
+    return int(check and stale)
+
+
+def in_step(page: str) -> str:
+    """The text of a page with every marked part written anew."""
+
+    def written(match: re.Match[str]) -> str:
+        block = BLOCKS[match[1]]
+        text = block.text(Result.load(block.source))
+        return f"<!-- begin {match[1]} -->\n{text}\n<!-- end {match[1]} -->"
+
+    return MARKED.sub(written, page)
+
+
+# --- how cells read -------------------------------------------------------------------------------
+
+
+def table(columns: Sequence[Column], choose: Callable[[Row], bool] = lambda _: True) -> Any:
+    """A table of the rows of a result, and where it comes from."""
+
+    def text(result: Result) -> str:
+        rows = [[cell(row) for _, cell in columns] for row in result.rows if choose(row)]
+        return _with_source([name for name, _ in columns], rows, result)
+
+    return text
+
+
+def _with_source(heads: Sequence[str], rows: Iterable[Sequence[str]], result: Result) -> str:
+    commit = result.commit and f"commit {result.commit}"
+    parts = [f"`{result.command}`", result.date, commit, result.note]
+    return f"\n{markdown_table(heads, rows)}\n\n{', '.join(filter(None, parts))}.\n"
+
+
+def _number(key: str, form: str = "", scale: float = 1.0) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = row.get(key)
+        return "-" if value is None else format(value * scale, form)
+
+    return cell
+
+
+def _text(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row[key])
+
+
+def _count(number: float) -> str:
+    """`738 M`, `1.31 B`."""
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.0f} M"
+
+
+def _short(seconds: float) -> str:
+    """One digit behind the point, from ten on none."""
+    return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"
+
+
+# --- planning -------------------------------------------------------------------------------------
+
+SEARCH: list[Column] = [
+    ("case", _text("case")),
+    ("parameters", lambda row: _count(row["parameters"])),
+    ("ops", _number("ops", ",")),
+    ("GraphNodes", _number("nodes", ",")),
+    ("with weights", _number("weighted_nodes", ",")),
+    ("subgraphs", _number("subgraphs")),
+    ("plans priced", _number("candidates", ",")),
+    ("valid", _number("valid", ",")),
+    ("build s", _number("build_s", ".1f")),
+    ("capture s", _number("capture_s", ".1f")),
+    ("search s", _number("search_s", ".1f")),
+    ("lay out s", _number("layout_s", ".1f")),
+    ("total s", _number("total_s", ".1f")),
+    ("peak MB", _number("peak_mb", ".0f")),
+]
+
+
+def planning_in_words(result: Result) -> str:
+    """What the README says of planning."""
+    rows = {row["case"]: row for row in result.rows}
+    gpt12, gpt96, t5, gpt3 = (rows[n] for n in ("gpt-12", "gpt-96", "t5-48", "gpt3-175B"))
+    return (
+        f"TAP's took {_short(gpt12['search_s'])} CPU-seconds on 2 x 8 V100 for a GPT of 12 layers, "
+        f"{_short(gpt96['search_s'])} for 96, and\n"
+        f"{_short(t5['search_s'])} for T5-Large ({t5['candidates']:,} plans). With building and "
+        f"tracing, T5-Large was planned in {t5['total_s']:.0f} CPU-seconds and\n"
+        f"GPT-3 (175 billion parameters) in {gpt3['total_s']:.0f}, at "
+        f"{gpt3['peak_mb'] / 1024:.1f} GB."
+    )
+
+
+# What the paper's table names, and what is found: by the case of `benchmarks.subgraphs`.
+SUBGRAPHS = {
+    "resnet50": (
+        "ResNet-50", "conv 50x",
+        "conv 52x in 19 shapes; bottlenecks 12x in 4 shapes and 4x in 4",
+    ),
+    "clip_base": ("CLIP-Base", "transformer 12x", "transformer 12x (text), 12x (image)"),
+    "widenet_huge": ("WideNet", "MoE layer 32x", "MoE layer 32x, in a transformer block 32x"),
+    "vit_huge": ("ViT-Huge", "transformer 32x", "transformer 32x"),
+    "vmoe_15b": ("V-MoE", "MoE layer 24x", "MoE layer 24x, in a pair of blocks 24x"),
+    "wav2vec2_large": (
+        "wav2vec 2.0", "conv 7x, transformer 24x", "conv 7x in 7 shapes, transformer 24x"
+    ),
+    "bert_large": ("BERT-Large", "transformer 24x", "transformer 24x"),
+    "t5_large": ("T5-Large", "transformer 24x", "transformer 24x (encoder), 24x (decoder)"),
+    "gpt3": ("GPT-3", "transformer 96x", "transformer 96x"),
+    "switch_c": (
+        "Switch Transformer", "MoE layer 15x",
+        "MoE layer 30x, in blocks 15x (encoder) and 15x (decoder)",
+    ),
+}  # fmt: skip
+SUBGRAPH_COLUMNS: list[Column] = [
+    *(
+        (head, lambda row, i=i: SUBGRAPHS[row["case"]][i])
+        for i, head in enumerate(("Model", "Paper", "Found"))
+    ),
+    ("GraphNodes (with weights)", lambda row: f"{row['nodes']:,} ({row['weighted_nodes']})"),
+    ("Ops", _number("ops", ",")),
+    ("Folded", _number("folded_ops", ",")),
+    ("Weights", lambda row: f"{row['weights']:,} -> {row['placements']}"),
+]
+
+# --- steps ----------------------------------------------------------------------------------------
+
+_CONTENDER: list[Column] = [(key, _text(key)) for key in ("model", "system", "ranks", "layout")]
+_CPU: list[Column] = [
+    ("CPU s", _number("cpu_s", ".3f")),
+    ("CPU ratio", _number("cpu_ratio", ".2f")),
+]
+STEP: list[Column] = [
+    *_CONTENDER,
+    *_CPU,
+    ("first step s", _number("first_step_s", ".1f")),
+    ("first step ratio", _number("first_step_ratio", ".2f")),
+    ("peak MB", _number("peak_mb", ".0f")),
+]
+PROCESSES: list[Column] = [
+    *_CONTENDER,
+    *_CPU,
+    ("wall s", _number("wall_s", ".3f")),
+    ("first step s", _number("first_step_s", ".1f")),
+    ("peak MB", _number("peak_mb", ".0f")),
+]
+PROPAGATION: list[Column] = [
+    ("layers", _text("layers")),
+    ("ops", _number("ops", ",")),
+    ("candidates a second", _number("candidates_per_s", ".1f")),
+]
+
+
+def shaped(result: Result) -> str:
+    """A row for each cluster and bandwidth, its layouts side by side."""
+    places: dict[tuple[str, float | None], dict[str, Row]] = {}
+    for row in result.rows:
+        places.setdefault((row["cluster"], row["mbit"]), {})[row["layout"]] = row
+    cells = []
+    for (cluster, mbit), layouts in places.items():
+        chosen = layouts["chosen"]
+        fastest = min(layouts, key=lambda name: layouts[name]["step_s"])
+        cells.append([
+            cluster, "no limit" if mbit is None else f"{mbit:g}",
+            *(f"{layouts[name]['step_s']:.2f}" for name in ("data", "megatron", "chosen")),
+            f"{chosen['sent_bytes'] / 1e6:.1f}", f"{chosen['planned_bytes'] / 1e6:.1f}", fastest,
+        ])  # fmt: skip
+    heads = (
+        "ranks", "Mbit/s", "data s", "Megatron s", "chosen s", "chosen: sent MB", "predicted MB",
+        "fastest",
+    )  # fmt: skip
+    return _with_source(heads, cells, result)
+
+
+PREDICTION: list[Column] = [
+    ("setting", _text("setting")),
+    ("plans", _text("count")),
+    ("Spearman's rho", _number("rho", ".2f")),
+    ("GPT: searched / best measured", lambda row: f"{row['choice_of']['gpt']:.2f}"),
+    ("wide: searched / best", lambda row: f"{row['choice_of']['wide']:.2f}"),
+]
+MEMORY: list[Column] = [
+    ("model", _text("model")),
+    ("plan", _text("plan")),
+    ("predicted", _number("predicted", ".0f", 1e-6)),
+    ("measured", _number("measured", ".0f", 1e-6)),
+    ("ratio", lambda row: f"{row['predicted'] / row['measured']:.2f}"),
+]
+
+# --- meshes and plans -----------------------------------------------------------------------------
+
+ATP_PAPER = {"atp-ic1": "(2, 4)", "atp-ic2": "(8, 1)", "atp-ic3": "(8, 1)", "atp-ic4": "(8, 2)"}
+ATP_LINKS = {
+    "atp-ic1": "IC1, PCIe, calibrated", "atp-ic2": "IC2, pairs on NVLink",
+    "atp-ic3": "IC3, NVSwitch", "atp-ic4": "IC4, InfiniBand, 16 devices",
+    "atp-ic5": "IC5, one large switch, 16 devices", "atp-ic6": "IC6, 4 x 4 torus",
+}  # fmt: skip
+
+ATP_MESHES: list[Column] = [
+    ("interconnect", _text("interconnect")),
+    ("mesh", lambda row: _mesh(row)),
+    ("eq. 2, ms a layer", _number("formula_s", ".2f", 1e3)),
+    ("tfpar, ms a step (waiting)",
+     lambda row: f"{1e3 * row['step_s']:.2f} ({1e3 * row['waiting_s']:.2f})"),
+]  # fmt: skip
+
+
+def atp_selected(result: Result) -> str:
+    """The meshes with the least time by the formula, and by the whole step."""
+    cells = []
+    for preset, links in ATP_LINKS.items():
+        own = [row for row in result.rows if row["interconnect"] == preset]
+        formula, step = (_selected(own, key) for key in ("formula_s", "step_s"))
+        cells.append([links, ATP_PAPER.get(preset, ""), formula + _below_megatron(own), step])
+    heads = ("interconnect", "paper", "eq. 2 to 4", "tfpar, whole step")
+    return _with_source(heads, cells, result)
+
+
+def _selected(rows: Sequence[Row], key: str) -> str:
+    """The mesh that all models agree on, else that of each."""
+    best: dict[str, list[str]] = {}
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        best.setdefault(_mesh(min(own, key=lambda row: row[key])), []).append(model)
+    if len(best) == 1:
+        return next(iter(best))
+    return ", ".join(f"{mesh} for {' and '.join(models)}" for mesh, models in best.items())
+
+
+def _below_megatron(rows: Sequence[Row]) -> str:
+    """How much less the best mesh takes by the formula than all devices in the first dim."""
+    own = [row for row in rows if row["model"] == rows[0]["model"]]
+    megatron = next(row for row in own if row["mesh"][1] == 1)
+    less = 1 - min(row["formula_s"] for row in own) / megatron["formula_s"]
+    return f": {less:.0%} below {_mesh(megatron)}" if less > 0 else ""
+
+
+def _mesh(row: Row) -> str:
+    return str(tuple(row["mesh"]))
+
+
+BREAKDOWN: list[Column] = [
+    ("plan", _text("plan")),
+    ("step ms", _number("step_s", ".0f", 1e3)),
+    ("compute ms", _number("compute_s", ".0f", 1e3)),
+    ("waiting for collectives ms", _number("waiting_s", ".0f", 1e3)),
+    ("gradients exposed ms", _number("exposed_s", ".0f", 1e3)),
+    ("GB", _number("memory_bytes", ".1f", 1e-9)),
+]
+
+# --- planners -------------------------------------------------------------------------------------
+
+PLANNED = {
+    "gpt_medium": "GPT-Medium", "gpt_large": "GPT-Large", "gpt_xl": "GPT-XL",
+    "gpt_2b7": "GPT-2.7B", "gpt_6b7": "GPT-6.7B", "moe_8e_380m": "MoE-8E-380M",
+    "moe_8e_760m": "MoE-8E-760M", "moe_16e_1b3": "MoE-16E-1.3B", "moe_16e_2b4": "MoE-16E-2.4B",
+    "moe_32e_10b": "MoE-32E-10B", "vgg19_1m": "VGG19, 1M classes", "dnabert": "DNABERT",
+    "unet": "U-Net", "wide_resnet_1b": "Wide-ResNet-1B", "wide_resnet_2b6": "Wide-ResNet-2.6B",
+    "wide_resnet_6b": "Wide-ResNet-6B", "wide_resnet_12b": "Wide-ResNet-12B",
+    "t5_large": "T5-Large", "bert_large": "BERT-Large", "resnet50": "ResNet50",
+}  # fmt: skip
+_PLANNERS = ("tap", "rhino-2", "rhino-3")
+
+
+def planners(cluster: str) -> Callable[[Result], str]:
+    """A row for each model and number of devices, the planners side by side."""
+
+    def text(result: Result) -> str:
+        found: dict[tuple[str, int], dict[str, Row]] = {}
+        for row in result.rows:
+            if row["cluster"] == cluster and row["devices"] > 1:
+                found.setdefault((row["case"], row["devices"]), {})[row["planner"]] = row
+        cells = [
+            [
+                PLANNED[case], str(devices), *(_step(rows.get(p, {})) for p in _PLANNERS),
+                _number("gb", ".1f")(rows.get("rhino-3", {})),
+                *(_searched(rows.get(p, {})) for p in _PLANNERS),
+            ]
+            for (case, devices), rows in found.items()
+        ]  # fmt: skip
+        heads = (
+            f"`{cluster}`", "devices", "TAP, ms", "level 2, ms", "level 3, ms", "level 3, GB",
+            "TAP, s", "level 2, s", "level 3, s",
+        )  # fmt: skip
+        return _with_source(heads, cells, result)
+
+    return text
+
+
+def _step(row: Row) -> str:
+    """Milliseconds of a step, starred if the plan does not fit."""
+    star = " *" if row.get("refused") else ""
+    return f"{row['ms']:.1f}{star}" if "ms" in row else "-"
+
+
+def _searched(row: Row) -> str:
+    return _short(row["search_cpu_s"]) if "search_cpu_s" in row else "-"
+
+
+def depth(result: Result) -> str:
+    """A row for each number of layers, the planners side by side."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in result.rows:
+        found.setdefault(row["case"], {})[row["planner"]] = row
+    order = ("rhino-2", "rhino-3", "tap")
+    counted = ("instructions", "critical_nodes", "subgraphs", "nodes", "cones")
+    cells = [
+        [
+            case.removeprefix("gpt-"), *(str(rows["rhino-2"]["counts"][n]) for n in counted),
+            *(_searched(rows[p]) for p in order), *(_step(rows[p]) for p in order),
+        ]
+        for case, rows in found.items()
+    ]  # fmt: skip
+    heads = (
+        "layers", "ops", "critical nodes", "segments", "nodes", "cones", "level 2, s",
+        "level 3, s", "TAP, s", "level 2, ms", "level 3, ms", "TAP, ms",
+    )  # fmt: skip
+    return _with_source(heads, cells, result)
+
+
+_BENCHMARKS, _RHINO = "docs/benchmarks.md", "docs/rhino.md"
+BLOCKS = {
+    "planning-in-words": Block("README.md", "search", planning_in_words),
+    "search": Block(_BENCHMARKS, "search", table(SEARCH)),
+    "subgraphs": Block("docs/shared_subgraphs.md", "subgraphs", table(SUBGRAPH_COLUMNS)),
+    "step": Block(_BENCHMARKS, "step", table(STEP)),
+    "step-searched": Block(_BENCHMARKS, "step_searched", table(STEP)),
+    "step-processes": Block(_BENCHMARKS, "step_processes", table(PROCESSES)),
+    "propagation": Block(_BENCHMARKS, "propagation", table(PROPAGATION)),
+    "shaped": Block(_BENCHMARKS, "shaped_cluster", shaped),
+    "atp-meshes": Block(_BENCHMARKS, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),
+    "atp-selected": Block(_BENCHMARKS, "atp", atp_selected),
+    "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),
+    "prediction": Block(_BENCHMARKS, "prediction", table(PREDICTION)),
+    "memory": Block(_BENCHMARKS, "prediction_memory", table(MEMORY)),
+    "depth": Block(_RHINO, "planners_depth", depth),
+    "planners-m8": Block(_RHINO, "planners", planners("rhino-m8")),
+    "planners-s1": Block(_RHINO, "planners", planners("rhino-s1")),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

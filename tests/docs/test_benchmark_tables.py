@@ -1,0 +1,75 @@
+"""The figures of the documentation are those of the results that lie beside the benchmarks."""
+
+import datetime
+import json
+import pathlib
+import re
+
+import pytest
+
+from benchmarks import results
+from benchmarks.results import FOLDER, Result
+from scripts import benchmark_tables
+from scripts.benchmark_tables import BLOCKS, MARKED, in_step, planning_in_words
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMAND = "python -m scripts.benchmark_tables"
+
+
+@pytest.mark.parametrize("name", sorted({block.page for block in BLOCKS.values()}))
+def test_pages_say_what_was_measured(name):
+    written = (ROOT / name).read_text(encoding="utf-8")
+    assert in_step(written) == written, f"Results have changed. Run {COMMAND}"
+
+
+def test_every_part_is_where_it_belongs():
+    found = {
+        match[1]: path.relative_to(ROOT).as_posix()
+        for path in PAGES
+        for match in MARKED.finditer(path.read_text(encoding="utf-8"))
+    }
+    assert found == {name: block.page for name, block in BLOCKS.items()}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_results_say_where_they_come_from(path):
+    assert path.stem in {block.source for block in BLOCKS.values()}, "nothing quotes it"
+    result = Result.load(path.stem)
+    assert result.rows and datetime.date.fromisoformat(result.date)
+    module = re.fullmatch(r"python -m (benchmarks\.\w+)( .*)?", result.command)[1]
+    assert (ROOT / (module.replace(".", "/"))).with_suffix(".py").exists() or (
+        ROOT / module.replace(".", "/") / "__main__.py"
+    ).exists()
+    assert result.commit or "as rounded in the table of" in result.note
+
+
+def test_a_figure_that_is_not_the_newest_is_seen(monkeypatch):
+    result = Result.load("search")
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = [{**row, "total_s": row["total_s"] + 5} for row in result.rows]
+    slower = Result(**{**vars(result), "rows": rows})
+    monkeypatch.setattr(benchmark_tables.Result, "load", lambda _: slower)
+    assert in_step(page) != page
+    assert f"in {rows[3]['total_s']:.0f} CPU-seconds" in planning_in_words(slower)
+
+
+def test_a_run_is_written_with_its_command_and_a_line_a_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    main = str(ROOT / "benchmarks" / "shaped_cluster" / "__main__.py")
+    path = tmp_path / "run.json"
+    monkeypatch.setattr("sys.argv", [main, "--quick", "--json", str(path), "--model", "gpt"])
+    rows = [{"a": 1, "b": None}, {"a": 2.5, "b": "x"}]
+    results.save(path, rows)
+    text = path.read_text(encoding="utf-8")
+    assert '\n  {"a": 1, "b": null},\n' in text and json.loads(text)["rows"] == rows
+    result = Result.load("run")
+    assert result.command == "python -m benchmarks.shaped_cluster --quick --model gpt"
+    assert result.rows == rows and "python" in result.versions
+    results.save(None, rows)  # no file asked for
+
+
+def test_without_rows_there_is_still_a_file(tmp_path):
+    path = tmp_path / "none.json"
+    Result("c", "2026-01-01", "", 2, {}, []).save(path)
+    assert json.loads(path.read_text())["rows"] == []
