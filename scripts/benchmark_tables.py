@@ -90,7 +90,7 @@ def _with_source(heads: Sequence[str], rows: Iterable[Sequence[str]], result: Re
     return f"\n{markdown_table(heads, rows)}\n\n{', '.join(filter(None, parts))}.\n"
 
 
-def _number(key: str, form: str = "", scale: float = 1.0) -> Callable[[Row], str]:
+def _number(key: str, form: str = "", scale: float = 1) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         value = row.get(key)
         return "-" if value is None else format(value * scale, form)
