@@ -21,7 +21,7 @@ def plan_from_constraints(
     """The plan that `constraints` make for `graph`; without any, data parallelism.
 
     Args:
-        gradients: of the step, if known; see `Plan.check`.
+        gradients: of the step, if known; see `Plan.fitted`.
         part: `graph` is only part of what the constraints speak of (an evaluation has no
             optimizer): they may match nothing in it.
 
