@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
 from tfpar.constraints import batch_axes
+from tfpar.graph_program import GraphProgram
 from tfpar.keras import adapter
 from tfpar.keras.batches import check_batch, check_training_batch
 from tfpar.keras.preprocessing import batch_as_fit_feeds, sequence_length
@@ -267,12 +268,14 @@ def plan(
     )  # fmt: skip
 
 
-def plan_of(model: keras.Model) -> Plan:
-    """The plan that `model` runs with.
+def plan_of(model: keras.Model | StepFunction | GraphProgram) -> Plan:
+    """The plan that a parallel model, a `tap.function` or a `tap.GraphProgram` runs with.
 
     Raises:
         TfparError: the model is not parallel, or has not run a step yet.
     """
+    if isinstance(model, StepFunction | GraphProgram):
+        return model.plan
     state = adapter.state_of(model)
     if state.plan is None:
         raise TfparError(

@@ -142,11 +142,14 @@ class GraphProgram:
             TfparError: no steps.
         """
         steps = integer("steps", steps, 1)
+        fetches = self.source.results if fetches is None else fetches
         start = self.values()
-        results = [self.run(fetches, feeds) for _ in range(steps)]
-        on_mesh = Run([_by_name(fetches, r) for r in results], self.values())
-        for name, value in start.items():
-            self.variables[name].assign(value)
+        try:
+            results = [self.run(fetches, feeds) for _ in range(steps)]
+            on_mesh = Run([_by_name(fetches, r) for r in results], self.values())
+        finally:
+            for name, value in start.items():
+                self.variables[name].assign(value)
         plain, noisy = (self._in_session(fetches, feeds, v, steps) for v in (start, moved(start)))
         return compared(start, plain, noisy, on_mesh)
 
@@ -154,10 +157,9 @@ class GraphProgram:
         self, fetches: Any, feeds: Mapping[Any, Any] | None, values: Values, steps: int
     ) -> Run:
         with self.source.session(values) as (session, variables):
-            fed = {self.source.plain_name(self.source.feed(k).name): v
-                   for k, v in (feeds or {}).items()}  # fmt: skip
+            fed = {self.source.in_session(self.source.feed(k)): v for k, v in (feeds or {}).items()}
             wanted = tf.nest.map_structure(
-                lambda f: self.source.plain_name(self.source.fetch(f).name), fetches
+                lambda f: self.source.in_session(self.source.fetch(f)), fetches
             )
             results = [session.run(wanted, fed) for _ in range(steps)]
             return Run([_by_name(fetches, r) for r in results], session.run(variables))
@@ -256,11 +258,11 @@ class _FetchStep(CompiledFunction):
 
 def _by_name(fetches: Any, results: Any) -> dict[str, np.ndarray]:
     """The results that are values, by what was fetched."""
-    pairs = zip(tf.nest.flatten(fetches), tf.nest.flatten(results), strict=True)
+    found = tf.__internal__.nest.flatten_up_to(fetches, results)
     return {
-        f if isinstance(f, str) else f.name: np.asarray(result)
-        for f, result in pairs
-        if result is not None
+        what if isinstance(what, str) else what.name: np.asarray(result)
+        for what, result in zip(tf.nest.flatten(fetches), found, strict=True)
+        if result is not None and not isinstance(result, tuple)
     }
 
 

@@ -42,7 +42,6 @@ class StepFunction:
 
     Attributes:
         python_function: the function as it was written.
-        plan: of the last step that was compiled; None before that.
         elements_taken: by call, what a step reads of iterators; None for a loop (`data_loops`).
         states: by step, what a loop over data hands on to its next pass (`data_loops`).
     """
@@ -53,7 +52,7 @@ class StepFunction:
     ) -> None:  # fmt: skip
         self.session = session
         self.python_function = getattr(function, "python_function", function)
-        self.plan: Plan | None = None
+        self._plan: Plan | None = None
         self._program = Program(session)
         self._traces: dict[Any, CompiledFunction] = {}
         self.elements_taken: dict[Any, tuple[int, ...] | None] = {}
@@ -134,6 +133,20 @@ class StepFunction:
         return self._trace(call).capture(argument_specs(call.tensors))
 
     @property
+    def plan(self) -> Plan:
+        """The plan of the last step that was compiled.
+
+        Raises:
+            TfparError: there is none yet.
+        """
+        if self._plan is None:
+            raise TfparError(
+                f"{self.name!r} has no plan yet: it is made for the shapes of arguments, at the "
+                f"first call."
+            )
+        return self._plan
+
+    @property
     def executables(self) -> list[Executable]:
         """Of all steps that were compiled, in order."""
         return [e for trace in self._traces.values() for e in trace.executables.values()]
@@ -178,7 +191,7 @@ class StepFunction:
         return known
 
     def _remember(self, plan: Plan, executable: Executable) -> None:
-        self.plan = plan
+        self._plan = plan
 
 
 class ConcreteStep:

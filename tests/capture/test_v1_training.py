@@ -104,7 +104,7 @@ def test_a_script_trains_under_a_searched_plan(kind, tmp_path):
         script.saver.restore(session, path)
         assert_same(script.values(session), final)
     assert any(v.spec and "S" in str(v.spec) for v in program.plan.variables.values())
-    assert "Found by the tap planner" in program.plan.summary()
+    assert "Found by the tap planner" in tap.plan_of(program).summary()
     (step,) = [e for s in program._steps.values() for e in s.executables.values() if s._trains]
     assert {g.variable for g in step.captured.gradients} == {"net/w", "net/b", "net/head"}
 

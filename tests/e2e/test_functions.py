@@ -125,7 +125,10 @@ def test_a_method_binds_its_instance():
     assert [float(v) for v in got] == [5.0, 9.0, 18.0, 13.0]
     assert (one.traced, other.traced) == (1, 1)
     assert Parallel.add(one, x) == 17.0
-    assert one.add is one.add and one.add.plan is not None
+    assert one.add is one.add
+    assert tap.plan_of(one.add).mesh.size == 2
+    with pytest.raises(TfparError, match="'add' has no plan yet"):
+        tap.plan_of(Parallel(0.0).add)
     assert Parallel.add.__doc__ == "Add up."
 
 

@@ -252,11 +252,11 @@ class GraphSource:
             )
         return element
 
-    def plain_name(self, name: str) -> str:
-        """What stands in a `session`'s graph for a tensor or operation of this one."""
-        if ":" in name:
-            return self._inlined.tensor(name)
-        return self._inlined.operations(name)[-1]
+    def in_session(self, element: tf.Tensor | tf.Operation) -> Any:
+        """What a `session` is to run for an element: a tensor's name, or those of operations."""
+        if isinstance(element, tf.Tensor):
+            return self._inlined.tensor(element.name)
+        return tuple(self._inlined.operations(element.name))
 
     @contextlib.contextmanager
     def session(
