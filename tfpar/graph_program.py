@@ -242,7 +242,7 @@ class _FetchStep(CompiledFunction):
         super().__init__(
             program, source.capture, trains=trains, name="train_step" if trains else "step",
             # A plan that is given knows the weights; what else is fetched is not its matter.
-            part=not trains or program.session.options.plan is not None,
+            part=not trains or program.session.options.plan is not None, several=True,
             on_plan=lambda plan, _: on_plan(plan, trains),
         )  # fmt: skip
 

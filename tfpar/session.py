@@ -180,6 +180,8 @@ class CompiledFunction:
         names: of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
         trains: the step may run in chunks; by default if it is not part of another.
+        several: the program has steps of other ops too (other traces, other fetches): the plan of
+            one serves all that have its weights.
         build, matters: see `capture_step`.
     """
 
@@ -189,10 +191,10 @@ class CompiledFunction:
         on_plan: Callable[[Plan, Executable], None] | None = None,
         build: Callable[[], None] | None = None,
         matters: Callable[[tf.Variable], bool] | None = None,
-        part: bool = False, name: str = "step", trains: bool | None = None,
+        part: bool = False, name: str = "step", trains: bool | None = None, several: bool = False,
     ) -> None:  # fmt: skip
         self.program = program
-        self._inherited = program.plan
+        self._inherited = None if several else program.plan
         self._found: Plan | None = None
         self._search_done: Search | None = None
         self._build = build

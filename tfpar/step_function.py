@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfpar.calls import Call, fit_signature, is_tensor
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.data_loops import call_with_data
+from tfpar.ir.roles import changes_weights
 from tfpar.keras.gradients import marked_gradients
 from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
@@ -54,6 +55,7 @@ class StepFunction:
         self.python_function = getattr(function, "python_function", function)
         self._plan: Plan | None = None
         self._program = Program(session)
+        self._trains = False  # some trace changes weights
         self._traces: dict[Any, CompiledFunction] = {}
         self.elements_taken: dict[Any, tuple[int, ...] | None] = {}
         self.states: dict[Any, Call] = {}
@@ -179,9 +181,7 @@ class StepFunction:
                 with marked_gradients():
                     return run(*tensors)
 
-            known = self._traces[key] = CompiledFunction(
-                self._program, traced, name=self.name, on_plan=self._remember
-            )
+            known = self._traces[key] = _Trace(self, self._program, traced)
             if len(self._traces) == _MANY_TRACES:
                 logger.warning(
                     "%s is traced and compiled for the %dth set of Python values: each number, "
@@ -192,6 +192,25 @@ class StepFunction:
 
     def _remember(self, plan: Plan, executable: Executable) -> None:
         self._plan = plan
+
+
+class _Trace(CompiledFunction):
+    """The steps for one set of static values. The plan of a trace that trains serves the others."""
+
+    def __init__(self, owner: StepFunction, program: Program, function: Callable[..., Any]) -> None:
+        super().__init__(
+            program, function, name=owner.name, on_plan=owner._remember, several=True
+        )  # fmt: skip
+        self._owner = owner
+
+    def capture(self, specs: Sequence[Any]) -> CapturedStep:
+        captured = super().capture(specs)
+        trains = changes_weights(captured.graph)
+        if trains and not self._owner._trains:
+            self._owner._trains = True
+            self.program.use(None)  # a plan that was made without the backward pass
+        self._part = self.program.plan is not None and not trains
+        return captured
 
 
 class ConcreteStep:

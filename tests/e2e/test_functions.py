@@ -196,6 +196,29 @@ def test_many_python_values_are_reported(caplog):
     assert "<lambda> is traced and compiled for the 8th" in caplog.text
 
 
+def test_traces_share_the_plan_of_the_one_that_trains(capfd):
+    with tap.auto_parallel([2], planner="tap", cluster="v100-ethernet"):
+        weight = tf.Variable(np.ones((4, 3), "float32"))
+
+        @tap.function
+        def step(x, training):
+            if not training:
+                return tf.reduce_sum(x @ weight)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weight))
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+    step(X, training=False)
+    alone = tap.plan_of(step)
+    step(X, training=True)
+    trained = tap.plan_of(step)
+    for training in (False, True):
+        step(X, training=training)
+        assert tap.plan_of(step).fingerprint == trained.fingerprint != alone.fingerprint
+    assert "has changed" not in "".join(capfd.readouterr())
+
+
 # --- data ----------------------------------------------------------------------------
 
 

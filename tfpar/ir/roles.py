@@ -117,6 +117,12 @@ class Roles:
         return cls(phase, frozenset(deferrable), frozenset(kept), times or {}, carried)
 
 
+def changes_weights(graph: Graph) -> bool:
+    """Whether the step writes to a trainable variable."""
+    weights = {v.handle for v in graph.variables if v.trainable}
+    return any(t in weights for op in graph.ops if op.type not in VARIABLE_READS for t in op.inputs)
+
+
 def widened(graph: Graph) -> dict[Tensor, str]:
     """The tensors whose values come from one of 16 bits, by a Cast, with its dtype.
 
