@@ -154,7 +154,7 @@ def refused_calls():
         yield "budget_s is", lambda b=budget: tap.calibrate(2, budget_s=b)
     for path in (None, 3, ""):
         yield "path is", lambda p=path: tap.Plan.load(p)
-        yield "text is", lambda p=path: tap.Plan.from_json(p)
+        yield "text", lambda p=path: tap.Plan.from_json(p)
     for pattern in (None, 3, "", "("):
         yield "pattern is", lambda p=pattern: tap.shard(p, 0, "data")
         yield "pattern is", lambda p=pattern: tap.replicate(p)

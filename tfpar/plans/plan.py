@@ -314,7 +314,9 @@ class Plan:
         Raises:
             PlanError: corrupt, malformed, or written by a newer tfpar.
         """
-        fields = fields_of(arguments.text("text", text, "the text of a plan file"), source)
+        if not isinstance(text, str):
+            raise arguments.refused("text", text, "the text of a plan file")
+        fields = fields_of(text, source)
         try:
             return cls(**fields)
         except TfparError as error:
