@@ -33,7 +33,7 @@ def test_a_line_for_each_plan_and_not_for_each_batch_shape(capsys):
     assert "batch split over data" in line and "of 4 weights split" in line
     seconds, memory, rest = line.partition("predicted ")[2].partition(", ")[::2] + ("",)
     assert seconds.startswith(f"{format_seconds(plan.cost.seconds)} a step (")
-    assert memory.startswith(f"{format_bytes(round(plan.cost.memory_bytes))} of memory a device (")
+    assert memory.startswith(f"{format_bytes(plan.cost.memory_bytes)} of memory a device (")
     assert seconds.endswith("on one device)") and memory.endswith("on one device)") and not rest
 
 

@@ -84,7 +84,7 @@ def _prediction(plan: Plan, alone: Cost | None = None) -> str:
     found = []
     for what, text, attribute in (
         ("a step", format_seconds, "seconds"),
-        ("of memory a device", lambda size: format_bytes(round(size)), "memory_bytes"),
+        ("of memory a device", format_bytes, "memory_bytes"),
     ):
         found.append(f"{text(getattr(plan.cost, attribute))} {what}")
         if alone is not None:
