@@ -298,6 +298,8 @@ def coverage(model: keras.Model, x: Any = None, y: Any = None) -> Coverage:
     state = adapter.state_of(model)
     if x is None:
         x = _symbolic_inputs(model)
+    if isinstance(x, str | bytes):
+        raise refused("x", x, "a batch: arrays, or tf.TensorSpecs")
     batch = batch_as_fit_feeds(model, (x,) if y is None else (x, y))
     check_batch("(x, y)", batch)
     kind = "predict" if len(batch) == 1 else "train"

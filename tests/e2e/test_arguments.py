@@ -238,7 +238,7 @@ def test_what_parallel_models_and_plans_do_not_take(parallel, found):
         ("(x, y, sample_weight)", lambda: tap.verify(parallel, X)),
         ("(x, y, sample_weight)", lambda: tap.verify(parallel, X, Y[:3])),
         ("x is", lambda: tap.coverage(parallel, "x")),
-        ("x holds", lambda: tap.coverage(parallel, 3)),
+        ("(x, y) holds", lambda: tap.coverage(parallel, 3)),
         ("(x, y) holds", lambda: tap.coverage(parallel, X, Y[:3])),
         ("make is", lambda: tap.shard_data(parallel, None, DATA)),
         ("batch", lambda: tap.shard_data(parallel, lambda i, n: None, 3)),
