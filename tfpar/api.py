@@ -78,7 +78,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
             that of the environment variable TFPAR_PLAN_CACHE, if set.
         memory_limit: what a plan may use of a device, in bytes or as `"16 GiB"`; by default what
             the cluster's have. The fastest plan that fits is taken.
-        bucket_bytes: upper bound on a packed gradient all-reduce, in bytes; by default what
+        bucket_bytes: upper bound on packed collectives, in bytes; by default what
             the plan's cost is least with.
         strict: ops without a rule are an error instead of being replicated.
         compression: `"fp16"` or `"bf16"`: gradients are summed over ranks as such, which halves

@@ -6,7 +6,7 @@ import pytest
 
 import tfpar as tap
 from benchmarks.models import SMALL, gpt
-from tests.search.problems import Captured, laid, price
+from tests.search.problems import Captured, laid, partition, price
 from tfpar.cost.evaluate import Cost
 from tfpar.plans import Plan
 from tfpar.search.auto import AutoPlanner
@@ -114,6 +114,23 @@ def test_nothing_is_split_where_that_gains_nothing(two_processes, planner):
     plan = planner.solve(dataclasses.replace(problem, cluster=cluster))
     assert not plan.splits_anything() and plan.cost.collectives == 0
     assert "Every rank computes the same" in plan.summary()
+
+
+def test_a_summary_tells_what_ranks_take_of_a_batch_that_is_not_split(two_processes):
+    """Every rank looks up its columns of all tokens; of the labels it needs its own."""
+    problem = two_processes.problem([2], "cpu-processes")
+    plan = PLANNERS["rhino"].solve(problem)
+    laid_out = partition(problem, plan)
+    assert not plan.batch_axes and plan.ops
+    text = plan.summary(laid_out)
+    tokens, labels = (t.op.name for t in laid_out.graph.inputs[:2])
+    rows = {
+        cells[1]: cells[3:5]
+        for line in text.splitlines()
+        if len(cells := [cell.strip() for cell in line.split("|")]) == 6
+    }
+    assert rows[tokens] == ["all of it", "all of it"]
+    assert rows[labels] == ["all of it", "S(0) over model"]
 
 
 def test_plans_say_what_they_were_preferred_to(two_processes, tmp_path):

@@ -46,6 +46,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         )
     if partitioned is not None:
         parts += [
+            *_inputs(partitioned),
             *_planned_ops(plan, partitioned),
             _padding(plan, partitioned),
             _collectives(plan, partitioned),
@@ -264,6 +265,33 @@ def _totals(plan: Plan, partitioned: PartitionedGraph | None) -> str:
 # --- what one step does ----------------------------------------------------------
 
 
+def _inputs(partitioned: PartitionedGraph) -> list[str]:
+    """What each rank is given of the step's inputs, and what its ops take of that.
+
+    Where ops are split one by one, "the batch is not split" says little: one input may be needed
+    whole by each rank, and another only in part.
+    """
+    mesh, consumers = partitioned.mesh, partitioned.prepared.consumers
+    rows = []
+    for tensor in partitioned.graph.inputs:
+        if not tensor.shape or mesh.size == 1:
+            continue
+        taken: dict[Spec, None] = {}
+        for op in consumers.get(tensor, ()):
+            specs = partitioned.decisions[op].choice.in_specs
+            taken.update((s, None) for t, s in zip(op.inputs, specs, strict=True) if t is tensor)
+        given = _given(partitioned.specs[tensor], mesh)
+        used = "; ".join(dict.fromkeys(_given(spec, mesh) for spec in taken)) or "nothing"
+        rows.append([tensor.op.name, str(tensor.shape), given, used])
+    columns = ("Input", "Shape", "A rank is given", "Its ops take")
+    return [render_table("Inputs of the step", columns, rows)] if rows else []
+
+
+def _given(spec: Spec, mesh: Mesh) -> str:
+    text = placement_text(spec, mesh)
+    return "all of it" if text == "replicated" else text
+
+
 def _padding(plan: Plan, partitioned: PartitionedGraph) -> str:
     mesh = partitioned.mesh
     padded = [v for v, s in partitioned.variable_specs.items() if _is_padded(v.shape, s, mesh)]
@@ -321,7 +349,7 @@ def _collectives(plan: Plan, partitioned: PartitionedGraph) -> str:
         columns = (*columns, "Time")
         for row, key in zip(rows, sorted(count), strict=True):
             row.append(format_seconds(seconds.get(key, 0.0)))
-    title = "Collectives of one step (before all-reduces of one group are packed)"
+    title = "Collectives of one step (before those of one kind and group are packed)"
     return render_table(title, columns, rows, numeric=(2, 3, 4))
 
 
