@@ -88,7 +88,7 @@ def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):
         groups = LayoutSearch(problem, model, layout).groups
         for specs in assignments({g.name: g.options for g in groups}):
             if layout.used_axes and not any(isinstance(s[1], Shard) for s in specs.values()):
-                continue  # ranks that all compute the same are no plan
+                continue  # ranks that all compute the same have no use for an axis
             candidate = dataclasses.replace(
                 plan,
                 mesh=layout.mesh,
@@ -99,6 +99,13 @@ def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):
                 },
             )
             least = min(least, price(problem, candidate).seconds)
+    # Where links are slow, nothing is faster than all ranks computing the same.
+    whole = {n: dataclasses.replace(v, spec=None) for n, v in plan.variables.items()}
+    mesh = tap.Mesh(("model", "data"), (4, 1))
+    idle = dataclasses.replace(plan, mesh=mesh, batch_axes=(), variables={
+        name: dataclasses.replace(v, alternatives=()) for name, v in whole.items()
+    })  # fmt: skip
+    least = min(least, price(problem, idle).seconds)
     assert plan.cost.seconds == pytest.approx(least, rel=1e-6)
 
 
