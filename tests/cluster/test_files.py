@@ -211,6 +211,7 @@ def test_more_ranks_than_devices(write):
         ("v100-ethernet", [2, 2, 3], "2 nodes of 6"),
         ("rhino-s1", [4, 1], "4 nodes of 1"),
         ("rhino-s1", [4], "4 nodes of 1"),
+        ("atp-ic1", [4], "1 node of 4"),  # what was measured on eight is left out
         ("atp-ic2", [6], "1 node of 6"),
         ("atp-ic6", [16], "1 node of 16"),
         ("cpu", [2, 4], "2 nodes of 4"),

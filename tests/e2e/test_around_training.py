@@ -181,6 +181,29 @@ def test_function_with_structures_and_several_variables():
         np.testing.assert_allclose(sharded[name].numpy(), variable.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_functions_that_read_slots_before_weights(momentum):
+    """Gradients are arguments: nothing reads a weight before the optimizer reads its slots."""
+
+    start, gradients = f(4, 2), (f(4, 2), f(4, 2))
+
+    def make():
+        optimizer = keras.optimizers.SGD(0.5, momentum=momentum)
+        weight = keras.Variable(start)
+        optimizer.build([weight])
+        return weight, optimizer, lambda g: optimizer.apply_gradients([(g, weight)])
+
+    weight, _, step = make()
+    plain = tf.function(step)
+    with tap.auto_parallel([4], planner=None):
+        sharded, optimizer, inner = make()
+        parallel = tap.function(inner)
+    for gradient in gradients:
+        parallel(gradient)
+        plain(gradient)
+    np.testing.assert_allclose(sharded.numpy(), weight.numpy(), rtol=1e-6)
+
+
 def test_functions_with_python_control_flow_on_tensors():
     weight = f(6, 2)
 

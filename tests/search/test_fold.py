@@ -5,8 +5,11 @@ import random
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tests.search import Parts, captured, chain, named, parts_of
+from tests.search.problems import Captured
+from tests.search.random_models import TwoSteps
 from tfpar.cluster.named import find_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
@@ -14,6 +17,7 @@ from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
 from tfpar.search.fold import fold
+from tfpar.search.folded_model import FoldedModel
 from tfpar.search.patterns import splits
 from tfpar.search.shared import Family
 from tfpar.spec import Mesh, Replicate, Shard
@@ -166,6 +170,25 @@ def test_a_first_block_that_differs_stays_and_shares_its_placement(mlp):
     assert len(folded.graph.ops) < len(mlp.graph.ops)
     group = next(g for g in folded.groups if "fc1/kernel" in g[0].name)
     assert sorted(v.name for v in group) == [f"block_{i}_fc1/kernel" for i in (0, 1, 2, 5)]
+
+
+def test_weights_that_a_penalty_reads_too_have_one_place():
+    """Five layers, and five squares of their weights, are two families of the same weights."""
+
+    def penalized():
+        x = inputs = keras.Input((4,))
+        for _ in range(5):
+            x = keras.layers.Dense(4, "relu")(x)
+        model = TwoSteps(inputs, keras.layers.Dense(3)(x))
+        model.compile("sgd", "mse")
+        return model
+
+    step = Captured.of(penalized, 8, (tf.TensorSpec((8, 4)), tf.TensorSpec((8, 3))))
+    problem = step.problem([2], "cpu")
+    model = FoldedModel.of(problem, 2)
+    twins = [v.name for found in model.folded.twins.values() for v in found]
+    assert sorted(twins) == sorted(v.name for v in problem.graph.variables)
+    assert len(model.prepared.graph.ops) < len(problem.graph.ops)
 
 
 def test_the_fold_copies():

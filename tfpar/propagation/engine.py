@@ -10,7 +10,7 @@ that searching calls it many times a second.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.decide import FREE, CannotHold, Choice, Operand, choose
@@ -46,6 +46,7 @@ from tfpar.spec import (
     Shard,
     Spec,
     SpecError,
+    fitted,
     format_spec,
     replicated,
 )
@@ -164,21 +165,15 @@ class Propagation:
                 self.followers.setdefault(weight, []).append((variable, mapping))
                 if self.specs[weight.handle] is not FREE:
                     self.specs[variable.handle] = self.followed_spec(weight, mapping)
-                else:
+                else:  # what reads it first has its say, as what reads the weight first does
                     self.specs[variable.handle] = FREE
+                    self.open_root[variable.handle] = weight
             else:
                 self.specs[variable.handle] = self.replicated
 
     def followed_spec(self, weight: Variable, mapping: tuple[int | None, ...]) -> Spec:
-        inverse = {w: d for d, w in enumerate(mapping) if w is not None}
-        spec = self.specs[weight.handle]
-        assert spec is not None
-        return tuple(
-            Shard(inverse[p.dim], p.stride, p.unit)
-            if isinstance(p, Shard) and p.dim in inverse
-            else Replicate()
-            for p in spec
-        )
+        inverse = {w: d for d, w in enumerate(mapping)}
+        return _renumbered(self.spec(weight.handle), inverse)
 
     def settle_root(self, root: Variable | Op, spec: Spec) -> None:
         """Fix an open weight or draw, and everything that only relabelled it."""
@@ -206,8 +201,11 @@ class Propagation:
         """Make the open `tensor` come out as `spec` where its root can be laid so."""
         root = self.open_root[tensor]
         start = root.outputs[0] if isinstance(root, Op) else root.handle
+        following = {}
+        if isinstance(root, Variable):
+            following = {v.handle: mapping for v, mapping in self.followers.get(root, ())}
         want: Spec = spec
-        while tensor is not start:
+        while tensor is not start and tensor not in following:
             op = tensor.op
             rule = self.prepared.rules[op]
             source = next(i for i, t in enumerate(op.inputs) if self.open_root.get(t) is root)
@@ -215,6 +213,8 @@ class Propagation:
             chosen = tuple(WHOLE if s is None else s for s in splits)
             want = spec_of(rule.inputs[source], rule, chosen, self.mesh.shape)
             tensor = op.inputs[source]
+        if tensor in following:
+            want = _renumbered(want, dict(enumerate(following[tensor])))
         self.settle_root(root, tuple(p if isinstance(p, Shard) else Replicate() for p in want))
 
     # --- ops ---------------------------------------------------------------------
@@ -480,10 +480,16 @@ class Propagation:
         left_open = self.mesh.num_axes - len(anchor)
         if left_open:
             anchor = (*anchor, *self.resolved(tensor, made)[-left_open:])
+            anchor = fitted(tensor.shape or (), anchor, self.mesh)
         return self.canonical(anchor, tensor.shape)
 
     def resolved(self, tensor: Tensor, made: Spec) -> Spec:
         """The spec of a tensor made as `made` that nothing anchors."""
+        kept = self._resolved(tensor, made)
+        # Where it is not as made along one axis, the strides along later ones may not fit.
+        return kept if kept == made else fitted(tensor.shape or (), kept, self.mesh)
+
+    def _resolved(self, tensor: Tensor, made: Spec) -> Spec:
         if self.confined or tensor.dtype in PINNED_DTYPES:
             return made
         if tensor in self.prepared.narrow and not any(isinstance(p, Partial) for p in made):
@@ -526,6 +532,18 @@ class Propagation:
                 self.check_local(tensor, want)
             self._reshard(tensor, want)
             self.result.output_specs.append(want)
+
+
+def _renumbered(spec: Spec, dims: Mapping[int | None, int | None]) -> Spec:
+    """`spec` for a tensor that has dim `dims[d]` in place of dim d, and nothing of others."""
+    found: list[Placement] = []
+    for placement in spec:
+        dim = dims.get(placement.dim) if isinstance(placement, Shard) else None
+        if isinstance(placement, Shard) and dim is not None:
+            found.append(Shard(dim, placement.stride, placement.unit))
+        else:
+            found.append(Replicate())
+    return tuple(found)
 
 
 def _makers_of_lists(op: Op) -> set[Op]:

@@ -86,7 +86,10 @@ def split_of(dims: Dims, shard: Shard, sizes: Sequence[int], parts: int) -> Spli
 def spec_of(
     dims: Dims, rule: OpRule, splits: Splits, mesh_shape: Sequence[int], is_output: bool = False
 ) -> Spec:
-    """The spec of an operand of `dims` when the op runs with `splits`; CARRY gives R here."""
+    """The spec of an operand of `dims` when the op runs with `splits`; CARRY gives R here.
+
+    Where a split does not show in the operand, what later ones cut is as long as before.
+    """
     sizes = list(rule.sizes)
     spec: list[Placement] = []
     for split, parts in zip(splits, mesh_shape, strict=True):
@@ -96,9 +99,9 @@ def spec_of(
             shard = shard_of(dims, split, sizes, parts)
             if shard is not None:
                 placement = shard
+                sizes[factor] = size_after(sizes[factor], pattern, parts)
             elif is_output and rule.reduce.get(factor, SAME) != SAME:
                 placement = Partial(rule.reduce[factor])
-            sizes[factor] = size_after(sizes[factor], pattern, parts)
         spec.append(placement)
     return tuple(spec)
 

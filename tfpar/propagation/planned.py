@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfpar.ir.graph import Op
+from tfpar.ir.graph import Op, Tensor
 from tfpar.propagation.decide import FREE, CannotHold, choice_of
 from tfpar.propagation.partitioned import Decision, OpPlan
 from tfpar.propagation.prepared import PINNED_DTYPES, REGION_TYPES
 from tfpar.propagation.reshard import lower_reshard
-from tfpar.spec import Mesh, SpecError, local_shape
+from tfpar.spec import Mesh, Spec, SpecError, fitted, local_shape
 
 if TYPE_CHECKING:
     from tfpar.propagation.engine import Propagation
@@ -36,13 +36,20 @@ def run_as_planned(propagation: Propagation, op: Op, planned: OpPlan) -> bool:
         if tensor.dtype in PINNED_DTYPES and have is not FREE and have != need:
             return False
     kept = [
-        (*spec, *propagation.resolved(tensor, made)[len(spec) :]) if len(spec) < len(made) else spec
+        _with_rest(propagation, tensor, made, spec) if len(spec) < len(made) else spec
         for tensor, made, spec in zip(
             op.outputs, decision.choice.out_specs, planned.kept, strict=True
         )
     ]
     propagation.record(op, decision, kept)
     return True
+
+
+def _with_rest(propagation: Propagation, tensor: Tensor, made: Spec, spec: Spec) -> Spec:
+    """`spec` along the first mesh axes; along the others `tensor`, made as `made`, lies as it would
+    without a plan."""
+    rest = propagation.resolved(tensor, made)[len(spec) :]
+    return fitted(tensor.shape or (), (*spec, *rest), propagation.mesh)
 
 
 def _decision(propagation: Propagation, op: Op, planned: OpPlan) -> Decision | None:

@@ -26,7 +26,7 @@ def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) ->
     cost, limit = plan.cost, problem.cluster.device.memory_bytes
     needed = cost.memory_bytes
     live = needed - cost.weight_bytes - cost.state_bytes
-    roles = Roles.of(problem.graph)
+    roles = Roles.of(partitioned.graph)
     pricer = Pricer(plan.mesh, problem.cluster, roles)
     stored = sorted(
         (

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfpar.capture.step import CapturedStep, feeds
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Tensor
+from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
 from tfpar.ir.passes.inline_calls import inline_calls
 from tfpar.ir.passes.predicate_branches import predicate_branches
@@ -122,14 +123,17 @@ def link(
 
 
 def simplify_step(captured: CapturedStep) -> None:
-    """Inline calls, trim, predicate branches and fold constants of a captured step, in place.
+    """Inline calls, trim, predicate branches, fold constants and split sums of a captured step.
 
-    Constants are folded before the step is cut for planning: the cut shares its ops.
+    All in place, before the step is cut for planning: the cut shares its ops, and what `prepare`
+    would put in the place of some in one of the two graphs would not be in the other.
     """
 
     def simplify(graph: Graph) -> Graph:
         graph = predicate_branches(trim(split_bundles(inline_calls(graph))).graph)
-        fold_constants(graph, Constants(graph))
+        constants = Constants(graph)
+        fold_constants(graph, constants)
+        split_block_sums(graph, constants)
         return graph
 
     captured.rewrite(simplify)

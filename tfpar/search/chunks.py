@@ -24,16 +24,19 @@ def in_chunks(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
     worth = problem.uncertainty  # chunks multiply the collectives: they are to save more than that
     if plan.cost is None or _hideable(plan, problem) <= worth * plan.cost.seconds:
         return plan
-    roles = Roles.of(
-        problem.graph, times=dict.fromkeys(problem.stand_ins, 0), compression=problem.compression
-    )
-    if BACKWARD not in roles.phase.values():
-        return plan
     ranks = plan.mesh.group_size(tuple(plan.mesh.axis(n) for n in plan.batch_axes))
     samples = min((t.shape[0] for t in problem.batched), default=0) // ranks
     best, least = plan, plan.cost.seconds
     with collection_paused():
-        laid = propagate(prepare(problem.graph), plan.mesh, anchors)
+        prepared = prepare(problem.graph)  # which has ops of its own: roles are those of its graph
+        roles = Roles.of(
+            prepared.graph,
+            times=dict.fromkeys(problem.stand_ins, 0),
+            compression=problem.compression,
+        )
+        if BACKWARD not in roles.phase.values():
+            return plan
+        laid = propagate(prepared, plan.mesh, anchors)
         for chunks in CHUNKS[1:]:
             if samples < chunks:
                 break

@@ -89,7 +89,10 @@ def grow(
         rows = list(zip(*aligned_ops(family, signatures), strict=True))
         rows = [row for row in rows if len(set(row)) == len(row)]
         if rows:
-            bases.append(rows + _handles(rows))
+            bases.append(rows)
+    taken: set[Op] = set()
+    for rows in sorted(bases, key=_extent):
+        rows += _handles(rows, taken)
     consumers = graph.consumers()
 
     def grown(cuts: Sequence[slice]) -> list[list[tuple[Op, ...]]]:
@@ -126,12 +129,17 @@ def _grown_rows(
     grown = [_cut(base, cut) for base, cut in zip(bases, cuts, strict=True)]
     # Where two reach, the larger one's parts belong to it: the final norms of two towers are
     # alike too, but the blocks around them are not theirs.
-    for rows in sorted(grown, key=lambda rows: -len(rows) * len(rows[0])):
+    for rows in sorted(grown, key=_extent):
         at = 0
         while at < len(rows) and len(rows[0]) > 1:
             rows += _beside(rows[at], consumers, owned, signatures)
             at += 1
     return grown
+
+
+def _extent(rows: Sequence[tuple[Op, ...]]) -> int:
+    """By which families are sorted, the one of the most ops first."""
+    return -len(rows) * len(rows[0])
 
 
 def _cut(rows: Sequence[tuple[Op, ...]], cut: slice) -> list[tuple[Op, ...]]:
@@ -144,16 +152,22 @@ def _apart(base: Sequence[tuple[Op, ...]], cut: slice) -> list[list[Op]]:
     return [column for i, column in enumerate(columns) if i not in kept]
 
 
-def _handles(rows: Sequence[tuple[Op, ...]]) -> list[tuple[Op, ...]]:
-    """Rows of the variables that the ops of `rows` read."""
-    found: dict[tuple[Op, ...], None] = {}
+def _handles(rows: Sequence[tuple[Op, ...]], taken: set[Op]) -> list[tuple[Op, ...]]:
+    """Rows of the variables that the ops of `rows` read.
+
+    Args:
+        taken: those that rows have already, added to: a weight that several families read (the
+            layers, and a penalty on all weights) has its place in one.
+    """
+    found: list[tuple[Op, ...]] = []
     for row in rows:
         for slot, tensor in enumerate(row[0].inputs):
             if tensor.dtype == "resource":
                 handles = tuple(op.inputs[slot].op for op in row)
-                if len(set(handles)) == len(handles):
-                    found[handles] = None
-    return list(found)
+                if len(set(handles)) == len(handles) and taken.isdisjoint(handles):
+                    found.append(handles)
+                    taken.update(handles)
+    return found
 
 
 def _beside(

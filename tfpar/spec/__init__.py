@@ -12,7 +12,15 @@ from tfpar.spec.errors import (
     TfparError,
     TimeLimitError,
 )
-from tfpar.spec.layout import assemble, dim_is_even, local_indices, local_shape, take_local
+from tfpar.spec.layout import (
+    assemble,
+    dim_is_even,
+    fits,
+    fitted,
+    local_indices,
+    local_shape,
+    take_local,
+)
 from tfpar.spec.mesh import MOST_RANKS, Mesh, split
 from tfpar.spec.placement import (
     Partial,
@@ -46,6 +54,8 @@ __all__ = [
     "TimeLimitError",
     "assemble",
     "dim_is_even",
+    "fits",
+    "fitted",
     "format_spec",
     "local_indices",
     "local_shape",

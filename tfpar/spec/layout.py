@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfpar.spec.mesh import Mesh
-from tfpar.spec.placement import Shard, Spec
+from tfpar.spec.placement import Placement, Replicate, Shard, Spec
 
 
 def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]:
@@ -18,6 +18,30 @@ def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]
             dim = placement.dim
             sizes[dim] = placement.local_length(sizes[dim], parts)
     return tuple(sizes)
+
+
+def fitted(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
+    """`spec` without the shards that cannot cut what the axes before them leave of their dim.
+
+    A stride is one of the local length: a shard that fits behind another one need not fit without
+    it. Lengths that are not known are taken to fit. `spec` may be shorter than the mesh.
+    """
+    sizes = list(shape)
+    found: list[Placement] = []
+    for placement, parts in zip(spec, mesh.shape, strict=False):
+        if isinstance(placement, Shard):
+            length = sizes[placement.dim]
+            if length is not None and not placement.fits(length):
+                placement = Replicate()
+            elif length is not None:
+                sizes[placement.dim] = placement.local_length(length, parts)
+        found.append(placement)
+    return tuple(found)
+
+
+def fits(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> bool:
+    """Whether a tensor of `shape` can lie as `spec`; see `fitted`."""
+    return fitted(shape, spec, mesh) == spec
 
 
 def dim_is_even(shape: Sequence[int], spec: Spec, mesh: Mesh, dim: int) -> bool:

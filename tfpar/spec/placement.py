@@ -77,9 +77,14 @@ class Shard(Placement):
         stride = length if self.stride is None else self.stride
         if stride == 0:
             return 1, 0, self.unit
-        if length % stride or stride % self.unit:
+        if not self.fits(length):
             raise SpecError(f"{self} does not fit a dimension of length {length}.")
         return length // stride, stride // self.unit, self.unit
+
+    def fits(self, length: int) -> bool:
+        """Whether a dimension of local length `length` can be cut so."""
+        stride = length if self.stride is None else self.stride
+        return stride == 0 or (length % stride == 0 and stride % self.unit == 0)
 
     def block(self, length: int, parts: int) -> int:
         """Entries of the middle part that each of `parts` ranks stores."""

@@ -27,6 +27,7 @@ from tfpar.spec import (
     Replicate,
     Shard,
     Spec,
+    fits,
     replicated,
 )
 
@@ -85,7 +86,9 @@ class Space:
         self.data_parallel = self._data_parallel()
         self.growth = self._grown()
         self.nodes, self.place = self._tied()
-        self.ways = [self._ways(ops) for ops in self.nodes]
+        self.ways = [
+            [way for way in self._ways(ops) if self._fits(ops[0], way)] for ops in self.nodes
+        ]
 
     # --- what ops can do ---------------------------------------------------------
 
@@ -224,6 +227,20 @@ class Space:
                 }
             )
         return [dataclasses.replace(way, kept=(p,)) for p in wanted]
+
+    def _fits(self, op: Op, way: Way) -> bool:
+        """Whether the operands of `op` can be cut so.
+
+        What an op left along the axes before may be kept otherwise (a weight that its reader cuts
+        again), and then the blocks along this axis are not those of what is kept.
+        """
+        tensors = {"needs": op.inputs, "made": op.outputs, "kept": op.outputs}
+        return all(
+            fits(tensor.shape or (), spec, self.mesh)
+            for part, operands in tensors.items()
+            if any(isinstance(p, Shard) for p in getattr(way, part))
+            for tensor, spec in zip(operands, self.specs(op, way, part), strict=True)
+        )
 
     def _ways_of_batch(self, op: Op) -> list[Way]:
         placements: list[Placement] = [Replicate(), Shard(0)]
