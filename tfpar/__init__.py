@@ -41,6 +41,7 @@ _EXPORTS = {
     "save_checkpoint": "tfpar.keras.checkpoint",
     "GraphProgram": "tfpar.graph_program",
     "auto_parallel": "tfpar.api",
+    "SearchInterrupted": "tfpar.search.so_far",
     "calibrate": "tfpar.calibration.calibrate",
     "coverage": "tfpar.api",
     "function": "tfpar.api",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from tfpar.keras.data import shard_data
     from tfpar.plans import Plan
     from tfpar.rules import make_rule, register_rule
+    from tfpar.search.so_far import SearchInterrupted
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
     from tfpar.verify import verify
 

@@ -72,6 +72,7 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
             segment.
         search_seconds: what the planner may take, about; it returns the best plan found by then.
             Where no fast plan fits into memory, more are searched, and each search may take that.
+            Ctrl-C ends a search at once: see `tap.SearchInterrupted`.
         cluster: the machines to plan for: a `Cluster`, the name of a preset or a file (TOML or
             JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
         plan_cache: a folder for plans, which are then searched once for each problem; by default

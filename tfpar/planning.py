@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
 from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
@@ -22,7 +23,7 @@ from tfpar.propagation.prepared import prepare
 from tfpar.report.memory import memory_error
 from tfpar.report.progress import searching
 from tfpar.runtime.executable import simplify_step
-from tfpar.search.cache import PlanCache
+from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
 from tfpar.search.folded_model import FoldedModel
@@ -37,7 +38,13 @@ from tfpar.search.problem import (
     input_spec,
 )
 from tfpar.search.recompute import recomputed_problem, solve
+from tfpar.search.so_far import SearchInterrupted, SoFar
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError, replicated
+
+logger = logging.getLogger("tfpar")
+
+Interrupted = MutableMapping[str, SearchInterrupted]
+"""Searches that Ctrl-C ended, by the digest of their problem."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +153,7 @@ def search_plan(
     captured: CapturedStep, request: Request, batch_size: int | None, planner: Planner,
     cache: PlanCache | None, laid: Mapping[str, Spec] | None = None,
     state_ratio: float | None = None, part: bool = False,
+    interrupted: Interrupted | None = None,
 ) -> tuple[Plan, Problem]:  # fmt: skip
     """State the problem of a captured and simplified step, and find its plan.
 
@@ -155,6 +163,7 @@ def search_plan(
         SpecError: a constraint that matches nothing or cannot hold.
         PlanError: no plan satisfies the constraints, or fits under them (a MemoryLimitError);
             says which of them conflict.
+        SearchInterrupted: Ctrl-C; knows the best plan so far.
     """
 
     def relaxed(kept: Collection[str]) -> Problem:
@@ -168,7 +177,7 @@ def search_plan(
     with searching() as progress:
         free = _free_problem(captured, request, batch_size, laid, state_ratio, part, progress)
         problem = _constrained(free, captured.graph, request, must_match=not part)
-        return find_plan(problem, planner, cache, relaxed), problem
+        return find_plan(problem, planner, cache, relaxed, interrupted), problem
 
 
 def plan_step(
@@ -215,24 +224,60 @@ def step_anchors(plan: Plan, problem: Problem) -> Anchors:
 
 def find_plan(
     problem: Problem, planner: Planner, cache: PlanCache | None = None,
-    relaxed: Relaxed | None = None,
+    relaxed: Relaxed | None = None, interrupted: Interrupted | None = None,
 ) -> Plan:  # fmt: skip
     """The planner's plan, or the one that it found for the same problem before.
 
     Args:
         relaxed: by which to find out what conflicts where no plan satisfies the constraints or
             fits under them; without it the error is the planner's.
+        interrupted: searches that Ctrl-C ended, which a further one is added to: for the same
+            problem their best plan is used.
 
     Raises:
         PlanError: no plan satisfies the constraints; if one does but none fits into the memory of
             a device, it is a MemoryLimitError.
+        SearchInterrupted: Ctrl-C; knows the best plan so far.
     """
     plan = cache.get(problem, planner) if cache is not None else None
+    digest = problem_digest(problem, planner)
+    if plan is None and interrupted is not None and digest in interrupted:
+        plan = interrupted[digest].plan
+        if plan is not None:
+            logger.warning(
+                "The search for a plan was interrupted before: the best plan that it had found is "
+                "used, and there may be better ones. A new tap.auto_parallel searches to the end."
+            )
     if plan is None:
-        plan = _fitting(problem, planner, relaxed)
+        so_far = SoFar(problem.cluster.device.memory_bytes)
+        try:
+            plan = _fitting(dataclasses.replace(problem, offer=so_far.offer), planner, relaxed)
+        except KeyboardInterrupt:
+            stopped = SearchInterrupted(functools.partial(_best_so_far, so_far, problem))
+            if interrupted is not None:
+                interrupted[digest] = stopped
+            raise stopped from None
         if cache is not None and not plan.cut_short:
             cache.put(problem, planner, plan)
     return plan
+
+
+def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
+    """The best plan of an interrupted search, priced as a whole; None if there is none that fits.
+
+    Planners price what they offer by what is quick to know of it.
+    """
+    plan = so_far.plan()
+    if plan is None:
+        return None
+    again = recomputed_problem(problem, plan.recompute)
+    laid = _laid(plan, again)
+    roles = Roles.of(
+        laid.graph, times=dict.fromkeys(again.stand_ins, 0), compression=problem.compression
+    )
+    cost = evaluate(laid, problem.cluster, roles, problem.state_ratio)
+    plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
+    return None if problem.excess(plan) else plan.with_partitioned(laid)
 
 
 def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:

@@ -25,7 +25,13 @@ from tfpar.ir.graph import Op
 from tfpar.ir.names import VariableName
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.options import Options
-from tfpar.planning import Request, batched_inputs, cost_on_one_device, search_plan
+from tfpar.planning import (
+    Interrupted,
+    Request,
+    batched_inputs,
+    cost_on_one_device,
+    search_plan,
+)
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
@@ -59,6 +65,8 @@ class Session:
         mesh: the ranks; what axes are laid over them is the planner's choice where there is one.
         options: what the user asked for.
         cluster: what plans are made for; the machine as detected if None.
+        interrupted: searches that Ctrl-C ended: what they had found is used if a plan for the same
+            problem is asked for again.
         first: the first plan found for a training step: models of one session that share
             variables share its mesh.
         entered: the scope that `auto_parallel` has entered; it ends when it is let go of.
@@ -67,6 +75,7 @@ class Session:
     mesh: Mesh
     options: Options = dataclasses.field(default_factory=functools.partial(Options, planner=None))
     cluster: Cluster | None = None
+    interrupted: Interrupted = dataclasses.field(default_factory=dict)
     first: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
     _warned: bool = False
@@ -391,7 +400,14 @@ class CompiledFunction:
 
         def search(request: Request, laid: dict[str, Spec]) -> tuple[Plan, Problem]:
             return search_plan(
-                captured, request, batch_size, planner, options.plan_cache, laid, part=self._part
+                captured,
+                request,
+                batch_size,
+                planner,
+                options.plan_cache,
+                laid,
+                part=self._part,
+                interrupted=session.interrupted,
             )
 
         started = time.monotonic()

@@ -70,7 +70,8 @@ class Plan:
         ops: how ops run that would not run so by themselves, by name.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
             was taken that predictions cannot tell from it (`search.simplest`).
-        cut_short: the search ended because its time was over: there may be better plans.
+        cut_short: the search, or an integer program of it, ended because its time was over, or the
+            search was interrupted: there may be better plans.
         partitioned: what propagation made of it, once known; not saved.
 
     Raises:

@@ -120,7 +120,7 @@ def _prediction(plan: Plan) -> list[str]:
     lines = [f"{text}.", memory]
     lines += simpler_than(plan)
     if plan.cut_short:
-        lines.append("The time of the search was over before its end: there may be better plans.")
+        lines.append("The search was cut short before its end: there may be better plans.")
     if plan.layouts:
         shown = [f"{name}: {format_seconds(s)}" for name, s in plan.layouts[:3]]
         lines.append(f"Next best layouts: {'; '.join(shown)}")

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfpar.cost.evaluate import Cost, Pricer, live_peak
@@ -95,14 +95,16 @@ class LayoutSearch:
 
     Args:
         deadline: when the best plan priced so far is to do; by default the search has no end.
+        offer: is told of each plan that is better than those before.
     """
 
     def __init__(
         self, problem: Problem, model: FoldedModel, layout: Layout,
-        deadline: Deadline | None = None,
+        deadline: Deadline | None = None, offer: Callable[[Found], None] | None = None,
     ) -> None:  # fmt: skip
         self.problem, self.model, self.layout = problem, model, layout
         self.deadline = deadline or Deadline()
+        self.offer = offer
         mesh, graph = layout.mesh, model.prepared.graph
         self.pricer = Pricer(mesh, problem.cluster, model.roles)
         copies = model.folded.copies
@@ -188,6 +190,7 @@ class LayoutSearch:
             like: that search.
         """
         self.key = self._price()
+        self._tell(self.key)
         if self.key[0] > 0:
             self._look_closely()
         if like is None:
@@ -316,6 +319,17 @@ class LayoutSearch:
         over = max(0.0, cost.memory_bytes - self.limit)
         return Found(self.layout, self.key._replace(over=over), cost, chosen)
 
+    def _tell(self, key: Key, picks: Mapping[int, int] | None = None) -> None:
+        """Tell of the plan that is laid, in which the groups of these ids have other options than
+        they have chosen."""
+        if self.offer is None or key == INVALID:
+            return
+        cost = self.plans.cost()
+        live = cost.gradient_bytes + cost.activation_bytes - self.shared_bytes
+        chosen = [(group, (picks or {}).get(id(group), group.chosen)) for group in self.groups]
+        cost = dataclasses.replace(cost, live_bytes=live)
+        self.offer(Found(self.layout, key, cost, chosen))
+
     def units(self) -> list[list[Group]]:
         """The groups, in subgraphs small enough to price all plans of each, the largest first.
 
@@ -353,6 +367,7 @@ class LayoutSearch:
             key = priced[picks] = self._price()
             if key < self.key:
                 best, self.key = picks, key
+                self._tell(key, dict(zip(map(id, unit), picks, strict=True)))
             if self.problem.progress is not None:
                 self.problem.progress(str(self.layout), self.model.statistics.candidates)
         for group, pick in zip(unit, best, strict=True):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.plans import Plan
+from tfpar.search.so_far import Offer
 from tfpar.spec import Mesh, Replicate, Shard, Spec
 
 UNCERTAINTY = 0.1
@@ -73,6 +74,8 @@ class Problem:
             block that repeats, none, those that patterns name, or (None) what memory asks for.
         uncertainty: how far apart, as a part of a step, the predictions for two plans have to be
             to tell which is faster; of those nearer the simplest is taken (`search.simplest`).
+        progress: is told of the search.
+        offer: is told of each better plan on the way; see `search.so_far`.
     """
 
     graph: Graph
@@ -90,6 +93,7 @@ class Problem:
     recompute: bool | tuple[str, ...] | None = None
     uncertainty: float = UNCERTAINTY
     progress: Progress | None = None
+    offer: Offer | None = None
 
     def excess(self, plan: Plan) -> float:
         """Bytes that `plan` stores beyond the memory of a device."""

@@ -13,6 +13,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tfpar.constraints.patterns import compile_pattern, some, without_call_counts
+from tfpar.cost.evaluate import Cost
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Gradient, Graph, Op
 from tfpar.ir.passes.recompute import recompute
@@ -22,6 +23,7 @@ from tfpar.plans import Plan
 from tfpar.search.graph_nodes import GraphNode, cluster
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.shared import Signatures, families, prune_graph
+from tfpar.search.so_far import MakePlan, Offer
 from tfpar.spec import PlanError, SpecError
 
 LEAST_SAVING = 0.01
@@ -170,6 +172,8 @@ def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
     store least is tried.
     """
     again = recomputed_problem(problem, names)
+    if problem.offer is not None:
+        again = dataclasses.replace(again, offer=_computing_again(names, problem.offer))
     plan = planner.solve(again)
     if problem.excess(plan):
         nothing = dataclasses.replace(again, cluster=problem.cluster.with_memory(1.0))
@@ -178,6 +182,19 @@ def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
         plan = min(plan, least, key=lambda p: problem.excess(p))
         plan = dataclasses.replace(plan, cut_short=cut_short)
     return dataclasses.replace(plan, recompute=names)
+
+
+def _computing_again(names: tuple[str, ...], offer: Offer) -> Offer:
+    """`offer` for plans that compute the blocks called so again."""
+
+    def told(make: MakePlan, cost: Cost | None) -> None:
+        def made() -> Plan | None:
+            plan = make()
+            return plan and dataclasses.replace(plan, recompute=names)
+
+        offer(made, cost)
+
+    return told
 
 
 def _by_saving(graph: Graph) -> Iterator[Sequence[str]]:

@@ -9,6 +9,7 @@ refuses is no candidate. Pure data parallelism always is one, and the first.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -69,13 +70,14 @@ class TapPlanner:
         """As `solve`, where the model is folded already."""
         self.statistics = model.statistics
         searches: list[LayoutSearch] = []
+        offer = None if problem.offer is None else functools.partial(self._offer, problem, model)
         for layout in problem.layouts:
             if searches and deadline.over():
                 break
             alike = (s for s in reversed(searches) if _are_alike(s.layout, layout))
             if len(layout.used_axes) > 1:
                 alike = (s for s in searches if _is_cut_in_two(s.layout, layout))
-            search = LayoutSearch(problem, model, layout, deadline)
+            search = LayoutSearch(problem, model, layout, deadline, offer)
             search.explore(next(alike, None))
             searches.append(search)
         least = min((search.key for search in searches), default=INVALID)
@@ -104,6 +106,11 @@ class TapPlanner:
         plan = _plan(problem, model, taken, searches, self.name)
         passed_over = None if taken is best else (best.cost.seconds, best.cost.collectives)
         return dataclasses.replace(plan, cut_short=deadline.cut_short, passed_over=passed_over)
+
+    def _offer(self, problem: Problem, model: FoldedModel, found: Found) -> None:
+        assert problem.offer is not None
+        make = functools.partial(_plan, problem, model, found, (), self.name)
+        problem.offer(make, found.cost)
 
 
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:

@@ -8,6 +8,7 @@ import numpy as np
 import pulp
 import pytest
 
+from tfpar.search.deadline import Deadline
 from tfpar.search.rhino import ilp
 from tfpar.search.rhino.cones import merge
 from tfpar.search.rhino.ilp import NoSolution, Solution, solve
@@ -234,9 +235,9 @@ def hard(nodes=36, choices=5):
 def test_where_time_is_up_the_best_so_far_comes_with_its_gap():
     network = hard()
     with pytest.raises(NoSolution) as error:
-        solve(network, 1e-3)
+        solve(network, Deadline(1e-3))
     assert error.value.timed_out
-    found = solve(network, 3.0)
+    found = solve(network, Deadline(3.0))
     assert found.gap > ilp.GAP
     assert found.seconds == pytest.approx(network.cost(found.picks))
     rng = np.random.default_rng(1)

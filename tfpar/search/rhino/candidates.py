@@ -19,6 +19,7 @@ from tfpar.propagation.deferral import is_product
 from tfpar.propagation.factors import split_of
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.rules.rule import PLAIN
+from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.ways import Candidate, carrying, way_of
 from tfpar.spec import Partial, Placement, Shard
 
@@ -39,6 +40,7 @@ class Growth:
         decided: the ops that a planner decides.
         sizes_of: the sizes of an op's factors, as the axes before left them.
         parts: ranks along the axis.
+        deadline: where growing ends if the search is given up.
 
     Attributes:
         candidates: by op; not splitting is none of them.
@@ -47,8 +49,9 @@ class Growth:
 
     def __init__(
         self, prepared: PreparedGraph, decided: Iterable[Op],
-        sizes_of: Callable[[Op], Sequence[int]], parts: int,
+        sizes_of: Callable[[Op], Sequence[int]], parts: int, deadline: Deadline,
     ) -> None:  # fmt: skip
+        self.deadline = deadline
         self.prepared = prepared
         self.sizes_of = sizes_of
         self.parts = parts
@@ -99,6 +102,7 @@ class Growth:
     def grow(self) -> None:
         """Add all that can be reached from what there is without communication."""
         while self._waiting:
+            self.deadline.check()
             tensor, placement = self._waiting.pop()
             if isinstance(placement, Shard):
                 self._grow_along(tensor.op, self.prepared.rules[tensor.op].outputs[tensor.index],

@@ -60,6 +60,7 @@ class Costs:
         """What the ways cost, and moving tensors between them."""
         nodes = []
         for number, ops in enumerate(self.space.nodes):
+            self.space.deadline.check()
             costs = [self._way_cost(ops, way) for way in self.space.ways[number]]
             seconds, late = (np.array([c[i] for c in costs]) for i in range(2))
             nodes.append(Node(ops[0].name, seconds, late))
@@ -148,6 +149,7 @@ class Costs:
         for op in self.space.graph.ops:
             if op not in self.space.place:
                 continue
+            self.space.deadline.check()
             for tensor in op.outputs:
                 readers = self.space.prepared.consumers.get(tensor, ())
                 moves = self._moves(op, tensor, readers, tensor in outputs)

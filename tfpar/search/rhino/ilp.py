@@ -31,10 +31,11 @@ from typing import Any
 import numpy as np
 import pulp
 
+from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.network import Moves, Network
 
 PATIENCE_S = 20.0
-"""What a program may take, in seconds, where no time is set for the search."""
+"""What one program may take, in seconds, however long the search may."""
 
 GAP = 1e-5
 """The relative gap at which a solution counts as optimal: to close the rest of it took programs of
@@ -62,21 +63,45 @@ class NoSolution(Exception):
         self.timed_out = timed_out
 
 
-def solve(network: Network, time_limit_s: float | None = None) -> Solution:
-    """The choices that cost least, or the best found in `time_limit_s` seconds with their gap.
+def solve(network: Network, deadline: Deadline | None = None) -> Solution:
+    """The choices that cost least; or, with their gap, the best found in `PATIENCE_S` seconds, or
+    before the deadline, which is then cut short.
 
     Raises:
         NoSolution: there are none, or none were found in time.
+        SearchStopped: the search was given up meanwhile.
     """
-    return _Program(network).solve(time_limit_s)
+    deadline = deadline or Deadline()
+    program = _Program(network)
+    deadline.check()
+    try:
+        solution = program.solve(solver(min(deadline.left, PATIENCE_S), deadline))
+    except NoSolution as error:
+        deadline.check()
+        deadline.cut_short |= error.timed_out
+        raise
+    deadline.check()
+    deadline.cut_short |= solution.gap > GAP
+    return solution
 
 
-def solver(time_limit_s: float | None) -> pulp.LpSolver:
-    """HiGHS, or CBC where it is not installed."""
-    for name in ("HiGHS", "PULP_CBC_CMD"):
-        found = pulp.getSolver(name, msg=False, timeLimit=time_limit_s, gapRel=GAP, threads=1)
-        if found.available():
-            return found
+def solver(time_limit_s: float, deadline: Deadline) -> pulp.LpSolver:
+    """HiGHS, which looks now and then whether the search was given up, or CBC where it is not
+    installed."""
+    options = {"msg": False, "timeLimit": time_limit_s, "gapRel": GAP, "threads": 1}
+    highs = pulp.getSolver("HiGHS", **options)
+    if highs.available():
+        import highspy  # of which there is no need where CBC is
+
+        def look(kind: Any, message: str, so_far: Any, told: Any, data: Any) -> None:
+            told.user_interrupt = deadline.stopped
+
+        highs.callbackTuple = (look, None)
+        highs.callbacksToActivate = [highspy.cb.HighsCallbackType.kCallbackMipInterrupt]
+        return highs
+    cbc = pulp.getSolver("PULP_CBC_CMD", **options)
+    if cbc.available():
+        return cbc
     raise RuntimeError("PuLP finds neither HiGHS nor CBC; pip install highspy")
 
 
@@ -171,11 +196,11 @@ class _Program:
             pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, right)
         )
 
-    def solve(self, time_limit_s: float | None) -> Solution:
+    def solve(self, solver: pulp.LpSolver) -> Solution:
         self.problem.setObjective(
             pulp.LpAffineExpression({x: self.scale * c for x, c in self.seconds.items()})
         )
-        self.problem.solve(solver(time_limit_s))
+        self.problem.solve(solver)
         if self.problem.status == pulp.LpStatusInfeasible:
             raise NoSolution(False)
         picks = []

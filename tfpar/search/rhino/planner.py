@@ -10,10 +10,11 @@ stores too much, the largest parameters have to be split, as few as will do (§4
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from tfpar.cost.evaluate import BUCKET_SIZES, Cost, evaluate
 from tfpar.ir.collection import collection_paused
@@ -28,7 +29,7 @@ from tfpar.search.rhino.alternatives import alternatives
 from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
-from tfpar.search.rhino.ilp import GAP, PATIENCE_S, NoSolution, solve
+from tfpar.search.rhino.ilp import GAP, NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import (
@@ -57,6 +58,10 @@ on from (empirical: those that made the faster plan took up to 1.2 times as long
 
 ALTERNATIVES_S = 5.0
 """What it may take, in seconds, to price what else each weight could be, once the plan is found."""
+
+
+LOOK_S = 0.2
+"""How often, in seconds, whoever waits for a search looks whether Ctrl-C came."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,10 +152,14 @@ class RhinoPlanner:
 
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
         """As `solve`, where the model is folded already."""
-        searches = [Search(problem, model, *shape, self.level) for shape in shapes(problem)]
-        # The solver works beside Python; all else takes turns.
-        with ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1)) as pool:
-            results = list(pool.map(lambda search: search.run(deadline), searches))
+        offer = None
+        if problem.offer is not None:
+            problem.offer(functools.partial(self._first, problem, model), None)
+            offer = functools.partial(self._offer, problem, model)
+        searches = [
+            Search(problem, model, *shape, self.level, offer=offer) for shape in shapes(problem)
+        ]
+        results = _side_by_side(searches, deadline)
         found = [result for result in results if result is not None]
         if not found and deadline.cut_short:
             raise TimeLimitError(
@@ -166,7 +175,7 @@ class RhinoPlanner:
         if more_s and not deadline.over():
             shape = next(s for s, r in zip(shapes(problem), results, strict=True) if r is best)
             search = Search(problem, model, *shape, self.level, more_s)
-            simpler = search.run(deadline)
+            (simpler,) = _side_by_side([search], deadline)
             if simpler is not None:
                 candidates.append(simpler)
         taken = simplest(candidates, problem)
@@ -176,6 +185,17 @@ class RhinoPlanner:
         plan = _plan(problem, model, taken, others, self.name, deadline)
         passed_over = None if taken is best else (best.cost.seconds, best.cost.collectives)
         return dataclasses.replace(plan, cut_short=deadline.cut_short, passed_over=passed_over)
+
+    def _offer(self, problem: Problem, model: FoldedModel, found: Found) -> None:
+        assert problem.offer is not None
+        make = functools.partial(_plan, problem, model, found, (), self.name, Deadline(0.0))
+        problem.offer(make, found.cost)
+
+    def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
+        """What there is before anything is found: data parallelism, or near it."""
+        no_time = Deadline(0.0)
+        found = Search(problem, model, *next(shapes(problem)), self.level).run(no_time)
+        return None if found is None else _plan(problem, model, found, (), self.name, no_time)
 
 
 def _plainer(problem: Problem, model: FoldedModel, best: Found) -> Iterator[Found]:
@@ -190,6 +210,27 @@ def _plainer(problem: Problem, model: FoldedModel, best: Found) -> Iterator[Foun
         laid = propagate(model.prepared, best.mesh, anchors)
         cost = evaluate(laid, problem.cluster, model.roles, problem.state_ratio)
         yield dataclasses.replace(best, anchors=anchors, cost=cost)
+
+
+def _side_by_side(searches: Sequence[Search], deadline: Deadline) -> list[Found | None]:
+    """What the searches find, in threads: the solver works beside Python; all else takes turns.
+
+    If one fails, or Ctrl-C comes, nobody waits for the others: they see soon that they are given
+    up.
+    """
+    pool = ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1))
+    try:
+        running = [pool.submit(search.run, deadline) for search in searches]
+        # A thread that waits without an end may not notice Ctrl-C.
+        while wait(running, LOOK_S, FIRST_EXCEPTION).not_done:
+            if any(future.done() and future.exception() for future in running):
+                break
+        return [future.result() for future in running if future.done()]
+    except BaseException:
+        deadline.stop()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def shapes(problem: Problem) -> Iterator[tuple[Mesh, tuple[int, ...] | None]]:
@@ -234,14 +275,16 @@ class Search:
     Args:
         batch_axes: those that split the batch; None leaves that open.
         surcharge_s: seconds that each collective counts beside what it takes.
+        offer: is told of each plan that is found.
     """
 
     def __init__(
         self, problem: Problem, model: FoldedModel, mesh: Mesh, batch_axes: Sequence[int] | None,
-        level: int, surcharge_s: float = 0.0,
+        level: int, surcharge_s: float = 0.0, offer: Callable[[Found], None] | None = None,
     ) -> None:  # fmt: skip
         self.problem, self.model, self.mesh, self.level = problem, model, mesh, level
         self.batch_axes, self.surcharge_s = batch_axes, surcharge_s
+        self.offer = offer
         prepared = model.prepared
         self.critical = critical_ops(prepared.graph, self._is_intensive)
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
@@ -336,7 +379,7 @@ class Search:
 
     def _networks(self, axis: int, before: Chosen) -> Networks:
         given = self._given(axis)
-        space = Space(self.problem, self.model, self.mesh, axis, before, given)
+        space = Space(self.problem, self.model, self.mesh, axis, before, given, self.deadline)
         return Networks(space, self.surcharge_s)
 
     def _decided(self, space: Space, roots: Roots, report: Report) -> tuple[Chosen, Report, float]:
@@ -360,6 +403,8 @@ class Search:
         for network in networks:
             narrowed = with_split(networks.space, network, split)
             found, seconds = self._along_last(networks.space, narrowed, report)
+            if self.offer is not None:
+                self.offer(found)
             if best is None or found.cost.seconds < best.cost.seconds:
                 best, by = found, network
             expected = seconds + self.problem.cluster.step_s
@@ -382,21 +427,19 @@ class Search:
 
     def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
         """Choices of the roots, and the gap that they leave."""
-        left = self.deadline.left
-        if self.deadline.over():
+        is_over = self.deadline.over()
+        if is_over:
             start = _start(space, roots)
             if math.isfinite(roots.network.cost(start)):
                 return start, math.inf
-        if self.level == 2 or left <= 0:
+        if self.level == 2 or is_over:
             return self._by_segments(space, roots), math.inf
         try:
-            solution = solve(roots.network, min(left, PATIENCE_S))
+            solution = solve(roots.network, self.deadline)
         except NoSolution as error:
             if not error.timed_out:
                 raise
-            self.deadline.cut_short |= left < PATIENCE_S
             return self._by_segments(space, roots), math.inf
-        self.deadline.cut_short |= solution.gap > GAP and left < PATIENCE_S
         if solution.gap > GAP:  # it was stopped: what level 2 makes of it is no worse
             return self._by_segments(space, roots, solution.picks), solution.gap
         return solution.picks, solution.gap
@@ -423,7 +466,10 @@ class Search:
         try:
             return solve_by_segments(roots.network, cuts, start, self.deadline, together)
         except NoSolution:
-            return solve(roots.network, PATIENCE_S).picks
+            patient = self.deadline.without_end()  # however late it is, there has to be a plan
+            picks = solve(roots.network, patient).picks
+            self.deadline.cut_short |= patient.cut_short
+            return picks
 
     def _found(self, chosen: Chosen, report: Report) -> Found:
         graph = self.model.prepared.graph

@@ -24,7 +24,7 @@ import numpy as np
 from tfpar.ir.graph import Graph, Op
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import PATIENCE_S, NoSolution, solve
+from tfpar.search.rhino.ilp import NoSolution, solve
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.tables import TooLarge, best_for_each
 
@@ -278,7 +278,9 @@ class _TopLevel:
             yield 0, path
             return
         network = self._program(free, path.picks)
-        for seconds, picks in _best_for_each(network, each and segment.end is not None):
+        for seconds, picks in _best_for_each(
+            network, each and segment.end is not None, self.deadline
+        ):
             if np.isfinite(seconds):
                 whole = list(path.picks)
                 for node, pick in zip(free, picks, strict=True):
@@ -336,7 +338,9 @@ def _from_outside(
     return Moves(readers[0][0], made, readers, row[None, :], np.zeros((1, len(row))))
 
 
-def _best_for_each(network: Network, each: bool) -> list[tuple[float, tuple[int, ...]]]:
+def _best_for_each(
+    network: Network, each: bool, deadline: Deadline
+) -> list[tuple[float, tuple[int, ...]]]:
     """For each choice of the last node the least that the network costs, and the picks; if it takes
     programs, only the best unless `each` is asked for."""
     last = len(network.nodes) - 1
@@ -344,10 +348,12 @@ def _best_for_each(network: Network, each: bool) -> list[tuple[float, tuple[int,
         return best_for_each(network, last)
     except TooLarge:
         choices = range(network.nodes[last].size) if each else (None,)
-        return [_solved(network, last, choice) for choice in choices]
+        return [_solved(network, last, choice, deadline) for choice in choices]
 
 
-def _solved(network: Network, last: int, choice: int | None) -> tuple[float, tuple[int, ...]]:
+def _solved(
+    network: Network, last: int, choice: int | None, deadline: Deadline
+) -> tuple[float, tuple[int, ...]]:
     """The best picks by an integer program, the last node's being `choice` if that is given."""
     nodes = list(network.nodes)
     if choice is not None:
@@ -356,7 +362,7 @@ def _solved(network: Network, last: int, choice: int | None) -> tuple[float, tup
     narrowed = Network(nodes, network.moves)
     roots = merge(narrowed)
     try:
-        picks = tuple(roots.whole(solve(roots.network, PATIENCE_S).picks if roots.kept else ()))
+        picks = tuple(roots.whole(solve(roots.network, deadline).picks if roots.kept else ()))
     except NoSolution:
         return np.inf, ()
     return narrowed.cost(picks), picks

@@ -16,6 +16,7 @@ from tfpar.propagation.engine import Propagation, propagate
 from tfpar.propagation.factors import WHOLE
 from tfpar.propagation.partitioned import Anchors, Decision, OpPlan
 from tfpar.propagation.prepared import REGION_TYPES, PreparedGraph
+from tfpar.search.deadline import Deadline
 from tfpar.search.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import Growth
@@ -59,6 +60,7 @@ class Space:
     Args:
         before: what was chosen along the axes before.
         given: what is given along this one.
+        deadline: where finding the ways, or what they cost, ends if the search is given up.
 
     Attributes:
         nodes: the ops of each node; those of one run alike.
@@ -67,8 +69,9 @@ class Space:
 
     def __init__(
         self, problem: Problem, model: FoldedModel, mesh: Mesh, axis: int, before: Chosen,
-        given: Given,
+        given: Given, deadline: Deadline | None = None,
     ) -> None:  # fmt: skip
+        self.deadline = deadline or Deadline()
         self.problem, self.model, self.mesh, self.axis = problem, model, mesh, axis
         self.before, self.given = before, given
         self.prepared: PreparedGraph = model.prepared
@@ -103,7 +106,7 @@ class Space:
             if op not in self.left_alone and op not in self.variables
             and op.type not in ("Const", "Placeholder", "NoOp")
         ]  # fmt: skip
-        growth = Growth(self.prepared, decided, self._sizes, self.parts)
+        growth = Growth(self.prepared, decided, self._sizes, self.parts, self.deadline)
         for op in self.fed:
             growth.place(op.outputs[0], Shard(0))
         for variable in self.graph.variables:
@@ -182,6 +185,7 @@ class Space:
         return [self.given.tensors.get(tensor.name) for tensor in op.outputs]
 
     def _ways(self, ops: Sequence[Op]) -> list[Way]:
+        self.deadline.check()
         op = ops[0]
         if op in self.fed:
             return self._ways_of_batch(op)

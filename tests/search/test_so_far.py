@@ -1,0 +1,262 @@
+"""Ctrl-C in a search: it ends at once, and the best plan so far is used if one is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import tfpar as tap
+from tests.search.problems import Captured, assert_priced_as_a_whole
+from tests.search.rhino.test_network import hard
+from tests.search.test_cache import problem as tiny
+from tests.search.test_tap import mlp, rows
+from tfpar.planning import find_plan
+from tfpar.search.cache import PlanCache
+from tfpar.search.deadline import Deadline
+from tfpar.search.rhino import RhinoPlanner, ilp
+from tfpar.search.rhino.planner import _side_by_side
+from tfpar.search.so_far import SearchInterrupted, SoFar
+from tfpar.search.tap import TapPlanner
+
+AT_ONCE_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def python_handles_it():
+    """As in a script: Ctrl-C raises KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Interrupted:
+    """A planner whose search Ctrl-C comes in, once it was told so often of a plan."""
+
+    name = "interrupted"
+
+    def __init__(self, planner, after: int) -> None:
+        self.planner, self.after, self.searches = planner, after, 0
+
+    def solve(self, problem):
+        self.searches += 1
+        told = problem.offer
+
+        def offer(make, cost):
+            told(make, cost)
+            self.after -= 1
+            if self.after == 0:
+                self.at = time.monotonic()
+                signal.raise_signal(signal.SIGINT)
+
+        return self.planner.solve(dataclasses.replace(problem, offer=offer))
+
+
+@pytest.fixture(scope="module")
+def captured():
+    return Captured.of(mlp, 16, rows(16, 96))
+
+
+# --- what is kept -----------------------------------------------------------------------------
+
+
+def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
+    best, so_far = TapPlanner().solve(tiny()), SoFar(100.0)
+    costs = {
+        name: dataclasses.replace(best.cost, seconds=seconds, weight_bytes=num_bytes,
+                                  state_bytes=0.0, live_bytes=0.0)
+        for name, seconds, num_bytes in [("large", 1.0, 200.0), ("larger", 0.5, 300.0),
+                                         ("slow", 9.0, 50.0), ("fast", 2.0, 90.0)]
+    }  # fmt: skip
+    made = []
+
+    def offer(name, cost=None):
+        so_far.offer(lambda: made.append(name), cost)
+
+    assert so_far.plan() is None
+    for name, kept in [("unknown", "unknown"), ("larger", "larger"), ("large", "large"),
+                       ("slow", "slow"), ("fast", "fast")]:  # fmt: skip
+        offer(name, costs.get(name))
+        so_far.plan()
+        assert made[-1] == kept
+    for name in ("unknown", *costs):
+        offer(name, costs.get(name))
+    so_far.plan()
+    assert made == ["unknown", "larger", "large", "slow", "fast", "fast"]
+
+
+@pytest.mark.parametrize(
+    "planner, after",
+    [
+        (TapPlanner(), 1), (TapPlanner(), 3),
+        (RhinoPlanner(level=2), 1), (RhinoPlanner(level=2), 2), (RhinoPlanner(level=3), 3),
+    ],
+    ids=["tap-1", "tap-3", "rhino-2-1", "rhino-2-2", "rhino-3-3"],
+)  # fmt: skip
+def test_what_was_found_is_used_if_a_plan_is_asked_for_again(captured, planner, after, caplog):
+    problem = captured.problem([2, 2], "v100-ethernet")
+    asked, kept = Interrupted(planner, after), {}
+    with pytest.raises(KeyboardInterrupt) as error:
+        find_plan(problem, asked, interrupted=kept)
+    assert time.monotonic() - asked.at < AT_ONCE_S and not caplog.messages
+    plan = find_plan(problem, asked, interrupted=kept)
+    assert asked.searches == 1 and plan is error.value.plan
+    assert plan.cut_short and "there may be better" in plan.summary()
+    assert_priced_as_a_whole(problem, plan)
+    (line,) = caplog.messages
+    assert "interrupted before: the best plan that it had found is used" in line
+    best = find_plan(problem, asked)
+    assert asked.searches == 2 and not best.cut_short
+    assert best.cost.seconds <= plan.cost.seconds * 1.0001
+
+
+def test_of_another_problem_nothing_is_known(captured):
+    asked, kept = Interrupted(TapPlanner(), 1), {}
+    with pytest.raises(KeyboardInterrupt):
+        find_plan(captured.problem([2, 2], "v100-ethernet"), asked, interrupted=kept)
+    plan = find_plan(captured.problem([2, 2], "dgx-a100"), asked, interrupted=kept)
+    assert asked.searches == 2 and not plan.cut_short
+
+
+def test_where_nothing_was_found_or_fits_the_search_begins_anew(captured):
+    problem, kept = captured.problem([2, 2], "v100-ethernet"), {}
+
+    class AtOnce(Interrupted):
+        def solve(self, problem):
+            if not self.searches:
+                self.searches += 1
+                raise KeyboardInterrupt
+            return super().solve(problem)
+
+    asked = AtOnce(TapPlanner(), 0)
+    with pytest.raises(SearchInterrupted) as error:
+        find_plan(problem, asked, interrupted=kept)
+    assert error.value.plan is None
+    assert not find_plan(problem, asked, interrupted=kept).cut_short and asked.searches == 2
+    tight = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.0))
+    with pytest.raises(SearchInterrupted) as error:
+        find_plan(tight, Interrupted(TapPlanner(), 1))
+    assert error.value.plan is None
+
+
+def test_a_plan_says_what_it_computes_again(captured):
+    problem = dataclasses.replace(captured.problem([2, 2], "v100-ethernet"), recompute=("stem",))
+    with pytest.raises(SearchInterrupted) as error:
+        find_plan(problem, Interrupted(TapPlanner(), 1))
+    assert error.value.plan.recompute
+
+
+# --- at once ----------------------------------------------------------------------------------
+
+
+class Solving:
+    """A search that is in the solver for longer than anyone waits."""
+
+    entered = threading.Event()
+
+    def run(self, deadline):
+        self.entered.set()
+        return ilp.solve(hard(), deadline)
+
+
+def test_the_solver_does_not_keep_a_search_from_ending():
+    def interrupt():
+        Solving.entered.wait(60)
+        time.sleep(1.0)
+        seen.append(time.monotonic())
+        signal.raise_signal(signal.SIGINT)
+
+    seen, deadline, before = [], Deadline(), set(threading.enumerate())
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        _side_by_side([Solving()], deadline)
+    assert time.monotonic() - seen[0] < AT_ONCE_S
+    assert deadline.stopped
+    for thread in set(threading.enumerate()) - before:
+        thread.join(ilp.PATIENCE_S / 2)
+        assert not thread.is_alive(), "the solver runs on"
+
+
+def test_one_search_that_fails_ends_the_others():
+    class Failing:
+        def run(self, deadline):
+            raise ValueError("no such thing")
+
+    class Waiting:
+        def run(self, deadline):
+            while True:
+                deadline.over()
+                time.sleep(0.01)
+
+    deadline = Deadline()
+    with pytest.raises(ValueError, match="no such thing"):
+        _side_by_side([Waiting(), Failing()], deadline)
+    assert deadline.stopped
+
+
+# --- models and functions ---------------------------------------------------------------------
+
+
+def build():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_fit_after_an_interrupted_fit_trains_by_what_was_found(caplog):
+    x, y = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
+    planner = Interrupted(TapPlanner(), 1)
+    with tap.auto_parallel([2, 2], planner=planner, cluster="v100-ethernet"):
+        model = build()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=8, verbose=0)
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert planner.searches == 1 and tap.plan_of(model).cut_short
+    assert sum("was interrupted" in line for line in caplog.messages) == 1
+    with tap.auto_parallel([2, 2], planner=planner, cluster="v100-ethernet"):
+        model = build()
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert planner.searches == 2 and not tap.plan_of(model).cut_short
+
+
+def test_an_interrupted_plan_is_in_the_error_and_in_no_cache(tmp_path):
+    specs = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
+    planner = Interrupted(TapPlanner(), 1)
+    with pytest.raises(tap.SearchInterrupted) as error:
+        tap.plan(build, specs, [2, 2], "v100-ethernet", planner=planner, plan_cache=str(tmp_path))
+    assert error.value.plan.cut_short and "there may be better" in error.value.plan.summary()
+    assert not list(tmp_path.iterdir())
+
+
+# --- programs that are stopped ----------------------------------------------------------------
+
+
+def test_a_program_that_is_stopped_marks_the_plan(monkeypatch, tmp_path):
+    assert not RhinoPlanner().solve(tiny()).cut_short
+    monkeypatch.setattr(ilp._Program, "_gap", lambda program: 0.5)
+    plan = find_plan(tiny(), RhinoPlanner(), PlanCache(str(tmp_path)))
+    assert plan.cut_short and "there may be better" in plan.summary()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.5])
+def test_a_deadline_knows_of_programs_that_were_stopped(monkeypatch, gap):
+    monkeypatch.setattr(ilp._Program, "_gap", lambda program: gap)
+    deadline = Deadline()
+    ilp.solve(hard(nodes=2), deadline)
+    assert deadline.cut_short == (gap > 0) and not deadline.over()
+    assert deadline.left == math.inf
+
+
+def test_a_program_without_a_solution_in_time_marks_the_plan(monkeypatch):
+    def stopped(program, solver):
+        raise ilp.NoSolution(True)
+
+    monkeypatch.setattr(ilp._Program, "solve", stopped)
+    assert RhinoPlanner().solve(tiny()).cut_short
