@@ -49,7 +49,7 @@ _EXPORTS = {
     "plan": "tfpar.api",
     "plan_of": "tfpar.api",
     "shard_data": "tfpar.keras.data",
-    "verify": "tfpar.verify",
+    "verify": "tfpar.verification",
 }
 
 _MODULES = ("layers",)
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from tfpar.rules import make_rule, register_rule
     from tfpar.search.so_far import SearchInterrupted
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
-    from tfpar.verify import verify
+    from tfpar.verification import verify
 
 
 def __getattr__(name: str) -> Any:

@@ -16,24 +16,21 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfpar.capture.step import GRADIENTS
 
+Visit = Callable[[list[Any], list[Any]], "list[Any] | None"]
+"""Takes gradients and their variables; returns the gradients to apply, None to apply none."""
+
 
 @contextlib.contextmanager
-def marked_gradients(*, update: bool = True) -> Iterator[None]:
-    """While the current graph is traced inside, it collects what enters `apply` of optimizers.
+def visited_gradients(visit: Visit) -> Iterator[None]:
+    """While the current graph is traced inside, `visit` sees what enters `apply` of optimizers.
 
-    The collection is `GRADIENTS`, in the order of the calls: each variable with its gradient, of a
-    sparse one the values and the indices. Of optimizers that call each other (loss scaling) the
-    outermost counts.
-    Gradients that are made in a branch or a loop are no tensors of the step and are not marked.
-
-    Args:
-        update: if False, `apply` does nothing else: no update and no slots, and sparse gradients
-            are made dense. An optimizer whose gradients cannot be marked is run all the same.
+    Of optimizers that call each other (loss scaling) the outermost counts. Gradients that are made
+    in a branch or a loop are no tensors of the step: they are applied unseen.
     """
     graph = tf.compat.v1.get_default_graph()
     inside = False
 
-    def marking(original: Callable[..., Any]) -> Callable[..., Any]:
+    def visiting(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def apply(self, grads, trainable_variables=None):
             nonlocal inside
@@ -45,12 +42,8 @@ def marked_gradients(*, update: bool = True) -> Iterator[None]:
                 weights = self._trainable_variables
             tensors = [t for g in grads for t in _tensors(g)]
             if tensors and all(getattr(t, "graph", None) is graph for t in tensors):
-                for weight, gradient in zip(weights, grads, strict=False):
-                    marked = _tensors(gradient if update else _dense(gradient))
-                    if marked:
-                        variable = getattr(weight, "value", weight)
-                        graph.add_to_collection(GRADIENTS, (variable, marked))
-                if not update:
+                grads = visit(grads, list(weights))
+                if grads is None:
                     return None
             inside = True
             try:
@@ -62,12 +55,37 @@ def marked_gradients(*, update: bool = True) -> Iterator[None]:
 
     originals = [(c, vars(c)["apply"]) for c in _classes(BaseOptimizer) if "apply" in vars(c)]
     for cls, original in originals:
-        cls.apply = marking(original)
+        cls.apply = visiting(original)
     try:
         yield
     finally:
         for cls, original in originals:
             cls.apply = original
+
+
+@contextlib.contextmanager
+def marked_gradients(*, update: bool = True) -> Iterator[None]:
+    """While the current graph is traced inside, it collects what enters `apply` of optimizers.
+
+    The collection is `GRADIENTS`, in the order of the calls: each variable with its gradient, of a
+    sparse one the values and the indices. See `visited_gradients` for what is not seen.
+
+    Args:
+        update: if False, `apply` does nothing else: no update and no slots, and sparse gradients
+            are made dense. An optimizer whose gradients cannot be marked is run all the same.
+    """
+    graph = tf.compat.v1.get_default_graph()
+
+    def mark(gradients: list[Any], weights: list[Any]) -> list[Any] | None:
+        for weight, gradient in zip(weights, gradients, strict=False):
+            marked = _tensors(gradient if update else _dense(gradient))
+            if marked:
+                variable = getattr(weight, "value", weight)
+                graph.add_to_collection(GRADIENTS, (variable, marked))
+        return gradients if update else None
+
+    with visited_gradients(mark):
+        yield
 
 
 def _classes(cls: Any) -> Iterable[Any]:

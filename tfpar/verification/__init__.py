@@ -1,0 +1,39 @@
+"""`verify`: the model on the mesh against the same model on one device, step by step.
+
+**What is compared.** The mesh trains as it always does. Each of its steps is then taken once more
+on one device, from the very state that the mesh had before it, so that no difference is carried on
+from step to step. Compared are
+
+* the gradients that enter the optimizers,
+* what the step returns: the loss and the metrics,
+* every variable after the step: weights, moving statistics, optimizer slots and counters, loss
+  scale, seeds, metrics, whatever else the step touches.
+
+On one device the optimizers are given the mesh's gradients in place of their own. So gradients are
+judged as gradients, and updates as what the optimizer makes of equal gradients: an optimizer that
+divides a gradient by its own size (Adam) cannot turn a rounding into a whole step.
+
+**Against which noise.** Sharing out work changes the order in which numbers are added up, and
+nothing else. What that can do is measured: on one device the step is run a few times with noise in
+every op that adds up (`noise`). Operands and results are moved by about a rounding *of their own
+dtype*, so that where a step computes in 16 bits the noise is that of 16 bits, and the runs show
+how the model carries it on. A difference is put down to rounding while both its root mean square
+and its largest entry are at most `compare.FACTOR` times those of the noise. Both are asked for: the
+first finds what is a little wrong everywhere, the second what is wrong in one row of a table.
+A few roundings of the stored dtype are always granted. Where noise never shows, as in counters and
+seeds, nothing else is: integers must be equal.
+
+What a rounding can tip over (the larger of two equal numbers) the noise, which is larger than
+what the mesh does, tips over more often. Before anything is said to differ, more noise is measured.
+
+**What cannot be told.** Where noise is as large as the thing itself, any difference would pass. A
+difference there is called `noise`, not `rounding`: a gradient that is zero but for roundings, say.
+"""
+
+from tfpar.verification.compare import Difference, Verdict
+from tfpar.verification.report import OutputReport, VariableReport, Verification
+from tfpar.verification.run import verify
+
+__all__ = [
+    "Difference", "OutputReport", "VariableReport", "Verdict", "Verification", "verify",
+]  # fmt: skip

@@ -1,0 +1,290 @@
+"""The runs of `verify`: steps on the mesh, each again on one device, plainly and with noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from tfpar.capture.step import argument_specs
+from tfpar.keras.adapter import state_of
+from tfpar.keras.batches import check_training_batch
+from tfpar.keras.gradients import marked_gradients
+from tfpar.keras.model import ParallelModel
+from tfpar.session import CompiledFunction
+from tfpar.spec.arguments import integer, optional
+from tfpar.verification.compare import Difference, Verdict, difference
+from tfpar.verification.noise import rounding_noise
+from tfpar.verification.recording import HeldGradients, recording_step
+from tfpar.verification.report import OutputReport, VariableReport, Verification
+
+NOISE_RUNS = 3
+MORE_NOISE_RUNS = 12
+"""Before anything is said to differ."""
+
+Values = dict[str, np.ndarray]
+
+
+def verify(
+    model: keras.Model, x: Any, y: Any = None, *, sample_weight: Any = None, steps: int = 3,
+    batch_size: int | None = None,
+) -> Verification:  # fmt: skip
+    """Take `steps` training steps on the mesh, each again on one device, and compare everything.
+
+    The model is left as it was. `tfpar.verification` says what is compared, and how.
+
+    Args:
+        model: a compiled parallel model.
+        x, y, sample_weight: arrays (or structures of arrays); the whole is one batch, used
+            in every step, unless `batch_size` cuts it into consecutive ones.
+
+    Returns:
+        A report of every variable, worst first when printed; it is true if nothing differs by more
+        than roundings do.
+
+    Raises:
+        ArgumentError: no data, data of unequal lengths, or no step.
+        TfparError: the model is not parallel or not compiled.
+        RuntimeMismatchError: ranks that should hold the same values do not.
+    """
+    state = state_of(model, compiled=True)
+    steps, batch_size = integer("steps", steps, 1), optional(_size, "batch_size", batch_size)
+    check_training_batch("(x, y, sample_weight)", (x, y, sample_weight), model)
+    batches = _batches((x, y, sample_weight), steps, batch_size)
+    on_mesh = _OnMesh(state, batches)
+    variables = on_mesh.variables()
+    start = _read(variables)
+    try:
+        taken = [on_mesh.take(batch, variables) for batch in batches]
+        state.gather()
+        on_device = _OneDevice(recording_step(model), variables)
+        compared = [_compare(state, on_device, t) for t in taken]
+    finally:
+        _write(variables, start)
+    return _verification(taken, compared, on_mesh.random_types())
+
+
+def _size(name: str, value: Any) -> int:
+    return integer(name, value, 1)
+
+
+def _batches(data: tuple[Any, Any, Any], steps: int, batch_size: int | None) -> list[Any]:
+    """What `steps` steps are fed: consecutive batches of `data`, which is begun anew at its end.
+
+    Args:
+        data: x, y and sample weights, as `fit` takes them.
+    """
+    total = len(tree.flatten(data[0])[0])
+    size = batch_size or total
+
+    def cut(part: Any, begin: int) -> Any:
+        return tree.map_structure(lambda a: tf.convert_to_tensor(a[begin : begin + size]), part)
+
+    begins = [i * size % total for i in range(steps)]
+    return [
+        keras.utils.pack_x_y_sample_weight(
+            *(None if part is None else cut(part, begin) for part in data)
+        )
+        for begin in begins
+    ]
+
+
+@dataclasses.dataclass
+class _Outcome:
+    """What a step made: what it returned, its gradients, and all variables afterwards."""
+
+    logs: Values
+    gradients: Values
+    after: Values
+
+
+@dataclasses.dataclass
+class _Taken:
+    """A step that the mesh has taken."""
+
+    batch: Any
+    before: Values
+    mesh: _Outcome
+
+
+# --- on the mesh ------------------------------------------------------------------------
+
+
+class _OnMesh:
+    """Takes the model's steps as it trains on its mesh."""
+
+    def __init__(self, state: ParallelModel, batches: Sequence[Any]) -> None:
+        self._state = state
+        self._held = HeldGradients()
+        step = recording_step(state.model, self._held)
+
+        def run(data: Any) -> Any:
+            with marked_gradients():
+                return step(data)
+
+        self._step = CompiledFunction(
+            state.program, run, names=state.variable_name, build=state.build_optimizer,
+            matters=state.is_no_metric, part=True, name="verify", trains=True,
+        )  # fmt: skip
+        options = state.session.options
+        searched = options.planner is not None and options.plan is None
+        if searched and state.program.plan is None:
+            # What is verified is what trains.
+            state.step("train").find_plan(argument_specs((batches[0],)))
+        for batch in batches:
+            self._step.executable((batch,))
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Every numeric variable of the model and of its steps, by name."""
+        found = self._state.named_variables()
+        known = {id(v) for v in found.values()}
+        for executable in self._step.executables.values():
+            captured = executable.captured
+            named = zip(captured.graph.variables, captured.variables, strict=True)
+            for name, variable in ((v.name, variable) for v, variable in named):
+                if id(variable) not in known and not self._held.holds(variable):
+                    known.add(id(variable))
+                    found[name] = variable
+        return found
+
+    def take(self, batch: Any, variables: Mapping[str, tf.Variable]) -> _Taken:
+        self._state.model.reset_metrics()
+        before = _read(variables)
+        logs, sparse = self._step(batch)
+        gradients = {**self._held.read(), **_arrays(sparse)}
+        return _Taken(batch, before, _Outcome(_arrays(logs), gradients, _read(variables)))
+
+    def random_types(self) -> list[str]:
+        """Op types of the step that draw other numbers each time they run."""
+        steps = self._step.executables.values()
+        types = {op.type for step in steps for op in step.captured.graph.ops if op.stateful}
+        return sorted(t for t in types if t.startswith(("Random", "Truncated", "Multinomial")))
+
+
+# --- on one device ----------------------------------------------------------------------
+
+
+class _OneDevice:
+    """Takes steps again on one device, with and without noise."""
+
+    def __init__(self, step: Callable[..., Any], variables: Mapping[str, tf.Variable]) -> None:
+        def with_noise(data: Any, given: Any) -> Any:
+            with rounding_noise():
+                return step(data, given)
+
+        self._variables = variables
+        self._plain = tf.function(step, autograph=False)
+        self._noisy = tf.function(with_noise, autograph=False)
+
+    def plain(self, taken: _Taken) -> _Outcome:
+        return self._again(self._plain, taken)
+
+    def noisy(self, taken: _Taken, runs: int) -> list[_Outcome]:
+        return [self._again(self._noisy, taken) for _ in range(runs)]
+
+    def _again(self, function: Callable[..., Any], taken: _Taken) -> _Outcome:
+        """From the same state, with the mesh's gradients in the optimizers."""
+        _write(self._variables, taken.before)
+        logs, gradients = function(taken.batch, _tensors(taken.mesh.gradients))
+        return _Outcome(_arrays(logs), _arrays(gradients), _read(self._variables))
+
+
+def _read(variables: Mapping[str, tf.Variable]) -> Values:
+    return {name: np.array(v.read_value().numpy()) for name, v in variables.items()}
+
+
+def _write(variables: Mapping[str, tf.Variable], values: Values) -> None:
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def _arrays(tensors: Mapping[str, Any]) -> Values:
+    return {name: np.array(t.numpy()) for name, t in tensors.items()}
+
+
+def _tensors(arrays: Values) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(a) for name, a in arrays.items()}
+
+
+# --- the comparison ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Compared:
+    """The differences of one step."""
+
+    plain: _Outcome
+    logs: dict[str, Difference]
+    gradients: dict[str, Difference]
+    updates: dict[str, Difference]
+
+    @property
+    def differs(self) -> bool:
+        found = (*self.logs.values(), *self.gradients.values(), *self.updates.values())
+        return any(d.verdict is Verdict.DIFFERS for d in found)
+
+
+def _compare(state: ParallelModel, on_device: _OneDevice, taken: _Taken) -> _Compared:
+    plain = on_device.plain(taken)
+    noisy = on_device.noisy(taken, NOISE_RUNS)
+    compared = _differences(state, taken, plain, noisy)
+    if compared.differs:
+        noisy += on_device.noisy(taken, MORE_NOISE_RUNS)
+        compared = _differences(state, taken, plain, noisy)
+    return compared
+
+
+def _differences(
+    state: ParallelModel, taken: _Taken, plain: _Outcome, noisy: Sequence[_Outcome]
+) -> _Compared:
+    narrow = state.session.options.compression
+    epsilon = None if narrow is None else float(ml_dtypes.finfo(narrow).eps)
+    mesh = taken.mesh
+    return _Compared(
+        plain,
+        {k: difference(v, mesh.logs[k], [n.logs[k] for n in noisy]) for k, v in plain.logs.items()},
+        {
+            k: difference(v, mesh.gradients[k], [n.gradients[k] for n in noisy], epsilon=epsilon)
+            for k, v in plain.gradients.items()
+        },
+        {
+            k: difference(v, mesh.after[k], [n.after[k] for n in noisy], before=taken.before[k])
+            for k, v in plain.after.items()
+        },
+    )
+
+
+def _verification(
+    taken: Sequence[_Taken], compared: Sequence[_Compared], random: Sequence[str]
+) -> Verification:
+    gradients = _worst([c.gradients for c in compared])
+    of_variable: dict[str, list[Difference]] = {}
+    for name, found in gradients.items():
+        of_variable.setdefault(name.partition("#")[0], []).append(found)
+    variables = [
+        VariableReport(
+            name,
+            max(of_variable[name], key=lambda d: d.rank) if name in of_variable else None,
+            update,
+        )
+        for name, update in _worst([c.updates for c in compared]).items()
+    ]
+    outputs = [OutputReport(n, d) for n, d in _worst([c.logs for c in compared]).items()]
+    losses = [
+        (_loss(c.plain.logs), _loss(t.mesh.logs)) for c, t in zip(compared, taken, strict=True)
+    ]
+    return Verification(losses, outputs, variables, list(random))
+
+
+def _worst(by_step: Sequence[Mapping[str, Difference]]) -> dict[str, Difference]:
+    return {n: max((s[n] for s in by_step), key=lambda d: d.rank) for n in by_step[0]}
+
+
+def _loss(logs: Values) -> float:
+    return float(logs["loss"] if "loss" in logs else next(iter(logs.values())))
