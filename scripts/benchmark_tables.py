@@ -74,7 +74,9 @@ def in_step(page: str) -> str:
 # --- how cells read -------------------------------------------------------------------------------
 
 
-def table(columns: Sequence[Column], choose: Callable[[Row], bool] = lambda _: True) -> Any:
+def table(
+    columns: Sequence[Column], choose: Callable[[Row], bool] = lambda _: True
+) -> Callable[[Result], str]:
     """A table of the rows of a result, and where it comes from."""
 
     def text(result: Result) -> str:
@@ -142,7 +144,8 @@ def planning_in_words(result: Result) -> str:
         f"{_short(t5['search_s'])} for T5-Large ({t5['candidates']:,} plans). With building and "
         f"tracing, T5-Large was planned in {t5['total_s']:.0f} CPU-seconds and\n"
         f"GPT-3 (175 billion parameters) in {gpt3['total_s']:.0f}, at "
-        f"{gpt3['peak_mb'] / 1024:.1f} GB."
+        f"{gpt3['peak_mb'] / 1024:.1f} GB. "
+        f"({', '.join(filter(None, [f'Measured on {result.date}', result.note]))}.)"
     )
 
 
