@@ -17,6 +17,7 @@ from tfpar.keras.adapter import state_of
 from tfpar.keras.batches import check_training_batch
 from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.model import ParallelModel
+from tfpar.keras.preprocessing import batch_as_fit_feeds
 from tfpar.session import CompiledFunction
 from tfpar.spec.arguments import integer, optional
 from tfpar.verification.compare import Difference, Verdict, difference
@@ -41,8 +42,9 @@ def verify(
 
     Args:
         model: a compiled parallel model.
-        x, y, sample_weight: arrays (or structures of arrays); the whole is one batch, used
-            in every step, unless `batch_size` cuts it into consecutive ones.
+        x, y, sample_weight: what `fit` gets: arrays (or structures of arrays), or strings for a
+            model with a preprocessor; the whole is one batch, used in every step, unless
+            `batch_size` cuts it into consecutive ones.
 
     Returns:
         A report of every variable, worst first when printed; it is true if nothing differs by more
@@ -55,6 +57,8 @@ def verify(
     """
     state = state_of(model, compiled=True)
     steps, batch_size = integer("steps", steps, 1), optional(_size, "batch_size", batch_size)
+    batch = batch_as_fit_feeds(model, (x, y, sample_weight))
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     check_training_batch("(x, y, sample_weight)", (x, y, sample_weight), model)
     batches = _batches((x, y, sample_weight), steps, batch_size)
     on_mesh = _OnMesh(state, batches)
