@@ -119,19 +119,19 @@ class Planning:
         problem = self._problem(request["cluster"], request["devices"])
         planner = _planner(request["planner"])
         limit = problem.cluster.device.memory_bytes
-        row: dict[str, Any] = {"parameters": self.parameters, "limit_gb": limit / 2**30}
+        row: dict[str, Any] = {"parameters": self.parameters, "limit_gib": limit / 2**30}
         seconds, cpu_seconds = time.perf_counter(), time.process_time()
         try:
             plan = planner.solve(problem)
         except MemoryLimitError as error:
-            row["refused"] = f"does not fit: needs {error.needed_bytes / 2**30:.0f} GB"
+            row["refused"] = f"does not fit: needs {error.needed_bytes / 2**30:.0f} GiB"
         except PlanError as error:
             row["refused"] = str(error)
         else:
             needed = plan.cost.memory_bytes
-            row |= {"ms": plan.cost.seconds * 1e3, "gb": needed / 2**30, "plan": _in_words(plan)}
+            row |= {"ms": plan.cost.seconds * 1e3, "gib": needed / 2**30, "plan": _in_words(plan)}
             if needed > limit:
-                row["refused"] = f"does not fit: needs {needed / 2**30:.0f} GB"
+                row["refused"] = f"does not fit: needs {needed / 2**30:.0f} GiB"
         row["search_s"] = time.perf_counter() - seconds
         row["search_cpu_s"] = time.process_time() - cpu_seconds
         return row | {"counts": _counts(planner)}
@@ -215,7 +215,7 @@ def cells(row: dict[str, Any], depth: bool) -> dict[str, str]:
     """The columns of a row, by their names."""
     found = {name: str(row[name]) for name in ("case", "cluster", "devices", "planner")}
     if "ms" in row:
-        found |= {"step, ms": f"{row['ms']:.1f}", "memory, GB": f"{row['gb']:.1f}"}
+        found |= {"step, ms": f"{row['ms']:.1f}", "memory, GiB": f"{row['gib']:.1f}"}
     if "search_s" in row:
         found["search, s"] = f"{row['search_cpu_s']:.1f} / {row['search_s']:.1f}"
     if depth:
@@ -226,7 +226,7 @@ def cells(row: dict[str, Any], depth: bool) -> dict[str, str]:
 
 
 COLUMNS = (
-    "case", "cluster", "devices", "planner", "step, ms", "memory, GB", "search, s", "plan",
+    "case", "cluster", "devices", "planner", "step, ms", "memory, GiB", "search, s", "plan",
 )  # fmt: skip
 COLUMNS_OF_DEPTH = ("case", "planner", "search, s", "step, ms", "counts", "plan")
 

@@ -60,7 +60,7 @@ def measure(num_layers: int, candidates: int) -> dict:
         "ops": len(prepared.graph.ops),
         "candidates": candidates,
         "candidates_per_s": candidates / seconds,
-        "mean_payload_mb": payload / candidates / 2**20,
+        "mean_payload_mib": payload / candidates / 2**20,
     }
 
 

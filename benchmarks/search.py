@@ -82,7 +82,7 @@ class Planning:
             "search_s": search_s,
             "layout_s": layout_s,
             "total_s": build_s + capture_s + search_s + layout_s,
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "plan": f"{plan.mesh}, {plan.cost.seconds * 1e3:.1f} ms",
         }
 
@@ -102,7 +102,7 @@ COLUMNS = (
     ("case", "{}"), ("parameters", "{:,}"), ("ops", "{}"), ("nodes", "{}"),
     ("weighted_nodes", "{}"), ("subgraphs", "{}"), ("candidates", "{}"), ("valid", "{}"),
     ("build_s", "{:.1f}"), ("capture_s", "{:.1f}"), ("search_s", "{:.2f}"),
-    ("layout_s", "{:.1f}"), ("total_s", "{:.1f}"), ("peak_mb", "{:.0f}"), ("plan", "{}"),
+    ("layout_s", "{:.1f}"), ("total_s", "{:.1f}"), ("peak_mib", "{:.0f}"), ("plan", "{}"),
 )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class Contender:
         return {
             "cpu_s": (time.process_time() - cpu) / steps,
             "wall_s": (time.perf_counter() - wall) / steps,
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
 
 
@@ -142,7 +142,7 @@ def measure(model: str, turns: int, steps: int, contenders=None, size=None) -> l
             worker.close()
     for row in rows:
         measured = row.pop("turns")
-        for key in ("cpu_s", "wall_s", "peak_mb"):
+        for key in ("cpu_s", "wall_s", "peak_mib"):
             row[key] = statistics.median(m[key] for m in measured) if measured else None
     for row in rows:
         for key in ("cpu", "wall"):
@@ -179,7 +179,7 @@ COLUMNS = [
     ("wall ratio", "wall_ratio", ".2f"),
     ("first step s", "first_step_s", ".1f"),
     ("first step ratio", "first_step_ratio", ".2f"),
-    ("peak MB", "peak_mb", ".0f"),
+    ("peak MiB", "peak_mib", ".0f"),
 ]
 
 

@@ -130,7 +130,7 @@ SEARCH: list[Column] = [
     ("search s", _number("search_s", ".1f")),
     ("lay out s", _number("layout_s", ".1f")),
     ("total s", _number("total_s", ".1f")),
-    ("peak MB", _number("peak_mb", ".0f")),
+    ("peak MiB", _number("peak_mib", ".0f")),
 ]
 
 
@@ -144,7 +144,7 @@ def planning_in_words(result: Result) -> str:
         f"{_short(t5['search_s'])} for T5-Large ({t5['candidates']:,} plans). With building and "
         f"tracing, T5-Large was planned in {t5['total_s']:.0f} CPU-seconds and\n"
         f"GPT-3 (175 billion parameters) in {gpt3['total_s']:.0f}, at "
-        f"{gpt3['peak_mb'] / 1024:.1f} GB. "
+        f"{gpt3['peak_mib'] / 1024:.1f} GiB. "
         f"({', '.join(filter(None, [f'Measured on {result.date}', result.note]))}.)"
     )
 
@@ -193,14 +193,14 @@ STEP: list[Column] = [
     *_CPU,
     ("first step s", _number("first_step_s", ".1f")),
     ("first step ratio", _number("first_step_ratio", ".2f")),
-    ("peak MB", _number("peak_mb", ".0f")),
+    ("peak MiB", _number("peak_mib", ".0f")),
 ]
 PROCESSES: list[Column] = [
     *_CONTENDER,
     *_CPU,
     ("wall s", _number("wall_s", ".3f")),
     ("first step s", _number("first_step_s", ".1f")),
-    ("peak MB", _number("peak_mb", ".0f")),
+    ("peak MiB", _number("peak_mib", ".0f")),
 ]
 PROPAGATION: list[Column] = [
     ("layers", _text("layers")),
@@ -331,13 +331,13 @@ def planners(cluster: str) -> Callable[[Result], str]:
         cells = [
             [
                 PLANNED[case], str(devices), *(_step(rows.get(p, {})) for p in _PLANNERS),
-                _number("gb", ".1f")(rows.get("rhino-3", {})),
+                _number("gib", ".1f")(rows.get("rhino-3", {})),
                 *(_searched(rows.get(p, {})) for p in _PLANNERS),
             ]
             for (case, devices), rows in found.items()
         ]  # fmt: skip
         heads = (
-            f"`{cluster}`", "devices", "TAP, ms", "level 2, ms", "level 3, ms", "level 3, GB",
+            f"`{cluster}`", "devices", "TAP, ms", "level 2, ms", "level 3, ms", "level 3, GiB",
             "TAP, s", "level 2, s", "level 3, s",
         )  # fmt: skip
         return _with_source(heads, cells, result)

@@ -1,7 +1,7 @@
 """Starts the ranks of a baseline on this machine and asks them for steps.
 
     with Ranks("megatron", "gpt", 2) as ranks:
-        ranks.ask({"steps": 3})       # {"cpu_s": ..., "wall_s": ..., "peak_mb": ...}
+        ranks.ask({"steps": 3})       # {"cpu_s": ..., "wall_s": ..., "peak_mib": ...}
 
 The losses of the first steps are compared with plain Keras's, so that a baseline that
 computes something else is noticed.
@@ -40,13 +40,13 @@ class Result:
     Attributes:
         cpu_s: user and system time of all ranks together.
         wall_s: time of the slowest rank.
-        peak_mb: memory of all ranks together.
+        peak_mib: memory of all ranks together.
         ranks: what each rank said, its losses included.
     """
 
     cpu_s: float
     wall_s: float
-    peak_mb: float
+    peak_mib: float
     ranks: tuple[dict[str, Any], ...]
 
 
@@ -103,7 +103,7 @@ class Ranks:
     def ask(self, request: dict[str, int]) -> dict[str, float]:
         """As of a `benchmarks.workers.Worker`: the figures of `request["steps"]` steps."""
         result = self.run(request["steps"])
-        return {"cpu_s": result.cpu_s, "wall_s": result.wall_s, "peak_mb": result.peak_mb}
+        return {"cpu_s": result.cpu_s, "wall_s": result.wall_s, "peak_mib": result.peak_mib}
 
     def run(self, steps: int) -> Result:
         """Take steps; the very first includes tracing."""
@@ -118,7 +118,7 @@ class Ranks:
         return Result(
             cpu_s=sum(answer["cpu_s"] for answer in answers),
             wall_s=max(answer["wall_s"] for answer in answers),
-            peak_mb=sum(answer["peak_mb"] for answer in answers),
+            peak_mib=sum(answer["peak_mib"] for answer in answers),
             ranks=tuple(answers),
         )
 

@@ -105,7 +105,7 @@ def timed(trainer: Looped | WithTfpar, request: dict[str, Any]) -> dict[str, Any
     return {
         "cpu_s": (cpu_seconds() - cpu) / steps,
         "wall_s": (time.perf_counter() - wall) / steps,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "losses": losses,
     }
 

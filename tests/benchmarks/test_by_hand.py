@@ -25,7 +25,7 @@ def test_a_baseline_on_two_ranks_has_the_losses_of_plain_keras(kind, model):
         assert ranks.losses == pytest.approx(launch.plain_losses(model), rel=launch.TOLERANCE)
     assert len(result.ranks) == 2
     assert result.cpu_s == pytest.approx(sum(rank["cpu_s"] for rank in result.ranks))
-    assert result.wall_s > 0 and result.peak_mb > 0
+    assert result.wall_s > 0 and result.peak_mib > 0
 
 
 def test_a_baseline_that_computes_something_else_is_noticed(monkeypatch):
