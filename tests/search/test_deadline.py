@@ -18,8 +18,10 @@ from tfpar.plans import Plan
 from tfpar.search import deadline, layout_search, recompute
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
+from tfpar.search.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.routing import Routing
+from tfpar.search.simplest import baselines
 from tfpar.search.tap import TapPlanner
 from tfpar.spec import PlanError, Shard, TfparError, TimeLimitError
 
@@ -55,8 +57,9 @@ def split_weights(plan):
     ]
 
 
-def test_more_time_finds_better_plans_and_the_first_is_data_parallel(captured, ticking):
+def test_more_time_finds_better_plans_and_the_first_needs_no_search(captured, ticking):
     problem = captured.problem([2, 2], "v100-ethernet")
+    plain = baselines(problem, FoldedModel.of(problem, 2))
     whole = TapPlanner()
     best = whole.solve(problem)
     plans, priced = [], []
@@ -71,8 +74,9 @@ def test_more_time_finds_better_plans_and_the_first_is_data_parallel(captured, t
         and priced[0] == 1
         and priced[-1] == whole.statistics.candidates
     )
-    assert split_weights(plans[0]) == [] and plans[0].batch_axes == ("data", "model")
+    assert split_weights(plans[0]) == []
     times = [p.cost.seconds for p in plans]
+    assert times[0] == pytest.approx(min(b.cost.seconds for b in plain))
     assert times == sorted(times, reverse=True) and times[0] > times[-1] == best.cost.seconds
 
 

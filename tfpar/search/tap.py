@@ -17,7 +17,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.plans import Alternative, Plan, PlannedVariable
 from tfpar.search.deadline import Deadline, check_search_seconds
 from tfpar.search.folded_model import FoldedModel, Statistics
-from tfpar.search.layout_search import INVALID, Found, Key, LayoutSearch
+from tfpar.search.layout_search import INVALID, Found, Group, Key, LayoutSearch
 from tfpar.search.problem import Layout, Problem
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
 from tfpar.spec import PlanError, Spec, TimeLimitError
@@ -116,9 +116,14 @@ class TapPlanner:
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
     limit = problem.cluster.device.memory_bytes
     for plain in baselines(problem, model):
-        seconds = plain.cost.seconds
+        seconds, laid = plain.cost.seconds, plain.anchors.variables
         key = Key(max(0.0, plain.cost.memory_bytes - limit), seconds, 0, seconds)
-        yield Found(plain.layout, key, plain.cost, ())
+        chosen = [
+            (Group(weights, [laid[weights[0].name]]), 0)
+            for weights in model.folded.groups
+            if weights[0].trainable and len(weights[0].shape) > 1
+        ]
+        yield Found(plain.layout, key, plain.cost, chosen)
 
 
 def _plan(
