@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
 from tfpar.constraints import batch_axes
+from tfpar.functions.step_function import StepFunction
 from tfpar.graph_program import GraphProgram
 from tfpar.keras import adapter
 from tfpar.keras.batches import check_batch, check_training_batch
@@ -36,7 +37,6 @@ from tfpar.search.problem import Planner
 from tfpar.session import Session, batch_size_of, constraints_on
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import refused
-from tfpar.step_function import StepFunction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfpar.calls import Call
+from tfpar.functions.call import Call
 from tfpar.session import CompiledFunction
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from tensorflow.python.autograph.operators import control_flow, py_builtins
 from tensorflow.python.autograph.operators.variables import Undefined, UndefinedReturnValue
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfpar.calls import Call
 from tfpar.capture.step import argument_specs
+from tfpar.functions.call import Call
 from tfpar.runtime.variables import capturing
 from tfpar.spec import CaptureError
 
 if TYPE_CHECKING:
-    from tfpar.step_function import StepFunction
+    from tfpar.functions.step_function import StepFunction
 
 logger = logging.getLogger("tfpar")
 

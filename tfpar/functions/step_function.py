@@ -2,7 +2,7 @@
 
 A call is bound to the function's parameters. Its tensors (and arrays) are what a step is fed;
 everything else, Python numbers, strings, None and objects, is static: each set of such values is
-traced by itself. Datasets and iterators are read outside of the steps (`tfpar.data_loops`).
+traced by itself. Datasets and iterators are read outside of the steps (`data_loops`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpar.calls import Call, fit_signature, is_tensor
 from tfpar.capture.step import CapturedStep, argument_specs
-from tfpar.data_loops import call_with_data
+from tfpar.functions.call import Call, fit_signature, is_tensor
+from tfpar.functions.data_loops import call_with_data
 from tfpar.ir.roles import changes_weights
 from tfpar.keras.gradients import marked_gradients
 from tfpar.plans import Plan

@@ -1,0 +1,1 @@
+"""Functions of tensors on a mesh: their arguments, traces, and loops over data."""
