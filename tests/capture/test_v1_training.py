@@ -337,8 +337,17 @@ def refused(make, match):
 
 
 def test_what_cannot_be_converted_is_named():
-    def gradient_of_a_loop(x):
-        return tf.gradients(loop(x)[1], x)[0]
+    def growing(x):
+        return v1.while_loop(
+            lambda i, y: i < 3, lambda i, y: (i + 1, tf.concat([y, x], 0)), [0, x],
+            shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 3])],
+        )[1]  # fmt: skip
+
+    def growing_array(x):
+        return tf.TensorArray(tf.float32, 0, dynamic_size=True).write(0, x).stack()
+
+    def joined(x):
+        return tf.TensorArray(tf.float32, 1).write(0, x).concat()
 
     def of_two_shapes(x, rows=2):
         return v1.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: x[:rows])
@@ -350,7 +359,9 @@ def test_what_cannot_be_converted_is_named():
 
         return v1.cond(tf.reduce_sum(x) > 0, draw, lambda: x)
 
-    refused(gradient_of_a_loop, "StackPushV2 .* keeps values of a loop.*enable_control_flow_v2")
+    refused(growing, r"Enter 'while/Enter_1' has the shape \(4, 3\) at first and \(8, 3\) then")
+    refused(growing_array, "TensorArrayV3 'TensorArray' grows as it is written.*control_flow_v2")
+    refused(joined, "TensorArrayConcatV3 .* has no form for tensor lists")
     refused(of_two_shapes, r"Merge 'cond/Merge' joins give tensors of two shapes")
     refused(lambda x: of_two_shapes(x, 1), r"\(4, 3\) and \(1, 3\)")
     refused(effect, "PyFunc .* stands in a branch of a tf.cond")

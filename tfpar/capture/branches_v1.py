@@ -15,6 +15,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.framework import op_def_registry
 
 from tfpar.capture.graph_def import set_inputs, split_inputs, split_name, unique_name
+from tfpar.capture.rewriting import become
 from tfpar.ir.passes.trim import is_auxiliary, leaves_no_trace
 from tfpar.spec import CaptureError
 
@@ -115,7 +116,7 @@ class _Predication:
         data, waits = split_inputs(source)
         set_inputs(node, list(map(self._handed_on, data)), waits)
         if node.op == "Switch":
-            _become(node, "Identity", [node.input[0]], waits, T=source.attr["T"])
+            become(node, "Identity", [node.input[0]], waits, T=source.attr["T"])
         elif node.op == "Merge":
             self._select(node, source)
         elif self._conditions[node.name] and _has_effect(node):
@@ -152,7 +153,7 @@ class _Predication:
         first_is_true = (predicate, True) in self._of_tensor(split_inputs(source)[0][0])
         then, other = data if first_is_true else reversed(data)
         inputs = [self._handed_on(predicate).removesuffix(":0"), then, other]
-        _become(node, "SelectV2", inputs, waits, T=source.attr["T"])
+        become(node, "SelectV2", inputs, waits, T=source.attr["T"])
 
     def _conditional(self, node: node_def_pb2.NodeDef) -> Iterable[node_def_pb2.NodeDef]:
         """`node` within an `If`, and what its predicate is made of."""
@@ -244,13 +245,3 @@ def _empty_like(
     empty.signature.name = f"{function.signature.name}_not"
     empty.signature.input_arg.extend(function.signature.input_arg)
     return empty
-
-
-def _become(
-    node: node_def_pb2.NodeDef, op: str, data: list[str], waits: list[str], **attrs
-) -> None:
-    node.op = op
-    node.attr.clear()
-    for name, value in attrs.items():
-        node.attr[name].CopyFrom(value)
-    set_inputs(node, data, waits)

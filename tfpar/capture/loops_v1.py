@@ -8,12 +8,12 @@ leads to its `NextIteration`s the body. Frames within frames come first.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.framework import graph_to_function_def, op_def_registry
+from tensorflow.python.ops import handle_data_util
 
 from tfpar.capture.branches_v1 import without_branches
 from tfpar.capture.graph_def import (
@@ -25,18 +25,18 @@ from tfpar.capture.graph_def import (
     split_name,
     unique_name,
 )
+from tfpar.capture.rewriting import become
 from tfpar.spec import CaptureError
 
 _ENTERS = ("Enter", "RefEnter")
-_STACKS = re.compile(r"(Stack|TensorArray)\w*")
 
 
 def without_loops(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """The graph with a `While` in the place of each frame.
 
     Raises:
-        CaptureError: a loop that keeps values in stacks or tensor arrays (as one does that
-            gradients are taken through), or is not made as `tf.while_loop` makes it.
+        CaptureError: a loop that is not made as `tf.while_loop` makes it, or whose variables change
+            their shapes.
     """
     while any(node.op in _ENTERS for node in graph_def.node):
         graph_def = _Frame.innermost(graph_def).converted()
@@ -44,14 +44,21 @@ def without_loops(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 
 def cut_loops(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """A graph without cycles: what a loop carries round becomes a placeholder."""
+    """A graph without cycles: what a loop of TensorFlow 1 carries round is what entered it."""
     if all(node.op != "NextIteration" for node in graph_def.node):
         return graph_def
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
+    nodes = {node.name: node for node in result.node}
     for node in result.node:
-        if node.op == "NextIteration":
-            set_placeholder(node, tf.as_dtype(node.attr["T"].type), None)
+        if node.op == "Merge":
+            data, waits = split_inputs(node)
+            before = [nodes[split_name(i)[0]] for i in data]
+            if any(b.op == "NextIteration" for b in before):
+                (enter,) = (b for b in before if b.op != "NextIteration")
+                # The shape of what enters, but, unlike an Identity, not its value.
+                attrs = {**enter.attr, "is_constant": True}
+                become(node, "Enter", [enter.input[0]], waits, **attrs)
     return result
 
 
@@ -74,9 +81,6 @@ class _Frame:
         self._members = members
         self._variables: list[_Variable] = []
         self._constants: list[str] = []
-        for node in graph_def.node:
-            if node.name in members:
-                self._refuse_stacks(node)
         self._find_variables()
 
     @classmethod
@@ -97,7 +101,7 @@ class _Frame:
 
     def converted(self) -> graph_pb2.GraphDef:
         """The graph with one `While` in the place of the frame."""
-        shapes = self._shapes()
+        entering = self._entering()
         entries = [v.enter for v in self._variables] + self._constants
         sources = [self._nodes[e].input[0] for e in entries]
         types = [self._nodes[e].attr["T"].type for e in entries]
@@ -114,15 +118,15 @@ class _Frame:
             ("cond", [self._nodes[condition].input[0]]), ("body", [*carried, *handed]),
         ):  # fmt: skip
             function = self._function(
-                unique_name(f"{name.replace('/', '_')}_{role}", taken), results, arguments, types,
-                [shapes[s] for s in sources],
+                unique_name(f"{name.replace('/', '_')}_{role}", taken), results, arguments,
+                [entering[s] for s in sources],
             )  # fmt: skip
             result.library.function.append(function)
             loop.attr[role].func.name = function.signature.name
         waits = [w for e in entries for w in split_inputs(self._nodes[e])[1]]
         set_inputs(loop, sources, list(dict.fromkeys(waits)))
         loop.attr["T"].list.type.extend(types)
-        loop.attr["output_shapes"].list.shape.extend(shapes[s].as_proto() for s in sources)
+        loop.attr["output_shapes"].list.shape.extend(entering[s].shape.as_proto() for s in sources)
         loop.attr["parallel_iterations"].i = 1
         exits = {v.exit: i for i, v in enumerate(self._variables) if v.exit is not None}
         for node in self._source.node:
@@ -138,20 +142,12 @@ class _Frame:
 
     # --- what the loop is made of ------------------------------------------------
 
-    def _refuse_stacks(self, node: node_def_pb2.NodeDef) -> None:
-        if _STACKS.fullmatch(node.op):
-            raise CaptureError(
-                f"{node.op} {node.name!r} keeps values of a loop of TensorFlow 1: gradients are "
-                f"taken through it, or it fills a TensorArray. Build the graph with "
-                f"tf.compat.v1.enable_control_flow_v2()."
-            )
-
     def _find_variables(self) -> None:
         exits, switches = {}, {}
         for name in self._members:
             node = self._nodes[name]
             if node.op == "Exit":
-                exits[split_name(node.input[0])[0]] = name
+                exits[self._leaving(node)] = name
             elif node.op == "Switch":
                 switches[split_name(node.input[0])[0]] = name
         entered = set()
@@ -170,16 +166,29 @@ class _Frame:
             if node.name in self._members and node.op in _ENTERS and node.name not in entered
         ]  # fmt: skip
 
-    def _shapes(self) -> Mapping[str, tf.TensorShape]:
-        """By name, the shapes of what enters."""
-        inputs = [
-            self._nodes[e].input[0] for e in (*(v.enter for v in self._variables), *self._constants)
-        ]
+    def _leaving(self, node: node_def_pb2.NodeDef) -> str:
+        """The op whose result an `Exit` lets out; gradients are handed on before it."""
+        while (before := self._nodes[split_name(node.input[0])[0]]).op == "Identity":
+            node = before
+        return before.name
+
+    def _entering(self) -> Mapping[str, tf.Tensor]:
+        """By name, tensors like those that enter; refuses variables that change their shapes."""
         graph = import_graph(cut_loops(self._source))
-        return {
-            name: graph.get_tensor_by_name("{}:{}".format(*split_name(name))).shape
-            for name in inputs
-        }
+
+        def tensor(name: str) -> tf.Tensor:
+            return graph.get_tensor_by_name("{}:{}".format(*split_name(name)))
+
+        for variable in self._variables:
+            before = tensor(self._nodes[variable.enter].input[0]).shape
+            after = tensor(self._nodes[variable.next].input[0]).shape
+            if not before.is_compatible_with(after):
+                raise CaptureError(
+                    f"What the loop carries round from Enter {variable.enter!r} has the shape "
+                    f"{before} at first and {after} then; it has to keep one."
+                )
+        enters = [*(v.enter for v in self._variables), *self._constants]
+        return {name: tensor(name) for name in (self._nodes[e].input[0] for e in enters)}
 
     # --- its functions -----------------------------------------------------------
 
@@ -199,12 +208,12 @@ class _Frame:
 
     def _function(
         self, name: str, results: Sequence[str], arguments: Mapping[str, str],
-        types: Sequence[int], shapes: Sequence[tf.TensorShape],
+        entering: Sequence[tf.Tensor],
     ) -> function_pb2.FunctionDef:  # fmt: skip
         body = graph_pb2.GraphDef(versions=self._source.versions, library=self._source.library)
-        for position, (dtype, shape) in enumerate(zip(types, shapes, strict=True)):
-            node = body.node.add(name=self._placeholder(position))
-            set_placeholder(node, tf.as_dtype(dtype), shape)
+        inputs = [self._placeholder(i) for i in range(len(entering))]
+        for argument, tensor in zip(inputs, entering, strict=True):
+            set_placeholder(body.node.add(name=argument), tensor.dtype, tensor.shape)
         for member in self._source.node:
             if member.name in self._members and member.name not in arguments:
                 node = body.node.add()
@@ -213,26 +222,47 @@ class _Frame:
                 kept = [w for w in waits if w in self._members and w not in arguments]
                 set_inputs(node, [self._renamed(i, arguments) for i in data], kept)
         ends = [self._renamed(r, arguments) for r in results]
-        inputs = [self._placeholder(i) for i in range(len(types))]
-        body = leading_to(body, [*(split_name(e)[0] for e in ends), *inputs])
-        body, _ = without_branches(body)
+        needed = [*(split_name(e)[0] for e in ends), *inputs]
+        body, _ = without_branches(leading_to(body, needed))
+        body = leading_to(body, needed)
+        members = [node for node in body.node if node.name not in inputs]
+        read = {split_name(i)[0] for node in members for i in node.input}
+        body = graph_pb2.GraphDef(node=members, versions=body.versions, library=body.library)
         with tf.Graph().as_default() as graph:
-            tf.import_graph_def(body, name="")
+            given = [_like(t, i) for t, i in zip(entering, inputs, strict=True)]
+            tf.import_graph_def(
+                body, name="", input_map={g.op.name: g for g in given if g.op.name in read}
+            )
             function = graph_to_function_def.graph_to_function_def(
                 graph,
                 [op for op in graph.get_operations() if op.name not in inputs],
-                [graph.get_tensor_by_name(f"{i}:0") for i in inputs],
+                given,
                 [graph.get_tensor_by_name("{}:{}".format(*split_name(e))) for e in ends],
             )
         function.signature.name = name
-        for position, shape in enumerate(shapes):
-            known = function.arg_attr[position].attr["_output_shapes"]
-            known.list.shape.append(shape.as_proto())
+        # Who reads the function learns no shapes of variables from its arguments.
+        for position, argument in enumerate(given):
+            _note_shapes(function.arg_attr[position].attr["_output_shapes"], [argument])
+        for node in function.node_def:
+            outputs = graph.get_operation_by_name(node.name).outputs
+            _note_shapes(node.attr["_output_shapes"], outputs)
         function.signature.is_stateful = any(map(_is_stateful, function.node_def))
         return function
 
     def _renamed(self, name: str, arguments: Mapping[str, str]) -> str:
         return arguments.get(split_name(name)[0], name)
+
+
+def _like(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """A placeholder for what is like `tensor`."""
+    placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=name)
+    handle_data_util.copy_handle_data(tensor, placeholder)
+    return placeholder
+
+
+def _note_shapes(attr: attr_value_pb2.AttrValue, tensors: Iterable[tf.Tensor]) -> None:
+    attr.list.SetInParent()
+    attr.list.shape.extend(t.shape.as_proto() for t in tensors)
 
 
 def _inside(

@@ -21,6 +21,7 @@ from tensorflow.core.framework import graph_pb2, variable_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.eager import context
 
+from tfpar.capture.arrays_v1 import with_element_shapes, without_arrays
 from tfpar.capture.branches_v1 import without_branches
 from tfpar.capture.convert import convert_func_graph
 from tfpar.capture.graph_def import (
@@ -33,6 +34,7 @@ from tfpar.capture.graph_def import (
 )
 from tfpar.capture.loops_v1 import cut_loops, without_loops
 from tfpar.capture.reference_variables import with_resource_variables
+from tfpar.capture.stacks_v1 import without_stacks
 from tfpar.capture.step import CapturedStep
 from tfpar.capture.updates import gradients_of_updates
 from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, Variable
@@ -336,6 +338,8 @@ class GraphSource:
         graph_def = with_static_feeds(self._inlined.graph_def, feeds)
         names = [split_name(self._inlined.tensor(name))[0] for name in fetched if ":" in name]
         names += [op for name in fetched for op in self._inlined.operations(split_name(name)[0])]
+        graph_def = with_element_shapes(leading_to(graph_def, [*names, *feeds]))
+        graph_def = without_stacks(without_arrays(graph_def))
         return without_branches(without_loops(leading_to(graph_def, [*names, *feeds])))
 
     def _convert(

@@ -1,8 +1,8 @@
 """Shapes of tensor lists that TensorFlow does not tell.
 
-A list takes the element shape of what is put into it, a region's lists are those of its
-bodies, and a loop's those that it comes back with. A list among the elements of a list counts as
-its elements, with a length of 1 in front: lengths are never split.
+A list takes the element shape of what is put into it, and gives it to what is taken from it. A
+region's lists are those of its bodies, and a loop's those that it comes back with. A list among the
+elements of a list counts as its elements, with a length of 1 in front: lengths are never split.
 """
 
 from __future__ import annotations
@@ -94,11 +94,21 @@ def _complete(op: Op) -> bool:
         return changed
     for position, tensor in enumerate(op.outputs):
         if _TAKES.get(op.type) == position:
-            changed |= _set(tensor, (None, *held.shape[2:]))
+            changed |= _take(tensor, held)
         else:
             length = None if op.type in _RESIZES else held.shape[0]
             changed |= _set(tensor, (length, *held.shape[1:]))
     return changed
+
+
+def _take(tensor: Tensor, held: Tensor) -> bool:
+    """Give `tensor` the shape of an element of the list `held`."""
+    if tensor.dtype == "variant":
+        return _set(tensor, (None, *held.shape[2:]))
+    if tensor.shape is not None:
+        return False
+    tensor.shape = tuple(held.shape[1:])
+    return True
 
 
 def _complete_new(op: Op) -> bool:
