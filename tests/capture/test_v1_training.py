@@ -346,6 +346,10 @@ def test_what_cannot_be_converted_is_named():
     def growing_array(x):
         return tf.TensorArray(tf.float32, 0, dynamic_size=True).write(0, x).stack()
 
+    def written_gradient(x):
+        array = tf.TensorArray(tf.float32, 2).write(0, x)
+        return array.grad("here").write(0, x).write(1, x).read(0)
+
     def joined(x):
         return tf.TensorArray(tf.float32, 1).write(0, x).concat()
 
@@ -361,6 +365,7 @@ def test_what_cannot_be_converted_is_named():
 
     refused(growing, r"Enter 'while/Enter_1' has the shape \(4, 3\) at first and \(8, 3\) then")
     refused(growing_array, "TensorArrayV3 'TensorArray' grows as it is written.*control_flow_v2")
+    refused(written_gradient, "TensorArrayWriteV3 .* adds to a gradient array that is written")
     refused(joined, "TensorArrayConcatV3 .* has no form for tensor lists")
     refused(of_two_shapes, r"Merge 'cond/Merge' joins give tensors of two shapes")
     refused(lambda x: of_two_shapes(x, 1), r"\(4, 3\) and \(1, 3\)")

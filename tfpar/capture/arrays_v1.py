@@ -153,6 +153,14 @@ class _Conversion:
             before = self._source[split_name(before.input[0])[0]]
         return before.op == _GRADIENT and node.op in _WRITES
 
+    def _check_first(self, write: node_def_pb2.NodeDef) -> None:
+        """Refuse what adds to a gradient that is written already, as `tf.gradients` never does."""
+        before = self._source[split_name(write.input[_FLOW_INPUTS[write.op]])[0]]
+        while before.op in ("Identity", "Enter", "Switch"):
+            before = self._source[split_name(before.input[0])[0]]
+        if before.op == "Merge" or (before.op in _WRITES and self._starts(before)):
+            _refuse(write, "adds to a gradient array that is written already")
+
     # --- what becomes of it ------------------------------------------------------
 
     def _convert_array_op(self, source: node_def_pb2.NodeDef) -> None:
@@ -191,6 +199,8 @@ class _Conversion:
         """A list of gradients, zero but where `source` writes."""
         data, waits = split_inputs(source)
         dtype = tf.as_dtype(array.attr["dtype"].type)
+        if source.op in _WRITES:
+            self._check_first(source)
         match source.op:
             case "TensorArrayGradV3":
                 become(node, "NoOp", [], [*waits, split_name(length)[0]])
