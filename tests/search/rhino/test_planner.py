@@ -7,6 +7,7 @@ import functools
 
 import keras
 import pytest
+import tensorflow as tf
 
 import tfpar as tap
 from benchmarks.models import SMALL, compile_model
@@ -36,6 +37,22 @@ SLOW_LINKS = two_levels(
 
 def solve(problem):
     return RhinoPlanner().solve(problem)
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> Captured:
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(8, name="first"),
+                keras.layers.Dense(4, name="second"),
+            ]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    return Captured.of(build, 16, (tf.TensorSpec((16, 8)), tf.TensorSpec((16, 4))))
 
 
 @functools.cache
@@ -218,6 +235,24 @@ def test_outputs_lie_as_constraints_say(small_gpt, dim):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", [[1, 2], [2, 1]])
+@pytest.mark.parametrize(
+    "constraint",
+    [tap.shard("first/kernel", 1, "a"), tap.shard_output("first", 1, "a"), tap.batch("a", "b")],
+    ids=["weight", "output", "batch"],
+)
+def test_a_constraint_may_name_an_axis_of_one_rank(two_layers, constraint, mesh):
+    problem = two_layers.problem(Mesh(("a", "b"), tuple(mesh)), "cpu", (constraint,))
+    plan = solve(problem)
+    lies = {tensor.name: spec for tensor, spec in partition(problem, plan).specs.items()}
+    (layout,) = problem.layouts
+    assert plan.mesh == layout.mesh
+    assert plan.batch_axes == tuple(layout.mesh.axis_names[at] for at in layout.batch_axes)
+    assert all(plan.variables[name].spec == given.spec for name, given in problem.fixed.items())
+    assert all(lies[name] == given.spec for name, given in problem.tensors.items())
+    assert_priced_as_a_whole(problem, plan)
+
+
 def test_constraints_cost_time(small_gpt):
     free = solve(small_gpt.problem([2, 2], "cpu", [tap.batch("data")]))
     bound = [tap.batch("data"), tap.shard(".*(fc1|query)/kernel", 0, "model")]

@@ -480,6 +480,9 @@ class Search:
             if not op.inputs and op.outputs
         }
         variables = {v.name: specs[v.handle.op] for v in graph.variables}
+        # These differ from what was decided along axes of one rank: see `_given`.
+        given = {name: fixed.spec for name, fixed in self.problem.fixed.items()}
+        variables |= {name: given[name] for name in variables.keys() & given.keys()}
         inputs = [specs.get(t.op, whole) for t in graph.inputs]
         anchors = Anchors(
             variables=variables,
@@ -502,7 +505,10 @@ class Search:
         return Found(mesh, tuple(batch), anchors, cost, report, frozenset(self.problem.fixed))
 
     def _given(self, axis: int) -> Given:
-        fixed, tensors = self.problem.fixed, self.problem.tensors
+        """What is given along `axis`. With one rank there, a weight is whole also where it is said
+        to be split: no op along such an axis is asked whether it reads split weights."""
+        fixed = {} if self.mesh.shape[axis] == 1 else self.problem.fixed
+        tensors = self.problem.tensors
         return Given(
             batch=None if self.batch_axes is None else axis in self.batch_axes,
             variables={name: given.spec[axis] for name, given in fixed.items()},
