@@ -37,6 +37,10 @@ from tfpar.search.rhino.network import Moves, Network
 PATIENCE_S = 20.0
 """What one program may take, in seconds, however long the search may."""
 
+LEAST_S = 1e-3
+"""What a program gets, in seconds, that is stated when the time is over: HiGHS takes a negative
+limit for none."""
+
 GAP = 1e-5
 """The relative gap at which a solution counts as optimal: to close the rest of it took programs of
 small models on slow links seconds more, for the same plans."""
@@ -75,7 +79,7 @@ def solve(network: Network, deadline: Deadline | None = None) -> Solution:
     program = _Program(network)
     deadline.check()
     try:
-        solution = program.solve(solver(min(deadline.left, PATIENCE_S), deadline))
+        solution = program.solve(solver(min(max(deadline.left, LEAST_S), PATIENCE_S), deadline))
     except NoSolution as error:
         deadline.check()
         deadline.cut_short |= error.timed_out
