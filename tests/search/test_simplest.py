@@ -60,6 +60,12 @@ def test_of_as_many_collectives_the_fewest_split_weights_are_taken_then_the_fast
     assert simplest([Candidate.of(1.06, 3, 2), few], problem) is few
 
 
+def test_sharing_nothing_is_taken_where_it_is_the_fastest_and_not_for_being_simple(problem):
+    alone, shared = Candidate.of(1.05, 0), Candidate.of(1.0, 50)
+    assert simplest([alone, shared], problem) is shared
+    assert simplest([alone, Candidate.of(1.06, 3)], problem) is alone
+
+
 def test_what_does_not_fit_is_not_simple(problem):
     fits, plain = Candidate.of(1.0, 50, memory=99.0), Candidate.of(0.5, 0, memory=200.0)
     assert simplest([plain, fits], problem) is fits

@@ -4,7 +4,9 @@ compared.
 Predictions order plans; how far two of them are apart is known only to within
 `Problem.uncertainty`. What comes so near to the fastest plan may as well be the faster one, and a
 plan with fewer collectives has less in it that no model foresees: ranks that wait for each other.
-So the one with the fewest collectives is taken, of these the one that splits fewest weights.
+So the one with the fewest collectives is taken, of these the one that splits fewest weights. Ranks
+that share work in a training step have some collective: a plan with none is taken if it is the
+fastest, and not for being simple.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ def simplest(found: Sequence[C], problem: Problem) -> C:
         return best
     limit = (1.0 + problem.uncertainty) * best.cost.seconds
     near = [f for f in found if not _excess(f, problem) and f.cost.seconds <= limit]
+    if best.cost.collectives:  # who asks for ranks wants them used, if one device is not faster
+        near = [f for f in near if f.cost.collectives]
     return min(near, key=lambda f: (f.cost.collectives, f.num_split, f.cost.seconds))
 
 
