@@ -7,6 +7,7 @@ pass through the loop's body is a step; what stands before and after the loop ru
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import logging
@@ -101,7 +102,7 @@ def _next(source: Iterator[Any]) -> Any:
         raise tf.errors.OutOfRangeError(None, None, "End of sequence") from None
 
 
-class _Source:
+class _Source(abc.ABC):
     """What a function sees in the place of an iterator."""
 
     graph: Any = None
@@ -120,8 +121,9 @@ class _Source:
                 "`for batch in iterator:`."
             )
 
+    @abc.abstractmethod
     def __next__(self) -> Any:
-        raise NotImplementedError
+        """The next element, as the step reads it."""
 
 
 class _Probed(_Source):
