@@ -28,7 +28,7 @@ quickstart: $(STAMP)
 test: lint $(HOROVOD)
 	$(PYTEST)
 
-## The quick part of the suite, under three minutes.
+## The quick part of the suite, some six minutes on two cores.
 test-fast: $(STAMP) $(HOROVOD)
 	$(PYTEST) -m "not slow"
 

@@ -23,12 +23,13 @@ from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.matrix import device_meshes, tensor_parallel_seconds
 from tfpar.cluster.named import fitted, read_preset
-from tfpar.cost.evaluate import Cost, evaluate
+from tfpar.compile import simplify_step
+from tfpar.cost.cost import Cost
+from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.planning import Request, lay_out, state_problem
 from tfpar.plans import plan_from_constraints
-from tfpar.runtime.executable import simplify_step
 
 BATCH, LENGTH, LAYERS = 4, 2048, 2
 HIDDEN = {"M1": 2048, "M2": 4096, "M3": 8192, "M4": 12288}
@@ -36,8 +37,11 @@ HEAD_SIZE = 128
 
 SIZES = {"atp-ic1": 8, "atp-ic2": 8, "atp-ic3": 8, "atp-ic4": 16, "atp-ic5": 16, "atp-ic6": 16}
 PAPER = {
-    "atp-ic1": "(2, 4)", "atp-ic2": "(8, 1)", "atp-ic3": "(8, 1)", "atp-ic4": "(8, 2)",
-}  # fmt: skip
+    "atp-ic1": "(2, 4)",
+    "atp-ic2": "(8, 1)",
+    "atp-ic3": "(8, 1)",
+    "atp-ic4": "(8, 2)",
+}
 
 # Column-first for what opens a block, row-first for what closes it: (weights, dims over d1, d2).
 COLUMN_AND_ROW_FIRST = (
@@ -116,10 +120,13 @@ def capture(hidden: int) -> CapturedStep:
         with tap.auto_parallel([1], planner=None):
             model = models.compile_model(
                 models.gpt(
-                    512, length=LENGTH, hidden=hidden, num_layers=LAYERS,
+                    512,
+                    length=LENGTH,
+                    hidden=hidden,
+                    num_layers=LAYERS,
                     heads=hidden // HEAD_SIZE,
                 )
-            )  # fmt: skip
+            )
     finally:
         keras.mixed_precision.set_dtype_policy(before)
     batch = models.gpt_batch(batch=BATCH, length=LENGTH, vocabulary=512)
@@ -158,8 +165,9 @@ def curves(preset: str, sizes: tuple[int, ...]) -> dict[str, list[float | None]]
     for size in sizes:
         grown = dataclasses.replace(flat.nodes[0], levels=(dataclasses.replace(level, count=size),))
         cluster = dataclasses.replace(flat, nodes=(grown,))
-        seconds = {d2: tensor_parallel_seconds(cluster, d1, d2, 1.0)
-                   for d1, d2 in device_meshes(size)}  # fmt: skip
+        seconds = {
+            d2: tensor_parallel_seconds(cluster, d1, d2, 1.0) for d1, d2 in device_meshes(size)
+        }
         unit = 2.0 / level.bandwidth
         for i in (1, 2, 4):
             found[f"ATP-{i}"].append(seconds[i] / unit if i in seconds else None)
@@ -178,8 +186,12 @@ def plot(path: str) -> None:
     figure, axes = plt.subplots(figsize=(6, 4))
     for name, values in curves("atp-ic5", sizes).items():
         known = [(n, v) for n, v in zip(sizes, values, strict=True) if v is not None]
-        axes.plot(*zip(*known, strict=True), marker="o", label=name,
-                  linestyle="--" if name == "ATP-OPT" else "-")  # fmt: skip
+        axes.plot(
+            *zip(*known, strict=True),
+            marker="o",
+            label=name,
+            linestyle="--" if name == "ATP-OPT" else "-",
+        )
     axes.set_xscale("log", base=2)
     axes.set_xlabel("devices on one flat layer (IC5)")
     axes.set_ylabel("T_comm / (2 L b s h / GroupBW)")

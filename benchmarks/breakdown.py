@@ -17,13 +17,14 @@ from benchmarks import models
 from benchmarks.results import save
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.named import find_cluster
-from tfpar.cost.evaluate import Cost, evaluate
+from tfpar.compile import simplify_step
+from tfpar.cost.cost import Cost
+from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.planning import Request, lay_out, state_problem
 from tfpar.plans import plan_from_constraints
-from tfpar.runtime.executable import simplify_step
-from tfpar.search.tap import TapPlanner
+from tfpar.search.tap.planner import TapPlanner
 
 BATCH = 16
 MHA = ((".*attention/(query|key|value)/kernel", 1), (".*attention/out/kernel", 0))
@@ -43,7 +44,7 @@ def main() -> None:
     )
     simplify_step(captured)
     print(
-        "| plan | step ms | compute ms | waiting for collectives ms | gradients exposed ms | GB |"
+        "| plan | step ms | compute ms | waiting for collectives ms | gradients exposed ms | GiB |"
     )
     print("|---|---|---|---|---|---|")
     for nodes in (1, 2):
@@ -55,8 +56,9 @@ def main() -> None:
             shape = (1, grid.size) if split else (grid.size, 1)
             mesh = tap.Mesh(("data", "model"), shape)
             constraints = (
-                tap.batch("data"), *(tap.shard(p, dim=d, axis="model") for p, d in split),
-            )  # fmt: skip
+                tap.batch("data"),
+                *(tap.shard(p, dim=d, axis="model") for p, d in split),
+            )
             given = state_problem(
                 captured, Request(mesh, cluster, constraints), BATCH, state_ratio=2.0
             )
@@ -85,7 +87,7 @@ def show(name: str, cost: Cost) -> dict[str, Any]:
     }
     parts = (row[key] for key in ("step_s", "compute_s", "waiting_s", "exposed_s"))
     cells = " | ".join(f"{1e3 * part:.0f}" for part in parts)
-    print(f"| {name} | {cells} | {cost.memory_bytes / 1e9:.1f} |", flush=True)
+    print(f"| {name} | {cells} | {cost.memory_bytes / 2**30:.1f} |", flush=True)
     return row
 
 

@@ -27,7 +27,7 @@ SIZES: dict[str, dict[str, tuple[dict[str, int], int]]] = {
         "large": ({"vocabulary": 8192, "length": 128, "hidden": 768, "num_layers": 2}, 16),
     },
     "wide": {"small": ({"classes": 500}, 64), "large": ({"classes": 50_000}, 256)},
-}  # fmt: skip
+}
 """By model: arguments of its builder, and a batch size."""
 PLANS = {"gpt": ("data", "zero", "megatron"), "wide": ("data", "zero", "classes")}
 
@@ -42,21 +42,28 @@ def compare(ranks: int) -> list[dict[str, Any]]:
     for model, names in PLANS.items():
         for name in names:
             small, large = (_job(model, name, ranks, size) for size in ("small", "large"))
-            rows.append({
-                "model": model, "plan": name,
-                "predicted": large["predicted"] - small["predicted"],
-                "measured": large["peak"] - small["peak"],
-                "parts": {k: large["parts"][k] - v for k, v in small["parts"].items()},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "model": model,
+                    "plan": name,
+                    "predicted": large["predicted"] - small["predicted"],
+                    "measured": large["peak"] - small["peak"],
+                    "parts": {k: large["parts"][k] - v for k, v in small["parts"].items()},
+                }
+            )
     return rows
 
 
 def _job(model: str, plan: str, ranks: int, size: str) -> dict[str, Any]:
     environment = {
-        **os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1",
-        "MALLOC_MMAP_THRESHOLD_": str(64 * 1024), "MALLOC_TRIM_THRESHOLD_": str(64 * 1024),
-    }  # fmt: skip
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "MALLOC_MMAP_THRESHOLD_": str(64 * 1024),
+        "MALLOC_TRIM_THRESHOLD_": str(64 * 1024),
+    }
     command = [sys.executable, "-m", "tfpar", "run", "-np", str(ranks), sys.executable, "-m"]
     command += ["benchmarks.growth", model, plan, str(ranks), size]
     done = subprocess.run(

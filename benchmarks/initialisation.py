@@ -103,16 +103,23 @@ def run(
 ) -> list[dict[str, Any]]:
     """What each process says: one for plain Keras, else `ranks`."""
     env = {
-        **os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(ROOT),
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "-1"),
         "TF_CPP_MIN_LOG_LEVEL": "3",
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as folder:
         config = {"width": width, "ranks": ranks, "load": load, "save": save}
         worker = [
-            sys.executable, "-m", "benchmarks.initialisation", "--worker", json.dumps(config),
-            "--json", folder,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "benchmarks.initialisation",
+            "--worker",
+            json.dumps(config),
+            "--json",
+            folder,
+        ]
         launcher = [sys.executable, "-m", "tfpar", "run", "-np", str(ranks)] if ranks > 1 else []
         subprocess.run([*launcher, *worker], check=True, cwd=ROOT, env=env, timeout=_TIMEOUT_S)
         return [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
@@ -126,10 +133,14 @@ def row(system: str, said: list[dict[str, Any]]) -> dict[str, Any]:
     }
     seconds = max(p["seconds"] for s in said for p in s["phases"] if p["phase"] == "stepped")
     return {
-        "system": system, "processes": len(said), "parameters": said[0]["parameters"],
-        "whole_bytes": 4 * said[0]["parameters"], "peak_bytes": by_phase,
-        "first_step_s": seconds, "loss": said[0]["loss"],
-    }  # fmt: skip
+        "system": system,
+        "processes": len(said),
+        "parameters": said[0]["parameters"],
+        "whole_bytes": 4 * said[0]["parameters"],
+        "peak_bytes": by_phase,
+        "first_step_s": seconds,
+        "loss": said[0]["loss"],
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -73,13 +73,32 @@ def run(kills: int, folder: Path, num_ranks: int = 2) -> Result:
     begun = time.monotonic()
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "tfpar", "run", "-np", str(num_ranks), "--min-np", str(num_ranks),
-            "-H", f"localhost:{num_ranks + kills}", "--restarts", str(kills),
-            "--backend", BACKEND, "--timeout", f"{ATTEMPT_S:g}", sys.executable, str(RANKS),
+            sys.executable,
+            "-m",
+            "tfpar",
+            "run",
+            "-np",
+            str(num_ranks),
+            "--min-np",
+            str(num_ranks),
+            "-H",
+            f"localhost:{num_ranks + kills}",
+            "--restarts",
+            str(kills),
+            "--backend",
+            BACKEND,
+            "--timeout",
+            f"{ATTEMPT_S:g}",
+            sys.executable,
+            str(RANKS),
             json.dumps({**task, "fault": "random_kill", "of": -1, "attempts": kills}),
         ],
-        cwd=ROOT, env=_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=_environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         starts, saved = _watch(process, folder)
     finally:
@@ -88,9 +107,12 @@ def run(kills: int, folder: Path, num_ranks: int = 2) -> Result:
     with tempfile.TemporaryDirectory() as plain:
         alone = {**task, "folder": plain, "every": 0, "mesh": [1], "pause_s": 0}
         subprocess.run(
-            [sys.executable, str(RANKS), json.dumps(alone)], env=_environment(), check=True,
-            timeout=600, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, str(RANKS), json.dumps(alone)],
+            env=_environment(),
+            check=True,
+            timeout=600,
+            stderr=subprocess.DEVNULL,
+        )
         expected = dict(_losses(Path(plain)))
     found = list(_losses(folder))
     differences = [abs(loss - expected[step]) / expected[step] for step, loss in found]

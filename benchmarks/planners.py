@@ -84,11 +84,13 @@ CASES = {
 QUICK = {name: dataclasses.replace(CASES[name], devices=(2,)) for name in ("dnabert", "unet")}
 DEPTH = {
     f"gpt-{n}": Case(
-        "gpt", (2,), per_device=4,
+        "gpt",
+        (2,),
+        per_device=4,
         sizes=dict(vocabulary=50_257, length=1024, hidden=512, heads=8, num_layers=n),
     )
     for n in (12, 24, 36, 72)
-}  # fmt: skip
+}
 
 
 # --- in a worker --------------------------------------------------------------------
@@ -101,8 +103,8 @@ class Planning:
         import tfpar as tap
         from benchmarks import models
         from tfpar.capture.step import argument_specs
+        from tfpar.compile import simplify_step
         from tfpar.keras.adapter import parallel_model
-        from tfpar.runtime.executable import simplify_step
 
         self.batch = config["batch"]
         build = models.FULL.get(config["model"]) or getattr(models, config["model"])
@@ -226,8 +228,15 @@ def cells(row: dict[str, Any], depth: bool) -> dict[str, str]:
 
 
 COLUMNS = (
-    "case", "cluster", "devices", "planner", "step, ms", "memory, GiB", "search, s", "plan",
-)  # fmt: skip
+    "case",
+    "cluster",
+    "devices",
+    "planner",
+    "step, ms",
+    "memory, GiB",
+    "search, s",
+    "plan",
+)
 COLUMNS_OF_DEPTH = ("case", "planner", "search, s", "step, ms", "counts", "plan")
 
 

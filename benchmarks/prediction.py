@@ -111,9 +111,14 @@ class Training:
     """A model under one plan; the first step, which compiles it, is taken here."""
 
     def __init__(
-        self, model: str, plan: str, config: Config, machines: Any,
-        size: dict[str, int] | None = None, batch: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        plan: str,
+        config: Config,
+        machines: Any,
+        size: dict[str, int] | None = None,
+        batch: int | None = None,
+    ) -> None:
         import keras
         import tensorflow as tf
 
@@ -168,12 +173,20 @@ def measure(config: Config) -> list[dict[str, Any]]:
         trainings = [Training(model, name, config, machines) for name in names]
         times = take_turns(trainings, config, world)
         for name, training, taken in zip(names, trainings, times, strict=True):
-            rows.append({
-                "setting": config.name, "model": model, "plan": name, "layout": training.text,
-                "predicted_s": training.cost.seconds, "measured_s": statistics.median(taken),
-                "least_s": min(taken), "program": training.program,
-                "steps": len(taken), "cost": dataclasses.asdict(training.cost),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "setting": config.name,
+                    "model": model,
+                    "plan": name,
+                    "layout": training.text,
+                    "predicted_s": training.cost.seconds,
+                    "measured_s": statistics.median(taken),
+                    "least_s": min(taken),
+                    "program": training.program,
+                    "steps": len(taken),
+                    "cost": dataclasses.asdict(training.cost),
+                }
+            )
     rows[0]["cluster"] = _described(machines)
     return rows
 
@@ -230,9 +243,12 @@ def run(config: Config) -> list[dict[str, Any]]:
             texts = run_module(hosts, each, worker[2:], 1800.0)
         return _rows(texts[0])
     environment = {
-        **os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1",
-    }  # fmt: skip
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
     if config.setting == "loopback":
         worker = [sys.executable, "-m", "tfpar", "run", "-np", str(config.ranks), *worker]
     done = subprocess.run(
@@ -269,13 +285,17 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 
     cells = [
         (
-            row["model"], row["plan"], row["layout"], f"{1e3 * row['predicted_s']:.1f}",
-            f"{1e3 * row['measured_s']:.1f}", f"{row['predicted_s'] / row['measured_s']:.2f}",
+            row["model"],
+            row["plan"],
+            row["layout"],
+            f"{1e3 * row['predicted_s']:.1f}",
+            f"{1e3 * row['measured_s']:.1f}",
+            f"{row['predicted_s'] / row['measured_s']:.2f}",
             f"{1e3 * sum(row['cost']['compute_s']):.1f}",
             f"{1e3 * (sum(row['cost']['communication_s']) + row['cost']['exposed_s']):.1f}",
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     columns = ("model", "plan", "layout", "plan ms", "ms", "ratio", "compute", "collectives")
     text = [render_table(rows[0]["setting"], columns, cells, numeric=(3, 4, 5, 6, 7))]
     said = summary(rows)
@@ -323,9 +343,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             chosen = min(r["measured_s"] for r in own if r["program"] in programs)
             choice_of[model] = chosen / min(r["measured_s"] for r in own)
     return {
-        "setting": rows[0]["setting"], "count": len(rows), "rho": _rho(rows),
-        "rho_of": rho_of, "choice_of": choice_of,
-    }  # fmt: skip
+        "setting": rows[0]["setting"],
+        "count": len(rows),
+        "rho": _rho(rows),
+        "rho_of": rho_of,
+        "choice_of": choice_of,
+    }
 
 
 def _rho(rows: Sequence[dict[str, Any]]) -> float:
@@ -338,21 +361,22 @@ def memory(ranks: int, rows: Sequence[dict[str, Any]]) -> str:
 
     cells = [
         (
-            row["model"], row["plan"], f"{row['predicted'] / 1e6:.0f}",
-            f"{row['measured'] / 1e6:.0f}", f"{row['predicted'] / row['measured']:.2f}",
+            row["model"],
+            row["plan"],
+            f"{row['predicted'] / 1e6:.0f}",
+            f"{row['measured'] / 1e6:.0f}",
+            f"{row['predicted'] / row['measured']:.2f}",
             *(f"{n / 1e6:.0f}" for n in row["parts"].values()),
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     columns = ("model", "plan", "plan MB", "MB", "ratio", "weights", "state", "activations")
     return render_table(f"Memory of each of {ranks} ranks", columns, cells, numeric=range(2, 8))
 
 
 def settings(options: argparse.Namespace) -> list[Config]:
     if options.quick:
-        return [
-            Config("in-process", 2, models=("wide",), budget_s=15.0, turns=3, turn_s=0.3)
-        ]  # fmt: skip
+        return [Config("in-process", 2, models=("wide",), budget_s=15.0, turns=3, turn_s=0.3)]
     found = []
     for setting in options.setting or SETTINGS:
         for ranks in options.ranks or (2, 4):

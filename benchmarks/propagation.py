@@ -24,8 +24,8 @@ def prepared_block(num_layers: int):
     """The prepared training step of a GPT with `num_layers` blocks."""
     import tfpar as tap
     from tfpar.capture.step import argument_specs
+    from tfpar.compile import prepare_step
     from tfpar.keras.adapter import parallel_model
-    from tfpar.runtime.executable import prepare_step
 
     with tap.auto_parallel(tap.split([2])):
         model = models.compile_model(models.gpt(num_layers=num_layers))
@@ -35,7 +35,8 @@ def prepared_block(num_layers: int):
 
 
 def measure(num_layers: int, candidates: int) -> dict:
-    from tfpar.propagation.engine import Anchors, propagate
+    from tfpar.propagation.engine import propagate
+    from tfpar.propagation.partitioned import Anchors
     from tfpar.spec import Mesh, Replicate, Shard
 
     prepared = prepared_block(num_layers)

@@ -72,8 +72,11 @@ def _commit() -> str:
     """The commit that is checked out; empty outside of a clone."""
     try:
         return subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"], cwd=ROOT, text=True,
-            capture_output=True, check=True,
-        ).stdout.strip()  # fmt: skip
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            check=True,
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -52,10 +52,10 @@ class Planning:
         from benchmarks import models
         from tfpar.capture.step import argument_specs
         from tfpar.cluster.named import find_cluster
+        from tfpar.compile import simplify_step
         from tfpar.keras.adapter import parallel_model
         from tfpar.planning import Request, lay_out, state_problem
-        from tfpar.runtime.executable import simplify_step
-        from tfpar.search.tap import TapPlanner
+        from tfpar.search.tap.planner import TapPlanner
 
         clock = _Clock()
         config, mesh = self.config, tap.split([2, 8])
@@ -99,11 +99,22 @@ class _Clock:
 
 
 COLUMNS = (
-    ("case", "{}"), ("parameters", "{:,}"), ("ops", "{}"), ("nodes", "{}"),
-    ("weighted_nodes", "{}"), ("subgraphs", "{}"), ("candidates", "{}"), ("valid", "{}"),
-    ("build_s", "{:.1f}"), ("capture_s", "{:.1f}"), ("search_s", "{:.2f}"),
-    ("layout_s", "{:.1f}"), ("total_s", "{:.1f}"), ("peak_mib", "{:.0f}"), ("plan", "{}"),
-)  # fmt: skip
+    ("case", "{}"),
+    ("parameters", "{:,}"),
+    ("ops", "{}"),
+    ("nodes", "{}"),
+    ("weighted_nodes", "{}"),
+    ("subgraphs", "{}"),
+    ("candidates", "{}"),
+    ("valid", "{}"),
+    ("build_s", "{:.1f}"),
+    ("capture_s", "{:.1f}"),
+    ("search_s", "{:.2f}"),
+    ("layout_s", "{:.1f}"),
+    ("total_s", "{:.1f}"),
+    ("peak_mib", "{:.0f}"),
+    ("plan", "{}"),
+)
 
 
 def main() -> None:

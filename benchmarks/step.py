@@ -38,11 +38,15 @@ PROCESSES = [
     *(
         {"system": system, "ranks": 2, "layout": layout}
         for system, layout in (
-            ("horovod", "data"), ("mwms", "data"), ("megatron", "model"),
-            ("tfpar-data", "data"), ("tfpar-model", "model"), ("tfpar-searched", "searched"),
+            ("horovod", "data"),
+            ("mwms", "data"),
+            ("megatron", "model"),
+            ("tfpar-data", "data"),
+            ("tfpar-model", "model"),
+            ("tfpar-searched", "searched"),
         )
     ),
-]  # fmt: skip
+]
 """One rank a process: what is written by hand, and tfpar over Horovod."""
 
 
@@ -132,8 +136,15 @@ def measure(model: str, turns: int, steps: int, contenders=None, size=None) -> l
             worker = _start(config)
             workers.append(worker)
             first = worker.ask({"steps": 1})
-            rows.append({**contender, "model": model, "first_step_s": first["wall_s"],
-                         "first_step_cpu_s": first["cpu_s"], "turns": []})  # fmt: skip
+            rows.append(
+                {
+                    **contender,
+                    "model": model,
+                    "first_step_s": first["wall_s"],
+                    "first_step_cpu_s": first["cpu_s"],
+                    "turns": [],
+                }
+            )
         for _ in range(turns):
             for worker, row in zip(workers, rows, strict=True):
                 row["turns"].append(worker.ask({"steps": steps}))

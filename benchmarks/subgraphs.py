@@ -16,20 +16,28 @@ import tfpar as tap
 from benchmarks import models
 from benchmarks.results import save
 from tfpar.capture.step import argument_specs
+from tfpar.compile import simplify_step
 from tfpar.ir.constants import Constants
+from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
+from tfpar.ir.shared_subgraphs import Signatures, families, prune_graph
 from tfpar.keras.adapter import parallel_model
-from tfpar.runtime.executable import simplify_step
-from tfpar.search.fold import fold
-from tfpar.search.graph_nodes import cluster
-from tfpar.search.shared import Signatures, families, prune_graph
+from tfpar.search.model.fold import fold
 
 BATCH = 8
 CASES = (
-    "resnet50", "clip_base", "widenet_huge", "vit_huge", "vmoe_15b", "wav2vec2_large",
-    "bert_large", "t5_large", "gpt3", "switch_c",
-)  # fmt: skip
+    "resnet50",
+    "clip_base",
+    "widenet_huge",
+    "vit_huge",
+    "vmoe_15b",
+    "wav2vec2_large",
+    "bert_large",
+    "t5_large",
+    "gpt3",
+    "switch_c",
+)
 
 
 def measure(case: str) -> dict[str, Any]:

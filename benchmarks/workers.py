@@ -22,16 +22,22 @@ class Worker:
 
     def __init__(self, module: str, config: dict[str, Any], timeout: float = 600.0) -> None:
         env = {
-            **os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3",
+            **os.environ,
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
             "PYTHONPATH": str(ROOT),
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "-1"),
-        }  # fmt: skip
+        }
         self.config = config
         self._timeout = timeout
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, "--worker", json.dumps(config)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=ROOT,
+        )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; RuntimeError if it died or stays silent for the time limit."""

@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 
 import tfpar as tap
 from tfpar.report.summary import placement_text
-from tfpar.report.tables import format_seconds
+from tfpar.spec.quantities import format_seconds
 
 MESH = tap.split([2, 2])  # 4 ranks: 2 workers of 2 devices
 
@@ -134,13 +134,22 @@ def compare(name, build, data, **fit_arguments) -> None:
 def main() -> None:
     train, validation = digits()
     compare(
-        "ConvNet on digits", build_convnet, train,
-        batch_size=100, epochs=3, shuffle=False, validation_data=validation,
-    )  # fmt: skip
+        "ConvNet on digits",
+        build_convnet,
+        train,
+        batch_size=100,
+        epochs=3,
+        shuffle=False,
+        validation_data=validation,
+    )
     compare(
-        "GPT on Python's standard library", build_gpt, library_text(),
-        batch_size=32, epochs=3, shuffle=False,
-    )  # fmt: skip
+        "GPT on Python's standard library",
+        build_gpt,
+        library_text(),
+        batch_size=32,
+        epochs=3,
+        shuffle=False,
+    )
     print("\nThe same losses: what trains on the mesh is the model, not an approximation of it.")
 
 

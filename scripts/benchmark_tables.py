@@ -152,7 +152,8 @@ def planning_in_words(result: Result) -> str:
 # What the paper's table names, and what is found: by the case of `benchmarks.subgraphs`.
 SUBGRAPHS = {
     "resnet50": (
-        "ResNet-50", "conv 50x",
+        "ResNet-50",
+        "conv 50x",
         "conv 52x in 19 shapes; bottlenecks 12x in 4 shapes and 4x in 4",
     ),
     "clip_base": ("CLIP-Base", "transformer 12x", "transformer 12x (text), 12x (image)"),
@@ -160,16 +161,19 @@ SUBGRAPHS = {
     "vit_huge": ("ViT-Huge", "transformer 32x", "transformer 32x"),
     "vmoe_15b": ("V-MoE", "MoE layer 24x", "MoE layer 24x, in a pair of blocks 24x"),
     "wav2vec2_large": (
-        "wav2vec 2.0", "conv 7x, transformer 24x", "conv 7x in 7 shapes, transformer 24x"
+        "wav2vec 2.0",
+        "conv 7x, transformer 24x",
+        "conv 7x in 7 shapes, transformer 24x",
     ),
     "bert_large": ("BERT-Large", "transformer 24x", "transformer 24x"),
     "t5_large": ("T5-Large", "transformer 24x", "transformer 24x (encoder), 24x (decoder)"),
     "gpt3": ("GPT-3", "transformer 96x", "transformer 96x"),
     "switch_c": (
-        "Switch Transformer", "MoE layer 15x",
+        "Switch Transformer",
+        "MoE layer 15x",
         "MoE layer 30x, in blocks 15x (encoder) and 15x (decoder)",
     ),
-}  # fmt: skip
+}
 SUBGRAPH_COLUMNS: list[Column] = [
     *(
         (head, lambda row, i=i: SUBGRAPHS[row["case"]][i])
@@ -218,15 +222,26 @@ def shaped(result: Result) -> str:
     for (cluster, mbit), layouts in places.items():
         chosen = layouts["chosen"]
         fastest = min(layouts, key=lambda name: layouts[name]["step_s"])
-        cells.append([
-            cluster, "no limit" if mbit is None else f"{mbit:g}",
-            *(f"{layouts[name]['step_s']:.2f}" for name in ("data", "megatron", "chosen")),
-            f"{chosen['sent_bytes'] / 1e6:.1f}", f"{chosen['planned_bytes'] / 1e6:.1f}", fastest,
-        ])  # fmt: skip
+        cells.append(
+            [
+                cluster,
+                "no limit" if mbit is None else f"{mbit:g}",
+                *(f"{layouts[name]['step_s']:.2f}" for name in ("data", "megatron", "chosen")),
+                f"{chosen['sent_bytes'] / 1e6:.1f}",
+                f"{chosen['planned_bytes'] / 1e6:.1f}",
+                fastest,
+            ]
+        )
     heads = (
-        "ranks", "Mbit/s", "data s", "Megatron s", "chosen s", "chosen: sent MB", "predicted MB",
+        "ranks",
+        "Mbit/s",
+        "data s",
+        "Megatron s",
+        "chosen s",
+        "chosen: sent MB",
+        "predicted MB",
         "fastest",
-    )  # fmt: skip
+    )
     return _with_source(heads, cells, result)
 
 
@@ -249,18 +264,23 @@ MEMORY: list[Column] = [
 
 ATP_PAPER = {"atp-ic1": "(2, 4)", "atp-ic2": "(8, 1)", "atp-ic3": "(8, 1)", "atp-ic4": "(8, 2)"}
 ATP_LINKS = {
-    "atp-ic1": "IC1, PCIe, calibrated", "atp-ic2": "IC2, pairs on NVLink",
-    "atp-ic3": "IC3, NVSwitch", "atp-ic4": "IC4, InfiniBand, 16 devices",
-    "atp-ic5": "IC5, one large switch, 16 devices", "atp-ic6": "IC6, 4 x 4 torus",
-}  # fmt: skip
+    "atp-ic1": "IC1, PCIe, calibrated",
+    "atp-ic2": "IC2, pairs on NVLink",
+    "atp-ic3": "IC3, NVSwitch",
+    "atp-ic4": "IC4, InfiniBand, 16 devices",
+    "atp-ic5": "IC5, one large switch, 16 devices",
+    "atp-ic6": "IC6, 4 x 4 torus",
+}
 
 ATP_MESHES: list[Column] = [
     ("interconnect", _text("interconnect")),
     ("mesh", lambda row: _mesh(row)),
     ("eq. 2, ms a layer", _number("formula_s", ".2f", 1e3)),
-    ("tfpar, ms a step (waiting)",
-     lambda row: f"{1e3 * row['step_s']:.2f} ({1e3 * row['waiting_s']:.2f})"),
-]  # fmt: skip
+    (
+        "tfpar, ms a step (waiting)",
+        lambda row: f"{1e3 * row['step_s']:.2f} ({1e3 * row['waiting_s']:.2f})",
+    ),
+]
 
 
 def atp_selected(result: Result) -> str:
@@ -303,20 +323,33 @@ BREAKDOWN: list[Column] = [
     ("compute ms", _number("compute_s", ".0f", 1e3)),
     ("waiting for collectives ms", _number("waiting_s", ".0f", 1e3)),
     ("gradients exposed ms", _number("exposed_s", ".0f", 1e3)),
-    ("GB", _number("memory_bytes", ".1f", 1e-9)),
+    ("GiB", _number("memory_bytes", ".1f", 2**-30)),
 ]
 
 # --- planners -------------------------------------------------------------------------------------
 
 PLANNED = {
-    "gpt_medium": "GPT-Medium", "gpt_large": "GPT-Large", "gpt_xl": "GPT-XL",
-    "gpt_2b7": "GPT-2.7B", "gpt_6b7": "GPT-6.7B", "moe_8e_380m": "MoE-8E-380M",
-    "moe_8e_760m": "MoE-8E-760M", "moe_16e_1b3": "MoE-16E-1.3B", "moe_16e_2b4": "MoE-16E-2.4B",
-    "moe_32e_10b": "MoE-32E-10B", "vgg19_1m": "VGG19, 1M classes", "dnabert": "DNABERT",
-    "unet": "U-Net", "wide_resnet_1b": "Wide-ResNet-1B", "wide_resnet_2b6": "Wide-ResNet-2.6B",
-    "wide_resnet_6b": "Wide-ResNet-6B", "wide_resnet_12b": "Wide-ResNet-12B",
-    "t5_large": "T5-Large", "bert_large": "BERT-Large", "resnet50": "ResNet50",
-}  # fmt: skip
+    "gpt_medium": "GPT-Medium",
+    "gpt_large": "GPT-Large",
+    "gpt_xl": "GPT-XL",
+    "gpt_2b7": "GPT-2.7B",
+    "gpt_6b7": "GPT-6.7B",
+    "moe_8e_380m": "MoE-8E-380M",
+    "moe_8e_760m": "MoE-8E-760M",
+    "moe_16e_1b3": "MoE-16E-1.3B",
+    "moe_16e_2b4": "MoE-16E-2.4B",
+    "moe_32e_10b": "MoE-32E-10B",
+    "vgg19_1m": "VGG19, 1M classes",
+    "dnabert": "DNABERT",
+    "unet": "U-Net",
+    "wide_resnet_1b": "Wide-ResNet-1B",
+    "wide_resnet_2b6": "Wide-ResNet-2.6B",
+    "wide_resnet_6b": "Wide-ResNet-6B",
+    "wide_resnet_12b": "Wide-ResNet-12B",
+    "t5_large": "T5-Large",
+    "bert_large": "BERT-Large",
+    "resnet50": "ResNet50",
+}
 _PLANNERS = ("tap", "rhino-2", "rhino-3")
 
 
@@ -330,16 +363,25 @@ def planners(cluster: str) -> Callable[[Result], str]:
                 found.setdefault((row["case"], row["devices"]), {})[row["planner"]] = row
         cells = [
             [
-                PLANNED[case], str(devices), *(_step(rows.get(p, {})) for p in _PLANNERS),
+                PLANNED[case],
+                str(devices),
+                *(_step(rows.get(p, {})) for p in _PLANNERS),
                 _number("gib", ".1f")(rows.get("rhino-3", {})),
                 *(_searched(rows.get(p, {})) for p in _PLANNERS),
             ]
             for (case, devices), rows in found.items()
-        ]  # fmt: skip
+        ]
         heads = (
-            f"`{cluster}`", "devices", "TAP, ms", "level 2, ms", "level 3, ms", "level 3, GiB",
-            "TAP, s", "level 2, s", "level 3, s",
-        )  # fmt: skip
+            f"`{cluster}`",
+            "devices",
+            "TAP, ms",
+            "level 2, ms",
+            "level 3, ms",
+            "level 3, GiB",
+            "TAP, s",
+            "level 2, s",
+            "level 3, s",
+        )
         return _with_source(heads, cells, result)
 
     return text
@@ -364,15 +406,27 @@ def depth(result: Result) -> str:
     counted = ("instructions", "critical_nodes", "subgraphs", "nodes", "cones")
     cells = [
         [
-            case.removeprefix("gpt-"), *(str(rows["rhino-2"]["counts"][n]) for n in counted),
-            *(_searched(rows[p]) for p in order), *(_step(rows[p]) for p in order),
+            case.removeprefix("gpt-"),
+            *(str(rows["rhino-2"]["counts"][n]) for n in counted),
+            *(_searched(rows[p]) for p in order),
+            *(_step(rows[p]) for p in order),
         ]
         for case, rows in found.items()
-    ]  # fmt: skip
+    ]
     heads = (
-        "layers", "ops", "critical nodes", "segments", "nodes", "cones", "level 2, s",
-        "level 3, s", "TAP, s", "level 2, ms", "level 3, ms", "TAP, ms",
-    )  # fmt: skip
+        "layers",
+        "ops",
+        "critical nodes",
+        "segments",
+        "nodes",
+        "cones",
+        "level 2, s",
+        "level 3, s",
+        "TAP, s",
+        "level 2, ms",
+        "level 3, ms",
+        "TAP, ms",
+    )
     return _with_source(heads, cells, result)
 
 

@@ -21,7 +21,7 @@ from keras import layers
 import tfpar as tap
 from scripts.tables import code, made_with, markdown_table
 from tfpar.report.coverage import coverage
-from tfpar.runtime.variables import ParallelVariable
+from tfpar.variables.parallel_variable import ParallelVariable
 
 COMMAND = "python -m scripts.coverage_tables layers"
 BATCH = 4
@@ -110,7 +110,8 @@ RECIPES: dict[str, Recipe] = {
     "GaussianNoise": Recipe({"stddev": 0.3}),
     "GroupNormalization": Recipe({"groups": 3}, (IMAGE,)),
     "GroupQueryAttention": Recipe(
-        {"head_dim": 4, "num_query_heads": 4, "num_key_value_heads": 2}, (SEQUENCE, SEQUENCE),
+        {"head_dim": 4, "num_query_heads": 4, "num_key_value_heads": 2},
+        (SEQUENCE, SEQUENCE),
         _spread,
     ),
     "HashedCrossing": Recipe(
@@ -123,7 +124,8 @@ RECIPES: dict[str, Recipe] = {
     "Lambda": Recipe({"function": lambda x: x * 2}),
     "Masking": Recipe({}, (SEQUENCE,)),
     "MaxNumBoundingBoxes": Recipe(
-        {"max_number": 3, "bounding_box_format": "xyxy"}, (PICTURE, _floats(4, 4), _ids(4)),
+        {"max_number": 3, "bounding_box_format": "xyxy"},
+        (PICTURE, _floats(4, 4), _ids(4)),
         lambda layer, xs: layer(
             {"images": xs[0], "bounding_boxes": {"boxes": xs[1], "labels": xs[2]}}
         ),
@@ -162,13 +164,18 @@ RECIPES: dict[str, Recipe] = {
     "RandomTranslation": _image(height_factor=0.2, width_factor=0.2),
     "RandomZoom": _image(height_factor=0.2),
     "Resizing": _image(height=5, width=6),
-}  # fmt: skip
+}
 
 # Arguments that many layers want and that mean the same everywhere.
 _COMMON: dict[str, Any] = {
-    "filters": 4, "kernel_size": 2, "pool_size": 2, "output_size": 2, "rate": 0.3, "factor": 0.3,
+    "filters": 4,
+    "kernel_size": 2,
+    "pool_size": 2,
+    "output_size": 2,
+    "rate": 0.3,
+    "factor": 0.3,
     "value_range": (0, 255),
-}  # fmt: skip
+}
 
 
 def recipe_for(name: str, layer_class: type) -> Recipe:
@@ -177,9 +184,10 @@ def recipe_for(name: str, layer_class: type) -> Recipe:
         return RECIPES[name]
     parameters = inspect.signature(layer_class.__init__).parameters
     required = [
-        n for n, p in parameters.items()
+        n
+        for n, p in parameters.items()
         if n in _COMMON and (p.default is p.empty or n == "value_range")
-    ]  # fmt: skip
+    ]
     arguments = {n: _COMMON[n] for n in required}
     suffix = next((s for s in BY_SUFFIX if s in name), None)
     if name.startswith("ConvLSTM"):

@@ -16,9 +16,10 @@ import tensorflow as tf
 
 import tfpar as tap
 from scripts.tables import code, made_with, markdown_table
-from tfpar.propagation.engine import Anchors, propagate
+from tfpar.compile import prepare_step
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
 from tfpar.report.coverage import coverage
-from tfpar.runtime.executable import prepare_step
 
 COMMAND = "python -m scripts.coverage_tables models"
 BATCH, LENGTH, SIDE, NUM_SAMPLES = 4, 8, 64, 2048
@@ -186,10 +187,12 @@ def _arguments(make: Any, own: dict[str, Any]) -> dict[str, Any] | None:
     values = {**TINY, **own}
     parameters = inspect.signature(make.__init__).parameters
     wanted = [
-        n for n, p in parameters.items()
-        if n != "self" and p.kind is not p.VAR_KEYWORD
+        n
+        for n, p in parameters.items()
+        if n != "self"
+        and p.kind is not p.VAR_KEYWORD
         and (p.default is p.empty or n in own or n in ("image_shape", "max_sequence_length"))
-    ]  # fmt: skip
+    ]
     if not wanted or any(n not in values for n in wanted):
         return None
     return {n: values[n] for n in wanted}
@@ -215,10 +218,13 @@ def probe(name: str, make: Callable[[], keras.Model]) -> Result:
         return Result(name, error=f"{type(error).__name__}: {text}")
     kinds = {kind for kind, _, _ in partitioned.collectives()}
     return Result(
-        name, sum(o.count for o in found.op_types), model.count_params(), found.without_rule(),
+        name,
+        sum(o.count for o in found.op_types),
+        model.count_params(),
+        found.without_rule(),
         sum(o.partial + o.fallback for o in found.op_types),
         tuple(k for k in _GATHERING if k in kinds),
-    )  # fmt: skip
+    )
 
 
 def _spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
@@ -256,11 +262,15 @@ def models_page() -> str:
     full = [r for r in traced if not r.without_rule and not r.gathers]
     rows = [
         [
-            r.name, str(r.num_ops), f"{r.num_weights:,}", code(r.without_rule) or "none",
-            str(r.replicated), "yes" if not r.gathers else f"no: {', '.join(r.gathers)}",
+            r.name,
+            str(r.num_ops),
+            f"{r.num_weights:,}",
+            code(r.without_rule) or "none",
+            str(r.replicated),
+            "yes" if not r.gathers else f"no: {', '.join(r.gathers)}",
         ]
         for r in traced
-    ]  # fmt: skip
+    ]
     columns = ["Model", "Ops", "Weights", "Ops without a rule", "Replicated", "Batch stays split"]
     failed = [[r.name, r.error.replace("|", "/")] for r in results if r.error]
     not_traced = markdown_table(["Model", "Why"], failed) if failed else "None."

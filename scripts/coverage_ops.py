@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from scripts.tables import code, markdown_table
-from tfpar.propagation.prepared import REGION_TYPES
+from tfpar.ir.traits import REGIONS
 from tfpar.rules import FAMILIES
 from tfpar.rules.registry import _RULES
 
@@ -41,7 +41,7 @@ _WITHOUT_RULE = {
     "Placeholder": "an input or a variable's handle; the plan places it",
     "NoOp": "removed; its order is kept",
     "Where": "runs replicated: the size of its result depends on the values",
-    **dict.fromkeys(REGION_TYPES, "partitioned through its body"),
+    **dict.fromkeys(REGIONS, "partitioned through its body"),
 }
 
 

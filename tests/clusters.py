@@ -17,9 +17,14 @@ def device(
 
 
 def two_levels(
-    name: str, nodes: int, per_node: int, device: Device, intra: Link, inter: Link,
+    name: str,
+    nodes: int,
+    per_node: int,
+    device: Device,
+    intra: Link,
+    inter: Link,
     overlap: float = 1.0,
-) -> Cluster:  # fmt: skip
+) -> Cluster:
     """Nodes behind a switch, and their devices behind one each."""
     levels = [
         Level(count, link.bandwidth, link.latency_s)

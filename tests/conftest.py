@@ -1,5 +1,7 @@
-"""Four virtual CPU devices for every test, configured before TensorFlow starts."""
+"""TensorFlow gets four virtual CPU devices when a test imports it; who needs none does without."""
 
+import importlib.abc
+import importlib.util
 import os
 import sys
 
@@ -13,13 +15,37 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 NUM_DEVICES = 4
 
 
-def pytest_configure(config):
-    import tensorflow as tf
-
+def make_devices(tf):
+    """Cut the CPU into virtual devices, which is possible until TensorFlow has started."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES
     )
+
+
+class DevicesOnImport(importlib.abc.MetaPathFinder):
+    """Makes the devices as soon as TensorFlow is imported, whoever imports it first."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_configure(module):
+            execute(module)
+            make_devices(module)
+
+        spec.loader.exec_module = execute_and_configure
+        return spec
+
+
+def pytest_configure(config):
+    if sys.modules.get("tensorflow") is not None:  # a plugin has it already
+        make_devices(sys.modules["tensorflow"])
+    else:
+        sys.meta_path.insert(0, DevicesOnImport())
 
 
 @pytest.fixture(autouse=True)

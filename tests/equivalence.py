@@ -32,14 +32,13 @@ class Trained:
         """Of `collectives`, those but all-reduces and gathered rows of sparse gradients."""
         partitioned = self.executable().partitioned
         readers = partitioned.graph.consumers()
-        others = [c for c in self.collectives() if c[0] != "all_reduce"]
-        for reshard in partitioned.reshards:
-            read_by = {op.type for op in readers.get(reshard.tensor, ())}
-            if read_by == {"UnsortedSegmentSum"}:
-                rows = dataclasses.replace(partitioned, reshards=[reshard], decisions={})
-                for collective in rows.collectives():
-                    others.remove(collective)
-        return others
+
+        def exchanges(moved) -> bool:
+            read_by = {op.type for op in readers.get(moved.tensor, ())}
+            return moved.kind != "all_reduce" and read_by != {"UnsortedSegmentSum"}
+
+        moves = zip(self.collectives(), partitioned.communications(), strict=True)
+        return [collective for collective, moved in moves if exchanges(moved)]
 
     def executable(self, kind: str = "train"):
         return parallel_model(self.model).executables[kind]
@@ -75,10 +74,19 @@ def without_graph_optimizers() -> Iterator[None]:
 
 
 def train(
-    build: Callable[[], keras.Model], data: Sequence[Any], *, mesh=None,
-    constraints=(), planner=None, cluster=None, batch_size: int = 8, start=None, seed: int = 7,
-    options: Mapping[str, Any] | None = None, **fit_arguments: Any,
-) -> Trained:  # fmt: skip
+    build: Callable[[], keras.Model],
+    data: Sequence[Any],
+    *,
+    mesh=None,
+    constraints=(),
+    planner=None,
+    cluster=None,
+    batch_size: int = 8,
+    start=None,
+    seed: int = 7,
+    options: Mapping[str, Any] | None = None,
+    **fit_arguments: Any,
+) -> Trained:
     """Build under the mesh (or plainly) and fit; the seed makes both runs start alike.
 
     Without a planner the layout is the test's own: the constraints, or data parallelism. `options`
@@ -107,9 +115,15 @@ def train(
 
 
 def assert_equivalent(
-    build: Callable[[], keras.Model], data: Sequence[Any], mesh, constraints=(), *,
-    rtol: float = 2e-3, loss_rtol: float = 1e-4, **arguments: Any,
-) -> tuple[Trained, Trained]:  # fmt: skip
+    build: Callable[[], keras.Model],
+    data: Sequence[Any],
+    mesh,
+    constraints=(),
+    *,
+    rtol: float = 2e-3,
+    loss_rtol: float = 1e-4,
+    **arguments: Any,
+) -> tuple[Trained, Trained]:
     """Train both ways and compare losses, history and the update of every weight.
 
     `rtol` bounds the rms of the difference over the rms of the weight's update, as far as

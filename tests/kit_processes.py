@@ -23,9 +23,19 @@ def start_ranks() -> int:
     mesh = sys.argv[sys.argv.index("--mesh") + 1]
     ranks = math.prod(map(int, mesh.split(",")))
     command = [
-        sys.executable, "-m", "tfpar", "run", "-np", str(ranks), "--timeout", str(TIMEOUT_S // 2),
-        sys.executable, "-m", "tests.kit_processes", *sys.argv,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tfpar",
+        "run",
+        "-np",
+        str(ranks),
+        "--timeout",
+        str(TIMEOUT_S // 2),
+        sys.executable,
+        "-m",
+        "tests.kit_processes",
+        *sys.argv,
+    ]
     return subprocess.run(command, timeout=TIMEOUT_S).returncode
 
 

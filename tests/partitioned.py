@@ -16,11 +16,12 @@ import tensorflow as tf
 
 import tfpar.rules  # noqa: F401 - registers the rules
 from tfpar.capture.convert import convert_func_graph
-from tfpar.propagation.engine import Anchors, PartitionedGraph, propagate
-from tfpar.propagation.partitioned import OpPlan
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.packing import pack_collectives
+from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, replicated
@@ -105,7 +106,7 @@ class Traced:
         predicted = [(OP_TYPES[kind], size) for kind, _, size in partitioned.collectives()]
         assert sorted(emitted) == sorted(predicted), "predicted collectives are not those emitted"
         pack_collectives(local.graph)
-        program = InProcessProgram(local, devices(mesh))
+        program = InProcessProgram(ProgramSet.of(local), devices(mesh))
         outputs = [o.numpy() for o in program([tf.constant(a) for a in self.args], [])]
         return Run(outputs, self.expected, partitioned, program)
 
@@ -120,17 +121,22 @@ class Traced:
                 np.testing.assert_allclose(
                     got.astype("complex128" if want.dtype.kind == "c" else "float64"),
                     want.astype("complex128" if want.dtype.kind == "c" else "float64"),
-                    rtol=rtol, atol=atol, err_msg=f"output {i} for {label}",
-                )  # fmt: skip
+                    rtol=rtol,
+                    atol=atol,
+                    err_msg=f"output {i} for {label}",
+                )
             else:
                 np.testing.assert_array_equal(got, want, err_msg=f"output {i} for {label}")
         return result
 
 
 OP_TYPES = {
-    "all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter",
-    "all_to_all": "AllToAll", "broadcast": "Broadcast",
-}  # fmt: skip
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "all_to_all": "AllToAll",
+    "broadcast": "Broadcast",
+}
 
 
 def ends(op):

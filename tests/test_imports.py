@@ -1,5 +1,6 @@
 """Planning is free of TensorFlow: these packages never import it."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -7,8 +8,11 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PACKAGES = ("spec", "ir", "rules", "propagation", "cost", "search", "rewrite", "report", "launch")
-MODULES = ("plans", "constraints", "options")
+PACKAGES = (
+    *("spec", "ir", "rules", "propagation", "cost", "search", "rewrite", "compile", "report"),
+    *("plans", "constraints", "cluster", "launch"),
+)
+MODULES = ("planning", "options")
 
 
 def modules() -> list[str]:
@@ -44,3 +48,98 @@ def test_whatever_is_exported_exists():
     import tfpar
 
     assert all(getattr(tfpar, name) is not None for name in tfpar.__all__)
+
+
+# --- layers ---------------------------------------------------------------------------------
+
+BELOW = {
+    "writable": "",
+    "spec": "",
+    "ir": "spec",
+    "rules": "ir spec",
+    "propagation": "ir rules spec",
+    "cluster": "spec writable",
+    "cost": "cluster ir propagation rules spec",
+    "constraints": "ir spec",
+    "plans": "cluster constraints cost ir propagation spec",
+    "rewrite": "ir propagation rules spec",
+    "report": "cluster constraints cost ir plans propagation rules spec",
+    "search": "cluster constraints cost ir plans propagation rewrite rules spec",
+}
+"""What each package of the planning side may import: the search knows nothing of how plans are
+shown, what shows them nothing of how they were found, and a plan neither."""
+
+SEAMS = {("tfpar/plans/plan.py", "report")}
+"""Imports upwards that a function makes when it is called; see there."""
+
+
+def imports(path: str):
+    """(package of tfpar, whether only a function imports it), but for what only types need."""
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        waiting = [(ast.parse(file.read()), False)]
+    while waiting:
+        node, late = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            whole = node.module == "tfpar"
+            names = [f"tfpar.{n.name}" for n in node.names] if whole else [node.module or ""]
+        elif isinstance(node, ast.Import):
+            names = [n.name for n in node.names]
+        for name in names:
+            if name.startswith("tfpar."):
+                yield name.split(".")[1], late
+        late = late or isinstance(node, ast.FunctionDef)
+        waiting += [(child, late) for child in ast.iter_child_nodes(node)]
+
+
+def files_of(package: str) -> list[str]:
+    """The modules of a package, or the module of that name."""
+    if os.path.exists(os.path.join(ROOT, "tfpar", f"{package}.py")):
+        return [f"tfpar/{package}.py"]
+    return [
+        os.path.relpath(os.path.join(folder, file), ROOT).replace(os.sep, "/")
+        for folder, _, files in os.walk(os.path.join(ROOT, "tfpar", package))
+        for file in sorted(files)
+        if file.endswith(".py")
+    ]
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_packages_import_only_what_is_below(package):
+    paths = files_of(package)
+    assert paths
+    wrong = {
+        (path, name)
+        for path in paths
+        for name, late in imports(path)
+        if name not in {package, *BELOW[package].split()} and not (late and (path, name) in SEAMS)
+    }
+    assert not wrong
+
+
+def test_seams_are_needed():
+    found = {
+        (path, name)
+        for package in BELOW
+        for path in files_of(package)
+        for name, late in imports(path)
+        if late and name not in {package, *BELOW[package].split()}
+    }
+    assert found == SEAMS
+
+
+@pytest.mark.parametrize("suite", ["spec", "ir/text", "compile", "report", "planning"])
+def test_suites_of_what_needs_no_tensorflow_need_none(suite):
+    """They run where it cannot be imported; what does need it says so in the names of its files."""
+    code = f"""
+import sys
+sys.modules["tensorflow"] = sys.modules["keras"] = None
+import pytest
+names = ["test_captured.py", "test_dump_of_training.py"]
+ignored = [f"--ignore=tests/{suite}/{{name}}" for name in names]
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--collect-only", "tests/{suite}", *ignored]))
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:]

@@ -28,6 +28,7 @@ _EXPORTS = {
     "Device": "tfpar.cluster.description",
     "Level": "tfpar.cluster.description",
     "Node": "tfpar.cluster.description",
+    "Options": "tfpar.options",
     "Plan": "tfpar.plans",
     "batch": "tfpar.constraints",
     "from_layout_map": "tfpar.constraints",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from tfpar.graph_program import GraphProgram
     from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
     from tfpar.keras.data import shard_data
+    from tfpar.options import Options
     from tfpar.plans import Plan
     from tfpar.rules import make_rule, register_rule
     from tfpar.search.so_far import SearchInterrupted

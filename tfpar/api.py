@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tfpar.capture.batches import batch_size_of
 from tfpar.capture.step import argument_specs
+from tfpar.compile import prepare_step
+from tfpar.compile.dump import dump_of
 from tfpar.constraints import batch_axes
 from tfpar.functions.step_function import StepFunction
 from tfpar.graph_program import GraphProgram
@@ -19,24 +22,24 @@ from tfpar.keras.preprocessing import batch_as_fit_feeds, sequence_length
 from tfpar.keras.slots import slot_ratio
 from tfpar.options import (
     ClusterLike,
-    ConstraintsLike,
     Keywords,
-    MeshLike,
     Options,
-    PathLike,
-    takes_keywords,
+    PlanKeywords,
+    settings_of,
+    takes,
+    with_keywords,
 )
 from tfpar.planning import Request, plan_step
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
 from tfpar.runtime.detect import every_rank, machines_for
-from tfpar.runtime.executable import prepare_step
 from tfpar.scopes import block, enclosing, install_threads
-from tfpar.search.problem import Planner
-from tfpar.session import Session, batch_size_of, constraints_on
+from tfpar.session import Session
+from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import refused
+from tfpar.steps.planned import constraints_on
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,42 +65,9 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         constraints: `shard(...)`, `replicate(...)` and kin, one or several, narrow the search. They
             name the mesh's axes, so that these are then the logical ones. Or a
             `keras.distribution.LayoutMap`.
-        plan: a `Plan` or the path of a saved one, instead of constraints and search.
-        planner: `"tap"`, `"rhino"`, `"auto"`, which picks one of them by the step's graph and
-            `search_seconds` (the plan says which), or one of your own (`search.problem.Planner`).
-            None searches nothing: weights lie as constraints say, the rest as their first reader
-            wants them; without constraints, every batch is split over the whole mesh (data
-            parallelism).
-        level: of Rhino's planner: 3 decides the whole graph at once (the default), 2 segment by
-            segment.
-        search_seconds: what the planner may take, about; it returns the best plan found by then.
-            Where no fast plan fits into memory, more are searched, and each search may take that.
-            Ctrl-C ends a search at once: see `tap.SearchInterrupted`.
-        cluster: the machines to plan for: a `Cluster`, the name of a preset or a file (TOML or
-            JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
-        plan_cache: a folder for plans, which are then searched once for each problem; by default
-            that of the environment variable TFPAR_PLAN_CACHE, if set.
-        memory_limit: what a plan may use of a device, in bytes or as `"16 GiB"`; by default what
-            the cluster's have. The fastest plan that fits is taken.
-        bucket_bytes: upper bound on packed collectives, in bytes; by default what
-            the plan's cost is least with.
-        strict: ops without a rule are an error instead of being replicated.
-        compression: `"fp16"` or `"bf16"`: gradients are summed over ranks as such, which halves
-            what they move; weights, slots and what a rank computes keep their dtypes. The sums
-            are less exact; fp16 overflows beyond 65504.
-        recompute: which activations the backward pass computes again instead of storing them:
-            True, those inside of every block that repeats (the layers of a transformer; what
-            enters a block is stored); a sequence of regular expressions, those of the blocks whose
-            names (the paths of their weights) or scopes, or their ends, match; False, none. By
-            default the planner decides: none, unless the fastest plan does not fit without.
-        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
-            the other: while one is summed over ranks, the next is computed. Results do not
-            depend on it. By default what the plan says: what costs least.
-        early_collectives: what nothing waits for but the update (the gradients of weights) is
-            computed while what everything waits for (the gradients of activations) is summed
-            over ranks. False leaves the order to TensorFlow.
-        verbose: 1 shows a line for each plan: mesh, planner, what is split, and the predicted time
-            and memory against one device; 0 shows none.
+        options: what else is asked, as one `tap.Options`: planner, cluster, limits of memory, ...
+        keywords: the same one by one, by the names that `Options` has and explains. A keyword wins
+            over the same of `options`.
 
     Raises:
         ArgumentError: an argument of another type or out of range, such as an unknown planner,
@@ -108,14 +78,16 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         TfparError: an unknown cluster, or fewer devices than ranks.
     """
 
-    @takes_keywords
+    @takes(Keywords)
     def __init__(
         self,
         mesh: MeshLike | None = None,
         constraints: ConstraintsLike = (),
-        **options: Unpack[Keywords],
+        *,
+        options: Options | None = None,
+        **keywords: Unpack[Keywords],
     ) -> None:
-        self.session = Session.of(Options.of(mesh, constraints, **options))
+        self.session = Session.of(settings_of(mesh, constraints, options, keywords))
         adapter.install()
         install_threads()
         self._scope = block(self.session)
@@ -129,12 +101,14 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         self._scope.__exit__(*(error or (None, None, None)))
 
 
-@takes_keywords
+@takes(Keywords)
 def parallelize(
     model: keras.Model | Callable[..., Any],
     mesh: MeshLike | None = None,
     constraints: ConstraintsLike = (),
-    **options: Unpack[Keywords],
+    *,
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
 ) -> Any:
     """Put an existing model, with the values it has, on a mesh; returns it.
 
@@ -143,7 +117,7 @@ def parallelize(
     """
     if not (isinstance(model, keras.Model) or _is_function(model)):
         raise refused("model", model, "a keras.Model, or a function of tensors")
-    session = Session.of(Options.of(mesh, constraints, **options))
+    session = Session.of(settings_of(mesh, constraints, options, keywords))
     if isinstance(model, keras.Model):
         adapter.install()
         adapter.adopt_all(model, session)
@@ -157,9 +131,13 @@ def _is_function(value: Any) -> bool:
 
 
 def function(
-    step: Callable[..., Any] | None = None, *, input_signature: Sequence[Any] | None = None,
-    autograph: bool = True, jit_compile: bool | None = None, reduce_retracing: bool = False,
-) -> Any:  # fmt: skip
+    step: Callable[..., Any] | None = None,
+    *,
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+) -> Any:
     """Decorator: run a function of tensors on the mesh of the enclosing `auto_parallel`.
 
         with tap.auto_parallel(tap.split([4])):
@@ -186,9 +164,10 @@ def function(
     if jit_compile or reduce_retracing:
         what = "jit_compile" if jit_compile else "reduce_retracing"
         why = (
-            "steps are not compiled by XLA" if jit_compile
+            "steps are not compiled by XLA"
+            if jit_compile
             else "steps have static shapes, so that each set of shapes is compiled"
-        )  # fmt: skip
+        )
         raise TfparError(f"tap.function cannot have {what}=True: {why}. Leave it out.")
     if step is None:
         return functools.partial(function, input_signature=input_signature, autograph=autograph)
@@ -197,11 +176,10 @@ def function(
     session = enclosing()
     if session is None:
         raise TfparError("tap.function is used inside a tap.auto_parallel block.")
-    return StepFunction(
-        session, step, input_signature=input_signature, autograph=autograph
-    )  # fmt: skip
+    return StepFunction(session, step, input_signature=input_signature, autograph=autograph)
 
 
+@takes(PlanKeywords)
 def plan(
     build: Callable[[], keras.Model],
     batch: Any,
@@ -209,13 +187,8 @@ def plan(
     cluster: ClusterLike | None = None,
     constraints: ConstraintsLike = (),
     *,
-    planner: Planner | str = "auto",
-    plan_cache: PathLike | None = None,
-    memory_limit: float | str | None = None,
-    compression: str | None = None,
-    recompute: bool | str | Sequence[str] | None = None,
-    level: int | None = None,
-    search_seconds: float | None = None,
+    options: Options | None = None,
+    **keywords: Unpack[PlanKeywords],
 ) -> Plan:
     """Plan a model's training without devices and without its weights.
 
@@ -226,30 +199,33 @@ def plan(
         build: makes and compiles the model; no weight is given memory.
         batch: what `fit` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or `tf.TensorSpec`s of
             static shape, for the global batch; or strings, for a model with a preprocessor.
-        mesh, cluster, constraints, planner, plan_cache, memory_limit, compression, recompute,
-            level, search_seconds: as for `auto_parallel`.
+        mesh, constraints: as for `auto_parallel`.
+        cluster: as of `Options`; None takes that of `options`.
+        options, keywords: as for `auto_parallel`. What only matters to a run (`chunks`, `strict`,
+            `verbose`, ...) is no keyword here, and in `options` it is left alone.
 
     Raises:
         TfparError: `build` gives no compiled model, or as for `auto_parallel`.
     """
     if not _is_function(build):
         raise refused(
-            "build", build,
+            "build",
+            build,
             "a function without arguments that makes and compiles a model (no model: one that "
             "exists has its weights in memory)",
-        )  # fmt: skip
-    options = Options.of(
-        mesh, constraints, cluster=cluster, planner=planner, plan_cache=plan_cache,
-        memory_limit=memory_limit, compression=compression, recompute=recompute, level=level,
-        search_seconds=search_seconds,
-    )  # fmt: skip
-    if options.planner is None:
+        )
+    if cluster is not None:
+        options = with_keywords(options, {"cluster": cluster})
+    settings = settings_of(mesh, constraints, options, keywords, PlanKeywords)
+    if settings.plan is not None:
+        raise ArgumentError("tap.plan makes a plan: give it options without one.")
+    if settings.planner is None:
         raise ArgumentError("tap.plan needs a planner, e.g. planner='tap'.")
-    mesh = options.mesh or every_rank()
-    batch_axes(options.constraints, mesh)
-    machines = machines_for(mesh, options.cluster).with_memory(options.memory_limit)
+    mesh = settings.mesh or every_rank()
+    batch_axes(settings.constraints, mesh)
+    machines = machines_for(mesh, settings.cluster).with_memory(settings.memory_limit)
     adapter.install()
-    session = Session(mesh, options)  # of no ranks: there may be no such devices
+    session = Session(mesh, settings)  # of no ranks: there may be no such devices
     with session.scope():
         model = build()
     state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
@@ -260,13 +236,22 @@ def plan(
     specs = argument_specs((batch,))
     captured = state.capture_gradients(specs)
     request = Request(
-        mesh, machines, constraints_on(captured, session),
-        compression=options.compression, recompute=options.recompute,
-    )  # fmt: skip
+        mesh,
+        machines,
+        constraints_on(captured, session),
+        compression=settings.compression,
+        recompute=settings.recompute,
+        budget=settings.budget,
+    )
     return plan_step(
-        captured, request, batch_size_of(specs), options.planner, options.plan_cache,
+        captured,
+        request,
+        batch_size_of(specs),
+        settings.planner,
+        settings.plan_cache,
         slot_ratio(model),
-    )  # fmt: skip
+        dump_of("plan"),
+    )
 
 
 def plan_of(model: keras.Model | StepFunction | GraphProgram) -> Plan:

@@ -16,12 +16,14 @@ from tensorflow.python.eager import context
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.capture.v1 import GraphSource, from_graph, from_meta_graph, from_saved_model
 from tfpar.graph_verification import GraphVerification, Run, Values, compared, moved
-from tfpar.options import ConstraintsLike, Keywords, MeshLike, Options, PathLike, takes_keywords
+from tfpar.options import Keywords, Options, PathLike, settings_of, takes
 from tfpar.plans import Plan
-from tfpar.runtime.variables import ParallelVariable
-from tfpar.session import CompiledFunction, Program, Session
+from tfpar.session import Session
+from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import integer, refused
+from tfpar.steps import CompiledFunction, Program
+from tfpar.variables.parallel_variable import ParallelVariable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,20 +55,24 @@ class GraphProgram:
         source: a `tf.Graph` of `tf.compat.v1`; a MetaGraph, or the path of a `.meta` file; the
             folder of a SavedModel; or a `GraphSource` of `tfpar.capture.v1`.
         mesh, constraints: as for `auto_parallel`; constraints name variables.
-        options: the keywords of `auto_parallel`.
+        options, keywords: as for `auto_parallel`.
 
     Raises:
         TfparError: as for `auto_parallel`, or a `source` that is none of these.
     """
 
-    @takes_keywords
+    @takes(Keywords)
     def __init__(
-        self, source: GraphSource | tf.Graph | MetaGraphDef | PathLike,
-        mesh: MeshLike | None = None, constraints: ConstraintsLike = (),
-        **options: Unpack[Keywords],
-    ) -> None:  # fmt: skip
+        self,
+        source: GraphSource | tf.Graph | MetaGraphDef | PathLike,
+        mesh: MeshLike | None = None,
+        constraints: ConstraintsLike = (),
+        *,
+        options: Options | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> None:
         self.source = _source(source)
-        self.program = Program(Session.of(Options.of(mesh, constraints, **options)))
+        self.program = Program(Session.of(settings_of(mesh, constraints, options, keywords)))
         world = self.program.session.ranks.world
         if world is not None:  # initialisers without a seed draw alike on all ranks
             self.source.seed = world.first("drawing a seed", lambda: random.randrange(1, 2**31))
@@ -230,9 +236,14 @@ class _FetchStep(CompiledFunction):
     """
 
     def __init__(
-        self, program: Program, source: GraphSource, fetches: Any, fed: Sequence[str],
-        values: Sequence[tf.Tensor], on_plan: Callable[[Plan, bool], None],
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        source: GraphSource,
+        fetches: Any,
+        fed: Sequence[str],
+        values: Sequence[tf.Tensor],
+        on_plan: Callable[[Plan, bool], None],
+    ) -> None:
         self._source = source
         self._fetches = fetches
         self._fed = fed
@@ -240,11 +251,15 @@ class _FetchStep(CompiledFunction):
         first = self._first = self.capture(argument_specs(tuple(values)))
         trains = bool(first.gradients)
         super().__init__(
-            program, source.capture, trains=trains, name="train_step" if trains else "step",
+            program,
+            source.capture,
+            trains=trains,
+            name="train_step" if trains else "step",
             # A plan that is given knows the weights; what else is fetched is not its matter.
-            part=not trains or program.session.options.plan is not None, several=True,
+            part=not trains or program.session.options.plan is not None,
+            several=True,
             on_plan=lambda plan, _: on_plan(plan, trains),
-        )  # fmt: skip
+        )
 
     def capture(self, specs: Sequence[Any]) -> CapturedStep:
         captured, self._first = self._first, None
@@ -278,6 +293,7 @@ def _source(given: Any) -> GraphSource:
         path = os.fspath(given)
         return from_meta_graph(path) if path.endswith(".meta") else from_saved_model(path)
     raise refused(
-        "source", given,
+        "source",
+        given,
         "a tf.Graph, a MetaGraphDef, the path of a .meta file or of a SavedModel, or a GraphSource",
-    )  # fmt: skip
+    )

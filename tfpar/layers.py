@@ -66,9 +66,13 @@ class Dense(keras.layers.Dense):
     """
 
     def __init__(
-        self, units: int, activation: Any = None, *, spec: Iterable[Placement | str],
+        self,
+        units: int,
+        activation: Any = None,
+        *,
+        spec: Iterable[Placement | str],
         **arguments: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(units, activation, **arguments)
         self.spec = read_spec(spec, 2, f"Layer {self.name!r}")
 

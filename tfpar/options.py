@@ -1,223 +1,176 @@
-"""What `auto_parallel` and its kin are asked: one record, checked in one place.
-
-`Options.of` takes what users give, and makes of it one form each, or says at once what is wrong.
-What then depends on this machine (the default mesh, the cluster) is for the session to find.
-"""
+"""`Options`: what users may ask besides a mesh and constraints, and the keywords of that name."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
-
-import numpy as np
+from typing import Any, TypedDict, TypeVar
 
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.units import parse
-from tfpar.constraints import Constraint, constraints_of
-from tfpar.constraints.kinds import check_pattern
-from tfpar.ir.roles import COMPRESSIONS
 from tfpar.plans import Plan
-from tfpar.rewrite.chunks import CHUNKS
-from tfpar.search.auto import AutoPlanner
-from tfpar.search.cache import PlanCache
-from tfpar.search.planners import find_planner
 from tfpar.search.problem import Planner
-from tfpar.spec import ArgumentError, Mesh
-from tfpar.spec.arguments import flag, listed, one_of, optional, path, refused
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-PLAN_CACHE = "TFPAR_PLAN_CACHE"
-"""The environment variable that names the folder of plans where nothing else does."""
+from tfpar.settings import ConstraintsLike, MeshLike, Settings
+from tfpar.spec.arguments import refused
 
 PathLike = str | os.PathLike[str]
-MeshLike = Mesh | Mapping[str, int] | Sequence[int] | int
-ConstraintsLike = Constraint | Mapping[str, Any] | Sequence[Constraint]
 ClusterLike = Cluster | Mapping[str, Any] | PathLike
-
-
-class Keywords(TypedDict, total=False):
-    """What `auto_parallel` takes besides mesh and constraints; see there."""
-
-    plan: Plan | PathLike | None
-    planner: Planner | str | None
-    cluster: ClusterLike | None
-    plan_cache: PathLike | None
-    memory_limit: float | str | None
-    bucket_bytes: float | str | None
-    strict: bool
-    compression: str | None
-    recompute: bool | str | Sequence[str] | None
-    chunks: int | None
-    early_collectives: bool
-    level: int | None
-    search_seconds: float | None
-    verbose: int
-
-
-DEFAULTS: Mapping[str, Any] = {
-    "planner": "auto", "strict": False, "early_collectives": True, "verbose": 1,
-}  # fmt: skip
-"""The defaults of keywords; of all others it is None."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is asked, in one form each; see `auto_parallel` for what it means.
+    """What `auto_parallel` and its kin are asked besides mesh and constraints.
 
-    Attributes:
-        mesh: None for all ranks that there are, or the plan's.
-        cluster: not looked up yet: presets are fitted to the mesh.
-        memory_limit, bucket_bytes: in bytes.
-        compression: the dtype in which gradients travel; None: their own.
+        options = tap.Options(planner="rhino", memory_limit="16 GiB")
+        plan = tap.plan(build_model, batch, [2, 8], options=options)
+        with tap.auto_parallel([2, 8], options=options, verbose=0): ...
+
+    Each is a keyword of `auto_parallel`, `parallelize` and `GraphProgram` too; those that matter to
+    a plan are keywords of `tap.plan`. A keyword wins over the same of `options`.
+
+    Args:
+        plan: a `Plan` or the path of a saved one, instead of constraints and search.
+        planner: `"tap"`, `"rhino"`, `"auto"`, which picks one of them by the step's graph and
+            `search_seconds` (the plan says which), `"exhaustive"`, which tries all plans of a model
+            of a few layers, or one of your own (`search.problem.Planner`).
+            None searches nothing: weights lie as constraints say, the rest as their first reader
+            wants them; without constraints, every batch is split over the whole mesh (data
+            parallelism).
+        level: of Rhino's planner: 3 decides the whole graph at once (the default), 2 segment by
+            segment.
+        search_seconds: what the planner may take, about; it returns the best plan found by then.
+            Where no fast plan fits into memory, more are searched, and each search may take that.
+            Ctrl-C ends a search at once: see `tap.SearchInterrupted`.
+        cluster: the machines to plan for: a `Cluster`, the name of a preset or a file (TOML or
+            JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
+        plan_cache: a folder for plans, which are then searched once for each problem; by default
+            that of the environment variable TFPAR_PLAN_CACHE, if set.
+        memory_limit: what a plan may use of a device, in bytes or as `"16 GiB"`; by default what
+            the cluster's have. The fastest plan that fits is taken.
+        bucket_bytes: upper bound on packed collectives, in bytes; by default what
+            the plan's cost is least with.
+        strict: ops without a rule are an error instead of being replicated.
+        compression: `"fp16"` or `"bf16"`: gradients are summed over ranks as such, which halves
+            what they move; weights, slots and what a rank computes keep their dtypes. The sums
+            are less exact; fp16 overflows beyond 65504.
+        recompute: which activations the backward pass computes again instead of storing them:
+            True, those inside of every block that repeats (the layers of a transformer; what
+            enters a block is stored); a sequence of regular expressions, those of the blocks whose
+            names (the paths of their weights) or scopes, or their ends, match; False, none. By
+            default the planner decides: none, unless the fastest plan does not fit without.
+        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
+            the other: while one is summed over ranks, the next is computed. Results do not
+            depend on it. By default what the plan says: what costs least.
+        early_collectives: what nothing waits for but the update (the gradients of weights) is
+            computed while what everything waits for (the gradients of activations) is summed
+            over ranks. False leaves the order to TensorFlow.
+        verbose: 1 shows a line for each plan: mesh, planner, what is split, and the predicted time
+            and memory against one device; 0 shows none.
+
+    Raises:
+        ArgumentError: of another type or out of range, such as an unknown planner, compression or
+            number of chunks; names it.
+        PlanError: the plan file cannot be used.
     """
 
-    mesh: Mesh | None = None
-    constraints: tuple[Constraint, ...] = ()
-    plan: Plan | None = None
-    planner: Planner | None = dataclasses.field(default_factory=AutoPlanner)
-    cluster: Cluster | Mapping[str, Any] | str | None = None
-    plan_cache: PlanCache | None = None
-    memory_limit: float | None = None
-    bucket_bytes: int | None = None
+    plan: Plan | PathLike | None = None
+    planner: Planner | str | None = "auto"
+    level: int | None = None
+    search_seconds: float | None = None
+    cluster: ClusterLike | None = None
+    plan_cache: PathLike | None = None
+    memory_limit: float | str | None = None
+    bucket_bytes: float | str | None = None
     strict: bool = False
     compression: str | None = None
-    recompute: bool | tuple[str, ...] | None = None
+    recompute: bool | str | Sequence[str] | None = None
     chunks: int | None = None
     early_collectives: bool = True
-    verbose: bool = True
+    verbose: int = 1
 
-    @classmethod
-    def of(
-        cls, mesh: MeshLike | None = None, constraints: ConstraintsLike = (),
-        **given: Unpack[Keywords],
-    ) -> Options:  # fmt: skip
-        """The record of what a user gives.
+    def __post_init__(self) -> None:
+        Settings.of(None, (), self)  # what is wrong is said where it is written
 
-        Raises:
-            ArgumentError: names the argument and what was given.
-            TypeError: there is no such keyword.
-        """
-        asked = {**dict.fromkeys(Keywords.__annotations__), **DEFAULTS, **given}
-        for name in asked:
-            if name not in Keywords.__annotations__:
-                known = Keywords.__annotations__
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4) or known
-                raise TypeError(f"There is no option {name!r}. Is it {' or '.join(near)}?")
-        options = cls(
-            mesh=None if mesh is None else Mesh.of(mesh),
-            constraints=constraints_of("constraints", constraints),
-            plan=optional(_plan, "plan", asked["plan"]),
-            planner=find_planner(asked["planner"], asked["level"], asked["search_seconds"]),
-            cluster=optional(_cluster, "cluster", asked["cluster"]),
-            plan_cache=_plan_cache("plan_cache", asked["plan_cache"]),
-            memory_limit=optional(_size, "memory_limit", asked["memory_limit"]),
-            bucket_bytes=optional(_whole_size, "bucket_bytes", asked["bucket_bytes"]),
-            strict=flag("strict", asked["strict"]),
-            compression=optional(_carried_as, "compression", asked["compression"]),
-            recompute=optional(_recompute, "recompute", asked["recompute"]),
-            chunks=optional(_chunks, "chunks", asked["chunks"]),
-            early_collectives=flag("early_collectives", asked["early_collectives"]),
-            verbose=_verbose("verbose", asked["verbose"]),
-        )
-        if options.plan is not None and options.constraints:
-            raise ArgumentError(
-                "Give a plan or constraints, not both: a plan holds its constraints."
-            )
-        if options.plan is not None and options.recompute is not None:
-            raise ArgumentError(
-                "Give a plan or recompute, not both: a plan holds what it recomputes."
-            )
-        return options
+
+class PlanKeywords(TypedDict, total=False):
+    """The `Options` that `tap.plan` takes as keywords."""
+
+    planner: Planner | str | None
+    level: int | None
+    search_seconds: float | None
+    plan_cache: PathLike | None
+    memory_limit: float | str | None
+    compression: str | None
+    recompute: bool | str | Sequence[str] | None
+
+
+class Keywords(PlanKeywords, total=False):
+    """The `Options` as keywords."""
+
+    plan: Plan | PathLike | None
+    cluster: ClusterLike | None
+    bucket_bytes: float | str | None
+    strict: bool
+    chunks: int | None
+    early_collectives: bool
+    verbose: int
+
+
+def settings_of(
+    mesh: MeshLike | None,
+    constraints: ConstraintsLike,
+    options: Options | None,
+    keywords: Mapping[str, Any],
+    kind: type[PlanKeywords] = Keywords,
+) -> Settings:
+    """What a call asks for that takes keywords of this `kind`.
+
+    Raises:
+        ArgumentError: names the argument and what was given.
+        TypeError: there is no such keyword.
+    """
+    return Settings.of(mesh, constraints, with_keywords(options, keywords, kind))
+
+
+def with_keywords(
+    options: Options | None, keywords: Mapping[str, Any], kind: type[PlanKeywords] = Keywords
+) -> Options:
+    """`options`, or the defaults, where `keywords` say nothing else; errors as of `settings_of`."""
+    if not (options is None or isinstance(options, Options)):
+        raise refused("options", options, "a tap.Options")
+    known = names_of(kind)
+    for name in keywords:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4) or known
+            raise TypeError(f"There is no option {name!r}. Is it {' or '.join(near)}?")
+    return dataclasses.replace(options or Options(), **keywords)
+
+
+def names_of(kind: type[PlanKeywords]) -> list[str]:
+    """The names of such keywords, in the order of `Options`."""
+    return [f.name for f in dataclasses.fields(Options) if f.name in kind.__annotations__]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes_keywords(function: F) -> F:
-    """Show the keywords in the signature of a function that takes them as `**options`."""
-    signature = inspect.signature(function)
-    *own, _ = signature.parameters.values()
-    keywords = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name),
-            annotation=kind.__forward_arg__,
-        )
-        for name, kind in Keywords.__annotations__.items()
-    ]  # fmt: skip
-    function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore
-    return function
+def takes(kind: type[PlanKeywords]) -> Callable[[F], F]:
+    """Show such keywords in the signature of a function that takes them as `**keywords`."""
+    names = names_of(kind)
 
+    def shown(function: F) -> F:
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
+        keywords = [
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+            )
+            for f in dataclasses.fields(Options)
+            if f.name in names
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore
+        return function
 
-def _plan(name: str, value: Any) -> Plan:
-    if isinstance(value, Plan):
-        return value
-    return Plan.load(path(name, value, "a Plan, or the path of a plan file"))
-
-
-def _cluster(name: str, value: Any) -> Cluster | Mapping[str, Any] | str:
-    if isinstance(value, Cluster | Mapping):
-        return value
-    return path(name, value, "a Cluster, the name of a preset, or the path of a cluster file")
-
-
-def _plan_cache(name: str, value: Any) -> PlanCache | None:
-    """The cache in a folder, by default that of the environment, if any."""
-    folder = optional(path, name, value) or os.environ.get(PLAN_CACHE)
-    return PlanCache(folder) if folder else None
-
-
-def _size(name: str, value: Any, expected: str = "a size above 0 such as '16 GiB'") -> float:
-    """Bytes of `"16 GiB"`, or of a number."""
-    try:
-        size = parse(value, "bytes")
-    except ValueError:
-        size = math.nan
-    if not size > 0:
-        raise refused(name, value, f"{expected}, or a number of bytes")
-    return size
-
-
-def _whole_size(name: str, value: Any) -> int:
-    """A byte or more, and not without an end."""
-    expected = "a size such as '32 MiB', of 1 byte or more"
-    size = _size(name, value, expected)
-    if not 1 <= size < math.inf:
-        raise refused(name, value, expected)
-    return int(size)
-
-
-def _carried_as(name: str, value: Any) -> str:
-    """The dtype in which gradients travel."""
-    return COMPRESSIONS[one_of(name, value, COMPRESSIONS)]
-
-
-def _chunks(name: str, value: Any) -> int:
-    """A number of chunks that there may be: more start more collectives than they hide."""
-    return one_of(name, value, CHUNKS)
-
-
-def _verbose(name: str, value: Any) -> bool:
-    """Whether users are told of plans; as Keras's argument of this name."""
-    return (
-        flag(name, value)
-        if isinstance(value, bool | np.bool_)
-        else bool(one_of(name, value, (0, 1)))
-    )
-
-
-def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
-    """What to compute again, as a value that can be compared."""
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    expected = "True, False, or a list of regular expressions"
-    patterns = (value,) if isinstance(value, str) else listed(name, value, expected)
-    for pattern in patterns:
-        check_pattern(f"{name}={pattern!r}", pattern)
-    return patterns
+    return shown

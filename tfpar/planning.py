@@ -7,39 +7,35 @@ import functools
 import logging
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
-from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
+from tfpar.compile.passes import Observer, unobserved
+from tfpar.compile.simplify import simplify_step
 from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
-from tfpar.cost.evaluate import Cost, evaluate
+from tfpar.cost.cost import Cost
+from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph, Tensor
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
+from tfpar.ir.step import StepGraph
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.propagation.prepared import prepare
 from tfpar.report.memory import memory_error
 from tfpar.report.progress import searching
-from tfpar.runtime.executable import simplify_step
+from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
-from tfpar.search.folded_model import FoldedModel
-from tfpar.search.planners import search_seconds_of
-from tfpar.search.problem import (
-    Fixed,
-    Planner,
-    Problem,
-    Progress,
-    free_layouts,
-    given_layout,
-    input_spec,
-)
+from tfpar.search.meshes import free_layouts, given_layout
+from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.objective import Budget
+from tfpar.search.problem import Fixed, Planner, Problem, Progress, step_anchors
 from tfpar.search.recompute import recomputed_problem, solve
 from tfpar.search.so_far import SearchInterrupted, SoFar
-from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError, replicated
+from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
 logger = logging.getLogger("tfpar")
 
@@ -56,6 +52,7 @@ class Request:
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
         recompute: see `search.problem.Problem`.
+        budget: what each search may take.
     """
 
     mesh: Mesh
@@ -64,21 +61,25 @@ class Request:
     base: Plan | None = None
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
+    budget: Budget = Budget()
 
 
-def batched_inputs(captured: CapturedStep, batch_size: int | None) -> frozenset[Tensor]:
+def batched_inputs(step: StepGraph, batch_size: int | None) -> frozenset[Tensor]:
     """The step's arguments whose first dim is the batch."""
-    arguments = captured.graph.inputs[: captured.num_arguments]
     if batch_size is None:
         return frozenset()
-    return frozenset(t for t in arguments if t.shape and t.shape[0] == batch_size)
+    return frozenset(t for t in step.arguments if t.shape and t.shape[0] == batch_size)
 
 
 def state_problem(
-    captured: CapturedStep, request: Request, batch_size: int | None,
-    laid: Mapping[str, Spec] | None = None, state_ratio: float | None = None, part: bool = False,
+    step: StepGraph,
+    request: Request,
+    batch_size: int | None,
+    laid: Mapping[str, Spec] | None = None,
+    state_ratio: float | None = None,
+    part: bool = False,
     progress: Progress | None = None,
-) -> Problem:  # fmt: skip
+) -> Problem:
     """What a planner has to solve for a captured and simplified step.
 
     Args:
@@ -92,36 +93,41 @@ def state_problem(
         SpecError: a constraint that matches nothing or cannot hold.
         TfparError: more ranks than devices.
     """
-    free = _free_problem(captured, request, batch_size, laid, state_ratio, part, progress)
-    return _constrained(free, captured.graph, request, must_match=not part)
+    free = _free_problem(step, request, batch_size, laid, state_ratio, part, progress)
+    return _constrained(free, step.graph, request, must_match=not part)
 
 
 def _free_problem(
-    captured: CapturedStep, request: Request, batch_size: int | None,
-    laid: Mapping[str, Spec] | None, state_ratio: float | None, part: bool,
+    step: StepGraph,
+    request: Request,
+    batch_size: int | None,
+    laid: Mapping[str, Spec] | None,
+    state_ratio: float | None,
+    part: bool,
     progress: Progress | None,
-) -> Problem:  # fmt: skip
+) -> Problem:
     """What would have to be solved without constraints; arguments as of `state_problem`."""
     request.cluster.check(request.mesh)
-    cut = planning_graph(captured.graph, captured.gradients)
+    cut = planning_graph(step.graph, step.gradients)
     if request.base is not None:
         layouts = [given_layout(request.base.mesh, request.base.batch_axes)]
     else:
         layouts = free_layouts(request.mesh)
-    if captured.gradients and state_ratio is None:
-        state_ratio = _slot_ratio(captured, cut.graph.variables)
+    if step.gradients and state_ratio is None:
+        state_ratio = _slot_ratio(step, cut.graph.variables)
     return Problem(
         graph=cut.graph,
         layouts=layouts,
         cluster=request.cluster,
-        batched=batched_inputs(captured, batch_size),
+        batched=batched_inputs(step, batch_size),
         fingerprint=fingerprint(cut.graph),
-        variables=captured.graph.variables,
+        variables=step.graph.variables,
         stand_ins=cut.stand_ins,
         fixed={name: Fixed(spec, "lies so already") for name, spec in (laid or {}).items()},
-        state_ratio=state_ratio if captured.gradients else None,
+        state_ratio=state_ratio if step.gradients else None,
         compression=request.compression,
         recompute=False if part else request.recompute,
+        budget=request.budget,
         progress=progress,
     )
 
@@ -150,11 +156,16 @@ def _constrained(free: Problem, graph: Graph, request: Request, must_match: bool
 
 
 def search_plan(
-    captured: CapturedStep, request: Request, batch_size: int | None, planner: Planner,
-    cache: PlanCache | None, laid: Mapping[str, Spec] | None = None,
-    state_ratio: float | None = None, part: bool = False,
+    step: StepGraph,
+    request: Request,
+    batch_size: int | None,
+    planner: Planner,
+    cache: PlanCache | None,
+    laid: Mapping[str, Spec] | None = None,
+    state_ratio: float | None = None,
+    part: bool = False,
     interrupted: Interrupted | None = None,
-) -> tuple[Plan, Problem]:  # fmt: skip
+) -> tuple[Plan, Problem]:
     """State the problem of a captured and simplified step, and find its plan.
 
     Args: as of `state_problem` and `find_plan`.
@@ -172,24 +183,29 @@ def search_plan(
         # constraint names any more, and without any the mesh is the search's choice.
         fewer = tuple(c for c in request.constraints if str(c) in kept)
         asked = dataclasses.replace(request, constraints=fewer)
-        return _constrained(free, captured.graph, asked, must_match=False)
+        return _constrained(free, step.graph, asked, must_match=False)
 
     with searching() as progress:
-        free = _free_problem(captured, request, batch_size, laid, state_ratio, part, progress)
-        problem = _constrained(free, captured.graph, request, must_match=not part)
+        free = _free_problem(step, request, batch_size, laid, state_ratio, part, progress)
+        problem = _constrained(free, step.graph, request, must_match=not part)
         return find_plan(problem, planner, cache, relaxed, interrupted), problem
 
 
 def plan_step(
-    captured: CapturedStep, request: Request, batch_size: int | None, planner: Planner,
-    cache: PlanCache | None, state_ratio: float,
-) -> Plan:  # fmt: skip
+    step: StepGraph,
+    request: Request,
+    batch_size: int | None,
+    planner: Planner,
+    cache: PlanCache | None,
+    state_ratio: float,
+    observe: Observer = unobserved,
+) -> Plan:
     """Plan a step that was captured to be planned, and lay out all its tensors."""
-    simplify_step(captured)
-    plan, problem = search_plan(
-        captured, request, batch_size, planner, cache, state_ratio=state_ratio
-    )
-    return plan.with_partitioned(lay_out(plan, problem))
+    simplify_step(step, observe)
+    plan, problem = search_plan(step, request, batch_size, planner, cache, state_ratio=state_ratio)
+    laid = lay_out(plan, problem)
+    observe("propagate", lambda: str(laid))
+    return plan.with_partitioned(laid)
 
 
 def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
@@ -211,21 +227,13 @@ def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
         return evaluate(model.on_one_device(), cluster, model.roles, problem.state_ratio)
 
 
-def step_anchors(plan: Plan, problem: Problem) -> Anchors:
-    """What `plan` fixes of the problem's graph, inputs and outputs included."""
-    axes = [plan.mesh.axis(n) for n in plan.batch_axes]
-    graph = problem.graph
-    return dataclasses.replace(
-        plan.anchors(),
-        inputs=[input_spec(t in problem.batched, plan.mesh, axes) for t in graph.inputs],
-        outputs=[replicated(plan.mesh.num_axes)] * len(graph.outputs),
-    )
-
-
 def find_plan(
-    problem: Problem, planner: Planner, cache: PlanCache | None = None,
-    relaxed: Relaxed | None = None, interrupted: Interrupted | None = None,
-) -> Plan:  # fmt: skip
+    problem: Problem,
+    planner: Planner,
+    cache: PlanCache | None = None,
+    relaxed: Relaxed | None = None,
+    interrupted: Interrupted | None = None,
+) -> Plan:
     """The planner's plan, or the one that it found for the same problem before.
 
     Args:
@@ -249,7 +257,7 @@ def find_plan(
                 "used, and there may be better ones. A new tap.auto_parallel searches to the end."
             )
     if plan is None:
-        so_far = SoFar(problem.cluster.device.memory_bytes)
+        so_far = SoFar(problem.memory_limit)
         try:
             plan = _fitting(dataclasses.replace(problem, offer=so_far.offer), planner, relaxed)
         except KeyboardInterrupt:
@@ -277,7 +285,7 @@ def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
     )
     cost = evaluate(laid, problem.cluster, roles, problem.state_ratio)
     plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
-    return None if problem.excess(plan) else plan.with_partitioned(laid)
+    return None if problem.excess(plan.cost) else plan.with_partitioned(laid)
 
 
 def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:
@@ -285,15 +293,21 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
     solve_any = functools.partial(_best, planner=planner)
     try:
         plan = solve_any(problem)
-        if problem.excess(plan):
+        if problem.excess(plan.cost):
             again = recomputed_problem(problem, plan.recompute)
-            raise memory_error(plan, _laid(plan, again), again)
+            raise memory_error(
+                dataclasses.replace(plan, cluster=problem.cluster),
+                _laid(plan, again),
+                problem.memory_limit,
+                problem.state_ratio,
+                bool(problem.fixed or problem.constraints),
+            )
     except TimeLimitError:
         raise
     except PlanError as error:
         if relaxed is None:
             raise
-        conflict = find_conflict(problem, relaxed, solve_any, search_seconds_of(planner))
+        conflict = find_conflict(problem, relaxed, solve_any)
         if conflict is None:
             raise
         raise conflict_error(conflict, error, problem) from error
@@ -302,16 +316,16 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
 
 def _best(problem: Problem, planner: Planner) -> Plan:
     """The planner's plan, fitting or not; one that fits as it runs, in chunks."""
-    plan = solve(problem, planner)
-    if plan.cost is None or problem.excess(plan):
+    plan = with_batch_split(solve(problem, planner), problem)
+    if plan.cost is None or problem.excess(plan.cost):
         return plan
     again = recomputed_problem(problem, plan.recompute)
     return in_chunks(plan, again, step_anchors(plan, again))
 
 
-def _slot_ratio(captured: CapturedStep, searched: Sequence) -> float:
+def _slot_ratio(step: StepGraph, searched: Sequence) -> float:
     """Bytes of the variables that only the update uses, per byte of weight."""
     names = {v.name for v in searched}
-    weights = sum(v.num_bytes for v in captured.graph.variables if v.trainable)
-    slots = sum(v.num_bytes for v in captured.graph.variables if v.name not in names)
+    weights = sum(v.num_bytes for v in step.graph.variables if v.trainable)
+    slots = sum(v.num_bytes for v in step.graph.variables if v.name not in names)
     return slots / weights if weights else 0.0

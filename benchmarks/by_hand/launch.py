@@ -178,17 +178,24 @@ class _Rank:
     def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         fixed = {
-            "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path,
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "PYTHONPATH": path,
             "CUDA_VISIBLE_DEVICES": "-1",
-        }  # fmt: skip
+        }
         self.name = name
         self._pending = b""
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            command, env={**os.environ, **fixed, **environment}, cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            command,
+            env={**os.environ, **fixed, **environment},
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert self._process.stdin and self._process.stdout
         self._input, self.output = self._process.stdin, self._process.stdout
 
@@ -259,17 +266,24 @@ def _of_horovod(count: int, held: ExitStack) -> list[dict[str, str]]:
     held.callback(server.stop)
     server.init(slots)
     shared = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
         # A rank that was stopped while it waited for another has not waited in vain.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",
-    }  # fmt: skip
+    }
     return [
         {
-            **shared, "HOROVOD_HOSTNAME": slot.hostname,
-            "HOROVOD_RANK": str(slot.rank), "HOROVOD_SIZE": str(slot.size),
-            "HOROVOD_LOCAL_RANK": str(slot.local_rank), "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-            "HOROVOD_CROSS_RANK": str(slot.cross_rank), "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+            **shared,
+            "HOROVOD_HOSTNAME": slot.hostname,
+            "HOROVOD_RANK": str(slot.rank),
+            "HOROVOD_SIZE": str(slot.size),
+            "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+            "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(slot.cross_size),
         }
         for slot in slots
-    ]  # fmt: skip
+    ]

@@ -17,9 +17,13 @@ class Router(layers.Layer):
     """
 
     def __init__(
-        self, experts: int, top_k: int = 1, capacity_factor: float = 1.25, balance: float = 0.01,
+        self,
+        experts: int,
+        top_k: int = 1,
+        capacity_factor: float = 1.25,
+        balance: float = 0.01,
         **kwargs,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**kwargs)
         self.experts = experts
         self.top_k = top_k

@@ -48,16 +48,23 @@ FULL: dict[str, Builder] = {
     ),
     # 151M, of which the text tower has 63M, which Table I counts.
     "clip_base": partial(
-        clip, size=224, patch=32, image_hidden=768, image_heads=12, vocabulary=49_408, length=77,
-        text_hidden=512, text_heads=8, shared=512, num_layers=12,
+        clip,
+        size=224,
+        patch=32,
+        image_hidden=768,
+        image_heads=12,
+        vocabulary=49_408,
+        length=77,
+        text_hidden=512,
+        text_heads=8,
+        shared=512,
+        num_layers=12,
     ),
     # 163M where Rhino has 162M and says no more; k-mers of 6 and five special tokens.
     "dnabert": partial(
         dnabert, vocabulary=4**6 + 5, length=512, hidden=1024, heads=16, inner=4096, num_layers=12
     ),
-    "gpt3": partial(
-        gpt, vocabulary=50_257, length=2048, hidden=12_288, heads=96, num_layers=96
-    ),
+    "gpt3": partial(gpt, vocabulary=50_257, length=2048, hidden=12_288, heads=96, num_layers=96),
     # Rhino's Table 1 leaves out a second table for the logits, here 51M (medium) to 206M (6.7B).
     "gpt_medium": partial(_GPT, hidden=1024, heads=16, num_layers=24),
     "gpt_large": partial(_GPT, hidden=1536, heads=16, num_layers=24),
@@ -66,8 +73,14 @@ FULL: dict[str, Builder] = {
     "gpt_6b7": partial(_GPT, hidden=4096, heads=32, num_layers=32),
     # 619B; not in Table I.
     "gshard_600b": partial(
-        gshard_moe, vocabulary=64_000, length=1024, hidden=1024, heads=16, inner=8192,
-        num_layers=36, experts=2048,
+        gshard_moe,
+        vocabulary=64_000,
+        length=1024,
+        hidden=1024,
+        heads=16,
+        inner=8192,
+        num_layers=36,
+        experts=2048,
     ),
     # Rhino's Table 2: experts in every other layer.
     "moe_8e_380m": partial(_MOE, hidden=768, inner=6144, num_layers=8, experts=8),
@@ -79,32 +92,64 @@ FULL: dict[str, Builder] = {
     "resnet50": resnet50,
     # 1571B: 15 layers of experts in the encoder and 15 in the decoder.
     "switch_c": partial(
-        switch, vocabulary=32_128, length=512, hidden=2080, heads=32, head_dim=64, inner=6144,
-        num_layers=15, experts=2048,
+        switch,
+        vocabulary=32_128,
+        length=512,
+        hidden=2080,
+        heads=32,
+        head_dim=64,
+        inner=6144,
+        num_layers=15,
+        experts=2048,
     ),
     # 738M: Table I counts a second table, of 33M, for the logits.
     "t5_large": partial(
-        t5, vocabulary=32_128, length=512, hidden=1024, heads=16, head_dim=64, inner=4096,
+        t5,
+        vocabulary=32_128,
+        length=512,
+        hidden=1024,
+        heads=16,
+        head_dim=64,
+        inner=4096,
         num_layers=24,
     ),
     # 31M, as published; Rhino counts 33M.
     "unet": partial(unet, classes=2, size=256, channels=64, depth=4),
     # 4.2B, of which 4.1B are the classifier.
     "vgg19_1m": partial(
-        vgg, classes=1_000_000, size=224, channels=(64, 128, 256, 512, 512),
-        blocks=(2, 2, 4, 4, 4), hidden=4096,
+        vgg,
+        classes=1_000_000,
+        size=224,
+        channels=(64, 128, 256, 512, 512),
+        blocks=(2, 2, 4, 4, 4),
+        hidden=4096,
     ),
     "vit_huge": partial(
         vit, classes=1000, size=224, patch=14, hidden=1280, heads=16, inner=5120, num_layers=32
     ),
     "vmoe_15b": partial(
-        vmoe, classes=1000, size=224, patch=14, hidden=1408, heads=16, inner=6400, num_layers=48,
+        vmoe,
+        classes=1000,
+        size=224,
+        patch=14,
+        hidden=1408,
+        heads=16,
+        inner=6400,
+        num_layers=48,
         experts=32,
     ),
     # 315M: without the quantizer of the pre-training.
     "wav2vec2_large": partial(
-        wav2vec2, samples=160_000, classes=32, channels=512, hidden=1024, heads=16, inner=4096,
-        num_layers=24, kernel=128, groups=16,
+        wav2vec2,
+        samples=160_000,
+        classes=32,
+        channels=512,
+        hidden=1024,
+        heads=16,
+        inner=4096,
+        num_layers=24,
+        kernel=128,
+        groups=16,
     ),
     # 1.37B, 2.68B, 5.46B and 10.4B where Rhino's Table 4 has 1.3B, 2.6B, 6B and 12B. It does not
     # say what its blocks are; with Alpa's, which project fewer shortcuts, it is 1.0B to 9.6B.
@@ -114,8 +159,15 @@ FULL: dict[str, Builder] = {
     "wide_resnet_12b": partial(_WIDE_RESNET, channels=320, width=12, blocks=_RESNET_101),
     # 62M: experts without bias.
     "widenet_huge": partial(
-        widenet, classes=1000, size=224, patch=16, hidden=1280, heads=16, inner=5120, experts=4,
+        widenet,
+        classes=1000,
+        size=224,
+        patch=16,
+        hidden=1280,
+        heads=16,
+        inner=5120,
+        experts=4,
         num_layers=32,
     ),
-}  # fmt: skip
+}
 """The published sizes. Built under `tap.auto_parallel` their variables take no memory."""

@@ -132,8 +132,11 @@ class EncoderBlock(Residual):
 
     def build(self, x_shape) -> None:
         for layer in (
-            self.attention_norm, self.attention, self.feed_forward_norm, self.feed_forward
-        ):  # fmt: skip
+            self.attention_norm,
+            self.attention,
+            self.feed_forward_norm,
+            self.feed_forward,
+        ):
             layer.build(x_shape)
 
     def call(self, x, bias):

@@ -24,9 +24,18 @@ LOSS_TOLERANCE = 1e-3
 NOT_POSSIBLE = 2  # exit code
 
 COLUMNS = (
-    "ranks", "Mbit/s", "layout", "s/step", "min-max", "plan s", "sent MB", "plan MB", "ratio",
-    "idle MB", "",
-)  # fmt: skip
+    "ranks",
+    "Mbit/s",
+    "layout",
+    "s/step",
+    "min-max",
+    "plan s",
+    "sent MB",
+    "plan MB",
+    "ratio",
+    "idle MB",
+    "",
+)
 
 
 def measure(
@@ -46,9 +55,14 @@ def measure(
     with cluster(nodes) as hosts, tempfile.TemporaryDirectory() as folder:
         for layout, at in plans:
             config = Config(
-                model=model, layout=layout, nodes=nodes, ranks_per_node=ranks_per_node, mbits=at,
-                machines=f"{folder}/machines.toml", steps=steps,
-            )  # fmt: skip
+                model=model,
+                layout=layout,
+                nodes=nodes,
+                ranks_per_node=ranks_per_node,
+                mbits=at,
+                machines=f"{folder}/machines.toml",
+                steps=steps,
+            )
             rows += measure_layout(hosts, config)
     for row in rows:
         _check_loss(row, rows[0])
@@ -113,14 +127,18 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         (
             f"{row['model']} {row['cluster']}",
             "no limit" if row["mbit"] is None else f"{row['mbit']:g}",
-            row["layout"], f"{row['step_s']:.2f}",
-            f"{row['min_s']:.2f}-{row['max_s']:.2f}", f"{row['planned_s']:.2f}",
-            f"{row['sent_bytes'] / 1e6:.2f}", f"{row['planned_bytes'] / 1e6:.2f}",
+            row["layout"],
+            f"{row['step_s']:.2f}",
+            f"{row['min_s']:.2f}-{row['max_s']:.2f}",
+            f"{row['planned_s']:.2f}",
+            f"{row['sent_bytes'] / 1e6:.2f}",
+            f"{row['planned_bytes'] / 1e6:.2f}",
             "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
-            f"{row['idle_bytes'] / 1e6:.2f}", "*" if fastest(rows, row) else "",
+            f"{row['idle_bytes'] / 1e6:.2f}",
+            "*" if fastest(rows, row) else "",
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     title = "A step (* the fastest), and what each node sends (idle: what Horovod sends anyway)"
     table = render_table(title, COLUMNS, cells, numeric=(1, 3, 4, 5, 6, 7, 8, 9))
     return "\n".join([table, "Chosen:", *_choices(rows)])

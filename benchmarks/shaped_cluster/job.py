@@ -52,11 +52,22 @@ def run_module(
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
         output = pathlib.Path(folder, "out")
         launch = [
-            sys.executable, "-m", "tfpar", "run",
-            "-H", ",".join(f"{node.address}:{ranks_per_node}" for node in nodes),
-            "--backend", "horovod", "--timeout", str(_SILENT_S), "--output-dir", str(output),
-            sys.executable, "-m", *command,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "tfpar",
+            "run",
+            "-H",
+            ",".join(f"{node.address}:{ranks_per_node}" for node in nodes),
+            "--backend",
+            "horovod",
+            "--timeout",
+            str(_SILENT_S),
+            "--output-dir",
+            str(output),
+            sys.executable,
+            "-m",
+            *command,
+        ]
         with _started(inside(HEAD, launch), _environment(folder)) as process:
             try:
                 said, _ = process.communicate(timeout=timeout_s)
@@ -84,10 +95,14 @@ def _environment(folder: str) -> dict[str, str]:
     ssh.write_text(_SSH)
     ssh.chmod(0o755)
     return {
-        **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
-        "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1",
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "KERAS_BACKEND": "tensorflow",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
         "TF_NUM_INTRAOP_THREADS": "1",
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager
@@ -96,9 +111,15 @@ def _started(
 ) -> Iterator[subprocess.Popen[str]]:
     """A process whose group ends with the context; the ranks end when their launcher does."""
     process = subprocess.Popen(
-        command, env=environment, cwd=ROOT, text=True, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        env=environment,
+        cwd=ROOT,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         yield process
     finally:

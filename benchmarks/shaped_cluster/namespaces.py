@@ -121,9 +121,20 @@ def limit(mbit: float | None) -> None:
             _command("tc", "qdisc", "del", "dev", INTERFACE, "root")
         return
     _command(
-        "tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", f"{mbit:g}mbit",
-        "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES),
-    )  # fmt: skip
+        "tc",
+        "qdisc",
+        "replace",
+        "dev",
+        INTERFACE,
+        "root",
+        "tbf",
+        "rate",
+        f"{mbit:g}mbit",
+        "burst",
+        str(_BURST_BYTES),
+        "limit",
+        str(_QUEUE_BYTES),
+    )
 
 
 def _make(num_nodes: int) -> list[Node]:
@@ -134,9 +145,20 @@ def _make(num_nodes: int) -> list[Node]:
     for node in nodes:
         _add_namespace(node.namespace)
         _command(
-            "ip", "-n", HEAD, "link", "add", node.port, "type", "veth",
-            "peer", "name", INTERFACE, "netns", node.namespace,
-        )  # fmt: skip
+            "ip",
+            "-n",
+            HEAD,
+            "link",
+            "add",
+            node.port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            node.namespace,
+        )
         _command("ip", "-n", HEAD, "link", "set", node.port, "master", INTERFACE)
         _start(HEAD, node.port)
         _start(node.namespace, INTERFACE, node.address)

@@ -12,9 +12,14 @@ PUBLISHED = {"switch_c": 1571e9, "t5_large": 737.7e6, "vit_huge": 632e6, "wav2ve
 
 # Rhino's tables are round, and its models are not all described (see `sizes`).
 ROUGHLY = {
-    "dnabert": 162e6, "gpt_xl": 1.3e9, "moe_16e_2b4": 2.4e9, "unet": 33e6, "vgg19_1m": 4.2e9,
-    "wide_resnet_2b6": 2.6e9, "wide_resnet_12b": 12e9,
-}  # fmt: skip
+    "dnabert": 162e6,
+    "gpt_xl": 1.3e9,
+    "moe_16e_2b4": 2.4e9,
+    "unet": 33e6,
+    "vgg19_1m": 4.2e9,
+    "wide_resnet_2b6": 2.6e9,
+    "wide_resnet_12b": 12e9,
+}
 
 
 @pytest.mark.slow

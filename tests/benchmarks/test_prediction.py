@@ -27,12 +27,22 @@ def test_plans_are_for_their_ranks(ranks):
 def test_a_report_says_how_good_the_choice_is():
     cost = {"compute_s": (0.01,), "communication_s": (0.0,), "exposed_s": 0.0}
     rows = [
-        {"setting": "s", "model": "gpt", "plan": plan, "layout": "data=2", "cost": cost,
-         "predicted_s": predicted, "measured_s": measured, "program": plan}
+        {
+            "setting": "s",
+            "model": "gpt",
+            "plan": plan,
+            "layout": "data=2",
+            "cost": cost,
+            "predicted_s": predicted,
+            "measured_s": measured,
+            "program": plan,
+        }
         for plan, predicted, measured in (
-            ("data", 0.02, 0.04), ("zero", 0.03, 0.05), ("searched", 0.01, 0.042)
+            ("data", 0.02, 0.04),
+            ("zero", 0.03, 0.05),
+            ("searched", 0.01, 0.042),
         )
-    ]  # fmt: skip
+    ]
     text = report(rows)
     assert "rho 0.500, searched / best measured 1.050" in text
 

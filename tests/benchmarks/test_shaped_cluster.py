@@ -80,10 +80,20 @@ def test_what_is_not_known_is_an_error():
 def row(layout, step_s, mbit=200.0):
     plan = {"mesh": "data=2 x model=2", "batch_axes": ["data"], "split": ["w"], "weights": 3}
     return {
-        "model": "gpt", "cluster": "2x2", "mbit": mbit, "layout": layout, "step_s": step_s,
-        "min_s": 1.0, "max_s": 2.0, "planned_s": 1.5, "sent_bytes": 2.1e6, "planned_bytes": 2e6,
-        "ratio": 1.05, "idle_bytes": 1e5, "plan": {**plan, "collectives": 7},
-    }  # fmt: skip
+        "model": "gpt",
+        "cluster": "2x2",
+        "mbit": mbit,
+        "layout": layout,
+        "step_s": step_s,
+        "min_s": 1.0,
+        "max_s": 2.0,
+        "planned_s": 1.5,
+        "sent_bytes": 2.1e6,
+        "planned_bytes": 2e6,
+        "ratio": 1.05,
+        "idle_bytes": 1e5,
+        "plan": {**plan, "collectives": 7},
+    }
 
 
 def test_the_table_names_the_fastest_of_each_place_and_what_was_chosen():
@@ -178,9 +188,15 @@ def test_two_nodes_send_what_the_plan_predicts(possible, tmp_path):
     machines = str(tmp_path / "machines.toml")
     write_cluster(find_cluster("cpu-processes", Mesh.of([2, 1])), machines)
     config = Config(
-        model="gpt", layout="data", nodes=2, ranks_per_node=1, mbits=(200.0,), machines=machines,
-        steps=2, size={"num_layers": 1, "hidden": 64, "length": 16, "vocabulary": 8000},
-    )  # fmt: skip
+        model="gpt",
+        layout="data",
+        nodes=2,
+        ranks_per_node=1,
+        mbits=(200.0,),
+        machines=machines,
+        steps=2,
+        size={"num_layers": 1, "hidden": 64, "length": 16, "vocabulary": 8000},
+    )
     with namespaces.cluster(2) as nodes:
         ranks = run_ranks(nodes, config, SECONDS)
     assert json.loads(json.dumps(ranks)) == ranks

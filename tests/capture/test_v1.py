@@ -116,9 +116,11 @@ def test_trimmed_ops_are_listed_and_can_be_fetched():
 def test_checkpoints_are_those_of_the_saver(tmp_path):
     mlp = Mlp(v1.train.GradientDescentOptimizer(0.1))
     program = GraphProgram(
-        capture.from_graph(mlp.graph), tap.split([1, 4]),
-        [tap.shard("dense/kernel", dim=1, axis="model")], planner=None,
-    )  # fmt: skip
+        capture.from_graph(mlp.graph),
+        tap.split([1, 4]),
+        [tap.shard("dense/kernel", dim=1, axis="model")],
+        planner=None,
+    )
     with mlp.session() as session:
         session.run(mlp.init)
         session.run(mlp.train, mlp.feeds)
@@ -133,9 +135,11 @@ def test_checkpoints_are_those_of_the_saver(tmp_path):
         assert_same(mlp.values(session), expected)
     assert tf.train.latest_checkpoint(str(tmp_path / "deeper")) == ours
     tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "other"), tensor_names=["a"], shape_and_slices=[""],
+        prefix=str(tmp_path / "other"),
+        tensor_names=["a"],
+        shape_and_slices=[""],
         tensors=[tf.zeros([1])],
-    )  # fmt: skip
+    )
     with pytest.raises(TfparError, match="has no 'dense/bias'"):
         program.restore(str(tmp_path / "other"))
 
@@ -152,8 +156,10 @@ def test_meta_graph_by_names_and_any_batch(tmp_path):
         want_after = session.run(mlp.loss, small)
     source = capture.from_meta_graph(path + ".meta")
     assert {n for n, v in source.variables.items() if v.trainable} == {
-        "dense/kernel", "dense/bias", "head/kernel",
-    }  # fmt: skip
+        "dense/kernel",
+        "dense/bias",
+        "head/kernel",
+    }
     program = GraphProgram(source, [2, 2], planner=None)
     program.restore(path)
     x, y = mlp.feeds.values()

@@ -90,10 +90,15 @@ def gathered_twice(x, w):
 @pytest.mark.parametrize(
     "make, mesh",
     [
-        (repeated, [2]), (repeated_within, [2, 2]), (branching, [2, 2]), (filled, [2, 2]),
-        (read_where_written, [2]), (left_unread, [2]), (gathered_twice, [2]),
+        (repeated, [2]),
+        (repeated_within, [2, 2]),
+        (branching, [2, 2]),
+        (filled, [2, 2]),
+        (read_where_written, [2]),
+        (left_unread, [2]),
+        (gathered_twice, [2]),
     ],
-)  # fmt: skip
+)
 def test_loops_and_arrays_are_differentiated(make, mesh, capfd):
     trained(make, mesh)
     assert "No op rule" not in "".join(capfd.readouterr())

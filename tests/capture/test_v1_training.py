@@ -339,9 +339,11 @@ def refused(make, match):
 def test_what_cannot_be_converted_is_named():
     def growing(x):
         return v1.while_loop(
-            lambda i, y: i < 3, lambda i, y: (i + 1, tf.concat([y, x], 0)), [0, x],
+            lambda i, y: i < 3,
+            lambda i, y: (i + 1, tf.concat([y, x], 0)),
+            [0, x],
             shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 3])],
-        )[1]  # fmt: skip
+        )[1]
 
     def growing_array(x):
         return tf.TensorArray(tf.float32, 0, dynamic_size=True).write(0, x).stack()

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.checkpoint import Saved, boxes, commit, temporary_folder, write_part, writers
-from tfpar.runtime.variables import cut
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_shape
+from tfpar.variables.pieces import cut
 
 Tensors = Mapping[str, tuple[Any, Spec]]
 

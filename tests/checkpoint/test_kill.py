@@ -28,9 +28,12 @@ class Writer:
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.checkpoint.killed_writer", folder],
-            cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=root,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert self.process.stdin and self.process.stdout
         self.input, self.output = self.process.stdin, self.process.stdout
         self.lines: queue.Queue[str] = queue.Queue()

@@ -92,8 +92,9 @@ def test_any_layout_becomes_any_other(data, tmp_path):
 
 def test_a_type_that_tensorflow_cannot_slice_is_whole_in_the_checkpoint(tmp_path):
     value = VALUES["half"]
-    path = save(tmp_path, {"h": (value, parse_spec("S(0)")), "x": (value, parse_spec("R"))},
-                Mesh.of([3]))  # fmt: skip
+    path = save(
+        tmp_path, {"h": (value, parse_spec("S(0)")), "x": (value, parse_spec("R"))}, Mesh.of([3])
+    )
     with open(os.path.join(path, "checkpoint.json"), encoding="utf-8") as file:
         assert json.load(file)["tensors"] == ["h", "x"]
     assert same(tf.train.load_checkpoint(f"{path}/tensors").get_tensor("h"), value)

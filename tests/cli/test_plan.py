@@ -219,10 +219,12 @@ def test_explain_takes_the_summary_s_place(folder, capsys):
 @pytest.mark.parametrize(
     "text, mesh",
     [
-        ("2x8", Mesh.of([2, 8])), ("16", Mesh.of([16])), ("2x2x4", Mesh.of([2, 2, 4])),
+        ("2x8", Mesh.of([2, 8])),
+        ("16", Mesh.of([16])),
+        ("2x2x4", Mesh.of([2, 2, 4])),
         ("data=2,model=8", Mesh.of({"data": 2, "model": 8})),
     ],
-)  # fmt: skip
+)
 def test_meshes(text, mesh):
     from tfpar.cli.plan import parse_mesh
 
@@ -395,8 +397,11 @@ def test_the_process_says_nothing_but_the_plan(folder):
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         [sys.executable, "-m", "tfpar", "plan", "train.py:both", "--mesh", "2x8"],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Plan on mesh ")
 

@@ -13,9 +13,9 @@ from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Measured
 from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
 from tfpar.cluster.named import find_cluster, preset_names
-from tfpar.report.tables import format_bytes
 from tfpar.runtime.detect import machines_for
 from tfpar.spec import Mesh, TfparError
+from tfpar.spec.quantities import format_bytes
 
 FILE = """
 name = "ours"
@@ -267,10 +267,12 @@ def test_a_fingerprint_is_of_all_but_the_names():
     assert len(prints) == 1
     (level,) = cluster.levels
     for change in (
-        {"overlap": 0.5}, {"algorithms": ("ring",)}, {"nodes": cluster.with_memory(1e9).nodes},
+        {"overlap": 0.5},
+        {"algorithms": ("ring",)},
+        {"nodes": cluster.with_memory(1e9).nodes},
         {"levels": (dataclasses.replace(level, p2p=1e9),)},
         {"measured": (Measured("all_reduce", (2,), 0, 1e-6, 1e9),)},
-    ):  # fmt: skip
+    ):
         prints.add(dataclasses.replace(cluster, **change).fingerprint())
     assert len(prints) == 6
     whole = Cluster.regular("c", tap.Device({"float32": 1}, 1, 1), [tap.Level(2, 10**9, 0)])
@@ -285,13 +287,19 @@ def test_a_fingerprint_is_of_all_but_the_names():
     "text, measure, value",
     [
         ("600 GB/s", "bytes/s", 600e9),
-        ("200Gbit/s", "bytes/s", 25e9), ("32 Gb/s", "bytes/s", 4e9),
-        ("10 Gbps", "bytes/s", 1.25e9), ("1 GiB/s", "bytes/s", 2.0**30),
+        ("200Gbit/s", "bytes/s", 25e9),
+        ("32 Gb/s", "bytes/s", 4e9),
+        ("10 Gbps", "bytes/s", 1.25e9),
+        ("1 GiB/s", "bytes/s", 2.0**30),
         ("1.5e3", "bytes/s", 1500.0),
-        ("80 GB", "bytes", 80e9), ("10 us", "seconds", 1e-5), ("3 ms", "seconds", 3e-3),
-        ("312 TFLOP/s", "FLOP/s", 312e12), (7, "bytes", 7.0), ("1 PFLOPS", "FLOP/s", 1e15),
+        ("80 GB", "bytes", 80e9),
+        ("10 us", "seconds", 1e-5),
+        ("3 ms", "seconds", 3e-3),
+        ("312 TFLOP/s", "FLOP/s", 312e12),
+        (7, "bytes", 7.0),
+        ("1 PFLOPS", "FLOP/s", 1e15),
     ],
-)  # fmt: skip
+)
 def test_quantities(text, measure, value):
     assert units.parse(text, measure) == value
     assert units.parse(units.write(value, measure), measure) == value
@@ -300,11 +308,17 @@ def test_quantities(text, measure, value):
 @pytest.mark.parametrize(
     "size, text",
     [
-        (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1.5 * 2**20, "1.50 MiB"),
-        (190.03e6, "181.23 MiB"), (2**30 + 1, "1.01 GiB"), (2**60, "1024.00 PiB"),
-        (math.inf, "inf B"), (0.25, "1 B"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1.5 * 2**20, "1.50 MiB"),
+        (190.03e6, "181.23 MiB"),
+        (2**30 + 1, "1.01 GiB"),
+        (2**60, "1024.00 PiB"),
+        (math.inf, "inf B"),
+        (0.25, "1 B"),
     ],
-)  # fmt: skip
+)
 def test_sizes_are_printed_in_units_of_2_to_the_10(size, text):
     assert format_bytes(size) == text
 

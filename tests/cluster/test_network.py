@@ -8,7 +8,7 @@ import pytest
 from tests.clusters import device, joined_by, two_levels
 from tfpar.cluster.description import Cluster, Level, Node
 from tfpar.cluster.named import find_cluster
-from tfpar.cluster.network import Hop, Link, link_of, pair_link, ring_links, route
+from tfpar.cluster.network import Hop, Link, link_of, ring_links, route, transfer_link
 from tfpar.spec import Mesh
 
 DEVICE = device(10e12, 40e12, 16e9, 1e12, 5e-6)
@@ -91,7 +91,8 @@ def test_two_of_four_that_are_linked_directly_have_one_of_three_links():
     cluster = inside(Level(4, 600e9, 1e-6, "direct"))
     assert link([2, 2], (1,), cluster).bandwidth == 200e9
     assert link([4], (0,), cluster).bandwidth == 600e9
-    assert pair_link(cluster, 0, 3) == Link(200e9, 1e-6)
+    assert transfer_link(cluster, ((0, 3),)) == Link(200e9, 1e-6)
+    assert transfer_link(cluster, ((0, 1), (0, 2), (0, 3))) == Link(200e9, 1e-6), "a link each"
 
 
 def test_neighbours_on_a_ring_have_one_of_two_links():
@@ -104,7 +105,8 @@ def test_all_that_goes_over_a_bus_shares_it():
     cluster = inside(Level(4, 12e9, 1e-6, "bus"))
     assert link([4], (0,), cluster).bandwidth == 3e9, "a ring of four has four hops"
     assert link([2, 2], (1,), cluster).bandwidth == 3e9, "two pairs, both ways"
-    assert pair_link(cluster, 0, 1).bandwidth == 6e9
+    assert transfer_link(cluster, ((0, 1),)).bandwidth == 12e9
+    assert transfer_link(cluster, ((0, 1), (1, 0), (2, 3))).bandwidth == 4e9
 
 
 UNEQUAL = Cluster(
@@ -121,9 +123,9 @@ def test_nodes_of_different_sizes_and_links():
     # Ranks 0 1 | 2 3 | 4 | 5: the ring enters nodes with 1 and with 6 GB/s.
     assert UNEQUAL.size == 6 and UNEQUAL.num_nodes == 4
     assert link([6], (0,), UNEQUAL) == Link(1e9, 9e-6)
-    assert pair_link(UNEQUAL, 0, 1) == Link(8e9, 1e-6)
-    assert pair_link(UNEQUAL, 1, 2) == Link(1e9, 9e-6)
-    assert pair_link(UNEQUAL, 4, 5) == Link(6e9, 9e-6)
+    assert transfer_link(UNEQUAL, ((0, 1),)) == Link(8e9, 1e-6)
+    assert transfer_link(UNEQUAL, ((1, 2),)) == Link(1e9, 9e-6)
+    assert transfer_link(UNEQUAL, ((4, 5),)) == Link(6e9, 9e-6)
     assert ring_links(UNEQUAL, Mesh.of([6]), (0,)) == (8e9, 1e9, 8e9, 1e9, 6e9, 1e9)
     assert UNEQUAL.device.memory_bytes == 4e9, "the step waits for the weakest"
 

@@ -8,7 +8,7 @@ from tests.clusters import device, two_levels
 from tfpar.cluster.check import ALGORITHMS
 from tfpar.cluster.description import Measured
 from tfpar.cluster.network import Link
-from tfpar.cost.collectives import collective_seconds, point_to_point_seconds
+from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.propagation.reshard import COLLECTIVES
 from tfpar.spec import Mesh
 
@@ -116,7 +116,34 @@ def test_what_was_measured_on_the_very_group_counts():
         assert collective_seconds(*arguments, cluster) == collective_seconds(*arguments, CLUSTER)
 
 
-def test_point_to_point():
-    assert point_to_point_seconds(0, 0, 1e6, CLUSTER) == 0.0
-    assert point_to_point_seconds(0, 3, 1e6, CLUSTER) == pytest.approx(1e-6 + 1e6 / 1e9)
-    assert point_to_point_seconds(3, 4, 1e6, CLUSTER) == pytest.approx(10e-6 + 1e6 / 0.5e9)
+# --- transfers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pairs, seconds",
+    [
+        ([(0, 0)], 0.0),
+        ([], 0.0),
+        # In the node; between nodes.
+        ([(0, 3)], 1e-6 + 1e6 / 1e9),
+        ([(3, 4)], 10e-6 + 1e6 / 0.5e9),
+        # A stage of a node to a stage of the other: four share what joins the nodes.
+        ([(0, 4), (1, 5), (2, 6), (3, 7)], 10e-6 + 1e6 / 0.125e9),
+        # Links carry both ways at the same time.
+        ([(0, 4), (5, 1)], 10e-6 + 1e6 / 0.5e9),
+        ([(0, 1), (1, 2), (2, 3)], 1e-6 + 1e6 / 1e9),
+        # One sender of two, two senders to one.
+        ([(0, 1), (0, 2)], 1e-6 + 2e6 / 1e9),
+        ([(1, 0), (2, 0)], 1e-6 + 2e6 / 1e9),
+        # The slowest is waited for.
+        ([(0, 1), (2, 4)], 10e-6 + 1e6 / 0.5e9),
+    ],
+)
+def test_transfers_of_1_mb(pairs, seconds):
+    assert transfer_seconds(pairs, 1e6, CLUSTER) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_transfers_of_a_part_are_between_its_ranks():
+    part = CLUSTER.part([7, 0, 3])
+    assert transfer_seconds([(0, 1)], 1e6, part) == transfer_seconds([(7, 0)], 1e6, CLUSTER)
+    assert transfer_seconds([(1, 2)], 1e6, part) == transfer_seconds([(0, 3)], 1e6, CLUSTER)

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import json
 import random
 
 import keras
@@ -13,24 +12,16 @@ from keras import layers
 
 import tfpar as tap
 from tests.clusters import two_levels
-from tests.cost.test_work import CLUSTER, DEVICE, FOUR, R, pricer
+from tests.cost.test_work import CLUSTER, DEVICE, FOUR, R
 from tests.e2e.test_patterns import HIDDEN, LENGTH, MEGATRON, VOCABULARY, gpt
 from tests.partitioned import OP_TYPES, ends
 from tests.plan.graphs import mlp, partition
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.network import Link
-from tfpar.cost.evaluate import (
-    AFTER,
-    BESIDE,
-    BUCKET_SIZES,
-    COMMUNICATION,
-    COMPUTE,
-    KEPT,
-    Cost,
-    evaluate,
-    traffic,
-    update_seconds,
-)
+from tfpar.compile import prepare_step, simplify_step
+from tfpar.cost.evaluate import evaluate
+from tfpar.cost.traffic import traffic
+from tfpar.cost.update import update_seconds
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles
@@ -39,7 +30,6 @@ from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.runtime.executable import prepare_step, simplify_step
 from tfpar.spec import Mesh, Shard, replicated
 
 MB = 2**20
@@ -265,95 +255,6 @@ def test_one_rank_communicates_nothing():
     assert cost.seconds == pytest.approx(sum(cost.compute_s))
 
 
-# --- buckets --------------------------------------------------------------------------
-
-
-def bucketed(megabytes, backward_s=0.0, latency=0.0, overlap=1.0, scattered=0.0):
-    """(busy, exposed, bucket) of so many 2**20 bytes of gradients, at 1 MB/s a ring of 2 ranks.
-
-    Args:
-        scattered: likewise, by reduce-scatters: 2 MB/s.
-    """
-    cluster = two_levels("b", 1, 2, DEVICE, Link(MB, latency), Link(MB, latency), overlap)
-    priced = pricer(Mesh.of([2]), cluster)
-    terms = priced.zero()
-    terms[priced.packed(BESIDE, "reduce_scatter", (0,))] = scattered * MB
-    terms[priced.packed(BESIDE, "all_reduce", (0,))] = megabytes * MB
-    buckets = priced.buckets(terms, backward_s * overlap)
-    assert buckets.after_s == 0
-    return buckets.seconds, buckets.exposed_s, buckets.bucket_bytes
-
-
-def test_small_buckets_where_starting_is_free():
-    # 64 MB take 64 s. After 1/64 of the backward pass the first MB is on its way.
-    assert bucketed(64, backward_s=32) == pytest.approx((64, 64 - 32 * 63 / 64, MB))
-    # All can be hidden but the last MB.
-    assert bucketed(64, backward_s=1000) == pytest.approx((64, 1, MB))
-
-
-def test_large_buckets_where_starting_is_dear():
-    # A start is 2 messages. One bucket of 64 MB: 200 + 64 s; 2 of 32 MB hide at most half of
-    # 32 s and start twice.
-    assert bucketed(64, backward_s=32, latency=100) == pytest.approx((264, 264, 64 * MB))
-
-
-def test_buckets_between():
-    # n buckets of 64 / n MB: 64 + 2 n - 64 (1 - 1 / n) = 2 n + 64 / n is least at n = 4 or 8
-    # (24), 4 starts cost less.
-    busy, exposed, bucket = bucketed(64, backward_s=64, latency=1)
-    assert (busy, exposed, bucket) == pytest.approx((72, 24, 16 * MB))
-
-
-def test_the_last_bucket_is_always_exposed():
-    for megabytes in (0.25, 1, 3, 100, 1000):
-        for latency in (0, 1e-3, 1):
-            busy, exposed, bucket = bucketed(megabytes, backward_s=1e9, latency=latency)
-            last = 2 * latency + min(bucket / MB, megabytes)
-            assert exposed == pytest.approx(last) and exposed <= busy
-            assert bucket in BUCKET_SIZES
-
-
-def test_nothing_is_hidden_without_overlap():
-    for megabytes in (0.25, 3, 100):
-        busy, exposed, _ = bucketed(megabytes, backward_s=1e9, latency=1, overlap=0.0)
-        assert exposed == busy
-    assert bucketed(0, backward_s=5, overlap=0.0, scattered=6)[:2] == (3, 3)
-
-
-def test_scattered_gradients_are_packed_and_hidden_as_others_are():
-    # Half as many seconds as all-reduces of these bytes take, start and bytes.
-    assert bucketed(0, backward_s=32, scattered=64) == pytest.approx((32, 32 - 32 * 63 / 64, MB))
-    assert bucketed(0, backward_s=1000, scattered=64) == pytest.approx((32, 0.5, MB))
-    assert bucketed(0, backward_s=32, scattered=64, latency=100) == pytest.approx(
-        (132, 132, 64 * MB)
-    )
-    # Beside all-reduces they have buckets of their own, of one size.
-    assert bucketed(64, backward_s=1000, scattered=64) == pytest.approx((96, 1, MB))
-    assert bucketed(0)[:2] == (0, 0)
-
-
-def test_collectives_of_the_update_are_packed_and_nothing_hides_them():
-    cluster = two_levels("b", 1, 2, DEVICE, Link(MB, 1.0), Link(MB, 1.0), 1.0)
-    priced = pricer(Mesh.of([2]), cluster)
-    terms = priced.zero()
-    terms[priced.packed(AFTER, "all_gather", (0,))] = 8 * MB
-    cost = priced.cost(terms)
-    assert cost.communication_s == pytest.approx((0, 0, 1 + 4)) and cost.gradients_s == 0
-    assert cost.collectives == 1 and cost.bucket_bytes == 8 * MB, "one start"
-
-
-def test_groups_of_ranks_have_buckets_of_their_own():
-    cluster = two_levels("b", 1, 4, DEVICE, Link(MB, 0.5), Link(MB, 0.5), 0.0)
-    priced = pricer(Mesh.of([2, 2]), cluster)
-    terms = priced.zero()
-    for axes, megabytes in (((0,), 2), ((1,), 4), ((0, 1), 8)):
-        terms[priced.packed(BESIDE, "all_reduce", axes)] = megabytes * MB
-    # Pairs: 2 rounds of half the payload; all four: 4 rounds, 1.5 times the payload.
-    buckets = priced.buckets(terms, 0.0)
-    assert buckets.seconds == buckets.exposed_s == pytest.approx((1 + 2) + (1 + 4) + (2 + 12))
-    assert buckets.bucket_bytes == 8 * MB and buckets.num_buckets == 3, "no more starts than groups"
-
-
 # --- memory ---------------------------------------------------------------------------
 
 
@@ -386,9 +287,11 @@ def test_memory_of_sharded_weights():
     """fc1 by columns, fc2 by rows: half of each weight, slot and hidden activation."""
     whole, _ = memory(Mesh.of([2]), tap.batch())
     half, _ = memory(
-        Mesh.of([2]), tap.batch(), tap.shard("mlp/fc1/kernel", 1, "data"),
+        Mesh.of([2]),
+        tap.batch(),
+        tap.shard("mlp/fc1/kernel", 1, "data"),
         tap.shard("mlp/fc2/kernel", 0, "data"),
-    )  # fmt: skip
+    )
     assert half.weight_bytes == WEIGHTS / 2
     assert whole.state_bytes - half.state_bytes == WEIGHTS / 2
     assert whole.gradient_bytes - half.gradient_bytes == WEIGHTS / 2
@@ -469,27 +372,3 @@ def test_in_one_memory_all_compute_together_what_is_alike():
     together = evaluate(batched, dataclasses.replace(apart, one_memory=True), roles)
     assert together.weight_bytes == pytest.approx(each.weight_bytes / 4)
     assert together.activation_bytes == each.activation_bytes
-
-
-# --- what terms come to -----------------------------------------------------------------
-
-
-def test_what_subtracting_left_over_is_nothing():
-    priced = pricer()
-    terms = priced.zero()
-    terms[COMPUTE : COMPUTE + 3] = 0.1, 0.2, -1e-17
-    terms[COMMUNICATION : COMMUNICATION + 3] = 1e-18, -1e-16, 1e-9
-    terms[priced.packed(BESIDE, "all_gather", (0,))], terms[KEPT] = 1e-6, 4096
-    before = terms.copy()
-    cost = priced.cost(terms)
-    assert cost.compute_s == (0.1, 0.2, 0.0) and cost.communication_s == (0.0, 0.0, 1e-9)
-    assert cost.gradients_s == cost.exposed_s == 0.0
-    assert cost.seconds == pytest.approx(0.3 + 1e-9) and cost.activation_bytes == 4096
-    assert (terms == before).all(), "the terms are the caller's"
-
-
-def test_a_cost_round_trips_through_json():
-    cost = Cost(0.6, (0.1, 0.2, 0.0), (0.1, 0.1, 0.0), 0.3, 0.1, 4 * MB, 1.0, 2.0, 3.0, 4.0)
-    assert Cost.of(json.loads(json.dumps(dataclasses.asdict(cost)))) == cost
-    assert cost.memory_bytes == 10.0
-    assert dataclasses.replace(cost, live_bytes=5.0).memory_bytes == 8.0

@@ -9,8 +9,8 @@ from benchmarks.models import batch_of, gpt
 from tests.cost.test_work import R
 from tests.search.problems import Captured
 from tfpar.cluster.named import find_cluster
-from tfpar.cost.evaluate import Pricer, live_peak
-from tfpar.cost.memory import operands_of_collectives, peak
+from tfpar.cost.memory import live_peak, operands_of_collectives, peak
+from tfpar.cost.pricer import Pricer
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
 from tfpar.ir.roles import Roles
@@ -180,8 +180,8 @@ def model():
 
 @pytest.mark.slow
 def test_folded_models_store_about_what_whole_ones_do(model):
-    from tfpar.search.folded_model import FoldedModel
-    from tfpar.search.layout_search import LayoutSearch
+    from tfpar.search.model.folded_model import FoldedModel
+    from tfpar.search.tap.layout_search import LayoutSearch
 
     problem = Captured.of(model, 8).problem([2, 2], "cpu")
     peaks = []
@@ -228,9 +228,12 @@ def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
     assert error.value.needed_bytes > 100e3
     for part in (
         "No plan fits into the memory of a device of 'v100-ethernet'",
-        "where 97.66 KiB may be used", "too much: weights", "weigh most: '", "would help: ",
+        "where 97.66 KiB may be used",
+        "too much: weights",
+        "weigh most: '",
+        "would help: ",
         "memory_limit=",
-    ):  # fmt: skip
+    ):
         assert part in text, text
 
 
@@ -245,7 +248,7 @@ def test_peaks_of_real_steps_lie_between_the_parts(model):
     from tests.search.problems import price
 
     problem = Captured.of(model, 8).problem([2, 2], "cpu")
-    from tfpar.search.tap import TapPlanner
+    from tfpar.search.tap.planner import TapPlanner
 
     found = TapPlanner().solve(problem)
     cost = price(problem, found)

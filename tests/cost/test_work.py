@@ -10,15 +10,15 @@ from tests.clusters import device, two_levels
 from tests.partitioned import Traced, trace
 from tfpar.capture.convert import convert_func_graph
 from tfpar.cluster.network import Link
-from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, COUNT, Pricer, trips
+from tfpar.cost.pricer import Pricer, trips
 from tfpar.cost.work import flops
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.propagation.decide import Choice
-from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.engine import propagate
 from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned import Decision, Reshard
+from tfpar.propagation.partitioned import Anchors, Decision, Reshard
 from tfpar.propagation.prepared import prepare
 from tfpar.rules.rule import PLAIN
 from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated
@@ -50,16 +50,32 @@ def all_flops(function, *shapes):
             [(3, 4, 5), (1, 6, 5)],
             {"BatchMatMulV2": [3 * 240]},
         ),
-        (lambda x, y: tf.einsum("bqhd,bkhd->bhqk", x, y), [(2, 3, 4, 5), (2, 6, 4, 5)],
-         {"Einsum": [2 * (2 * 4 * 3 * 6 * 5)]}),
-        (lambda x, y: tf.einsum("...d,dhk->...hk", x, y), [(2, 3, 4), (4, 5, 6)],
-         {"Einsum": [2 * (2 * 3 * 4 * 5 * 6)]}),
+        (
+            lambda x, y: tf.einsum("bqhd,bkhd->bhqk", x, y),
+            [(2, 3, 4, 5), (2, 6, 4, 5)],
+            {"Einsum": [2 * (2 * 4 * 3 * 6 * 5)]},
+        ),
+        (
+            lambda x, y: tf.einsum("...d,dhk->...hk", x, y),
+            [(2, 3, 4), (4, 5, 6)],
+            {"Einsum": [2 * (2 * 3 * 4 * 5 * 6)]},
+        ),
         # What computes no products.
         (lambda x, y: tf.nn.relu(x) + tf.reduce_sum(y), [(4, 5), (5, 6)], {}),
     ],
-    ids=["plain", "transpose_a", "transpose_b", "vector", "batch", "broadcast", "adjoint",
-         "attention", "ellipsis", "none"],
-)  # fmt: skip
+    ids=[
+        "plain",
+        "transpose_a",
+        "transpose_b",
+        "vector",
+        "batch",
+        "broadcast",
+        "adjoint",
+        "attention",
+        "ellipsis",
+        "none",
+    ],
+)
 def test_products(function, shapes, expected):
     assert all_flops(function, *shapes) == expected
 
@@ -77,23 +93,47 @@ def test_gradients_of_a_product_are_two_products():
     "layer, x, kernel, expected",
     [
         # Output 2 x 4 x 4 x 16, each entry from 3 x 3 x 3 inputs.
-        (functools.partial(tf.nn.conv2d, strides=2, padding="SAME"),
-         (2, 8, 8, 3), (3, 3, 3, 16), 2 * (2 * 4 * 4 * 16) * 27),
-        (functools.partial(tf.nn.conv2d, strides=1, padding="VALID"),
-         (2, 8, 8, 3), (3, 3, 3, 16), 2 * (2 * 6 * 6 * 16) * 27),
-        (functools.partial(tf.nn.conv2d, strides=1, padding="SAME", dilations=2),
-         (2, 8, 8, 3), (3, 3, 3, 16), 2 * (2 * 8 * 8 * 16) * 27),
+        (
+            functools.partial(tf.nn.conv2d, strides=2, padding="SAME"),
+            (2, 8, 8, 3),
+            (3, 3, 3, 16),
+            2 * (2 * 4 * 4 * 16) * 27,
+        ),
+        (
+            functools.partial(tf.nn.conv2d, strides=1, padding="VALID"),
+            (2, 8, 8, 3),
+            (3, 3, 3, 16),
+            2 * (2 * 6 * 6 * 16) * 27,
+        ),
+        (
+            functools.partial(tf.nn.conv2d, strides=1, padding="SAME", dilations=2),
+            (2, 8, 8, 3),
+            (3, 3, 3, 16),
+            2 * (2 * 8 * 8 * 16) * 27,
+        ),
         # 3 groups: each of 12 channels reads 2 of 6.
-        (functools.partial(tf.nn.conv2d, strides=1, padding="SAME"),
-         (2, 8, 8, 6), (3, 3, 2, 12), 2 * (2 * 8 * 8 * 12) * 18),
+        (
+            functools.partial(tf.nn.conv2d, strides=1, padding="SAME"),
+            (2, 8, 8, 6),
+            (3, 3, 2, 12),
+            2 * (2 * 8 * 8 * 12) * 18,
+        ),
         # Each of 3 channels makes 4, each entry from 3 x 3 inputs.
-        (functools.partial(tf.nn.depthwise_conv2d, strides=[1, 2, 2, 1], padding="SAME"),
-         (2, 8, 8, 3), (3, 3, 3, 4), 2 * (2 * 4 * 4 * 12) * 9),
-        (functools.partial(tf.nn.conv3d, strides=[1, 1, 2, 2, 1], padding="SAME"),
-         (2, 4, 8, 8, 3), (2, 3, 3, 3, 5), 2 * (2 * 4 * 4 * 4 * 5) * 54),
+        (
+            functools.partial(tf.nn.depthwise_conv2d, strides=[1, 2, 2, 1], padding="SAME"),
+            (2, 8, 8, 3),
+            (3, 3, 3, 4),
+            2 * (2 * 4 * 4 * 12) * 9,
+        ),
+        (
+            functools.partial(tf.nn.conv3d, strides=[1, 1, 2, 2, 1], padding="SAME"),
+            (2, 4, 8, 8, 3),
+            (2, 3, 3, 3, 5),
+            2 * (2 * 4 * 4 * 4 * 5) * 54,
+        ),
     ],
     ids=["strides", "valid", "dilated", "groups", "depthwise", "3d"],
-)  # fmt: skip
+)
 def test_convolutions_and_their_gradients(layer, x, kernel, expected):
     def step(x, w):
         y = layer(x, w)
@@ -255,12 +295,12 @@ def test_terms_count_as_many_times_as_an_op_stands_for():
     one = pricer(roles=roles)
     terms = one.zero()
     one.add_op(terms, op, rule, as_split(rule, None, ALONE))
-    assert terms[COMPUTE + BACKWARD] == pytest.approx(12 * 9.192e-6)
+    assert terms.compute[BACKWARD] == pytest.approx(12 * 9.192e-6)
     one.add_reshard(terms, Reshard(op.outputs[0], (SUM,), (R,)))
     # 8 * 32 floats among 4 ranks: 4 rounds, 1.5 times the bytes.
-    assert terms[COMMUNICATION + BACKWARD] == pytest.approx(12 * (4e-6 + 1.5 * 1024e-9))
-    assert terms[COUNT] == 12
-    assert np.count_nonzero(terms) == 3
+    assert terms.communication[BACKWARD] == pytest.approx(12 * (4e-6 + 1.5 * 1024e-9))
+    assert terms.count == 12
+    assert np.count_nonzero(terms.vector) == 3
 
 
 # --- loops and branches ---------------------------------------------------------------

@@ -66,14 +66,19 @@ def main(task: Task) -> None:
     keras.utils.set_random_seed(7)
     planner = {"planner": "tap"} if task.searched else {"planner": None}
     with tap.auto_parallel(task.mesh, **planner):
-        model = keras.Sequential([
-            keras.Input((8,)), keras.layers.Dense(16, activation="relu"),
-            keras.layers.Dropout(0.3, seed=3), keras.layers.Dense(4),
-        ])  # fmt: skip
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, activation="relu"),
+                keras.layers.Dropout(0.3, seed=3),
+                keras.layers.Dense(4),
+            ]
+        )
         model.compile(
             keras.optimizers.Adam(0.01),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"],
-        )  # fmt: skip
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
 
     class Watch(keras.callbacks.Callback):
         """Writes down each step's loss, and brings the fault about."""

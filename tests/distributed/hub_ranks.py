@@ -37,15 +37,21 @@ def build(sampler: str | None = None) -> keras_hub.models.GPT2CausalLM:
     keras.utils.set_random_seed(3)
     tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=LETTERS, merges=["Ġ a"])
     backbone = keras_hub.models.GPT2Backbone(
-        vocabulary_size=len(LETTERS) + 1, num_layers=1, num_heads=2, hidden_dim=8,
-        intermediate_dim=16, max_sequence_length=8,
-    )  # fmt: skip
+        vocabulary_size=len(LETTERS) + 1,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=8,
+    )
     preprocessor = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=8)
     model = keras_hub.models.GPT2CausalLM(backbone, preprocessor)
     model.compile(
-        keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        sampler=sampler or keras_hub.samplers.RandomSampler(seed=5), jit_compile=False,
-    )  # fmt: skip
+        keras.optimizers.SGD(0.5),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        sampler=sampler or keras_hub.samplers.RandomSampler(seed=5),
+        jit_compile=False,
+    )
     return model
 
 
@@ -102,9 +108,10 @@ def dense() -> keras.Model:
 
 def functions_read_what_is_split(folder: Path, mesh: tap.Mesh) -> None:
     split = [
-        tap.shard("d/kernel", dim=1, axis="model"), tap.shard("d/bias", dim=0, axis="model"),
+        tap.shard("d/kernel", dim=1, axis="model"),
+        tap.shard("d/bias", dim=0, axis="model"),
         tap.shard("e/kernel", dim=0, axis="model"),
-    ]  # fmt: skip
+    ]
     with tap.auto_parallel(mesh, split, planner=None):
         model = dense()
     with np.load(folder / "plain.npz") as plain:

@@ -22,9 +22,13 @@ class Ended:
 
 
 def run(
-    size: int, module: str, *arguments: object, seconds: float, timeout_s: int = 60,
+    size: int,
+    module: str,
+    *arguments: object,
+    seconds: float,
+    timeout_s: int = 60,
     backend: str | None = None,
-) -> Ended:  # fmt: skip
+) -> Ended:
     """`tfpar run` of `python -m module arguments`; at most `seconds`, and no rank outlives it.
 
     Args:
@@ -32,14 +36,28 @@ def run(
     """
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
     command = [
-        sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", str(timeout_s),
+        sys.executable,
+        "-m",
+        "tfpar",
+        "run",
+        "-np",
+        str(size),
+        "--timeout",
+        str(timeout_s),
         *(("--backend", backend) if backend else ()),
-        sys.executable, "-m", module, *map(str, arguments),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        module,
+        *map(str, arguments),
+    ]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
+    ) as process:
         try:
             output, _ = process.communicate(timeout=seconds)
         finally:

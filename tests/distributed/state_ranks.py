@@ -25,8 +25,8 @@ from keras import layers
 
 import tfpar as tap
 from tfpar.distributed.world import this_world
-from tfpar.initial.stored import StoredValue
-from tfpar.runtime import variables
+from tfpar.variables import parallel_variable
+from tfpar.variables.initial.stored import StoredValue
 
 # The tables are over a megabyte, so that they are streamed from files, and do not divide.
 VOCABULARY, HIDDEN, LENGTH, BATCH, BATCHES, EPOCHS = 4099, 64, 3, 8, 4, 3
@@ -234,12 +234,12 @@ def no_whole_reads() -> Iterator[None]:
 @contextlib.contextmanager
 def small_blocks() -> Iterator[None]:
     """Initial values are made in blocks of few rows."""
-    make = variables.shard_values
-    variables.shard_values = functools.partial(make, limit_bytes=4096)
+    make = parallel_variable.shard_values
+    parallel_variable.shard_values = functools.partial(make, limit_bytes=4096)
     try:
         yield
     finally:
-        variables.shard_values = make
+        parallel_variable.shard_values = make
 
 
 def laid(mesh: str, planner: str | None = None) -> Callable[[], Any]:

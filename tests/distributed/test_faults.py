@@ -112,10 +112,13 @@ def test_a_rank_that_exits_while_others_train_is_named(capfd, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault, code, said", [
-    ("exit", 70, "came to its end after sharing the random state, while other ranks went on"),
-    ("exit_3", 3, "ended with exit code 3 after sharing the random state"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fault, code, said",
+    [
+        ("exit", 70, "came to its end after sharing the random state, while other ranks went on"),
+        ("exit_3", 3, "ended with exit code 3 after sharing the random state"),
+    ],
+)
 def test_a_rank_that_exits_while_others_compare_notes_gets_the_blame(
     capfd, tmp_path, fault, code, said
 ):
@@ -141,9 +144,12 @@ def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
     launcher = Path(sys.executable).with_name("horovodrun")
     command = [sys.executable, str(launcher), "-np", "2", "--gloo", "--network-interfaces", "lo"]
     process = subprocess.Popen(
-        [*command, *task(tmp_path, fault=fault)], env=variables, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [*command, *task(tmp_path, fault=fault)],
+        env=variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     out = ended(process, variables["TFPAR_TEST_MARK"])
     assert process.returncode != 0
     if fault == "hang":

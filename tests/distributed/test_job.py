@@ -13,25 +13,37 @@ LAUNCHERS = {
     "tfpar run": ("TFPAR_RANK", "TFPAR_SIZE", "TFPAR_LOCAL_RANK", "TFPAR_LOCAL_SIZE"),
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     "Open MPI": (
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
     "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "Kubernetes": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-}  # fmt: skip
+}
 
 # What a batch script gets of an allocation of 3 machines, and a task that it starts with `srun`.
 BATCH = {
-    "SLURM_JOB_ID": "7", "SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(x2),1",
-    "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0", "SLURM_GTIDS": "0",
-}  # fmt: skip
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "7",
+    "SLURM_TASKS_PER_NODE": "3(x2),1",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_GTIDS": "0",
+}
 STEP = BATCH | {
-    "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "3(x2),1", "SLURM_STEP_NODELIST": "n[1-3]",
-    "SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
-}  # fmt: skip
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEPID": "0",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "3(x2),1",
+    "SLURM_STEP_NODELIST": "n[1-3]",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
 
 
 def told(launcher: str, *values: int) -> dict[str, str]:
@@ -127,9 +139,12 @@ def test_a_task_of_a_step_knows_how_many_share_its_machine():
 
 def test_a_steps_tasks_count_and_not_those_of_the_allocation():
     smaller = {
-        "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1",
-        "SLURM_NODEID": "0", "SLURM_NTASKS_PER_NODE": "3",
-    }  # fmt: skip
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS_PER_NODE": "3",
+    }
     assert place(STEP | smaller) == (1, 2, 1, 2)
 
 

@@ -160,19 +160,28 @@ def outputs(program: Path) -> list[str]:
     """What each of two ranks prints, which are told of each other as Slurm would."""
     base = {n: v for n, v in os.environ.items() if not n.startswith(("HOROVOD_", "TFPAR_"))}
     base |= {
-        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "anywhere",
-        "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "TFPAR_BACKEND": "horovod",
-        "TFPAR_TIMEOUT": "40", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1",
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_NODELIST": "anywhere",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "TFPAR_BACKEND": "horovod",
+        "TFPAR_TIMEOUT": "40",
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-    }  # fmt: skip
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, str(program)],
-            env=base | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            env=base | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     found = []
     try:
         for process in processes:

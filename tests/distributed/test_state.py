@@ -84,11 +84,17 @@ def checkpoint(folder, two) -> str:
 @pytest.mark.parametrize(
     "check",
     [
-        "initial", "load-after", "load-before", "load-model", "checkpoint", "save", "graph",
+        "initial",
+        "load-after",
+        "load-before",
+        "load-model",
+        "checkpoint",
+        "save",
+        "graph",
         "checkpoint-fails",
         "graph-replicated",
     ],
-)  # fmt: skip
+)
 def test_on_two_ranks(two, check):
     two.assert_held(check)
     assert two.job.code == 0, two.job.output
@@ -217,11 +223,14 @@ def test_a_loop_of_ones_own_saves_and_restores(tmp_path):
     ranks.same(ranks.values(other), ranks.values(model))
 
 
-@pytest.mark.parametrize("where, error", [
-    ("_write_bundle", OSError(28, "No space left on device")),
-    ("_describe", OSError(28, "No space left on device")),
-    ("_merge", KeyboardInterrupt()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "where, error",
+    [
+        ("_write_bundle", OSError(28, "No space left on device")),
+        ("_describe", OSError(28, "No space left on device")),
+        ("_merge", KeyboardInterrupt()),
+    ],
+)
 def test_a_checkpoint_that_fails_leaves_nothing(tmp_path, monkeypatch, where, error):
     model = small_model()
     tap.save_checkpoint(model, tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 
 import pytest
 
@@ -18,6 +20,11 @@ pytestmark = pytest.mark.xdist_group("processes")
 _SECONDS = 100  # for one job
 
 
+def skip_without(backend: str) -> None:
+    if backend == "horovod" and importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
+
+
 @pytest.fixture(
     scope="module",
     params=[(b, n) for b in ("horovod", "tensorflow") for n in (2, 4)],
@@ -25,8 +32,7 @@ _SECONDS = 100  # for one job
 )
 def ran(request, tmp_path_factory) -> Checked:
     backend, size = request.param
-    if backend == "horovod" and importlib.util.find_spec("horovod") is None:
-        pytest.skip("Horovod is not installed")
+    skip_without(backend)
     folder = tmp_path_factory.mktemp(backend)
     ranks = "tests.distributed.transport_ranks"
     return Checked(jobs.run(size, ranks, folder, seconds=_SECONDS, backend=backend), folder)
@@ -42,6 +48,25 @@ def test_on_every_rank(ran: Checked, check: str) -> None:
 
 def test_the_job_ends_well(ran: Checked) -> None:
     assert ran.job.code == 0, ran.job.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [("killed", 137, "rank 1 .* was killed by SIGKILL"), ("silent", 70, "rank 1 .* hung at")],
+)
+def test_a_rank_that_others_wait_for_is_named(tmp_path, backend, fault, code, said) -> None:
+    skip_without(backend)
+    ranks, timeout_s = "tests.distributed.lost_ranks", 8
+    job = jobs.run(
+        2, ranks, tmp_path, fault, seconds=_SECONDS, timeout_s=timeout_s, backend=backend
+    )
+    assert job.code == code and re.search(said, job.output), job.output
+    if fault == "killed":  # the other learns of it, too
+        error, message, seconds = json.loads((tmp_path / "told.json").read_text())
+        assert error == "PeerLostError" and "the second step: another rank has ended" in message
+        assert seconds < timeout_s
 
 
 def test_a_job_without_addresses_cannot_use_tensorflow() -> None:

@@ -21,13 +21,23 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
 
 WITH_CODE = {
-    "README.md", "docs/getting_started.md", "docs/concepts.md", "docs/howto/add_op_rule.md",
-    "docs/howto/add_planner.md", "docs/howto/add_cost_term.md", "docs/howto/add_backend.md",
-    "docs/howto/analyse_a_plan.md", "docs/howto/plan_without_devices.md",
-    "docs/howto/shard_in_two_dimensions.md", "docs/howto/calibrate.md",
-    "docs/howto/describe_a_cluster.md", "docs/howto/keras_hub.md",
-    "docs/howto/train_a_tensorflow_1_graph.md", "docs/rhino.md", "docs/shared_subgraphs.md",
-}  # fmt: skip
+    "README.md",
+    "docs/getting_started.md",
+    "docs/concepts.md",
+    "docs/howto/add_op_rule.md",
+    "docs/howto/add_planner.md",
+    "docs/howto/add_cost_term.md",
+    "docs/howto/add_backend.md",
+    "docs/howto/analyse_a_plan.md",
+    "docs/howto/plan_without_devices.md",
+    "docs/howto/shard_in_two_dimensions.md",
+    "docs/howto/calibrate.md",
+    "docs/howto/describe_a_cluster.md",
+    "docs/howto/keras_hub.md",
+    "docs/howto/train_a_tensorflow_1_graph.md",
+    "docs/rhino.md",
+    "docs/shared_subgraphs.md",
+}
 SLOW = {"README.md", "docs/getting_started.md", "docs/howto/keras_hub.md"}
 
 

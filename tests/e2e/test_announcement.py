@@ -7,7 +7,7 @@ import numpy as np
 from keras import layers
 
 import tfpar as tap
-from tfpar.report.tables import format_bytes, format_seconds
+from tfpar.spec.quantities import format_bytes, format_seconds
 
 X = np.ones((12, 6), "float32")
 Y = np.ones((12, 3), "float32")

@@ -53,11 +53,15 @@ def hub() -> Any:
 
 TEXT = dict(
     vocabulary_size=VOCABULARY, num_layers=1, num_heads=2, hidden_dim=16, intermediate_dim=32
-)  # fmt: skip
+)
 GROUPED = dict(
-    vocabulary_size=VOCABULARY, num_layers=1, num_query_heads=4, num_key_value_heads=2,
-    hidden_dim=16, intermediate_dim=32,
-)  # fmt: skip
+    vocabulary_size=VOCABULARY,
+    num_layers=1,
+    num_query_heads=4,
+    num_key_value_heads=2,
+    hidden_dim=16,
+    intermediate_dim=32,
+)
 
 
 def classifier(task: str, backbone: str, **config: Any) -> Callable[[], keras.Model]:
@@ -118,10 +122,16 @@ def mobilenet():
 
 def segmenter():
     encoder = hub().MiTBackbone(
-        layerwise_depths=[1] * 4, hidden_dims=[4, 8, 12, 16], num_layers=4, max_drop_path_rate=0.0,
-        layerwise_num_heads=[1, 2, 2, 2], layerwise_sr_ratios=[8, 4, 2, 1],
-        layerwise_patch_sizes=[7, 3, 3, 3], layerwise_strides=[4, 2, 2, 2], image_shape=(64, 64, 3),
-    )  # fmt: skip
+        layerwise_depths=[1] * 4,
+        hidden_dims=[4, 8, 12, 16],
+        num_layers=4,
+        max_drop_path_rate=0.0,
+        layerwise_num_heads=[1, 2, 2, 2],
+        layerwise_sr_ratios=[8, 4, 2, 1],
+        layerwise_patch_sizes=[7, 3, 3, 3],
+        layerwise_strides=[4, 2, 2, 2],
+        image_shape=(64, 64, 3),
+    )
     backbone = hub().SegFormerBackbone(image_encoder=encoder, projection_filters=8)
     return keras.Model(backbone.input, keras.layers.Dense(CLASSES)(backbone.output))
 
@@ -129,11 +139,20 @@ def segmenter():
 FAST = {
     "llama": Architecture(language_model("LlamaCausalLM", "LlamaBackbone", **GROUPED)),
     "resnet": Architecture(
-        pooled("ResNetBackbone", input_conv_filters=[64], input_conv_kernel_sizes=[3],
-               stackwise_num_filters=[64], stackwise_num_blocks=[1], stackwise_num_strides=[1],
-               block_type="bottleneck_block", image_shape=IMAGE), "float64", 1e-3,
+        pooled(
+            "ResNetBackbone",
+            input_conv_filters=[64],
+            input_conv_kernel_sizes=[3],
+            stackwise_num_filters=[64],
+            stackwise_num_blocks=[1],
+            stackwise_num_strides=[1],
+            block_type="bottleneck_block",
+            image_shape=IMAGE,
+        ),
+        "float64",
+        1e-3,
     ),
-}  # fmt: skip
+}
 
 SLOW = {
     "mobilenet_v3": Architecture(mobilenet, "float64", 1e-4, from_logits=False),
@@ -143,49 +162,98 @@ SLOW = {
         language_model("GPT2CausalLM", "GPT2Backbone", **TEXT, max_sequence_length=LENGTH)
     ),
     "gemma2": Architecture(
-        language_model("GemmaCausalLM", "GemmaBackbone", **GROUPED, head_dim=4,
-                       use_post_ffw_norm=True, use_post_attention_norm=True,
-                       attention_logit_soft_cap=50.0, final_logit_soft_cap=30.0,
-                       use_sliding_window_attention=True, sliding_window_size=4)
+        language_model(
+            "GemmaCausalLM",
+            "GemmaBackbone",
+            **GROUPED,
+            head_dim=4,
+            use_post_ffw_norm=True,
+            use_post_attention_norm=True,
+            attention_logit_soft_cap=50.0,
+            final_logit_soft_cap=30.0,
+            use_sliding_window_attention=True,
+            sliding_window_size=4,
+        )
     ),
     "bloom": Architecture(language_model("BloomCausalLM", "BloomBackbone", **TEXT)),
     "mixtral": Architecture(
         language_model("MixtralCausalLM", "MixtralBackbone", **GROUPED, num_experts=4)
     ),
     "rwkv7": Architecture(
-        language_model("RWKV7CausalLM", "RWKV7Backbone", hidden_size=16, head_size=8, num_layers=1,
-                       vocabulary_size=VOCABULARY, intermediate_dim=32, gate_lora=4, mv_lora=4,
-                       aaa_lora=4, decay_lora=4)
+        language_model(
+            "RWKV7CausalLM",
+            "RWKV7Backbone",
+            hidden_size=16,
+            head_size=8,
+            num_layers=1,
+            vocabulary_size=VOCABULARY,
+            intermediate_dim=32,
+            gate_lora=4,
+            mv_lora=4,
+            aaa_lora=4,
+            decay_lora=4,
+        )
     ),
     "bert": Architecture(
         classifier("BertTextClassifier", "BertBackbone", **TEXT, max_sequence_length=LENGTH)
     ),
     "deberta": Architecture(
-        classifier("DebertaV3TextClassifier", "DebertaV3Backbone", **TEXT, bucket_size=4,
-                   max_sequence_length=LENGTH), exchanges=True,
+        classifier(
+            "DebertaV3TextClassifier",
+            "DebertaV3Backbone",
+            **TEXT,
+            bucket_size=4,
+            max_sequence_length=LENGTH,
+        ),
+        exchanges=True,
     ),
     "fnet": Architecture(
-        pooled("FNetBackbone", vocabulary_size=VOCABULARY, num_layers=1, hidden_dim=16,
-               intermediate_dim=32, max_sequence_length=LENGTH)
+        pooled(
+            "FNetBackbone",
+            vocabulary_size=VOCABULARY,
+            num_layers=1,
+            hidden_dim=16,
+            intermediate_dim=32,
+            max_sequence_length=LENGTH,
+        )
     ),
     # It reshapes its mask where a transpose is meant, which mixes samples.
     "xlnet": Architecture(pooled("XLNetBackbone", **TEXT), exchanges=True),
     # A vocabulary looked up twice: samples that do not divide are joined behind each other.
     "t5": Architecture(pooled("T5Backbone", **{**TEXT, "num_layers": 2}), exchanges=True),
     "whisper": Architecture(
-        pooled("WhisperBackbone", **TEXT, num_mels=4, max_encoder_sequence_length=LENGTH,
-               max_decoder_sequence_length=LENGTH)
+        pooled(
+            "WhisperBackbone",
+            **TEXT,
+            num_mels=4,
+            max_encoder_sequence_length=LENGTH,
+            max_decoder_sequence_length=LENGTH,
+        )
     ),
     "vit": Architecture(
-        pooled("ViTBackbone", image_shape=IMAGE, patch_size=16, num_layers=2, num_heads=2,
-               hidden_dim=16, mlp_dim=32)
+        pooled(
+            "ViTBackbone",
+            image_shape=IMAGE,
+            patch_size=16,
+            num_layers=2,
+            num_heads=2,
+            hidden_dim=16,
+            mlp_dim=32,
+        )
     ),
     "swin": Architecture(
-        pooled("SwinTransformerBackbone", image_shape=IMAGE, embed_dim=8, depths=[2, 1],
-               num_heads=[2, 2], window_size=4, drop_path=0.0)
+        pooled(
+            "SwinTransformerBackbone",
+            image_shape=IMAGE,
+            embed_dim=8,
+            depths=[2, 1],
+            num_heads=[2, 2],
+            window_size=4,
+            drop_path=0.0,
+        )
     ),
     "segformer": Architecture(segmenter),
-}  # fmt: skip
+}
 
 ARCHITECTURES = {**FAST, **SLOW}
 

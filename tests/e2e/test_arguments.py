@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import pathlib
 import re
@@ -16,8 +17,8 @@ import tfpar as tap
 from tests.plan.graphs import mlp
 from tfpar.cluster.files import write_cluster
 from tfpar.cluster.named import find_cluster
-from tfpar.options import Keywords, Options
-from tfpar.search.tap import TapPlanner
+from tfpar.options import Keywords, PlanKeywords, names_of, settings_of
+from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, TfparError
 
 X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
@@ -38,6 +39,11 @@ def build():
 def in_a_block(*arguments, **options):
     with tap.auto_parallel(*arguments, **options):
         return build()
+
+
+def asked(mesh=None, constraints=(), **keywords):
+    """What `auto_parallel` reads of its arguments."""
+    return settings_of(mesh, constraints, None, keywords)
 
 
 def searched(mesh=2, cluster="dgx-a100", **options):
@@ -78,7 +84,7 @@ REFUSED_OPTIONS = [
     ("level", [3, True, "3", 5, 2.0]),
     ("search_seconds", [0, -1, "x", True, float("nan")]),
     ("verbose", [2, -1, "auto", None]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name, values", REFUSED_OPTIONS, ids=lambda v: v if type(v) is str else "")
@@ -88,7 +94,7 @@ def test_options_of_other_types_or_out_of_range_are_refused(name, values):
         if name == "level" and value != 3:
             given["planner"] = "rhino"
         with pytest.raises(TfparError) as error:
-            Options.of(**given)
+            asked(**given)
         said = str(error.value)
         assert name.split("_")[0] in said.lower(), said
         assert len(said) < 400 and "\n" not in said
@@ -100,18 +106,26 @@ def test_every_option_is_in_the_table_and_in_the_signatures():
         "constraints",
         *Keywords.__annotations__,
     }
-    for call in (tap.auto_parallel, tap.parallelize):
+    fields = {field.name: field for field in dataclasses.fields(tap.Options)}
+    assert set(fields) == set(Keywords.__annotations__)
+    for call in (tap.auto_parallel, tap.parallelize, tap.GraphProgram):
         shown = inspect.signature(call).parameters
-        assert set(Keywords.__annotations__) <= set(shown) and "options" not in shown
-        assert shown["planner"].default == "auto" and shown["strict"].default is False
-    for name in Keywords.__annotations__:
-        assert re.search(rf"^ +{name}: ", tap.auto_parallel.__doc__, re.MULTILINE), name
+        assert set(fields) <= set(shown) and "keywords" not in shown
+        assert all(shown[name].default == fields[name].default for name in fields)
+        assert shown["options"].default is None
+    shown = inspect.signature(tap.plan).parameters
+    assert set(shown) >= {*PlanKeywords.__annotations__, "cluster", "options"}
+    assert "chunks" not in shown
+    for name in fields:
+        assert re.search(rf"^ +{name}: ", tap.Options.__doc__, re.MULTILINE), name
+        assert fields[name].type == Keywords.__annotations__[name].__forward_arg__, name
 
 
 def test_all_calls_with_options_look_at_them(plain):
     for call in (
-        tap.auto_parallel, lambda *a, **k: tap.parallelize(plain, *a, **k),
-    ):  # fmt: skip
+        tap.auto_parallel,
+        lambda *a, **k: tap.parallelize(plain, *a, **k),
+    ):
         with pytest.raises(TfparError, match="^strict is 'yes'; it must be True or False.$"):
             call(2, strict="yes")
         with pytest.raises(TypeError, match="no option 'bucket_size'. Is it bucket_bytes?"):
@@ -119,6 +133,46 @@ def test_all_calls_with_options_look_at_them(plain):
     with pytest.raises(TfparError, match="^planner is 3; it must be one of"):
         tap.plan(build, DATA, 2, planner=3)
     assert tap.parallelize(plain, 2, planner=None) is plain, "and it is still as it was"
+
+
+def test_one_record_of_options_says_the_same_as_keywords(plain):
+    given = dict(planner="rhino", level=2, memory_limit="1 GiB", chunks=2, verbose=0)
+    options = tap.Options(**given)
+    assert repr(settings_of(2, (), options, {})) == repr(asked(2, **given))
+    with tap.auto_parallel(2, options=options) as session:
+        assert repr(session.options) == repr(asked(2, **given))
+    assert repr(options).startswith("Options(plan=None, planner='rhino', level=2")
+    assert options == tap.Options(**given) != tap.Options()
+
+
+def test_a_keyword_wins_over_the_record():
+    options = tap.Options(planner="rhino", level=2, compression="fp16", cluster="cpu")
+    found = settings_of(2, (), options, {"level": 3, "compression": None})
+    assert repr(found) == repr(asked(2, planner="rhino", level=3, cluster="cpu"))
+    with pytest.raises(TfparError, match="^level is for planner='rhino'"):
+        settings_of(2, (), options, {"planner": "tap"})
+
+
+def test_a_plan_and_what_runs_with_it_share_a_record(found):
+    options = tap.Options(planner="tap", cluster="dgx-a100", chunks=2, strict=True)
+    plan = tap.plan(build, DATA, 2, options=options)
+    assert plan == found
+    assert tap.plan(build, DATA, 2, "cpu", options=options).cluster.name == "cpu"
+    with pytest.raises(TypeError, match="no option 'chunks'"):
+        tap.plan(build, DATA, 2, chunks=2)
+    with pytest.raises(TfparError, match="^tap.plan makes a plan"):
+        tap.plan(build, DATA, 2, options=tap.Options(plan=found))
+
+
+def test_a_record_says_at_once_what_is_wrong():
+    for wrong in ({"chunks": 3}, {"plan": "there/is/none.json"}, {"planner": "tap", "level": 3}):
+        with pytest.raises(TfparError):
+            tap.Options(**wrong)
+    with pytest.raises(TfparError, match="^options is {'chunks': 2}; it must be a tap.Options"):
+        settings_of(2, (), {"chunks": 2}, {})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tap.Options().chunks = 2
+    assert names_of(PlanKeywords)[:3] == ["planner", "level", "search_seconds"]
 
 
 # --- everything else -------------------------------------------------------------------
@@ -188,18 +242,24 @@ def refused_calls():
     for name, values in (
         ("flops", (None, 3, {}, {"float16": 1.0}, {"float32": "x"}, {"float32": 0})),
         ("memory_bytes", (None, "80 GB", True, 0, float("nan"))),
-        ("memory_bandwidth", (None, "x", 0, float("inf"))), ("launch_s", (None, "x", -1)),
-        ("half_size", ("x", -1)), ("name", (3,)), ("functions_per_s", ("x", 0)),
-    ):  # fmt: skip
+        ("memory_bandwidth", (None, "x", 0, float("inf"))),
+        ("launch_s", (None, "x", -1)),
+        ("half_size", ("x", -1)),
+        ("name", (3,)),
+        ("functions_per_s", ("x", 0)),
+    ):
         for value in values:
             changed = {**device, name: value}
             yield name, lambda c=changed: tap.Device(**c)
     level = dict(count=2, bandwidth=1e9, latency_s=1e-6)
     for name, values in (
-        ("count", (None, "2", 0, 1.5, True, 10**9)), ("bandwidth", (None, "1 GB/s", 0)),
-        ("latency_s", (None, "x", -1)), ("topology", (3, None, "star")), ("p2p", ("x", 0)),
+        ("count", (None, "2", 0, 1.5, True, 10**9)),
+        ("bandwidth", (None, "1 GB/s", 0)),
+        ("latency_s", (None, "x", -1)),
+        ("topology", (3, None, "star")),
+        ("p2p", ("x", 0)),
         ("name", (3, None)),
-    ):  # fmt: skip
+    ):
         for value in values:
             changed = {**level, name: value}
             yield f"{name} is", lambda c=changed: tap.Level(**c)
@@ -212,10 +272,15 @@ def refused_calls():
         yield "node_levels is", lambda i=inside: tap.Cluster.regular("ours", node.device, [], i)
     yield "uplink is", lambda: tap.Node(node.device, uplink="x")
     for name, values in (
-        ("name", (3, "")), ("nodes", (None, 3, (), (3,), node)), ("levels", (3, (3,), None)),
-        ("overlap", ("x", 2, None)), ("algorithms", (5, "ring", (5,), (), None)),
-        ("measured", (3, (3,))), ("step_s", ("x", -1)), ("one_memory", ("x", 1)),
-    ):  # fmt: skip
+        ("name", (3, "")),
+        ("nodes", (None, 3, (), (3,), node)),
+        ("levels", (3, (3,), None)),
+        ("overlap", ("x", 2, None)),
+        ("algorithms", (5, "ring", (5,), (), None)),
+        ("measured", (3, (3,))),
+        ("step_s", ("x", -1)),
+        ("one_memory", ("x", 1)),
+    ):
         for value in values:
             changed = {"name": "ours", "nodes": (node,), name: value}
             yield f"{name} is", lambda c=changed: tap.Cluster(**c)
@@ -262,26 +327,33 @@ def test_forms_of_options_that_mean_the_same():
         keras.distribution.DeviceMesh((1,), ["model"], ["cpu:0"])
     )
     layout_map["fc1/kernel"] = (None, "model")
-    asked = Options.of(4, ONE, recompute="block", memory_limit="1 MiB", planner=None)
+    one = asked(4, ONE, recompute="block", memory_limit="1 MiB", planner=None)
     for mesh in (np.int64(4), [4], (4,), np.array([4]), {"data": 4}, tap.split(4), Mesh.of(4)):
-        assert (
-            Options.of(mesh, [ONE], recompute=["block"], memory_limit=2**20, planner=None) == asked
-        )
+        assert asked(mesh, [ONE], recompute=["block"], memory_limit=2**20, planner=None) == one
     assert tap.split(np.int32(4)) == tap.split([4]) and tap.split(np.array([2, 4])).shape == (2, 4)
-    assert Options.of(2, layout_map).constraints == tap.from_layout_map(layout_map)
-    assert Options.of(2, None).constraints == ()
+    assert asked(2, layout_map).constraints == tap.from_layout_map(layout_map)
+    assert asked(2, None).constraints == ()
     for given in (
-        dict(chunks=np.int64(2)), dict(chunks=2), dict(strict=np.True_), dict(bucket_bytes="1 KiB"),
-        dict(bucket_bytes=np.int32(1024)), dict(search_seconds=np.float32(9)),
-        dict(recompute=np.False_), dict(planner="rhino", level=np.int64(2)),
-        dict(memory_limit="16 GB"), dict(memory_limit=np.float64(1e9)), dict(compression="fp16"),
-        dict(planner=TapPlanner()), dict(cluster="cpu"), dict(verbose=np.int64(1)),
-    ):  # fmt: skip
-        options = Options.of(2, **given)
+        dict(chunks=np.int64(2)),
+        dict(chunks=2),
+        dict(strict=np.True_),
+        dict(bucket_bytes="1 KiB"),
+        dict(bucket_bytes=np.int32(1024)),
+        dict(search_seconds=np.float32(9)),
+        dict(recompute=np.False_),
+        dict(planner="rhino", level=np.int64(2)),
+        dict(memory_limit="16 GB"),
+        dict(memory_limit=np.float64(1e9)),
+        dict(compression="fp16"),
+        dict(planner=TapPlanner()),
+        dict(cluster="cpu"),
+        dict(verbose=np.int64(1)),
+    ):
+        options = asked(2, **given)
         for name, value in given.items():
             if name in ("chunks", "strict", "recompute"):
                 assert getattr(options, name) == value
-    assert Options.of(2, bucket_bytes="1 KiB").bucket_bytes == 1024
+    assert asked(2, bucket_bytes="1 KiB").bucket_bytes == 1024
 
 
 def test_paths_are_strings_or_pathlib_paths(found, tmp_path):

@@ -18,16 +18,20 @@ from tests.equivalence import assert_equivalent, train
 
 MESHES = [{"d1": 2, "d2": 2}, {"d1": 2, "d2": 4}, {"data": 2, "d1": 2, "d2": 2}]
 
-GPT = tap.from_layout_map({
-    r".*attention/(query|key|value)/kernel": ("d2", "d1", None),
-    r".*attention/attention_output/kernel": ("d1", None, "d2"),
-    r".*fc1/kernel": ("d2", "d1"),
-    r".*fc2/kernel": ("d1", "d2"),
-})  # fmt: skip
-T5 = tap.from_layout_map({
-    r".*/(query|key|value|wi)/kernel": ("d2", "d1"),
-    r".*/(out|wo)/kernel": ("d1", "d2"),
-})  # fmt: skip
+GPT = tap.from_layout_map(
+    {
+        r".*attention/(query|key|value)/kernel": ("d2", "d1", None),
+        r".*attention/attention_output/kernel": ("d1", None, "d2"),
+        r".*fc1/kernel": ("d2", "d1"),
+        r".*fc2/kernel": ("d1", "d2"),
+    }
+)
+T5 = tap.from_layout_map(
+    {
+        r".*/(query|key|value|wi)/kernel": ("d2", "d1"),
+        r".*/(out|wo)/kernel": ("d1", "d2"),
+    }
+)
 
 
 def small_t5():
@@ -57,8 +61,10 @@ def volume(collectives, axis, least):
 )
 def test_gpt_trains_as_on_one_device(mesh):
     parallel, _ = assert_equivalent(gpt, tokens(2 * BATCH), mesh, GPT, batch_size=BATCH)
-    specs = {name: spec.removeprefix("R,") if len(mesh) == 3 else spec
-             for name, spec in parallel.specs().items()}  # fmt: skip
+    specs = {
+        name: spec.removeprefix("R,") if len(mesh) == 3 else spec
+        for name, spec in parallel.specs().items()
+    }
     assert specs["block_0_attention/query/kernel"] == "S(1),S(0)"
     assert specs["block_0_attention/query/bias"] == "S(0),R"
     assert specs["block_0_attention/attention_output/bias"] == "R,S(0)"

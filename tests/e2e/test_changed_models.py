@@ -7,7 +7,7 @@ from keras import layers
 
 import tfpar as tap
 from tfpar.keras.adapter import parallel_model
-from tfpar.search.tap import TapPlanner
+from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import PlanError, Shard
 
 rng = np.random.default_rng(0)

@@ -67,10 +67,16 @@ def make_with(weights, make=build):
 @pytest.mark.parametrize(
     "mesh, sign",
     [
-        ([0], "size 0"), ([-2, 2], "size -2"), ([], "at least one axis"), ([2.5], "size 2.5"),
-        (None, "needs a mesh"), ({"": 2}, "non-empty"), ([True], "size True"), ("4", "4"),
+        ([0], "size 0"),
+        ([-2, 2], "size -2"),
+        ([], "at least one axis"),
+        ([2.5], "size 2.5"),
+        (None, "needs a mesh"),
+        ({"": 2}, "non-empty"),
+        ([True], "size True"),
+        ("4", "4"),
     ],
-)  # fmt: skip
+)
 def test_mesh(mesh, sign):
     with pytest.raises(TfparError, match=sign):
         with tap.auto_parallel(mesh):

@@ -32,9 +32,10 @@ def on_mesh(make, **options):
 def same(got, want):
     tf.nest.assert_same_structure(got, want, expand_composites=True)
     for a, b in zip(
-        tf.nest.flatten(got, expand_composites=True), tf.nest.flatten(want, expand_composites=True),
+        tf.nest.flatten(got, expand_composites=True),
+        tf.nest.flatten(want, expand_composites=True),
         strict=True,
-    ):  # fmt: skip
+    ):
         if b is None:
             assert a is None
             continue

@@ -22,10 +22,14 @@ def generated():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh, split", [
-    ({"data": 1}, [tap.batch()]),
-    ({"data": 2, "model": 2}, [tap.batch("data"), *ranks.SPLIT[:2]]),
-], ids=["1", "2x2"])  # fmt: skip
+@pytest.mark.parametrize(
+    "mesh, split",
+    [
+        ({"data": 1}, [tap.batch()]),
+        ({"data": 2, "model": 2}, [tap.batch("data"), *ranks.SPLIT[:2]]),
+    ],
+    ids=["1", "2x2"],
+)
 def test_generates_the_tokens_of_one_device_after_fit(generated, mesh, split):
     with tap.auto_parallel(tap.Mesh.of(mesh), split, planner=None):
         model = ranks.build()
@@ -46,13 +50,19 @@ def classifier() -> keras.Model:
     keras.utils.set_random_seed(0)
     tokenizer = keras_hub.models.BertTokenizer(vocabulary=WORDS)
     backbone = keras_hub.models.BertBackbone(
-        vocabulary_size=len(WORDS), num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16,
-        max_sequence_length=6, dropout=0.0,
-    )  # fmt: skip
+        vocabulary_size=len(WORDS),
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=6,
+        dropout=0.0,
+    )
     model = keras_hub.models.BertTextClassifier(
-        backbone, num_classes=3,
+        backbone,
+        num_classes=3,
         preprocessor=keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=6),
-    )  # fmt: skip
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
     return model

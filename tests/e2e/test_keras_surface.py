@@ -42,9 +42,14 @@ def parallel(constraints=COLUMN, mesh=MESH, **arguments):
 @pytest.mark.slow
 def test_fit_with_validation_and_class_weights():
     assert_equivalent(
-        build, DATA, MESH, COLUMN, epochs=2, validation_data=(X[:7], Y[:7]),
+        build,
+        DATA,
+        MESH,
+        COLUMN,
+        epochs=2,
+        validation_data=(X[:7], Y[:7]),
         class_weight={0: 1.0, 1: 2.0, 2: 0.5},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -61,11 +66,13 @@ def test_evaluate_and_predict_before_fit():
         model.evaluate(X, Y, batch_size=8, verbose=0),
         plain.evaluate(X, Y, batch_size=8, verbose=0),
         rtol=1e-5,
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(
-        model.predict(X, batch_size=8, verbose=0), plain.predict(X, batch_size=8, verbose=0),
-        rtol=1e-5, atol=1e-6,
-    )  # fmt: skip
+        model.predict(X, batch_size=8, verbose=0),
+        plain.predict(X, batch_size=8, verbose=0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
     np.testing.assert_allclose(model(X), plain(X), rtol=1e-5, atol=1e-6)
 
 
@@ -147,7 +154,7 @@ def test_callbacks_see_whole_weights_and_change_the_learning_rate(tmp_path):
             ),
             keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True),
             Look(),
-        ]  # fmt: skip
+        ]
 
     runs = []
     for make in (build, parallel):

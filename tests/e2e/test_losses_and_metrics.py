@@ -22,20 +22,25 @@ def several_heads():
     embedded = layers.Embedding(7, 4, embeddings_regularizer="l2", name="table")(ids)
     x = layers.Concatenate()([wide, layers.Flatten()(embedded)])
     x = layers.Dense(
-        10, "tanh", kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-2),
-        activity_regularizer="l2", name="fc1",
-    )(x)  # fmt: skip
+        10,
+        "tanh",
+        kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-2),
+        activity_regularizer="l2",
+        name="fc1",
+    )(x)
     x = Penalty()(x)
     outputs = {
         "label": layers.Dense(3, "softmax", name="label")(x),
         "size": layers.Dense(1, name="size")(x),
     }
     return compiled(
-        {"wide": wide, "ids": ids}, outputs,
+        {"wide": wide, "ids": ids},
+        outputs,
         loss={"label": "sparse_categorical_crossentropy", "size": "mse"},
         loss_weights={"label": 1.0, "size": 0.3},
-        metrics={"label": ["accuracy"], "size": ["mae"]}, weighted_metrics={"size": ["mse"]},
-    )  # fmt: skip
+        metrics={"label": ["accuracy"], "size": ["mae"]},
+        weighted_metrics={"size": ["mse"]},
+    )
 
 
 @pytest.mark.slow
@@ -53,11 +58,24 @@ def test_several_inputs_outputs_losses_weights_and_regularizers():
 
 
 LOSSES = [
-    "BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy",
-    "CategoricalFocalCrossentropy", "CategoricalHinge", "CosineSimilarity", "Dice", "Hinge",
-    "Huber", "KLDivergence", "LogCosh", "MeanAbsoluteError", "MeanAbsolutePercentageError",
-    "MeanSquaredLogarithmicError", "Poisson", "SquaredHinge", "Tversky",
-]  # fmt: skip
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "CategoricalCrossentropy",
+    "CategoricalFocalCrossentropy",
+    "CategoricalHinge",
+    "CosineSimilarity",
+    "Dice",
+    "Hinge",
+    "Huber",
+    "KLDivergence",
+    "LogCosh",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanSquaredLogarithmicError",
+    "Poisson",
+    "SquaredHinge",
+    "Tversky",
+]
 
 
 @pytest.mark.slow
@@ -97,23 +115,42 @@ def test_losses_over_pairs_and_sequences():
 def metrics_of_scores():
     m = keras.metrics
     return [
-        m.AUC(20), m.AUC(10, curve="PR", multi_label=True), m.Precision(), m.Recall(class_id=1),
-        m.TruePositives(), m.FalseNegatives([0.3, 0.6]), m.BinaryAccuracy(), m.BinaryIoU(),
-        m.CategoricalAccuracy(), m.TopKCategoricalAccuracy(2), m.F1Score("macro"),
-        m.FBetaScore("weighted", beta=2.0), m.CosineSimilarity(), m.KLDivergence(),
-        m.CategoricalHinge(), m.R2Score(), m.OneHotMeanIoU(4), m.PrecisionAtRecall(0.5, 10),
-        m.SensitivityAtSpecificity(0.5, 10), m.RootMeanSquaredError(), m.LogCoshError(),
-        m.Poisson(), m.MeanAbsolutePercentageError(), m.PearsonCorrelation(),
+        m.AUC(20),
+        m.AUC(10, curve="PR", multi_label=True),
+        m.Precision(),
+        m.Recall(class_id=1),
+        m.TruePositives(),
+        m.FalseNegatives([0.3, 0.6]),
+        m.BinaryAccuracy(),
+        m.BinaryIoU(),
+        m.CategoricalAccuracy(),
+        m.TopKCategoricalAccuracy(2),
+        m.F1Score("macro"),
+        m.FBetaScore("weighted", beta=2.0),
+        m.CosineSimilarity(),
+        m.KLDivergence(),
+        m.CategoricalHinge(),
+        m.R2Score(),
+        m.OneHotMeanIoU(4),
+        m.PrecisionAtRecall(0.5, 10),
+        m.SensitivityAtSpecificity(0.5, 10),
+        m.RootMeanSquaredError(),
+        m.LogCoshError(),
+        m.Poisson(),
+        m.MeanAbsolutePercentageError(),
+        m.PearsonCorrelation(),
         m.ConcordanceCorrelation(),
-    ]  # fmt: skip
+    ]
 
 
 def metrics_of_logits():
     m = keras.metrics
     return [
-        m.SparseCategoricalAccuracy(), m.SparseTopKCategoricalAccuracy(2),
-        m.SparseCategoricalCrossentropy(from_logits=True), m.MeanIoU(4, sparse_y_pred=False),
-    ]  # fmt: skip
+        m.SparseCategoricalAccuracy(),
+        m.SparseTopKCategoricalAccuracy(2),
+        m.SparseCategoricalCrossentropy(from_logits=True),
+        m.MeanIoU(4, sparse_y_pred=False),
+    ]
 
 
 @pytest.mark.slow

@@ -60,25 +60,31 @@ LAYOUTS = {
     "data parallel": DATA_PARALLEL,
     "tensor parallel": (perceptron, numbers, [1, 2], [tap.shard("fc1/kernel", 1, "model")]),
     "split weights": (
-        perceptron, numbers, [2],
+        perceptron,
+        numbers,
+        [2],
         [tap.batch("data"), tap.shard("fc./kernel", 0, "data"), tap.shard("fc1/bias", 0, "data")],
     ),
     "sparse gradients": (lookup, ids, [2], ()),
-}  # fmt: skip
+}
 
 
 def trained(layout: str, name: str, batch_size: int = 64, **options) -> Trained:
     build, data, mesh, constraints = LAYOUTS[layout]
     with policy(name):
         return train(
-            build, data(), mesh=tap.split(mesh), constraints=constraints, batch_size=batch_size,
+            build,
+            data(),
+            mesh=tap.split(mesh),
+            constraints=constraints,
+            batch_size=batch_size,
             **options,
-        )  # fmt: skip
+        )
 
 
 def payloads(run: Trained, kind: str) -> list[int]:
     """Bytes of each collective of that kind in the program, but for the loss."""
-    graph = run.executable().program.program.graph
+    graph = run.executable().local.graph
     return sorted(
         tensor.num_bytes
         for op in graph.ops
@@ -132,7 +138,7 @@ def test_compression_leaves_alone_what_has_16_bits():
     step = parallel_model(model).executables["train"]
     carried = {step.partitioned.carried.get(r.tensor) for r in step.partitioned.reshards}
     assert "bfloat16" in carried and "float16" not in carried
-    casts = [op for op in step.program.program.graph.ops if op.type == "Cast"]
+    casts = [op for op in step.local.graph.ops if op.type == "Cast"]
     assert not [op for op in casts if {op.inputs[0].dtype, op.outputs[0].dtype} < _HALVES]
 
 

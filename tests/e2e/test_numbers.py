@@ -43,10 +43,12 @@ def test_inputs_of_many_dtypes():
         return compiled(inputs, layers.Dense(2)(layers.Dense(10, name="fc1")(x)))
 
     x = [
-        rng.integers(0, 9, (10, 4)).astype("uint8"), rng.integers(0, 9, (10, 4)),
-        rng.integers(0, 2, (10, 4)).astype("bool"), f(10, 4).astype("float16"),
+        rng.integers(0, 9, (10, 4)).astype("uint8"),
+        rng.integers(0, 9, (10, 4)),
+        rng.integers(0, 2, (10, 4)).astype("bool"),
+        f(10, 4).astype("float16"),
         rng.normal(size=(10, 4)),
-    ]  # fmt: skip
+    ]
     same(build, (x, f(10, 2)))
 
 

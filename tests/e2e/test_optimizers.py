@@ -169,9 +169,11 @@ def test_loss_scale_skips_steps_that_overflow():
 def test_slots_may_be_split_where_the_weight_is_not():
     """ZeRO-1: the batch's axis holds the slots."""
     constraints = [
-        tap.batch("data"), *COLUMN, tap.shard("fc1_kernel_.*", dim=0, axis="data"),
+        tap.batch("data"),
+        *COLUMN,
+        tap.shard("fc1_kernel_.*", dim=0, axis="data"),
         tap.shard("fc1_kernel_.*", dim=1, axis="model"),
-    ]  # fmt: skip
+    ]
     for make in (lambda: O.Adam(0.01, global_clipnorm=0.1), lambda: O.Nadam(0.01)):
         parallel, _ = assert_equivalent(
             lambda make=make: mlp(make), DATA, MESH, constraints, batch_size=4

@@ -39,7 +39,7 @@ def samples(n: int) -> tuple[np.ndarray, np.ndarray]:
 def sent(trained: Trained) -> dict[str, list[int]]:
     """Bytes of each collective that is emitted, by type."""
     found: dict[str, list[int]] = {}
-    for op in trained.executable().program.program.graph.ops:
+    for op in trained.executable().local.graph.ops:
         if op.type in ("AllReduce", "ReduceScatter", "AllToAll"):
             found.setdefault(op.type, []).append(sum(t.num_bytes for t in op.inputs))
     return found
@@ -97,10 +97,14 @@ def test_experts_exchange_the_samples_of_each_chunk():
 @pytest.mark.slow
 def test_gradients_in_half_precision_are_summed_in_full_over_chunks():
     parallel, _ = assert_equivalent(
-        classifier, samples(8), tap.split([2]), rtol=1e-2, loss_rtol=1e-3,
+        classifier,
+        samples(8),
+        tap.split([2]),
+        rtol=1e-2,
+        loss_rtol=1e-3,
         options={"chunks": 2, "compression": "fp16"},
-    )  # fmt: skip
-    sums = [op for op in parallel.executable().program.program.graph.ops if op.type == "AddN"]
+    )
+    sums = [op for op in parallel.executable().local.graph.ops if op.type == "AddN"]
     assert sums and not any(op.outputs[0].dtype == "half" for op in sums)
 
 
@@ -120,10 +124,13 @@ def residual() -> keras.Model:
 @pytest.mark.parametrize("early", [True, False])
 def test_early_collectives_can_be_switched_off(early):
     parallel, _ = assert_equivalent(
-        residual, samples(8), tap.split({"data": 1, "model": 2}), COLUMNS,
+        residual,
+        samples(8),
+        tap.split({"data": 1, "model": 2}),
+        COLUMNS,
         options={"early_collectives": early},
-    )  # fmt: skip
-    ops = {op.name: op for op in parallel.executable().program.program.graph.ops}
+    )
+    ops = {op.name: op for op in parallel.executable().local.graph.ops}
     (weights,) = (op for n, op in ops.items() if "fc1" in n and n.endswith("MatMul/MatMul_1"))
     assert [op.name for op in weights.control] == [weights.name.removesuffix("_1")] * early
 
@@ -143,7 +150,7 @@ def test_evaluation_and_prediction_are_not_chunked():
     model.evaluate(*samples(8), verbose=0)
     steps = parallel_model(model).executables
     in_chunks = {
-        kind: any(op.name.endswith("/chunk1") for op in step.program.program.graph.ops)
+        kind: any(op.name.endswith("/chunk1") for op in step.local.graph.ops)
         for kind, step in steps.items()
     }
     assert in_chunks == {"train": True, "test": False}

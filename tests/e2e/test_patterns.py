@@ -70,7 +70,7 @@ def test_data_parallel_reduces_the_packed_gradients_and_nothing_else():
     weights = sum(w.nbytes for w in plain.model.get_weights())
     gradients = sum(s for s in found["all_reduce"] if s > 8)
     assert gradients == weights
-    local = parallel.executable().program.program.graph
+    local = parallel.executable().local.graph
     packed = [op for op in local.ops if op.type == "AllReduce"]
     assert len(packed) <= 2, "gradients of one group share a bucket"
 
@@ -94,9 +94,12 @@ def test_megatron_has_its_four_all_reduces():
 @pytest.mark.slow
 def test_megatron_on_two_dims():
     assert_equivalent(
-        lambda: gpt(2, keras.optimizers.AdamW(1e-3, global_clipnorm=0.5)), tokens(30),
-        tap.split([2, 2]), MEGATRON, batch_size=BATCH,
-    )  # fmt: skip
+        lambda: gpt(2, keras.optimizers.AdamW(1e-3, global_clipnorm=0.5)),
+        tokens(30),
+        tap.split([2, 2]),
+        MEGATRON,
+        batch_size=BATCH,
+    )
 
 
 @pytest.mark.slow
@@ -107,9 +110,12 @@ def test_vocabulary_parallel_never_gathers_logits(vocabulary):
         tap.shard("head/kernel", dim=1, axis="model"),
     ]
     parallel, _ = assert_equivalent(
-        lambda: gpt(vocabulary=vocabulary), tokens(vocabulary=vocabulary), tap.split([1, 2]),
-        constraints, batch_size=BATCH,
-    )  # fmt: skip
+        lambda: gpt(vocabulary=vocabulary),
+        tokens(vocabulary=vocabulary),
+        tap.split([1, 2]),
+        constraints,
+        batch_size=BATCH,
+    )
     logits = BATCH * LENGTH * vocabulary * 4
     assert all(size < logits // 2 for _, _, size in parallel.collectives())
 
@@ -117,12 +123,16 @@ def test_vocabulary_parallel_never_gathers_logits(vocabulary):
 @pytest.mark.slow
 def test_zero_1_scatters_gradients_and_gathers_updates():
     constraints = [
-        tap.batch("data"), tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data"),
-    ]  # fmt: skip
+        tap.batch("data"),
+        tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data"),
+    ]
     parallel, _ = assert_equivalent(
-        lambda: gpt(optimizer=keras.optimizers.Adam()), tokens(), tap.split([2]), constraints,
+        lambda: gpt(optimizer=keras.optimizers.Adam()),
+        tokens(),
+        tap.split([2]),
+        constraints,
         batch_size=BATCH,
-    )  # fmt: skip
+    )
     found = by_kind(parallel.collectives())
     kernel = HIDDEN * 4 * HIDDEN * 4
     assert found["reduce_scatter"] == [kernel]
@@ -131,8 +141,11 @@ def test_zero_1_scatters_gradients_and_gathers_updates():
 
 @pytest.mark.slow
 def test_sequence_parallel_from_border_tensors():
-    constraints = [*MEGATRON, tap.shard_output("block_0_ln1", dim=1, axis="model"),
-                   tap.shard_output("block_0_ln2", dim=1, axis="model")]  # fmt: skip
+    constraints = [
+        *MEGATRON,
+        tap.shard_output("block_0_ln1", dim=1, axis="model"),
+        tap.shard_output("block_0_ln2", dim=1, axis="model"),
+    ]
     assert_equivalent(gpt, tokens(), tap.split([1, 2]), constraints, batch_size=BATCH)
 
 

@@ -90,11 +90,15 @@ def runs(case: str) -> tuple[Trained, Trained, Trained]:
     plain = train(build, data())
     stored, again = (
         train(
-            build, data(), mesh=tap.split(mesh), constraints=constraints, start=plain.start,
+            build,
+            data(),
+            mesh=tap.split(mesh),
+            constraints=constraints,
+            start=plain.start,
             options={"recompute": recompute},
         )
         for recompute in (False, True)
-    )  # fmt: skip
+    )
     return plain, stored, again
 
 
@@ -118,6 +122,7 @@ def test_tensor_parallel_blocks_repeat_their_collectives():
     assert after == before + 2
 
 
+@pytest.mark.slow
 def test_nothing_random_and_nothing_with_an_effect_runs_twice():
     clones = recomputed_ops(runs("data parallel")[2])
     assert {"Softmax", "SelectV2"} <= {op.type for op in clones}
@@ -134,7 +139,7 @@ def test_what_is_recomputed_waits_for_the_backward_pass():
         if any(t.op in late for t in op.inputs):
             late.add(op)
     assert late == set(clones)
-    local = again.executable().program.program.graph
+    local = again.executable().local.graph
     waiting = [op for op in local.ops if op.name.rsplit("_", 1)[0].endswith("/enter")]
     assert len(waiting) == len(entries) and all(op.control for op in waiting)
 
@@ -264,9 +269,12 @@ def grown_bytes(recompute: bool) -> int:
     """What the memory of a process grows by in a training step."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(recompute)], env=environment, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT, str(recompute)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout.rpartition(" ")[2])
 

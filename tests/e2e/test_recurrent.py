@@ -42,9 +42,10 @@ RECURRENT = {
     "bidirectional": lambda: [layers.Bidirectional(layers.LSTM(UNITS, use_cudnn=False))],
     "cells": lambda: [layers.RNN([layers.LSTMCell(UNITS), layers.GRUCell(UNITS)])],
     "time distributed": lambda: [
-        layers.TimeDistributed(layers.Dense(UNITS)), layers.GlobalAveragePooling1D()
+        layers.TimeDistributed(layers.Dense(UNITS)),
+        layers.GlobalAveragePooling1D(),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -68,9 +69,12 @@ def test_weights_of_a_recurrent_layer_split():
         tap.shard("lstm/lstm_cell/recurrent_kernel", dim=1, axis="model"),
     ]
     parallel, _ = assert_equivalent(
-        lambda: classifier(lambda: [layers.LSTM(UNITS, use_cudnn=False, name="lstm")]), tokens(),
-        tap.split([2, 2]), constraints, batch_size=BATCH,
-    )  # fmt: skip
+        lambda: classifier(lambda: [layers.LSTM(UNITS, use_cudnn=False, name="lstm")]),
+        tokens(),
+        tap.split([2, 2]),
+        constraints,
+        batch_size=BATCH,
+    )
     assert not [axis for _, axis in parallel.executable().partitioned.held if axis == 0]
 
 

@@ -1,6 +1,5 @@
 """Plans of Rhino's planner train as on one device: weights are split, and ops run as said."""
 
-import dataclasses
 import functools
 
 import keras
@@ -27,7 +26,7 @@ class Fastest:
     name = "rhino"
 
     def solve(self, problem):
-        return RhinoPlanner().solve(dataclasses.replace(problem, uncertainty=0.0))
+        return RhinoPlanner().solve(problem.aiming(uncertainty=0.0))
 
 
 FASTEST = Fastest()
@@ -76,9 +75,13 @@ def data_of(name):
 def trained(name):
     """(parallel, plain): trained with Rhino's plan, and on one device."""
     return assert_equivalent(
-        lambda: build(name), data_of(name), MESH, planner=FASTEST, cluster=COMPUTE_BOUND,
+        lambda: build(name),
+        data_of(name),
+        MESH,
+        planner=FASTEST,
+        cluster=COMPUTE_BOUND,
         batch_size=BATCH,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,9 +147,14 @@ def test_a_batch_of_another_size_trains_as_on_one_device():
     x, y = data_of("gpt")
     data = x[: BATCH + 3], y[: BATCH + 3]
     parallel = train(
-        lambda: build("gpt"), data, mesh=MESH, planner=FASTEST, cluster=COMPUTE_BOUND,
-        batch_size=BATCH, start=trained("gpt")[1].start,
-    )  # fmt: skip
+        lambda: build("gpt"),
+        data,
+        mesh=MESH,
+        planner=FASTEST,
+        cluster=COMPUTE_BOUND,
+        batch_size=BATCH,
+        start=trained("gpt")[1].start,
+    )
     plain = train(lambda: build("gpt"), data, batch_size=BATCH, start=trained("gpt")[1].start)
     assert_same(parallel, plain)
 
@@ -155,8 +163,14 @@ def test_a_batch_of_another_size_trains_as_on_one_device():
 def test_a_plan_of_ops_trains_in_chunks(name):
     _, plain = trained(name)
     parallel = train(
-        lambda: build(name), data_of(name), mesh=MESH, planner=FASTEST, cluster=COMPUTE_BOUND,
-        batch_size=BATCH, start=plain.start, options={"chunks": 2},
-    )  # fmt: skip
+        lambda: build(name),
+        data_of(name),
+        mesh=MESH,
+        planner=FASTEST,
+        cluster=COMPUTE_BOUND,
+        batch_size=BATCH,
+        start=plain.start,
+        options={"chunks": 2},
+    )
     assert_same(parallel, plain)
     assert tap.plan_of(parallel.model).ops

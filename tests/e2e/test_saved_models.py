@@ -20,11 +20,13 @@ Y = rng.normal(size=(16, 3)).astype("float32")
 def sequential():
     return keras.Sequential(
         [
-            keras.Input((6,)), layers.Dense(8, name="a"), layers.Dropout(0.3),
+            keras.Input((6,)),
+            layers.Dense(8, name="a"),
+            layers.Dropout(0.3),
             layers.Dense(3, name="b"),
         ],
         name="net",
-    )  # fmt: skip
+    )
 
 
 def functional():

@@ -88,6 +88,7 @@ def test_without_anything_said_the_machine_is_detected():
     assert "Predicted" in plan.summary()
 
 
+@pytest.mark.slow
 def test_all_steps_of_a_model_run_with_the_plan_of_its_training():
     keras.utils.set_random_seed(0)
     build = lambda: compile_model(CASES["wide"]())  # noqa: E731

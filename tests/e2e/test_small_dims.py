@@ -30,9 +30,7 @@ def separable():
 @pytest.mark.parametrize("mesh", [[1, 2], [2, 2], [1, 4]])
 def test_every_kernel_by_its_last_dim(mesh):
     constraints = [tap.shard(".*kernel", dim=-1, axis="model")]
-    parallel, _ = assert_equivalent(
-        separable, images(), tap.split(mesh), constraints, batch_size=8
-    )  # fmt: skip
+    parallel, _ = assert_equivalent(separable, images(), tap.split(mesh), constraints, batch_size=8)
     specs = parallel.specs()
     assert specs["depthwise/kernel"] == specs["separable/depthwise_kernel"] == "R,R"
     assert specs["head/kernel"] == "R,S(1)"
@@ -41,8 +39,9 @@ def test_every_kernel_by_its_last_dim(mesh):
 @pytest.mark.slow
 def test_one_dim_over_more_ranks_than_it_has_entries():
     constraints = [
-        tap.shard("head/kernel", dim=1, axis="data"), tap.shard("head/kernel", dim=1, axis="model"),
-    ]  # fmt: skip
+        tap.shard("head/kernel", dim=1, axis="data"),
+        tap.shard("head/kernel", dim=1, axis="model"),
+    ]
     parallel, _ = assert_equivalent(
         separable, images(), tap.split([2, 2]), constraints, batch_size=8
     )

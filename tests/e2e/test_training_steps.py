@@ -376,7 +376,8 @@ MODELS = {
     "vae": (lambda: ready(VariationalAutoencoder(), (8, 8, 1), adam()), autoencoded),
     # Real and made samples cancel in a bias's gradient: Adam would make much of the roundings.
     "wgan_gp": (
-        lambda: ready(WassersteinGan(), (4,), adam(epsilon=1e-4), adam(epsilon=1e-4)), regressed,
+        lambda: ready(WassersteinGan(), (4,), adam(epsilon=1e-4), adam(epsilon=1e-4)),
+        regressed,
     ),
     "simclr": (lambda: ready(SimClr(), (FEATURES,), momentum()), two_views),
     "moco_queue": (lambda: ready(MomentumContrast(), (FEATURES,), momentum()), two_views),
@@ -388,10 +389,17 @@ MODELS = {
         lambda samples: regressed(samples, features=1),
     ),
     "wide_deep_two_opts": (
-        lambda: ready(WideAndDeep(), (FEATURES,), keras.optimizers.Ftrl(0.1), adam(0.01),
-                      loss="mse", metrics=["mae"]), regressed,
+        lambda: ready(
+            WideAndDeep(),
+            (FEATURES,),
+            keras.optimizers.Ftrl(0.1),
+            adam(0.01),
+            loss="mse",
+            metrics=["mae"],
+        ),
+        regressed,
     ),
-}  # fmt: skip
+}
 FAST = ("manual_accumulation",)
 IN_BOTH_WAYS = ("simclr", "manual_accumulation")
 

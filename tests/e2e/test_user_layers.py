@@ -63,10 +63,11 @@ def transformer_xl_bias():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     among_three = keras.metrics.SparseTopKCategoricalAccuracy(3)
     return compiled(
-        keras.Model(ids, layers.Dense(30)(x)), loss,
+        keras.Model(ids, layers.Dense(30)(x)),
+        loss,
         keras.optimizers.AdamW(1e-3, global_clipnorm=1.0),
         metrics=["sparse_categorical_accuracy", among_three],
-    )  # fmt: skip
+    )
 
 
 class SwitchExperts(layers.Layer):
@@ -125,9 +126,12 @@ class NearestCodes(layers.Layer):
 
 def vq_vae():
     return chain(
-        (8, 8, 1), layers.Conv2D(4, 3, 2, padding="same"), NearestCodes(),
-        layers.Conv2DTranspose(1, 3, 2, padding="same"), optimizer=keras.optimizers.Adam(1e-3),
-    )  # fmt: skip
+        (8, 8, 1),
+        layers.Conv2D(4, 3, 2, padding="same"),
+        NearestCodes(),
+        layers.Conv2DTranspose(1, 3, 2, padding="same"),
+        optimizer=keras.optimizers.Adam(1e-3),
+    )
 
 
 class GraphConvolution(layers.Layer):
@@ -277,9 +281,13 @@ class LogSpectrogram(layers.Layer):
 
 def stft_audio():
     return chain(
-        (64,), layers.Dense(64), LogSpectrogram(), layers.Conv1D(4, 3),
-        layers.GlobalAveragePooling1D(), layers.Dense(2),
-    )  # fmt: skip
+        (64,),
+        layers.Dense(64),
+        LogSpectrogram(),
+        layers.Conv1D(4, 3),
+        layers.GlobalAveragePooling1D(),
+        layers.Dense(2),
+    )
 
 
 # --- all of them -----------------------------------------------------------------------
@@ -292,7 +300,8 @@ def image_twice(samples):
 
 MODELS = {
     "transformer_xl_bias": (
-        transformer_xl_bias, lambda samples: (samples.labels(30, 6), samples.labels(30, 6))
+        transformer_xl_bias,
+        lambda samples: (samples.labels(30, 6), samples.labels(30, 6)),
     ),
     "switch_moe": (switch_moe, lambda samples: (samples.real(6, 8), samples.real(6, 3))),
     "vq_vae": (vq_vae, image_twice),
@@ -304,10 +313,11 @@ MODELS = {
     "loops_in_layers": (loops_in_layers, lambda samples: (samples.real(4), samples.real(2))),
     "ops_zoo": (ops_zoo, lambda samples: (samples.real(4), samples.real(2))),
     "argmax_sort_gather_beam": (
-        argmax_sort_gather_beam, lambda samples: (samples.real(5), samples.real(2))
+        argmax_sort_gather_beam,
+        lambda samples: (samples.real(5), samples.real(2)),
     ),
     "stft_audio": (stft_audio, lambda samples: (samples.real(64), samples.real(2))),
-}  # fmt: skip
+}
 FAST = ("gnn_segments",)
 IN_BOTH_WAYS = ("switch_moe", "gnn_segments")
 

@@ -265,12 +265,11 @@ MODELS = {
     "mlp_mixer": (mlp_mixer, lambda samples: (samples.real(16, 16, 3), samples.labels(5))),
     "yolo_like": (yolo_like, boxes),
     "spectral_weightnorm": (
-        spectral_weightnorm, lambda samples: (samples.real(8, 8, 2), samples.real(3))
+        spectral_weightnorm,
+        lambda samples: (samples.real(8, 8, 2), samples.real(3)),
     ),
     "norm_layers": (norm_layers, lambda samples: (samples.real(8, 8, 4), samples.real(2))),
-    "convlstm": (
-        convlstm, lambda samples: (samples.real(4, 8, 8, 1), samples.share(4, 8, 8, 1))
-    ),
+    "convlstm": (convlstm, lambda samples: (samples.real(4, 8, 8, 1), samples.share(4, 8, 8, 1))),
     "tcn_wavenet": (tcn_wavenet, lambda samples: (samples.real(24, 2), samples.real(24, 1))),
     "seq2seq_attention": (
         seq2seq_attention,
@@ -281,7 +280,7 @@ MODELS = {
     "mixture_density": (mixture_density, lambda samples: (samples.real(4), samples.real(1))),
     "lora": (lora, lambda samples: (samples.real(6), samples.labels(3))),
     "custom_optimizer": (custom_optimizer, lambda samples: (samples.real(6), samples.real(3))),
-}  # fmt: skip
+}
 FAST = ("lora",)
 IN_BOTH_WAYS = ("lora", "yolo_like")
 

@@ -111,11 +111,16 @@ def cached(*, of: WheelKey) -> Path:
 @pytest.mark.parametrize(
     "change",
     [
-        {"horovod": "0.28.2"}, {"patch": "2b3c"}, {"tensorflow": "2.20.0"}, {"mpi": True},
-        {"python": "cpython-312"}, {"platform": "linux-aarch64"}, {"nccl": True},
+        {"horovod": "0.28.2"},
+        {"patch": "2b3c"},
+        {"tensorflow": "2.20.0"},
+        {"mpi": True},
+        {"python": "cpython-312"},
+        {"platform": "linux-aarch64"},
+        {"nccl": True},
     ],
     ids=lambda change: next(iter(change)),
-)  # fmt: skip
+)
 def test_another_version_or_option_is_another_wheel(change):
     assert str(dataclasses.replace(KEY, **change)) != str(KEY)
 

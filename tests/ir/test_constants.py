@@ -37,59 +37,107 @@ def _pairs(x, y):
 
 def _reductions(x):
     return [
-        case("input axis", x, i32(0)), case("input axis", x, I32(-1), keep_dims=True),
-        case("input axis", x, i32(1, 0)), case("input axis", x, i32()),
+        case("input axis", x, i32(0)),
+        case("input axis", x, I32(-1), keep_dims=True),
+        case("input axis", x, i32(1, 0)),
+        case("input axis", x, i32()),
         case("input axis", x[0, 0], i32()),
-    ]  # fmt: skip
+    ]
 
 
 CASES: dict[str, list[dict]] = {
-    "Shape": [{"input": np.zeros((2, 3), "f")}, {"input": np.float32(1)},
-              {"input": M, "out_type": tf.int64}],
+    "Shape": [
+        {"input": np.zeros((2, 3), "f")},
+        {"input": np.float32(1)},
+        {"input": M, "out_type": tf.int64},
+    ],
     "ShapeN": [{"input": [M, M[0]]}],
     "Size": [{"input": np.zeros((2, 3), "f")}, {"input": M, "out_type": tf.int64}],
     "Rank": [{"input": np.zeros((2, 3), "f")}],
     "Identity": [{"input": M}],
     "StopGradient": [{"input": B}],
-    "Cast": [{"x": M, "DstT": tf.int64}, {"x": V, "DstT": tf.bool}, {"x": B, "DstT": tf.int32},
-             {"x": i32(300, -1), "DstT": tf.uint8},
-             {"x": np.array([1.7, -1.7, 0], "f"), "DstT": tf.int32},
-             {"x": np.array([0.2, 0], "f"), "DstT": tf.bool}],
-    "EnsureShape": [{"input": M, "shape": [3, None]}],
-    "Pack": [{"values": [V, W]}, {"values": [V, W], "axis": 1}, {"values": [V, W], "axis": -1},
-             {"values": [I32(3), I32(4)]}],
-    "ConcatV2": [case("values axis", [M, M[:2]], I32(0)),
-                 case("values axis", [M, M], I32(-1))],
-    "StridedSlice": [
-        strided(M, [0], [1], shrink_axis_mask=1), strided(M, [-1], [0], shrink_axis_mask=1),
-        strided(M, [1, 0], [3, 4], [1, 2]), strided(M, [2, 3], [0, 0], [-1, -2]),
-        strided(M, [0, 1], [0, 2], end_mask=1), strided(M, [5, 0], [9, 9], begin_mask=1),
-        strided(M, [0, 0, 1], [0, 0, 2], new_axis_mask=2), strided(V, [-1], [-9], [-1]),
-        strided(M, [0, 1], [0, 2], ellipsis_mask=1, shrink_axis_mask=2), strided(V, [9], [2]),
+    "Cast": [
+        {"x": M, "DstT": tf.int64},
+        {"x": V, "DstT": tf.bool},
+        {"x": B, "DstT": tf.int32},
+        {"x": i32(300, -1), "DstT": tf.uint8},
+        {"x": np.array([1.7, -1.7, 0], "f"), "DstT": tf.int32},
+        {"x": np.array([0.2, 0], "f"), "DstT": tf.bool},
     ],
-    "Slice": [case("input begin size", M, i32(1, 0), i32(-1, 2)),
-              case("input begin size", M, i32(1, 3), i32(2, -1)),
-              case("input begin size", V, i32(4), i32(0))],
-    "GatherV2": [case("params indices axis", M, i32(2, 0), I32(0)),
-                 case("params indices axis", M, np.array([[1, 1]], I64), I32(-1)),
-                 case("params indices axis", V, I32(2), I32(0)),
-                 case("params indices axis", M, i32(2, 0, 1)[:, None], I32(1), batch_dims=1)],
-    "Reshape": [case("tensor shape", M, i32(2, -1)), case("tensor shape", M[:1, 0], i32()),
-                case("tensor shape", M[:0], np.array([-1, 4], I64))],
+    "EnsureShape": [{"input": M, "shape": [3, None]}],
+    "Pack": [
+        {"values": [V, W]},
+        {"values": [V, W], "axis": 1},
+        {"values": [V, W], "axis": -1},
+        {"values": [I32(3), I32(4)]},
+    ],
+    "ConcatV2": [case("values axis", [M, M[:2]], I32(0)), case("values axis", [M, M], I32(-1))],
+    "StridedSlice": [
+        strided(M, [0], [1], shrink_axis_mask=1),
+        strided(M, [-1], [0], shrink_axis_mask=1),
+        strided(M, [1, 0], [3, 4], [1, 2]),
+        strided(M, [2, 3], [0, 0], [-1, -2]),
+        strided(M, [0, 1], [0, 2], end_mask=1),
+        strided(M, [5, 0], [9, 9], begin_mask=1),
+        strided(M, [0, 0, 1], [0, 0, 2], new_axis_mask=2),
+        strided(V, [-1], [-9], [-1]),
+        strided(M, [0, 1], [0, 2], ellipsis_mask=1, shrink_axis_mask=2),
+        strided(V, [9], [2]),
+    ],
+    "Slice": [
+        case("input begin size", M, i32(1, 0), i32(-1, 2)),
+        case("input begin size", M, i32(1, 3), i32(2, -1)),
+        case("input begin size", V, i32(4), i32(0)),
+    ],
+    "GatherV2": [
+        case("params indices axis", M, i32(2, 0), I32(0)),
+        case("params indices axis", M, np.array([[1, 1]], I64), I32(-1)),
+        case("params indices axis", V, I32(2), I32(0)),
+        case("params indices axis", M, i32(2, 0, 1)[:, None], I32(1), batch_dims=1),
+    ],
+    "Reshape": [
+        case("tensor shape", M, i32(2, -1)),
+        case("tensor shape", M[:1, 0], i32()),
+        case("tensor shape", M[:0], np.array([-1, 4], I64)),
+    ],
     "ExpandDims": [case("input axis", M, I32(-1)), case("input axis", M, i32(0))],
-    "Squeeze": [{"input": M[:1]}, {"input": M[:1, :1], "axis": [0]}, {"input": V},
-                {"input": M[:, :1], "axis": [-1]}],
+    "Squeeze": [
+        {"input": M[:1]},
+        {"input": M[:1, :1], "axis": [0]},
+        {"input": V},
+        {"input": M[:, :1], "axis": [-1]},
+    ],
     "Transpose": [case("x perm", M, i32(1, 0)), case("x perm", M[0, 0], i32())],
-    "Range": [case("start limit delta", I32(1), I32(9), I32(3)),
-              case("start limit delta", I64(3), I64(-3), I64(-2))],
+    "Range": [
+        case("start limit delta", I32(1), I32(9), I32(3)),
+        case("start limit delta", I64(3), I64(-3), I64(-2)),
+    ],
     "Fill": [case("dims value", i32(2, 3), I32(7)), case("dims value", i32(), np.bool_(True))],
     **{t: _reductions(M - 4) for t in ("Prod", "Sum", "Max", "Min")},
     **{t: _reductions(M % 3 > 0) for t in ("All", "Any")},
-    **{t: _pairs(V, W) for t in ("Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "Equal",
-                                 "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual",
-                                 "FloorDiv", "FloorMod")},
-    **{t: [case("x y", B, B[::-1].copy()), case("x y", B, np.bool_(True))]
-       for t in ("LogicalAnd", "LogicalOr")},
+    **{
+        t: _pairs(V, W)
+        for t in (
+            "Add",
+            "AddV2",
+            "Sub",
+            "Mul",
+            "Maximum",
+            "Minimum",
+            "Equal",
+            "NotEqual",
+            "Less",
+            "LessEqual",
+            "Greater",
+            "GreaterEqual",
+            "FloorDiv",
+            "FloorMod",
+        )
+    },
+    **{
+        t: [case("x y", B, B[::-1].copy()), case("x y", B, np.bool_(True))]
+        for t in ("LogicalAnd", "LogicalOr")
+    },
     "LogicalNot": [{"x": B}],
     "Neg": [{"x": V}],
     "Abs": [{"x": V}],
@@ -99,15 +147,19 @@ CASES: dict[str, list[dict]] = {
     "InvertPermutation": [{"x": i32(2, 0, 3, 1)}],
     "BroadcastArgs": [case("s0 s1", i32(3, 1), i32(2, 1, 4)), case("s0 s1", i32(), i32(2))],
     "BroadcastGradientArgs": [case("s0 s1", i32(3, 1), i32(2, 1, 4))],
-    "ConcatOffset": [case("concat_dim shape", I32(1), [i32(2, 3), i32(2, 5), i32(2, 1)]),
-                     case("concat_dim shape", I32(-1), [i32(2, 3), i32(2, 5)])],
-    "DynamicStitch": [case("indices data", [i32(2, 0), I32(1)], [M[:2], M[2]]),
-                      case("indices data", [i32(0, 1), i32(1)], [V[:2], W[:1]]),
-                      case("indices data", [i32()], [i32()])],
+    "ConcatOffset": [
+        case("concat_dim shape", I32(1), [i32(2, 3), i32(2, 5), i32(2, 1)]),
+        case("concat_dim shape", I32(-1), [i32(2, 3), i32(2, 5)]),
+    ],
+    "DynamicStitch": [
+        case("indices data", [i32(2, 0), I32(1)], [M[:2], M[2]]),
+        case("indices data", [i32(0, 1), i32(1)], [V[:2], W[:1]]),
+        case("indices data", [i32()], [i32()]),
+    ],
     "ZerosLike": [{"x": M}, {"x": B}],
     "OnesLike": [{"x": M}, {"x": B}],
     "ReverseV2": [case("tensor axis", M, i32(0, -1)), case("tensor axis", M, i32())],
-}  # fmt: skip
+}
 
 # Nothing is known there: the kernel decides.
 UNKNOWN = [
@@ -144,8 +196,9 @@ def assert_equal(op_type: str, given: dict) -> None:
 
 def test_every_folder_has_a_case():
     assert set(_FOLDERS) | set(_FROM_SHAPE) == set(CASES) | {
-        "VariableShape", "TensorListElementShape",
-    }  # fmt: skip
+        "VariableShape",
+        "TensorListElementShape",
+    }
 
 
 def test_shapes_of_handles_are_those_of_their_variables():
@@ -221,9 +274,9 @@ def test_shape_arithmetic_of_a_chain():
     @tf.function(input_signature=[tf.TensorSpec((4, 3, 5))])
     def flatten(x):
         shape = tf.raw_ops.Shape(input=x)
-        rest = tf.reduce_prod(tf.raw_ops.StridedSlice(
-            input=shape, begin=[1], end=[0], strides=[1], end_mask=1
-        ))  # fmt: skip
+        rest = tf.reduce_prod(
+            tf.raw_ops.StridedSlice(input=shape, begin=[1], end=[0], strides=[1], end_mask=1)
+        )
         first = tf.raw_ops.StridedSlice(
             input=shape, begin=[0], end=[1], strides=[1], shrink_axis_mask=1
         )

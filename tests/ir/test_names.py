@@ -7,8 +7,9 @@ LOADED = {"a/kernel": "net/a/kernel", "b/kernel": "net/b/kernel"}
 
 def test_a_name_is_found_by_its_end():
     assert pair(["net/a/kernel", "net/b/kernel"], LOADED) == {
-        "net/a/kernel": "a/kernel", "net/b/kernel": "b/kernel",
-    }  # fmt: skip
+        "net/a/kernel": "a/kernel",
+        "net/b/kernel": "b/kernel",
+    }
     assert pair(["a/kernel"], {"net/a/kernel": ""}) == {"a/kernel": "net/a/kernel"}
 
 
@@ -20,23 +21,26 @@ def test_an_equal_name_goes_first():
     now = {"a/kernel": "net/a/kernel", "encoder/a/kernel": "net/encoder/a/kernel"}
     assert pair(["a/kernel"], now) == {"a/kernel": "a/kernel"}
     assert pair(["net/a/kernel", "net/encoder/a/kernel"], now) == {
-        "net/a/kernel": "a/kernel", "net/encoder/a/kernel": "encoder/a/kernel",
-    }  # fmt: skip
+        "net/a/kernel": "a/kernel",
+        "net/encoder/a/kernel": "encoder/a/kernel",
+    }
 
 
 def test_weights_of_one_path_are_told_apart_by_their_places():
     now = {"a/kernel": "net/left/a/kernel", "a/kernel#2": "net/right/a/kernel"}
     assert pair(["right/a/kernel", "left/a/kernel"], now) == {
-        "right/a/kernel": "a/kernel#2", "left/a/kernel": "a/kernel",
-    }  # fmt: skip
+        "right/a/kernel": "a/kernel#2",
+        "left/a/kernel": "a/kernel",
+    }
     assert pair(list(now), now) == {n: n for n in now}
 
 
 def test_a_path_that_others_share_now_is_no_evidence():
     now = {"a/kernel": "net/left/a/kernel", "a/kernel#2": "net/a/kernel"}
     assert pair(["left/a/kernel", "a/kernel"], now) == {
-        "left/a/kernel": "a/kernel", "a/kernel": "a/kernel#2",
-    }  # fmt: skip
+        "left/a/kernel": "a/kernel",
+        "a/kernel": "a/kernel#2",
+    }
 
 
 def test_where_two_are_meant_none_is():

@@ -11,10 +11,10 @@ import tfpar as tap
 from tests.partitioned import trace
 from tfpar.capture.convert import convert_func_graph
 from tfpar.capture.step import argument_specs
+from tfpar.compile import prepare_step
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.propagation.prepared import prepare
-from tfpar.runtime.executable import prepare_step
 
 
 class Tied(keras.Model):
@@ -100,9 +100,13 @@ def test_the_optimizer_is_the_update_where_gradients_are_marked():
 
 def norm():
     return keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(5), keras.layers.BatchNormalization(),
-         keras.layers.Dense(4)]
-    )  # fmt: skip
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(5),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(4),
+        ]
+    )
 
 
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
@@ -164,9 +168,11 @@ def test_a_tied_weight_s_two_gradients_and_their_sum_are_deferrable():
         assert total in roles.deferrable
         assert all(t in roles.deferrable for t in total.op.inputs)
         inner = [
-            t for op in step.graph.ops for t in op.outputs
+            t
+            for op in step.graph.ops
+            for t in op.outputs
             if roles.phase[op] == BACKWARD and t.shape == (8, 5)
-        ]  # fmt: skip
+        ]
         assert inner and not roles.deferrable & set(inner)
 
 

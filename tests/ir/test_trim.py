@@ -13,9 +13,18 @@ class Sketch:
 
     def op(self, name, op_type, *inputs, control=(), outputs=1, dtype="float32", attrs=None):
         stateful = op_type in (
-            "AssignVariableOp", "ReadVariableOp", "Assert", "PrintV2", "WriteScalarSummary", "If",
-            "AssignAddVariableOp", "VarHandleOp", "SaveV2", "RestoreV2", "VarIsInitializedOp",
-        )  # fmt: skip
+            "AssignVariableOp",
+            "ReadVariableOp",
+            "Assert",
+            "PrintV2",
+            "WriteScalarSummary",
+            "If",
+            "AssignAddVariableOp",
+            "VarHandleOp",
+            "SaveV2",
+            "RestoreV2",
+            "VarIsInitializedOp",
+        )
         op = Op(name, op_type, [i.outputs[0] for i in inputs], attrs or {}, control, stateful)
         for _ in range(outputs):
             op.add_output((), dtype)
@@ -141,11 +150,19 @@ def test_initialisers_and_checkpoints_are_listed():
     result = s.returns(effects=[update])
     assert names(result.graph.ops) == {"v", "one", "update"}
     assert names(result.removed[trim_lib.INITIALIZATION]) == {
-        "seed", "random", "v/Assign", "v/is_initialized",
-    }  # fmt: skip
+        "seed",
+        "random",
+        "v/Assign",
+        "v/is_initialized",
+    }
     assert names(result.removed[trim_lib.CHECKPOINT]) == {
-        "path", "read", "save", "restored", "cast", "restore",
-    }  # fmt: skip
+        "path",
+        "read",
+        "save",
+        "restored",
+        "cast",
+        "restore",
+    }
     assert names(result.removed[trim_lib.DEAD]) == set()
     assert result.initial_values == {"v": random.outputs[0]}
 

@@ -58,9 +58,14 @@ def start(command: tuple[str, ...], *options: str) -> tuple[subprocess.Popen, st
     variables = environ()
     run = [sys.executable, "-m", "tests.launch.launcher", "run", "--backend", "tensorflow"]
     process = subprocess.Popen(
-        [*run, *options, *command], env=variables, cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=_heed_interrupts,
-    )  # fmt: skip
+        [*run, *options, *command],
+        env=variables,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=_heed_interrupts,
+    )
     return process, variables[MARK]
 
 

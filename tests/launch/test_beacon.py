@@ -108,9 +108,12 @@ def test_limits_that_are_no_numbers_are_refused():
 def ended(text: str, others: dict[str, str]) -> subprocess.CompletedProcess:
     code = f"import os, time\nfrom tfpar.launch.beacon import Beacon\n{text}"
     return subprocess.run(
-        [sys.executable, "-c", code], env={**environ(), **others}, capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        env={**environ(), **others},
+        capture_output=True,
+        text=True,
         timeout=20,
-    )  # fmt: skip
+    )
 
 
 def test_the_watchdog_ends_what_is_bounded_without_a_launcher():
@@ -135,9 +138,12 @@ def test_a_rank_that_has_lost_its_launcher_ends(supervisor):
     text = "b = Beacon.connect(0, os.environ); print('on', flush=True); time.sleep(15)"
     code = f"import os, time\nfrom tfpar.launch.beacon import Beacon\n{text}"
     rank = subprocess.Popen(
-        [sys.executable, "-c", code], env={**environ(), **variables(supervisor)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**environ(), **variables(supervisor)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert rank.stdout.readline() == "on\n"
         supervisor.close()

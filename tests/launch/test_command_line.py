@@ -30,10 +30,24 @@ def test_what_follows_the_program_is_its_own(monkeypatch):
 
 def test_options_are_those_of_horovodrun(monkeypatch):
     found = options(
-        monkeypatch, "-np", "2", "-H", "a:1,b:1", "--gloo", "--network-interface", "eth0",
-        "--ssh-port", "7", "--ssh-identity-file", "k", "--min-np", "1", "--start-timeout", "9",
+        monkeypatch,
+        "-np",
+        "2",
+        "-H",
+        "a:1,b:1",
+        "--gloo",
+        "--network-interface",
+        "eth0",
+        "--ssh-port",
+        "7",
+        "--ssh-identity-file",
+        "k",
+        "--min-np",
+        "1",
+        "--start-timeout",
+        "9",
         "true",
-    )  # fmt: skip
+    )
     assert (found.hosts, found.network_interface, found.ssh_port) == ("a:1,b:1", "eth0", 7)
     assert (found.ssh_identity_file, found.min_ranks, found.start_timeout_s) == ("k", 1, 9)
     assert not found.mpi and options(monkeypatch, "--mpi", "true").mpi

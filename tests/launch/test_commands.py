@@ -19,33 +19,58 @@ from tfpar.spec import TfparError
 
 SLOTS = allocate([Host("a", 2), Host("b", 1)], 3)
 SHARED = Shared(
-    backend="horovod", timeout_s=100, grace_s=7, start_timeout_s=20, supervisor="10.0.0.1:5",
-    token="secret", attempt=2, addresses=("a:1", "a:2", "b:3"), interface="eth7",
+    backend="horovod",
+    timeout_s=100,
+    grace_s=7,
+    start_timeout_s=20,
+    supervisor="10.0.0.1:5",
+    token="secret",
+    attempt=2,
+    addresses=("a:1", "a:2", "b:3"),
+    interface="eth7",
     rendezvous=("10.0.0.1", 6),
-)  # fmt: skip
+)
 
 
 def test_a_rank_is_told_its_place_and_how_to_reach_the_others():
     told = rank_environment({"HOME": "/h"}, SLOTS[2], SHARED)
     assert told["HOME"] == "/h"
     assert {name: told[name] for name in told if name.startswith("TFPAR_")} == {
-        "TFPAR_RANK": "2", "TFPAR_SIZE": "3", "TFPAR_LOCAL_RANK": "0", "TFPAR_LOCAL_SIZE": "1",
-        "TFPAR_BACKEND": "horovod", "TFPAR_TIMEOUT": "100", "TFPAR_GRACE": "7",
-        "TFPAR_SUPERVISOR": "10.0.0.1:5", "TFPAR_TOKEN": "secret", "TFPAR_ATTEMPT": "2",
+        "TFPAR_RANK": "2",
+        "TFPAR_SIZE": "3",
+        "TFPAR_LOCAL_RANK": "0",
+        "TFPAR_LOCAL_SIZE": "1",
+        "TFPAR_BACKEND": "horovod",
+        "TFPAR_TIMEOUT": "100",
+        "TFPAR_GRACE": "7",
+        "TFPAR_SUPERVISOR": "10.0.0.1:5",
+        "TFPAR_TOKEN": "secret",
+        "TFPAR_ATTEMPT": "2",
         "TFPAR_ADDRESSES": "a:1,a:2,b:3",
-    }  # fmt: skip
+    }
     assert told["PYTHONUNBUFFERED"] == "1" and told["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
 
 def test_horovod_is_told_what_its_own_launcher_tells():
     told = rank_environment({}, SLOTS[2], SHARED)
     assert {name[8:]: told[name] for name in told if name.startswith("HOROVOD_")} == {
-        "RANK": "2", "SIZE": "3", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "CROSS_RANK": "1",
-        "CROSS_SIZE": "2", "HOSTNAME": "b", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo",
-        "GLOO_IFACE": "eth7", "GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "GLOO_RENDEZVOUS_PORT": "6",
-        "GLOO_TIMEOUT_SECONDS": "100", "DYNAMIC_PROCESS_SETS": "1",
-        "STALL_CHECK_TIME_SECONDS": "20", "STALL_SHUTDOWN_TIME_SECONDS": "110",
-    }  # fmt: skip
+        "RANK": "2",
+        "SIZE": "3",
+        "LOCAL_RANK": "0",
+        "LOCAL_SIZE": "1",
+        "CROSS_RANK": "1",
+        "CROSS_SIZE": "2",
+        "HOSTNAME": "b",
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
+        "GLOO_IFACE": "eth7",
+        "GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "GLOO_RENDEZVOUS_PORT": "6",
+        "GLOO_TIMEOUT_SECONDS": "100",
+        "DYNAMIC_PROCESS_SETS": "1",
+        "STALL_CHECK_TIME_SECONDS": "20",
+        "STALL_SHUTDOWN_TIME_SECONDS": "110",
+    }
 
 
 def test_the_users_own_waits_stay():
@@ -62,9 +87,14 @@ def test_a_backend_that_nobody_named_is_not_told():
 
 def test_only_what_concerns_a_rank_goes_to_other_machines():
     variables = {
-        "TF_X": "1", "KERAS_BACKEND": "t", "PYTHONPATH": "p", "PATH": "q", "SSH_AGENT_PID": "1",
-        "AWS_SECRET": "s", "MINE": "2",
-    }  # fmt: skip
+        "TF_X": "1",
+        "KERAS_BACKEND": "t",
+        "PYTHONPATH": "p",
+        "PATH": "q",
+        "SSH_AGENT_PID": "1",
+        "AWS_SECRET": "s",
+        "MINE": "2",
+    }
     sent = exported(variables, {"MINE": "2"})
     assert list(sent) == ["TF_X", "KERAS_BACKEND", "PYTHONPATH", "PATH", "MINE"]
 
@@ -86,9 +116,12 @@ def test_what_ssh_runs_is_quoted(tmp_path):
     command = ("sh", "-c", 'pwd; printf "%s\\n" "$ODD" "$TFPAR_TOKEN" "$@"', "-", "x y", "*", "$1")
     line = ssh_command("h", command, variables, str(folder), RunOptions(command=command))[-1]
     with subprocess.Popen(
-        ["sh", "-c", line], text=True, start_new_session=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as started:  # fmt: skip
+        ["sh", "-c", line],
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as started:
         started.stdin.write("secret\n")
         started.stdin.flush()
         lines = started.stdout.read().splitlines()

@@ -49,6 +49,7 @@ def test_an_exception_is_no_loss(capfd, tmp_path):
     assert "attempt 1" not in out and "ValueError: mine" in err
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_left_out(capfd, tmp_path):
     command = program(
         tmp_path,

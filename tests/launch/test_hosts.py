@@ -13,7 +13,7 @@ from tfpar.launch.hosts import (
     parse_hosts,
     read_hostfile,
     without,
-)  # fmt: skip
+)
 from tfpar.launch.options import RunOptions
 from tfpar.spec import TfparError
 
@@ -25,8 +25,10 @@ def found(environ: dict[str, str] | None = None, **options) -> list[tuple[str, i
 
 def test_hosts_have_the_slots_that_are_written_or_one():
     assert parse_hosts("a:2, b.example.org:3,me@c") == [
-        Host("a", 2), Host("b.example.org", 3), Host("me@c", 1),
-    ]  # fmt: skip
+        Host("a", 2),
+        Host("b.example.org", 3),
+        Host("me@c", 1),
+    ]
 
 
 def test_a_host_named_twice_has_the_slots_of_both():

@@ -39,9 +39,11 @@ def test_each_line_has_its_rank_in_front_and_keeps_its_stream(capfd, tmp_path):
     assert sorted(err.splitlines()) == ["[0] wrong 0", "[1] wrong 1"]
     files = {path.name: path.read_text() for path in (tmp_path / "out" / "deep").iterdir()}
     assert files == {
-        "rank.0.out": "one\ntwo 0\n", "rank.0.err": "wrong 0",
-        "rank.1.out": "one\ntwo 1\n", "rank.1.err": "wrong 1",
-    }  # fmt: skip
+        "rank.0.out": "one\ntwo 0\n",
+        "rank.0.err": "wrong 0",
+        "rank.1.out": "one\ntwo 1\n",
+        "rank.1.err": "wrong 1",
+    }
 
 
 def test_what_tensorflow_writes_at_its_start_explains_no_failure(capfd, tmp_path):

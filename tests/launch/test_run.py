@@ -83,6 +83,7 @@ def test_who_raises_is_blamed_though_others_fail_of_it_before(capfd, tmp_path):
     assert "connection reset (after another rank's end)" in err
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_found_by_those_that_wait(capfd, tmp_path):
     command = program(
         tmp_path,
@@ -105,6 +106,7 @@ def test_a_rank_that_hangs_is_found_by_those_that_wait(capfd, tmp_path):
     assert "s in vain (exit code 70)" in err
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_gives_no_sign_of_life(capfd, tmp_path):
     command = program(
         tmp_path,

@@ -60,8 +60,9 @@ def test_patterns_may_name_the_place_of_a_variable_in_its_model():
 
 def test_alternatives_match_as_one_pattern():
     assert list(specs(shard("fc1/bias|fc2/kernel", dim=0, axis="model"))) == [
-        "block_0/fc1/bias", "block_0/fc2/kernel",
-    ]  # fmt: skip
+        "block_0/fc1/bias",
+        "block_0/fc2/kernel",
+    ]
 
 
 def test_sizes_that_do_not_divide_are_fine():
@@ -145,9 +146,16 @@ def test_constraints_come_one_by_one_or_as_a_list_or_as_a_layout_map():
     one, layouts = shard("a", 1, "model"), {"b": (None, "model")}
     mapped = from_layout_map(layouts)
     for given, found in (
-        (None, ()), ((), ()), (one, (one,)), ([one], (one,)), (layouts, mapped), (mapped, mapped),
-        ([one, mapped], (one, *mapped)), ([layouts, one], (*mapped, one)), (iter([one]), (one,)),
-    ):  # fmt: skip
+        (None, ()),
+        ((), ()),
+        (one, (one,)),
+        ([one], (one,)),
+        (layouts, mapped),
+        (mapped, mapped),
+        ([one, mapped], (one, *mapped)),
+        ([layouts, one], (*mapped, one)),
+        (iter([one]), (one,)),
+    ):
         assert constraints_of("constraints", given) == found
     for wrong in (3, "a", [3], ["a"], [None], [[3]], lambda: one):
         with pytest.raises(ArgumentError, match="constraints is .*; it must be a constraint"):
@@ -237,8 +245,10 @@ def test_output_of_a_scope_keeps_the_batch_split():
 def test_outermost_scopes_win_and_op_names_serve():
     assert list(outputs(shard_output(".*block.*", 1, "model"))) == ["mlp/block_0/fc2/Relu:0"]
     assert list(outputs(shard_output(".*/MatMul", 1, "model"))) == [
-        "mlp/block_0/fc1/MatMul:0", "mlp/block_0/fc2/MatMul:0", "mlp/head/MatMul:0",
-    ]  # fmt: skip
+        "mlp/block_0/fc1/MatMul:0",
+        "mlp/block_0/fc2/MatMul:0",
+        "mlp/head/MatMul:0",
+    ]
 
 
 def test_output_errors():

@@ -43,9 +43,13 @@ def test_a_node_says_what_it_computes_and_how_its_weights_lie(plan):
 def test_an_edge_says_which_tensors_flow_and_how(plan):
     (tensor,) = plan.graph().edges["mlp/block_0/fc1", "mlp/block_0/fc2"]["tensors"]
     assert tensor == {
-        "name": "mlp/block_0/fc1/Relu:0", "shape": [8, 16], "dtype": "float32", "bytes": 512,
-        "spec": "S(0),S(1)", "read_as": ["S(0),S(1)"],
-    }  # fmt: skip
+        "name": "mlp/block_0/fc1/Relu:0",
+        "shape": [8, 16],
+        "dtype": "float32",
+        "bytes": 512,
+        "spec": "S(0),S(1)",
+        "read_as": ["S(0),S(1)"],
+    }
 
 
 def test_a_tensor_that_is_moved_is_read_in_another_spec():

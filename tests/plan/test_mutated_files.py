@@ -13,7 +13,7 @@ from tests.plan.mutations import mutated, mutated_text
 from tfpar.cluster.description import Measured
 from tfpar.cluster.files import cluster_of, cluster_text, describe, read_cluster, write_cluster
 from tfpar.cluster.named import find_cluster
-from tfpar.cost.evaluate import Cost
+from tfpar.cost.cost import Cost
 from tfpar.plans import Alternative, Plan, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.spec import Mesh, PlanError, TfparError, parse_spec
@@ -37,13 +37,33 @@ def planned() -> Plan:
     }
     whole = parse_spec("R,R")
     return Plan(
-        MESH, ("data",), variables, {"m/a/add:0": rows}, ("batch('data')",), "abc", planner="tap",
-        cluster=find_cluster("dgx-a100", MESH), layouts=(("data=4", 2e-3),),
-        cost=Cost(1e-3, (1e-4, 2e-4, 1e-4), (1e-4, 1e-4, 0.0), 1e-4, 5e-5, 2**20, 100.0, 200.0,
-                  100.0, 50.0, 120.0, 1e-5),
-        recompute=("block",), chunks=2,
+        MESH,
+        ("data",),
+        variables,
+        {"m/a/add:0": rows},
+        ("batch('data')",),
+        "abc",
+        planner="tap",
+        cluster=find_cluster("dgx-a100", MESH),
+        layouts=(("data=4", 2e-3),),
+        cost=Cost(
+            1e-3,
+            (1e-4, 2e-4, 1e-4),
+            (1e-4, 1e-4, 0.0),
+            1e-4,
+            5e-5,
+            2**20,
+            100.0,
+            200.0,
+            100.0,
+            50.0,
+            120.0,
+            1e-5,
+        ),
+        recompute=("block",),
+        chunks=2,
         ops={"m/a/MatMul": OpPlan((whole, laid), (laid,), (whole,))},
-    )  # fmt: skip
+    )
 
 
 def cluster() -> tap.Cluster:
@@ -52,9 +72,15 @@ def cluster() -> tap.Cluster:
     inside = (tap.Level(4, 1e10, 1e-6, "ring", 1e9, "nv"),)
     nodes = (tap.Node(fast, inside, 2, 1e9), tap.Node(tap.Device({"float32": 1e13}, 8e9, 5e11)))
     return tap.Cluster(
-        "ours", nodes, (tap.Level(3, 1e9, 1e-6),), 0.5, ("ring", "tree"),
-        (Measured("all_reduce", (2, 4), 1, 1e-6, 1e9),), 1e-4, True,
-    )  # fmt: skip
+        "ours",
+        nodes,
+        (tap.Level(3, 1e9, 1e-6),),
+        0.5,
+        ("ring", "tree"),
+        (Measured("all_reduce", (2, 4), 1, 1e-6, 1e9),),
+        1e-4,
+        True,
+    )
 
 
 PLAN = planned()
@@ -98,9 +124,12 @@ def use_cluster_file(folder, text: str) -> None:
 def fuzzed(use, strategy, examples: int) -> None:
     checks = list(HealthCheck)
     quickly = settings(
-        max_examples=examples, deadline=None, database=None, derandomize=True,
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
         suppress_health_check=checks,
-    )  # fmt: skip
+    )
     quickly(given(strategy)(use))()
 
 

@@ -213,9 +213,12 @@ def test_fingerprint_is_of_the_structure():
         op.name = f"{op.name}_17"
     assert fingerprint(renamed) == base
     others = {
-        fingerprint(mlp(hidden=12)), fingerprint(mlp(prefix="x/")), fingerprint(mlp(unknown=True)),
-        fingerprint(mlp(activation="Tanh")), fingerprint(mlp(momentum=True)),
-    }  # fmt: skip
+        fingerprint(mlp(hidden=12)),
+        fingerprint(mlp(prefix="x/")),
+        fingerprint(mlp(unknown=True)),
+        fingerprint(mlp(activation="Tanh")),
+        fingerprint(mlp(momentum=True)),
+    }
     assert len(others) == 5 and base not in others
 
 
@@ -239,9 +242,13 @@ def test_fingerprint_is_the_same_in_another_process():
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         found = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True,
-            text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert found.stdout.strip() == fingerprint(mlp(momentum=True))
 
 

@@ -8,8 +8,8 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, FunctionRef, Graph
 from tfpar.plans import plan_from_constraints
 from tfpar.report.coverage import coverage
-from tfpar.report.tables import format_bytes
 from tfpar.spec import Mesh, PlanError
+from tfpar.spec.quantities import format_bytes
 
 MESH = Mesh.of([2, 4])
 

@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from tfpar.capture.step import argument_specs, capture_step
+from tfpar.compile import prepare_step
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
-from tfpar.runtime.executable import prepare_step
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, local_shape, parse_spec
 
 B, S, H, HEADS = 4, 8, 16, 4
@@ -138,8 +138,11 @@ def test_a_layer_moves_what_equation_2_says(mesh):
     assert equivalents(partitioned, "d1", statistics) == bs * (2 + 2) * H / d2
     assert equivalents(partitioned, "d2", statistics) == bs * (7 + 5) * H / d1
     assert set(volumes(partitioned, statistics)) == {
-        ("d1", "all_reduce"), ("d2", "all_reduce"), ("d2", "reduce_scatter"), ("d2", "all_gather")
-    }  # fmt: skip
+        ("d1", "all_reduce"),
+        ("d2", "all_reduce"),
+        ("d2", "reduce_scatter"),
+        ("d2", "all_gather"),
+    }
 
 
 def test_gradients_of_queries_keys_and_values_are_reduced_as_one():
@@ -152,9 +155,10 @@ def test_every_rank_has_an_equal_part_of_the_attention_core(mesh):
     partitioned = partition(*attention(), mesh)
     scores = (B, HEADS, S, S)
     products = [
-        op for op in partitioned.graph.ops
+        op
+        for op in partitioned.graph.ops
         if op.type in ("BatchMatMulV2", "Einsum") and op.outputs[0].shape == scores
-    ]  # fmt: skip
+    ]
     assert len(products) == 2  # of Q and K, and the gradient of the weights of V
     for op in products:
         (spec,) = partitioned.decisions[op].choice.out_specs
@@ -180,9 +184,10 @@ def test_heads_are_scattered_where_the_batch_does_not_divide():
     found = volumes(partition(*attention(), MESHES[0], batch=3), 3 * S)
     part = 3 * S * H // 2
     assert found == {
-        ("d2", "reduce_scatter"): [part] * 4, ("d2", "all_gather"): [part] * 4,
+        ("d2", "reduce_scatter"): [part] * 4,
+        ("d2", "all_gather"): [part] * 4,
         ("d1", "all_reduce"): [part] * 2,
-    }  # fmt: skip
+    }
 
 
 def test_what_does_not_divide_is_reduced_whole():

@@ -102,6 +102,7 @@ def test_all_ops_named_as_they_run_run_as_before(laid, case):
         assert after.decisions[op].choice == choice, op.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wide", "resnet"])
 def test_along_an_axis_more_ops_run_as_they_come(name):
     """Chunks are one; along the axes that the plan speaks of nothing changes."""
@@ -134,9 +135,13 @@ def the_rule(function, *shapes):
 def test_specs_that_no_candidate_has():
     matmul = the_rule(tf.matmul, (4, 6), (6, 8))
     can = [
-        (("S(0)", "R"), "S(0)"), (("R", "S(1)"), "S(1)"), (("S(1)", "S(0)"), "P(sum)"),
-        (("P(sum)", "R"), "P(sum)"), (("R", "P(sum)"), "P(sum)"), (("R", "R"), "R"),
-    ]  # fmt: skip
+        (("S(0)", "R"), "S(0)"),
+        (("R", "S(1)"), "S(1)"),
+        (("S(1)", "S(0)"), "P(sum)"),
+        (("P(sum)", "R"), "P(sum)"),
+        (("R", "P(sum)"), "P(sum)"),
+        (("R", "R"), "R"),
+    ]
     read = ["R", "S(0)", "S(1)", "P(sum)", "P(max)"]
     for first, second, made in itertools.product(read, read, ["R", "S(0)", "S(1)", "P(sum)"]):
         found = choice_of(matmul, specs(first, second), specs(made), PAIR)
@@ -287,11 +292,12 @@ def test_a_variable_stays_as_it_lies():
 def plan() -> Plan:
     made = plan_from_constraints(mlp(), Mesh.of([2, 4]), (tap.batch("data"),))
     ops = {
-        "mlp/head/MatMul": OpPlan(specs("S(0),S(1)", "R,S(0)"), specs("S(0),P(sum)"),
-                                  specs("S(0),S(1)")),
+        "mlp/head/MatMul": OpPlan(
+            specs("S(0),S(1)", "R,S(0)"), specs("S(0),P(sum)"), specs("S(0),S(1)")
+        ),
         "mlp/head/Relu": OpPlan(specs("S(0),S(1/2)"), specs("S(0),S(1/2)"), specs("S(0),S(1/2)")),
         "mlp/nothing": OpPlan((), specs("R,R"), specs("R,R")),
-    }  # fmt: skip
+    }
     return dataclasses.replace(made, ops=ops)
 
 

@@ -14,10 +14,12 @@ from tests.partitioned import devices
 from tests.spec.strategies import laid_out, specs
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType
-from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
 from tfpar.propagation.reshard import COLLECTIVES, lower_reshard, step_bytes
 from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import (
@@ -172,9 +174,10 @@ def check_all_pairs(shape, mesh, placements):
     whole = replicated(mesh.num_axes)
     graph, anchors, pairs = chain(shape, layouts)
     partitioned = propagate(
-        prepare(graph), mesh,
+        prepare(graph),
+        mesh,
         Anchors(inputs=[whole], tensors=anchors, outputs=[whole] * len(graph.outputs)),
-    )  # fmt: skip
+    )
     for tensor in graph.outputs:
         assert partitioned.specs[tensor] == canonical(anchors[tensor.name], mesh)
     program = build_local_program(partitioned)
@@ -186,7 +189,7 @@ def check_all_pairs(shape, mesh, placements):
     predicted = [(kind.replace("_", ""), size) for kind, _, size in partitioned.collectives()]
     assert sorted(emitted) == sorted(predicted)
     x = np.arange(math.prod(shape), dtype="float32").reshape(shape)
-    outputs = InProcessProgram(program, devices(mesh))([tf.constant(x)], [])
+    outputs = InProcessProgram(ProgramSet.of(program), devices(mesh))([tf.constant(x)], [])
     for (source, target), output in zip(pairs, outputs, strict=True):
         label = f"{format_spec(source)} -> {format_spec(target)} of {shape} on {mesh}"
         np.testing.assert_array_equal(output.numpy(), x + 1, err_msg=label)

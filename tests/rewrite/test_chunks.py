@@ -14,6 +14,7 @@ from tfpar.propagation.partitioned import Anchors
 from tfpar.rewrite.chunks import build_chunked_program
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.packing import pack_collectives
+from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, replicated
 
@@ -45,7 +46,9 @@ def chunked(function, args, weights, mesh: Mesh, chunks: int, batch_axes=()) -> 
     program = build_chunked_program(partitioned, anchors, {graph.inputs[0]}, chunks)
     assert program.mesh == mesh
     pack_collectives(program.graph)
-    results = InProcessProgram(program, devices(mesh))([tf.constant(a) for a in traced.args], [])
+    results = InProcessProgram(ProgramSet.of(program), devices(mesh))(
+        [tf.constant(a) for a in traced.args], []
+    )
     for got, want in zip(results, traced.expected, strict=True):
         np.testing.assert_allclose(got.numpy(), want, 1e-4, 1e-5)
     return program

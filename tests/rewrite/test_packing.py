@@ -140,7 +140,7 @@ def zero():
 def sent(trained) -> tuple[collections.Counter, collections.Counter]:
     """(number, bytes) of emitted collectives by kind."""
     count, size = collections.Counter(), collections.Counter()
-    for op in trained.executable().program.program.graph.ops:
+    for op in trained.executable().local.graph.ops:
         if op.type in COLLECTIVE_TYPES:
             count[op.type] += 1
             size[op.type] += payload(op)

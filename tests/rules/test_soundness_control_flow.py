@@ -8,7 +8,8 @@ from tests import partitioned
 from tests.partitioned import check
 from tfpar.capture.convert import convert_func_graph
 from tfpar.ir.graph import Variable
-from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
 from tfpar.spec import Mesh, Replicate, Shard
 

@@ -30,8 +30,10 @@ def with_gradients(function):
 def test_conv2d_and_gradients():
     runs = sweep(
         with_gradients(lambda x, k: tf.nn.conv2d(x, k, [1, 2, 2, 1], "SAME")),
-        [f(5, 5, 4, 3), f(3, 3, 3, 4)], trials=4, atol=2e-4,
-    )  # fmt: skip
+        [f(5, 5, 4, 3), f(3, 3, 3, 4)],
+        trials=4,
+        atol=2e-4,
+    )
     assert all(was_split(runs, "Conv2D", k) for k in "bio")
     assert all(was_split(runs, "Conv2DBackpropInput", k) for k in "bio")
     assert all(was_split(runs, "Conv2DBackpropFilter", k) for k in "bio")
@@ -41,29 +43,36 @@ def test_conv2d_and_gradients():
 def test_conv2d_dilated_and_with_explicit_padding():
     runs = sweep(
         with_gradients(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME", dilations=2)),
-        [f(3, 6, 6, 4), f(2, 2, 4, 5)], trials=6, atol=2e-4,
-    )  # fmt: skip
+        [f(3, 6, 6, 4), f(2, 2, 4, 5)],
+        trials=6,
+        atol=2e-4,
+    )
     assert all(was_split(runs, "Conv2D", k) for k in "bio")
     sweep(
         with_gradients(lambda x, k: tf.nn.conv2d(x, k, 1, [[0, 0], [1, 2], [0, 1], [0, 0]])),
-        [f(3, 4, 4, 3), f(2, 2, 3, 4)], trials=3, atol=2e-4,
-    )  # fmt: skip
+        [f(3, 4, 4, 3), f(2, 2, 3, 4)],
+        trials=3,
+        atol=2e-4,
+    )
 
 
 def test_conv2d_channels_first():
     """Kernels for this format are rare on CPU: the forward op alone."""
     runs = sweep(
         lambda x, k: tf.nn.conv2d(x, k, [1, 1, 2, 2], "SAME", data_format="NCHW"),
-        [f(3, 4, 6, 6), f(2, 2, 4, 5)], trials=3,
-    )  # fmt: skip
+        [f(3, 4, 6, 6), f(2, 2, 4, 5)],
+        trials=3,
+    )
     assert all(was_split(runs, "Conv2D", k) for k in "bio")
 
 
 def test_grouped_conv2d_splits_its_batch_only():
     runs = sweep(
         with_gradients(lambda x, k: tf.nn.conv2d(x, k, 1, "VALID")),
-        [f(4, 4, 4, 6), f(2, 2, 3, 4)], trials=3, atol=2e-4,
-    )  # fmt: skip
+        [f(4, 4, 4, 6), f(2, 2, 3, 4)],
+        trials=3,
+        atol=2e-4,
+    )
     assert was_split(runs, "Conv2D", "b")
     assert not was_split(runs, "Conv2D", "i") and not was_split(runs, "Conv2D", "o")
 
@@ -72,8 +81,10 @@ def test_grouped_conv2d_splits_its_batch_only():
 def test_conv3d_and_gradients():
     runs = sweep(
         with_gradients(lambda x, k: tf.nn.conv3d(x, k, [1, 1, 2, 1, 1], "SAME")),
-        [f(3, 3, 4, 3, 3), f(2, 2, 2, 3, 4)], trials=6, atol=5e-4,
-    )  # fmt: skip
+        [f(3, 3, 4, 3, 3), f(2, 2, 2, 3, 4)],
+        trials=6,
+        atol=5e-4,
+    )
     assert all(was_split(runs, "Conv3D", k) for k in "bio")
     assert all(was_split(runs, "Conv3DBackpropInputV2", k) for k in "bio")
     assert all(was_split(runs, "Conv3DBackpropFilterV2", k) for k in "bio")
@@ -82,8 +93,10 @@ def test_conv3d_and_gradients():
 def test_generic_conv():
     sweep(
         lambda x, k: tf.raw_ops.Conv(input=x, filter=k, strides=[1] * 4, padding="SAME"),
-        [f(3, 4, 4, 3), f(2, 2, 3, 4)], trials=3, meshes=MESHES[1:],
-    )  # fmt: skip
+        [f(3, 4, 4, 3), f(2, 2, 3, 4)],
+        trials=3,
+        meshes=MESHES[1:],
+    )
 
 
 @pytest.mark.slow
@@ -91,8 +104,10 @@ def test_generic_conv():
 def test_depthwise_and_gradients(multiplier):
     runs = sweep(
         with_gradients(lambda x, k: tf.nn.depthwise_conv2d(x, k, [1, 1, 1, 1], "SAME")),
-        [f(3, 4, 4, 5), f(2, 2, 5, multiplier)], trials=4, atol=2e-4,
-    )  # fmt: skip
+        [f(3, 4, 4, 5), f(2, 2, 5, multiplier)],
+        trials=4,
+        atol=2e-4,
+    )
     for op_type in ("", "BackpropInput", "BackpropFilter"):
         for factor in "bcm" if multiplier > 1 else "bc":
             assert was_split(runs, "DepthwiseConv2dNative" + op_type, factor), (op_type, factor)
@@ -100,11 +115,11 @@ def test_depthwise_and_gradients(multiplier):
 
 def test_dilation():
     runs = sweep(
-        with_gradients(
-            lambda x, k: tf.nn.dilation2d(x, k, [1] * 4, "SAME", "NHWC", [1, 2, 2, 1])
-        ),
-        [f(4, 4, 4, 3), f(2, 2, 3)], trials=3, atol=2e-4,
-    )  # fmt: skip
+        with_gradients(lambda x, k: tf.nn.dilation2d(x, k, [1] * 4, "SAME", "NHWC", [1, 2, 2, 1])),
+        [f(4, 4, 4, 3), f(2, 2, 3)],
+        trials=3,
+        atol=2e-4,
+    )
     for op_type in ("Dilation2D", "Dilation2DBackpropInput", "Dilation2DBackpropFilter"):
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
@@ -139,8 +154,9 @@ def test_pooling_with_indices_and_fractional():
             *tf.nn.max_pool_with_argmax(x, 2, 2, "SAME"),
             *tf.nn.max_pool_with_argmax(x, 2, 2, "SAME", include_batch_in_index=True),
         ],
-        [f(4, 4, 4, 3)], trials=3,
-    )  # fmt: skip
+        [f(4, 4, 4, 3)],
+        trials=3,
+    )
     assert was_split(runs, "MaxPoolWithArgmax", "b")
 
 
@@ -151,8 +167,9 @@ def test_patches_and_blocks():
             tf.nn.space_to_depth(x, 2),
             tf.nn.depth_to_space(tf.tanh(tf.nn.space_to_depth(x, 2)), 2),
         ],
-        [f(3, 4, 4, 3)], trials=4,
-    )  # fmt: skip
+        [f(3, 4, 4, 3)],
+        trials=4,
+    )
     for op_type in ("ExtractImagePatches", "SpaceToDepth", "DepthToSpace"):
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
@@ -205,6 +222,7 @@ def test_patches_of_volumes():
         lambda x: tf.raw_ops.ExtractVolumePatches(
             input=x, ksizes=[1, 2, 1, 2, 1], strides=[1, 1, 1, 2, 1], padding="VALID"
         ),
-        [f(3, 3, 2, 4, 5)], trials=3,
-    )  # fmt: skip
+        [f(3, 3, 2, 4, 5)],
+        trials=3,
+    )
     assert all(was_split(runs, "ExtractVolumePatches", k) for k in "bc")

@@ -5,7 +5,8 @@ import tensorflow as tf
 
 from tests.partitioned import Traced, sweep, was_split
 from tests.rules.test_soundness_conv import f, with_gradients
-from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
 from tfpar.spec import Mesh, Replicate, Shard
 
 R, B, H, W = Replicate(), Shard(0), Shard(1), Shard(2)
@@ -35,22 +36,32 @@ def moved(function, args, spec):
     traced, mesh = Traced.of(function, args), MESHES[len(spec)]
     others = {f"arg{i}:0": (R,) * len(spec) for i in range(1, len(args))}
     partitioned = propagate(
-        traced.prepared, mesh,
+        traced.prepared,
+        mesh,
         Anchors(inputs=[(R,) * len(spec)] * len(args), tensors={"arg0:0": spec, **others}),
-    )  # fmt: skip
+    )
     return [(kind, size) for kind, _, size in partitioned.collectives()]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("padding, size, stride, dilation", [
-    ("SAME", 3, 1, 1), ("SAME", 2, 1, 1), ("SAME", 5, 1, 1), ("SAME", 3, 2, 1),
-    ("SAME", 1, 1, 1), ("SAME", 3, 1, 2), ("VALID", 2, 2, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "padding, size, stride, dilation",
+    [
+        ("SAME", 3, 1, 1),
+        ("SAME", 2, 1, 1),
+        ("SAME", 5, 1, 1),
+        ("SAME", 3, 2, 1),
+        ("SAME", 1, 1, 1),
+        ("SAME", 3, 1, 2),
+        ("VALID", 2, 2, 1),
+    ],
+)
 def test_conv2d(padding, size, stride, dilation):
     runs = run_all(
         with_gradients(lambda x, k: tf.nn.conv2d(x, k, stride, padding, dilations=dilation)),
-        [f(2, 16, 16, 3), f(size, size, 3, 4)], atol=2e-3,
-    )  # fmt: skip
+        [f(2, 16, 16, 3), f(size, size, 3, 4)],
+        atol=2e-3,
+    )
     for op_type in ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"):
         assert was_split(runs, op_type, "h") and was_split(runs, op_type, "w"), op_type
 
@@ -82,8 +93,12 @@ def test_max_pool():
 def test_with_channels_and_partial_sums():
     runs = sweep(
         with_gradients(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME")),
-        [f(4, 8, 8, 4), f(3, 3, 4, 6)], trials=8, seed=3, atol=2e-3, meshes=[MESHES[2]],
-    )  # fmt: skip
+        [f(4, 8, 8, 4), f(3, 3, 4, 6)],
+        trials=8,
+        seed=3,
+        atol=2e-3,
+        meshes=[MESHES[2]],
+    )
     for op_type in ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"):
         assert all(was_split(runs, op_type, k) for k in "bhwio"), op_type
 
@@ -114,8 +129,9 @@ def test_channels_first():
     """Kernels for this format are rare on CPU: the forward op alone."""
     runs = run_all(
         lambda x, k: tf.nn.conv2d(x, k, 1, "SAME", data_format="NCHW"),
-        [f(2, 3, 8, 8), f(3, 3, 3, 4)], [(Shard(2),), (Shard(3), Shard(2))],
-    )  # fmt: skip
+        [f(2, 3, 8, 8), f(3, 3, 3, 4)],
+        [(Shard(2),), (Shard(3), Shard(2))],
+    )
     assert was_split(runs, "Conv2D", "h") and was_split(runs, "Conv2D", "w")
 
 
@@ -127,8 +143,9 @@ def test_generic_conv_and_one_dim():
     assert was_split(runs, "Conv", "h") and was_split(runs, "Conv", "w")
     runs = run_all(
         with_gradients(lambda x, k: tf.nn.conv1d(x, k, 1, "SAME", dilations=2)),
-        [f(2, 16, 3), f(3, 3, 4)], [(H,), (H, H), (B, H)],
-    )  # fmt: skip
+        [f(2, 16, 3), f(3, 3, 4)],
+        [(H,), (H, H), (B, H)],
+    )
     for op_type in ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"):
         assert was_split(runs, op_type, "w"), op_type
 
@@ -138,8 +155,9 @@ def test_generic_conv_and_one_dim():
 def test_depthwise(stride):
     runs = run_all(
         with_gradients(lambda x, k: tf.nn.depthwise_conv2d(x, k, [1, stride, stride, 1], "SAME")),
-        [f(2, 8, 8, 3), f(3, 3, 3, 2)], atol=2e-3,
-    )  # fmt: skip
+        [f(2, 8, 8, 3), f(3, 3, 3, 2)],
+        atol=2e-3,
+    )
     for op_type in ("", "BackpropInput", "BackpropFilter"):
         for factor in "hw":
             assert was_split(runs, "DepthwiseConv2dNative" + op_type, factor), (op_type, factor)
@@ -149,8 +167,9 @@ def test_depthwise(stride):
 def test_transposed(size):
     runs = run_all(
         with_gradients(lambda x, k: tf.nn.conv2d_transpose(x, k, [2, 16, 16, 4], 2, "SAME")),
-        [f(2, 8, 8, 3), f(size, size, 4, 3)], atol=2e-3,
-    )  # fmt: skip
+        [f(2, 8, 8, 3), f(size, size, 4, 3)],
+        atol=2e-3,
+    )
     for op_type in ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"):
         assert was_split(runs, op_type, "h") and was_split(runs, op_type, "w"), op_type
 
@@ -259,10 +278,19 @@ def spatial_splits(function, *args):
     }
 
 
-@pytest.mark.parametrize("size, stride, padding, shortest", [
-    (3, 1, "SAME", 2), (5, 1, "SAME", 4), (3, 2, "SAME", 1), (7, 2, "SAME", 3),
-    (1, 1, "SAME", None), (2, 2, "VALID", None), (1, 2, "VALID", None), (2, 2, "SAME", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "size, stride, padding, shortest",
+    [
+        (3, 1, "SAME", 2),
+        (5, 1, "SAME", 4),
+        (3, 2, "SAME", 1),
+        (7, 2, "SAME", 3),
+        (1, 1, "SAME", None),
+        (2, 2, "VALID", None),
+        (1, 2, "VALID", None),
+        (2, 2, "SAME", None),
+    ],
+)
 def test_windows_that_line_up(size, stride, padding, shortest):
     found = spatial_splits(
         lambda x, k: tf.nn.conv2d(x, k, stride, padding), f(1, 8, 12, 2), f(size, size, 2, 3)
@@ -270,9 +298,16 @@ def test_windows_that_line_up(size, stride, padding, shortest):
     assert found == {"h": shortest, "w": shortest}
 
 
-@pytest.mark.parametrize("length, size, stride, padding", [
-    (8, 3, 1, "VALID"), (9, 2, 2, "VALID"), (7, 3, 2, "SAME"), (8, 3, 3, "SAME"), (4, 4, 4, "SAME"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "length, size, stride, padding",
+    [
+        (8, 3, 1, "VALID"),
+        (9, 2, 2, "VALID"),
+        (7, 3, 2, "SAME"),
+        (8, 3, 3, "SAME"),
+        (4, 4, 4, "SAME"),
+    ],
+)
 def test_windows_that_do_not_line_up_leave_their_dim_whole(length, size, stride, padding):
     function = with_gradients(lambda x, k: tf.nn.conv2d(x, k, stride, padding))
     args = [f(2, length, 6, 2), f(size, 1, 2, 3)]
@@ -284,8 +319,9 @@ def test_windows_that_do_not_line_up_leave_their_dim_whole(length, size, stride,
 def test_each_dim_for_itself():
     found = spatial_splits(
         lambda x, k: tf.nn.conv2d(x, k, [1, 2, 1, 1], [[0, 0], [0, 0], [2, 0], [0, 0]]),
-        f(1, 7, 12, 2), f(2, 3, 2, 3),
-    )  # fmt: skip
+        f(1, 7, 12, 2),
+        f(2, 3, 2, 3),
+    )
     assert found == {"w": 2}
 
 

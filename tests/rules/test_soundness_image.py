@@ -27,9 +27,12 @@ def test_resize_and_gradient(method):
 
     runs = sweep(function, [f(5, 4, 4, 3)], trials=3, atol=1e-4)
     op_type = {
-        "bilinear": "ResizeBilinear", "nearest": "ResizeNearestNeighbor",
-        "bicubic": "ResizeBicubic", "area": "ResizeArea", "lanczos3": "ScaleAndTranslate",
-    }[method]  # fmt: skip
+        "bilinear": "ResizeBilinear",
+        "nearest": "ResizeNearestNeighbor",
+        "bicubic": "ResizeBicubic",
+        "area": "ResizeArea",
+        "lanczos3": "ScaleAndTranslate",
+    }[method]
     for name in (op_type,) if method == "area" else (op_type, op_type + "Grad"):
         assert was_split(runs, name, "b") and was_split(runs, name, "c"), name
 
@@ -38,13 +41,21 @@ def test_resize_and_gradient(method):
 def test_projective_transform(count):
     moves = np.tile(np.array([[1, 0.1, 0.5, 0, 1, -0.7, 0, 0]], "float32"), (count, 1))
     runs = sweep(
-        lambda x, t: tf.raw_ops.ImageProjectiveTransformV3(
-            images=x, transforms=t, output_shape=[4, 3], fill_value=0.5, interpolation="BILINEAR"
-        ) + tf.raw_ops.ImageProjectiveTransformV2(
-            images=x, transforms=t, output_shape=[4, 3], interpolation="NEAREST"
+        lambda x, t: (
+            tf.raw_ops.ImageProjectiveTransformV3(
+                images=x,
+                transforms=t,
+                output_shape=[4, 3],
+                fill_value=0.5,
+                interpolation="BILINEAR",
+            )
+            + tf.raw_ops.ImageProjectiveTransformV2(
+                images=x, transforms=t, output_shape=[4, 3], interpolation="NEAREST"
+            )
         ),
-        [f(5, 4, 4, 3), moves], trials=3,
-    )  # fmt: skip
+        [f(5, 4, 4, 3), moves],
+        trials=3,
+    )
     for op_type in ("ImageProjectiveTransformV2", "ImageProjectiveTransformV3"):
         assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
@@ -53,9 +64,12 @@ def test_colors():
     def function(x):
         hsv = tf.image.rgb_to_hsv(x)
         return [
-            tf.image.adjust_contrast(x, 1.5), tf.image.adjust_hue(x, 0.1),
-            tf.image.adjust_saturation(x, 0.7), hsv, tf.image.hsv_to_rgb(hsv),
-        ]  # fmt: skip
+            tf.image.adjust_contrast(x, 1.5),
+            tf.image.adjust_hue(x, 0.1),
+            tf.image.adjust_saturation(x, 0.7),
+            hsv,
+            tf.image.hsv_to_rgb(hsv),
+        ]
 
     runs = sweep(function, [f(5, 4, 4, 3)], trials=4)
     for name in ("AdjustContrastv2", "AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"):

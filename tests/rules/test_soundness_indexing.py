@@ -45,8 +45,9 @@ def test_gather_along_any_axis(axis, batch_dims):
     index = ids(4, 3, 5) if batch_dims else ids(4, 5)
     runs = sweep(
         with_gradients(lambda x, i: tf.gather(x, i, axis=axis, batch_dims=batch_dims)),
-        [f(3, 4, 5), index], trials=4,
-    )  # fmt: skip
+        [f(3, 4, 5), index],
+        trials=4,
+    )
     assert was_split(runs, "GatherV2", "v")
     assert was_split(runs, "GatherV2", "b0" if batch_dims else "p0")
     assert was_split(runs, "GatherV2", "i1" if batch_dims else "i0")
@@ -55,8 +56,9 @@ def test_gather_along_any_axis(axis, batch_dims):
 def test_gather_of_integers_and_booleans():
     runs = sweep(
         lambda x, i: (tf.gather(tf.cast(x, tf.int32), i), tf.gather(x > 0, i)),
-        [f(7, 4), ids(7, 5)], trials=4,
-    )  # fmt: skip
+        [f(7, 4), ids(7, 5)],
+        trials=4,
+    )
     assert was_split(runs, "GatherV2", "v")
 
 
@@ -67,22 +69,28 @@ def test_padded_indices_never_reach_the_kernel():
         spec = (Shard(0),)
         check(lambda x, i: tf.gather(x, i + 4), [f(4, 2), index], [(Replicate(),), spec], mesh)
         check(
-            lambda x, i: tf.math.unsorted_segment_sum(x, i + 4, 4), [f(5, 2), index],
-            [spec, spec], mesh,
-        )  # fmt: skip
+            lambda x, i: tf.math.unsorted_segment_sum(x, i + 4, 4),
+            [f(5, 2), index],
+            [spec, spec],
+            mesh,
+        )
         check(
-            lambda x, i: tf.scatter_nd((i + 4)[:, None], x, [4, 2]), [f(5, 2), index],
-            [spec, spec], mesh,
-        )  # fmt: skip
+            lambda x, i: tf.scatter_nd((i + 4)[:, None], x, [4, 2]),
+            [f(5, 2), index],
+            [spec, spec],
+            mesh,
+        )
 
 
 def test_sequence_sharded_ids_stay_in_place():
     """Ids flattened with their sequence dim split: a strided shard of the rows."""
     mesh = Mesh.of([2, 2])
     result = check(
-        with_gradients(lambda table, i: tf.gather(table, i)), [f(7, 4), ids(7, 4, 6)],
-        [(Replicate(),) * 2, (Shard(0), Shard(1))], mesh,
-    )  # fmt: skip
+        with_gradients(lambda table, i: tf.gather(table, i)),
+        [f(7, 4), ids(7, 4, 6)],
+        [(Replicate(),) * 2, (Shard(0), Shard(1))],
+        mesh,
+    )
     assert was_split([result], "UnsortedSegmentSum", "i0")
 
 
@@ -137,9 +145,11 @@ def test_rows_are_gathered_where_they_are_less_than_the_sums(segments, kinds):
     """The gradient of an embedding under data parallelism: the rows of a batch, or the table."""
     rows = np.arange(64, dtype="int32") % segments
     run = check(
-        lambda x, i: tf.math.unsorted_segment_sum(x, i, segments), [f(64, 4), rows],
-        [(Shard(0),), (Shard(0),)], Mesh.of([4]),
-    )  # fmt: skip
+        lambda x, i: tf.math.unsorted_segment_sum(x, i, segments),
+        [f(64, 4), rows],
+        [(Shard(0),), (Shard(0),)],
+        Mesh.of([4]),
+    )
     assert {kind for kind, *_ in run.partitioned.collectives()} == kinds
 
 
@@ -148,8 +158,10 @@ def test_rows_are_not_gathered_where_the_sums_are_reduced_anyway():
     rows = np.arange(64, dtype="int32")
     run = check(
         lambda x, i, h: tf.math.unsorted_segment_sum(x, i, 500) + tf.matmul(h, x, transpose_a=True),
-        [f(64, 4), rows, f(64, 500)], [(Shard(0),)] * 3, Mesh.of([4]),
-    )  # fmt: skip
+        [f(64, 4), rows, f(64, 500)],
+        [(Shard(0),)] * 3,
+        Mesh.of([4]),
+    )
     ((kind, *_),) = run.partitioned.collectives()
     assert kind == "all_reduce"
 
@@ -180,8 +192,9 @@ def test_pooled_lookups():
 def test_one_hot():
     runs = sweep(
         lambda i: (tf.one_hot(i, 5), tf.one_hot(i, 4, on_value=2.0, off_value=-1.0, axis=1)),
-        [ids(5, 5, 3)], trials=4,
-    )  # fmt: skip
+        [ids(5, 5, 3)],
+        trials=4,
+    )
     assert was_split(runs, "OneHot", "d0") and was_split(runs, "OneHot", "d1")
 
 
@@ -189,10 +202,13 @@ def test_one_hot():
 def test_diagonals_and_bands():
     def function(x):
         return (
-            tf.linalg.band_part(x, 1, 0), tf.linalg.diag(x), tf.linalg.diag_part(x),
-            tf.linalg.diag_part(x, k=(-1, 1)), tf.linalg.set_diag(x, x[..., 0]),
+            tf.linalg.band_part(x, 1, 0),
+            tf.linalg.diag(x),
+            tf.linalg.diag_part(x),
+            tf.linalg.diag_part(x, k=(-1, 1)),
+            tf.linalg.set_diag(x, x[..., 0]),
             tf.linalg.diag(x, k=(0, 3)),
-        )  # fmt: skip
+        )
 
     runs = sweep(with_gradient(function), [f(5, 4, 4)], trials=4)
     assert was_split(runs, "MatrixBandPart", "_0")
@@ -206,13 +222,14 @@ def test_diagonals_of_older_graphs():
     def function(x):
         flat = tf.reshape(x, [-1])
         return (
-            raw.MatrixDiag(diagonal=x), raw.MatrixDiagPart(input=x),
+            raw.MatrixDiag(diagonal=x),
+            raw.MatrixDiagPart(input=x),
             raw.MatrixDiagV2(diagonal=x, k=0, num_rows=-1, num_cols=-1, padding_value=1.0),
             raw.MatrixDiagPartV2(input=x, k=0, padding_value=0.0),
             raw.MatrixSetDiag(input=x, diagonal=x[..., 0]),
             raw.MatrixSetDiagV2(input=x, diagonal=x[..., 0], k=0),
             raw.DiagPart(input=raw.Diag(diagonal=flat)),
-        )  # fmt: skip
+        )
 
     runs = sweep(function, [f(5, 3, 3)], trials=3)
     for name in ("Diag", "DiagPart", "SetDiag"):
@@ -223,8 +240,10 @@ def test_search_counts_and_buckets():
     edges = np.sort(f(5, 4), -1)
     runs = sweep(
         lambda e, x: (tf.searchsorted(e, x), tf.searchsorted(e, x, side="right")),
-        [edges, f(5, 3)], trials=3, partial=False,
-    )  # fmt: skip
+        [edges, f(5, 3)],
+        trials=3,
+        partial=False,
+    )
     assert was_split(runs, "LowerBound", "b") and was_split(runs, "UpperBound", "m")
     runs = sweep(
         lambda i: (
@@ -234,8 +253,9 @@ def test_search_counts_and_buckets():
             ),
             tf.raw_ops.Bucketize(input=i, boundaries=[1.0, 3.0]),
         ),
-        [ids(6, 5, 3)], trials=4,
-    )  # fmt: skip
+        [ids(6, 5, 3)],
+        trials=4,
+    )
     assert all(was_split(runs, "DenseBincount", k) for k in ("n", "b"))
     assert was_split(runs, "Bucketize", "_0")
 
@@ -255,10 +275,14 @@ def test_dynamic_stitch():
 
 def test_ops_of_unknown_size_run_whole():
     sweep(
-        lambda x: (tf.where(x > 0), tf.unique(tf.reshape(tf.round(x), [-1]))[0],
-                   tf.boolean_mask(x, x[:, 0] > 0)),
-        [f(5, 3)], trials=3,
-    )  # fmt: skip
+        lambda x: (
+            tf.where(x > 0),
+            tf.unique(tf.reshape(tf.round(x), [-1]))[0],
+            tf.boolean_mask(x, x[:, 0] > 0),
+        ),
+        [f(5, 3)],
+        trials=3,
+    )
 
 
 @pytest.mark.slow
@@ -274,13 +298,17 @@ def test_what_an_op_makes_is_split_as_its_readers_want():
             table * tf.fill([7, 4], rows[0, 0]),
             table - tf.broadcast_to(rows[:1], [7, 4]),
             table - tf.tile(rows[:1], [7, 1]),
-        )  # fmt: skip
+        )
 
     runs = sweep(function, [f(7, 4), f(5, 4)], trials=4)
     for op_type, factor in {
-        "UnsortedSegmentSum": "s", "ScatterNd": "v0", "OneHot": "depth", "Fill": "_1",
-        "BroadcastTo": "_1", "Tile": "r0",
-    }.items():  # fmt: skip
+        "UnsortedSegmentSum": "s",
+        "ScatterNd": "v0",
+        "OneHot": "depth",
+        "Fill": "_1",
+        "BroadcastTo": "_1",
+        "Tile": "r0",
+    }.items():
         assert was_split(runs, op_type, factor), op_type
     for mesh in (Mesh.of([2]), Mesh.of([3])):
         result = check(function, [f(7, 4), f(5, 4)], [(Shard(0),), (Replicate(),)], mesh)

@@ -13,9 +13,17 @@ def test_padding_is_no_divisor_and_no_exponent():
 
     def function(x, y):
         return (
-            x // y, x % y, tf.truncatediv(x, y), tf.truncatemod(x, y), raw.Div(x=x, y=y),
-            raw.Mod(x=x, y=y), tf.pow(x, y - 1), tf.pow(2, y - 1), 12 // y, -7 % y,
-        )  # fmt: skip
+            x // y,
+            x % y,
+            tf.truncatediv(x, y),
+            tf.truncatemod(x, y),
+            raw.Div(x=x, y=y),
+            raw.Mod(x=x, y=y),
+            tf.pow(x, y - 1),
+            tf.pow(2, y - 1),
+            12 // y,
+            -7 % y,
+        )
 
     runs = sweep(function, [VALUES * 7 - 20, VALUES], trials=6)
     for op_type in ("FloorDiv", "FloorMod", "TruncateDiv", "TruncateMod", "Div", "Mod", "Pow"):

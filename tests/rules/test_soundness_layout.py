@@ -36,9 +36,14 @@ def test_shape_arithmetic_stays_global():
         n = tf.raw_ops.ShapeN(input=[x, x])[1]
         flat = tf.reshape(x, tf.stack([shape[0] * shape[1], -1]))
         return (
-            shape, n, tf.size(x), tf.cast(tf.shape(flat)[0], tf.float32) * x,
-            tf.zeros(shape) + x, tf.range(shape[0]), tf.broadcast_to(x[:1], shape) + x,
-        )  # fmt: skip
+            shape,
+            n,
+            tf.size(x),
+            tf.cast(tf.shape(flat)[0], tf.float32) * x,
+            tf.zeros(shape) + x,
+            tf.range(shape[0]),
+            tf.broadcast_to(x[:1], shape) + x,
+        )
 
     x = f(5, 4, 3)
     sweep(function, [x], trials=4)
@@ -68,11 +73,14 @@ def test_broadcast_and_fill():
     runs = sweep(
         with_gradient(
             lambda x: (
-                tf.broadcast_to(x, [2, 5, 4]), tf.fill([5, 4], 3.0) + x, tf.reduce_mean(x, 0),
-            )  # fmt: skip
+                tf.broadcast_to(x, [2, 5, 4]),
+                tf.fill([5, 4], 3.0) + x,
+                tf.reduce_mean(x, 0),
+            )
         ),
-        [f(5, 4)], trials=4,
-    )  # fmt: skip
+        [f(5, 4)],
+        trials=4,
+    )
     assert was_split(runs, "BroadcastTo", "_0") and was_split(runs, "BroadcastTo", "_1")
 
 
@@ -108,9 +116,7 @@ def test_fused_halves_split_inside_each_half():
     """A gate and a value in one projection: a strided shard passes without a collective."""
     halves = (Shard(1, 6),)
     for mesh in (Mesh.of([2]), Mesh.of([3])):
-        result = check(
-            lambda x: tf.multiply(*tf.split(x, 2, 1)), [f(4, 12)], [halves], mesh
-        )  # fmt: skip
+        result = check(lambda x: tf.multiply(*tf.split(x, 2, 1)), [f(4, 12)], [halves], mesh)
         assert [d.choice.out_specs for d in result.decisions("Split")] == [((Shard(1),),) * 2]
         assert len(result.partitioned.collectives()) == 1  # the test's own gather of the result
 
@@ -132,8 +138,9 @@ def test_split_v_with_strided_shard():
 def test_pack_and_unpack():
     runs = sweep(
         with_gradient(lambda x: tf.stack([tf.sin(t) for t in tf.unstack(x, axis=1)], axis=2)),
-        [f(5, 3, 4)], trials=5,
-    )  # fmt: skip
+        [f(5, 3, 4)],
+        trials=5,
+    )
     for op_type in ("Pack", "Unpack"):
         assert was_split(runs, op_type, "d0")
     assert was_split(runs, "Unpack", "d2")
@@ -194,9 +201,10 @@ def test_blocks_of_rows_survive_flattening(mesh):
 
 def test_blocks_of_rows_with_their_gradient():
     runs = sweep(
-        with_gradient(lambda x: tf.sin(tf.reshape(tf.reshape(x, [15, 4]), [60]))), [f(5, 3, 4)],
+        with_gradient(lambda x: tf.sin(tf.reshape(tf.reshape(x, [15, 4]), [60]))),
+        [f(5, 3, 4)],
         trials=4,
-    )  # fmt: skip
+    )
     assert was_split(runs, "Reshape", "f0")
 
 
@@ -218,7 +226,7 @@ def test_ops_of_older_graphs():
             raw.InvertPermutation(x=tf.argsort(x[:, 0, 0])),
             raw.LinSpace(start=x[0, 0, 0], stop=2.0, num=5),
             tf.range(x[0, 0, 0], x[0, 0, 0] + 5.0)[:4],
-        )  # fmt: skip
+        )
 
     runs = sweep(function, [f(5, 4, 3)], trials=4)
     for op_type in ("Concat", "Reverse", "PlaceholderWithDefault", "ConjugateTranspose"):

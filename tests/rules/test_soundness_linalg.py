@@ -30,10 +30,11 @@ def test_versions_of_batch_matmul():
         tall, wide = tf.linalg.matrix_transpose(a), tf.linalg.matrix_transpose(b)
         raw = tf.raw_ops
         return [
-            raw.BatchMatMul(x=a, y=b), raw.BatchMatMul(x=tall, y=wide, adj_x=True, adj_y=True),
+            raw.BatchMatMul(x=a, y=b),
+            raw.BatchMatMul(x=tall, y=wide, adj_x=True, adj_y=True),
             raw.BatchMatMulV3(x=a, y=b[0], Tout=tf.float32),
             raw.BatchMatMulV3(x=tall, y=b, Tout=tf.float32, adj_x=True),
-        ]  # fmt: skip
+        ]
 
     runs = sweep(function, [f(3, 4, 5), f(3, 5, 2)], trials=2)
     for op_type in ("BatchMatMul", "BatchMatMulV3"):
@@ -45,10 +46,12 @@ def test_bias_and_its_gradient():
     def function(x, bias, other):
         raw, first = tf.raw_ops, {"data_format": "NCHW"}
         return [
-            raw.BiasAdd(value=x, bias=bias), raw.BiasAdd(value=x, bias=other, **first),
-            raw.BiasAddV1(value=x, bias=bias), raw.BiasAddGrad(out_backprop=x),
+            raw.BiasAdd(value=x, bias=bias),
+            raw.BiasAdd(value=x, bias=other, **first),
+            raw.BiasAddV1(value=x, bias=bias),
+            raw.BiasAddGrad(out_backprop=x),
             raw.BiasAddGrad(out_backprop=x, **first),
-        ]  # fmt: skip
+        ]
 
     runs = sweep(function, [f(3, 5, 2, 3), f(3), f(5)], trials=4)
     assert was_split(runs, "BiasAdd", "_2") and was_split(runs, "BiasAdd", "b")
@@ -73,9 +76,13 @@ def test_reductions_of_booleans_and_squares():
     def function(x):
         rare, common = x > 1.2, x > -1.2
         return [
-            tf.reduce_any(rare, 0), tf.reduce_any(rare, [1, 2]), tf.reduce_any(rare, 2, True),
-            tf.reduce_all(common, 0), tf.reduce_all(common, [1, 2]), tf.nn.l2_loss(x),
-        ]  # fmt: skip
+            tf.reduce_any(rare, 0),
+            tf.reduce_any(rare, [1, 2]),
+            tf.reduce_any(rare, 2, True),
+            tf.reduce_all(common, 0),
+            tf.reduce_all(common, [1, 2]),
+            tf.nn.l2_loss(x),
+        ]
 
     runs = sweep(function, [f(4, 3, 5)], trials=3)
     for op_type in ("Any", "All", "L2Loss"):

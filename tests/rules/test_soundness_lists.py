@@ -36,9 +36,11 @@ def test_lists_joined_and_resized():
         shorter = raw.TensorListResize(input_handle=both, size=3)
         longer = raw.TensorListSetItem(input_handle=longer, index=3, item=y[0])
         return [
-            stacked(both, element, 5), stacked(longer, element, 4), stacked(shorter, element, 3),
+            stacked(both, element, 5),
+            stacked(longer, element, 4),
+            stacked(shorter, element, 3),
             *(raw.TensorListLength(input_handle=h) for h in (both, longer, shorter)),
-        ]  # fmt: skip
+        ]
 
     runs = sweep(function, [f(2, 5, 4), f(3, 5, 4)], trials=3)
     for op_type in ("TensorListConcatLists", "TensorListResize"):
@@ -68,10 +70,12 @@ def test_what_a_list_and_an_optional_say_of_themselves():
         there = raw.OptionalHasValue(optional=held)
         return [
             raw.TensorListElementShape(input_handle=handle, shape_type=tf.int32),
-            raw.TensorListLength(input_handle=handle), stacked(handle, x.shape[1:], 3),
-            there, raw.OptionalHasValue(optional=raw.OptionalNone()),
+            raw.TensorListLength(input_handle=handle),
+            stacked(handle, x.shape[1:], 3),
+            there,
+            raw.OptionalHasValue(optional=raw.OptionalNone()),
             value * tf.cast(there, x.dtype),
-        ]  # fmt: skip
+        ]
 
     runs = sweep(function, [f(3, 5, 4)], trials=3)
     assert all(was_split(runs, "OptionalHasValue", f"d{d}") for d in range(3))

@@ -27,9 +27,14 @@ def test_square_matrices_in_uneven_batches():
             sign, log = tf.linalg.slogdet(x)
             loss = tf.reduce_sum(chol) + tf.reduce_sum(log)
         return [
-            chol, tf.linalg.inv(x), tf.linalg.det(x), sign, log, tape.gradient(loss, x),
+            chol,
+            tf.linalg.inv(x),
+            tf.linalg.det(x),
+            sign,
+            log,
+            tape.gradient(loss, x),
             tf.linalg.sqrtm(x),
-        ]  # fmt: skip
+        ]
 
     # Four on three ranks leave one with padding alone.
     runs = sweep(function, [positive(5, 4)], trials=5, atol=2e-4, rtol=2e-4)
@@ -41,18 +46,25 @@ def test_square_matrices_in_uneven_batches():
 def test_solves():
     runs = sweep(
         lambda a, b: [
-            tf.linalg.solve(a, b), tf.linalg.triangular_solve(a, b),
+            tf.linalg.solve(a, b),
+            tf.linalg.triangular_solve(a, b),
             tf.linalg.lstsq(a, b, fast=False),
         ],
-        [positive(4, 2), f(4, 2, 3, 5)], trials=5, atol=1e-3, rtol=1e-3,
-    )  # fmt: skip
+        [positive(4, 2), f(4, 2, 3, 5)],
+        trials=5,
+        atol=1e-3,
+        rtol=1e-3,
+    )
     for op_type in ("MatrixSolve", "MatrixTriangularSolve"):
         assert all(was_split(runs, op_type, k) for k in ("_0", "_1", "k")), op_type
     runs = sweep(
         lambda d, b: tf.linalg.tridiagonal_solve(d, b, "compact", partial_pivoting=False),
         [np.abs(f(4, 3, 5)) + np.array([[0], [4], [0]], "float32"), f(4, 5, 2)],
-        trials=3, meshes=MESHES[:2], atol=1e-4, partial=False,
-    )  # fmt: skip
+        trials=3,
+        meshes=MESHES[:2],
+        atol=1e-4,
+        partial=False,
+    )
     assert was_split(runs, "TridiagonalSolve", "_0")
 
 
@@ -80,9 +92,13 @@ def test_functions_of_matrices():
         # Eigenvectors are known but for a factor; these eigenvalues are distinct.
         values, vectors = tf.linalg.eig(x)
         return [
-            tf.math.real(log), tf.math.imag(log), tf.raw_ops.CholeskyGrad(l=triangle, grad=g),
-            tf.abs(values), tf.abs(vectors), tf.abs(tf.linalg.eigvals(x)),
-        ]  # fmt: skip
+            tf.math.real(log),
+            tf.math.imag(log),
+            tf.raw_ops.CholeskyGrad(l=triangle, grad=g),
+            tf.abs(values),
+            tf.abs(vectors),
+            tf.abs(tf.linalg.eigvals(x)),
+        ]
 
     runs = sweep(function, [positive(4), f(4, 3, 3)], trials=2, atol=1e-3, rtol=1e-3)
     for op_type in ("MatrixLogarithm", "CholeskyGrad", "Eig"):
@@ -96,9 +112,16 @@ def test_decompositions():
         q, r = tf.linalg.qr(x)
         lu, p = tf.linalg.lu(x)
         return [
-            s, u @ (s[..., None] * tf.linalg.adjoint(v)), e, w * w, q @ r, lu, p,
-            tf.linalg.svd(x, compute_uv=False), tf.linalg.eigvalsh(x),
-        ]  # fmt: skip
+            s,
+            u @ (s[..., None] * tf.linalg.adjoint(v)),
+            e,
+            w * w,
+            q @ r,
+            lu,
+            p,
+            tf.linalg.svd(x, compute_uv=False),
+            tf.linalg.eigvalsh(x),
+        ]
 
     runs = sweep(function, [positive(4)], trials=3, atol=2e-3, rtol=1e-3, meshes=MESHES[:2])
     for op_type in ("Svd", "SelfAdjointEigV2", "Qr", "Lu"):
@@ -115,10 +138,18 @@ def test_fourier():
     def function(x):
         z = tf.complex(x, 2 * x)
         out = [
-            tf.signal.ifft(tf.signal.fft(z) * z), tf.signal.fft2d(z), tf.signal.ifft2d(z),
-            tf.signal.rfft(x), tf.signal.irfft(z), tf.signal.rfft2d(x), tf.signal.fft3d(z),
-            tf.signal.irfft2d(z), tf.signal.ifft3d(z), tf.signal.rfft3d(x), tf.signal.irfft3d(z),
-        ]  # fmt: skip
+            tf.signal.ifft(tf.signal.fft(z) * z),
+            tf.signal.fft2d(z),
+            tf.signal.ifft2d(z),
+            tf.signal.rfft(x),
+            tf.signal.irfft(z),
+            tf.signal.rfft2d(x),
+            tf.signal.fft3d(z),
+            tf.signal.irfft2d(z),
+            tf.signal.ifft3d(z),
+            tf.signal.rfft3d(x),
+            tf.signal.irfft3d(z),
+        ]
         return [g(t) for t in out for g in (tf.math.real, tf.math.imag) if t.dtype.is_complex] + [
             t for t in out if not t.dtype.is_complex
         ]

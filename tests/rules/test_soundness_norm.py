@@ -18,11 +18,15 @@ def batch_norm(is_training, factor=1.0):
         with tf.GradientTape() as tape:
             tape.watch([x, scale, offset])
             y, new_mean, new_variance, *_ = tf.raw_ops.FusedBatchNormV3(
-                x=x, scale=scale, offset=offset, epsilon=1e-3, is_training=is_training,
+                x=x,
+                scale=scale,
+                offset=offset,
+                epsilon=1e-3,
+                is_training=is_training,
                 mean=mean if not is_training or factor != 1.0 else [],
                 variance=variance if not is_training or factor != 1.0 else [],
                 exponential_avg_factor=factor,
-            )  # fmt: skip
+            )
             ramp = tf.reshape(tf.range(y.shape.num_elements(), dtype=y.dtype), y.shape)
             loss = tf.reduce_sum(y * y * tf.cos(ramp))
         return [y, new_mean, new_variance, *tape.gradient(loss, [x, scale, offset])]
@@ -57,18 +61,30 @@ def test_older_batch_norms(version, is_training):
         call = getattr(tf.raw_ops, f"FusedBatchNorm{version}")
         own = [[], []] if is_training else [mean, variance]
         y, new_mean, new_variance, first, second = call(
-            x=x, scale=scale, offset=offset, mean=own[0], variance=own[1], epsilon=1e-3,
+            x=x,
+            scale=scale,
+            offset=offset,
+            mean=own[0],
+            variance=own[1],
+            epsilon=1e-3,
             is_training=is_training,
-        )  # fmt: skip
+        )
         gradient = getattr(tf.raw_ops, f"FusedBatchNormGrad{version}")
         kept = (first, second) if is_training else (mean, variance)
         return [
-            y, new_mean, new_variance,
+            y,
+            new_mean,
+            new_variance,
             *gradient(
-                y_backprop=dy, x=x, scale=scale, reserve_space_1=kept[0], reserve_space_2=kept[1],
-                epsilon=1e-3, is_training=is_training,
+                y_backprop=dy,
+                x=x,
+                scale=scale,
+                reserve_space_1=kept[0],
+                reserve_space_2=kept[1],
+                epsilon=1e-3,
+                is_training=is_training,
             )[:3],
-        ]  # fmt: skip
+        ]
 
     args = [3 + f(5, 3, 2, 4), f(4), f(4), f(4), 1 + np.abs(f(4)), f(5, 3, 2, 4)]
     runs = sweep(function, args, trials=3, meshes=MESHES[1:], atol=2e-4, rtol=1e-4)

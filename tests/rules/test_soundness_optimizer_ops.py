@@ -8,9 +8,11 @@ import tfpar.rules  # noqa: F401 - registers the rules
 from tests.partitioned import MESHES, devices, record
 from tfpar.capture.convert import convert_func_graph
 from tfpar.ir.graph import Variable
-from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.programs import ProgramSet
 from tfpar.rules.optimizer_ops import _OPERANDS, _SPARSE_OPERANDS
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Replicate, Shard, assemble, format_spec, replicated, take_local
@@ -36,9 +38,12 @@ def operands(op_type):
 def update(op_type, spec, mesh):
     """Values of the variables after the update, partitioned and plain."""
     made = {
-        "v": lambda: 1 + f(*SHAPE), "t": lambda: f(*SHAPE), "r": lambda: f(3, *SHAPE[1:]),
-        "i": lambda: np.array([4, 0, 2], "int32"), "s": lambda: np.float32(0.1 + 0.4 * f()),
-    }  # fmt: skip
+        "v": lambda: 1 + f(*SHAPE),
+        "t": lambda: f(*SHAPE),
+        "r": lambda: f(3, *SHAPE[1:]),
+        "i": lambda: np.array([4, 0, 2], "int32"),
+        "s": lambda: np.float32(0.1 + 0.4 * f()),
+    }
     named = [(n, k, made[k]()) for n, k in operands(op_type)]
     if op_type == "ResourceApplyAdagradDA":
         named[-1] = ("global_step", "s", np.int64(2))
@@ -75,7 +80,7 @@ def update(op_type, spec, mesh):
     shards = [
         [tf.Variable(take_local(v.numpy(), spec, mesh, at)) for at in places] for v in captured
     ]
-    run = InProcessProgram(program, devices(mesh))
+    run = InProcessProgram(ProgramSet.of(program), devices(mesh))
     run([tf.constant(v) for _, v in fed], [[s.handle for s in ranks] for ranks in shards])
     concrete(*(tf.constant(v) for _, v in fed))
     got = [assemble([s.numpy() for s in ranks], SHAPE, spec, mesh) for ranks in shards]
@@ -86,9 +91,11 @@ def update(op_type, spec, mesh):
 @pytest.mark.parametrize("op_type", sorted(_OPERANDS))
 def test_update_of_sharded_variables(op_type):
     for mesh, spec in (
-        (MESHES[0], (Shard(0),)), (MESHES[1], (Shard(1),)), (MESHES[2], (Shard(1), Replicate())),
+        (MESHES[0], (Shard(0),)),
+        (MESHES[1], (Shard(1),)),
+        (MESHES[2], (Shard(1), Replicate())),
         (MESHES[2], (Shard(1), Shard(0))),
-    ):  # fmt: skip
+    ):
         got, want, start = update(op_type, spec, mesh)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=format_spec(spec))
@@ -99,9 +106,12 @@ def test_update_of_sharded_variables(op_type):
 @pytest.mark.parametrize("op_type", sorted(_SPARSE_OPERANDS))
 def test_sparse_update_of_sharded_variables(op_type):
     for mesh, spec in (
-        (MESHES[1], (Shard(0),)), (MESHES[1], (Shard(1),)), (MESHES[1], (Replicate(),)),
-        (MESHES[2], (Shard(0), Shard(1))), (MESHES[2], (Shard(0), Shard(0))),
-    ):  # fmt: skip
+        (MESHES[1], (Shard(0),)),
+        (MESHES[1], (Shard(1),)),
+        (MESHES[1], (Replicate(),)),
+        (MESHES[2], (Shard(0), Shard(1))),
+        (MESHES[2], (Shard(0), Shard(0))),
+    ):
         got, want, start = update(op_type, spec, mesh)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=format_spec(spec))

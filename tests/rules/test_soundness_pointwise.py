@@ -74,6 +74,7 @@ def test_every_elementwise_type(dtype):
     )
 
 
+@pytest.mark.slow
 def test_no_elementwise_type_is_left_out():
     swept = set(BY_HAND).union(*(runnable(dtype) for dtype in OPERANDS))
     assert set(elementwise_types()) == swept

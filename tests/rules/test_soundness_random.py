@@ -17,10 +17,11 @@ def f(*shape):
 def test_stateless_numbers_do_not_depend_on_the_mesh():
     def function(x, seed):
         draws = [
-            tf.random.stateless_uniform(x.shape, seed), tf.random.stateless_normal(x.shape, seed),
+            tf.random.stateless_uniform(x.shape, seed),
+            tf.random.stateless_normal(x.shape, seed),
             tf.random.stateless_truncated_normal(x.shape, seed),
             tf.cast(tf.random.stateless_uniform(x.shape, seed, 0, 9, tf.int32), tf.float32),
-        ]  # fmt: skip
+        ]
         return [x * d for d in draws] + [tf.random.experimental.stateless_shuffle(x, seed)]
 
     sweep(function, [f(5, 6), np.array([3, 7])], trials=3)
@@ -48,9 +49,11 @@ def test_a_rank_draws_its_shard_alone(dtype):
     if not dtype.startswith("int"):
         kinds = ["RandomUniform", "RandomNormal", "TruncatedNormal"]
     for mesh, spec in (
-        (Mesh.of([2]), (Shard(0),)), (Mesh.of([4]), (Shard(0),)),
-        (Mesh.of([2, 2]), (Shard(0), Shard(0))), (Mesh.of([2, 2]), (Shard(1), Shard(0))),
-    ):  # fmt: skip
+        (Mesh.of([2]), (Shard(0),)),
+        (Mesh.of([4]), (Shard(0),)),
+        (Mesh.of([2, 2]), (Shard(0), Shard(0))),
+        (Mesh.of([2, 2]), (Shard(1), Shard(0))),
+    ):
         for shape in ((5, 3), (16, 2), (7,)):
             if len(shape) == 1 and spec[0] != Shard(0):
                 continue
@@ -139,10 +142,12 @@ def test_stateless_draws_of_sharded_parameters():
 def test_stateful_ops_run_once_for_all():
     def function(x):
         return [
-            x + tf.random.uniform(x.shape), x + tf.random.normal(x.shape),
-            x + tf.random.truncated_normal(x.shape), tf.random.shuffle(x),
+            x + tf.random.uniform(x.shape),
+            x + tf.random.normal(x.shape),
+            x + tf.random.truncated_normal(x.shape),
+            tf.random.shuffle(x),
             x + tf.cast(tf.random.categorical(x, 6), x.dtype),
-        ]  # fmt: skip
+        ]
 
     x = f(6, 6)
     result = run(function, [x], [(Shard(0), Shard(1))], Mesh.of([2, 2]))

@@ -70,8 +70,9 @@ def test_strided_slice_at_a_position_that_is_not_known():
 
     runs = sweep(
         lambda x: function(x, tf.cast(tf.reduce_sum(tf.zeros_like(x)), tf.int32) + 1),
-        [f(5, 4, 3)], trials=3,
-    )  # fmt: skip
+        [f(5, 4, 3)],
+        trials=3,
+    )
     assert was_split(runs, "StridedSlice", "d2")
 
 
@@ -80,17 +81,20 @@ def test_slice():
     def function(x):
         i = tf.cast(tf.reduce_sum(tf.zeros_like(x)), tf.int32)
         return (
-            tf.slice(x, [1, 0, 0], [2, -1, 3]), tf.slice(x, [0, 4, 0], [5, 8, 3]),
+            tf.slice(x, [1, 0, 0], [2, -1, 3]),
+            tf.slice(x, [0, 4, 0], [5, 8, 3]),
             tf.slice(x, [i, 0, 0], [3, 12, 3]),
-        )  # fmt: skip
+        )
 
     runs = sweep(with_gradient(function), [f(5, 12, 3)], trials=4)
     assert all(was_split(runs, "Slice", f"d{d}") for d in (0, 1, 2))
     for mesh in (Mesh.of([2]), Mesh.of([3])):
         result = check(
-            with_gradient(lambda x: tf.slice(x, [0, 4, 0], [5, 8, 3])), [f(5, 12, 3)],
-            [(Shard(1, 4),)], mesh,
-        )  # fmt: skip
+            with_gradient(lambda x: tf.slice(x, [0, 4, 0], [5, 8, 3])),
+            [f(5, 12, 3)],
+            [(Shard(1, 4),)],
+            mesh,
+        )
         assert was_split([result], "Slice", "d1") and was_split([result], "Pad", "d1")
 
 
@@ -116,7 +120,7 @@ def test_dynamic_update_slice():
         return (
             dynamic_update_slice(x, y, tf.stack([0, i + 5, 0])),
             dynamic_slice(x, tf.stack([0, i + 5, 0]), [5, 4, 3]),
-        )  # fmt: skip
+        )
 
     runs = sweep(function, [f(5, 7, 3), f(5, 4, 3)], trials=3)
     for op_type in ("XlaDynamicUpdateSlice", "XlaDynamicSlice"):
@@ -127,11 +131,12 @@ def test_dynamic_update_slice():
 def test_pad():
     def function(x):
         return (
-            tf.pad(x, [[0, 0], [1, 2], [0, 0]]), tf.pad(x, [[0, 0], [4, 8], [0, 0]]),
+            tf.pad(x, [[0, 0], [1, 2], [0, 0]]),
+            tf.pad(x, [[0, 0], [4, 8], [0, 0]]),
             tf.pad(x, [[0, 0], [0, 1], [0, 0]], constant_values=2.0),
             tf.pad(x, [[0, 0], [1, 1], [0, 0]], "REFLECT"),
             tf.pad(x, [[0, 0], [1, 1], [0, 1]], "SYMMETRIC"),
-        )  # fmt: skip
+        )
 
     runs = sweep(with_gradient(function), [f(5, 4, 3)], trials=4)
     for op_type in ("Pad", "PadV2", "MirrorPad", "MirrorPadGrad"):
@@ -143,9 +148,10 @@ def test_reverse_and_roll():
     def function(x):
         lengths = tf.constant([1, 3, 2, 4, 0])
         return (
-            tf.reverse(x, [1]), tf.roll(x, [1, -2], [0, 1]),
+            tf.reverse(x, [1]),
+            tf.roll(x, [1, -2], [0, 1]),
             tf.reverse_sequence(x, lengths, seq_axis=1, batch_axis=0),
-        )  # fmt: skip
+        )
 
     runs = sweep(with_gradient(function), [f(5, 4, 3)], trials=4)
     assert was_split(runs, "ReverseV2", "d0") and was_split(runs, "Roll", "d2")

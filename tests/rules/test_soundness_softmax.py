@@ -6,9 +6,11 @@ import tensorflow as tf
 
 from tests.partitioned import check, devices, sweep, trace, was_split
 from tfpar.capture.convert import convert_func_graph
-from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard
 
@@ -67,9 +69,12 @@ def test_cross_entropy_and_gradient():
     labels = tf.nn.softmax(f(5, 7)).numpy()
     labels[0] = np.eye(7)[3]
     runs = sweep(
-        with_gradient(tf.nn.softmax_cross_entropy_with_logits), [9 * f(5, 7), labels],
-        trials=8, rtol=1e-5, atol=1e-5,
-    )  # fmt: skip
+        with_gradient(tf.nn.softmax_cross_entropy_with_logits),
+        [9 * f(5, 7), labels],
+        trials=8,
+        rtol=1e-5,
+        atol=1e-5,
+    )
     op_type = "SoftmaxCrossEntropyWithLogits"
     assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
@@ -79,9 +84,12 @@ def test_cross_entropy_and_gradient():
 def test_sparse_cross_entropy_and_gradient(dtype):
     labels = np.array([0, 6, 3, 5, 2], dtype)
     runs = sweep(
-        with_gradient(tf.nn.sparse_softmax_cross_entropy_with_logits), [9 * f(5, 7), labels],
-        trials=8, rtol=1e-5, atol=1e-5,
-    )  # fmt: skip
+        with_gradient(tf.nn.sparse_softmax_cross_entropy_with_logits),
+        [9 * f(5, 7), labels],
+        trials=8,
+        rtol=1e-5,
+        atol=1e-5,
+    )
     op_type = "SparseSoftmaxCrossEntropyWithLogits"
     assert was_split(runs, op_type, "b") and was_split(runs, op_type, "c")
 
@@ -89,9 +97,11 @@ def test_sparse_cross_entropy_and_gradient(dtype):
 def test_sparse_cross_entropy_gathers_no_logits():
     function = tf.nn.sparse_softmax_cross_entropy_with_logits
     run = check(
-        lambda x, y: function(y, x), [f(6, 50), np.arange(6)], [(Shard(1),), (Replicate(),)],
+        lambda x, y: function(y, x),
+        [f(6, 50), np.arange(6)],
+        [(Shard(1),), (Replicate(),)],
         Mesh.of([4]),
-    )  # fmt: skip
+    )
     ((kind, _, size),) = run.partitioned.collectives()
     assert kind == "all_gather" and size == 4 * 6 * 3 * 4  # of each block three numbers a row
 
@@ -114,6 +124,8 @@ def test_label_that_is_no_class_makes_its_row_nan():
     whole = (Replicate(),)
     anchors = Anchors(inputs=[whole] * 2, tensors={"arg0:0": (Shard(1),)}, outputs=[whole] * 2)
     local = build_local_program(propagate(prepare(graph), mesh, anchors))
-    outputs = InProcessProgram(local, devices(mesh))([tf.constant(logits), tf.constant(labels)], [])
+    outputs = InProcessProgram(ProgramSet.of(local), devices(mesh))(
+        [tf.constant(logits), tf.constant(labels)], []
+    )
     for out in outputs:
         assert np.isfinite(out[0]).all() and np.isnan(out[1:]).all()

@@ -27,8 +27,11 @@ def test_arg_max_and_arg_min(axis):
     x[2, 2, 1] = np.inf
     runs = sweep(
         lambda a: [tf.argmax(a, axis), tf.argmin(a, axis, output_type=tf.int32)],
-        [x], trials=4, meshes=UNEVEN, partial=False,
-    )  # fmt: skip
+        [x],
+        trials=4,
+        meshes=UNEVEN,
+        partial=False,
+    )
     assert was_split(runs, "ArgMax", "n") and was_split(runs, "ArgMin", "n")
     assert was_split(runs, "ArgMax", "d2" if axis != -1 else "d0")
 
@@ -93,9 +96,11 @@ def test_in_top_k():
 def test_running_sums():
     def function(x):
         return [
-            tf.cumsum(x, 1), tf.cumsum(x, 1, exclusive=True, reverse=True), tf.math.cumprod(x, 0),
+            tf.cumsum(x, 1),
+            tf.cumsum(x, 1, exclusive=True, reverse=True),
+            tf.math.cumprod(x, 0),
             tf.math.cumulative_logsumexp(x, 1),
-        ]  # fmt: skip
+        ]
 
     runs = sweep(function, [f(5, 6)], trials=4)
     assert was_split(runs, "Cumsum", "d0") and was_split(runs, "Cumprod", "d1")
@@ -109,7 +114,9 @@ def test_older_kinds_and_nth_element():
             tf.raw_ops.NthElement(input=p, n=3),
             tf.math.reduce_euclidean_norm(p, 1),
         ],
-        [f(5, 7), targets], trials=4, partial=False,
-    )  # fmt: skip
+        [f(5, 7), targets],
+        trials=4,
+        partial=False,
+    )
     assert was_split(runs, "InTopK", "c")
     assert was_split(runs, "NthElement", "_0") and was_split(runs, "EuclideanNorm", "d0")

@@ -7,11 +7,12 @@ import tensorflow as tf
 from tests.partitioned import MESHES, devices, record
 from tests.rules.test_soundness_layout import f
 from tfpar.capture.step import argument_specs, capture_step
-from tfpar.propagation.engine import Anchors
-from tfpar.runtime.executable import compile_step
+from tfpar.compile import CompileOptions, compile_step
+from tfpar.propagation.partitioned import Anchors
+from tfpar.runtime.executable import Executable
 from tfpar.runtime.ranks import Ranks
-from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import Replicate, Shard, replicated
+from tfpar.variables.parallel_variable import ParallelVariable
 
 IDS = np.array([4, 0, 6, 2], "int32")
 
@@ -27,9 +28,11 @@ def compare(function, value, args, dims=(0, 1), meshes=MESHES):
         layouts += [(Replicate(), Shard(d)) for d in dims if mesh.num_axes == 2]
         for spec in layouts:
             made = ParallelVariable(
-                shape=value.shape, dtype=value.dtype, name="table",
+                shape=value.shape,
+                dtype=value.dtype,
+                name="table",
                 initial_value=lambda: tf.constant(value),
-            )  # fmt: skip
+            )
             captured = capture_step(
                 lambda *a, v=made: function(v, *a), argument_specs(tuple(args)), name="rows"
             )
@@ -37,7 +40,8 @@ def compare(function, value, args, dims=(0, 1), meshes=MESHES):
                 variables={captured.graph.variables[0].name: spec},
                 inputs=[replicated(mesh.num_axes)] * len(args),
             )
-            program = compile_step(captured, anchors, mesh, Ranks(devices(mesh)))
+            compiled = compile_step(captured, CompileOptions(mesh, anchors))
+            program = Executable(captured, compiled, Ranks(devices(mesh)))
             outputs = tf.nest.flatten(program(tuple(map(tf.constant, args))))
             for got, want in zip(outputs, expected, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=str(spec))

@@ -13,6 +13,7 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
 from tfpar.rewrite.blocks import reduce_by_blocks
 from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, replicated
 
@@ -44,7 +45,9 @@ def test_sums_of_any_shape(shape):
     values = [
         tf.cast(np.arange(math.prod(s)).reshape(s) + i, tf.bfloat16) for i, s in enumerate(SHAPES)
     ]
-    for got, value in zip(InProcessProgram(local, devices(mesh))(values, []), values, strict=True):
+    for got, value in zip(
+        InProcessProgram(ProgramSet.of(local), devices(mesh))(values, []), values, strict=True
+    ):
         summed = mesh.size * tf.cast(value, tf.float32)  # every rank is fed the same
         np.testing.assert_array_equal(tf.cast(got, tf.float32), summed)
 

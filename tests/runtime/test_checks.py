@@ -6,8 +6,8 @@ import tensorflow as tf
 from tests.partitioned import devices
 from tfpar.runtime.checks import check_placement
 from tfpar.runtime.ranks import Ranks
-from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
+from tfpar.variables.parallel_variable import ParallelVariable
 
 MESH = Mesh.of([2, 2])
 SPEC = (Replicate(), Shard(1))

@@ -31,9 +31,10 @@ def machine(monkeypatch) -> Callable[[int], dict[str, str]]:
             tf.config, "set_visible_devices", lambda gpu, kind: chosen.update({kind: gpu.name})
         )
         monkeypatch.setattr(
-            tf.config.experimental, "set_memory_growth",
+            tf.config.experimental,
+            "set_memory_growth",
             lambda gpu, grows: chosen.update(grows=gpu.name if grows else ""),
-        )  # fmt: skip
+        )
         return chosen
 
     return has

@@ -31,9 +31,13 @@ def test_a_shard_is_held_once_in_a_memory(spec, expected):
 
 def mlp():
     model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(8, activation="relu", name="fc1"),
-         keras.layers.LayerNormalization(), keras.layers.Dense(3, name="fc2")]
-    )  # fmt: skip
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="relu", name="fc1"),
+            keras.layers.LayerNormalization(),
+            keras.layers.Dense(3, name="fc2"),
+        ]
+    )
     model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     return model
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import tfpar as tap
+import tfpar
 import tfpar.rules  # noqa: F401 - registers the rules
 from benchmarks import models
 from tfpar.capture.step import argument_specs
+from tfpar.compile import simplify_step
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
+from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
 from tfpar.ir.planning_graph import PlanningGraph, planning_graph
 from tfpar.ir.roles import Roles
+from tfpar.ir.shared_subgraphs import Family, SharedSubgraph, Signatures, families, prune_graph
 from tfpar.keras import adapter
-from tfpar.runtime.executable import simplify_step
-from tfpar.search.fold import Folded, fold
-from tfpar.search.graph_nodes import GraphNode, NodeGraph, cluster
-from tfpar.search.shared import Family, SharedSubgraph, Signatures, families, prune_graph
+from tfpar.search.model.fold import Folded, fold
 
 
 @dataclasses.dataclass(eq=False)
@@ -62,7 +62,7 @@ def parts_of(graph: Graph, min_duplicate: int = 2) -> Parts:
 def captured(name_or_build, batch: int = 8, **sizes) -> Parts:
     """A model's step with its gradients; nothing is materialised."""
     build = models.SMALL[name_or_build] if isinstance(name_or_build, str) else name_or_build
-    with tap.auto_parallel(tap.split([1, 2])):
+    with tfpar.auto_parallel(tfpar.split([1, 2])):
         model = models.compile_model(build(**sizes))
     step = adapter.parallel_model(model).capture_gradients(
         argument_specs((models.batch_of(model, batch),))

@@ -15,13 +15,15 @@ from benchmarks.models import batch_of, compile_model
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster
-from tfpar.cost.evaluate import Cost, evaluate
+from tfpar.compile import simplify_step
+from tfpar.cost.cost import Cost
+from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.planning import Request, lay_out, state_problem
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.runtime.executable import simplify_step
+from tfpar.search.objective import Budget
 from tfpar.search.problem import Problem
 
 
@@ -44,15 +46,23 @@ class Captured:
         return cls(step, batch)
 
     def problem(
-        self, mesh: Sequence[int], cluster: str | Cluster, constraints: Sequence[Any] = (),
+        self,
+        mesh: Sequence[int],
+        cluster: str | Cluster,
+        constraints: Sequence[Any] = (),
         uncertainty: float = 0.0,
-    ) -> Problem:  # fmt: skip
+    ) -> Problem:
         """The problem of planning it; unless told, the fastest plan is asked for, however near
         simpler ones come: what a search finds is to be seen."""
         grid = tap.Mesh.of(mesh)
         request = Request(grid, find_cluster(cluster, grid), tuple(constraints))
         problem = state_problem(self.step, request, self.batch, state_ratio=2.0)
-        return dataclasses.replace(problem, uncertainty=uncertainty)
+        return problem.aiming(uncertainty=uncertainty)
+
+
+def within(seconds: float | None, problem: Problem) -> Problem:
+    """The problem of finding a plan in so many seconds."""
+    return dataclasses.replace(problem, budget=Budget(seconds))
 
 
 def partition(problem: Problem, plan: Plan) -> PartitionedGraph:

@@ -145,8 +145,9 @@ def looping(rng, x):
         _, out = tf.while_loop(
             lambda i, _: i < times,
             lambda i, v: (i + 1, tf.tanh(v) + tf.reduce_mean(h, -1, keepdims=True)),
-            (0, h), maximum_iterations=times,
-        )  # fmt: skip
+            (0, h),
+            maximum_iterations=times,
+        )
         out.set_shape(h.shape)
         return out
 
@@ -188,8 +189,23 @@ def experts(rng, x):
     return Apply(mixed)(ops.sum(stacked * ops.expand_dims(gate, -1), axis=-2))
 
 
-ANY = (dense, residual, shared, pieces, gated, normalized, dropped, sorting, moving, merged,
-       branching, looping, segments, looked_up, experts)  # fmt: skip
+ANY = (
+    dense,
+    residual,
+    shared,
+    pieces,
+    gated,
+    normalized,
+    dropped,
+    sorting,
+    moving,
+    merged,
+    branching,
+    looping,
+    segments,
+    looked_up,
+    experts,
+)
 
 
 # --- of vectors, sequences, images ----------------------------------------------------------
@@ -272,17 +288,33 @@ def resized(rng, x):
 
 
 def flattened(rng, x):
-    kinds = [layers.GlobalAveragePooling2D(), layers.GlobalMaxPooling2D(), layers.Flatten(),
-             layers.Reshape((-1, x.shape[-1]))]  # fmt: skip
+    kinds = [
+        layers.GlobalAveragePooling2D(),
+        layers.GlobalMaxPooling2D(),
+        layers.Flatten(),
+        layers.Reshape((-1, x.shape[-1])),
+    ]
     return kinds[rng.integers(4)](x)
 
 
 BY_RANK: dict[int, tuple[Block, ...]] = {
     2: (*ANY, unfolded),
     3: (*ANY, attended, recurrent, convolved, pooled, fused_attention),
-    4: (normalized, dropped, image_convolved, depthwise, image_pooled, cell, cell, resized,
-        flattened, moving, sorting, pieces),
-}  # fmt: skip
+    4: (
+        normalized,
+        dropped,
+        image_convolved,
+        depthwise,
+        image_pooled,
+        cell,
+        cell,
+        resized,
+        flattened,
+        moving,
+        sorting,
+        pieces,
+    ),
+}
 
 SHAPES = ((7,), (12,), (5, 6), (6, 4), (3, 11), (8, 8, 3), (6, 10, 5))
 

@@ -8,13 +8,12 @@ import pytest
 
 import tfpar as tap
 from benchmarks.models import SMALL, compile_model
-from tests.search.problems import Captured
+from tests.search.problems import Captured, within
 from tfpar.search import auto
 from tfpar.search.auto import AutoPlanner
-from tfpar.search.folded_model import FoldedModel
+from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
-from tfpar.search.tap import TapPlanner
-from tfpar.spec import TfparError
+from tfpar.search.tap.planner import TapPlanner
 
 
 def recurrent():
@@ -36,7 +35,7 @@ def feed_forward():
 
 
 def pick(problem, seconds=None):
-    return AutoPlanner(search_seconds=seconds).pick(problem, FoldedModel.of(problem, 2))
+    return AutoPlanner().pick(within(seconds, problem), FoldedModel.of(problem, 2))
 
 
 def test_rhino_decides_where_it_can(feed_forward):
@@ -91,7 +90,7 @@ def test_the_time_that_is_given_is_that_of_the_planner_it_takes(
             lambda self, p, m, d, s=search: given.append(d.left) or s(self, p, m, d),
         )
     monkeypatch.setattr(auto, "SECONDS_AN_AXIS", seconds_an_axis)
-    AutoPlanner(search_seconds=50.0).solve(feed_forward)
+    AutoPlanner().solve(within(50.0, feed_forward))
     assert len(given) == 1 and 0 < given[0] <= 50
 
 
@@ -105,8 +104,3 @@ def test_the_summary_says_who_searched():
 
     plan = tap.plan(build, (x, y), [2], cluster="rhino-m8")
     assert "Found by the rhino level 3 planner" in plan.summary()
-
-
-def test_no_time_is_refused():
-    with pytest.raises(TfparError, match="search_seconds is 0"):
-        AutoPlanner(search_seconds=0)

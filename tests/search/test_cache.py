@@ -19,8 +19,9 @@ from tfpar.cluster.named import find_cluster
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.planning import find_plan
 from tfpar.search.cache import PlanCache
-from tfpar.search.problem import Fixed, Problem, free_layouts, given_layout
-from tfpar.search.tap import TapPlanner
+from tfpar.search.meshes import free_layouts, given_layout
+from tfpar.search.problem import Fixed, Problem
+from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, PlanError, Replicate, Shard
 
 MESH = Mesh.of([2, 2])
@@ -41,9 +42,13 @@ class Counting:
 def problem(batch: int = 8, mesh: Mesh = MESH, cluster: str = "dgx-a100", **changes) -> Problem:
     graph = mlp(batch=batch, hidden=16)
     stated = Problem(
-        graph, free_layouts(mesh), find_cluster(cluster, mesh), frozenset(graph.inputs),
-        fingerprint(graph), graph.variables,
-    )  # fmt: skip
+        graph,
+        free_layouts(mesh),
+        find_cluster(cluster, mesh),
+        frozenset(graph.inputs),
+        fingerprint(graph),
+        graph.variables,
+    )
     return dataclasses.replace(stated, **changes)
 
 
@@ -200,9 +205,11 @@ def test_another_constraint_or_batch_of_a_model_is_searched(tmp_path):
     planner, folder = Counting(), str(tmp_path)
     halves = [tf.TensorSpec((4, 6)), tf.TensorSpec((4, 2))]
     for batch, constraints in (
-        ((X, Y), ()), (halves, ()), ((X, Y), [tap.shard("fc/kernel", 0, "model")]),
+        ((X, Y), ()),
+        (halves, ()),
+        ((X, Y), [tap.shard("fc/kernel", 0, "model")]),
         ((X, Y), [tap.shard("fc/kernel", 1, "model")]),
-    ):  # fmt: skip
+    ):
         for _ in range(2):
             api.plan(
                 build, batch, MESH, "dgx-a100", constraints, planner=planner, plan_cache=folder

@@ -10,19 +10,19 @@ import keras
 import pytest
 
 import tfpar as tap
-from tests.search.problems import Captured
+from tests.search.problems import Captured, within
+from tests.search.tap.test_planner import rows
 from tests.search.test_cache import problem as tiny
-from tests.search.test_tap import rows
 from tfpar.cluster.named import find_cluster
 from tfpar.planning import Request, find_plan, search_plan
 from tfpar.plans import Plan
-from tfpar.report.tables import format_bytes, format_seconds
 from tfpar.search import conflicts, deadline
 from tfpar.search.conflicts import conflict_error, find_conflict
-from tfpar.search.problem import given_layout
+from tfpar.search.meshes import given_layout
 from tfpar.search.rhino import RhinoPlanner
-from tfpar.search.tap import TapPlanner
+from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import MemoryLimitError, Mesh, PlanError, SpecError, TimeLimitError
+from tfpar.spec.quantities import format_bytes, format_seconds
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -64,7 +64,7 @@ class Stub:
 
     def conflict(self, constraints=NAMES, seconds=None):
         problem = self.relaxed(constraints)
-        return find_conflict(problem, self.relaxed, self.solve, seconds)
+        return find_conflict(within(seconds, problem), self.relaxed, self.solve)
 
 
 PAIRS = list(itertools.combinations(["a", "b", "ce", "bd", "acd", "abcde"], 2))
@@ -155,7 +155,7 @@ def test_when_time_is_over_what_was_not_tried_stays_and_that_is_said(most, monke
         now[0] += 1.0
         return stub.solve(problem)
 
-    found = find_conflict(stub.relaxed(NAMES), stub.relaxed, solve, most - 0.5)
+    found = find_conflict(within(most - 0.5, stub.relaxed(NAMES)), stub.relaxed, solve)
     assert len(stub.asked) == min(most, 8)
     assert {"b", "d"} <= set(found.constraints)
     assert found.is_smallest == (most >= 6) == (found.constraints == ("b", "d"))
@@ -282,6 +282,7 @@ def test_where_nothing_fits_in_any_case_constraints_are_not_blamed(planner, capt
 # --- from the public API ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_planning_a_model_says_which_constraint_to_leave_out():
     arguments = dict(mesh=[1, 2], cluster="v100-ethernet", memory_limit="3 MB")
     assert tap.plan(build, DATA, **arguments).cost.memory_bytes < 3e6

@@ -19,8 +19,9 @@ from tfpar import api
 from tfpar.cluster.named import find_cluster
 from tfpar.plans import Plan
 from tfpar.report import progress
-from tfpar.search.planners import find_planner
-from tfpar.search.tap import TapPlanner
+from tfpar.search.objective import Budget
+from tfpar.search.planners import budget_for, find_planner
+from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, PlanError, TfparError
 
 MESH = Mesh.of([2, 2])
@@ -53,19 +54,19 @@ def planned(batch=8, mesh=MESH, cluster="dgx-a100", **arguments) -> Plan:
 
 def test_planners_by_name():
     assert isinstance(find_planner("tap"), TapPlanner)
-    assert find_planner("auto", search_seconds=9.0).name == "auto"
+    assert find_planner("auto").name == "auto"
     own = TapPlanner(3)
     assert find_planner(own) is own and find_planner(None) is None
     with pytest.raises(TfparError, match="no planner 'best'. There are 'auto', 'tap', 'rhino'"):
         find_planner("best")
-    rhino = find_planner("rhino", level=2, search_seconds=9.0)
-    assert (rhino.name, rhino.search_seconds) == ("rhino level 2", 9.0)
-    assert find_planner("tap", search_seconds=9.0).search_seconds == 9.0
+    assert find_planner("rhino", level=2).name == "rhino level 2"
     with pytest.raises(TfparError, match="level is for planner='rhino', not for planner='tap'"):
         find_planner("tap", level=2)
-    for other in (own, None):
-        with pytest.raises(TfparError, match="search_seconds is for planner='auto' or 'tap'"):
-            find_planner(other, search_seconds=9.0)
+    with pytest.raises(TfparError, match="level is for planner='rhino', not for planner=Tap"):
+        find_planner(own, level=2)
+    assert budget_for(own, 9.0) == Budget(9.0) and budget_for(None, None) == Budget()
+    with pytest.raises(TfparError, match="search_seconds is for a planner"):
+        budget_for(None, 9.0)
 
 
 @pytest.mark.parametrize("ask", [planned, lambda **a: tap.auto_parallel(MESH, **a)])

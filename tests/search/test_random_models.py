@@ -10,11 +10,11 @@ from keras import layers, ops
 
 import tfpar as tap
 from tests.equivalence import assert_equivalent
-from tests.search.problems import Captured, assert_priced_as_a_whole
+from tests.search.problems import Captured, assert_priced_as_a_whole, within
 from tests.search.random_models import Apply, captured
 from tfpar.planning import find_plan, lay_out
 from tfpar.plans import Plan, plan_from_constraints
-from tfpar.search.folded_model import FoldedModel
+from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.planners import find_planner
 from tfpar.search.rhino.costs import Costs
 from tfpar.search.rhino.space import Given, Space
@@ -37,13 +37,14 @@ def check(problem, plan: Plan) -> None:
     assert plan.summary(laid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [32, 42])
 def test_each_planner_has_a_plan_for_any_graph(seed):
     step = captured(seed)
     # What one search does to its graph is no other one's business: all plan the same capture.
     for planner, seconds, level, mesh, cluster in ASKED:
-        problem = step.problem(mesh, cluster)
-        check(problem, find_plan(problem, find_planner(planner, level, seconds)))
+        problem = within(seconds, step.problem(mesh, cluster))
+        check(problem, find_plan(problem, find_planner(planner, level)))
     problem = step.problem([2, 2], "cpu")
     graph, gradients = step.step.graph, step.step.gradients
     check(problem, plan_from_constraints(graph, Mesh.of([2, 2]), (), gradients=gradients))

@@ -7,13 +7,13 @@ import pytest
 import tfpar as tap
 from benchmarks.models import SMALL, gpt
 from tests.search.problems import Captured, laid, partition, price
-from tfpar.cost.evaluate import Cost
+from tfpar.cost.cost import Cost
 from tfpar.plans import Plan
 from tfpar.search.auto import AutoPlanner
-from tfpar.search.problem import UNCERTAINTY
+from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.simplest import fastest, simplest, surcharge
-from tfpar.search.tap import TapPlanner
+from tfpar.search.tap.planner import TapPlanner
 
 PLANNERS = {"rhino": RhinoPlanner(), "rhino 2": RhinoPlanner(level=2), "tap": TapPlanner()}
 
@@ -50,7 +50,7 @@ def test_near_the_fastest_the_fewest_collectives_are_taken(problem):
     quick, plain, slow = Candidate.of(1.0, 50), Candidate.of(1.09, 3), Candidate.of(1.11, 0)
     assert fastest([plain, quick, slow], problem) is quick
     assert simplest([plain, quick, slow], problem) is plain
-    sure = dataclasses.replace(problem, uncertainty=0.0)
+    sure = problem.aiming(uncertainty=0.0)
     assert simplest([plain, quick, slow], sure) is quick
 
 
@@ -85,6 +85,7 @@ def test_what_costs_least_with_the_surcharge_is_near_enough(problem):
 # --- searches ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_data_parallelism_is_taken_where_a_dozen_splits_gain_little(two_processes, planner):
     asked = two_processes.problem([2], "cpu-processes", uncertainty=UNCERTAINTY)

@@ -15,15 +15,15 @@ import pytest
 import tfpar as tap
 from tests.search.problems import Captured, assert_priced_as_a_whole
 from tests.search.rhino.test_network import hard
+from tests.search.tap.test_planner import mlp, rows
 from tests.search.test_cache import problem as tiny
-from tests.search.test_tap import mlp, rows
 from tfpar.planning import find_plan
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino import RhinoPlanner, ilp
 from tfpar.search.rhino.planner import _side_by_side
 from tfpar.search.so_far import SearchInterrupted, SoFar
-from tfpar.search.tap import TapPlanner
+from tfpar.search.tap.planner import TapPlanner
 
 AT_ONCE_S = 1.0
 
@@ -69,19 +69,29 @@ def captured():
 def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
     best, so_far = TapPlanner().solve(tiny()), SoFar(100.0)
     costs = {
-        name: dataclasses.replace(best.cost, seconds=seconds, weight_bytes=num_bytes,
-                                  state_bytes=0.0, live_bytes=0.0)
-        for name, seconds, num_bytes in [("large", 1.0, 200.0), ("larger", 0.5, 300.0),
-                                         ("slow", 9.0, 50.0), ("fast", 2.0, 90.0)]
-    }  # fmt: skip
+        name: dataclasses.replace(
+            best.cost, seconds=seconds, weight_bytes=num_bytes, state_bytes=0.0, live_bytes=0.0
+        )
+        for name, seconds, num_bytes in [
+            ("large", 1.0, 200.0),
+            ("larger", 0.5, 300.0),
+            ("slow", 9.0, 50.0),
+            ("fast", 2.0, 90.0),
+        ]
+    }
     made = []
 
     def offer(name, cost=None):
         so_far.offer(lambda: made.append(name), cost)
 
     assert so_far.plan() is None
-    for name, kept in [("unknown", "unknown"), ("larger", "larger"), ("large", "large"),
-                       ("slow", "slow"), ("fast", "fast")]:  # fmt: skip
+    for name, kept in [
+        ("unknown", "unknown"),
+        ("larger", "larger"),
+        ("large", "large"),
+        ("slow", "slow"),
+        ("fast", "fast"),
+    ]:
         offer(name, costs.get(name))
         so_far.plan()
         assert made[-1] == kept
@@ -94,11 +104,14 @@ def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
 @pytest.mark.parametrize(
     "planner, after",
     [
-        (TapPlanner(), 1), (TapPlanner(), 3),
-        (RhinoPlanner(level=2), 1), (RhinoPlanner(level=2), 2), (RhinoPlanner(level=3), 3),
+        (TapPlanner(), 1),
+        (TapPlanner(), 3),
+        (RhinoPlanner(level=2), 1),
+        (RhinoPlanner(level=2), 2),
+        (RhinoPlanner(level=3), 3),
     ],
     ids=["tap-1", "tap-3", "rhino-2-1", "rhino-2-2", "rhino-3-3"],
-)  # fmt: skip
+)
 def test_what_was_found_is_used_if_a_plan_is_asked_for_again(captured, planner, after, caplog):
     problem = captured.problem([2, 2], "v100-ethernet")
     asked, kept = Interrupted(planner, after), {}
@@ -165,6 +178,7 @@ class Solving:
         return ilp.solve(hard(), deadline)
 
 
+@pytest.mark.slow
 def test_the_solver_does_not_keep_a_search_from_ending():
     def interrupt():
         Solving.entered.wait(60)

@@ -74,19 +74,25 @@ def test_blocks_by_hand():
     mesh = Mesh.of([2, 2])
     value = np.arange(8)
     assert [list(s) for s in shards_of(value, (Shard(0), Shard(0)), mesh)] == [
-        [0, 1], [2, 3], [4, 5], [6, 7],
-    ]  # fmt: skip
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [6, 7],
+    ]
     # Every run of four is cut in two: the minor factor of (2 4).
     assert [list(s) for s in shards_of(value, (Replicate(), Shard(0, 4)), mesh)][:2] == [
-        [0, 1, 4, 5], [2, 3, 6, 7],
-    ]  # fmt: skip
+        [0, 1, 4, 5],
+        [2, 3, 6, 7],
+    ]
     assert [list(s) for s in shards_of(np.arange(1, 6), (Shard(0), Replicate()), mesh)][::2] == [
-        [1, 2, 3], [4, 5, 0],
-    ]  # fmt: skip
+        [1, 2, 3],
+        [4, 5, 0],
+    ]
     # Blocks are whole multiples of the unit.
     assert [list(s) for s in shards_of(np.arange(1, 7), (Shard(0, None, 2),), Mesh.of([2]))] == [
-        [1, 2, 3, 4], [5, 6, 0, 0],
-    ]  # fmt: skip
+        [1, 2, 3, 4],
+        [5, 6, 0, 0],
+    ]
 
 
 def test_more_ranks_than_entries():

@@ -66,12 +66,16 @@ def test_what_is_no_placement_is_refused(text):
 
 def test_what_is_made_of_other_types_is_refused():
     for make, name in (
-        (lambda: Shard("0"), "dim is '0'"), (lambda: Shard(None), "dim is None"),
-        (lambda: Shard(1.0), "dim is 1.0"), (lambda: Shard(True), "dim is True"),
-        (lambda: Shard(0, 0), "stride is 0"), (lambda: Shard(0, "4"), "stride is '4'"),
-        (lambda: Shard(0, None, 0), "unit is 0"), (lambda: Partial("mean"), "op is 'mean'"),
+        (lambda: Shard("0"), "dim is '0'"),
+        (lambda: Shard(None), "dim is None"),
+        (lambda: Shard(1.0), "dim is 1.0"),
+        (lambda: Shard(True), "dim is True"),
+        (lambda: Shard(0, 0), "stride is 0"),
+        (lambda: Shard(0, "4"), "stride is '4'"),
+        (lambda: Shard(0, None, 0), "unit is 0"),
+        (lambda: Partial("mean"), "op is 'mean'"),
         (lambda: Partial(["sum"]), r"op is \['sum'\]"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ArgumentError, match=f"{name}; it must be"):
             make()
     assert Shard(np.int64(1), np.int32(4)) is Shard(1, 4) and str(Shard(np.int64(7))) == "S(7)"

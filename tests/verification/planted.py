@@ -120,9 +120,12 @@ def lookup(x: tf.Tensor, _: tf.Variable) -> tf.Tensor:
 def filter_gradient(x: tf.Tensor, _: tf.Variable) -> tf.Tensor:
     images = tf.reshape(x, (ROWS, 2, 2, 1))
     return tf.raw_ops.Conv2DBackpropFilter(
-        input=images, filter_sizes=[1, 1, 1, 1], out_backprop=images * images,
-        strides=[1, 1, 1, 1], padding="VALID",
-    )  # fmt: skip
+        input=images,
+        filter_sizes=[1, 1, 1, 1],
+        out_backprop=images * images,
+        strides=[1, 1, 1, 1],
+        padding="VALID",
+    )
 
 
 def contrast(x: tf.Tensor, _: tf.Variable) -> tf.Tensor:
@@ -148,9 +151,14 @@ def unrolled(x: tf.Tensor, _: tf.Variable) -> tf.Tensor:
 def normalized(x: tf.Tensor, _: tf.Variable) -> tf.Tensor:
     ones, none = tf.ones(1), tf.zeros(0)
     return tf.raw_ops.FusedBatchNormV3(
-        x=tf.reshape(x, (ROWS, 2, 2, 1)), scale=ones, offset=ones, mean=none, variance=none,
-        epsilon=1e-3, is_training=True,
-    )[0]  # fmt: skip
+        x=tf.reshape(x, (ROWS, 2, 2, 1)),
+        scale=ones,
+        offset=ones,
+        mean=none,
+        variance=none,
+        epsilon=1e-3,
+        is_training=True,
+    )[0]
 
 
 def descent(x: tf.Tensor, variable: tf.Variable) -> tf.Tensor:

@@ -17,9 +17,13 @@ from tfpar.verification import Verification
 rng = np.random.default_rng(0)
 
 ARCHITECTURES = [
-    ("llama", "mixed_bfloat16"), ("gpt2", "mixed_float16"), ("bert", "bfloat16"),
-    ("resnet", "float32"), ("t5", "mixed_bfloat16"), ("vit", "mixed_float16"),
-]  # fmt: skip
+    ("llama", "mixed_bfloat16"),
+    ("gpt2", "mixed_float16"),
+    ("bert", "bfloat16"),
+    ("resnet", "float32"),
+    ("t5", "mixed_bfloat16"),
+    ("vit", "mixed_float16"),
+]
 
 
 def verified(build, data, constraints=None, **arguments) -> Verification:
@@ -75,9 +79,12 @@ def gan():
 def distiller():
     def net(width):
         return keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(width, "relu", name="fc1"),
-             keras.layers.Dense(3)]
-        )  # fmt: skip
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(width, "relu", name="fc1"),
+                keras.layers.Dense(3),
+            ]
+        )
 
     teacher = net(16)
     teacher.trainable = False
@@ -98,9 +105,13 @@ WAYS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "dtype"),
-    [("subclassed", "mixed_bfloat16"), ("two optimizers", "mixed_float16"),
-     ("two optimizers", "float32"), ("a frozen part", "float32")],
-)  # fmt: skip
+    [
+        ("subclassed", "mixed_bfloat16"),
+        ("two optimizers", "mixed_float16"),
+        ("two optimizers", "float32"),
+        ("a frozen part", "float32"),
+    ],
+)
 def test_ways_to_write_a_model_pass(way, dtype):
     build, data = WAYS[way]
     with policy(dtype):

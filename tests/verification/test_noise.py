@@ -40,6 +40,34 @@ def test_noise_is_that_of_the_dtype(dtype):
     assert epsilon < float(np.std(np.asarray(total).astype("float64"))) < 50 * epsilon
 
 
+def _bias_gradient(x):
+    return tf.raw_ops.BiasAddGrad(out_backprop=x)
+
+
+def _scattered(x):
+    return tf.scatter_nd(tf.zeros((x.shape[0], 1), tf.int32), x, (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("total", "dtype"),
+    [
+        (_bias_gradient, "bfloat16"),
+        (lambda x: tf.reduce_sum(x, 0), "float16"),
+        (_scattered, "bfloat16"),
+        (_scattered, "float16"),
+    ],
+)
+def test_a_sum_that_stands_still_moves_as_far_as_it_is_off(total, dtype):
+    """Of many numbers of one sign, added up one by one in 16 bits."""
+    x = tf.cast(rng.uniform(0.5, 1.0, (4096, 3)) / 16, dtype)
+    exact = np.asarray(x).astype("float64").sum(0)
+    off = np.abs(np.asarray(total(x)).astype("float64") - exact) / exact
+    epsilon = float(ml_dtypes.finfo(x.dtype.as_numpy_dtype).eps)
+    assert off.min() > 20 * epsilon, "the kernel adds in a wider precision by now"
+    far = np.mean([moved(total, x) for _ in range(8)])
+    assert far > 0.3 * off.mean()
+
+
 def test_noise_is_drawn_anew_by_each_run():
     x = tf.constant(rng.normal(size=(8, 8)), tf.float32)
     run = noisy(tf.matmul)

@@ -77,9 +77,15 @@ def test_a_right_model_passes_and_a_wrong_one_does_not(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "name"),
-    [("sgd", "mixed_bfloat16"), ("adamw", "mixed_float16"), ("lion", "bfloat16"),
-     ("adamax", "mixed_bfloat16"), ("adafactor", "float32"), ("lion", "mixed_float16")],
-)  # fmt: skip
+    [
+        ("sgd", "mixed_bfloat16"),
+        ("adamw", "mixed_float16"),
+        ("lion", "bfloat16"),
+        ("adamax", "mixed_bfloat16"),
+        ("adafactor", "float32"),
+        ("lion", "mixed_float16"),
+    ],
+)
 def test_no_optimizer_makes_a_difference_of_roundings(optimizer, name):
     with policy(name):
         report = verified(parallel(lambda: perceptron(optimizer)))
@@ -172,6 +178,22 @@ def test_sparse_gradients_are_compared():
     assert report.ok, str(report)
     (table,) = (v for v in report.variables if v.name == "table/embeddings")
     assert table.gradient is not None and 0 < table.gradient.noise < 1e-5
+
+
+def test_a_long_sum_in_16_bits_is_nobody_s_error():
+    """The gradient of a bias adds up what many positions say alike: one device's sum stands still
+    long before those of the ranks do."""
+
+    def dense():
+        inputs = keras.Input((2048, 2))
+        return compiled(inputs, layers.Dense(2, name="head")(inputs))
+
+    x, y = np.ones((4, 2048, 2), "float32"), np.zeros((4, 2048), "int32")
+    with policy("bfloat16"):
+        report = verified(parallel(dense, (), (2,)), x, y)
+    assert report.ok, str(report)
+    (bias,) = (v for v in report.variables if v.name == "head/bias")
+    assert bias.gradient is not None and bias.gradient.error > 0.1
 
 
 def test_the_mesh_goes_on_from_its_own_state():

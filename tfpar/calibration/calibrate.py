@@ -16,10 +16,10 @@ from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import check_writable, cluster_of, describe, write_cluster
 from tfpar.distributed.world import World, this_world
-from tfpar.options import MeshLike
 from tfpar.runtime.detect import detect_cluster, every_rank
 from tfpar.runtime.devices import memory_of
 from tfpar.runtime.ranks import Ranks
+from tfpar.settings import MeshLike
 from tfpar.spec import Mesh, TfparError, arguments
 
 

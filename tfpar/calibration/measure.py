@@ -22,7 +22,7 @@ from tfpar.cluster.network import Groups
 from tfpar.ir.graph import itemsize
 from tfpar.propagation.reshard import COLLECTIVES
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.search.problem import free_layouts
+from tfpar.search.meshes import free_layouts
 from tfpar.spec import Mesh
 
 Tell = Callable[[str], object]
@@ -63,14 +63,17 @@ def _square_and_thin(squares: Sequence[int], thin: int, long: int) -> list[tuple
 
 
 ON_CPU = Sizes(
-    _square_and_thin((512, 32, 64, 128, 256), 16, 256), 256,
-    (1 << 18, 1 << 15, 1 << 20), (1_000, 4_000_000, 130_000, 16_000_000, 1_000_000, 16_000),
-)  # fmt: skip
+    _square_and_thin((512, 32, 64, 128, 256), 16, 256),
+    256,
+    (1 << 18, 1 << 15, 1 << 20),
+    (1_000, 4_000_000, 130_000, 16_000_000, 1_000_000, 16_000),
+)
 ON_GPU = Sizes(
-    _square_and_thin((4096, 128, 512, 1024, 2048), 64, 2048), 2048,
+    _square_and_thin((4096, 128, 512, 1024, 2048), 64, 2048),
+    2048,
     (1 << 24, 1 << 20, 1 << 26),
     (1_000, 16_000_000, 300_000, 64_000_000, 2_000_000, 30_000),
-)  # fmt: skip
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +106,16 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
         overlap = _overlap(everyone, timer, device, found, sizes)
     levels = _levels(machine.nodes, mesh.size, found)
     return Cluster.regular(
-        "calibrated", device, levels, len(levels) - (machine.nodes > 1),
-        overlap=overlap, algorithms=("ring",), measured=tuple(found), step_s=timer.step_s,
+        "calibrated",
+        device,
+        levels,
+        len(levels) - (machine.nodes > 1),
+        overlap=overlap,
+        algorithms=("ring",),
+        measured=tuple(found),
+        step_s=timer.step_s,
         one_memory=machine.one_memory,
-    )  # fmt: skip
+    )
 
 
 # --- devices -------------------------------------------------------------------------
@@ -151,7 +160,7 @@ def _device(
     )
     return Device(
         flops, machine.memory_bytes, bandwidth, launch_s, half_size, machine.name, functions
-    )  # fmt: skip
+    )
 
 
 def _products(mesh: Mesh, sides: tuple[int, int, int], dtype: str) -> Chain:

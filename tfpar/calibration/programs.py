@@ -66,8 +66,9 @@ def elementwise(op_type: str) -> Emit:
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         x = operands[0]
-        return build.emit(op_type, operands, [(x.shape, x.dtype)], {"T": DType(x.dtype)},
-                          control=after)  # fmt: skip
+        return build.emit(
+            op_type, operands, [(x.shape, x.dtype)], {"T": DType(x.dtype)}, control=after
+        )
 
     return emit
 
@@ -84,14 +85,17 @@ def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
             "all_reduce": ("AllReduce", {"reduction": "sum", "T": DType(x.dtype)}, x.shape),
             "all_gather": ("AllGather", {"dims": (1,)}, (rows, columns * parts)),
             "reduce_scatter": (
-                "ReduceScatter", {"dims": (1,), "reduction": "sum"}, (rows, columns // parts)
+                "ReduceScatter",
+                {"dims": (1,), "reduction": "sum"},
+                (rows, columns // parts),
             ),
             "all_to_all": (
-                "AllToAll", {"split_dims": (1,), "concat_dims": (0,)},
+                "AllToAll",
+                {"split_dims": (1,), "concat_dims": (0,)},
                 (rows * parts, columns // parts),
             ),
             "broadcast": ("Broadcast", {}, x.shape),
-        }  # fmt: skip
+        }
         op_type, attrs, shape = types[kind]
         attrs = {**attrs, "axes": axes}
         return _identity(build, build.one(op_type, (x,), shape, x.dtype, attrs))

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.executable import link
 from tfpar.runtime.ranks import Ranks
 
@@ -91,7 +92,7 @@ class Timer:
 
     def _runner(self, program: LocalProgram) -> Callable[[], float]:
         """Runs a program, which has been run once already, and gives the seconds."""
-        linked = link(program, self._ranks, fed_in_parts=True)
+        linked = link(ProgramSet.of(program), self._ranks, fed_in_parts=True)
         world = self._ranks.world
         size = program.mesh.size if world is None else 1
         fed = [tf.constant(np.ones(size, np.float32))]

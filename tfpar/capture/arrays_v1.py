@@ -17,14 +17,19 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tfpar.capture.graph_def import import_graph, split_inputs, split_name
 from tfpar.capture.loops_v1 import cut_loops
 from tfpar.capture.rewriting import GraphCopy, become
+from tfpar.ir.traits import ADDITIONS
 from tfpar.spec import CaptureError
 
 _ARRAY = "TensorArrayV3"
 _GRADIENT = "TensorArrayGradV3"
 _FLOW_INPUTS = {
-    _GRADIENT: 1, "TensorArrayWriteV3": 3, "TensorArrayReadV3": 2, "TensorArrayScatterV3": 3,
-    "TensorArrayGatherV3": 2, "TensorArraySizeV3": 1,
-}  # fmt: skip
+    _GRADIENT: 1,
+    "TensorArrayWriteV3": 3,
+    "TensorArrayReadV3": 2,
+    "TensorArrayScatterV3": 3,
+    "TensorArrayGatherV3": 2,
+    "TensorArraySizeV3": 1,
+}
 """Which input of an op is the flow; the first one is the handle."""
 
 _FLOW_OUTPUTS = (_ARRAY, "TensorArrayWriteV3", "TensorArrayScatterV3")
@@ -33,7 +38,6 @@ _WRITES = {"TensorArrayWriteV3": 2, "TensorArrayScatterV3": 2}
 
 _HANDS_ON = ("Identity", "Enter", "Exit", "Switch", "Merge", "NextIteration", "ZerosLike")
 _PUSH = "StackPushV2"
-_ADDS = ("Add", "AddV2", "AddN")
 
 
 def with_element_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
@@ -119,8 +123,9 @@ class _Conversion:
                 readers.setdefault(split_name(name)[0], []).append(node)
         stack = [
             (node.name, _origin(node.name, self._source))
-            for node in self._source.values() if node.op in _FLOW_OUTPUTS
-        ]  # fmt: skip
+            for node in self._source.values()
+            if node.op in _FLOW_OUTPUTS
+        ]
         for node in self._source.values():
             if node.op in _FLOW_INPUTS and not self._starts(node):
                 flow = split_name(node.input[_FLOW_INPUTS[node.op]])[0]
@@ -131,13 +136,13 @@ class _Conversion:
             if name in found:
                 continue
             found[name], node = array, self._source[name]
-            if node.op in (*_HANDS_ON, *_ADDS):
+            if node.op in (*_HANDS_ON, *ADDITIONS):
                 data = split_inputs(node)[0][: 1 if node.op == "Switch" else None]
                 stack += [(split_name(i)[0], array) for i in data]
             elif node.op not in (*_FLOW_OUTPUTS, _PUSH, "Const"):
                 _refuse(array, f"is ordered by what {node.op} {name!r} gives")
             for reader in readers.get(name, ()):
-                if reader.op in (*_HANDS_ON, *_ADDS, _PUSH):
+                if reader.op in (*_HANDS_ON, *ADDITIONS, _PUSH):
                     stack.append((reader.name, array))
         return found
 
@@ -193,9 +198,12 @@ class _Conversion:
                 become(node, "TensorListGetItem", inputs, waits, **of)
 
     def _start(
-        self, node: node_def_pb2.NodeDef, source: node_def_pb2.NodeDef,
-        array: node_def_pb2.NodeDef, length: str,
-    ) -> None:  # fmt: skip
+        self,
+        node: node_def_pb2.NodeDef,
+        source: node_def_pb2.NodeDef,
+        array: node_def_pb2.NodeDef,
+        length: str,
+    ) -> None:
         """A list of gradients, zero but where `source` writes."""
         data, waits = split_inputs(source)
         dtype = tf.as_dtype(array.attr["dtype"].type)
@@ -211,14 +219,23 @@ class _Conversion:
                 become(node, "TensorListSetItem", inputs, waits, element_dtype=dtype)
             case "TensorArrayScatterV3":  # what was gathered twice has two gradients
                 total = self._copy.add(
-                    f"{source.name}/sum", "UnsortedSegmentSum", [data[2], data[1], length], waits,
-                    T=dtype, Tindices=tf.int32, Tnumsegments=tf.int32,
-                )  # fmt: skip
+                    f"{source.name}/sum",
+                    "UnsortedSegmentSum",
+                    [data[2], data[1], length],
+                    waits,
+                    T=dtype,
+                    Tindices=tf.int32,
+                    Tnumsegments=tf.int32,
+                )
                 inputs = [total, self._shape(source.name, array, total)]
                 become(
-                    node, "TensorListFromTensor", inputs, waits, element_dtype=dtype,
+                    node,
+                    "TensorListFromTensor",
+                    inputs,
+                    waits,
+                    element_dtype=dtype,
                     shape_type=tf.int32,
-                )  # fmt: skip
+                )
 
     def _convert_flow(self, source: node_def_pb2.NodeDef) -> None:
         node, array = self._nodes[source.name], self._flows[source.name]
@@ -227,7 +244,7 @@ class _Conversion:
             if tf.make_ndarray(source.attr["value"].tensor).any():
                 _refuse(array, f"is ordered by what Const {source.name!r} gives")
             self._become_list(node, array, split_inputs(array)[0][0], waits)
-        elif source.op in _ADDS:
+        elif source.op in ADDITIONS:
             become(node, "AddN", list(map(self._list, data)), waits, N=len(data), T=tf.variant)
         else:
             node.attr["T"].type = tf.variant.as_datatype_enum
@@ -249,16 +266,23 @@ class _Conversion:
         return node.input[0] if node.op == _ARRAY else handle
 
     def _become_list(
-        self, node: node_def_pb2.NodeDef, array: node_def_pb2.NodeDef, length: str,
+        self,
+        node: node_def_pb2.NodeDef,
+        array: node_def_pb2.NodeDef,
+        length: str,
         waits: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A list of zeros."""
         shape = self._shape(node.name, array, length)
         dtype = tf.as_dtype(array.attr["dtype"].type)
         become(
-            node, "TensorListReserve", [shape, length], waits, element_dtype=dtype,
+            node,
+            "TensorListReserve",
+            [shape, length],
+            waits,
+            element_dtype=dtype,
             shape_type=tf.int32,
-        )  # fmt: skip
+        )
 
     def _shape(self, name: str, array: node_def_pb2.NodeDef, beside: str) -> str:
         """The shape of an element as a constant, in the frame of the tensor `beside`."""

@@ -16,7 +16,8 @@ from tensorflow.python.framework import op_def_registry
 
 from tfpar.capture.graph_def import set_inputs, split_inputs, split_name, unique_name
 from tfpar.capture.rewriting import become
-from tfpar.ir.passes.trim import is_auxiliary, leaves_no_trace
+from tfpar.ir.passes.trim import is_auxiliary
+from tfpar.ir.traits import TRACELESS
 from tfpar.spec import CaptureError
 
 Condition = frozenset[tuple[str, bool]]
@@ -202,7 +203,7 @@ class _Predication:
 def _has_effect(node: node_def_pb2.NodeDef) -> bool:
     definition = op_def_registry.get(node.op)
     stateful = definition is not None and definition.is_stateful
-    return stateful and not leaves_no_trace(node.op) and not is_auxiliary(node.op)
+    return stateful and node.op not in TRACELESS and not is_auxiliary(node.op)
 
 
 def _function_of(

@@ -14,9 +14,9 @@ from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.hoist_reads import hoist_reads
 from tfpar.ir.passes.infer_lists import infer_lists
 from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.traits import LOOPS, body_offset
 
 _DROPPED_ATTRS = frozenset({"_output_shapes", "_class", "_user_specified_name"})
-_WHILE_TYPES = ("While", "StatelessWhile")
 
 
 def static_shape(shape: tf.TensorShape) -> Shape:
@@ -113,9 +113,9 @@ def _convert_bodies(func_graph, op: Op, functions: dict[str, Graph]) -> None:
 
     Lists and handles have the shapes by which the caller knows them.
     """
-    skip = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+    offset = body_offset(op.type)
     for key, position, name in list(_function_refs(op)):
-        known = op.outputs if op.type in _WHILE_TYPES else op.inputs[skip:]
+        known = op.outputs if op.type in LOOPS else op.inputs[offset:]
         body_graph = _find_function(func_graph, name, known)
         if body_graph is None:
             continue
@@ -127,7 +127,7 @@ def _convert_bodies(func_graph, op: Op, functions: dict[str, Graph]) -> None:
             op.attrs[key] = ref
         else:
             op.attrs[key][position] = ref
-        for inner, outer in zip(body.inputs, op.inputs[skip:], strict=False):
+        for inner, outer in zip(body.inputs, op.inputs[offset:], strict=False):
             if inner.dtype == "resource":  # one that the body does not use says nothing of itself
                 inner.shape = outer.shape
 

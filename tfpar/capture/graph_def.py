@@ -13,9 +13,9 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import function_def_to_graph
 
+from tfpar.ir.traits import CALLS
 from tfpar.spec import CaptureError
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _MAX_CALL_DEPTH = 64
 
 
@@ -177,7 +177,7 @@ class InlinedGraph:
 
 def _is_call(node: node_def_pb2.NodeDef) -> bool:
     """Calls that XLA must compile stay calls: their bodies may have no kernels."""
-    return node.op in _CALLS and not node.attr["_XlaMustCompile"].b
+    return node.op in CALLS and not node.attr["_XlaMustCompile"].b
 
 
 def _copy(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:

@@ -115,12 +115,15 @@ class _Frame:
         handed = [f"{self._placeholder(i)}:0" for i in range(len(self._variables), len(entries))]
         loop = node_def_pb2.NodeDef(name=name, op="While")
         for role, results in (
-            ("cond", [self._nodes[condition].input[0]]), ("body", [*carried, *handed]),
-        ):  # fmt: skip
+            ("cond", [self._nodes[condition].input[0]]),
+            ("body", [*carried, *handed]),
+        ):
             function = self._function(
-                unique_name(f"{name.replace('/', '_')}_{role}", taken), results, arguments,
+                unique_name(f"{name.replace('/', '_')}_{role}", taken),
+                results,
+                arguments,
                 [entering[s] for s in sources],
-            )  # fmt: skip
+            )
             result.library.function.append(function)
             loop.attr[role].func.name = function.signature.name
         waits = [w for e in entries for w in split_inputs(self._nodes[e])[1]]
@@ -162,9 +165,10 @@ class _Frame:
             self._variables.append(_Variable(enter, node.name, switch, after, left))
             entered.add(enter)
         self._constants = [
-            node.name for node in self._source.node
+            node.name
+            for node in self._source.node
             if node.name in self._members and node.op in _ENTERS and node.name not in entered
-        ]  # fmt: skip
+        ]
 
     def _leaving(self, node: node_def_pb2.NodeDef) -> str:
         """The op whose result an `Exit` lets out; gradients are handed on before it."""
@@ -207,9 +211,12 @@ class _Frame:
         return found
 
     def _function(
-        self, name: str, results: Sequence[str], arguments: Mapping[str, str],
+        self,
+        name: str,
+        results: Sequence[str],
+        arguments: Mapping[str, str],
         entering: Sequence[tf.Tensor],
-    ) -> function_pb2.FunctionDef:  # fmt: skip
+    ) -> function_pb2.FunctionDef:
         body = graph_pb2.GraphDef(versions=self._source.versions, library=self._source.library)
         inputs = [self._placeholder(i) for i in range(len(entering))]
         for argument, tensor in zip(inputs, entering, strict=True):

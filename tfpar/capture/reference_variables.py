@@ -61,9 +61,7 @@ class _Conversion:
         self._nodes = {node.name: node for node in graph_def.node}
         self._names = set(self._nodes)
         self._reads: dict[tuple[str, tuple[str, ...]], node_def_pb2.NodeDef] = {}
-        self._result = graph_pb2.GraphDef(
-            versions=graph_def.versions, library=graph_def.library
-        )  # fmt: skip
+        self._result = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
 
     def run(self) -> Resources:
         for node in self._source.node:

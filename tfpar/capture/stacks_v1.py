@@ -149,8 +149,9 @@ class _Conversion:
         graph = import_graph(graph_def)
         return {
             stack: graph.get_tensor_by_name("{}:{}".format(*split_name(push.input[1])))
-            for stack, push in pushes.items() if stack in pops
-        }  # fmt: skip
+            for stack, push in pushes.items()
+            if stack in pops
+        }
 
     # --- what becomes of them ----------------------------------------------------
 
@@ -178,29 +179,43 @@ class _Conversion:
         (size,), waits = split_inputs(self._nodes[stack])
         shape = self._copy.add_shape(stack, value.shape, [split_name(size)[0], *waits])
         empty = self._copy.add(
-            f"{stack}/empty", "EmptyTensorList", [shape, size], waits,
-            element_dtype=value.dtype, shape_type=tf.int32,
-        )  # fmt: skip
+            f"{stack}/empty",
+            "EmptyTensorList",
+            [shape, size],
+            waits,
+            element_dtype=value.dtype,
+            shape_type=tf.int32,
+        )
 
         def fill(taken: str) -> str:
             data, after = split_inputs(push.node)
             return self._copy.add(
-                f"{push.node.name}/list", "TensorListPushBack", [taken, data[1]], after,
+                f"{push.node.name}/list",
+                "TensorListPushBack",
+                [taken, data[1]],
+                after,
                 element_dtype=value.dtype,
-            )  # fmt: skip
+            )
 
         def take(filled: str) -> str:
             name, after = pop.node.name, split_inputs(pop.node)[1]
             shape = self._copy.add_shape(name, value.shape, [split_name(filled)[0], *after])
             left = self._copy.add(
-                f"{name}/list", "TensorListPopBack", [filled, shape], after,
+                f"{name}/list",
+                "TensorListPopBack",
+                [filled, shape],
+                after,
                 element_dtype=value.dtype,
-            )  # fmt: skip
+            )
             # Says the shape, which the lists of a function do not.
             item = self._copy.add(
-                f"{name}/item", "EnsureShape", [f"{left}:1"], after, T=value.dtype,
+                f"{name}/item",
+                "EnsureShape",
+                [f"{left}:1"],
+                after,
+                T=value.dtype,
                 shape=value.shape,
-            )  # fmt: skip
+            )
             self._guard(pop, item, value.dtype)
             return left
 
@@ -215,9 +230,14 @@ class _Conversion:
         name, frame = enters[0].name, enters[0].attr["frame_name"].s
         variant = {"T": tf.variant}
         entered = self._copy.add(
-            f"{name}/list", "Enter", [given], frame_name=frame, is_constant=False,
-            parallel_iterations=1, **variant,
-        )  # fmt: skip
+            f"{name}/list",
+            "Enter",
+            [given],
+            frame_name=frame,
+            is_constant=False,
+            parallel_iterations=1,
+            **variant,
+        )
         merge = self._copy.add(f"{name}/merge", "Merge", [entered, entered], N=2, **variant)
         _, condition = self._frames[frame]
         switch = self._copy.add(f"{name}/switch", "Switch", [merge, condition], **variant)

@@ -17,47 +17,30 @@ from tensorflow.python.framework import func_graph as func_graph_lib
 
 from tfpar.capture.convert import convert_func_graph
 from tfpar.ir.collection import collection_paused
-from tfpar.ir.graph import Gradient, Graph, Variable
+from tfpar.ir.graph import Gradient, Variable
 from tfpar.ir.names import VariableName
-from tfpar.runtime.variables import capturing
+from tfpar.ir.step import StepGraph
 from tfpar.spec import CaptureError
+from tfpar.variables.surroundings import capturing
 
 GRADIENTS = "tfpar_gradients"
 """The collection of a traced graph in which its gradients are marked (`tfpar.keras.gradients`)."""
 
 
 @dataclasses.dataclass(eq=False)
-class CapturedStep:
+class CapturedStep(StepGraph):
     """A step as a graph, and what binds it to the outside.
 
     Attributes:
-        graph: inputs are the step's tensor arguments, then `closure`.
-        num_arguments: how many graph inputs are arguments.
-        closure: tensors from outside that the step reads (fed with each call).
+        closure: tensors from outside that the step reads (fed with each call, after its
+            arguments).
         variables: the TensorFlow variable of each `graph.variables` entry.
         output_structure: the step's result with a placeholder at every tensor.
-        gradients: what enters Keras optimizers, in order, as tensors of `graph`; empty for a step
-            without one. `rewrite` keeps them valid.
     """
 
-    graph: Graph
-    num_arguments: int
     closure: list[tf.Tensor]
     variables: list[tf.Variable]
     output_structure: Any
-    gradients: list[Gradient] = dataclasses.field(default_factory=list, kw_only=True)
-
-    def rewrite(self, passes: Callable[[Graph], Graph]) -> None:
-        """Put `passes(graph)` in the place of `graph`; what marks tensors follows them."""
-        count = len(self.graph.outputs)
-        marked = [t for g in self.gradients for t in g.tensors]
-        self.graph.outputs = [*self.graph.outputs, *marked]
-        self.graph = passes(self.graph)
-        rewritten = iter(self.graph.outputs[count:])
-        self.gradients = [
-            Gradient(g.variable, *(next(rewritten) for _ in g.tensors)) for g in self.gradients
-        ]
-        del self.graph.outputs[count:]
 
     def pack_outputs(self, flat: Sequence[tf.Tensor]) -> Any:
         """The step's result from the graph's flat outputs."""
@@ -218,8 +201,11 @@ def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
             )
             return func_graph, created
     except (
-        tf.errors.OperatorNotAllowedInGraphError, NotImplementedError, AttributeError, TypeError,
-    ) as error:  # fmt: skip
+        tf.errors.OperatorNotAllowedInGraphError,
+        NotImplementedError,
+        AttributeError,
+        TypeError,
+    ) as error:
         if not _is_eager_only(error):
             raise
         raise CaptureError(

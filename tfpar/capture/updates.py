@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from tensorflow.python.framework import op_def_registry
 
 from tfpar.ir.graph import Gradient, Graph, Op, Tensor, Variable, is_floating
+from tfpar.ir.traits import ASSIGNMENTS, SCATTERS
 
-_CHANGES = re.compile(r"Assign\w*VariableOp|ResourceScatter\w+")
 _GRADIENT_SCOPE = re.compile(r"(^|/)gradients(_\d+)?/")
 _GRADIENT_ARGUMENTS = ("grad", "delta", "gradient")
 
@@ -34,7 +34,7 @@ def gradients_of_updates(graph: Graph) -> list[Gradient]:
         gradient = None
         if "Apply" in op.type:
             gradient = _of_optimizer(op, variable)
-        elif _CHANGES.fullmatch(op.type) and op in fed:
+        elif op.type in ASSIGNMENTS | SCATTERS and op in fed:
             gradient = _of_assignment(op, variable)
         if gradient is not None:
             found[variable.name] = gradient
@@ -70,7 +70,7 @@ def _of_assignment(op: Op, variable: Variable) -> Gradient | None:
     rows = _rows(candidates, variable)
     if rows is not None:
         return Gradient(variable.name, *rows)
-    if op.type.startswith("Assign") and op.inputs[1].shape == variable.shape:
+    if op.type in ASSIGNMENTS and op.inputs[1].shape == variable.shape:
         return Gradient(variable.name, op.inputs[1])
     return None
 

@@ -39,8 +39,9 @@ from tfpar.capture.step import CapturedStep
 from tfpar.capture.updates import gradients_of_updates
 from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, Variable
 from tfpar.ir.passes.trim import CHECKPOINT, Trimmed, trim
-from tfpar.runtime.variables import ParallelVariable
+from tfpar.ir.traits import UNCHANGED, origin
 from tfpar.spec import CaptureError, TfparError
+from tfpar.variables.parallel_variable import ParallelVariable
 
 _CONTROL_FLOW_V1 = frozenset({"Switch", "Merge", "Enter", "Exit", "LoopCond"})
 _OF_TWO_SHAPES = (
@@ -193,7 +194,9 @@ class GraphSource:
     """
 
     def __init__(
-        self, graph_def: graph_pb2.GraphDef, *,
+        self,
+        graph_def: graph_pb2.GraphDef,
+        *,
         names: Mapping[str, str] | None = None,
         trainable: Iterable[str] = (),
         initial: Mapping[str, str] | None = None,
@@ -201,7 +204,7 @@ class GraphSource:
         arguments: Mapping[str, str] | None = None,
         results: Mapping[str, str] | None = None,
         effects: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.arguments = dict(arguments or {})
         self.results = dict(results or {})
         self.seed: int | None = None
@@ -320,9 +323,14 @@ class GraphSource:
         structure = tf.nest.pack_sequence_as(fetches, [_fetched(e) for e in elements])
         variables = [self.variables[v.name] for v in graph.variables]
         return CapturedGraph(
-            graph, len(fed), [], variables, structure, trimmed.removed,
+            graph,
+            len(fed),
+            [],
+            variables,
+            structure,
+            trimmed.removed,
             gradients=gradients_of_updates(graph),
-        )  # fmt: skip
+        )
 
     def _static(
         self, feeds: Mapping[str, tuple[tf.DType, Sequence[int]]], fetched: Sequence[str]
@@ -343,17 +351,23 @@ class GraphSource:
         return without_branches(without_loops(leading_to(graph_def, [*names, *feeds])))
 
     def _convert(
-        self, graph_def: graph_pb2.GraphDef, feeds: Sequence[str], outputs: Sequence[str],
+        self,
+        graph_def: graph_pb2.GraphDef,
+        feeds: Sequence[str],
+        outputs: Sequence[str],
         effects: Sequence[str],
-    ) -> Graph:  # fmt: skip
+    ) -> Graph:
         # Inside a plain graph, so that its functions stay out of the eager context.
         with tf.Graph().as_default():
             return self._convert_here(graph_def, feeds, outputs, effects)
 
     def _convert_here(
-        self, graph_def: graph_pb2.GraphDef, feeds: Sequence[str], outputs: Sequence[str],
+        self,
+        graph_def: graph_pb2.GraphDef,
+        feeds: Sequence[str],
+        outputs: Sequence[str],
         effects: Sequence[str],
-    ) -> Graph:  # fmt: skip
+    ) -> Graph:
         func_graph = import_graph(graph_def)
         func_graph.inputs = [func_graph.get_tensor_by_name(name) for name in feeds]
         func_graph.outputs = [
@@ -409,10 +423,12 @@ class GraphSource:
         initial = values.get(variable.handle.op.name)
         with context.eager_mode():
             return ParallelVariable(
-                shape=variable.shape, dtype=variable.dtype, trainable=variable.trainable,
+                shape=variable.shape,
+                dtype=variable.dtype,
+                trainable=variable.trainable,
                 name=variable.name.replace("#", "_"),
                 initial_value=initial or functools.partial(self._initial_value, variable.name),
-            )  # fmt: skip
+            )
 
     def _initial_value(self, name: str) -> tf.Tensor:
         if name not in self._initial:
@@ -471,8 +487,7 @@ def _saved_tensors(graph: Graph, trimmed: Trimmed) -> list[SavedTensor]:
             continue
         names, slices = (_strings(t) for t in op.inputs[1:3])
         for name, part, tensor in zip(names, slices, op.inputs[3:], strict=True):
-            while tensor.op.type in ("Identity", "ReadVariableOp"):
-                tensor = tensor.op.inputs[0]
+            tensor = origin(tensor, UNCHANGED | {"ReadVariableOp"})
             if tensor in handles:
                 variable = handles[tensor].name
                 saved.setdefault(variable, SavedTensor(name, part, variable))

@@ -41,9 +41,18 @@ SLICE_BYTES = 64 << 20
 # TensorFlow writes slices of every type, but of others than these it reads back only the slices
 # that were written (`BundleReader::GetSliceValue`, TensorFlow 2.21).
 _SLICEABLE = {
-    tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.bfloat16, tf.float32, tf.float64,
-    tf.complex64, tf.complex128,
-}  # fmt: skip
+    tf.bool,
+    tf.int8,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.uint8,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.complex64,
+    tf.complex128,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfpar.checkpoint import folders
 from tfpar.checkpoint.boxes import Box, runs
 from tfpar.checkpoint.files import FORMAT_VERSION, is_sliceable
-from tfpar.runtime.variables import cut
 from tfpar.spec import Mesh, Spec, TfparError, local_indices, local_shape
+from tfpar.variables.pieces import cut
 
 
 class Reader:

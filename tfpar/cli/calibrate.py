@@ -23,9 +23,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "-o", "--output", metavar="CLUSTER.TOML", help="write the file here (default: print it)"
     )
     parser.add_argument(
-        "--budget", type=float, default=60.0, metavar="S",
+        "--budget",
+        type=float,
+        default=60.0,
+        metavar="S",
         help="about how many seconds it may take (default: %(default)g)",
-    )  # fmt: skip
+    )
     parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 

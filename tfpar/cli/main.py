@@ -78,14 +78,19 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
     )
     _add_problem(parser)
     parser.add_argument(
-        "--plan-cache", metavar="DIR",
+        "--plan-cache",
+        metavar="DIR",
         help="keep plans in this folder, and search each problem once (default: $TFPAR_PLAN_CACHE)",
-    )  # fmt: skip
+    )
     parser.add_argument("-o", "--output", metavar="PLAN.JSON", help="write the plan to this file")
     parser.add_argument(
-        "--explain", nargs="+", action="extend", default=[], metavar="NAME",
+        "--explain",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
         help="instead of the summary, say where these variables lie and why",
-    )  # fmt: skip
+    )
     parser.add_argument("--quiet", action="store_true", help="no summary")
     parser.set_defaults(run=_plan)
 
@@ -93,23 +98,27 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
 def _add_problem(parser: argparse.ArgumentParser) -> None:
     """What is to be planned, and for which machines."""
     parser.add_argument(
-        "build", metavar="SCRIPT.PY:FUNCTION",
+        "build",
+        metavar="SCRIPT.PY:FUNCTION",
         help="a function without arguments, in a file or as package.module:function, that returns "
         "a compiled Keras model, or (model, batch)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--mesh", required=True, help="the ranks: 2x8 (nodes x devices), 16, or data=2,model=8"
     )
     batch = parser.add_mutually_exclusive_group()
     batch.add_argument(
-        "--data", metavar="SCRIPT.PY:FUNCTION",
+        "--data",
+        metavar="SCRIPT.PY:FUNCTION",
         help="a function without arguments that returns one global batch, (x, y) or (x, y, "
         "sample_weight): arrays or tf.TensorSpecs",
-    )  # fmt: skip
+    )
     batch.add_argument(
-        "--batch-size", type=int, metavar="N",
+        "--batch-size",
+        type=int,
+        metavar="N",
         help="make a global batch of N up from the model's inputs, outputs and loss",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--cluster",
         help="the machines: a preset (dgx-a100, rhino-m8, v100-ethernet, cpu, ...) or a "
@@ -118,21 +127,25 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--planner",
         default="auto",
-        help="tap, rhino or auto, which picks one (default: %(default)s)",
+        help="tap, rhino, exhaustive (small models), or auto, which picks tap or rhino "
+        "(default: %(default)s)",
     )
     parser.add_argument("--level", type=int, help="of Rhino's planner: 2 or 3 (default: 3)")
     parser.add_argument(
         "--search-seconds", type=float, help="take the best plan found by then (default: no end)"
     )
     parser.add_argument(
-        "--memory-limit", metavar="SIZE",
+        "--memory-limit",
+        metavar="SIZE",
         help="what a plan may use of a device, such as 16GiB (default: all it has)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--recompute", metavar="BLOCKS", action="append",
+        "--recompute",
+        metavar="BLOCKS",
+        action="append",
         help="what to compute again in the backward pass: all (blocks that repeat), none, or a "
         "regular expression, which may be given several times (default: what memory asks for)",
-    )  # fmt: skip
+    )
     parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
 
 
@@ -151,9 +164,13 @@ def _add_show(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("show", help="print a saved plan")
     parser.add_argument("plan", metavar="PLAN.JSON")
     parser.add_argument(
-        "--explain", nargs="+", action="extend", default=[], metavar="NAME",
+        "--explain",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
         help="only these variables",
-    )  # fmt: skip
+    )
     parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
     parser.set_defaults(run=_show)
 

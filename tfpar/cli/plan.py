@@ -17,7 +17,7 @@ from tfpar.cli.script import call, scripts
 from tfpar.keras import adapter
 from tfpar.plans import Plan
 from tfpar.runtime.detect import machines_for
-from tfpar.search.planners import find_planner
+from tfpar.search.planners import budget_for, find_planner
 from tfpar.session import Session
 from tfpar.spec import CaptureError, Mesh, PlanError, SpecError, TfparError
 from tfpar.writable import why_not_writable
@@ -50,7 +50,7 @@ def plan_of(options: argparse.Namespace, plan_cache: str | None = None) -> Plan:
         TfparError: anything that is wrong; if no plan fits, a MemoryLimitError.
     """
     mesh = parse_mesh(options.mesh)
-    find_planner(options.planner, options.level, options.search_seconds)
+    budget_for(find_planner(options.planner, options.level), options.search_seconds)
     if options.cluster is not None:
         machines_for(mesh, options.cluster)
     if options.batch_size is not None and options.batch_size < 1:
@@ -108,11 +108,17 @@ def _plan(options: argparse.Namespace, mesh: Mesh, plan_cache: str | None) -> Pl
             made_up = _doubting_labels()
         with made_up:
             return api.plan(
-                lambda: model, batch, mesh, options.cluster,
-                planner=options.planner, plan_cache=plan_cache, memory_limit=options.memory_limit,
-                recompute=_recompute(options.recompute), level=options.level,
+                lambda: model,
+                batch,
+                mesh,
+                options.cluster,
+                planner=options.planner,
+                plan_cache=plan_cache,
+                memory_limit=options.memory_limit,
+                recompute=_recompute(options.recompute),
+                level=options.level,
                 search_seconds=options.search_seconds,
-            )  # fmt: skip
+            )
 
 
 def _recompute(given: list[str] | None) -> bool | list[str] | None:

@@ -20,24 +20,33 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "it is said which one, where and why.",
     )
     parser.add_argument(
-        "-np", "--num-proc", dest="num_ranks", type=int, metavar="N",
+        "-np",
+        "--num-proc",
+        dest="num_ranks",
+        type=int,
+        metavar="N",
         help="the number of ranks (default: all slots of the hosts)",
-    )  # fmt: skip
+    )
     _add_hosts(parser)
     _add_limits(parser)
     parser.add_argument(
         "--output-dir", metavar="DIR", help="also write rank.N.out and rank.N.err into this folder"
     )
     parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME[=VALUE]",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
         help="set a variable for all ranks, or pass on the one that is set here",
-    )  # fmt: skip
+    )
     parser.add_argument("--verbose", action="store_true", help="say what is started, and where")
     parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="COMMAND [ARGS...]",
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND [ARGS...]",
         help="what each rank runs, as in: python train.py",
-    )  # fmt: skip
+    )
     parser.set_defaults(run=run)
 
 
@@ -53,18 +62,23 @@ def run(options: argparse.Namespace) -> int:
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS,...",
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
         help="the hosts and how many ranks each may have (default: those of the Slurm allocation, "
         "else this machine)",
-    )  # fmt: skip
+    )
     hosts.add_argument(
-        "-hostfile", "--hostfile", metavar="FILE",
+        "-hostfile",
+        "--hostfile",
+        metavar="FILE",
         help="a file with a line for each host: host slots=N, or host:N",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--backend", choices=BACKENDS,
+        "--backend",
+        choices=BACKENDS,
         help="what the ranks exchange tensors with (default: horovod if it is installed)",
-    )  # fmt: skip
+    )
     starter = parser.add_mutually_exclusive_group()
     starter.add_argument(
         "--gloo", action="store_false", dest="mpi", help="start the ranks here and by ssh (default)"
@@ -72,47 +86,73 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     starter.add_argument("--mpi", action="store_true", help="start the ranks by Open MPI's mpirun")
     parser.set_defaults(mpi=False)
     parser.add_argument(
-        "--network-interface", metavar="IF",
+        "--network-interface",
+        metavar="IF",
         help="what the ranks talk over (default: found; the loopback on one machine)",
-    )  # fmt: skip
+    )
     parser.add_argument("-p", "--ssh-port", type=int, metavar="N", help="of the hosts")
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--start-timeout", type=float, default=120.0, metavar="S",
+        "--start-timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
         help="seconds from the first rank that reports to the last (default: %(default)g)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S",
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
         help="seconds without progress after which the job has failed (default: %(default)g)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--grace", type=float, default=30.0, metavar="S",
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="S",
         help="seconds that ranks have to end when this command is told to (default: %(default)g)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--min-np", type=int, dest="min_ranks", metavar="N",
+        "--min-np",
+        type=int,
+        dest="min_ranks",
+        metavar="N",
         help="when ranks are lost, restart with those that are left, if they are at least N",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--restarts", type=int, default=10, metavar="N",
+        "--restarts",
+        type=int,
+        default=10,
+        metavar="N",
         help="how often at most (default: %(default)s)",
-    )  # fmt: skip
+    )
 
 
 def _options(given: argparse.Namespace) -> RunOptions:
     program = given.program[1:] if given.program[:1] == ["--"] else given.program
     return RunOptions(
-        command=tuple(program), num_ranks=given.num_ranks, hosts=given.hosts,
-        hostfile=given.hostfile, backend=given.backend, mpi=given.mpi,
-        network_interface=given.network_interface, ssh_port=given.ssh_port,
-        ssh_identity_file=given.ssh_identity_file, start_timeout_s=given.start_timeout,
-        timeout_s=given.timeout, grace_s=given.grace, min_ranks=given.min_ranks,
-        restarts=given.restarts, output_dir=given.output_dir,
-        env=dict(map(_variable, given.env)), verbose=given.verbose,
-    )  # fmt: skip
+        command=tuple(program),
+        num_ranks=given.num_ranks,
+        hosts=given.hosts,
+        hostfile=given.hostfile,
+        backend=given.backend,
+        mpi=given.mpi,
+        network_interface=given.network_interface,
+        ssh_port=given.ssh_port,
+        ssh_identity_file=given.ssh_identity_file,
+        start_timeout_s=given.start_timeout,
+        timeout_s=given.timeout,
+        grace_s=given.grace,
+        min_ranks=given.min_ranks,
+        restarts=given.restarts,
+        output_dir=given.output_dir,
+        env=dict(map(_variable, given.env)),
+        verbose=given.verbose,
+    )
 
 
 def _variable(text: str) -> tuple[str, str]:

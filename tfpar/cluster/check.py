@@ -6,6 +6,7 @@ lists become tuples, and anything else is refused.
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -116,27 +117,46 @@ def _algorithms(name: str, value: Any) -> tuple[str, ...]:
     return found
 
 
+def ranks(name: str, value: Any) -> tuple[int, ...]:
+    """A reader of ranks."""
+    return tuple(integer(name, rank, 0) for rank in listed(name, value, "a list of ranks"))
+
+
 _MAYBE_RATE = functools.partial(optional, _rate)
 
 DEVICE: Mapping[str, Reader] = {
-    "flops": _rates, "memory_bytes": functools.partial(number, above=0),
-    "memory_bandwidth": _rate, "launch_s": finite, "half_size": finite, "name": _name,
-    "functions_per_s": _MAYBE_RATE,
-}  # fmt: skip
-LEVEL: Mapping[str, Reader] = {
-    "count": _count, "bandwidth": _rate, "latency_s": finite,
-    "topology": lambda name, value: one_of(name, value, TOPOLOGIES), "p2p": _MAYBE_RATE,
+    "flops": _rates,
+    "memory_bytes": functools.partial(number, above=0),
+    "memory_bandwidth": _rate,
+    "launch_s": finite,
+    "half_size": finite,
     "name": _name,
-}  # fmt: skip
+    "functions_per_s": _MAYBE_RATE,
+}
+LEVEL: Mapping[str, Reader] = {
+    "count": _count,
+    "bandwidth": _rate,
+    "latency_s": finite,
+    "topology": lambda name, value: one_of(name, value, TOPOLOGIES),
+    "p2p": _MAYBE_RATE,
+    "name": _name,
+}
 NODE: Mapping[str, Reader] = {"count": _count, "uplink": _MAYBE_RATE}
 MEASURED: Mapping[str, Reader] = {
-    "kind": _name, "mesh": _sizes, "axis": lambda name, value: integer(name, value, 0),
-    "startup_s": finite, "bandwidth": _rate,
-}  # fmt: skip
+    "kind": _name,
+    "mesh": _sizes,
+    "axis": lambda name, value: integer(name, value, 0),
+    "startup_s": finite,
+    "bandwidth": _rate,
+}
 CLUSTER: Mapping[str, Reader] = {
-    "name": text, "overlap": _part_of_one, "algorithms": _algorithms, "step_s": finite,
+    "name": text,
+    "overlap": _part_of_one,
+    "algorithms": _algorithms,
+    "step_s": finite,
     "one_memory": flag,
-}  # fmt: skip
+    "ranks": functools.partial(optional, ranks),
+}
 
 
 def check_cluster(cluster: Cluster) -> None:
@@ -159,14 +179,27 @@ def _wrongs(cluster: Cluster) -> Iterator[str]:
             f"its levels join {counts} = {joined} nodes, but it has {cluster.num_nodes}; make "
             f"`count` of `level` and of `node` agree."
         )
-    if cluster.size > MOST_RANKS:
-        yield f"it has {cluster.size} devices; plans are for {MOST_RANKS} at most."
+    if cluster.num_devices > MOST_RANKS:
+        yield f"it has {cluster.num_devices} devices; plans are for {MOST_RANKS} at most."
+    yield from _wrong_ranks(cluster)
     for i, entry in enumerate(cluster.measured):
         where = f"measured[{i}]"
         if not entry.axis < len(entry.mesh):
             yield f"{where}.axis is {entry.axis}, but {where}.mesh has {len(entry.mesh)} axes."
-        elif math.prod(entry.mesh) > cluster.size:
+        elif math.prod(entry.mesh) > cluster.num_devices:
             yield (
-                f"{where}.mesh has {math.prod(entry.mesh)} ranks, but there are {cluster.size} "
-                f"devices."
+                f"{where}.mesh has {math.prod(entry.mesh)} ranks, but there are "
+                f"{cluster.num_devices} devices."
             )
+
+
+def _wrong_ranks(cluster: Cluster) -> Iterator[str]:
+    if cluster.ranks is None:
+        return
+    if not cluster.ranks:
+        yield "a part of it has one rank at least."
+    for rank, times in collections.Counter(cluster.ranks).items():
+        if rank >= cluster.num_devices:
+            yield f"a part of it has ranks beyond those of its {cluster.num_devices} devices."
+        elif times > 1:
+            yield f"a part of it has rank {rank} {times} times."

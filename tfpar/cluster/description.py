@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfpar.cluster import check
@@ -56,8 +56,10 @@ class Device:
 
 
 _LIKE = {
-    "bfloat16": ("float16",), "float16": ("bfloat16",), "half": ("float16", "bfloat16"),
-}  # fmt: skip
+    "bfloat16": ("float16",),
+    "float16": ("bfloat16",),
+    "half": ("float16", "bfloat16"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,11 +154,13 @@ class Cluster:
         step_s: seconds that a step takes whatever it holds: what starts it.
         one_memory: devices are cores with one memory and ranks of one process: what several ranks
             would store or compute alike is there once, and computed by the cores of all.
+        ranks: of a part of a cluster (see `part`): the devices that it has, by their ranks in the
+            whole, which `nodes` and `levels` describe. None: all, in order.
 
     Raises:
         ArgumentError: (of all parts) a size below 1, a rate that is not above 0, a negative time,
             or what is no number; names the field.
-        TfparError: levels that do not hold the nodes.
+        TfparError: levels that do not hold the nodes, ranks that are none of theirs.
     """
 
     name: str
@@ -167,13 +171,18 @@ class Cluster:
     measured: tuple[Measured, ...] = ()
     step_s: float = 0.0
     one_memory: bool = False
+    ranks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check.settle(self, check.CLUSTER)
-        check.settle(self, {
-            "nodes": check.parts(Node, 1), "levels": check.parts(Level),
-            "measured": check.parts(Measured),
-        })  # fmt: skip
+        check.settle(
+            self,
+            {
+                "nodes": check.parts(Node, 1),
+                "levels": check.parts(Level),
+                "measured": check.parts(Measured),
+            },
+        )
         check.check_cluster(self)
 
     def __hash__(self) -> int:
@@ -182,13 +191,17 @@ class Cluster:
     @functools.cached_property
     def _hash(self) -> int:
         links = self.nodes, self.levels, self.algorithms, self.measured
-        return hash((*links, self.overlap, self.step_s, self.one_memory))
+        return hash((*links, self.overlap, self.step_s, self.one_memory, self.ranks))
 
     @classmethod
     def regular(
-        cls, name: str, device: Device, levels: Sequence[Level], node_levels: int = 1,
+        cls,
+        name: str,
+        device: Device,
+        levels: Sequence[Level],
+        node_levels: int = 1,
         **fields: Any,
-    ) -> Cluster:  # fmt: skip
+    ) -> Cluster:
         """Equal nodes.
 
         Args:
@@ -206,18 +219,47 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
-        """Number of machines."""
+        """Number of machines, of the whole."""
         return sum(node.count for node in self.nodes)
 
     @property
-    def size(self) -> int:
-        """Number of devices."""
+    def num_devices(self) -> int:
+        """Number of devices, of the whole."""
         return sum(node.count * node.size for node in self.nodes)
+
+    @property
+    def size(self) -> int:
+        """Number of devices that ranks can have: of a part, its own."""
+        return self.num_devices if self.ranks is None else len(self.ranks)
+
+    def part(self, ranks: Sequence[int]) -> Cluster:
+        """The part of the cluster that some ranks make up: rank `i` of it is `ranks[i]`.
+
+        It remains where it is: groups of its ranks share the links of the whole. So ranks of two
+        nodes have the slow link between these, and side by side they have a part of it each.
+
+        Args:
+            ranks: each at most once, in any order.
+
+        Raises:
+            ArgumentError: not a list of whole numbers.
+            TfparError: a rank that the cluster does not have, or has twice.
+        """
+        found = check.ranks("ranks", ranks)
+        if self.ranks is not None:
+            own = dict(enumerate(self.ranks))
+            found = tuple(own.get(rank, self.num_devices) for rank in found)
+        everyone = found == tuple(range(self.num_devices))
+        return dataclasses.replace(self, ranks=None if everyone else found)
+
+    def places(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """What these ranks are in the whole; see `ranks`."""
+        return tuple(ranks if self.ranks is None else map(self.ranks.__getitem__, ranks))
 
     @functools.cached_property
     def device(self) -> Device:
         """What a step that gives all ranks the same work waits for: the least of each rate."""
-        devices = [node.device for node in self.nodes]
+        devices = self._kinds_of_devices()
         if all(d == devices[0] for d in devices):
             return devices[0]
         dtypes = set.intersection(*(set(d.flops) for d in devices))
@@ -231,6 +273,16 @@ class Cluster:
             name="the slowest of " + ", ".join(dict.fromkeys(d.name for d in devices)),
             functions_per_s=min(functions, default=None),
         )
+
+    def _kinds_of_devices(self) -> list[Device]:
+        """Those of its nodes; of a part, of the nodes in which it has ranks."""
+        found, first = [], 0
+        for node in self.nodes:
+            here = range(first, first + node.count * node.size)
+            if self.ranks is None or any(rank in here for rank in self.ranks):
+                found.append(node.device)
+            first = here.stop
+        return found
 
     def with_device(self, **changes: Any) -> Cluster:
         """The cluster with fields of its devices changed."""
@@ -254,14 +306,18 @@ class Cluster:
             )
 
     def shape_text(self) -> str:
-        """`2 nodes of 8`, kind by kind."""
-        return ", ".join(
+        """`2 nodes of 8`, kind by kind; of a part `4 of 2 nodes of 8`."""
+        whole = ", ".join(
             f"{n.count} node{'s' if n.count > 1 else ''} of {n.size}" for n in self.nodes
         )
+        return whole if self.ranks is None else f"{self.size} of {whole}"
 
     def fingerprint(self) -> str:
         """A hash of everything that a cost depends on (not the names)."""
-        text = json.dumps(_without_names(dataclasses.asdict(self)), sort_keys=True)
+        fields = dataclasses.asdict(self)
+        if self.ranks is None:
+            del fields["ranks"]  # the same as before there were parts, for plans that are saved
+        text = json.dumps(_without_names(fields), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -74,6 +74,8 @@ _CLUSTER = {
     "one_memory": ("one_memory", _FLAG),
 }
 
+_LISTS = ("algorithms", "ranks")
+
 _Table = dict[str, tuple[str, str]]
 
 
@@ -132,13 +134,12 @@ def cluster_of(known: Any, source: str = "") -> Cluster:
         TfparError: a key is missing, unknown or wrong.
     """
     reader = _Reader(source or "the cluster description")
-    table = reader.table(known, "", {*_CLUSTER, "level", "node", "algorithms", "measured"})
+    table = reader.table(known, "", {*_CLUSTER, *_LISTS, "level", "node", "measured"})
     fields = reader.fields(table, "", _CLUSTER)
     fields.setdefault("name", os.path.splitext(os.path.basename(source))[0] or "unnamed")
     if "node" not in table:
         raise reader.error("node", "is missing: a cluster has one [[node]] at least")
-    if "algorithms" in table:
-        fields["algorithms"] = table["algorithms"]
+    fields |= {name: table[name] for name in _LISTS if name in table}
     nodes = tuple(reader.node(n, key) for key, n in reader.tables(table, "node", ""))
     levels = tuple(reader.level(v, key) for key, v in reader.tables(table, "level", ""))
     found = tuple(reader.measured(m, key) for key, m in reader.tables(table, "measured", ""))
@@ -258,6 +259,8 @@ def describe(cluster: Cluster) -> dict[str, Any]:
     """The mapping of which `cluster_of` makes the cluster; plain numbers in base units."""
     found: dict[str, Any] = _fields(cluster, _CLUSTER)
     found["algorithms"] = list(cluster.algorithms)
+    if cluster.ranks is not None:
+        found["ranks"] = list(cluster.ranks)
     if cluster.levels:
         found["level"] = [_fields(level, _LEVEL) for level in cluster.levels]
     found["node"] = []
@@ -283,8 +286,11 @@ def _fields(part: Any, known: _Table) -> dict[str, Any]:
     }
 
 
-_MEASURES = {key: measure for table in (_CLUSTER, _DEVICE, _LEVEL, _NODE, _MEASURED)
-             for key, (_, measure) in table.items()}  # fmt: skip
+_MEASURES = {
+    key: measure
+    for table in (_CLUSTER, _DEVICE, _LEVEL, _NODE, _MEASURED)
+    for key, (_, measure) in table.items()
+}
 
 
 def _with_units(value: Any, measure: str = "") -> Any:

@@ -107,8 +107,12 @@ def fitted(preset: Cluster, mesh: Mesh) -> Cluster:
     inside = node.levels if each == node.size else _innermost(node.levels, each, preset.name)
     # What was measured on more devices says nothing of these.
     measured = tuple(m for m in preset.measured if math.prod(m.mesh) <= nodes * each)
-    return dataclasses.replace(preset, nodes=(Node(node.device, inside, nodes, node.uplink),),
-                               levels=levels, measured=measured)  # fmt: skip
+    return dataclasses.replace(
+        preset,
+        nodes=(Node(node.device, inside, nodes, node.uplink),),
+        levels=levels,
+        measured=measured,
+    )
 
 
 def _innermost(levels: tuple[Level, ...], size: int, name: str) -> tuple[Level, ...]:

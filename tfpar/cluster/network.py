@@ -8,10 +8,11 @@ and not what each has in all (the paper's correction by the point-to-point matri
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tfpar.cluster.description import Cluster, Level, Measured, Node
 from tfpar.spec import Mesh
@@ -98,6 +99,11 @@ def _inside(nodes: Sequence[Node], at: int) -> _Depth:
     return depth
 
 
+def groups_of(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The groups along mesh axes `axes`: of a part of a cluster, as they lie in the whole."""
+    return tuple(map(cluster.places, mesh.groups(axes)))
+
+
 @functools.lru_cache(maxsize=8192)
 def route(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[Hop, ...]:
     """The levels that the groups along mesh axes `axes` cross, from inside out.
@@ -105,7 +111,8 @@ def route(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[Hop, ...
     All groups communicate at once, each around a ring that enters and leaves a member once. The
     slowest group counts at each level, as all are waited for.
     """
-    crossed = (_hop(depth, mesh.groups(axes), False) for depth in reversed(_depths(cluster)))
+    groups = groups_of(cluster, mesh, axes)
+    crossed = (_hop(depth, groups, False) for depth in reversed(_depths(cluster)))
     return tuple(hop for hop in crossed if hop is not None)
 
 
@@ -117,13 +124,23 @@ def link_of(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], pairwise: bool 
         pairwise: each rank sends to all others (an all-to-all) and not along a ring: then the
             ranks of a group in a member divide its link too.
     """
-    return _slowest(_hop(depth, mesh.groups(axes), pairwise) for depth in _depths(cluster))
+    groups = groups_of(cluster, mesh, axes)
+    return _slowest(_hop(depth, groups, pairwise) for depth in _depths(cluster))
 
 
 @functools.lru_cache(maxsize=8192)
-def pair_link(cluster: Cluster, one: int, other: int) -> Link:
-    """Between two ranks, with nothing else going on (point-to-point)."""
-    return _slowest(_hop(depth, [(one, other)], False) for depth in _depths(cluster))
+def transfer_link(cluster: Cluster, pairs: tuple[tuple[int, int], ...]) -> Link:
+    """The slowest link that transfers from rank to rank use, all at once.
+
+    A transfer leaves one member of a level and enters another; their links carry both ways at the
+    same time. Those that leave a member share its link, and so do those that enter it; those
+    between the same two members share what joins these.
+
+    Args:
+        pairs: (sender, receiver) of each; who sends to itself uses no link.
+    """
+    placed = [cluster.places(pair) for pair in pairs]
+    return _slowest(hop for depth in _depths(cluster) for hop in _transfers(depth, placed))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -132,7 +149,7 @@ def ring_links(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[flo
 
     The rings of all groups pass the members' links at the same time and share them.
     """
-    groups = mesh.groups(axes)
+    groups = groups_of(cluster, mesh, axes)
     loads = [_loads(depth, groups, False) for depth in _depths(cluster)]
 
     def bandwidth(one: int, other: int) -> float:
@@ -145,13 +162,19 @@ def ring_links(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[flo
             ]
             if home is not None and met is not None and home[0] == met[0] and home != met
         ]
-        return min([pair_link(cluster, one, other).bandwidth, *shared])
+        return min([_pair_link(cluster, one, other).bandwidth, *shared])
 
     rings = [
         tuple(bandwidth(a, b) for a, b in zip(group, [*group[1:], group[0]], strict=True))
         for group in groups
     ]
     return max(rings, key=lambda links: sum(1.0 / b for b in links))
+
+
+@functools.lru_cache(maxsize=8192)
+def _pair_link(cluster: Cluster, one: int, other: int) -> Link:
+    """Between two ranks of the whole that send to each other, with nothing else going on."""
+    return _slowest(_hop(depth, [(one, other)], False) for depth in _depths(cluster))
 
 
 def _slowest(hops: Iterable[Hop | None]) -> Link:
@@ -185,6 +208,30 @@ def _hop(depth: _Depth, groups: Groups, pairwise: bool) -> Hop | None:
     return Hop(members, bandwidth, latency)
 
 
+def _transfers(depth: _Depth, pairs: Groups) -> Iterator[Hop]:
+    """What crossing this depth is like for each of the pairs that do."""
+    homes = [(depth.home[source], depth.home[target]) for source, target in pairs]
+    crossing = [
+        (one, other)
+        for one, other in homes
+        if one and other and one[0] == other[0] and one != other
+    ]
+    leaving = collections.Counter(one for one, _ in crossing)
+    entering = collections.Counter(other for _, other in crossing)
+    between = collections.Counter(crossing)
+    inside = collections.Counter(place for (place, _), _ in crossing)
+    for one, other in crossing:
+        place, _ = one
+        level = depth.levels[place]
+        if level.topology == "bus":
+            share = level.bandwidth / inside[place]
+        else:
+            links = depth.uplinks
+            share = min(links[one] / leaving[one], links[other] / entering[other])
+        joined = level.pair_bandwidth / between[one, other]
+        yield Hop(2, min(share, joined), level.latency_s)
+
+
 def _loads(depth: _Depth, groups: Groups, pairwise: bool) -> dict[tuple[int, int], float]:
     """How many times over the link of each (place, member) is used."""
     loads: dict[tuple[int, int], float] = {}
@@ -212,7 +259,7 @@ def _crossed(depth: _Depth, group: Sequence[int]) -> dict[int, dict[tuple[int, i
 @functools.lru_cache(maxsize=8192)
 def measured(cluster: Cluster, kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Measured | None:
     """What calibration found for a collective on the very groups along mesh axes `axes`."""
-    groups = mesh.groups(axes)
+    groups = groups_of(cluster, mesh, axes)
     for entry in cluster.measured:
         if entry.kind == kind and math.prod(entry.mesh) == mesh.size:
             if Mesh.of(entry.mesh).groups((entry.axis,)) == groups:

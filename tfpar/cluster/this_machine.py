@@ -27,9 +27,7 @@ def cpu_processes(nodes: int, per_node: int) -> Cluster:
     """
     share = (os.cpu_count() or 1) / per_node
     device = _device(share, host_memory() / per_node)
-    return _cluster(
-        "cpu-processes", nodes, per_node, device, 1e9, 0.8e-3 * max(1.0, 1.0 / share)
-    )  # fmt: skip
+    return _cluster("cpu-processes", nodes, per_node, device, 1e9, 0.8e-3 * max(1.0, 1.0 / share))
 
 
 def _device(share: float, memory_bytes: float) -> Device:

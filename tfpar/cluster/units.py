@@ -28,9 +28,12 @@ UNITS = {"bytes": _SIZES, "bytes/s": _RATES, "seconds": _TIMES, "FLOP/s": _FLOPS
 """By what is measured: unit -> how many base units it is; nothing of a mere number."""
 
 EXAMPLES = {
-    "bytes": "80 GB", "bytes/s": "25 GB/s or 200 Gbit/s", "seconds": "5 us",
-    "FLOP/s": "312 TFLOP/s", "": "0.9",
-}  # fmt: skip
+    "bytes": "80 GB",
+    "bytes/s": "25 GB/s or 200 Gbit/s",
+    "seconds": "5 us",
+    "FLOP/s": "312 TFLOP/s",
+    "": "0.9",
+}
 
 _QUANTITY = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|[-+]?inf)\s*(\S*)\s*")
 

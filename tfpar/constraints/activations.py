@@ -9,10 +9,10 @@ from tfpar.constraints.kinds import Constraint, ShardOutput
 from tfpar.constraints.patterns import compile_pattern, matches_nothing, without_call_counts
 from tfpar.constraints.variables import Resolution
 from tfpar.ir.graph import Graph, Op, Tensor, is_floating
+from tfpar.ir.traits import SIZES
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
 
 _BACKWARD_SCOPE = "gradient_tape"
-_SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
 
 def resolve_outputs(
@@ -96,7 +96,7 @@ def _leaving(
             continue
         tensor = op.outputs[0]
         if tensor in returned or any(
-            r not in inside and _is_forward(r) and r.type not in _SHAPE_READERS
+            r not in inside and _is_forward(r) and r.type not in SIZES
             for r in readers.get(tensor, ())
         ):
             return tensor

@@ -218,9 +218,10 @@ def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
     for pattern in mapping:
         layout = mapping[pattern]
         axes = listed(
-            f"The layout of {pattern!r}", getattr(layout, "axes", layout),
+            f"The layout of {pattern!r}",
+            getattr(layout, "axes", layout),
             "a mesh axis name or None per dim, e.g. (None, 'model')",
-        )  # fmt: skip
+        )
         constraints.append(LayoutVariable(pattern, axes))
     return tuple(constraints)
 

@@ -1,7 +1,7 @@
-"""How long one collective takes on a cluster: latency and bandwidth (alpha-beta), by algorithm.
+"""How long a collective or transfer takes on a cluster: latency and bandwidth (alpha-beta).
 
 N ranks, a payload of M bytes, links of B bytes/s that take alpha to start (Thakur, Rabenseifner
-and Gropp, cited by ATP §3.5). An all-reduce takes
+and Gropp, cited by ATP §3.5). A transfer takes alpha + M / B, an all-reduce, by its algorithm,
 
     ring         2 (N - 1) alpha + 2 (N - 1) / N * M / B
     tree         2 log2(N) alpha + 2 M / B                      pipelined
@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.network import Hop, link_of, measured, pair_link, ring_links, route
+from tfpar.cluster.network import Hop, link_of, measured, ring_links, route, transfer_link
 from tfpar.spec import Mesh
 
 # How often the payload is passed on.
 _PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
-Terms = tuple[float, float]
+_MANY = 2.0**40
+
+Line = tuple[float, float]
 """(seconds to start, seconds a byte of payload)."""
 
 
@@ -43,12 +45,17 @@ def collective_seconds(
     """
     if mesh.group_size(axes) == 1:
         return 0.0
-    return min(start + num_bytes * per_byte for start, per_byte in terms(kind, axes, mesh, cluster))
+    return min(start + num_bytes * per_byte for start, per_byte in lines(kind, axes, mesh, cluster))
+
+
+def seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
+    """What a byte takes, of so many that starting a collective is nothing."""
+    return collective_seconds(kind, axes, _MANY, mesh, cluster) / _MANY
 
 
 @functools.lru_cache(maxsize=65536)
-def terms(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tuple[Terms, ...]:
-    """The terms of each algorithm that the cluster's library has for the collective."""
+def lines(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tuple[Line, ...]:
+    """The line of each algorithm that the cluster's library has for the collective."""
     known = measured(cluster, kind, mesh, axes)
     if known is not None:
         return ((known.startup_s, 1.0 / known.bandwidth),)
@@ -61,49 +68,58 @@ def terms(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tup
     return tuple((passes * start, passes * per_byte) for start, per_byte in found)
 
 
-def point_to_point_seconds(source: int, target: int, num_bytes: float, cluster: Cluster) -> float:
-    """Time to send `num_bytes` bytes from one rank to another, with nothing else going on."""
-    if source == target:
-        return 0.0
-    link = pair_link(cluster, source, target)
+def transfer_seconds(pairs: Iterable[tuple[int, int]], num_bytes: float, cluster: Cluster) -> float:
+    """Time until all of several transfers are done that begin together, in seconds.
+
+    A transfer takes alpha + M / B, on the links of the levels that its ends are apart; those that
+    pass a link share it (as in eq. 3 of ATP, for what goes one way).
+
+    Args:
+        pairs: (sender, receiver) of each; who sends to itself does so at once.
+        num_bytes: what each sends.
+    """
+    link = transfer_link(cluster, tuple(sorted((a, b) for a, b in pairs if a != b)))
     return link.latency_s + num_bytes / link.bandwidth
 
 
 # --- one pass: a gather, or a reduce-scatter ---------------------------------------
 
 
-def _ring(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+def _ring(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     ranks, link = mesh.group_size(axes), link_of(cluster, mesh, axes)
     return (ranks - 1) * link.latency_s, (ranks - 1) / ranks / link.bandwidth
 
 
-def _tree(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+def _tree(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     return _rounds(axes, mesh, cluster), 1.0 / link_of(cluster, mesh, axes).bandwidth
 
 
-def _halving(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+def _halving(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     ranks, link = mesh.group_size(axes), link_of(cluster, mesh, axes)
     rounds = math.ceil(math.log2(ranks))
     return rounds * link.latency_s, (ranks - 1) / ranks / link.bandwidth
 
 
-def _hierarchical(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+def _hierarchical(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     hops = route(cluster, mesh, axes)
     # All ranks within a member pass on their parts of the payload: together the whole of it.
     per_byte = sum((hop.members - 1) / hop.members / hop.bandwidth for hop in hops)
     return sum(map(_hop_rounds, hops)), per_byte
 
 
-def _heterogeneous_ring(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+def _heterogeneous_ring(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     start, _ = _ring(axes, mesh, cluster)
     links = ring_links(cluster, mesh, axes)
     return start, sum(1.0 / bandwidth for bandwidth in links) / len(links)
 
 
-_ALGORITHMS: Mapping[str, Callable[[tuple[int, ...], Mesh, Cluster], Terms]] = {
-    "ring": _ring, "tree": _tree, "halving": _halving, "hierarchical": _hierarchical,
+_ALGORITHMS: Mapping[str, Callable[[tuple[int, ...], Mesh, Cluster], Line]] = {
+    "ring": _ring,
+    "tree": _tree,
+    "halving": _halving,
+    "hierarchical": _hierarchical,
     "heterogeneous-ring": _heterogeneous_ring,
-}  # fmt: skip
+}
 
 
 def _hop_rounds(hop: Hop) -> float:
@@ -118,12 +134,12 @@ def _rounds(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
 # --- others -------------------------------------------------------------------------
 
 
-def _all_to_all(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+def _all_to_all(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     """A message to each of the others; the ranks of a node share its link."""
     ranks, link = mesh.group_size(axes), link_of(cluster, mesh, axes, pairwise=True)
     return (ranks - 1) * link.latency_s, (ranks - 1) / ranks / link.bandwidth
 
 
-def _broadcast(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Terms:
+def _broadcast(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     """A pipelined tree."""
     return _rounds(axes, mesh, cluster), 1.0 / link_of(cluster, mesh, axes).bandwidth

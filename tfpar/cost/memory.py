@@ -13,8 +13,11 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
-from tfpar.ir.graph import VARIABLE_READS, Op, Tensor
-from tfpar.ir.roles import RELABELS, SIZES, Roles
+from tfpar.cost.pricer import Pricer
+from tfpar.cost.update import temporaries
+from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.roles import UPDATE, Roles
+from tfpar.ir.traits import CONSTANTS, SIZES, VARIABLE_READS, VIEWS, WHOLE_UPDATES, given, given_at
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.spec import Spec
 
@@ -38,10 +41,12 @@ class Peak:
 
 
 def peak(
-    partitioned: PartitionedGraph, local_bytes: Callable[[Tensor, Spec], float],
-    times: Mapping[Op, int] | None = None, passing: Mapping[Op, float] | None = None,
+    partitioned: PartitionedGraph,
+    local_bytes: Callable[[Tensor, Spec], float],
+    times: Mapping[Op, int] | None = None,
+    passing: Mapping[Op, float] | None = None,
     show: int = 5,
-) -> Peak:  # fmt: skip
+) -> Peak:
     """The most that one rank stores of tensors at once.
 
     Args:
@@ -77,17 +82,21 @@ def peak(
         once = run.freed_once + sum(size for b, size in outliving if lives.copies[b] == 1)
         total = base + run.most + max(0.0, (count - 1) * each)
         if total > best.num_bytes:
-            sizes = sorted(((b[0].name, stored.get(b) or local_bytes(*b)) for b in run.then),
-                           key=lambda item: -item[1])  # fmt: skip
+            sizes = sorted(
+                ((b[0].name, stored.get(b) or local_bytes(*b)) for b in run.then),
+                key=lambda item: -item[1],
+            )
             best = Peak(total, run.at, tuple(sizes[:show]))
         base += count * each + once
     return best
 
 
 def operands_of_collectives(
-    partitioned: PartitionedGraph, local_bytes: Callable[[Tensor, Spec], float], roles: Roles,
+    partitioned: PartitionedGraph,
+    local_bytes: Callable[[Tensor, Spec], float],
+    roles: Roles,
     bucket_bytes: float,
-) -> dict[Op, float]:  # fmt: skip
+) -> dict[Op, float]:
     """By op, the bytes of what is reduced or moved as soon as it is made.
 
     Collectives that only the update waits for are packed in buckets: their operands are stored
@@ -114,6 +123,35 @@ def operands_of_collectives(
             bucket, last = bucket + size, tensor.op
     flush()
     return found
+
+
+def live_peak(
+    partitioned: PartitionedGraph,
+    pricer: Pricer,
+    bucket_bytes: float,
+    state_ratio: float | None = None,
+    show: int = 5,
+) -> Peak:
+    """The most that a rank stores at once of what a step computes, while it communicates too.
+
+    Besides, communication libraries keep a buffer into which they pack what they carry; where all
+    ranks have one memory, none is at work.
+
+    Args:
+        bucket_bytes: of packed all-reduces.
+        state_ratio, show: as of `evaluate` and `peak`.
+    """
+    roles = pricer.roles
+    passing = operands_of_collectives(partitioned, pricer.stored, roles, bucket_bytes)
+    packed = 0.0 if pricer.cluster.one_memory else max(passing.values(), default=0.0)
+    handles = {v.handle: v for v in partitioned.graph.variables}
+    for op in partitioned.decisions:
+        if roles.phase[op] == UPDATE and op.type in WHOLE_UPDATES and op.inputs[0] in handles:
+            variable = handles[op.inputs[0]]
+            size = pricer.stored(variable, partitioned.variable_specs[variable])
+            passing[op] = size * temporaries(variable.trainable, state_ratio)
+    most = peak(partitioned, pricer.stored, roles.times, passing, show)
+    return dataclasses.replace(most, num_bytes=most.num_bytes + packed)
 
 
 @dataclasses.dataclass(eq=False)
@@ -211,17 +249,16 @@ class _Lives:
     def _find(self, tensor: Tensor, spec: Spec) -> Buffer | None:
         op = tensor.op
         kept = self.partitioned.specs.get(tensor)
-        if tensor.dtype == "resource" or op.type in SIZES or op.type in ("Const", "NoOp"):
+        if tensor.dtype == "resource" or op.type in SIZES or op.type in CONSTANTS:
             return None
         if op.type in VARIABLE_READS and spec == kept:
             return None
         decision = self.partitioned.decisions.get(op)
-        if decision is None or not _is_view(op) or spec != kept:
+        if decision is None or op.type not in VIEWS or spec != kept:
             return tensor, spec
         if tensor in self.partitioned.resolutions:
             return tensor, spec
-        at = op.outputs.index(tensor) if op.type == "IdentityN" else 0
-        return self._buffer(op.inputs[at], decision.choice.in_specs[at])
+        return self._buffer(given(tensor), decision.choice.in_specs[given_at(tensor)])
 
 
 def _copies(made: int, read: int) -> int:
@@ -230,7 +267,3 @@ def _copies(made: int, read: int) -> int:
     Stand-ins for the update stand for nothing: there are as many as are made.
     """
     return min(made, read) if read else made
-
-
-def _is_view(op: Op) -> bool:
-    return op.type in RELABELS and op.type not in VARIABLE_READS and bool(op.inputs)

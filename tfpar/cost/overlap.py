@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.evaluate import Cost, Pricer, all_reshards
-from tfpar.ir.graph import itemsize
-from tfpar.ir.roles import BACKWARD, FORWARD, RELABELS, Roles
+from tfpar.cost.cost import Cost
+from tfpar.cost.pricer import Pricer
+from tfpar.ir.roles import BACKWARD, FORWARD, Roles, When
+from tfpar.ir.traits import FREE
 from tfpar.propagation.partitioned import Decision, PartitionedGraph
-from tfpar.propagation.reshard import step_bytes
 from tfpar.spec import Mesh, Replicate
 
 
@@ -46,7 +46,7 @@ def chunked_cost(
     rules = laid.prepared.rules
     for op, decision in laid.decisions.items():
         phase = roles.phase[op]
-        if phase in (FORWARD, BACKWARD) and op.type not in RELABELS:
+        if phase in (FORWARD, BACKWARD) and op.type not in FREE:
             times = roles.times.get(op, 1) * (chunks if _runs_in_chunks(decision) else 1)
             compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
     for phase, seconds in _collectives(laid, mesh, cluster, roles):
@@ -74,25 +74,14 @@ def _collectives(
 ) -> Iterator[tuple[int, float]]:
     """(phase, seconds) of what is waited for and crosses ranks; chunks exchange nothing."""
     chunk = mesh.num_axes
-    found = [(r.tensor.op, r) for r in laid.reshards if r.tensor not in roles.deferrable]
-    for op, decision in laid.decisions.items():
-        if decision.expansion is not None:
-            found += [(op, r) for r in all_reshards(decision.expansion)]
-        if op in laid.shared and op.outputs and roles.phase[op] in (FORWARD, BACKWARD):
-            size = sum(t.num_bytes for t in op.outputs)
-            everyone = tuple(range(chunk))
-            yield roles.phase[op], collective_seconds("broadcast", everyone, size, mesh, cluster)
-    for op, reshard in found:
-        tensor, phase = reshard.tensor, roles.phase[op]
-        if phase not in (FORWARD, BACKWARD):
-            continue
-        item = itemsize(roles.carried.get(tensor, tensor.dtype))
-        shape = tuple(tensor.shape or ())
-        for step in reshard.steps(laid.mesh):
-            axes = tuple(a for a in step.axes if a != chunk)
-            if step.is_collective and axes:
-                times = roles.times.get(op, 1)
-                if not isinstance(step.after[chunk], Replicate):
-                    times *= laid.mesh.shape[chunk]
-                size = step_bytes(step, shape, item, laid.mesh)
-                yield phase, times * collective_seconds(step.kind, axes, size, mesh, cluster)
+    for moved in laid.communications(roles.carried):
+        phase = roles.phase[moved.op]
+        axes = tuple(a for a in moved.axes if a != chunk)
+        if phase in (FORWARD, BACKWARD) and moved.when(roles) is When.BETWEEN and axes:
+            times = roles.times.get(moved.op, 1)
+            if not isinstance(moved.step.after[chunk], Replicate):
+                times *= laid.mesh.shape[chunk]
+            yield (
+                phase,
+                times * collective_seconds(moved.kind, axes, moved.num_bytes, mesh, cluster),
+            )

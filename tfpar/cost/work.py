@@ -6,35 +6,57 @@ import math
 from collections.abc import Sequence
 
 from tfpar.ir.graph import Op
+from tfpar.ir.traits import MATRIX_PRODUCTS
 from tfpar.rules.rule import OpRule
-
-_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
 
 # Position of the filter, and of the tensor with one entry per output pixel and channel (-1: the
 # op's own output).
 _CONVOLUTIONS = {
-    "Conv2D": (1, -1), "Conv3D": (1, -1), "DepthwiseConv2dNative": (1, -1),
-    "Conv2DBackpropInput": (1, 2), "Conv3DBackpropInputV2": (1, 2),
+    "Conv2D": (1, -1),
+    "Conv3D": (1, -1),
+    "DepthwiseConv2dNative": (1, -1),
+    "Conv2DBackpropInput": (1, 2),
+    "Conv3DBackpropInputV2": (1, 2),
     "DepthwiseConv2dNativeBackpropInput": (1, 2),
-}  # fmt: skip
+}
 _FILTER_GRADIENTS = {
-    "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter",
-}  # fmt: skip
+    "Conv2DBackpropFilter",
+    "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNativeBackpropFilter",
+}
 
 _FUNCTIONS = dict.fromkeys(
-    ("Exp", "Expm1", "Log", "Log1p", "Tanh", "Sigmoid", "Erf", "Erfc", "Softplus", "Elu", "Selu",
-     "Sin", "Cos", "Tan", "Sinh", "Cosh", "Asin", "Acos", "Atan", "Softmax", "LogSoftmax"),
+    (
+        "Exp",
+        "Expm1",
+        "Log",
+        "Log1p",
+        "Tanh",
+        "Sigmoid",
+        "Erf",
+        "Erfc",
+        "Softplus",
+        "Elu",
+        "Selu",
+        "Sin",
+        "Cos",
+        "Tan",
+        "Sinh",
+        "Cosh",
+        "Asin",
+        "Acos",
+        "Atan",
+        "Softmax",
+        "LogSoftmax",
+    ),
     1,
 ) | {
-    "Pow": 20, "SoftmaxCrossEntropyWithLogits": 8, "SparseSoftmaxCrossEntropyWithLogits": 8,
-}  # fmt: skip
+    "Pow": 20,
+    "SoftmaxCrossEntropyWithLogits": 8,
+    "SparseSoftmaxCrossEntropyWithLogits": 8,
+}
 """What an op type takes for each entry of its largest output, in exponentials: measured with
 TensorFlow's CPU kernels, of which some are not vectorized."""
-
-READ_PART = frozenset(
-    {"GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
-)
-"""Op types that touch only the part of their first input that they return."""
 
 
 def flops(op: Op, rule: OpRule) -> float:
@@ -44,7 +66,7 @@ def flops(op: Op, rule: OpRule) -> float:
     factors, of a convolution the output's entries times the filter's entries for one output
     channel.
     """
-    if op.type in _PRODUCTS:
+    if op.type in MATRIX_PRODUCTS:
         return 2.0 * math.prod(rule.sizes)
     if op.type in _CONVOLUTIONS:
         weights, at = _CONVOLUTIONS[op.type]
@@ -64,7 +86,7 @@ def functions(op: Op) -> float:
 
 def sides(op: Op, rule: OpRule, sizes: Sequence[int]) -> tuple[int, int, int] | None:
     """Rows, columns and depth of a matrix product with factors of these sizes; None for others."""
-    if op.type not in _PRODUCTS or len(rule.inputs) != 2:
+    if op.type not in MATRIX_PRODUCTS or len(rule.inputs) != 2:
         return None
     one, other, out = ({f for dim in dims for f in dim} for dims in (*rule.inputs, rule.outputs[0]))
 

@@ -74,10 +74,15 @@ class Job:
 _LAUNCHERS = {
     "tfpar run": (names.RANK, names.SIZE, names.LOCAL_RANK, names.LOCAL_SIZE),
     "horovodrun": (
-        "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
     ),
     "Open MPI": (
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     # Before MPICH: `srun --mpi=pmi2` sets PMI's variables too, but no local rank.
@@ -86,9 +91,12 @@ _LAUNCHERS = {
     "Kubernetes": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     # An indexed Job knows no size: its manifest tells it, as TFPAR_SIZE. One rank a pod.
     "Kubernetes Job": (
-        "JOB_COMPLETION_INDEX", names.SIZE, names.LOCAL_RANK, names.LOCAL_SIZE,
+        "JOB_COMPLETION_INDEX",
+        names.SIZE,
+        names.LOCAL_RANK,
+        names.LOCAL_SIZE,
     ),
-}  # fmt: skip
+}
 _VARIABLES = {"TF_CONFIG"}.union(*_LAUNCHERS.values())
 
 # From here on step ids stand for what no `srun` has started: batch script, interactive shell, ...
@@ -155,6 +163,11 @@ def _of_tf_config(environ: Mapping[str, str]) -> Job | None:
         raise TfparError(f"TF_CONFIG names task {rank} of {len(workers)} workers.")
     own = hosts[rank]
     return Job(
-        rank, len(workers), hosts[:rank].count(own), hosts.count(own), "TF_CONFIG",
-        environ.get(names.BACKEND) or "tensorflow", workers,
-    )  # fmt: skip
+        rank,
+        len(workers),
+        hosts[:rank].count(own),
+        hosts.count(own),
+        "TF_CONFIG",
+        environ.get(names.BACKEND) or "tensorflow",
+        workers,
+    )

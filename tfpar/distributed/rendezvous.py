@@ -32,8 +32,10 @@ _MPI_LAUNCHERS = ("Open MPI", "MPICH")
 
 # Variables that are the same on all ranks of a job and differ between jobs.
 _JOB_IDS = (
-    ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMIX_NAMESPACE",), ("OMPI_MCA_ess_base_jobid",),
-)  # fmt: skip
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+)
 # Below the ports that systems hand out by themselves, and those of `tfpar run`.
 _FIRST_PORT, _NUM_PORTS = 20_000, 9_000
 
@@ -65,10 +67,17 @@ def join(job: Job) -> None:
         store = _Store(address, port, _scope(os.environ), limit_s)
         machines = _report(job, store)
     shared = names.Shared(
-        backend=None, timeout_s=timeout_s, grace_s=names.DEFAULT_GRACE_S, start_timeout_s=limit_s,
-        supervisor="", token="", attempt=job.attempt, addresses=(),
-        interface=_interface(job.rank, machines), rendezvous=(store.address, port),
-    )  # fmt: skip
+        backend=None,
+        timeout_s=timeout_s,
+        grace_s=names.DEFAULT_GRACE_S,
+        start_timeout_s=limit_s,
+        supervisor="",
+        token="",
+        attempt=job.attempt,
+        addresses=(),
+        interface=_interface(job.rank, machines),
+        rendezvous=(store.address, port),
+    )
     slot = allotted([machine["host"] for machine in machines])[job.rank]
     told = names.rank_environment(os.environ, slot, shared)
     os.environ.update({n: told[n] for n in told if n.startswith(("HOROVOD_", "CUDA_"))})

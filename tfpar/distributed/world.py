@@ -175,8 +175,11 @@ def this_world() -> World | None:
     if job.rank == 0:
         logger.info(
             "%d ranks on %d machine(s) over %s, started by %s.",
-            job.size, job.nodes, world.transport.name, job.launcher,
-        )  # fmt: skip
+            job.size,
+            job.nodes,
+            world.transport.name,
+            job.launcher,
+        )
     return world
 
 
@@ -247,7 +250,13 @@ def _is_of_a_peer(error: tf.errors.OpError) -> bool:
 
 # What the transports' errors say when another rank has gone: Horovod; Gloo; TensorFlow.
 _SIGNS_OF_A_PEER = (
-    "Horovod has been shut down", "Connection closed by peer", "Connection reset by peer",
-    "Broken pipe", "Timed out waiting", "failed to connect to all addresses", "Socket closed",
-    "Additional GRPC error information from remote target", "Collective has timed out",
-)  # fmt: skip
+    "Horovod has been shut down",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "failed to connect to all addresses",
+    "Socket closed",
+    "Additional GRPC error information from remote target",
+    "Collective has timed out",
+)

@@ -59,9 +59,13 @@ def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | Non
         # Files, not pipes: a process that the command has left behind would hold those open.
         try:
             process = subprocess.Popen(
-                command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             return Ended(None, "", "", f"cannot be started: {error.strerror or error}")
         try:

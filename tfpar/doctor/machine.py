@@ -16,8 +16,8 @@ from tfpar.install.wheel_cache import default_cache
 from tfpar.launch.hosts import find_hosts
 from tfpar.launch.network import find_network, is_local
 from tfpar.launch.options import RunOptions
-from tfpar.report.tables import format_bytes
 from tfpar.spec.errors import TfparError
+from tfpar.spec.quantities import format_bytes
 
 _LIMIT_S = 20.0
 _LITTLE_MEMORY = 2 << 30  # empirical: two ranks with TensorFlow and a tiny model take 1 GiB

@@ -39,11 +39,26 @@ def try_processes(backend: str, probe: Probe, *, default: bool) -> Finding:
         default: `tfpar run` takes this backend unless it is told another one.
     """
     command = [
-        sys.executable, "-m", "tfpar", "run", "-np", str(_NUM_RANKS),
-        "-H", f"localhost:{_NUM_RANKS}", "--backend", backend, "--timeout", str(_JOB_LIMIT_S),
-        "--start-timeout", str(_JOB_LIMIT_S), "--grace", "5",
-        sys.executable, "-m", "tfpar.doctor.ranks",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tfpar",
+        "run",
+        "-np",
+        str(_NUM_RANKS),
+        "-H",
+        f"localhost:{_NUM_RANKS}",
+        "--backend",
+        backend,
+        "--timeout",
+        str(_JOB_LIMIT_S),
+        "--start-timeout",
+        str(_JOB_LIMIT_S),
+        "--grace",
+        "5",
+        sys.executable,
+        "-m",
+        "tfpar.doctor.ranks",
+    ]
     # One GPU cannot be shared by two ranks.
     hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if 0 < len(probe.gpus) < _NUM_RANKS else {}
     status = Status.MISSING if default else Status.WARNING

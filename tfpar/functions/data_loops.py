@@ -23,8 +23,8 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import argument_specs
 from tfpar.functions.call import Call
-from tfpar.runtime.variables import capturing
 from tfpar.spec import CaptureError
+from tfpar.variables.surroundings import capturing
 
 if TYPE_CHECKING:
     from tfpar.functions.step_function import StepFunction
@@ -50,7 +50,7 @@ def call_with_data(function: StepFunction, call: Call) -> Any:
             "%s is given data and has no loop over it that could be run in steps: it ran on one "
             "device. Write `for batch in dataset:` in it (with AutoGraph), or give it batches.",
             function.name,
-        )  # fmt: skip
+        )
     return tf.nest.map_structure(_returned, result)
 
 
@@ -196,10 +196,14 @@ class Data:
         return method
 
     def loop(
-        self, extra_test: Callable[[], Any] | None, body: FunctionType,
-        get_state: Callable[[], tuple], set_state: Callable[[tuple], None],
-        symbols: tuple[str, ...], options: dict[str, Any],
-    ) -> None:  # fmt: skip
+        self,
+        extra_test: Callable[[], Any] | None,
+        body: FunctionType,
+        get_state: Callable[[], tuple],
+        set_state: Callable[[tuple], None],
+        symbols: tuple[str, ...],
+        options: dict[str, Any],
+    ) -> None:
         """`for batch in self`, as AutoGraph hands it on (`control_flow.for_stmt`)."""
         run = _Body(self._host, body, get_state, set_state, symbols)
         if extra_test is not None and not extra_test():
@@ -226,9 +230,13 @@ class _Body:
     """
 
     def __init__(
-        self, host: _Host, body: FunctionType, get_state: Callable[[], tuple],
-        set_state: Callable[[tuple], None], symbols: Sequence[str],
-    ) -> None:  # fmt: skip
+        self,
+        host: _Host,
+        body: FunctionType,
+        get_state: Callable[[], tuple],
+        set_state: Callable[[tuple], None],
+        symbols: Sequence[str],
+    ) -> None:
         self._host, self._body = host, body
         self._get_state, self._set_state = get_state, set_state
         self._symbols = symbols

@@ -23,8 +23,9 @@ from tfpar.ir.roles import changes_weights
 from tfpar.keras.gradients import marked_gradients
 from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
-from tfpar.session import CompiledFunction, Program, Session
+from tfpar.session import Session
 from tfpar.spec import TfparError
+from tfpar.steps import CompiledFunction, Program
 
 logger = logging.getLogger("tfpar")
 
@@ -48,9 +49,13 @@ class StepFunction:
     """
 
     def __init__(
-        self, session: Session, function: Callable[..., Any], *,
-        input_signature: Sequence[Any] | None = None, autograph: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        function: Callable[..., Any],
+        *,
+        input_signature: Sequence[Any] | None = None,
+        autograph: bool = True,
+    ) -> None:
         self.session = session
         self.python_function = getattr(function, "python_function", function)
         self._plan: Plan | None = None
@@ -186,8 +191,9 @@ class StepFunction:
                 logger.warning(
                     "%s is traced and compiled for the %dth set of Python values: each number, "
                     "string or object that it is given counts. Give it tensors for what changes.",
-                    self.name, _MANY_TRACES,
-                )  # fmt: skip
+                    self.name,
+                    _MANY_TRACES,
+                )
         return known
 
     def _remember(self, plan: Plan, executable: Executable) -> None:
@@ -198,9 +204,7 @@ class _Trace(CompiledFunction):
     """The steps for one set of static values. The plan of a trace that trains serves the others."""
 
     def __init__(self, owner: StepFunction, program: Program, function: Callable[..., Any]) -> None:
-        super().__init__(
-            program, function, name=owner.name, on_plan=owner._remember, several=True
-        )  # fmt: skip
+        super().__init__(program, function, name=owner.name, on_plan=owner._remember, several=True)
         self._owner = owner
 
     def capture(self, specs: Sequence[Any]) -> CapturedStep:

@@ -47,9 +47,13 @@ class BuildLog:
             begin = log.tell()
             # A session of its own: a compiler started by make must not outlive the time limit.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
             try:
                 code = process.wait(max(0.0, self.deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

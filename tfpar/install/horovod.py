@@ -146,8 +146,10 @@ def verify(*, limit_s: float = _VERIFY_LIMIT_S) -> InstalledHorovod:
         result = subprocess.run(
             [sys.executable, "-c", _VERIFY],
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-            capture_output=True, text=True, timeout=limit_s,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
     except subprocess.TimeoutExpired:
         raise TfparError(f"Importing Horovod took more than {limit_s:.0f} s. {mend}") from None
     if result.returncode:
@@ -163,24 +165,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--mpi", action=argparse.BooleanOptionalAction, help="with MPI (default: if mpicxx is here)"
     )
     parser.add_argument(
-        "--nccl", action=argparse.BooleanOptionalAction,
+        "--nccl",
+        action=argparse.BooleanOptionalAction,
         help="with NCCL (default: if nvcc and nccl.h are here)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--wheel-only", type=Path, metavar="DIR", help="copy the wheel to DIR and install nothing"
     )
     parser.add_argument(
-        "--time-limit", type=float, default=TIME_LIMIT_S, metavar="SECONDS",
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT_S,
+        metavar="SECONDS",
         help="for the build (default: %(default).0f)",
-    )  # fmt: skip
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Build and install as the options say; returns the exit code."""
     wheel = build_wheel(
-        mpi=options.mpi, nccl=options.nccl, rebuild=options.rebuild, limit_s=options.time_limit,
+        mpi=options.mpi,
+        nccl=options.nccl,
+        rebuild=options.rebuild,
+        limit_s=options.time_limit,
         say=lambda text: print(text, flush=True),
-    )  # fmt: skip
+    )
     if options.wheel_only:
         options.wheel_only.mkdir(parents=True, exist_ok=True)
         print(shutil.copy(wheel, options.wheel_only))
@@ -214,25 +223,44 @@ def _build(key: WheelKey, scratch: Path, log: BuildLog) -> Path:
         )
     source = f"horovod=={key.horovod}"
     log.run(
-        [*_PIP, "download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:",
-         "--dest", str(scratch), source],
+        [
+            *_PIP,
+            "download",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-binary",
+            ":all:",
+            "--dest",
+            str(scratch),
+            source,
+        ],
         doing=f"Downloading the sources of {source}",
         environment=environment,
         mend="Let pip reach a package registry, or fetch the .tar.gz elsewhere and name its folder "
         "in PIP_FIND_LINKS.",
-    )  # fmt: skip
+    )
     root = _unpack(scratch / f"horovod-{key.horovod}.tar.gz", scratch)
     patch_sources(root)
     log.run(
         # By itself an older pip calls setup.py, and prints a program of its own if that fails.
-        [*_PIP, "wheel", "--use-pep517", "--verbose", "--no-index", "--no-deps",
-         "--no-build-isolation", "--wheel-dir", str(scratch / "wheel"), str(root)],
+        [
+            *_PIP,
+            "wheel",
+            "--use-pep517",
+            "--verbose",
+            "--no-index",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            str(scratch / "wheel"),
+            str(root),
+        ],
         doing=f"Building {source} for TensorFlow {key.tensorflow}",
         environment=environment,
         mend="Mend what the log names"
         + (", or leave MPI out with --no-mpi." if key.mpi else ".")
         + (" --no-nccl leaves NCCL out." if key.nccl else ""),
-    )  # fmt: skip
+    )
     return next((scratch / "wheel").glob("*.whl"))
 
 

@@ -18,6 +18,18 @@ from tfpar.ir.graph import (
 )
 
 __all__ = [
-    "DType", "FunctionRef", "Graph", "Op", "Shape", "ShapeAttr", "Tensor", "UnknownShape",
-    "Variable", "freeze", "is_floating", "is_numeric", "itemsize", "walk_functions",
-]  # fmt: skip
+    "DType",
+    "FunctionRef",
+    "Graph",
+    "Op",
+    "Shape",
+    "ShapeAttr",
+    "Tensor",
+    "UnknownShape",
+    "Variable",
+    "freeze",
+    "is_floating",
+    "is_numeric",
+    "itemsize",
+    "walk_functions",
+]

@@ -20,11 +20,6 @@ Shape = tuple[Any, ...] | Any
 `Any` for the type checker: rules and everything after them see static shapes only.
 """
 
-VARIABLE_READS = frozenset(
-    {"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"}
-)
-"""Op types that read a variable and leave it as it is."""
-
 
 class DType(str):
     """An attribute value that names a dtype (`DType("float32")`)."""
@@ -212,6 +207,12 @@ class Graph:
     def variable_of(self) -> dict[Tensor, Variable]:
         return {v.handle: v for v in self.variables}
 
+    def __str__(self) -> str:
+        """The graph as text; see `tfpar.ir.text`."""
+        from tfpar.ir.text import format_graph  # which is made of graphs
+
+        return format_graph(self)
+
 
 def walk_functions(graph: Graph, op: Op) -> Iterator[tuple[str, Graph]]:
     """(attribute, body) for each function that `op` names."""
@@ -223,10 +224,25 @@ def walk_functions(graph: Graph, op: Op) -> Iterator[tuple[str, Graph]]:
 
 
 _ITEMSIZES = {
-    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "half": 2, "float16": 2,
-    "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8,
-    "float64": 8, "complex64": 8, "complex128": 16, "float8_e5m2": 1, "float8_e4m3fn": 1,
-}  # fmt: skip
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e5m2": 1,
+    "float8_e4m3fn": 1,
+}
 
 
 def itemsize(dtype: str) -> int:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from tfpar.ir.graph import Op
+from tfpar.spec.errors import TfparError
 
 
-def sort_topologically(ops: list[Op]) -> list[Op]:
-    """`ops` reordered so that inputs and control come first, otherwise in their order."""
-    present = set(ops)
+def sort_topologically(
+    ops: Sequence[Op], before: Mapping[Op, Sequence[Op]] | None = None
+) -> list[Op]:
+    """`ops` reordered so that inputs and control come first, otherwise in their order.
+
+    Args:
+        before: by op, others that come first too.
+
+    Raises:
+        TfparError: ops wait for each other.
+    """
+    present, also = set(ops), before or {}
     done: set[Op] = set()
+    begun: set[Op] = set()
     out: list[Op] = []
     for root in ops:
         stack = [root]
@@ -19,13 +32,22 @@ def sort_topologically(ops: list[Op]) -> list[Op]:
                 continue
             missing = [
                 b
-                for b in (*(t.op for t in op.inputs), *op.control)
+                for b in (*(t.op for t in op.inputs), *op.control, *also.get(op, ()))
                 if b in present and b not in done
             ]
             if missing:
+                if op in begun:
+                    raise TfparError(f"Ops wait for each other: {_circle(stack, begun)}.")
+                begun.add(op)
                 stack.extend(missing)
             else:
                 stack.pop()
                 done.add(op)
                 out.append(op)
     return out
+
+
+def _circle(stack: list[Op], begun: set[Op]) -> str:
+    """The ops on the way from the last one back to itself."""
+    way = [op for op in stack[stack.index(stack[-1]) :] if op in begun]
+    return " for ".join(repr(op.name) for op in way)

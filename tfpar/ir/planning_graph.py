@@ -58,9 +58,13 @@ def planning_graph(graph: Graph, gradients: Sequence[Gradient]) -> PlanningGraph
     inputs = {t.op for t in graph.inputs}
     kept = [op for op in graph.ops if op in keep or op in inputs]
     cut = Graph(
-        [*kept, *extra, *stand_ins], graph.inputs, outputs, variables, graph.functions,
+        [*kept, *extra, *stand_ins],
+        graph.inputs,
+        outputs,
+        variables,
+        graph.functions,
         [*effects, *stand_ins],
-    )  # fmt: skip
+    )
     return PlanningGraph(cut, frozenset(stand_ins))
 
 

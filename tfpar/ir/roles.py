@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Collection, Mapping, Sequence
 
-from tfpar.ir.graph import VARIABLE_READS, Graph, Op, Tensor
+from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.traits import (
+    ASSIGNMENTS,
+    FREE,
+    REARRANGED,
+    SIZES,
+    TO_THE_UPDATE,
+    VARIABLE_READS,
+)
 
 FORWARD, BACKWARD, UPDATE = range(3)
 PHASES = ("forward", "backward", "update")
 
-SIZES = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
-"""Op types that read of a tensor only its size."""
 
-RELABELS = SIZES | frozenset(
-    {"Const", "Placeholder", "Identity", "IdentityN", "Reshape", "ReadVariableOp", "ExpandDims",
-     "Squeeze", "StopGradient", "PreventGradient", "NoOp"}
-)  # fmt: skip
-"""Op types that compute nothing: views, handles, sizes known beforehand."""
+class When(enum.Enum):
+    """When a collective runs, beside the ops of its rank."""
 
-# Between the op that makes a weight's gradient and the update.
-_HAND_ON = frozenset(
-    {"Identity", "Cast", "Reshape", "Transpose", "ExpandDims", "Squeeze", "AddN", "Add", "AddV2",
-     "Mul", "RealDiv", "UnsortedSegmentSum"}
-)  # fmt: skip
+    BETWEEN = "between ops: those that read its result wait for it"
+    BESIDE = "beside the backward pass, packed with others: only the update waits for it"
+    AFTER = "in the update, packed with others"
+
 
 NARROW = frozenset({"half", "float16", "bfloat16"})
 """The dtypes of 16 bits."""
-
-# They hand on the values of their first input.
-_SAME_VALUES = frozenset({"Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"})
 
 COMPRESSIONS = {"fp16": "float16", "bf16": "bfloat16"}
 """The dtypes in which gradients may travel, by the names that users give them."""
@@ -48,7 +48,7 @@ class Roles:
             rest of the backward pass. What some gradient is computed from is none of them.
         kept: tensors of the forward pass that the backward pass reads, themselves or by another
             name (reshaped).
-        times: how many ops of the model each op stands for (see `search.fold`); 1 if absent.
+        times: how many ops of the model each op stands for (see `search.model.fold`); 1 if absent.
         carried: the dtype in which collectives carry a tensor, if it is not its own: that of what
             it was cast from (see `widened`), or the one that the user has gradients compressed to.
     """
@@ -61,9 +61,12 @@ class Roles:
 
     @classmethod
     def of(
-        cls, graph: Graph, gradients: Collection[Tensor] = (),
-        times: Mapping[Op, int] | None = None, compression: str | None = None,
-    ) -> Roles:  # fmt: skip
+        cls,
+        graph: Graph,
+        gradients: Collection[Tensor] = (),
+        times: Mapping[Op, int] | None = None,
+        compression: str | None = None,
+    ) -> Roles:
         """Read the roles off the graph.
 
         Args:
@@ -116,6 +119,12 @@ class Roles:
                     carried.setdefault(tensor, compression)
         return cls(phase, frozenset(deferrable), frozenset(kept), times or {}, carried)
 
+    def when(self, tensor: Tensor) -> When:
+        """When the collectives run that `tensor` is moved or reduced by."""
+        if tensor in self.deferrable:
+            return When.BESIDE
+        return When.AFTER if self.phase[tensor.op] == UPDATE else When.BETWEEN
+
 
 def changes_weights(graph: Graph) -> bool:
     """Whether the step writes to a trainable variable."""
@@ -135,7 +144,7 @@ def widened(graph: Graph) -> dict[Tensor, str]:
         if op.type == "Cast" and op.inputs[0].dtype in NARROW:
             if op.outputs[0].dtype in ("float32", "float64"):
                 found[op.outputs[0]] = op.inputs[0].dtype
-        elif op.type in _SAME_VALUES and op.inputs[0] in found:
+        elif op.type in REARRANGED and op.inputs[0] in found:
             found[op.outputs[0]] = found[op.inputs[0]]
     return found
 
@@ -146,7 +155,7 @@ def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], kept: set[Tensor]) -
         return False
     if phase[op] == BACKWARD:
         return True
-    return op.type in RELABELS and any(
+    return op.type in FREE and any(
         t in kept
         for i, t in enumerate(op.outputs)
         if op.type != "IdentityN" or op.inputs[i] is tensor
@@ -170,7 +179,7 @@ def _decaying_weights(
     for op in reversed(graph.ops):
         if op in fed or op in leads:
             continue
-        if op.type.startswith("Assign") and op.inputs[0] in weights:
+        if op.type in ASSIGNMENTS and op.inputs[0] in weights:
             found.add(op)
         elif op.inputs and op.outputs and not any(t in ends for t in op.outputs):
             readers = [r for t in op.outputs for r in consumers.get(t, ())]
@@ -199,4 +208,4 @@ def _defers(op: Op, phase: Mapping[Op, int], deferrable: set[Tensor]) -> bool:
     """Whether `op` may get what it reads late: it is the update, or hands on to it."""
     if phase[op] == UPDATE:
         return True
-    return op.type in _HAND_ON and all(t in deferrable for t in op.outputs)
+    return op.type in TO_THE_UPDATE and all(t in deferrable for t in op.outputs)

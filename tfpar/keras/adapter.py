@@ -30,17 +30,18 @@ from keras.src.saving import saving_lib
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.trainer import Trainer
 
-from tfpar.initial.keras_weights import streamed_weights
 from tfpar.keras.callbacks import install_callbacks
 from tfpar.keras.files import SAVING, Files
 from tfpar.keras.keras_hub import install_keras_hub
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.saved_models import install_saved_models
-from tfpar.runtime.variables import ParallelVariable
+from tfpar.keras.streamed_weights import streamed_weights
 from tfpar.scopes import enclosing, open_elsewhere
-from tfpar.session import Program, Session
+from tfpar.session import Session
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import refused
+from tfpar.steps import Program
+from tfpar.variables.parallel_variable import ParallelVariable
 
 logger = logging.getLogger("tfpar")
 
@@ -108,7 +109,7 @@ def _install_compiling() -> None:
                 "jit_compile=True: %s runs on a mesh, where steps are not compiled by XLA. Leave "
                 "it out, or compile the model outside of auto_parallel to run it on one device.",
                 self.name,
-            )  # fmt: skip
+            )
 
     @functools.wraps(from_config)
     def compile_from_config(self, config):
@@ -135,7 +136,7 @@ def _install_copying() -> None:
                 "A pickle of %s holds its weights, not its mesh: what is read from it runs on one "
                 "device. Unpickle it inside of auto_parallel, or give it to tap.parallelize.",
                 self.name,
-            )  # fmt: skip
+            )
         return _reduce(self)
 
     KerasSaveable.__reduce__ = reduce_model

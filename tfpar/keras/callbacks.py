@@ -64,9 +64,11 @@ def _for_processes(
     backups = [c for c in shown if isinstance(c, keras.callbacks.BackupAndRestore)]
     led = [Led(c, world) if isinstance(c, WRITERS) else c for c in shown]
     if not any(isinstance(c, Checkpoint) for c in shown) and backups:
-        led.append(StopSignal(lambda: [
-            world.lead.run("saving before the end", c._save_model) for c in backups
-        ]))  # fmt: skip
+        led.append(
+            StopSignal(
+                lambda: [world.lead.run("saving before the end", c._save_model) for c in backups]
+            )
+        )
     return [SameLogs(world), *led]
 
 

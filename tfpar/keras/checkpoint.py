@@ -31,8 +31,8 @@ from tfpar.checkpoint import (
 from tfpar.ir.names import pair
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.replay import Position, Replay
-from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import Mesh, Spec, TfparError, arguments, replicated
+from tfpar.variables.parallel_variable import ParallelVariable
 
 logger = logging.getLogger("tfpar")
 
@@ -195,14 +195,20 @@ def save(state: ParallelModel, folder: str, position: Position, keep: int = 2) -
 
     def write() -> None:
         for rank in ranks:
-            write_part(temporary, rank, [
-                Saved(
-                    name, tuple(v.shape), v.dtype,
-                    boxes(tuple(v.shape), spec, mesh, rank) if rank in writing else [],
-                    functools.partial(_shard_of, v, rank),
-                )
-                for (name, v), spec, writing in zip(variables, specs, chosen, strict=True)
-            ])  # fmt: skip
+            write_part(
+                temporary,
+                rank,
+                [
+                    Saved(
+                        name,
+                        tuple(v.shape),
+                        v.dtype,
+                        boxes(tuple(v.shape), spec, mesh, rank) if rank in writing else [],
+                        functools.partial(_shard_of, v, rank),
+                    )
+                    for (name, v), spec, writing in zip(variables, specs, chosen, strict=True)
+                ],
+            )
 
     def finish() -> str:
         path = commit(temporary, mesh.size, dataclasses.asdict(position))

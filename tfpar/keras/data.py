@@ -8,12 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfpar.capture.batches import batch_size_of
 from tfpar.capture.step import argument_specs
 from tfpar.keras.adapter import state_of
 from tfpar.keras.batches import check_training_batch
 from tfpar.keras.parts import mark_parts
 from tfpar.keras.preprocessing import batch_as_fit_feeds
-from tfpar.session import batch_size_of
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import refused
 
@@ -31,8 +31,8 @@ def shard_data(
         model.fit(tap.shard_data(model, part, (x_spec, y_spec)))
 
     The plan says into how many parts a batch is split; ranks that hold parts of one model copy read
-    the same part. Where all ranks are in this process, or the batch is not split, there is one
-    part.
+    the same part. Where all ranks are in this process, or a rank needs all of some input, there is
+    one part, which is everything: "Inputs of the step" in `Plan.summary` says what ranks take.
 
     Args:
         model: compiled and parallel; it is planned now, if it has not been yet.

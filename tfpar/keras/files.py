@@ -44,9 +44,13 @@ class Files:
         self._state.load_weights(os.fspath(filepath), *args, **kwargs)
 
     def write(
-        self, original: Callable[..., Any], filepath: Any, args: tuple, kwargs: dict[str, Any],
+        self,
+        original: Callable[..., Any],
+        filepath: Any,
+        args: tuple,
+        kwargs: dict[str, Any],
         prepared: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have `original`, a function of Keras's, write the model once.
 
         Args:

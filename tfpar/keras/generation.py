@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfpar.functions.call import Call
-from tfpar.session import CompiledFunction
+from tfpar.steps import CompiledFunction
 
 if TYPE_CHECKING:
     from tfpar.keras.model import ParallelModel

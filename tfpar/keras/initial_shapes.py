@@ -15,12 +15,20 @@ from keras import initializers
 
 _OF_ANY_SHAPE = frozenset(
     {
-        initializers.Zeros, initializers.Ones, initializers.GlorotNormal,
-        initializers.GlorotUniform, initializers.HeNormal, initializers.HeUniform,
-        initializers.LecunNormal, initializers.LecunUniform, initializers.RandomNormal,
-        initializers.RandomUniform, initializers.TruncatedNormal, initializers.VarianceScaling,
+        initializers.Zeros,
+        initializers.Ones,
+        initializers.GlorotNormal,
+        initializers.GlorotUniform,
+        initializers.HeNormal,
+        initializers.HeUniform,
+        initializers.LecunNormal,
+        initializers.LecunUniform,
+        initializers.RandomNormal,
+        initializers.RandomUniform,
+        initializers.TruncatedNormal,
+        initializers.VarianceScaling,
     }
-)  # fmt: skip
+)
 
 
 _DTYPES = frozenset({tf.float16, tf.bfloat16, tf.float32, tf.float64})

@@ -14,7 +14,6 @@ from keras import tree
 
 from tfpar.capture.step import CapturedStep, capture_step
 from tfpar.distributed.world import World
-from tfpar.initial.keras_weights import streamed_weights
 from tfpar.ir.names import VariableName
 from tfpar.keras.generation import GenerateFunction
 from tfpar.keras.gradients import marked_gradients
@@ -22,11 +21,13 @@ from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.keras.parts import parts_of
 from tfpar.keras.places import places_in
 from tfpar.keras.replay import Replay
+from tfpar.keras.streamed_weights import streamed_weights
 from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
-from tfpar.runtime.variables import ParallelVariable
-from tfpar.session import CompiledFunction, Program, Session
+from tfpar.session import Session
 from tfpar.spec import Mesh
+from tfpar.steps import CompiledFunction, Program
+from tfpar.variables.parallel_variable import ParallelVariable
 
 logger = logging.getLogger("tfpar")
 
@@ -99,10 +100,15 @@ class ParallelModel:
             self.executables[kind] = executable
 
         return CompiledFunction(
-            self.program, run, names=self.variable_name, on_plan=remember,
-            build=self.build_optimizer if kind == "train" else None, matters=self.is_no_metric,
-            part=kind != "train", name=f"{kind}_step",
-        )  # fmt: skip
+            self.program,
+            run,
+            names=self.variable_name,
+            on_plan=remember,
+            build=self.build_optimizer if kind == "train" else None,
+            matters=self.is_no_metric,
+            part=kind != "train",
+            name=f"{kind}_step",
+        )
 
     def capture_gradients(self, specs: Sequence[Any]) -> CapturedStep:
         """The training step without its updates: forward, backward and metrics.

@@ -14,7 +14,7 @@ from tensorflow.python.saved_model import save as tensorflow_save
 
 from tfpar.distributed.world import World
 from tfpar.keras.files import complete
-from tfpar.runtime.variables import ParallelVariable
+from tfpar.variables.parallel_variable import ParallelVariable
 
 
 def install_saved_models() -> None:

@@ -37,9 +37,13 @@ class Cause(enum.Enum):
 
 # Rather the machine's fault than the program's: without these ranks it may go on.
 _LOSSES = {
-    Cause.KILLED, Cause.UNREACHABLE, Cause.DISCONNECTED, Cause.SILENT, Cause.NOT_STARTED,
+    Cause.KILLED,
+    Cause.UNREACHABLE,
+    Cause.DISCONNECTED,
+    Cause.SILENT,
+    Cause.NOT_STARTED,
     Cause.HUNG,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

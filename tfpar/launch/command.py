@@ -48,17 +48,24 @@ def ssh_command(
     script = _TAKE_TOKEN + _watch(options.grace_s) + _WAIT_FOR
     there = shlex.join(["env", *variables, "sh", "-c", script, "sh", *command])
     return [
-        "ssh", "-T", "-x",
-        "-o", "BatchMode=yes",
-        "-o", "StrictHostKeyChecking=no",
-        "-o", "LogLevel=ERROR",
-        "-o", f"ConnectTimeout={math.ceil(options.start_timeout_s)}",
-        "-o", "ServerAliveInterval=15",
+        "ssh",
+        "-T",
+        "-x",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "StrictHostKeyChecking=no",
+        "-o",
+        "LogLevel=ERROR",
+        "-o",
+        f"ConnectTimeout={math.ceil(options.start_timeout_s)}",
+        "-o",
+        "ServerAliveInterval=15",
         *(["-p", str(options.ssh_port)] if options.ssh_port is not None else []),
         *(["-i", options.ssh_identity_file] if options.ssh_identity_file is not None else []),
         host,
         f"cd {shlex.quote(folder)} && exec {there}",
-    ]  # fmt: skip
+    ]
 
 
 def mpirun_command(
@@ -75,14 +82,19 @@ def mpirun_command(
     return [
         "mpirun",
         *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
-        "-np", str(num_ranks),
-        "-H", ",".join(f"{host.name}:{host.slots}" for host in hosts if host.slots),
-        "--bind-to", "none", "--map-by", "slot",
+        "-np",
+        str(num_ranks),
+        "-H",
+        ",".join(f"{host.name}:{host.slots}" for host in hosts if host.slots),
+        "--bind-to",
+        "none",
+        "--map-by",
+        "slot",
         *over,
         *(["--mca", "plm_rsh_args", shlex.join(ssh)] if ssh else []),
         *(word for name in sorted(names) for word in ("-x", name)),
         *options.command,
-    ]  # fmt: skip
+    ]
 
 
 def _watch(grace_s: float) -> str:

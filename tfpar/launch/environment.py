@@ -28,8 +28,15 @@ DEFAULT_GRACE_S = 30.0
 FIRST_REMOTE_PORT = 29500
 
 _EXPORTED_PREFIXES = (
-    "TFPAR_", "HOROVOD_", "TF_", "KERAS_", "NCCL_", "CUDA_", "OMP_", "PYTHON",
-)  # fmt: skip
+    "TFPAR_",
+    "HOROVOD_",
+    "TF_",
+    "KERAS_",
+    "NCCL_",
+    "CUDA_",
+    "OMP_",
+    "PYTHON",
+)
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 

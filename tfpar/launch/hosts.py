@@ -133,11 +133,16 @@ def allocate(hosts: Sequence[Host], num_ranks: int) -> list[Slot]:
         across[local].append(name)
     return [
         Slot(
-            rank, num_ranks, name, local, on_host[name],
-            across[local].index(name), len(across[local]),
+            rank,
+            num_ranks,
+            name,
+            local,
+            on_host[name],
+            across[local].index(name),
+            len(across[local]),
         )
         for rank, (name, local) in enumerate(places)
-    ]  # fmt: skip
+    ]
 
 
 def without(hosts: Sequence[Host], lost: Iterable[str]) -> list[Host]:

@@ -74,11 +74,17 @@ def run_attempt(
         stack.callback(supervisor.close)
         port = stack.enter_context(rendezvous(slots)) if _over_horovod(options) else None
         shared = Shared(
-            options.backend, options.timeout_s, options.grace_s, options.start_timeout_s,
-            supervisor.address, supervisor.token, attempt,
-            rank_addresses(slots, network, attempt), network.interface,
+            options.backend,
+            options.timeout_s,
+            options.grace_s,
+            options.start_timeout_s,
+            supervisor.address,
+            supervisor.token,
+            attempt,
+            rank_addresses(slots, network, attempt),
+            network.interface,
             None if port is None else (network.address, port),
-        )  # fmt: skip
+        )
         if options.verbose:
             say(
                 f"attempt {attempt}: {len(slots)} ranks over {network.interface}, {network.address}"
@@ -119,9 +125,13 @@ class _Job:
                 say(f"rank {slot.rank} on {slot.hostname}: {' '.join(argv)}")
             try:
                 process = Process(
-                    argv, variables if here else environ, output, self._news,
-                    label=str(slot.rank), first_line=None if here else shared.token,
-                )  # fmt: skip
+                    argv,
+                    variables if here else environ,
+                    output,
+                    self._news,
+                    label=str(slot.rank),
+                    first_line=None if here else shared.token,
+                )
             except OSError as error:
                 raise TfparError(f"Cannot start rank {slot.rank} ({argv[0]}): {error}.") from error
             self._processes.append(process)
@@ -161,11 +171,16 @@ class _Job:
         signs = self._supervisor.signs()
         return [
             Record(
-                slot.rank, slot.hostname, not is_local(slot.hostname), process.exit,
-                slot.rank in self._stopped, signs.get(slot.rank), process.stderr_tail,
+                slot.rank,
+                slot.hostname,
+                not is_local(slot.hostname),
+                process.exit,
+                slot.rank in self._stopped,
+                signs.get(slot.rank),
+                process.stderr_tail,
             )
             for slot, process in zip(self._slots, self._processes, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _culprits(self) -> list[Blame]:
         """Who is to blame for what is wrong, once all that failed at that moment are heard.

@@ -48,19 +48,29 @@ def run_mpi(
         supervisor = Supervisor(network.address, num_ranks, news)
         stack.callback(supervisor.close)
         shared = Shared(
-            options.backend, options.timeout_s, options.grace_s, options.start_timeout_s,
-            supervisor.address, supervisor.token, 0, rank_addresses(slots, network, 0),
-            network.interface, None,
-        )  # fmt: skip
+            options.backend,
+            options.timeout_s,
+            options.grace_s,
+            options.start_timeout_s,
+            supervisor.address,
+            supervisor.token,
+            0,
+            rank_addresses(slots, network, 0),
+            network.interface,
+            None,
+        )
         variables = job_environment({**environ, **options.env}, shared)
         names = list(exported(variables, options.env))
         argv = mpirun_command(hosts, num_ranks, names, options)
         if options.verbose:
             say(" ".join(argv))
         process = Process(
-            local_command(argv, options.grace_s), variables, Output(options.output_dir, 0), news,
+            local_command(argv, options.grace_s),
+            variables,
+            Output(options.output_dir, 0),
+            news,
             label=None,
-        )  # fmt: skip
+        )
         stack.callback(process.kill)
         while process.running and not signals:
             _wait(news)

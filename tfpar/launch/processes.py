@@ -58,9 +58,13 @@ class Process:
         self._output, self._label, self._news = output, label, news
         self._lifeline_lock = threading.Lock()
         self._process = subprocess.Popen(
-            argv, env=dict(environment), start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            argv,
+            env=dict(environment),
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         if first_line is not None:
             self._say(first_line)
         streams = {"out": self._process.stdout, "err": self._process.stderr}

@@ -126,9 +126,11 @@ class Supervisor:
             signs = replace(self._signs[rank], heard_at=now)
             if say == "at":
                 signs = replace(
-                    signs, activity=str(message["activity"]), bounded=bool(message["bounded"]),
+                    signs,
+                    activity=str(message["activity"]),
+                    bounded=bool(message["bounded"]),
                     since=now - float(message["age"]),
-                )  # fmt: skip
+                )
             elif say == "failed":
                 failure = Failure(str(message["kind"]), str(message["message"]), now)
                 signs = replace(signs, failure=failure)

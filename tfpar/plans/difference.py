@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfpar.report.tables import format_seconds
 from tfpar.spec import Spec, format_spec
+from tfpar.spec.quantities import format_seconds
 
 if TYPE_CHECKING:
     from tfpar.plans.plan import Plan

@@ -15,9 +15,13 @@ from tfpar.spec import Mesh
 
 
 def plan_from_constraints(
-    graph: Graph, mesh: Mesh, constraints: Sequence[Constraint] = (), *,
-    gradients: Sequence[Gradient] = (), part: bool = False,
-) -> Plan:  # fmt: skip
+    graph: Graph,
+    mesh: Mesh,
+    constraints: Sequence[Constraint] = (),
+    *,
+    gradients: Sequence[Gradient] = (),
+    part: bool = False,
+) -> Plan:
     """The plan that `constraints` make for `graph`; without any, data parallelism.
 
     Args:

@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import tfpar
 from tfpar.cluster.description import Cluster
-from tfpar.cost.evaluate import Cost
+from tfpar.cost.cost import Cost
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.names import pair
@@ -23,11 +24,7 @@ from tfpar.ir.planning_graph import planning_graph
 from tfpar.plans.difference import difference, some_of
 from tfpar.plans.text import fields_of, text_of
 from tfpar.plans.variables import Alternative, PlannedVariable
-from tfpar.propagation.engine import Anchors
-from tfpar.propagation.partitioned import OpPlan
-from tfpar.report.explain import explain
-from tfpar.report.graph import plan_graph
-from tfpar.report.summary import summary
+from tfpar.propagation.partitioned import Anchors, OpPlan
 from tfpar.spec import (
     Mesh,
     OtherModelError,
@@ -45,7 +42,16 @@ from tfpar.spec import (
 if TYPE_CHECKING:
     import networkx as nx
 
-    from tfpar.propagation.engine import PartitionedGraph
+    from tfpar.propagation.partitioned import PartitionedGraph
+
+
+def _views() -> ModuleType:
+    """What shows plans. It reads them: a plan is a value that knows nothing of how it is shown, and
+    its methods look the views up when the first is asked for. Nothing else here may import them
+    (`tests/test_imports.py`)."""
+    from tfpar.report import views
+
+    return views
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -53,7 +59,8 @@ class Plan:
     """What is fixed of a partitioned program.
 
     Attributes:
-        batch_axes: names of the mesh axes that split the batch.
+        batch_axes: names of the mesh axes that split the batch; a rank along another one is given
+            all of it.
         variables: by path; all variables of the graph.
         tensors: specs of border tensors, by tensor name.
         constraints: what the plan was made from, as text.
@@ -127,9 +134,13 @@ class Plan:
         return Anchors(variables=fixed, tensors=dict(self.tensors), ops=self.ops)
 
     def fitted(
-        self, graph: Graph, mesh: Mesh | None = None, *, gradients: Sequence[Gradient] = (),
+        self,
+        graph: Graph,
+        mesh: Mesh | None = None,
+        *,
+        gradients: Sequence[Gradient] = (),
         part: bool = False,
-    ) -> Plan:  # fmt: skip
+    ) -> Plan:
         """The plan with the names that its variables have in `graph` (and for `mesh`).
 
         Args:
@@ -231,7 +242,7 @@ class Plan:
 
     def summary(self, partitioned: PartitionedGraph | None = None) -> str:
         """Tables of placements, bytes, collectives and fallbacks, as text to print."""
-        return summary(self, partitioned or self.partitioned)
+        return _views().summary(self, partitioned or self.partitioned)
 
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
         """Where variable `name` lies and why, who reads it, and what that moves.
@@ -243,7 +254,7 @@ class Plan:
             PlanError: no such variable, or several.
         """
         arguments.text("name", name, "the name of a variable or a layer, or its end")
-        return explain(self, name, partitioned or self.partitioned)
+        return _views().explain(self, name, partitioned or self.partitioned)
 
     def graph(self, partitioned: PartitionedGraph | None = None) -> nx.DiGraph:
         """GraphNodes and the tensors that flow between them in the forward pass, as plain values.
@@ -258,7 +269,7 @@ class Plan:
         Raises:
             PlanError: the plan is from a file, which holds no graph.
         """
-        return plan_graph(self, partitioned or self.partitioned)
+        return _views().plan_graph(self, partitioned or self.partitioned)
 
     def diff(self, other: Plan) -> list[str]:
         """What differs in `other`, one readable line each; empty for equal plans."""
@@ -344,9 +355,7 @@ def _check_spec(what: str, spec: Spec, shape: tuple[int, ...] | None, mesh: Mesh
         raise PlanError(f"The plan lays {what} of shape {shape} on {mesh}: {error}") from None
 
 
-def _check_alternative(
-    what: str, other: Alternative, shape: tuple[int, ...], mesh: Mesh
-) -> None:  # fmt: skip
+def _check_alternative(what: str, other: Alternative, shape: tuple[int, ...], mesh: Mesh) -> None:
     """What else was priced for a variable, perhaps on another mesh, has to make sense too."""
     axes = len(other.axis_names) or mesh.num_axes
     split = {p.dim for p in other.spec if isinstance(p, Shard)}

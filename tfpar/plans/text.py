@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tfpar
 from tfpar.cluster.files import cluster_of, describe
-from tfpar.cost.evaluate import Cost
+from tfpar.cost.cost import Cost
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.spec import Mesh, PlanError, Spec, TfparError, format_spec, parse_spec
@@ -137,11 +137,13 @@ def _read_variable(name: str, value: Any) -> PlannedVariable:
     data = _table(name, value)
     found = _list(f"{name}.alternatives", data["alternatives"])
     return PlannedVariable(
-        _shape(f"{name}.shape", data["shape"]), _text(f"{name}.dtype", data["dtype"]),
+        _shape(f"{name}.shape", data["shape"]),
+        _text(f"{name}.dtype", data["dtype"]),
         flag(f"{name}.trainable", data["trainable"]),
-        optional(_spec, f"{name}.spec", data["spec"]), _text(f"{name}.why", data["why"]),
+        optional(_spec, f"{name}.spec", data["spec"]),
+        _text(f"{name}.why", data["why"]),
         tuple(_alternative(f"{name}.alternatives[{i}]", one) for i, one in enumerate(found)),
-    )  # fmt: skip
+    )
 
 
 def _alternative(name: str, value: Any) -> Alternative:

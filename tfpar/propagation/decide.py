@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from tfpar.ir.graph import Tensor
+from tfpar.ir.traits import REFERENCES
 from tfpar.propagation.factors import (
     CARRY,
     WHOLE,
@@ -27,7 +28,6 @@ from tfpar.propagation.factors import (
     spec_of,
     split_of,
 )
-from tfpar.propagation.prepared import PINNED_DTYPES
 from tfpar.rules.rule import PLAIN, Dims, OpRule
 from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec
 
@@ -53,7 +53,7 @@ class Operand:
     @classmethod
     def of(cls, tensor: Tensor, loose: bool = False, confined: bool = False) -> Operand:
         """The operand `tensor`; a `loose` one is zero, or a list that can be made anew."""
-        pinned = tensor.dtype in PINNED_DTYPES and not loose
+        pinned = tensor.dtype in REFERENCES and not loose
         return cls(max(tensor.num_bytes, 1), pinned, confined, loose)
 
     def moving(self, cost: float) -> float:
@@ -121,9 +121,18 @@ def choose(
             split, group, reduction = _along(planned, axis)
         else:
             split, group, reduction = _choose_axis(
-                rule, operands, specs, placed, sizes, axis, parts, out_bytes, axis in whole_axes,
-                sparse, deferred,
-            )  # fmt: skip
+                rule,
+                operands,
+                specs,
+                placed,
+                sizes,
+                axis,
+                parts,
+                out_bytes,
+                axis in whole_axes,
+                sparse,
+                deferred,
+            )
         splits.append(split)
         takes.append(group)
         reductions.append(reduction)
@@ -362,9 +371,12 @@ def _carry_groups(rule: OpRule, operands: Sequence[Operand], placements: Sequenc
 
 
 def _carry_cost(
-    operands: Sequence[Operand], placements: Sequence, group: tuple[int, ...], out_bytes: int,
+    operands: Sequence[Operand],
+    placements: Sequence,
+    group: tuple[int, ...],
+    out_bytes: int,
     deferred: bool,
-) -> tuple[float, bool]:  # fmt: skip
+) -> tuple[float, bool]:
     """(bytes moved, whether what comes out is to be reduced for this op's sake)."""
     cost = 0.0
     reduced = not deferred

@@ -8,13 +8,12 @@ share a factor are the same dimension, back to the reads of other variables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.ir.traits import SPARSE_OPTIMIZERS, WHOLE_UPDATES
 from tfpar.rules.rule import OpRule
-
-_ASSIGN_TYPES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_APPLY_PREFIXES = ("ResourceApply", "ResourceSparseApply")
+from tfpar.spec import Placement, Replicate, Shard, Spec
 
 Follow = tuple[Variable, tuple[int | None, ...]]
 """(weight, for each dim of the slot the weight's dim or None)."""
@@ -70,8 +69,30 @@ def followed_weights(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Variable,
     }
 
 
+def followed_spec(spec: Spec, mapping: Sequence[int | None]) -> Spec:
+    """The spec of a slot whose weight lies as `spec`; `mapping` as in `Follow`."""
+    return _renumbered(spec, {w: d for d, w in enumerate(mapping)})
+
+
+def leading_spec(spec: Spec, mapping: Sequence[int | None]) -> Spec:
+    """The spec of the weight whose slot lies as `spec`, as far as the slot has its dims."""
+    return _renumbered(spec, dict(enumerate(mapping)))
+
+
+def _renumbered(spec: Spec, dims: Mapping[int | None, int | None]) -> Spec:
+    """`spec` for a tensor that has dim `dims[d]` in place of dim d, and nothing of others."""
+    found: list[Placement] = []
+    for placement in spec:
+        dim = dims.get(placement.dim) if isinstance(placement, Shard) else None
+        if isinstance(placement, Shard) and dim is not None:
+            found.append(Shard(dim, placement.stride, placement.unit))
+        else:
+            found.append(Replicate())
+    return tuple(found)
+
+
 def _updates(op: Op) -> bool:
-    return op.type in _ASSIGN_TYPES or op.type.startswith(_APPLY_PREFIXES)
+    return op.type in WHOLE_UPDATES or op.type in SPARSE_OPTIMIZERS
 
 
 def _is_contraction(rule: OpRule) -> bool:

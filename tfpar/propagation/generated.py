@@ -8,31 +8,32 @@ a shard (the slots of a vocabulary that is split), a rank makes only its own par
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from tfpar.ir.graph import Op
 from tfpar.propagation.factors import REPLICATE
 from tfpar.propagation.partitioned import Decision
+from tfpar.propagation.view import View
 from tfpar.propagation.wish import wish
-from tfpar.rules.rule import PLAIN
+from tfpar.rules.rule import PLAIN, OpRule
 from tfpar.spec import Shard
 
-if TYPE_CHECKING:
-    from tfpar.propagation.engine import Propagation
 
+def split_generated(view: View, op: Op, decision: Decision, whole: Collection[int]) -> Decision:
+    """`decision` with the dims that `op` makes of nothing split as its readers want them.
 
-def split_generated(propagation: Propagation, op: Op, decision: Decision) -> Decision:
-    """`decision` with the dims that `op` makes of nothing split as its readers want them."""
-    rule = propagation.prepared.rules[op]
-    if propagation.confined or decision.expansion is not None or len(op.outputs) != 1:
+    Args:
+        whole: the mesh axes along which `op` must not split.
+    """
+    rule = view.prepared.rules[op]
+    if decision.expansion is not None or len(op.outputs) != 1:
         return decision
     (tensor,), (dims,) = op.outputs, rule.outputs
     splits, (made,) = list(decision.choice.splits), decision.choice.out_specs
-    held = propagation.whole_axes(op)
-    for axis, parts in enumerate(propagation.mesh.shape):
-        if splits[axis][0] != REPLICATE or parts == 1 or axis in held:
+    for axis, parts in enumerate(view.mesh.shape):
+        if splits[axis][0] != REPLICATE or parts == 1 or axis in whole:
             continue
-        wanted = wish(propagation, tensor, axis, made, even=False)
+        wanted = wish(view, tensor, axis, made, even=False)
         if not isinstance(wanted, Shard) or (wanted.stride, wanted.unit) != PLAIN:
             continue
         dim = dims[wanted.dim]
@@ -45,5 +46,5 @@ def split_generated(propagation: Propagation, op: Op, decision: Decision) -> Dec
     return dataclasses.replace(decision, choice=choice)
 
 
-def _is_generated(rule, factor: int) -> bool:
+def _is_generated(rule: OpRule, factor: int) -> bool:
     return not any(rule.has_factor(dims, factor) for dims in rule.inputs)

@@ -6,24 +6,19 @@ a loop or branch, or went into it, stays as it lies.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.traits import LIST_MAKERS, NEW_LISTS
 from tfpar.propagation.decide import Choice, input_specs
 from tfpar.propagation.factors import CARRY, WHOLE, Split, splits_of
-from tfpar.propagation.prepared import NEW_LIST_TYPES
 from tfpar.rules.rule import PLAIN, OpRule
 from tfpar.spec import Mesh, Partial, Spec
-
-# Ops with one list as result, which says all of it.
-_MAKING_TYPES = frozenset(
-    {"TensorListFromTensor", "TensorListSetItem", "TensorListPushBack", "TensorListResize",
-     "TensorListScatter", "TensorListScatterV2", "TensorListScatterIntoExistingList",
-     "TensorListSplit", "TensorListConcatLists", "OptionalFromValue", "ZerosLike", "Identity"}
-)  # fmt: skip
 
 
 def makes_list(op: Op, rule: OpRule) -> bool:
     """Whether the list that `op` makes can be made in another spec, if the lists it takes can."""
-    return op.type in NEW_LIST_TYPES or (op.type in _MAKING_TYPES and bool(rule.names))
+    return op.type in NEW_LISTS or (op.type in LIST_MAKERS and bool(rule.names))
 
 
 def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> Choice:
@@ -38,6 +33,16 @@ def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> Choice:
     reductions = [p.op if isinstance(p, Partial) else "sum" for p in spec]
     chosen = tuple(splits)
     return Choice(chosen, input_specs(rule, chosen, mesh, takes, reductions), (spec,))
+
+
+def is_loose(tensor: Tensor, rules: Mapping[Op, OpRule], zeros: Collection[Tensor]) -> bool:
+    """Whether `tensor` is one of `zeros`, or a list that can be made in another spec."""
+    if tensor in zeros:
+        return True
+    if tensor.dtype != "variant":
+        return False
+    op = tensor.op
+    return makes_list(op, rules[op]) and all(is_loose(t, rules, zeros) for t in sources(op))
 
 
 def sources(op: Op) -> list[Tensor]:

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.roles import NARROW
+from tfpar.ir.traits import WHOLE_UPDATES
 from tfpar.rules.rule import OpRule
-
-_UPDATES = ("Assign", "ResourceApply")
 
 
 def narrow_gradients(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tensor]:
@@ -33,7 +32,7 @@ def narrow_gradients(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tens
 
 
 def _only_updates(op: Op, rule: OpRule, updating: set[Tensor]) -> bool:
-    if op.type.startswith(_UPDATES):
+    if op.type in WHOLE_UPDATES:
         return True
     return bool(op.outputs) and not rule.reduce and all(t in updating for t in op.outputs)
 

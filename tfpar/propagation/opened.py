@@ -8,34 +8,38 @@ that the plan has split along an axis, the weight is laid to match.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
-from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.ir.graph import Op
 from tfpar.propagation.decide import FREE, input_specs
 from tfpar.propagation.factors import CARRY, REPLICATE, Split, shard_of, size_after, spec_of
 from tfpar.propagation.partitioned import Decision
+from tfpar.propagation.view import View
 from tfpar.propagation.wish import nearest
 from tfpar.rules.rule import PLAIN
 from tfpar.spec import Replicate, Shard
 
-if TYPE_CHECKING:
-    from tfpar.propagation.engine import Propagation
 
+def split_opened(
+    view: View, op: Op, decision: Decision, opened: Sequence[int], whole: Collection[int]
+) -> Decision:
+    """`decision` with the dims of `op`'s open weights split as what comes next wants them.
 
-def split_opened(propagation: Propagation, op: Op, decision: Decision) -> Decision:
-    """`decision` with the dims of `op`'s open weights split as what comes next wants them."""
-    rule, mesh = propagation.prepared.rules[op], propagation.mesh
+    Args:
+        opened: the inputs of `op` that are open weights.
+        whole: the mesh axes along which `op` must not split.
+    """
+    rule, mesh = view.prepared.rules[op], view.mesh
     splits: list[Split] = list(decision.choice.splits)
-    opened = [i for i, t in enumerate(op.inputs) if _is_open_weight(propagation, t)]
-    if not opened or len(op.outputs) != 1 or propagation.confined or CARRY in dict(splits):
+    if not opened or len(op.outputs) != 1 or CARRY in dict(splits):
         return decision
     (tensor,), (dims,) = op.outputs, rule.outputs
-    if propagation.anchor_of(tensor) is not None or decision.expansion is not None:
+    if view.anchor_of(tensor) is not None or decision.expansion is not None:
         return decision
-    held, sizes = propagation.whole_axes(op), list(rule.sizes)
+    sizes = list(rule.sizes)
     for axis, parts in enumerate(mesh.shape):
-        if splits[axis][0] == REPLICATE and parts > 1 and axis not in held:
-            wanted = _wanted(propagation, op, axis)
+        if splits[axis][0] == REPLICATE and parts > 1 and axis not in whole:
+            wanted = _wanted(view, op, axis)
             dim = () if wanted is None else dims[wanted.dim]
             if len(dim) == 1 and rule.can_split(dim[0]) and dim[0] not in rule.expand:
                 split = (dim[0], PLAIN)
@@ -58,15 +62,9 @@ def split_opened(propagation: Propagation, op: Op, decision: Decision) -> Decisi
     return dataclasses.replace(decision, choice=choice)
 
 
-def _is_open_weight(propagation: Propagation, tensor: Tensor) -> bool:
-    return propagation.specs.get(tensor, 0) is FREE and isinstance(
-        propagation.open_root.get(tensor), Variable
-    )
-
-
-def _wanted(propagation: Propagation, op: Op, axis: int) -> Shard | None:
+def _wanted(view: View, op: Op, axis: int) -> Shard | None:
     """What comes after `op` wants, if all that `op` itself reads lies whole along `axis`."""
-    specs = (propagation.specs[t] for t in op.inputs)
+    specs = (view.specs[t] for t in op.inputs)
     if any(spec is not FREE and not isinstance(spec[axis], Replicate) for spec in specs):
         return None
-    return nearest(propagation, op.outputs[0], axis)
+    return nearest(view, op.outputs[0], axis)

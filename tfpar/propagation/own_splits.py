@@ -9,47 +9,36 @@ gradient and the input on the way to the weight's).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tfpar.ir.graph import Op, Tensor
 from tfpar.propagation.factors import has_factor, splits_of
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.wish import known_spec
+from tfpar.propagation.view import View, known_spec
 from tfpar.spec import Shard, Spec
 
-if TYPE_CHECKING:
-    from tfpar.propagation.engine import Propagation
 
+def ends_at_weight(view: View, tensor: Tensor, axis: int, made: Spec) -> bool:
+    """Whether `tensor`, made as `made`, is to be gathered along `axis` for what reads it.
 
-def axes_of_data(anchors: Anchors) -> frozenset[int]:
-    """The mesh axes along which the plan splits what it fixes of the data."""
-    given = [*anchors.inputs, *anchors.tensors.values()]
-    return frozenset(a for spec in given for a, p in enumerate(spec) if isinstance(p, Shard))
-
-
-def ends_at_weight(propagation: Propagation, tensor: Tensor, axis: int, made: Spec) -> bool:
-    """Whether `tensor`, made as `made`, is to be gathered along `axis` for what reads it."""
-    readers = propagation.prepared.leaving.get(tensor, ())
+    `axis` is one along which the plan splits no data (`Anchors.data_axes`).
+    """
+    readers = view.prepared.leaving.get(tensor, ())
     placement = made[axis]
-    if not readers or axis in propagation.axes_of_data or not isinstance(placement, Shard):
+    if not readers or not isinstance(placement, Shard):
         return False
-    if placement.dim not in propagation.prepared.meetings.dims[tensor]:
+    if placement.dim not in view.prepared.meetings.dims[tensor]:
         return False
-    return any(_crosses(propagation, op, at, tensor, axis, made) for op, at in readers)
+    return any(_crosses(view, op, at, tensor, axis, made) for op, at in readers)
 
 
-def _crosses(
-    propagation: Propagation, op: Op, at: int, tensor: Tensor, axis: int, made: Spec
-) -> bool:
+def _crosses(view: View, op: Op, at: int, tensor: Tensor, axis: int, made: Spec) -> bool:
     """Whether the weight at input `at` of `op` cannot be split as `tensor` is: it lacks the factor,
     or the plan has split another one."""
-    rule, sizes = propagation.prepared.rules[op], propagation.mesh.shape
+    rule, sizes = view.prepared.rules[op], view.mesh.shape
     held = rule.inputs[at]
     dims = rule.inputs[op.inputs.index(tensor)]
     split = splits_of(dims, made, rule.sizes, sizes)[axis]
     if split is None or not has_factor(held, split[0]):
         return split is not None
-    spec = known_spec(propagation, op.inputs[at])
+    spec = known_spec(view, op.inputs[at])
     if spec is None or not isinstance(spec[axis], Shard):
         return False
     return splits_of(held, spec, rule.sizes, sizes)[axis] != split

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor, Variable, itemsize
+from tfpar.propagation.communication import Communication
 from tfpar.propagation.decide import Choice
 from tfpar.propagation.prepared import PreparedGraph
-from tfpar.propagation.reshard import Step, lower_reshard, step_bytes
-from tfpar.spec import Mesh, Spec
+from tfpar.propagation.reshard import Step, lower_reshard, payloads
+from tfpar.spec import Mesh, Shard, Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Anchors:
     outputs: Sequence[Spec | None] = ()
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
 
+    @functools.cached_property
+    def data_axes(self) -> frozenset[int]:
+        """The mesh axes along which the plan splits what it fixes of the data."""
+        given = [*self.inputs, *self.tensors.values()]
+        return frozenset(a for spec in given for a, p in enumerate(spec) if isinstance(p, Shard))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
@@ -71,6 +79,12 @@ class Decision:
     expansion: PartitionedGraph | None = None
     bodies: Mapping[str, PartitionedGraph] = dataclasses.field(default_factory=dict)
 
+    def communications(self, op: Op) -> Iterator[Communication]:
+        """The collectives that are part of the work of `op`, which runs so."""
+        if self.expansion is not None:
+            for moved in self.expansion.communications():
+                yield moved._replace(op=op, tensor=None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Reshard:
@@ -82,6 +96,19 @@ class Reshard:
 
     def steps(self, mesh: Mesh) -> tuple[Step, ...]:
         return lower_reshard(tuple(self.tensor.shape or ()), self.source, self.target, mesh)
+
+    def communications(self, mesh: Mesh, carried: Mapping[Tensor, str]) -> list[Communication]:
+        """Its collectives.
+
+        Args:
+            carried: the dtype in which they carry a tensor, if it is not its own.
+        """
+        tensor = self.tensor
+        shape, item = tuple(tensor.shape or ()), itemsize(carried.get(tensor, tensor.dtype))
+        return [
+            Communication(step, num_bytes, tensor.op, tensor)
+            for step, num_bytes in payloads(shape, item, self.source, self.target, mesh)
+        ]
 
 
 @dataclasses.dataclass(eq=False)
@@ -115,30 +142,39 @@ class PartitionedGraph:
     def graph(self) -> Graph:
         return self.prepared.graph
 
+    def __str__(self) -> str:
+        """The graph as text, and how each op runs; see `propagation.text`."""
+        from tfpar.propagation.text import format_partitioned  # which reads this
+
+        return format_partitioned(self)
+
     def is_free(self, position: int) -> bool:
         """Whether the output at `position` is a new list, which can be had in any spec."""
         tensor = self.graph.outputs[position]
         return tensor.dtype == "variant" and tensor in self.prepared.zeros
 
     def collectives(self) -> list[tuple[str, tuple[str, ...], int]]:
-        """(kind, mesh axis names, payload bytes) of each collective of one step.
+        """(kind, mesh axis names, payload bytes) of each collective of one step."""
+        names = self.mesh.axis_names
+        return [
+            (moved.kind, tuple(names[a] for a in moved.axes), moved.num_bytes)
+            for moved in self.communications()
+        ]
 
-        Loop bodies hold none, expansions count with their op. Payload as in
-        `reshard.step_bytes`.
+    def communications(
+        self, carried: Mapping[Tensor, str] | None = None
+    ) -> Iterator[Communication]:
+        """The collectives of one step: all that is emitted, before some are packed.
+
+        Loop bodies hold none.
+
+        Args:
+            carried: the dtypes in which tensors travel, if not the graph's own `carried`.
         """
-        found = []
+        carried = self.carried if carried is None else carried
         for reshard in self.reshards:
-            tensor = reshard.tensor
-            for step in reshard.steps(self.mesh):
-                if step.is_collective:
-                    names = tuple(self.mesh.axis_names[a] for a in step.axes)
-                    item = itemsize(self.carried.get(tensor, tensor.dtype))
-                    size = step_bytes(step, tuple(tensor.shape or ()), item, self.mesh)
-                    found.append((step.kind, names, size))
+            yield from reshard.communications(self.mesh, carried)
         for op, decision in self.decisions.items():
-            if decision.expansion is not None:
-                found += decision.expansion.collectives()
+            yield from decision.communications(op)
             if op in self.shared and op.outputs:
-                size = sum(t.num_bytes for t in op.outputs)
-                found.append(("broadcast", self.mesh.axis_names, size))
-        return found
+                yield Communication.of_shared(op, self.mesh)

@@ -6,69 +6,67 @@ its inputs come.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.traits import REFERENCES, REGIONS
+from tfpar.propagation.by_rule import choice_by_rule, with_decomposition
 from tfpar.propagation.decide import FREE, CannotHold, choice_of
+from tfpar.propagation.kept import resolved_spec
 from tfpar.propagation.partitioned import Decision, OpPlan
-from tfpar.propagation.prepared import PINNED_DTYPES, REGION_TYPES
 from tfpar.propagation.reshard import lower_reshard
+from tfpar.propagation.state import PropagationState
 from tfpar.spec import Mesh, Spec, SpecError, fitted, local_shape
 
-if TYPE_CHECKING:
-    from tfpar.propagation.engine import Propagation
 
-
-def run_as_planned(propagation: Propagation, op: Op, planned: OpPlan) -> bool:
-    """Run `op` as `planned`; False, and nothing done, if it cannot."""
-    if planned.num_axes == propagation.mesh.num_axes:
-        key = (propagation.prepared.rules[op], planned, propagation.mesh)
-        memo = propagation.prepared.memo
-        if key not in memo:
-            memo[key] = _decision(propagation, op, planned)
-        decision = memo[key]
+def planned_run(
+    state: PropagationState, op: Op, planned: OpPlan
+) -> tuple[Decision, list[Spec]] | None:
+    """How `op` runs as `planned`, and the specs to keep its outputs in; None if it cannot."""
+    if planned.num_axes == state.mesh.num_axes:
+        key = (state.prepared.rules[op], planned, state.mesh)
+        known = state.prepared.caches.planned
+        if key not in known:
+            known[key] = _decision(state, op, planned)
+        decision = known[key]
     else:
-        decision = _decision(propagation, op, planned)
+        decision = _decision(state, op, planned)
     if decision is None:
-        return False
+        return None
     for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
-        have = propagation.specs[tensor]
-        if tensor.dtype in PINNED_DTYPES and have is not FREE and have != need:
-            return False
-    kept = [
-        _with_rest(propagation, tensor, made, spec) if len(spec) < len(made) else spec
+        have = state.specs[tensor]
+        if tensor.dtype in REFERENCES and have is not FREE and have != need:
+            return None
+    return decision, [
+        _with_rest(state, tensor, made, spec) if len(spec) < len(made) else spec
         for tensor, made, spec in zip(
             op.outputs, decision.choice.out_specs, planned.kept, strict=True
         )
     ]
-    propagation.record(op, decision, kept)
-    return True
 
 
-def _with_rest(propagation: Propagation, tensor: Tensor, made: Spec, spec: Spec) -> Spec:
+def _with_rest(state: PropagationState, tensor: Tensor, made: Spec, spec: Spec) -> Spec:
     """`spec` along the first mesh axes; along the others `tensor`, made as `made`, lies as it would
     without a plan."""
-    rest = propagation.resolved(tensor, made)[len(spec) :]
-    return fitted(tensor.shape or (), (*spec, *rest), propagation.mesh)
+    rest = resolved_spec(state, tensor, made)[len(spec) :]
+    return fitted(tensor.shape or (), (*spec, *rest), state.mesh)
 
 
-def _decision(propagation: Propagation, op: Op, planned: OpPlan) -> Decision | None:
+def _decision(state: PropagationState, op: Op, planned: OpPlan) -> Decision | None:
     """The decision that runs `op` as `planned`, or None if its rule has none."""
-    count, mesh = planned.num_axes, propagation.mesh
+    count, mesh = planned.num_axes, state.mesh
     counts = len(planned.in_specs), len(planned.made)
-    if op.type in REGION_TYPES or not count or counts != (len(op.inputs), len(op.outputs)):
+    if op.type in REGIONS or not count or counts != (len(op.inputs), len(op.outputs)):
         return None
     spoken_of = Mesh(mesh.axis_names[:count], mesh.shape[:count])
-    rule = propagation.prepared.rules[op]
+    rule = state.prepared.rules[op]
     choice = choice_of(rule, planned.in_specs, planned.made, spoken_of)
     if choice is None or not _can_keep(op, planned, spoken_of):
         return None
     if count < mesh.num_axes:
         try:
-            choice = propagation.chosen(op, planned=choice)
+            choice = choice_by_rule(state, op, planned=choice)
         except CannotHold:
             return None
-    decision = propagation.expanded(op, choice)
+    decision = with_decomposition(state, op, choice)
     made = tuple(spec[:count] for spec in decision.choice.out_specs)
     return decision if made == planned.made else None
 

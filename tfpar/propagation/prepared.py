@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Graph, Op, Tensor, freeze
+from tfpar.ir.graph import Graph, Op, Tensor, Variable, freeze
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
+from tfpar.ir.traits import NEW_LISTS, REFERENCES, REGIONS
+from tfpar.propagation.caches import Caches
 from tfpar.propagation.deferral import Carry, Meetings, carried_tensors, is_product
+from tfpar.propagation.follow import Follow, followed_weights
 from tfpar.propagation.narrow import narrow_gradients
 from tfpar.rules.registry import find_rule
-from tfpar.rules.rule import OpRule, replicate_rule
-
-REGION_TYPES = frozenset(
-    {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase",
-     "PartitionedCall", "StatefulPartitionedCall"}
-)  # fmt: skip
-
-PINNED_DTYPES = frozenset({"resource", "variant"})
-
-# A new list can be had in any spec, as zeros can.
-NEW_LIST_TYPES = frozenset({"TensorListReserve", "EmptyTensorList", "OptionalNone"})
+from tfpar.rules.rule import OpRule, relabelled, replicate_rule
 
 
 @dataclasses.dataclass(eq=False)
 class PreparedGraph:
-    """A graph with its rules, deferral choices and a memo of decisions.
+    """A graph with its rules, deferral choices and what propagation remembers of it.
 
     Attributes:
         rules: the rule of every op; ops of one signature share one object.
@@ -46,10 +40,11 @@ class PreparedGraph:
             input the weight is.
         position: of each op in the graph.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
-        ordinary: ops whose decision hangs on the rule and the specs of their inputs alone: on no
-            state, lists, draws or sizes that readers choose.
-        memo: decisions by (rule, input specs, ...); shared by all plans.
-        bodies: prepared function bodies by name; expansions by rule, factor and parts.
+        ordinary: ops whose decision hangs on the rule and the specs of their inputs alone, on no
+            state, lists, draws or sizes that readers choose; with their rule, and whether they are
+            `deferred`.
+        caches: what is remembered of it, for all plans.
+        bodies: prepared function bodies by name.
     """
 
     graph: Graph
@@ -61,21 +56,25 @@ class PreparedGraph:
     narrow: frozenset[Tensor]
     zeros: frozenset[Tensor]
     consumers: dict[Tensor, list[Op]]
-    ordinary: frozenset[Op]
+    ordinary: Mapping[Op, tuple[OpRule, bool]]
     deferred: frozenset[Op]
     weights: frozenset[Tensor]
     meetings: Meetings
     leaving: Mapping[Tensor, Sequence[tuple[Op, int]]]
     position: Mapping[Op, int]
-    memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    bodies: dict[Any, PreparedGraph] = dataclasses.field(default_factory=dict)
+    caches: Caches = dataclasses.field(default_factory=Caches)
+    bodies: dict[str, PreparedGraph] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def followed(self) -> Mapping[Variable, Follow]:
+        """The weight that each optimizer slot follows; see `follow.followed_weights`."""
+        return followed_weights(self.graph, self.rules)
 
     def all_fallbacks(self) -> list[Op]:
         """`fallbacks`, and those of the bodies prepared so far."""
         found = list(self.fallbacks)
-        for key, body in self.bodies.items():
-            if isinstance(key, str):  # others are expansions of rules
-                found += body.all_fallbacks()
+        for body in self.bodies.values():
+            found += body.all_fallbacks()
         return found
 
     def body(self, name: str, known: Mapping[int, np.ndarray]) -> PreparedGraph:
@@ -107,7 +106,7 @@ def prepare(
             rule = find_rule(op, constants)
             if rule is None:
                 rule = replicate_rule(op)
-                if op.type not in REGION_TYPES and (op.inputs or op.stateful):
+                if op.type not in REGIONS and (op.inputs or op.stateful):
                     fallbacks.append(op)
             else:
                 by_signature[key] = rule
@@ -118,20 +117,33 @@ def prepare(
     meetings = Meetings.of(graph, rules)
     leaving = _leaving(graph, rules, weights, meetings)
     narrow = narrow_gradients(graph, rules)
-    ordinary = frozenset(
-        op
+    carried = carried_tensors(graph, rules, meetings, reduces)
+    deferred = frozenset(op for op in graph.ops if all(t in carried for t in op.outputs))
+    ordinary = {
+        op: (rule, op in deferred)
         for op, rule in rules.items()
         if _is_ordinary(op, rule, zeros)
         and op not in once
         and not any(t in leaving or t in narrow for t in op.outputs)
-    )
-    carried = carried_tensors(graph, rules, meetings, reduces)
-    deferred = frozenset(op for op in graph.ops if all(t in carried for t in op.outputs))
+    }
     position = {op: i for i, op in enumerate(graph.ops)}
     return PreparedGraph(
-        graph, constants, rules, fallbacks, once, carried, narrow, zeros, graph.consumers(),
-        ordinary, deferred, weights, meetings, leaving, position,
-    )  # fmt: skip
+        graph,
+        constants,
+        rules,
+        fallbacks,
+        once,
+        carried,
+        narrow,
+        zeros,
+        graph.consumers(),
+        ordinary,
+        deferred,
+        weights,
+        meetings,
+        leaving,
+        position,
+    )
 
 
 def _weight_values(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tensor]:
@@ -139,8 +151,7 @@ def _weight_values(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tensor
     found = {v.handle for v in graph.variables if v.trainable}
     for op in graph.ops:
         if op.inputs and op.inputs[0] in found and len(op.outputs) == 1:
-            relabels = op.type in ("ReadVariableOp", "Cast") or 0 in rules[op].monotone
-            if relabels and all(t.op.type == "Const" for t in op.inputs[1:]):
+            if 0 in relabelled(op, rules[op]) and all(t.op.type == "Const" for t in op.inputs[1:]):
                 found.update(op.outputs)
     return frozenset(found)
 
@@ -162,15 +173,15 @@ def _leaving(
 def _is_ordinary(op: Op, rule: OpRule, zeros: frozenset[Tensor]) -> bool:
     return (
         bool(op.inputs)
-        and op.type not in REGION_TYPES
+        and op.type not in REGIONS
         and not (rule.drawn or rule.generates)
-        and not any(t.dtype in PINNED_DTYPES or t in zeros for t in (*op.inputs, *op.outputs))
+        and not any(t.dtype in REFERENCES or t in zeros for t in (*op.inputs, *op.outputs))
     )
 
 
 def _runs_once(op: Op) -> bool:
     """Whether one rank must run `op` for all; a lookup table lies on one device."""
-    pinned = any(t.dtype in PINNED_DTYPES for t in (*op.inputs, *op.outputs))
+    pinned = any(t.dtype in REFERENCES for t in (*op.inputs, *op.outputs))
     return op.type.startswith("LookupTable") if pinned else op.stateful
 
 
@@ -178,7 +189,7 @@ def _makes_zeros(op: Op) -> bool:
     if op.type == "Const":
         value = op.attrs["value"]
         return value.dtype.kind in "fiu" and not value.any()
-    return op.type in NEW_LIST_TYPES
+    return op.type in NEW_LISTS
 
 
 def _signature(op: Op, constants: Constants) -> Any:

@@ -12,55 +12,56 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfpar.ir.graph import FunctionRef, Op, Tensor
 from tfpar.ir.passes.hoist_reads import is_unchanged
+from tfpar.ir.traits import CALLS, HANDED_ON, LOOPS, REFERENCES, origin
 from tfpar.propagation.decide import CannotHold, Choice
 from tfpar.propagation.factors import WHOLE
 from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph
-from tfpar.propagation.prepared import PINNED_DTYPES, PreparedGraph
+from tfpar.propagation.pinned import check_pinned
+from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.state import PropagationState
 from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, replicated
-
-if TYPE_CHECKING:
-    from tfpar.propagation.engine import Propagation
-
-LOOP_TYPES = ("While", "StatelessWhile")
-CALL_TYPES = ("PartitionedCall", "StatefulPartitionedCall")
 
 # A loop settles in as many rounds as a spec takes to travel through what it carries.
 _MAX_ROUNDS = 16
 
 
-def partition_region(propagation: Propagation, op: Op) -> Decision:
+def partition_region(state: PropagationState, op: Op) -> tuple[Decision, tuple[int, ...]]:
     """How the loop, branch or call `op` runs, given the specs that its inputs have.
+
+    Returns:
+        The decision, and the mesh axes along which all of it had to run whole.
 
     Raises:
         CannotHold: lists or variables are sharded along an axis that the body cannot keep.
     """
-    specs = [propagation.spec(t) for t in op.inputs]
-    loose = tuple(map(propagation.is_loose, op.inputs))
-    whole = propagation.whole_axes(op)
-    key = (op, tuple(specs), loose, propagation.mesh, propagation.confined, whole)
-    memo = propagation.prepared.memo
-    if key not in memo:
-        memo[key] = _settle(propagation, op, specs, loose, whole)
-    decision, held = memo[key]
-    propagation.result.held += [(op, axis) for axis in held]
-    return decision
+    specs = tuple(state.spec(t) for t in op.inputs)
+    loose = tuple(map(state.is_loose, op.inputs))
+    whole = state.whole_axes(op)
+    key = (op, specs, loose, state.mesh, state.confined, whole)
+    known = state.prepared.caches.regions
+    if key not in known:
+        known[key] = _settle(state, op, specs, loose, whole)
+    return known[key]
 
 
 def _settle(
-    propagation: Propagation, op: Op, specs: Sequence[Spec], loose: Sequence[bool],
+    state: PropagationState,
+    op: Op,
+    specs: Sequence[Spec],
+    loose: Sequence[bool],
     whole: Sequence[int],
-) -> tuple[Decision, tuple[int, ...]]:  # fmt: skip
+) -> tuple[Decision, tuple[int, ...]]:
     """Try to run `op` on its inputs as they come, then gathered more and more."""
-    region = _Region(propagation, op, loose)
+    region = _Region(state, op, loose)
     inputs = range(len(op.inputs))
     weights = {i for i in inputs if _is_weight(op.inputs[i])}
-    pinned = {i for i in inputs if op.inputs[i].dtype in PINNED_DTYPES and not loose[i]}
+    pinned = {i for i in inputs if op.inputs[i].dtype in REFERENCES and not loose[i]}
     # By mesh axis, what is gathered along it: the weights; all that can be; everything.
     lent: dict[int, set[int]] = {axis: set(inputs) for axis in whole}
     while True:
@@ -70,20 +71,23 @@ def _settle(
         ]
         try:
             for tensor, spec in zip(op.inputs, arriving, strict=True):
-                propagation.check_pinned(tensor, spec)
+                check_pinned(state, tensor, spec)
             held = [axis for axis, which in lent.items() if len(which) == len(inputs)]
             return region.partition(arriving), tuple(sorted(held))
         except CannotHold as error:
-            if propagation.confined or not any(
+            if state.confined or not any(
                 _lend_more(lent, axis, specs, weights, pinned) for axis in error.axes
             ):
                 raise
 
 
 def _lend_more(
-    lent: dict[int, set[int]], axis: int, specs: Sequence[Spec], weights: set[int],
+    lent: dict[int, set[int]],
+    axis: int,
+    specs: Sequence[Spec],
+    weights: set[int],
     pinned: set[int],
-) -> bool:  # fmt: skip
+) -> bool:
     """Let more inputs be gathered along `axis`; whether there was more."""
     before = lent.setdefault(axis, set())
     sharded = {i for i, spec in enumerate(specs) if not _is_whole(spec, axis)}
@@ -99,9 +103,7 @@ def _lend_more(
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    while tensor.op.type in ("Identity", "Cast"):
-        tensor = tensor.op.inputs[0]
-    return tensor.op.type == "ReadVariableOp"
+    return tensor.dtype not in REFERENCES and origin(tensor, HANDED_ON).dtype == "resource"
 
 
 def _is_whole(spec: Spec, axis: int) -> bool:
@@ -120,21 +122,23 @@ def _gathered(spec: Spec, axes: Collection[int], pinned: bool) -> Spec:
 class _Region:
     """A region op; its `loose` inputs are zero everywhere, or lists to be had in any spec."""
 
-    around: Propagation
+    around: PropagationState
     op: Op
     loose: Sequence[bool]
 
     def partition(self, arriving: Sequence[Spec]) -> Decision:
-        if self.op.type in LOOP_TYPES:
+        if self.op.type in LOOPS:
             return self._loop(arriving)
-        if self.op.type in CALL_TYPES:
+        if self.op.type in CALLS:
             return self._call(arriving)
         return self._branches(arriving)
 
     def _decision(
-        self, in_specs: Sequence[Spec], out_specs: Sequence[Spec],
+        self,
+        in_specs: Sequence[Spec],
+        out_specs: Sequence[Spec],
         bodies: Mapping[Any, PartitionedGraph],
-    ) -> Decision:  # fmt: skip
+    ) -> Decision:
         splits = (WHOLE,) * self.around.mesh.num_axes
         return Decision(Choice(splits, tuple(in_specs), tuple(out_specs)), bodies=bodies)
 
@@ -150,11 +154,15 @@ class _Region:
         return self.around.prepared.body(name, known)
 
     def _confined(
-        self, body: PreparedGraph, inputs: Sequence[Spec],
-        outputs: Sequence[Spec | None] = (), zeros: frozenset[Tensor] = frozenset(),
-    ) -> PartitionedGraph:  # fmt: skip
+        self,
+        body: PreparedGraph,
+        inputs: Sequence[Spec],
+        outputs: Sequence[Spec | None] = (),
+        zeros: frozenset[Tensor] = frozenset(),
+    ) -> PartitionedGraph:
         anchors = Anchors(inputs=tuple(inputs), outputs=tuple(outputs))
-        return self.around.propagate_body(body, anchors, zeros)
+        around = self.around
+        return around.within(body, around.mesh, anchors, confined=True, zeros=zeros)
 
     # --- calls and branches --------------------------------------------------------
 
@@ -217,7 +225,7 @@ class _Region:
 
     def _join(self, position: int, into: Spec, out: Spec) -> Spec:
         """What to carry where the loop was given `into` and came back with `out`."""
-        fixed = self.op.inputs[position].dtype in PINNED_DTYPES and not self.loose[position]
+        fixed = self.op.inputs[position].dtype in REFERENCES and not self.loose[position]
         return tuple(
             self._join_axis(axis, a, b, fixed)
             for axis, (a, b) in enumerate(zip(into, out, strict=True))

@@ -191,3 +191,15 @@ def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, mesh: Mesh) ->
     dim = placement.dim
     sent = [*before[:dim], after[dim] * parts, *before[dim + 1 :]]
     return math.prod(sent) * itemsize
+
+
+@functools.lru_cache(maxsize=65536)
+def payloads(
+    shape: tuple[int, ...], itemsize: int, source: Spec, target: Spec, mesh: Mesh
+) -> tuple[tuple[Step, int], ...]:
+    """The collectives from `source` to `target`, each with its `step_bytes`."""
+    return tuple(
+        (step, step_bytes(step, shape, itemsize, mesh))
+        for step in lower_reshard(shape, source, target, mesh)
+        if step.is_collective
+    )

@@ -11,16 +11,13 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, Tensor
-from tfpar.propagation.factors import WHOLE, spec_of, splits_of
+from tfpar.propagation.factors import splits_of
+from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.view import View, known_spec, settled_spec
 from tfpar.rules.rule import PLAIN, Dims, OpRule
 from tfpar.spec import Replicate, Shard, Spec
-
-if TYPE_CHECKING:
-    from tfpar.propagation.engine import Propagation
-    from tfpar.propagation.prepared import PreparedGraph
 
 _DEPTH = 12
 """Ops to look ahead: past Adam's arithmetic from a gradient to its slots."""
@@ -30,17 +27,21 @@ Wish = Shard | Replicate | None
 
 
 def wish(
-    propagation: Propagation, tensor: Tensor, axis: int, made: Spec, depth: int = _DEPTH,
+    view: View,
+    tensor: Tensor,
+    axis: int,
+    made: Spec,
+    depth: int = _DEPTH,
     even: bool = True,
-) -> Wish:  # fmt: skip
+) -> Wish:
     """The Shard along `axis` on which all readers of `tensor` (made as `made`) agree.
 
     Args:
         even: only one that divides the dim.
     """
     wanted: Shard | None = None
-    for op in propagation.prepared.consumers.get(tensor, ()):
-        of_reader = _wish_of(propagation, op, tensor, axis, depth, even)
+    for op in view.prepared.consumers.get(tensor, ()):
+        of_reader = _wish_of(view, op, tensor, axis, depth, even)
         if isinstance(of_reader, Replicate) or (
             wanted is not None and of_reader not in (None, wanted)
         ):
@@ -53,15 +54,13 @@ def wish(
     return wanted
 
 
-def _wish_of(
-    propagation: Propagation, op: Op, tensor: Tensor, axis: int, depth: int, even: bool
-) -> Wish:
-    rule = propagation.prepared.rules[op]
-    mesh = propagation.mesh
+def _wish_of(view: View, op: Op, tensor: Tensor, axis: int, depth: int, even: bool) -> Wish:
+    rule = view.prepared.rules[op]
+    mesh = view.mesh
     dims_here = rule.inputs[op.inputs.index(tensor)]
     mine = {dim[0]: d for d, dim in enumerate(dims_here) if len(dim) == 1}
     for other, dims in zip(op.inputs, rule.inputs, strict=True):
-        spec = None if other is tensor else _settled_spec(propagation, other)
+        spec = None if other is tensor else settled_spec(view, other)
         if spec is None:
             continue
         if isinstance(spec[axis], Shard):
@@ -82,7 +81,7 @@ def _wish_of(
             if dims or not all(f in rule.reduce for f in mine):
                 return Replicate()
             continue  # reduced away: any placement serves
-        further = _wish_of_output(propagation, out, axis, depth - 1, even)
+        further = _wish_of_output(view, out, axis, depth - 1, even)
         if further is None:
             continue
         if isinstance(further, Replicate) or further.dim not in back:
@@ -94,64 +93,34 @@ def _wish_of(
     return wanted
 
 
-def _wish_of_output(
-    propagation: Propagation, tensor: Tensor, axis: int, depth: int, even: bool
-) -> Wish:
-    anchor = propagation.anchor_of(tensor)
+def _wish_of_output(view: View, tensor: Tensor, axis: int, depth: int, even: bool) -> Wish:
+    anchor = view.anchor_of(tensor)
     if anchor is not None and axis < len(anchor):
         placement = anchor[axis]
         return placement if isinstance(placement, Shard) else Replicate()
-    return wish(propagation, tensor, axis, propagation.replicated, depth, even)
-
-
-def _settled_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:
-    """The spec of `tensor`, or of the variable it reads, if it is settled by now."""
-    spec = propagation.specs.get(tensor)
-    if spec is None and tensor.op.type == "ReadVariableOp":
-        return propagation.specs.get(tensor.op.inputs[0])
-    return spec
-
-
-def known_spec(propagation: Propagation, tensor: Tensor) -> Spec | None:
-    """The spec of `tensor` if it is settled by now, or follows from that of the weight it holds."""
-    spec = propagation.specs.get(tensor)
-    if spec is not None or tensor not in propagation.prepared.weights or not tensor.op.inputs:
-        return spec
-    source = known_spec(propagation, tensor.op.inputs[0])
-    if source is None:
-        return None
-    sizes = propagation.mesh.shape
-    memo = propagation.prepared.memo.setdefault(("held as", sizes), {})
-    spec = memo.get((tensor, source))
-    if spec is None:
-        rule = propagation.prepared.rules[tensor.op]
-        splits = splits_of(rule.inputs[0], source, rule.sizes, sizes)
-        chosen = tuple(WHOLE if s is None else s for s in splits)
-        spec = spec_of(rule.outputs[0], rule, chosen, sizes, is_output=True)
-        memo[tensor, source] = spec
-    return spec
+    return wish(view, tensor, axis, (), depth, even)
 
 
 _REACH = 48
 """Ops to look at for `nearest`: past a normalisation and the way to the next matrices."""
 
 
-def nearest(propagation: Propagation, tensor: Tensor, axis: int) -> Shard | None:
+def nearest(view: View, tensor: Tensor, axis: int) -> Shard | None:
     """The plain Shard of `tensor` along `axis` that what comes of it wants, if anything does.
 
     Of the ops that it reaches, the first in the graph's order that reads something split along
     `axis` has the say: forward before backward, the next matrix before later ones.
     """
-    for op in _reached(propagation.prepared, tensor):
+    for op in _reached(view.prepared, tensor):
         for other, dims in op.others:
-            spec = known_spec(propagation, other)
+            spec = known_spec(view, other)
             if spec is not None and isinstance(spec[axis], Shard):
-                split = splits_of(dims, spec, op.rule.sizes, propagation.mesh.shape)[axis]
+                split = splits_of(dims, spec, op.rule.sizes, view.mesh.shape)[axis]
                 if split is not None and split[0] in op.mine and split[1] == PLAIN:
                     return Shard(op.mine[split[0]])
                 return None
         for out, onward in op.outputs:
-            anchor = propagation.anchor_of(out)
+            anchor = view.anchor_of(out)
             if anchor is not None:
                 placement = anchor[axis]
                 if isinstance(placement, Shard) and placement.dim in onward:
@@ -161,7 +130,7 @@ def nearest(propagation: Propagation, tensor: Tensor, axis: int) -> Shard | None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reached:
+class Reached:
     """An op that dims of a tensor reach.
 
     Attributes:
@@ -176,15 +145,15 @@ class _Reached:
     outputs: Sequence[tuple[Tensor, Mapping[int, int]]]
 
 
-def _reached(prepared: PreparedGraph, tensor: Tensor) -> Sequence[_Reached]:
+def _reached(prepared: PreparedGraph, tensor: Tensor) -> Sequence[Reached]:
     """The ops that `tensor` reaches, in the graph's order: the same for all plans."""
-    memo = prepared.memo.setdefault("reached", {})
-    if tensor not in memo:
-        memo[tensor] = list(_walk(prepared, tensor))
-    return memo[tensor]
+    known = prepared.caches.reached
+    if tensor not in known:
+        known[tensor] = list(_walk(prepared, tensor))
+    return known[tensor]
 
 
-def _walk(prepared: PreparedGraph, tensor: Tensor) -> Iterator[_Reached]:
+def _walk(prepared: PreparedGraph, tensor: Tensor) -> Iterator[Reached]:
     position = prepared.position
     home = {tensor: {d: d for d in range(len(tensor.shape or ()))}}  # dim -> dim of `tensor`
     waiting: list[tuple[int, Op]] = []
@@ -222,4 +191,4 @@ def _walk(prepared: PreparedGraph, tensor: Tensor) -> Iterator[_Reached]:
             if onward:
                 home[out] = onward
                 reach(out)
-        yield _Reached(rule, mine, others, outputs)
+        yield Reached(rule, mine, others, outputs)

@@ -6,13 +6,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from tfpar.report.summary import variable_specs
-from tfpar.report.tables import format_bytes, format_seconds
 from tfpar.spec import Shard, Spec
+from tfpar.spec.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from tfpar.cost.evaluate import Cost
+    from tfpar.cost.cost import Cost
     from tfpar.plans import Plan
-    from tfpar.propagation.engine import PartitionedGraph
+    from tfpar.propagation.partitioned import PartitionedGraph
 
 
 @dataclasses.dataclass(frozen=True)

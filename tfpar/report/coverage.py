@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.ir.graph import Graph
-from tfpar.propagation.engine import Anchors, propagate
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.report.tables import render_table
 from tfpar.rules import has_rule
@@ -96,7 +97,6 @@ def _with_bodies(
     """`prepared` and the function bodies in it, however deep, each once."""
     if id(prepared) not in found:
         found[id(prepared)] = prepared
-        for key, body in prepared.bodies.items():
-            if isinstance(key, str):  # others are expansions of rules
-                _with_bodies(body, found)
+        for body in prepared.bodies.values():
+            _with_bodies(body, found)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfpar.cost.work import flops
 from tfpar.plans import Plan
-from tfpar.report.tables import format_bytes, format_seconds
+from tfpar.spec.quantities import format_bytes, format_seconds
 
 
 def estimate(plan: Plan) -> str:

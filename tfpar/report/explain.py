@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.constraints.patterns import without_call_counts
+from tfpar.cost.patterns import patterns
 from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.ir.graph_nodes import GraphNode
+from tfpar.ir.traits import HANDED_ON
 from tfpar.propagation.follow import followed_weights
 from tfpar.report.layers import LayerReport, layer_reports
 from tfpar.report.summary import (
@@ -18,17 +21,14 @@ from tfpar.report.summary import (
     variable_bytes,
     variable_specs,
 )
-from tfpar.report.tables import format_bytes, format_seconds
-from tfpar.search.graph_nodes import GraphNode
-from tfpar.search.patterns import patterns
 from tfpar.spec import Mesh, PlanError, Replicate, Spec, format_spec, local_shape
+from tfpar.spec.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from tfpar.plans import Plan, PlannedVariable
-    from tfpar.propagation.engine import PartitionedGraph, Reshard
+    from tfpar.propagation.partitioned import PartitionedGraph, Reshard
 
 _MAX_LINES = 12
-_RELABELS = frozenset({"ReadVariableOp", "Identity", "Cast"})
 
 
 def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) -> str:
@@ -192,7 +192,7 @@ def _readers(partitioned: PartitionedGraph, handle: Tensor) -> Iterator[Op]:
             if op in seen:
                 continue
             seen.add(op)
-            if op.type in _RELABELS:
+            if op.type in HANDED_ON:
                 stack += op.outputs
             else:
                 found.append(op)

@@ -11,11 +11,11 @@ import networkx as nx
 from tfpar.cost.work import flops
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Tensor, Variable, itemsize
+from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
 from tfpar.ir.roles import FORWARD, Roles
+from tfpar.ir.shared_subgraphs import Signatures, families, prune_graph
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.report.layers import LayerReport, layer_reports
-from tfpar.search.graph_nodes import GraphNode, NodeGraph, cluster
-from tfpar.search.shared import Signatures, families, prune_graph
 from tfpar.spec import Mesh, PlanError, Spec, format_spec, local_shape
 
 if TYPE_CHECKING:
@@ -45,9 +45,11 @@ def plan_graph(plan: Plan, partitioned: PartitionedGraph | None) -> nx.DiGraph:
     graph = nx.DiGraph(mesh=str(partitioned.mesh))
     for node in nodes.nodes:
         graph.add_node(
-            node.name, **_described(node, partitioned, roles), **blocks.get(node, {}),
+            node.name,
+            **_described(node, partitioned, roles),
+            **blocks.get(node, {}),
             **_priced(reports.get(node)),
-        )  # fmt: skip
+        )
     for source, reader in nodes.graph.edges:
         tensors = _flowing(source, reader, partitioned, roles)
         if tensors:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.evaluate import COMMUNICATION, COMPUTE, COUNT, KEPT, Pricer, traffic
+from tfpar.cost.pricer import Pricer
+from tfpar.cost.traffic import traffic
+from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
 from tfpar.ir.roles import Roles
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.search.graph_nodes import GraphNode, NodeGraph, cluster
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,18 +54,17 @@ def layer_reports(
         if op in nodes.node_of:
             terms = pricer.zero()
             pricer.add_op(terms, op, rules[op], decision)
-            seconds = terms[COMPUTE : COMPUTE + 3].sum() + terms[COMMUNICATION:COUNT].sum()
+            seconds = terms.compute.sum() + terms.communication.sum()
             reports[nodes.node_of[op]].seconds += float(seconds)
-            reports[nodes.node_of[op]].kept_bytes += float(terms[KEPT])
-    for reshard in partitioned.reshards:
-        if reshard.tensor.op not in nodes.node_of:
+            reports[nodes.node_of[op]].kept_bytes += terms.kept_bytes
+    for moved in partitioned.communications():
+        if moved.tensor is None or moved.op not in nodes.node_of:
             continue
-        report = reports[nodes.node_of[reshard.tensor.op]]
-        for kind, axes, size, seconds in pricer.collectives(reshard):
-            key = (kind, " x ".join(names[a] for a in axes))
-            count, total = report.collectives.get(key, (0, 0))
-            report.collectives[key] = (count + 1, total + size)
-            report.seconds += seconds
+        report = reports[nodes.node_of[moved.op]]
+        key = (moved.kind, " x ".join(names[a] for a in moved.axes))
+        count, total = report.collectives.get(key, (0, 0))
+        report.collectives[key] = (count + 1, total + moved.num_bytes)
+        report.seconds += pricer.seconds(moved)
     for report in reports.values():
         report.num_bytes = sum(
             pricer.local_bytes(v, partitioned.variable_specs[v]) for v in report.node.weights

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, itemsize
 from tfpar.report.layers import collective_times, layer_reports
-from tfpar.report.tables import format_bytes, format_seconds, render_table
+from tfpar.report.tables import render_table
 from tfpar.spec import (
     Mesh,
     Replicate,
@@ -18,10 +18,11 @@ from tfpar.spec import (
     dim_is_even,
     local_shape,
 )
+from tfpar.spec.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from tfpar.plans import Plan, PlannedVariable
-    from tfpar.propagation.engine import PartitionedGraph
+    from tfpar.propagation.partitioned import PartitionedGraph
 
 
 def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
@@ -308,11 +309,12 @@ def _padding(plan: Plan, partitioned: PartitionedGraph) -> str:
     if not padded and not tensors:
         return "Padding: none, every split divides"
     extra = sum(
-        math.prod(local_shape(v.shape, partitioned.variable_specs[v], mesh)) * itemsize(v.dtype)
+        math.prod(local_shape(v.shape, partitioned.variable_specs[v], mesh))
+        * itemsize(v.dtype)
         * _num_shards(partitioned.variable_specs[v], mesh)
         - v.num_bytes
         for v in padded
-    )  # fmt: skip
+    )
     names = ", ".join(v.name for v in padded[:4]) + (", ..." if len(padded) > 4 else "")
     lines = ["Padding where sizes do not divide:"]
     if padded:

@@ -64,10 +64,14 @@ class ChunkBodies:
                 clone = build.per_rank(values, op.outputs[0].dtype).op
             else:
                 clone = build.emit(
-                    op.type, [tensors[t] for t in op.inputs],
-                    [(t.shape, t.dtype) for t in op.outputs], self.attrs(op, chunk), op.name,
-                    [ops[c] for c in op.control], op.stateful,
-                )  # fmt: skip
+                    op.type,
+                    [tensors[t] for t in op.inputs],
+                    [(t.shape, t.dtype) for t in op.outputs],
+                    self.attrs(op, chunk),
+                    op.name,
+                    [ops[c] for c in op.control],
+                    op.stateful,
+                )
             ops[op] = clone
             tensors.update(zip(op.outputs, clone.outputs, strict=True))
         graph = build.graph

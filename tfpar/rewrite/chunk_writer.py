@@ -7,20 +7,28 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import VARIABLE_READS, DType, Graph, Op, Tensor, is_floating, itemsize
+from tfpar.ir.graph import DType, Graph, Op, Tensor, is_floating, itemsize
+from tfpar.ir.traits import REPEATABLE, VARIABLE_READS
 from tfpar.rewrite.chunk_bodies import ChunkBodies, of_chunk
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.reshard import CHUNK, COLLECTIVE_TYPES, ONCE
 from tfpar.spec import Mesh, Shard, local_shape
 
 _COMBINE = {
-    "prod": "Mul", "max": "Maximum", "min": "Minimum", "any": "LogicalOr", "all": "LogicalAnd",
-}  # fmt: skip
+    "prod": "Mul",
+    "max": "Maximum",
+    "min": "Minimum",
+    "any": "LogicalOr",
+    "all": "LogicalAnd",
+}
 
 _WITHIN = {
-    "AllReduce": "_reduced", "AllGather": "_joined", "ReduceScatter": "_scattered",
-    "AllToAll": "_exchanged", "Broadcast": "_first",
-}  # fmt: skip
+    "AllReduce": "_reduced",
+    "AllGather": "_joined",
+    "ReduceScatter": "_scattered",
+    "AllToAll": "_exchanged",
+    "Broadcast": "_first",
+}
 
 
 class CannotChunk(Exception):
@@ -96,9 +104,11 @@ class ChunkWriter:
         at = np.minimum(np.arange(length * self.chunks), size[dim] - 1).astype(np.int32)
         size[dim] = len(at)
         attrs = {
-            "Tparams": DType(x.dtype), "Tindices": DType("int32"), "Taxis": DType("int32"),
+            "Tparams": DType(x.dtype),
+            "Tindices": DType("int32"),
+            "Taxis": DType("int32"),
             "batch_dims": 0,
-        }  # fmt: skip
+        }
         inputs = (x, self.build.const(at), self.build.const(np.int32(dim)))
         return self.build.one("GatherV2", inputs, size, x.dtype, attrs)
 
@@ -146,7 +156,7 @@ class ChunkWriter:
         bodies = self._bodies.of(op)
         if bodies:
             return any(self._has_effects(inner) for body in bodies for inner in body.ops)
-        return op.stateful and op.type not in VARIABLE_READS
+        return op.stateful and op.type not in REPEATABLE
 
     def _emit(self, op: Op, chunk: int, alone: bool) -> Op:
         name = f"{op.name}/chunk{chunk}" if chunk else op.name

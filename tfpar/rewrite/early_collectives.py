@@ -10,20 +10,14 @@ from collections.abc import Iterator
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
+from tfpar.ir.traits import ADDITIONS, CONVOLUTIONS, MATRIX_PRODUCTS, REARRANGED, origin
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 
-PRODUCTS = frozenset(
-    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum",
-     "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter",
-     "Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"}
-)  # fmt: skip
+PRODUCTS = MATRIX_PRODUCTS | CONVOLUTIONS
 """Op types that take long enough to hide a collective behind."""
 
-_VIEWS = frozenset(
-    {"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "Transpose", "Cast", "Pad"}
-)
-
-_ADDITIONS = frozenset({"AddN", "AddV2", "Add"})
+_SHOWN = REARRANGED | {"Cast", "Pad"}
+"""Op types through which the result of a product is seen: uneven dims are padded."""
 
 
 def start_collectives_early(graph: Graph) -> Graph:
@@ -60,15 +54,13 @@ def start_collectives_early(graph: Graph) -> Graph:
 
 def _viewed(tensor: Tensor) -> Tensor:
     """What `tensor` is a view of, or a cast."""
-    while tensor.op.type in _VIEWS:
-        tensor = tensor.op.inputs[0]
-    return tensor
+    return origin(tensor, _SHOWN)
 
 
 def _products(tensor: Tensor) -> list[Op]:
     """The products that `tensor` is the result of, or the sum of the results; else none."""
     op = _viewed(tensor).op
-    made = [_maker(t) for t in op.inputs] if op.type in _ADDITIONS else [_maker(tensor)]
+    made = [_maker(t) for t in op.inputs] if op.type in ADDITIONS else [_maker(tensor)]
     return made if all(maker.type in PRODUCTS for maker in made) else []
 
 

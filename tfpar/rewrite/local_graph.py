@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import Graph, Op, Shape, Tensor, Variable
-from tfpar.propagation.engine import Decision, PartitionedGraph, Reshard
+from tfpar.ir.traits import NEW_LISTS, REGIONS
 from tfpar.propagation.lists import remaking
-from tfpar.propagation.prepared import NEW_LIST_TYPES, REGION_TYPES
+from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.rewrite.regions import write_region
 from tfpar.rewrite.reshard import ONCE, emit_step
 from tfpar.rules.local import LocalOp
 from tfpar.rules.rule import SAME
-from tfpar.spec import Mesh, Spec, local_shape
+from tfpar.spec import Mesh, Spec, format_spec, local_shape
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,6 +42,14 @@ class LocalProgram:
     input_specs: list[Spec]
     output_specs: list[Spec]
     variable_specs: dict[str, Spec]
+
+    def __str__(self) -> str:
+        """The graph as text, below how its inputs are fed and its outputs come."""
+        fed = zip(self.graph.inputs, self.input_shapes, self.input_specs, strict=True)
+        lines = [f"// the program of every rank of the mesh {self.mesh}"]
+        lines += [f"// {t.name} is fed {s} as {format_spec(p)}" for t, s, p in fed]
+        specs = "; ".join(map(format_spec, self.output_specs)) or "nothing"
+        return "\n".join([*lines, f"// returned: {specs}", str(self.graph)])
 
 
 def build_local_program(partitioned: PartitionedGraph) -> LocalProgram:
@@ -139,7 +147,7 @@ class _Writer:
     def _remade(self, tensor: Tensor, spec: Spec) -> Tensor:
         """A list made in another spec, of elements in that spec."""
         op = tensor.op
-        if op.type not in NEW_LIST_TYPES:
+        if op.type not in NEW_LISTS:
             choice = remaking(op, self.partitioned.prepared.rules[op], spec, self.mesh)
             inputs = [self.local(t, s) for t, s in zip(op.inputs, choice.in_specs, strict=True)]
             return self._write_plain(op, Decision(choice), inputs)[0]
@@ -163,12 +171,16 @@ class _Writer:
         first = len(self.build.graph.ops)
         if decision.expansion is not None:
             outputs = self._write_expansion(op, decision.expansion, inputs)
-        elif op.type in REGION_TYPES:
+        elif op.type in REGIONS:
             functions = self.build.graph.functions
             outputs = write_region(
-                op, decision, inputs, self.build, self.mesh,
+                op,
+                decision,
+                inputs,
+                self.build,
+                self.mesh,
                 lambda inner: _write_graph(inner, functions),
-            )  # fmt: skip
+            )
         else:
             outputs = self._write_plain(op, decision, inputs)
         emitted = self.build.graph.ops[first:]

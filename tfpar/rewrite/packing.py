@@ -17,12 +17,14 @@ import dataclasses
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
+from tfpar.ir.traits import HANDED_ON
 from tfpar.rewrite.reshard import CHUNK, DIMS
+from tfpar.rewrite.transfers import TRANSFER_TYPES
 
 DEFAULT_BUCKET_BYTES = 32 * 1024 * 1024
 
-_VIEWS = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "Cast", "Slice", "Transpose"})
-"""Op types between a gather and what needs it."""
+_BEFORE_NEED = HANDED_ON | {"Slice"}
+"""Op types between a gather and what needs it: uneven dims come padded."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -80,7 +82,12 @@ def _merged(members: list[Op]) -> Op:
 
 
 def payload(op: Op) -> int:
-    """Bytes that a collective moves, as `propagation.reshard.step_bytes` counts them."""
+    """Bytes that a collective moves, as `propagation.reshard.step_bytes` counts them.
+
+    Of a transfer: those of the tensor, at either end.
+    """
+    if op.type in TRANSFER_TYPES:
+        return sum(t.num_bytes for t in (*op.inputs, *op.outputs))
     return sum(max(i.num_bytes, o.num_bytes) for i, o in zip(op.inputs, op.outputs, strict=True))
 
 
@@ -105,9 +112,12 @@ def _fill(graph: Graph, bucket_bytes: int) -> list[_Bucket]:
             mask |= needs[earlier]
         if _can_join(op):
             key = (
-                op.type, op.attrs["axes"], op.attrs.get("reduction"), op.outputs[0].dtype,
+                op.type,
+                op.attrs["axes"],
+                op.attrs.get("reduction"),
+                op.outputs[0].dtype,
                 op.attrs.get(CHUNK),
-            )  # fmt: skip
+            )
             size, own, others = payload(op), gathers.get(op, 0), before.get(op, 0)
             bucket = current.get(key)
             if (
@@ -150,7 +160,7 @@ def _times_of_need(graph: Graph) -> tuple[dict[Op, int], dict[Op, int]]:
         while todo:
             for reader in readers.get(todo.pop(), ()):
                 mask |= reached[reader]
-                if reader.type in _VIEWS:
+                if reader.type in _BEFORE_NEED:
                     todo += reader.outputs
         before[gather] = mask & ~own
     return bits, before

@@ -12,9 +12,13 @@ from tfpar.spec import Mesh, Spec, local_shape
 
 
 def write_region(
-    op: Op, decision: Decision, inputs: Sequence[Tensor], build: GraphBuilder, mesh: Mesh,
+    op: Op,
+    decision: Decision,
+    inputs: Sequence[Tensor],
+    build: GraphBuilder,
+    mesh: Mesh,
     write_body: Callable[[PartitionedGraph], Graph],
-) -> Sequence[Tensor]:  # fmt: skip
+) -> Sequence[Tensor]:
     """Emit `op` on local inputs with its bodies as `write_body` makes them."""
     functions = build.graph.functions
     local_names: dict[str, FunctionRef] = {}

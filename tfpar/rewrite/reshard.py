@@ -18,9 +18,11 @@ from tfpar.spec import Mesh, Shard, local_shape
 COLLECTIVE_TYPES = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast")
 
 DIMS = {
-    "AllReduce": (), "AllGather": ("dims",), "ReduceScatter": ("dims",),
+    "AllReduce": (),
+    "AllGather": ("dims",),
+    "ReduceScatter": ("dims",),
     "AllToAll": ("split_dims", "concat_dims"),
-}  # fmt: skip
+}
 """Of collectives with several operands (`packing`), the attributes with a dim for each."""
 
 CHUNK = "chunk"
@@ -50,9 +52,12 @@ def emit_step(
         out_shape = list(cut.shape)
         out_shape[at] //= mesh.shape[axis]
         out = build.one(
-            "ReduceScatter", (cut,), out_shape, x.dtype,
+            "ReduceScatter",
+            (cut,),
+            out_shape,
+            x.dtype,
             {"axes": step.axes, "dims": (at,), "reduction": step.reduction},
-        )  # fmt: skip
+        )
         return _merge(build, out, shard.dim, at)
     if step.kind == "all_gather":
         shard = step.before[axis]
@@ -138,9 +143,12 @@ def _all_to_all(build, x: Tensor, step: Step, shape: tuple[int, ...], mesh: Mesh
     out_shape[at] //= parts
     out_shape[old.dim] *= parts
     out = build.one(
-        "AllToAll", (cut,), out_shape, x.dtype,
+        "AllToAll",
+        (cut,),
+        out_shape,
+        x.dtype,
         {"axes": step.axes, "split_dims": (at,), "concat_dims": (old.dim,)},
-    )  # fmt: skip
+    )
     if out_shape[old.dim] != length:
         out_shape[old.dim] = length
         out = build.slice(out, [0] * len(out_shape), out_shape)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.order import sort_topologically
+from tfpar.ir.traits import SOURCES
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 
-_UNORDERED = frozenset({"Const", "RankConst", "Placeholder", *COLLECTIVE_TYPES})
+_UNORDERED = SOURCES.union(COLLECTIVE_TYPES)
 """Op types that backends give no control edges."""
 
 

@@ -29,18 +29,48 @@ from tfpar.rules import (
     state,
     strided,
     values,
-)  # fmt: skip
+)
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_types, rule
 from tfpar.rules.rule import OpRule, make_rule, replicate_rule
 
 FAMILIES = (
-    block_sums, convolution, diagonals, image, indexing, layout, linalg, lists, matrix,
-    normalization, optimizer_ops, pieces, pointwise, pooling, pseudo, random, reduction,
-    scatter, segments, slicing, softmax, sorting, state, strided, values,
-)  # fmt: skip
+    block_sums,
+    convolution,
+    diagonals,
+    image,
+    indexing,
+    layout,
+    linalg,
+    lists,
+    matrix,
+    normalization,
+    optimizer_ops,
+    pieces,
+    pointwise,
+    pooling,
+    pseudo,
+    random,
+    reduction,
+    scatter,
+    segments,
+    slicing,
+    softmax,
+    sorting,
+    state,
+    strided,
+    values,
+)
 
 __all__ = [
-    "FAMILIES", "LocalOp", "OpRule", "find_rule", "has_rule", "make_rule", "register_rule",
-    "registered_types", "replicate_rule", "rule",
-]  # fmt: skip
+    "FAMILIES",
+    "LocalOp",
+    "OpRule",
+    "find_rule",
+    "has_rule",
+    "make_rule",
+    "register_rule",
+    "registered_types",
+    "replicate_rule",
+    "rule",
+]

@@ -18,9 +18,15 @@ from tfpar.rules.rule import OpRule, make_rule
 def _block_sum(op: Op, constants: Constants) -> OpRule:
     rest = " ".join(f"r{d}" for d in range(2, len(op.inputs[0].shape)))
     return make_rule(
-        op, f"b k {rest}, b k -> b . {rest}", reduce={"k": "sum"}, linear=((0,),),
-        lower=_lower, pseudo=True, any_pattern=True, masked=False,
-    )  # fmt: skip
+        op,
+        f"b k {rest}, b k -> b . {rest}",
+        reduce={"k": "sum"},
+        linear=((0,),),
+        lower=_lower,
+        pseudo=True,
+        any_pattern=True,
+        masked=False,
+    )
 
 
 def _lower(local: LocalOp) -> Sequence[Tensor]:

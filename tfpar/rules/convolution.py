@@ -34,9 +34,12 @@ def _windows(op: Op, image: Tensor, kernel: Tensor, result: Tensor) -> Windows:
 
 
 def _spatial_fields(
-    op: Op, notation: str, windows: Windows, shape_operands: dict[int, int],
+    op: Op,
+    notation: str,
+    windows: Windows,
+    shape_operands: dict[int, int],
     reduced: str | None,
-) -> dict:  # fmt: skip
+) -> dict:
     """The arguments of `make_rule` for the spatial dims, and what is summed over."""
     fields = halo_fields(op, notation, windows, shape_operands)
     sums = [reduced] if reduced else []
@@ -46,9 +49,15 @@ def _spatial_fields(
 
 
 def _convolution(
-    op: Op, image: Tensor, kernel: Tensor, result: Tensor, notation: str, reduced: str,
-    shape_operands: dict[int, int], **fields,
-) -> OpRule | None:  # fmt: skip
+    op: Op,
+    image: Tensor,
+    kernel: Tensor,
+    result: Tensor,
+    notation: str,
+    reduced: str,
+    shape_operands: dict[int, int],
+    **fields,
+) -> OpRule | None:
     """`notation` in terms of `{x}`, `{k}` and `{y}`, with factors b, i, o and the spatial ones."""
     rank = len(image.shape)
     if image_dims(op, rank) is None or op.attrs.get("batch_dims", 1) != 1:
@@ -59,41 +68,67 @@ def _convolution(
     return make_rule(
         op,
         notation.format(
-            x=image_dims(op, rank, "b", ins, inner), k=_filter_dims(rank, ins, outs),
+            x=image_dims(op, rank, "b", ins, inner),
+            k=_filter_dims(rank, ins, outs),
             y=image_dims(op, rank, "b", outs, outer),
         ),
-        **_spatial_fields(op, notation, windows, shape_operands, reduced), **fields,
-    )  # fmt: skip
+        **_spatial_fields(op, notation, windows, shape_operands, reduced),
+        **fields,
+    )
 
 
 @rule("Conv", "Conv2D", "Conv3D")
 def _forward(op: Op, constants: Constants) -> OpRule | None:
     return _convolution(
-        op, op.inputs[0], op.inputs[1], op.outputs[0], "{x}, {k} -> {y}", "i", {},
+        op,
+        op.inputs[0],
+        op.inputs[1],
+        op.outputs[0],
+        "{x}, {k} -> {y}",
+        "i",
+        {},
         linear=((0,), (1,)),
-    )  # fmt: skip
+    )
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def _backprop_input(op: Op, constants: Constants) -> OpRule | None:
     return _convolution(
-        op, op.outputs[0], op.inputs[1], op.inputs[2], "., {k}, {y} -> {x}", "o", {0: 0},
+        op,
+        op.outputs[0],
+        op.inputs[1],
+        op.inputs[2],
+        "., {k}, {y} -> {x}",
+        "o",
+        {0: 0},
         linear=((1,), (2,)),
-    )  # fmt: skip
+    )
 
 
 @rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
 def _backprop_filter(op: Op, constants: Constants) -> OpRule | None:
     return _convolution(
-        op, op.inputs[0], op.outputs[0], op.inputs[2], "{x}, ., {y} -> {k}", "b", {1: 0},
+        op,
+        op.inputs[0],
+        op.outputs[0],
+        op.inputs[2],
+        "{x}, ., {y} -> {k}",
+        "b",
+        {1: 0},
         linear=((0,), (2,)),
-    )  # fmt: skip
+    )
 
 
 def _depthwise(
-    op: Op, image: Tensor, kernel: Tensor, result: Tensor, notation: str, reduced: str | None,
-    shape_operands: dict[int, int], **fields,
-) -> OpRule | None:  # fmt: skip
+    op: Op,
+    image: Tensor,
+    kernel: Tensor,
+    result: Tensor,
+    notation: str,
+    reduced: str | None,
+    shape_operands: dict[int, int],
+    **fields,
+) -> OpRule | None:
     """Output channel c * m + j is made of input channel c alone: dims `(c m)`."""
     if image_dims(op, 4) is None:
         return None
@@ -105,35 +140,55 @@ def _depthwise(
     return make_rule(
         op,
         notation.format(
-            x=image_dims(op, 4, "b", "c", inner), k=". . c m",
+            x=image_dims(op, 4, "b", "c", inner),
+            k=". . c m",
             y=image_dims(op, 4, "b", "(c m)", outer),
         ),
-        **spatial, **fields,
-    )  # fmt: skip
+        **spatial,
+        **fields,
+    )
 
 
 @rule("DepthwiseConv2dNative")
 def _depthwise_forward(op: Op, constants: Constants) -> OpRule | None:
     return _depthwise(
-        op, op.inputs[0], op.inputs[1], op.outputs[0], "{x}, {k} -> {y}", None, {},
+        op,
+        op.inputs[0],
+        op.inputs[1],
+        op.outputs[0],
+        "{x}, {k} -> {y}",
+        None,
+        {},
         linear=((0,), (1,)),
-    )  # fmt: skip
+    )
 
 
 @rule("DepthwiseConv2dNativeBackpropInput")
 def _depthwise_backprop_input(op: Op, constants: Constants) -> OpRule | None:
     return _depthwise(
-        op, op.outputs[0], op.inputs[1], op.inputs[2], "., {k}, {y} -> {x}", "m", {0: 0},
+        op,
+        op.outputs[0],
+        op.inputs[1],
+        op.inputs[2],
+        "., {k}, {y} -> {x}",
+        "m",
+        {0: 0},
         linear=((1,), (2,)),
-    )  # fmt: skip
+    )
 
 
 @rule("DepthwiseConv2dNativeBackpropFilter")
 def _depthwise_backprop_filter(op: Op, constants: Constants) -> OpRule | None:
     return _depthwise(
-        op, op.inputs[0], op.outputs[0], op.inputs[2], "{x}, ., {y} -> {k}", "b", {1: 0},
+        op,
+        op.inputs[0],
+        op.outputs[0],
+        op.inputs[2],
+        "{x}, ., {y} -> {k}",
+        "b",
+        {1: 0},
         linear=((0,), (2,)),
-    )  # fmt: skip
+    )
 
 
 @rule("Dilation2D")

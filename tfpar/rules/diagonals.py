@@ -50,5 +50,8 @@ def _matrix_set_diag(op: Op, constants: Constants) -> OpRule:
 
 @rule("Diag", "DiagPart")
 def _diag(op: Op, constants: Constants) -> OpRule:
-    return make_rule(op, f"{_batch(len(op.inputs[0].shape), 0)} -> "
-                         f"{_batch(len(op.outputs[0].shape), 0)}", linear=((0,),))  # fmt: skip
+    return make_rule(
+        op,
+        f"{_batch(len(op.inputs[0].shape), 0)} -> {_batch(len(op.outputs[0].shape), 0)}",
+        linear=((0,),),
+    )

@@ -36,9 +36,12 @@ fused a bias into one, oneDNN's rewriting of that ends the process."""
 
 
 def halo_fields(
-    op: Op, notation: str, windows: Windows, shape_operands: Mapping[int, int],
+    op: Op,
+    notation: str,
+    windows: Windows,
+    shape_operands: Mapping[int, int],
     reduction: str = "sum",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The arguments of `make_rule` that let the spatial dims of an op with windows split.
 
     Args:
@@ -53,13 +56,17 @@ def halo_fields(
         "blocks": {w.factor: w.shortest for w in windows.splits if w.has_halo},
         "expand": {
             w.factor: functools.partial(
-                _expand, window=w, windows=windows.along, roles=roles, shapes=shape_operands,
+                _expand,
+                window=w,
+                windows=windows.along,
+                roles=roles,
+                shapes=shape_operands,
                 reduction=reduction,
             )
             for w in windows.splits
             if w.has_halo
         },
-    }  # fmt: skip
+    }
     if PADDINGS in op.attrs:
         lower = functools.partial(
             _lower_padded, windows=windows.along, roles=roles, reduction=reduction
@@ -78,9 +85,15 @@ def _roles(notation: str) -> tuple[list[str], str]:
 
 
 def _expand(
-    op: Op, parts: int, *, window: Window, windows: Sequence[Window],
-    roles: tuple[list[str], str], shapes: Mapping[int, int], reduction: str,
-) -> Graph:  # fmt: skip
+    op: Op,
+    parts: int,
+    *,
+    window: Window,
+    windows: Sequence[Window],
+    roles: tuple[list[str], str],
+    shapes: Mapping[int, int],
+    reduction: str,
+) -> Graph:
     """`op` on blocks along the dim of `window`, with their halos."""
     build = GraphBuilder(name=op.type.lower())
     inputs = [build.placeholder(t, f"in{i}") for i, t in enumerate(op.inputs)]

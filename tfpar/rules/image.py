@@ -95,22 +95,27 @@ def _lower_crops(position: int):
 
 @rule("CropAndResize")
 def _crop(op: Op, constants: Constants) -> OpRule:
-    return make_rule(
-        op, ". . . c, n ., n -> n . . c", lower=_lower_crops(2), any_pattern=True
-    )  # fmt: skip
+    return make_rule(op, ". . . c, n ., n -> n . . c", lower=_lower_crops(2), any_pattern=True)
 
 
 @rule("CropAndResizeGradBoxes")
 def _crop_grad_boxes(op: Op, constants: Constants) -> OpRule:
     return make_rule(
-        op, "n . . c, . . . c, n ., n -> n .", reduce={"c": "sum"}, linear=((0,), (1,)),
-        lower=_lower_crops(3), any_pattern=True,
-    )  # fmt: skip
+        op,
+        "n . . c, . . . c, n ., n -> n .",
+        reduce={"c": "sum"},
+        linear=((0,), (1,)),
+        lower=_lower_crops(3),
+        any_pattern=True,
+    )
 
 
 @rule("CropAndResizeGradImage")
 def _crop_grad_image(op: Op, constants: Constants) -> OpRule:
     return make_rule(
-        op, "n . . c, n ., n, . -> . . . c", reduce={"n": "sum"}, linear=((0,),),
+        op,
+        "n . . c, n ., n, . -> . . . c",
+        reduce={"n": "sum"},
+        linear=((0,),),
         shape_operands={3: 0},
-    )  # fmt: skip
+    )

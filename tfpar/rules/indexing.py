@@ -84,8 +84,11 @@ def _gather_rule(op: Op, axis: int, batch_dims: int) -> OpRule:
 
     def inside_shape(shape):
         return (
-            *shape[:batch_dims], *[1] * (axis - batch_dims), *shape[batch_dims:], *[1] * len(after)
-        )  # fmt: skip
+            *shape[:batch_dims],
+            *[1] * (axis - batch_dims),
+            *shape[batch_dims:],
+            *[1] * len(after),
+        )
 
     def lower(local: LocalOp) -> Sequence[Tensor]:
         return _look_up(local, ["v"] if reduction else [], inside_shape)
@@ -101,8 +104,10 @@ def _gather_rule(op: Op, axis: int, batch_dims: int) -> OpRule:
         reduce={"v": reduction} if reduction else {},
         linear=((0,),) if movable else (),
         monotone=(0,) if movable else (),
-        lower=lower, any_pattern={*before, *after, *index}, masked=False,
-    )  # fmt: skip
+        lower=lower,
+        any_pattern={*before, *after, *index},
+        masked=False,
+    )
 
 
 @rule("GatherV2")
@@ -148,5 +153,7 @@ def _gather_nd(op: Op, constants: Constants) -> OpRule:
         reduce={name: reduction for name in factors if reduction},
         linear=((0,),) if movable else (),
         monotone=(0,) if movable else (),
-        lower=lower, any_pattern={*rest, *index}, masked=False,
-    )  # fmt: skip
+        lower=lower,
+        any_pattern={*rest, *index},
+        masked=False,
+    )

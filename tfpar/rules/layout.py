@@ -146,9 +146,14 @@ def _tile(op: Op, constants: Constants) -> OpRule:
         right.append(f"d{d}" if copies == 1 else f"(r{d} d{d})" if copies and n > 1 else f"r{d}")
         sizes |= {f"r{d}": copies, f"d{d}": n}
     return make_rule(
-        op, f"{' '.join(left)}, . -> {' '.join(right)}", sizes=sizes, monotone=(0,),
-        lower=_lower_tile, any_pattern=True, generates=True,
-    )  # fmt: skip
+        op,
+        f"{' '.join(left)}, . -> {' '.join(right)}",
+        sizes=sizes,
+        monotone=(0,),
+        lower=_lower_tile,
+        any_pattern=True,
+        generates=True,
+    )
 
 
 def _lower_tile(local: LocalOp) -> list[Tensor]:

@@ -70,32 +70,41 @@ def _shape_lowering(operand: int, lists: str, position: int = 0):
 
 @rule("TensorListReserve", "EmptyTensorList", "OptionalNone")
 def _new(op: Op, constants: Constants) -> OpRule:
-    # Takes the spec of what is put into it: see `prepared.NEW_LIST_TYPES`.
+    # Takes the spec of what is put into it: see `traits.NEW_LISTS`.
     return replicate_rule(op)
 
 
 @rule("TensorListFromTensor")
 def _from_tensor(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
-        op, ". E, ... -> . E", _element(op.outputs[0]), linear=((0,),),
+        op,
+        ". E, ... -> . E",
+        _element(op.outputs[0]),
+        linear=((0,),),
         lower=_shape_lowering(1, "outputs"),
-    )  # fmt: skip
+    )
 
 
 @rule("TensorListStack")
 def _stack(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
-        op, ". E, ... -> . E", _element(op.inputs[0]), linear=((0,),),
+        op,
+        ". E, ... -> . E",
+        _element(op.inputs[0]),
+        linear=((0,),),
         lower=_shape_lowering(1, "inputs"),
-    )  # fmt: skip
+    )
 
 
 @rule("TensorListGetItem")
 def _get_item(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
-        op, ". E, , ... -> E", _element(op.inputs[0]), linear=((0,),),
+        op,
+        ". E, , ... -> E",
+        _element(op.inputs[0]),
+        linear=((0,),),
         lower=_shape_lowering(2, "inputs"),
-    )  # fmt: skip
+    )
 
 
 @rule("TensorListSetItem")
@@ -111,9 +120,12 @@ def _push_back(op: Op, constants: Constants) -> OpRule | None:
 @rule("TensorListPopBack")
 def _pop_back(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
-        op, ". E, ... -> . E, E", _element(op.inputs[0]), linear=((0,),),
+        op,
+        ". E, ... -> . E, E",
+        _element(op.inputs[0]),
+        linear=((0,),),
         lower=_shape_lowering(1, "inputs"),
-    )  # fmt: skip
+    )
 
 
 @rule("TensorListLength", "OptionalHasValue")
@@ -145,26 +157,35 @@ def _concat(op: Op, constants: Constants) -> OpRule | None:
 @rule("TensorListSplit")
 def _split(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
-        op, "W, ..., . -> . W", _element(op.outputs[0]), linear=((0,),),
+        op,
+        "W, ..., . -> . W",
+        _element(op.outputs[0]),
+        linear=((0,),),
         lower=_shape_lowering(1, "outputs"),
-    )  # fmt: skip
+    )
 
 
 @rule("TensorListGather")
 def _gather(op: Op, constants: Constants) -> OpRule | None:
     return _rule(
-        op, ". E, ., ... -> . E", _element(op.inputs[0]), linear=((0,),),
+        op,
+        ". E, ., ... -> . E",
+        _element(op.inputs[0]),
+        linear=((0,),),
         lower=_shape_lowering(2, "inputs"),
-    )  # fmt: skip
+    )
 
 
 @rule("TensorListScatter", "TensorListScatterV2")
 def _scatter(op: Op, constants: Constants) -> OpRule | None:
     more = ", " if op.type == "TensorListScatterV2" else ""
     return _rule(
-        op, f". E, ., ...{more} -> . E", _element(op.outputs[0]), linear=((0,),),
+        op,
+        f". E, ., ...{more} -> . E",
+        _element(op.outputs[0]),
+        linear=((0,),),
         lower=_shape_lowering(2, "outputs"),
-    )  # fmt: skip
+    )
 
 
 @rule("TensorListScatterIntoExistingList")

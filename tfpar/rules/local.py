@@ -120,6 +120,10 @@ class LocalOp:
             for i, t in enumerate(self.op.outputs)
         ]
         return self.build.emit(
-            self.op.type, operands, outputs, {**self.op.attrs, **attrs},
-            name=self.op.name, stateful=self.op.stateful,
-        )  # fmt: skip
+            self.op.type,
+            operands,
+            outputs,
+            {**self.op.attrs, **attrs},
+            name=self.op.name,
+            stateful=self.op.stateful,
+        )

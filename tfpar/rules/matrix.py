@@ -112,10 +112,19 @@ def _cross(op: Op, constants: Constants) -> OpRule:
 
 
 _FOURIER_DIMS = {
-    "FFT": 1, "IFFT": 1, "RFFT": 1, "IRFFT": 1,
-    "FFT2D": 2, "IFFT2D": 2, "RFFT2D": 2, "IRFFT2D": 2,
-    "FFT3D": 3, "IFFT3D": 3, "RFFT3D": 3, "IRFFT3D": 3,
-}  # fmt: skip
+    "FFT": 1,
+    "IFFT": 1,
+    "RFFT": 1,
+    "IRFFT": 1,
+    "FFT2D": 2,
+    "IFFT2D": 2,
+    "RFFT2D": 2,
+    "IRFFT2D": 2,
+    "FFT3D": 3,
+    "IFFT3D": 3,
+    "RFFT3D": 3,
+    "IRFFT3D": 3,
+}
 
 
 @rule(*_FOURIER_DIMS)

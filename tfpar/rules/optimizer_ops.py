@@ -85,9 +85,11 @@ def _where(build: GraphBuilder, keep: Tensor, tensors: Sequence[Tensor]) -> list
     kept = []
     for tensor in tensors:
         attrs = {
-            "Tparams": DType(tensor.dtype), "Tindices": DType("int64"), "Taxis": DType("int32"),
+            "Tparams": DType(tensor.dtype),
+            "Tindices": DType("int64"),
+            "Taxis": DType("int32"),
             "batch_dims": 0,
-        }  # fmt: skip
+        }
         inputs = [tensor, at, build.const(np.int32(0))]
         kept.append(build.one("GatherV2", inputs, (None, *tensor.shape[1:]), tensor.dtype, attrs))
     return kept

@@ -88,9 +88,13 @@ def _split_v(op: Op, constants: Constants) -> OpRule | None:
         return local.copy([local.inputs[0], operand, local.inputs[2]]).outputs
 
     return make_rule(
-        op, f"{whole} -> {', '.join(pieces)}", sizes=sizes, monotone=(0,), lower=lower,
+        op,
+        f"{whole} -> {', '.join(pieces)}",
+        sizes=sizes,
+        monotone=(0,),
+        lower=lower,
         any_pattern=True,
-    )  # fmt: skip
+    )
 
 
 @rule("Pack")

@@ -67,9 +67,16 @@ def _linear_unary(op: Op, constants: Constants) -> OpRule:
 
 
 @rule(
-    "Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "CheckNumericsV2",
-    "DebugGradientIdentity", "CopyHost", "Copy",
-)  # fmt: skip
+    "Identity",
+    "StopGradient",
+    "PreventGradient",
+    "Snapshot",
+    "CheckNumerics",
+    "CheckNumericsV2",
+    "DebugGradientIdentity",
+    "CopyHost",
+    "Copy",
+)
 def _relabel(op: Op, constants: Constants) -> OpRule:
     return pointwise(op, monotone=(0,))
 

@@ -17,10 +17,16 @@ from tfpar.rules.windows import image_dims, spatial_dims, windows_of
 
 
 def _pooling(
-    op: Op, constants: Constants, notation: str, image: Tensor, result: Tensor, *,
-    halos: bool = False, shape_operands: Mapping[int, int] | None = None,
+    op: Op,
+    constants: Constants,
+    notation: str,
+    image: Tensor,
+    result: Tensor,
+    *,
+    halos: bool = False,
+    shape_operands: Mapping[int, int] | None = None,
     linear: tuple[tuple[int, ...], ...] = (),
-) -> OpRule | None:  # fmt: skip
+) -> OpRule | None:
     """`notation` in terms of `{x}`, the image's dims, and `{y}`; None where windows span channels.
 
     Args:
@@ -50,9 +56,14 @@ def _max_pool(op: Op, constants: Constants) -> OpRule | None:
 @rule("MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradV2")
 def _max_pool_grad(op: Op, constants: Constants) -> OpRule | None:
     return _pooling(
-        op, constants, "{x}, {y}, {y} -> {x}", op.inputs[0], op.inputs[1], halos=True,
+        op,
+        constants,
+        "{x}, {y}, {y} -> {x}",
+        op.inputs[0],
+        op.inputs[1],
+        halos=True,
         linear=((2,),),
-    )  # fmt: skip
+    )
 
 
 @rule("MaxPoolGradGrad", "MaxPool3DGradGrad", "MaxPoolGradGradV2")
@@ -64,17 +75,20 @@ def _max_pool_grad_grad(op: Op, constants: Constants) -> OpRule | None:
 
 @rule("AvgPool", "AvgPool3D")
 def _avg_pool(op: Op, constants: Constants) -> OpRule | None:
-    return _pooling(
-        op, constants, "{x} -> {y}", op.inputs[0], op.outputs[0], linear=((0,),)
-    )  # fmt: skip
+    return _pooling(op, constants, "{x} -> {y}", op.inputs[0], op.outputs[0], linear=((0,),))
 
 
 @rule("AvgPoolGrad", "AvgPool3DGrad")
 def _avg_pool_grad(op: Op, constants: Constants) -> OpRule | None:
     return _pooling(
-        op, constants, "., {y} -> {x}", op.outputs[0], op.inputs[1],
-        shape_operands={0: 0}, linear=((1,),),
-    )  # fmt: skip
+        op,
+        constants,
+        "., {y} -> {x}",
+        op.outputs[0],
+        op.inputs[1],
+        shape_operands={0: 0},
+        linear=((1,),),
+    )
 
 
 def _indices_stay(op: Op) -> bool:

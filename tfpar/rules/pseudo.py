@@ -39,10 +39,14 @@ def _blocks(op: Op, constants: Constants) -> OpRule:
     batch = _batch(op.inputs[0])
     *_, parts, block = op.outputs[0].shape
     return make_rule(
-        op, f"{batch} (parts block) -> {batch} parts ., parts, parts",
-        sizes={"parts": parts, "block": block}, reduce=dict.fromkeys(batch.split(), SAME),
-        lower=_lower_blocks, pseudo=True, any_pattern=batch.split(),
-    )  # fmt: skip
+        op,
+        f"{batch} (parts block) -> {batch} parts ., parts, parts",
+        sizes={"parts": parts, "block": block},
+        reduce=dict.fromkeys(batch.split(), SAME),
+        lower=_lower_blocks,
+        pseudo=True,
+        any_pattern=batch.split(),
+    )
 
 
 def _lower_blocks(local: LocalOp) -> list[Tensor]:
@@ -75,9 +79,12 @@ def label_mask(build: GraphBuilder, labels: Tensor, like: Tensor) -> Tensor:
 def _label_mask(op: Op, constants: Constants) -> OpRule:
     batch = _batch(op.inputs[1])
     return make_rule(
-        op, f"{batch}, {batch} c -> {batch} c", lower=_lower_label_mask, pseudo=True,
+        op,
+        f"{batch}, {batch} c -> {batch} c",
+        lower=_lower_label_mask,
+        pseudo=True,
         any_pattern=True,
-    )  # fmt: skip
+    )
 
 
 def _lower_label_mask(local: LocalOp) -> list[Tensor]:
@@ -106,10 +113,13 @@ def less_label(
 def _less_label(op: Op, constants: Constants) -> OpRule:
     _, parts, block = op.inputs[0].shape
     return make_rule(
-        op, "rows parts ., rows parts, rows parts -> rows (parts block)",
-        sizes={"parts": parts, "block": block}, lower=_lower_less_label, pseudo=True,
+        op,
+        "rows parts ., rows parts, rows parts -> rows (parts block)",
+        sizes={"parts": parts, "block": block},
+        lower=_lower_less_label,
+        pseudo=True,
         any_pattern=["rows"],
-    )  # fmt: skip
+    )
 
 
 def _lower_less_label(local: LocalOp) -> list[Tensor]:
@@ -134,9 +144,11 @@ def take_last(build: GraphBuilder, x: Tensor, index: Tensor) -> Tensor:
     dims = len(x.shape) - 1
     at = build.expand_dims(index, -1) if len(index.shape) == dims else index
     attrs = {
-        "Tparams": DType(x.dtype), "Tindices": DType("int32"), "Taxis": DType("int32"),
+        "Tparams": DType(x.dtype),
+        "Tindices": DType("int32"),
+        "Taxis": DType("int32"),
         "batch_dims": dims,
-    }  # fmt: skip
+    }
     inputs = (x, at, build.const(dims, "int32"))
     taken = build.one("GatherV2", inputs, at.shape, x.dtype, attrs)
     return build.reshape(taken, index.shape)
@@ -151,9 +163,12 @@ def whole(build: GraphBuilder, x: Tensor) -> Tensor:
 def _whole(op: Op, constants: Constants) -> OpRule:
     batch = _batch(op.inputs[0])
     return make_rule(
-        op, f"{batch} . -> {batch} .", lower=lambda local: [local.inputs[0]], pseudo=True,
+        op,
+        f"{batch} . -> {batch} .",
+        lower=lambda local: [local.inputs[0]],
+        pseudo=True,
         any_pattern=True,
-    )  # fmt: skip
+    )
 
 
 def _batch(tensor: Tensor) -> str:

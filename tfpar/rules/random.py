@@ -28,18 +28,26 @@ first that lies within the bounds."""
 
 
 @rule(
-    "StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg",
-    "StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal",
-    "StatelessRandomUniformInt", "StatelessRandomUniformFullInt",
-)  # fmt: skip
+    "StatelessRandomGetKeyCounter",
+    "StatelessRandomGetAlg",
+    "StatelessRandomGetKeyCounterAlg",
+    "StatelessRandomUniform",
+    "StatelessRandomNormal",
+    "StatelessTruncatedNormal",
+    "StatelessRandomUniformInt",
+    "StatelessRandomUniformFullInt",
+)
 def _whole(op: Op, constants: Constants) -> OpRule:
     return replicate_rule(op)
 
 
 @rule(
-    "StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2",
-    "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2",
-)  # fmt: skip
+    "StatelessRandomUniformV2",
+    "StatelessRandomNormalV2",
+    "StatelessTruncatedNormalV2",
+    "StatelessRandomUniformIntV2",
+    "StatelessRandomUniformFullIntV2",
+)
 def _draw(op: Op, constants: Constants) -> OpRule:
     rank = len(op.outputs[0].shape)
     algorithm = constants.value(op.inputs[3])

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.traits import CONVERTED
 from tfpar.spec.arguments import refused, text
 from tfpar.spec.errors import RuleError
 from tfpar.spec.placement import REDUCTIONS
@@ -149,6 +150,11 @@ class OpRule:
 
     def has_factor(self, dims: Dims, factor: int) -> bool:
         return any(factor in dim for dim in dims)
+
+
+def relabelled(op: Op, rule: OpRule) -> tuple[int, ...]:
+    """The inputs that `op` only hands on, so that they may lie as its output is to lie."""
+    return rule.monotone or ((0,) if op.type in CONVERTED else ())
 
 
 def make_rule(

@@ -63,11 +63,14 @@ def _scatter_nd(op: Op, constants: Constants) -> OpRule:
         ).outputs
 
     return make_rule(
-        op, f"{form.indices}, {form.updates} -> {form.target}",
+        op,
+        f"{form.indices}, {form.updates} -> {form.target}",
         reduce={name: reduction for name in form.index if reduction},
         linear=((1,),) if reduction == "sum" else (),
-        lower=lower, any_pattern={*form.rest, *form.index}, generates=True,
-    )  # fmt: skip
+        lower=lower,
+        any_pattern={*form.rest, *form.index},
+        generates=True,
+    )
 
 
 _TENSOR_SCATTERS = ("Add", "Sub", "Update", "Max", "Min")
@@ -90,8 +93,10 @@ def _tensor_scatter(op: Op, constants: Constants) -> OpRule:
     return make_rule(
         op,
         f"{form.target}, {form.indices}, {form.updates} -> {form.target if op.outputs else ''}",
-        linear=((0, 2),) if jointly else (), lower=lower, any_pattern=set(form.rest),
-    )  # fmt: skip
+        linear=((0, 2),) if jointly else (),
+        lower=lower,
+        any_pattern=set(form.rest),
+    )
 
 
 @rule(*(f"ResourceScatter{kind}" for kind in _TENSOR_SCATTERS), unknown_sizes=True)
@@ -111,19 +116,27 @@ def _resource_scatter(op: Op, constants: Constants) -> OpRule:
         moved, inside = shifted_indices(local, indices, ["v"])
         moved = build.select(inside, moved, build.const(-1, moved.dtype))
         attrs = {
-            "T": op.attrs["dtype"], "Tindices": op.attrs["Tindices"], "use_locking": True,
+            "T": op.attrs["dtype"],
+            "Tindices": op.attrs["Tindices"],
+            "use_locking": True,
             "bad_indices_policy": b"IGNORE",
-        }  # fmt: skip
+        }
         build.emit(
             op.type.replace("Scatter", "ScatterNd"),
-            [target, build.expand_dims(moved, -1), updates], [], attrs, name=op.name, stateful=True,
-        )  # fmt: skip
+            [target, build.expand_dims(moved, -1), updates],
+            [],
+            attrs,
+            name=op.name,
+            stateful=True,
+        )
         return []
 
     return make_rule(
-        op, f"{' '.join(table)}, {' '.join('.' * len(indices.shape))}, {' '.join(rows)} -> ",
-        lower=lower, any_pattern=set(rest),
-    )  # fmt: skip
+        op,
+        f"{' '.join(table)}, {' '.join('.' * len(indices.shape))}, {' '.join(rows)} -> ",
+        lower=lower,
+        any_pattern=set(rest),
+    )
 
 
 @rule("ResourceScatterMul", "ResourceScatterDiv")

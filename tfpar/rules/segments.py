@@ -32,11 +32,16 @@ def _unsorted_segment(op: Op, constants: Constants) -> OpRule:
     rest = [f"r{d}" for d in range(len(ids.shape), len(data.shape))]
     reduction = _UNSORTED[op.type]
     return make_rule(
-        op, f"{' '.join([*rows, *rest])}, {' '.join(rows)}, -> {' '.join(['s', *rest])}",
-        reduce=dict.fromkeys(rows, reduction), linear=((0,),) if reduction == "sum" else (),
-        lower=_lower_unsorted, any_pattern={*rows, *rest}, masked=False, generates=True,
+        op,
+        f"{' '.join([*rows, *rest])}, {' '.join(rows)}, -> {' '.join(['s', *rest])}",
+        reduce=dict.fromkeys(rows, reduction),
+        linear=((0,),) if reduction == "sum" else (),
+        lower=_lower_unsorted,
+        any_pattern={*rows, *rest},
+        masked=False,
+        generates=True,
         sparse=True,
-    )  # fmt: skip
+    )
 
 
 def _lower_unsorted(local: LocalOp) -> Sequence[Tensor]:

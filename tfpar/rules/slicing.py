@@ -51,16 +51,23 @@ def _slice(op: Op, constants: Constants) -> OpRule:
             _scaled(local, name, int(b), u)
             for (name, u), b in zip(units.items(), begin, strict=True)
         ]
-        return local.copy([
-            local.inputs[0],
-            local.build.const(np.array(moved), dtype),
-            local.build.const(np.array(local.local_output_shape()), dtype),
-        ]).outputs  # fmt: skip
+        return local.copy(
+            [
+                local.inputs[0],
+                local.build.const(np.array(moved), dtype),
+                local.build.const(np.array(local.local_output_shape()), dtype),
+            ]
+        ).outputs
 
     return make_rule(
-        op, f"{' '.join(left)} -> {' '.join(right)}", sizes=units, monotone=(0,),
-        shape_operands={2: 0}, lower=lower, any_pattern=True,
-    )  # fmt: skip
+        op,
+        f"{' '.join(left)} -> {' '.join(right)}",
+        sizes=units,
+        monotone=(0,),
+        shape_operands={2: 0},
+        lower=lower,
+        any_pattern=True,
+    )
 
 
 def _scaled(local: LocalOp, name: str, position: int, unit: int) -> int:
@@ -110,9 +117,13 @@ def _pad(op: Op, constants: Constants) -> OpRule:
         return local.copy([local.inputs[0], constant, *local.inputs[2:]]).outputs
 
     return make_rule(
-        op, f"{' '.join(left)} -> {' '.join(right)}", sizes=units, lower=lower, any_pattern=True,
+        op,
+        f"{' '.join(left)} -> {' '.join(right)}",
+        sizes=units,
+        lower=lower,
+        any_pattern=True,
         linear=((0,),) if op.type == "Pad" else ((0, 2),),
-    )  # fmt: skip
+    )
 
 
 @rule("MirrorPad", "MirrorPadGrad")

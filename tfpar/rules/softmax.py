@@ -30,9 +30,12 @@ def _cross_entropy(op: Op, constants: Constants) -> OpRule:
 @rule("SparseSoftmaxCrossEntropyWithLogits")
 def _sparse_cross_entropy(op: Op, constants: Constants) -> OpRule:
     return make_rule(
-        op, "b c, b -> b, b c", lower=_lower_sparse_cross_entropy, any_pattern=True,
+        op,
+        "b c, b -> b, b c",
+        lower=_lower_sparse_cross_entropy,
+        any_pattern=True,
         expand={"c": _expand_sparse_cross_entropy},
-    )  # fmt: skip
+    )
 
 
 def _lower_sparse_cross_entropy(local: LocalOp) -> list[Tensor]:

@@ -101,9 +101,11 @@ def _expand_top_k(op: Op, parts: int) -> Graph:
 def _select(build: GraphBuilder, x: Tensor, k: int, in_order: bool) -> list[Tensor]:
     shape = (*x.shape[:-1], k)
     attrs = {
-        "sorted": in_order, "T": DType(x.dtype), "Tk": DType("int32"),
+        "sorted": in_order,
+        "T": DType(x.dtype),
+        "Tk": DType("int32"),
         "index_type": DType("int32"),
-    }  # fmt: skip
+    }
     inputs = (x, build.const(k, "int32"))
     return build.emit("TopKV2", inputs, [(shape, x.dtype), (shape, "int32")], attrs).outputs
 

@@ -212,10 +212,15 @@ def _strided_slice(op: Op, constants: Constants) -> OpRule | None:
     if parsed is None:
         return None
     return make_rule(
-        op, f"{parsed.whole} -> {parsed.part}", sizes=parsed.sizes, monotone=(0,),
-        reduce={name: reduction for name in parsed.picked if reduction}, masked=False,
-        lower=lambda local: _lower(local, parsed.cuts, constants), any_pattern=parsed.any_pattern,
-    )  # fmt: skip
+        op,
+        f"{parsed.whole} -> {parsed.part}",
+        sizes=parsed.sizes,
+        monotone=(0,),
+        reduce={name: reduction for name in parsed.picked if reduction},
+        masked=False,
+        lower=lambda local: _lower(local, parsed.cuts, constants),
+        any_pattern=parsed.any_pattern,
+    )
 
 
 @rule("StridedSliceGrad")
@@ -224,10 +229,15 @@ def _strided_slice_grad(op: Op, constants: Constants) -> OpRule | None:
     if parsed is None:
         return None
     return make_rule(
-        op, f"., ., ., ., {parsed.part} -> {parsed.whole}", sizes=parsed.sizes, linear=((4,),),
-        shape_operands={0: 0}, lower=lambda local: _lower(local, parsed.cuts, constants),
-        any_pattern=parsed.any_pattern, generates=True,
-    )  # fmt: skip
+        op,
+        f"., ., ., ., {parsed.part} -> {parsed.whole}",
+        sizes=parsed.sizes,
+        linear=((4,),),
+        shape_operands={0: 0},
+        lower=lambda local: _lower(local, parsed.cuts, constants),
+        any_pattern=parsed.any_pattern,
+        generates=True,
+    )
 
 
 @rule("TensorStridedSliceUpdate", "ResourceStridedSliceAssign")
@@ -238,7 +248,10 @@ def _strided_slice_update(op: Op, constants: Constants) -> OpRule | None:
         return None
     result = parsed.whole if op.outputs else ""
     return make_rule(
-        op, f"{parsed.whole}, ., ., ., {parsed.part} -> {result}", sizes=parsed.sizes,
-        linear=((0, 4),) if op.outputs else (), any_pattern=parsed.any_pattern,
+        op,
+        f"{parsed.whole}, ., ., ., {parsed.part} -> {result}",
+        sizes=parsed.sizes,
+        linear=((0, 4),) if op.outputs else (),
+        any_pattern=parsed.any_pattern,
         lower=lambda local: _lower(local, parsed.cuts, constants),
-    )  # fmt: skip
+    )

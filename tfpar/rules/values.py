@@ -35,9 +35,12 @@ def _one_hot(op: Op, constants: Constants) -> OpRule:
     axis = op.attrs.get("axis", -1) % (len(names) + 1)
     out = [*names[:axis], "depth", *names[axis:]]
     return make_rule(
-        op, f"{' '.join(names)} -> {' '.join(out)}", lower=_lower_one_hot, any_pattern=names,
+        op,
+        f"{' '.join(names)} -> {' '.join(out)}",
+        lower=_lower_one_hot,
+        any_pattern=names,
         generates=True,
-    )  # fmt: skip
+    )
 
 
 def _lower_one_hot(local: LocalOp) -> Sequence[Tensor]:

@@ -131,9 +131,13 @@ class Windows:
 
 
 def windows_of(
-    op: Op, image: Tensor, result: Tensor, sizes: Sequence[int], strides: Sequence[int],
+    op: Op,
+    image: Tensor,
+    result: Tensor,
+    sizes: Sequence[int],
+    strides: Sequence[int],
     halos: bool = True,
-) -> Windows:  # fmt: skip
+) -> Windows:
     """The windows of `op`.
 
     Args:

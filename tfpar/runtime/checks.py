@@ -1,9 +1,7 @@
-"""What is checked when a program starts: ranks run the same one, and variables lie as planned."""
+"""What is checked after a program's first step: variables lie as planned, and ranks agree."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import logging
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,43 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.runtime.backends.process import outline
 from tfpar.runtime.ranks import Ranks
-from tfpar.runtime.variables import ParallelVariable
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Spec, format_spec
+from tfpar.variables.parallel_variable import ParallelVariable
 
 if TYPE_CHECKING:
     from tfpar.distributed.world import World
 
 logger = logging.getLogger("tfpar")
-
-
-def agree_on_program(world: World, program: LocalProgram) -> None:
-    """Check that every rank is about to run the same ops in the same order.
-
-    Raises:
-        RuntimeMismatchError: on every rank; names the first op in which two ranks differ.
-    """
-    ops = outline(program)
-    digest = hashlib.sha256(repr((ops, program.mesh)).encode()).hexdigest()
-    with world.at("comparing programs"):
-        if len(set(world.exchange.messages(digest))) == 1:
-            return
-        outlines = world.exchange.messages([str(program.mesh), *ops])
-    other = next(r for r, o in enumerate(outlines) if o != outlines[0])
-    pairs = itertools.zip_longest(outlines[0], outlines[other], fillvalue=("nothing", 0))
-    at, (first, second) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-    raise RuntimeMismatchError(
-        f"Ranks 0 and {other} are about to run different programs: at op {at} of {len(ops)} rank 0 "
-        f"has {_told(first)}, rank {other} {_told(second)}. Every rank has to build the same "
-        f"model and to get batches of the same shape; do the processes run the same script with "
-        f"the same arguments?"
-    )
-
-
-def _told(op: str | Sequence) -> str:
-    return repr(op) if isinstance(op, str) else f"{op[0]!r} (checksum {op[1]:08x})"
 
 
 def check_placement(

@@ -15,8 +15,11 @@ from tfpar.distributed.world import this_world
 from tfpar.spec import Mesh, TfparError
 
 _GPU_PRESETS = (
-    ("V100", "rhino-m8"), ("A100", "dgx-a100"), ("H100", "dgx-h100"), ("H200", "dgx-h100"),
-)  # fmt: skip
+    ("V100", "rhino-m8"),
+    ("A100", "dgx-a100"),
+    ("H100", "dgx-h100"),
+    ("H200", "dgx-h100"),
+)
 
 LOCAL = "local"
 """The name of the cluster that is detected."""

@@ -36,8 +36,9 @@ def rank_devices(num_ranks: int) -> list[str]:
         logger.info(
             "%d ranks share %d logical CPU device(s): TensorFlow's runtime had started before "
             "tfpar.auto_parallel could configure more.",
-            num_ranks, len(cpus),
-        )  # fmt: skip
+            num_ranks,
+            len(cpus),
+        )
     return [_full_name(cpus[r % len(cpus)]) for r in range(num_ranks)]
 
 

@@ -134,9 +134,12 @@ class RegisteredFunction:
         # Collectives meet by names, which neither scopes nor serial numbers may change.
         with ops.name_scope("", skip_on_eager=False):
             op = ops.get_default_graph()._create_op_internal(
-                "StatefulPartitionedCall", list(inputs), self._outputs,
-                attrs={"f": called, "Tin": given, "Tout": made}, name=self.name.rpartition("_")[0],
-            )  # fmt: skip
+                "StatefulPartitionedCall",
+                list(inputs),
+                self._outputs,
+                attrs={"f": called, "Tin": given, "Tout": made},
+                name=self.name.rpartition("_")[0],
+            )
         return list(op.outputs)
 
     @property

@@ -6,15 +6,15 @@ import dataclasses
 import logging
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.evaluate import COMPUTE, Pricer
+from tfpar.cost.pricer import Pricer
 from tfpar.ir.collection import collection_paused
+from tfpar.ir.traits import REGIONS
 from tfpar.plans import Plan
-from tfpar.propagation.prepared import REGION_TYPES
-from tfpar.search.deadline import Deadline, check_search_seconds
-from tfpar.search.folded_model import FoldedModel
+from tfpar.search.meshes import shapes
+from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
-from tfpar.search.rhino import RhinoPlanner, shapes
-from tfpar.search.tap import TapPlanner
+from tfpar.search.rhino import RhinoPlanner
+from tfpar.search.tap.planner import TapPlanner
 
 logger = logging.getLogger("tfpar")
 
@@ -34,20 +34,13 @@ class AutoPlanner:
     """Rhino's planner, which decides every op, unless something speaks for another one:
 
     * much of the step is spent in loops or branches: TAP's, which prices them as they are laid;
-    * the graph is so large, folded, that Rhino's would take longer than `search_seconds` (30 where
+    * the graph is so large, folded, that Rhino's would take longer than the budget (30 s where
       nothing is said): TAP's, which has its first plan at once.
 
     The plan says who found it (`Plan.planner`), the log of `tfpar` says why.
-
-    Raises:
-        ArgumentError: no time at all.
     """
 
-    search_seconds: float | None = None
     name: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_search_seconds(self.search_seconds)
 
     def solve(self, problem: Problem) -> Plan:
         """The plan of the planner that is picked.
@@ -55,7 +48,7 @@ class AutoPlanner:
         Raises:
             PlanError: no plan satisfies the constraints.
         """
-        deadline = Deadline(self.search_seconds)
+        deadline = problem.budget.start()
         with collection_paused():
             model = FoldedModel.of(problem, 2)
             planner, why = self.pick(problem, model)
@@ -68,11 +61,11 @@ class AutoPlanner:
         if inside > MUCH:
             return TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches"
         ops = len(model.prepared.graph.ops)
-        split = [sum(n > 1 for n in mesh.shape) for mesh, _ in shapes(problem)]
+        split = [sum(n > 1 for n in mesh.shape) for mesh, _ in shapes(problem.layouts)]
         # Behind each axis but the last two ways go on, seldom three.
         axes = sum(max(1, 2 * n - 1) for n in split)
         needed = SECONDS_AN_AXIS * ops**1.5 * axes
-        given = PATIENCE_S if self.search_seconds is None else self.search_seconds
+        given = PATIENCE_S if problem.budget.seconds is None else problem.budget.seconds
         if given < needed:
             why = f"Rhino's would take about {needed:.0f} s for {ops} ops; there are {given:g} s"
             return TapPlanner(), why
@@ -87,7 +80,7 @@ def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:
     for op, decision in laid.decisions.items():
         terms = pricer.zero()
         pricer.add_op(terms, op, model.prepared.rules[op], decision)
-        seconds = float(terms[COMPUTE : COMPUTE + 3].sum())
+        seconds = float(terms.compute.sum())
         total += seconds
-        inside += seconds if op.type in REGION_TYPES else 0.0
+        inside += seconds if op.type in REGIONS else 0.0
     return inside / total if total else 0.0

@@ -15,7 +15,7 @@ from tfpar.rewrite.chunks import CHUNKS, chunked_anchors, with_chunks
 from tfpar.search.problem import Problem
 
 WORTH = 0.02
-"""The part of a step that chunks have to save (empirical). It is less than `Problem.uncertainty`:
+"""The part of a step that chunks have to save (empirical). It is less than `Objective.uncertainty`:
 what is compared is one plan with itself, whose predictions are off alike."""
 
 

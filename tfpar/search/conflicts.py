@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 from tfpar.plans import Plan
-from tfpar.report.tables import format_bytes, format_seconds
 from tfpar.search.deadline import Deadline
 from tfpar.search.problem import Problem
 from tfpar.spec import MemoryLimitError, Mesh, PlanError, SpecError, TimeLimitError
+from tfpar.spec.quantities import format_bytes, format_seconds
 
 PATIENCE_S = 60.0
 """What finding a conflict may take, in seconds, where no time is set for searches."""
@@ -67,22 +67,23 @@ class Conflict:
 
 
 def find_conflict(
-    problem: Problem, relaxed: Relaxed, solve: Callable[[Problem], Plan],
-    seconds: float | None = None,
-) -> Conflict | None:  # fmt: skip
+    problem: Problem,
+    relaxed: Relaxed,
+    solve: Callable[[Problem], Plan],
+) -> Conflict | None:
     """The constraints to blame for there being no plan for `problem`; None if they are not.
 
-    Of n constraints it makes 2n + 1 searches at most, or 3n + 1 if several have to be left out. A
-    search that has begun is ended.
+    Of n constraints it makes 2n + 1 searches at most, or 3n + 1 if several have to be left out.
+    None begins once the problem's budget is over, or `PATIENCE_S` where it has no end; one that has
+    begun is ended.
 
     Args:
         solve: the best plan for a problem, fitting or not; raises PlanError if there is none.
-        seconds: how long to go on beginning searches; by default `PATIENCE_S`.
     """
     if not problem.constraints:
         return None
     asked = tuple(dict.fromkeys(problem.constraints))
-    trials = _Trials(problem, relaxed, solve, Deadline(seconds or PATIENCE_S))
+    trials = _Trials(problem, relaxed, solve, Deadline(problem.budget.seconds or PATIENCE_S))
     free = trials.plan(())
     if free is None:
         return None
@@ -124,7 +125,7 @@ def _several(
 def conflict_error(conflict: Conflict, error: PlanError, problem: Problem) -> PlanError:
     """`error`, which a search for `problem` ended with, as one that names the constraints."""
     if isinstance(error, MemoryLimitError):
-        limit = format_bytes(problem.cluster.device.memory_bytes)
+        limit = format_bytes(problem.memory_limit)
         return MemoryLimitError(f"No plan fits into {limit} under {conflict}", error.needed_bytes)
     return PlanError(f"No plan satisfies {conflict} The planner says: {error}")
 
@@ -133,9 +134,12 @@ class _Trials:
     """Searches under some of the constraints, each made once, and none begun after `deadline`."""
 
     def __init__(
-        self, problem: Problem, relaxed: Relaxed, solve: Callable[[Problem], Plan],
+        self,
+        problem: Problem,
+        relaxed: Relaxed,
+        solve: Callable[[Problem], Plan],
         deadline: Deadline,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.relaxed, self.solve, self.deadline = relaxed, solve, deadline
         self.progress = problem.progress
         self.found: dict[frozenset[str], Plan | None] = {}
@@ -164,7 +168,7 @@ class _Trials:
             return None
         except (PlanError, SpecError):  # patterns may contradict where no exact path wins any more
             return None
-        if not problem.excess(plan):
+        if not problem.excess(plan.cost):
             return plan
         if plan.cut_short:
             self.unsure.add(kept)

@@ -6,8 +6,6 @@ import math
 import threading
 import time
 
-from tfpar.spec.arguments import number
-
 
 class SearchStopped(Exception):
     """The search was given up: nobody waits for what this thread finds."""
@@ -61,9 +59,3 @@ class Deadline:
         """Raise SearchStopped if the search was given up."""
         if self.stopped:
             raise SearchStopped
-
-
-def check_search_seconds(seconds: float | None) -> None:
-    """Raise ArgumentError for what is no time that a search may take."""
-    if seconds is not None:
-        number("search_seconds", seconds, above=0, expected="a number of seconds above 0, or None")

@@ -6,23 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpar.search.auto import AutoPlanner
+from tfpar.search.exhaustive import ExhaustivePlanner
+from tfpar.search.objective import Budget
 from tfpar.search.problem import Planner
 from tfpar.search.rhino import RhinoPlanner
-from tfpar.search.tap import TapPlanner
+from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import refused
 
 PLANNERS: dict[str, Callable[..., Planner]] = {
-    "auto": AutoPlanner, "tap": TapPlanner, "rhino": RhinoPlanner,
-}  # fmt: skip
-
-TAKEN_BY = {"level": ("rhino",), "search_seconds": ("auto", "tap", "rhino")}
-"""The planners that each option is for."""
-
-
-def search_seconds_of(planner: Planner) -> float | None:
-    """What a search of `planner` may take; None if it knows no such limit."""
-    return getattr(planner, "search_seconds", None)
+    "auto": AutoPlanner,
+    "tap": TapPlanner,
+    "rhino": RhinoPlanner,
+    "exhaustive": ExhaustivePlanner,
+}
 
 
 def _is_planner(value: Any) -> bool:
@@ -32,19 +29,15 @@ def _is_planner(value: Any) -> bool:
     return callable(getattr(value, "solve", None)) and isinstance(getattr(value, "name", None), str)
 
 
-def find_planner(
-    planner: Planner | str | None, level: int | None = None, search_seconds: float | None = None
-) -> Planner | None:
+def find_planner(planner: Planner | str | None, level: int | None = None) -> Planner | None:
     """The planner called so, or the one given.
 
     Args:
-        level, search_seconds: see the planners; `TAKEN_BY` says which take them.
+        level: of Rhino's planner.
 
     Raises:
-        ArgumentError: it is no planner, none has that name, or it does not take one of these.
+        ArgumentError: it is no planner, none has that name, or it has no levels.
     """
-    given = {"level": level, "search_seconds": search_seconds}
-    options = {name: value for name, value in given.items() if value is not None}
     named = isinstance(planner, str)
     known = ", ".join(map(repr, PLANNERS))
     if named and planner not in PLANNERS:
@@ -53,8 +46,19 @@ def find_planner(
         )
     if not (named or planner is None or _is_planner(planner)):
         raise refused("planner", planner, f"one of {known}, None, or a planner of your own")
-    for name in options:
-        if not named or planner not in TAKEN_BY[name]:
-            known = " or ".join(map(repr, TAKEN_BY[name]))
-            raise ArgumentError(f"{name} is for planner={known}, not for planner={planner!r}.")
-    return PLANNERS[planner](**options) if isinstance(planner, str) else planner
+    if level is not None:
+        if planner != "rhino":
+            raise ArgumentError(f"level is for planner='rhino', not for planner={planner!r}.")
+        return RhinoPlanner(level)
+    return PLANNERS[planner]() if isinstance(planner, str) else planner
+
+
+def budget_for(planner: Planner | None, search_seconds: float | None) -> Budget:
+    """What a search of `planner` may take.
+
+    Raises:
+        ArgumentError: no time at all, or nothing is searched.
+    """
+    if planner is None and search_seconds is not None:
+        raise ArgumentError("search_seconds is for a planner, and planner=None searches nothing.")
+    return Budget(search_seconds)

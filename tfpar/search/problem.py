@@ -7,42 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tfpar.cluster.description import Cluster
+from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.plans import Plan
+from tfpar.propagation.partitioned import Anchors
+from tfpar.search.meshes import Layout, input_spec
+from tfpar.search.objective import Budget, Objective
 from tfpar.search.so_far import Offer
-from tfpar.spec import Mesh, Replicate, Shard, Spec
-
-UNCERTAINTY = 0.1
-"""How far apart, as a part of a step, two predictions have to be to tell which plan is faster.
-
-Measured by `python -m benchmarks.prediction`, which says by how much the ratio of two predicted
-steps differs from that of the measured ones: for plans predicted within a quarter of each other it
-is 13 % in the middle on ranks in one process (42 pairs) and 21 % on the loopback (6 pairs), on two
-cores that had other work too; rounded down, as idle machines are steadier."""
+from tfpar.spec import Spec, replicated
 
 Progress = Callable[[str, int], None]
 """Told of a search: (what is being searched, plans priced so far)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Logical axes over the ranks.
-
-    Attributes:
-        batch_axes: the axes that split the batch.
-        model_axes: the axes over which weights may be split.
-        used_axes: those along which some weight has to be: else their ranks would all compute
-            the same.
-    """
-
-    mesh: Mesh
-    batch_axes: tuple[int, ...]
-    model_axes: tuple[int, ...]
-    used_axes: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        names = " and ".join(self.mesh.axis_names[a] for a in self.batch_axes) or "no axis"
-        return f"{self.mesh}, batch over {names}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +35,7 @@ class Problem:
     Attributes:
         graph: what is searched; see `planning_graph`.
         stand_ins: ops of it that cost nothing.
-        layouts: the logical meshes to choose from; see `free_layouts`.
+        layouts: the logical meshes to choose from; see `search.meshes`.
         cluster: the machines.
         batched: the inputs whose first dim is the batch.
         fingerprint: of the step; see `ir.fingerprint`.
@@ -72,8 +47,8 @@ class Problem:
         compression: the dtype in which gradients travel; None: their own.
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
-        uncertainty: how far apart, as a part of a step, the predictions for two plans have to be
-            to tell which is faster; of those nearer the simplest is taken (`search.simplest`).
+        objective: what makes a plan the better one.
+        budget: what the search may take.
         progress: is told of the search.
         offer: is told of each better plan on the way; see `search.so_far`.
     """
@@ -91,15 +66,25 @@ class Problem:
     state_ratio: float | None = None
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
-    uncertainty: float = UNCERTAINTY
+    objective: Objective = Objective()
+    budget: Budget = Budget()
     progress: Progress | None = None
     offer: Offer | None = None
 
-    def excess(self, plan: Plan) -> float:
-        """Bytes that `plan` stores beyond the memory of a device."""
-        if plan.cost is None:
-            return 0.0
-        return max(0.0, plan.cost.memory_bytes - self.cluster.device.memory_bytes)
+    @property
+    def memory_limit(self) -> float:
+        """The bytes that a device may store; see `Objective`."""
+        limit = self.objective.memory_limit
+        return self.cluster.device.memory_bytes if limit is None else limit
+
+    def excess(self, cost: Cost | None) -> float:
+        """The bytes that a plan stores beyond the limit; none of one that was not priced."""
+        return 0.0 if cost is None else max(0.0, cost.memory_bytes - self.memory_limit)
+
+    def aiming(self, **changes: Any) -> Problem:
+        """The same problem with another objective: `changes` to its fields."""
+        objective = dataclasses.replace(self.objective, **changes)
+        return dataclasses.replace(self, objective=objective)
 
     def plan(self, **found: Any) -> Plan:
         """The plan of what a planner has `found`, with what the problem says of it."""
@@ -112,42 +97,15 @@ class Problem:
         )
 
 
-def free_layouts(mesh: Mesh) -> list[Layout]:
-    """Every way to lay a data and a model axis over the ranks; data parallelism first.
-
-    The batch is split over the data axis, or over both: then what no weight's split asks for
-    otherwise is data parallel along the model axis too (experts, a wide classifier). Last come
-    those with every DeviceMesh(d1, d2) in place of the model axis, which splits weights in two dims
-    (ATP §3.2).
-    """
-    found, in_two = [], []
-    for model_size in _divisors(mesh.size):
-        data_size = mesh.size // model_size
-        logical = Mesh(("data", "model"), (data_size, model_size))
-        if model_size == 1:
-            found.append(Layout(logical, (0, 1), ()))
-        else:
-            found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,), (1,))]
-        for d2 in _divisors(model_size)[1:-1]:
-            logical = Mesh(("data", "d1", "d2"), (data_size, model_size // d2, d2))
-            in_two.append(Layout(logical, (0,), (1, 2), (1, 2)))
-    return found + in_two
-
-
-def _divisors(size: int) -> list[int]:
-    return [n for n in range(1, size + 1) if size % n == 0]
-
-
-def given_layout(mesh: Mesh, batch_axes: Sequence[str]) -> Layout:
-    """The mesh as it is, its axes named by constraints; weights may be split over the others."""
-    batch = tuple(mesh.axis(n) for n in batch_axes)
-    used = tuple(a for a in range(mesh.num_axes) if mesh.shape[a] > 1)
-    return Layout(mesh, batch, tuple(a for a in used if a not in batch) or used)
-
-
-def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:
-    """The spec of a step's input: a batch is split over mesh axes `axes`, the rest is whole."""
-    return tuple(Shard(0) if batched and a in axes else Replicate() for a in range(mesh.num_axes))
+def step_anchors(plan: Plan, problem: Problem) -> Anchors:
+    """What `plan` fixes of the problem's graph, inputs and outputs included."""
+    axes = [plan.mesh.axis(n) for n in plan.batch_axes]
+    graph = problem.graph
+    return dataclasses.replace(
+        plan.anchors(),
+        inputs=[input_spec(t in problem.batched, plan.mesh, axes) for t in graph.inputs],
+        outputs=[replicated(plan.mesh.num_axes)] * len(graph.outputs),
+    )
 
 
 class Planner(Protocol):

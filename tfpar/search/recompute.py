@@ -13,16 +13,17 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tfpar.constraints.patterns import compile_pattern, some, without_call_counts
-from tfpar.cost.evaluate import Cost
+from tfpar.cost.cost import Cost
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Gradient, Graph, Op
+from tfpar.ir.graph_nodes import GraphNode, cluster
 from tfpar.ir.passes.recompute import recompute
 from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import FORWARD, RELABELS, Roles
+from tfpar.ir.roles import FORWARD, Roles
+from tfpar.ir.shared_subgraphs import Signatures, families, prune_graph
+from tfpar.ir.traits import FREE
 from tfpar.plans import Plan
-from tfpar.search.graph_nodes import GraphNode, cluster
 from tfpar.search.problem import Planner, Problem
-from tfpar.search.shared import Signatures, families, prune_graph
 from tfpar.search.so_far import MakePlan, Offer
 from tfpar.spec import PlanError, SpecError
 
@@ -152,16 +153,15 @@ def solve(problem: Problem, planner: Planner) -> Plan:
     """
     if problem.recompute is not None:
         return _solve(problem, planner, Blocks.of(problem.graph).chosen(problem.recompute))
-    unlimited = dataclasses.replace(problem, cluster=problem.cluster.with_memory(math.inf))
-    fastest = dataclasses.replace(planner.solve(unlimited), cluster=problem.cluster)
-    if not problem.excess(fastest):
+    fastest = planner.solve(problem.aiming(memory_limit=math.inf))
+    if not problem.excess(fastest.cost):
         return fastest
     plans = [_solve(problem, planner, ())]
     names: tuple[str, ...] = ()
     for family in _by_saving(problem.graph):
         names += tuple(family)
         plans.append(_solve(problem, planner, names))
-    best = min(plans, key=lambda p: (problem.excess(p), p.cost.seconds if p.cost else 0.0))
+    best = min(plans, key=lambda p: (problem.excess(p.cost), p.cost.seconds if p.cost else 0.0))
     return dataclasses.replace(best, cut_short=any(p.cut_short for p in (fastest, *plans)))
 
 
@@ -175,11 +175,10 @@ def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
     if problem.offer is not None:
         again = dataclasses.replace(again, offer=_computing_again(names, problem.offer))
     plan = planner.solve(again)
-    if problem.excess(plan):
-        nothing = dataclasses.replace(again, cluster=problem.cluster.with_memory(1.0))
-        least = dataclasses.replace(planner.solve(nothing), cluster=problem.cluster)
+    if problem.excess(plan.cost):
+        least = planner.solve(again.aiming(memory_limit=0.0))
         cut_short = plan.cut_short or least.cut_short
-        plan = min(plan, least, key=lambda p: problem.excess(p))
+        plan = min(plan, least, key=lambda p: problem.excess(p.cost))
         plan = dataclasses.replace(plan, cut_short=cut_short)
     return dataclasses.replace(plan, recompute=names)
 
@@ -210,7 +209,7 @@ def _by_saving(graph: Graph) -> Iterator[Sequence[str]]:
 
 
 def _kept_bytes(graph: Graph) -> int:
-    return sum(t.num_bytes for t in Roles.of(graph).kept if t.op.type not in RELABELS)
+    return sum(t.num_bytes for t in Roles.of(graph).kept if t.op.type not in FREE)
 
 
 # --- names -----------------------------------------------------------------------------

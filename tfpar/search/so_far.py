@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from tfpar.cost.evaluate import Cost
+from tfpar.cost.cost import Cost
 from tfpar.plans import Plan
 
 MakePlan = Callable[[], Plan | None]

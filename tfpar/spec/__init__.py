@@ -3,6 +3,7 @@
 from tfpar.spec.errors import (
     ArgumentError,
     CaptureError,
+    GraphTextError,
     MemoryLimitError,
     OtherModelError,
     PlanError,
@@ -14,6 +15,7 @@ from tfpar.spec.errors import (
 )
 from tfpar.spec.layout import (
     assemble,
+    canonical,
     dim_is_even,
     fits,
     fitted,
@@ -38,6 +40,7 @@ __all__ = [
     "MOST_RANKS",
     "ArgumentError",
     "CaptureError",
+    "GraphTextError",
     "MemoryLimitError",
     "Mesh",
     "OtherModelError",
@@ -53,6 +56,7 @@ __all__ = [
     "TfparError",
     "TimeLimitError",
     "assemble",
+    "canonical",
     "dim_is_even",
     "fits",
     "fitted",

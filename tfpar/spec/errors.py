@@ -23,6 +23,10 @@ class CaptureError(TfparError, RuntimeError):
     """The step cannot be captured as one graph."""
 
 
+class GraphTextError(TfparError, ValueError):
+    """The text of a graph is malformed."""
+
+
 class RuleError(TfparError, ValueError):
     """An op rule that contradicts the op it describes."""
 

@@ -39,6 +39,25 @@ def fitted(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
     return tuple(found)
 
 
+def canonical(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
+    """`spec` without the shards that divide nothing: along axes of one rank, of dims of length 1.
+
+    Shards of dims that `shape` lacks stay: what takes the spec says that they are wrong.
+    """
+    sizes = list(shape)
+    found: list[Placement] = []
+    for placement, parts in zip(spec, mesh.shape, strict=True):
+        kept: Placement = Replicate() if parts == 1 else placement
+        if isinstance(kept, Shard) and kept.dim < len(sizes):
+            length = sizes[kept.dim]
+            if length == 1:
+                kept = Replicate()
+            elif length is not None:
+                sizes[kept.dim] = kept.local_length(length, parts)
+        found.append(kept)
+    return tuple(found)
+
+
 def fits(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> bool:
     """Whether a tensor of `shape` can lie as `spec`; see `fitted`."""
     return fitted(shape, spec, mesh) == spec

@@ -35,5 +35,10 @@ from tfpar.verification.report import OutputReport, VariableReport, Verification
 from tfpar.verification.run import verify
 
 __all__ = [
-    "Difference", "OutputReport", "VariableReport", "Verdict", "Verification", "verify",
-]  # fmt: skip
+    "Difference",
+    "OutputReport",
+    "VariableReport",
+    "Verdict",
+    "Verification",
+    "verify",
+]

@@ -67,9 +67,13 @@ class Difference:
 
 
 def difference(
-    plain: np.ndarray, mesh: np.ndarray, noisy: Sequence[np.ndarray], *,
-    before: np.ndarray | None = None, epsilon: float | None = None,
-) -> Difference:  # fmt: skip
+    plain: np.ndarray,
+    mesh: np.ndarray,
+    noisy: Sequence[np.ndarray],
+    *,
+    before: np.ndarray | None = None,
+    epsilon: float | None = None,
+) -> Difference:
     """How `mesh` differs from `plain`, given what `noisy` runs make of it.
 
     Args:

@@ -5,6 +5,11 @@ operand of an op that adds up is moved by about a rounding of its own dtype, whi
 about as much as another order of it does, whatever cancels; its result is moved likewise. So is
 what is cast to another precision, by a rounding of the coarser one: partial sums are cast, and
 cross ranks, in either.
+
+Some kernels add one number behind the other in the precision of their operands. In 16 bits such a
+sum soon stands still: it is too large for the next number to count. A mesh adds shorter sums up,
+which are off by less. So the results of these are also moved by about as much as they are off what
+the next wider precision gives.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from typing import Any
 
 import ml_dtypes
 import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
@@ -46,6 +52,19 @@ SUMS = frozenset(
 )
 """Op types that add up (or multiply) many numbers. One that is missing makes the noise smaller."""
 
+
+_ONE_BY_ONE = frozenset(
+    """
+    AvgPool AvgPoolGrad BiasAddGrad Cumsum MaxPoolGrad Mean ResizeBilinearGrad
+    ResizeNearestNeighborGrad ScatterNd SegmentMean SegmentSum Sum TensorScatterAdd TensorScatterSub
+    UnsortedSegmentSum
+    """.split()
+)
+"""Op types that have a kernel which adds in the precision of its operands (products are added in
+float32): on CPUs `BiasAddGrad` in bfloat16, `Sum` over leading dims in float16, scattering in
+both."""
+
+_WIDER = {tf.bfloat16: tf.float32, tf.float16: tf.float32, tf.float32: tf.float64}
 
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
@@ -77,7 +96,8 @@ def rounding_noise() -> Iterator[None]:
         for i, operand in enumerate(op.inputs):
             if operand.dtype.is_floating:
                 op._update_input(i, moved(operand, epsilon(operand.dtype)))
-        return [moved(made, epsilon(made.dtype)) for made in outputs]
+        made = _moved_by_its_error(op, next(streams)) if _adds_one_by_one(op) else outputs[0]
+        return [moved(each, epsilon(each.dtype)) for each in (made, *outputs[1:])]
 
     op_callbacks.add_op_callback(move)
     try:
@@ -99,6 +119,28 @@ def _moved(x: tf.Tensor, epsilon: float, stream: int) -> tf.Tensor:
     drawn = raw.RandomStandardNormal(shape=raw.Shape(input=x), dtype=x.dtype, seed=stream, seed2=1)
     change = raw.Mul(x=drawn, y=tf.constant(ROUNDINGS * epsilon, x.dtype))
     return raw.Mul(x=x, y=raw.AddV2(x=change, y=tf.constant(1.0, x.dtype)))
+
+
+def _adds_one_by_one(op: tf.Operation) -> bool:
+    return op.type in _ONE_BY_ONE and op.outputs[0].dtype in _WIDER
+
+
+def _moved_by_its_error(op: tf.Operation, stream: int) -> tf.Tensor:
+    """What `op` makes, moved by about as much as it is off the same in wider precision."""
+    raw, (made,) = tf.raw_ops, op.outputs
+    wider = _WIDER[made.dtype]
+    narrow, wide = made.dtype.as_datatype_enum, wider.as_datatype_enum
+    operands = [raw.Cast(x=x, DstT=wider) if x.dtype == made.dtype else x for x in op.inputs]
+    attrs = {
+        name: AttrValue(type=wide) if value.type == narrow else value
+        for name, value in op.node_def.attr.items()
+    }
+    again = made.graph.create_op(op.type, operands, [wider], attrs=attrs, name="exact")
+    (exact,) = again.outputs
+    error = raw.Sub(x=raw.Cast(x=made, DstT=wider), y=exact)
+    drawn = raw.RandomStandardNormal(shape=raw.Shape(input=made), dtype=wider, seed=stream, seed2=1)
+    change = raw.Cast(x=raw.Mul(x=drawn, y=error), DstT=made.dtype)
+    return raw.AddV2(x=made, y=change)
 
 
 def _epsilon(op_type: str, dtype: tf.DType) -> float:

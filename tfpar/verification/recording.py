@@ -105,5 +105,6 @@ def _by_name(logs: Any) -> dict[str, Any]:
     if isinstance(logs, dict) and not any(map(tree.is_nested, logs.values())):
         return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
     leaves = tree.flatten(logs)
-    return {"loss" if i == 0 else f"output {i}": tf.convert_to_tensor(t)
-            for i, t in enumerate(leaves)}  # fmt: skip
+    return {
+        "loss" if i == 0 else f"output {i}": tf.convert_to_tensor(t) for i, t in enumerate(leaves)
+    }

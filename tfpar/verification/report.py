@@ -96,10 +96,17 @@ class Verification:
             f"  step {i}: one device {a:.7g}, mesh {b:.7g}" for i, (a, b) in enumerate(self.losses)
         ]
         rows = [
-            [r.name, "-", "-", _number(r.difference.error), _number(r.difference.noise),
-             str(r.verdict)]
-            for r in self.outputs if r.verdict is not Verdict.EQUAL
-        ]  # fmt: skip
+            [
+                r.name,
+                "-",
+                "-",
+                _number(r.difference.error),
+                _number(r.difference.noise),
+                str(r.verdict),
+            ]
+            for r in self.outputs
+            if r.verdict is not Verdict.EQUAL
+        ]
         worst = sorted(self.variables, key=lambda v: v.worst.rank, reverse=True)
         rows += [
             [v.name, *_pair(v.gradient), *_pair(v.update), str(v.verdict)] for v in worst[:_SHOWN]
@@ -107,8 +114,10 @@ class Verification:
         columns = ["variable", "gradient", "noise", "value", "noise", "verdict"]
         table = render_table(
             "largest differences, relative to the gradient and to the change of the value",
-            columns, rows, numeric=(1, 2, 3, 4),
-        )  # fmt: skip
+            columns,
+            rows,
+            numeric=(1, 2, 3, 4),
+        )
         return "\n".join(
             ["losses", *losses, table, *_left_out(worst[_SHOWN:]), self._counts(), *self.reasons]
         )

@@ -13,13 +13,14 @@ import tensorflow as tf
 from keras import tree
 
 from tfpar.capture.step import argument_specs
+from tfpar.ir.traits import STATEFUL_DRAWS
 from tfpar.keras.adapter import state_of
 from tfpar.keras.batches import check_training_batch
 from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.preprocessing import batch_as_fit_feeds
-from tfpar.session import CompiledFunction
 from tfpar.spec.arguments import integer, optional
+from tfpar.steps import CompiledFunction
 from tfpar.verification.compare import Difference, Verdict, difference
 from tfpar.verification.noise import rounding_noise
 from tfpar.verification.recording import HeldGradients, recording_step
@@ -33,9 +34,14 @@ Values = dict[str, np.ndarray]
 
 
 def verify(
-    model: keras.Model, x: Any, y: Any = None, *, sample_weight: Any = None, steps: int = 3,
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    sample_weight: Any = None,
+    steps: int = 3,
     batch_size: int | None = None,
-) -> Verification:  # fmt: skip
+) -> Verification:
     """Take `steps` training steps on the mesh, each again on one device, and compare everything.
 
     The model is left as it was. `tfpar.verification` says what is compared, and how.
@@ -133,9 +139,15 @@ class _OnMesh:
                 return step(data)
 
         self._step = CompiledFunction(
-            state.program, run, names=state.variable_name, build=state.build_optimizer,
-            matters=state.is_no_metric, part=True, name="verify", trains=True,
-        )  # fmt: skip
+            state.program,
+            run,
+            names=state.variable_name,
+            build=state.build_optimizer,
+            matters=state.is_no_metric,
+            part=True,
+            name="verify",
+            trains=True,
+        )
         options = state.session.options
         searched = options.planner is not None and options.plan is None
         if searched and state.program.plan is None:
@@ -167,8 +179,8 @@ class _OnMesh:
     def random_types(self) -> list[str]:
         """Op types of the step that draw other numbers each time they run."""
         steps = self._step.executables.values()
-        types = {op.type for step in steps for op in step.captured.graph.ops if op.stateful}
-        return sorted(t for t in types if t.startswith(("Random", "Truncated", "Multinomial")))
+        types = {op.type for step in steps for op in step.captured.graph.ops}
+        return sorted(types & STATEFUL_DRAWS)
 
 
 # --- on one device ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfpar as tap
 from tests.distributed.training.place import (
     Case,
     Place,
@@ -20,6 +21,7 @@ from tests.distributed.training.place import (
     trained,
     weights,
 )
+from tests.search.by_ops import ByOps
 
 X, Y = regression(21)
 
@@ -93,9 +95,14 @@ def weights_of_classes_and_validation(place: Place) -> Results:
         model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
     classes = np.arange(21) % 3
     return trained(
-        model, X, classes, batch_size=4, class_weight={0: 0.5, 1: 1.0, 2: 3.0},
-        validation_data=(X[:9], classes[:9]), validation_batch_size=4,
-    )  # fmt: skip
+        model,
+        X,
+        classes,
+        batch_size=4,
+        class_weight={0: 0.5, 1: 1.0, 2: 3.0},
+        validation_data=(X[:9], classes[:9]),
+        validation_batch_size=4,
+    )
 
 
 def evaluation_and_prediction(place: Place) -> Results:
@@ -129,11 +136,44 @@ def single_batches(place: Place) -> Results:
     }
 
 
+def _in_parts(place: Place, planner: ByOps, parts: int) -> Results:
+    """By a plan that says how ops run, on data that each rank reads its part of, if it can."""
+
+    def part(index: int, count: int) -> tf.data.Dataset:
+        assert count == (parts if place.size > 1 else 1)
+        batches = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(8 // count)
+        return batches.shard(count, index)  # batches of 8 rows, of which each has its own
+
+    with place.parallel(planner=planner):
+        model = perceptron()
+    batch = tuple(tf.TensorSpec((8, *a.shape[1:]), a.dtype) for a in (X, Y))
+    dataset = part(0, 1) if place.size == 1 else tap.shard_data(model, part, batch)
+    return trained(model, dataset, epochs=2)
+
+
+def what_each_op_takes_in_rows_is_read_in_parts(place: Place) -> Results:
+    return _in_parts(place, ByOps(), parts=place.size)
+
+
+def what_an_op_takes_whole_is_read_whole(place: Place) -> Results:
+    """The op that compares with the labels is said to read all of them."""
+    return _in_parts(place, ByOps(whole=frozenset({"Sub"})), parts=1)
+
+
 SEEDED: list[Case] = [
-    arrays_shuffled_under_a_seed, datasets_shuffled_under_a_seed, steps_per_epoch, a_py_dataset,
-    a_generator, weights_of_samples_and_validation, weights_of_classes_and_validation,
-    evaluation_and_prediction, several_steps_in_one_execution, single_batches,
-]  # fmt: skip
+    arrays_shuffled_under_a_seed,
+    datasets_shuffled_under_a_seed,
+    steps_per_epoch,
+    a_py_dataset,
+    a_generator,
+    weights_of_samples_and_validation,
+    weights_of_classes_and_validation,
+    evaluation_and_prediction,
+    several_steps_in_one_execution,
+    single_batches,
+    what_each_op_takes_in_rows_is_read_in_parts,
+    what_an_op_takes_whole_is_read_whole,
+]
 
 
 # --- without a seed, ranks agree with each other ------------------------------------------------
@@ -190,5 +230,7 @@ def random_ops_with_a_state(place: Place) -> Results:
 
 
 UNSEEDED: list[Case] = [
-    nothing_seeded, datasets_shuffled_without_a_seed, random_ops_with_a_state,
-]  # fmt: skip
+    nothing_seeded,
+    datasets_shuffled_without_a_seed,
+    random_ops_with_a_state,
+]

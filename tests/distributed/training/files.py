@@ -77,7 +77,13 @@ def callbacks(place: Place) -> Results:
     best, log = place.folder / "best.weights.h5", place.folder / "log.csv"
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     results = trained(
-        model, X, Y, batch_size=5, epochs=12, validation_data=(X[:7], Y[:7]), callbacks=[
+        model,
+        X,
+        Y,
+        batch_size=5,
+        epochs=12,
+        validation_data=(X[:7], Y[:7]),
+        callbacks=[
             keras.callbacks.LearningRateScheduler(lambda e, rate: rate if e < 3 else 3 * rate),
             keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1),
             keras.callbacks.ModelCheckpoint(best, save_best_only=True, save_weights_only=True),
@@ -85,7 +91,7 @@ def callbacks(place: Place) -> Results:
             keras.callbacks.CSVLogger(log),
             stop,
         ],
-    )  # fmt: skip
+    )
     model.load_weights(best)
     with open(log) as file:
         rows = list(csv.DictReader(file))
@@ -143,6 +149,10 @@ def checkpoints(place: Place) -> Results:
 
 
 CASES: list[Case] = [
-    models_and_weights, weights_loaded_before_the_first_step, weights_got_and_set, callbacks,
-    backups, checkpoints,
-]  # fmt: skip
+    models_and_weights,
+    weights_loaded_before_the_first_step,
+    weights_got_and_set,
+    callbacks,
+    backups,
+    checkpoints,
+]

@@ -35,7 +35,7 @@ ZERO_1 = [
     tap.batch("data"),
     tap.shard(r"adam.*fc1_kernel_(momentum|velocity)", dim=0, axis="data"),
     tap.shard(r"adam.*fc2_kernel_(momentum|velocity)", dim=1, axis="data"),
-]  # fmt: skip
+]
 EXPERTS = [tap.batch("data"), tap.shard("moe/w_.*", dim=0, axis="data")]
 
 
@@ -45,11 +45,18 @@ def tokens(n: int, vocabulary: int = VOCABULARY) -> tuple[np.ndarray, np.ndarray
 
 
 def trains(
-    place: Place, build: Callable[[], keras.Model], data: Sequence[np.ndarray],
-    constraints: Sequence[Any] = (), mesh: Sequence[int] | Mapping[str, int] | None = None, *,
-    planner: str | None = None, kinds: Collection[str] = (), split: str | None = None,
-    batch_size: int = 8, **options: Any,
-) -> Results:  # fmt: skip
+    place: Place,
+    build: Callable[[], keras.Model],
+    data: Sequence[np.ndarray],
+    constraints: Sequence[Any] = (),
+    mesh: Sequence[int] | Mapping[str, int] | None = None,
+    *,
+    planner: str | None = None,
+    kinds: Collection[str] = (),
+    split: str | None = None,
+    batch_size: int = 8,
+    **options: Any,
+) -> Results:
     """Train as laid out; `options` are more arguments of `auto_parallel`.
 
     Args:
@@ -106,25 +113,42 @@ def data_parallel(place: Place) -> Results:
 @precision("float32")
 def megatron(place: Place) -> Results:
     return trains(
-        place, gpt, tokens(16), MEGATRON, [1, place.size], kinds={"all_reduce"},
+        place,
+        gpt,
+        tokens(16),
+        MEGATRON,
+        [1, place.size],
+        kinds={"all_reduce"},
         split="block_0_fc2/kernel",
-    )  # fmt: skip
+    )
 
 
 @precision("float32")
 def megatron_recomputed(place: Place) -> Results:
     return trains(
-        place, lambda: gpt(num_layers=2), tokens(16), MEGATRON, [1, place.size],
-        kinds={"all_reduce"}, split="block_1_fc2/kernel", recompute=True,
-    )  # fmt: skip
+        place,
+        lambda: gpt(num_layers=2),
+        tokens(16),
+        MEGATRON,
+        [1, place.size],
+        kinds={"all_reduce"},
+        split="block_1_fc2/kernel",
+        recompute=True,
+    )
 
 
 @precision("float32")
 def megatron_in_chunks(place: Place) -> Results:
     return trains(
-        place, gpt, tokens(15), MEGATRON, [1, place.size], kinds={"all_reduce"},
-        split="block_0_fc2/kernel", chunks=2,
-    )  # fmt: skip
+        place,
+        gpt,
+        tokens(15),
+        MEGATRON,
+        [1, place.size],
+        kinds={"all_reduce"},
+        split="block_0_fc2/kernel",
+        chunks=2,
+    )
 
 
 def data_parallel_in_chunks(place: Place) -> Results:
@@ -134,9 +158,13 @@ def data_parallel_in_chunks(place: Place) -> Results:
 def vocabulary_parallel(place: Place) -> Results:
     data = tokens(16, 51)
     return trains(
-        place, lambda: gpt(vocabulary=51), data, VOCABULARY_PARALLEL, [1, place.size],
+        place,
+        lambda: gpt(vocabulary=51),
+        data,
+        VOCABULARY_PARALLEL,
+        [1, place.size],
         split="tokens/embeddings",
-    )  # fmt: skip
+    )
 
 
 def zero_1(place: Place) -> Results:
@@ -193,9 +221,13 @@ def optimized_by(name: str, make: Callable[[], keras.optimizers.Optimizer]) -> C
 
     def case(place: Place) -> Results:
         return trains(
-            place, lambda: perceptron(make()), regression(20), COLUMNS, [1, place.size],
+            place,
+            lambda: perceptron(make()),
+            regression(20),
+            COLUMNS,
+            [1, place.size],
             split="fc2/kernel",
-        )  # fmt: skip
+        )
 
     case.__name__ = name
     return case
@@ -241,18 +273,34 @@ def two_dimensional_tensor_parallel_t5(place: Place) -> Results:
     """ATP: an encoder and a decoder, with cross attention."""
     kinds = {"all_reduce", "reduce_scatter", "all_gather"}
     return trains(
-        place, small_t5, pairs(12), T5, {"d1": 2, "d2": 2}, kinds=kinds,
+        place,
+        small_t5,
+        pairs(12),
+        T5,
+        {"d1": 2, "d2": 2},
+        kinds=kinds,
         split="encoder_block_0/feed_forward/wi/kernel",
-    )  # fmt: skip
+    )
 
 
 QUICK: list[Case] = [data_parallel, megatron, megatron_in_chunks]
 ON_TWO: list[Case] = [
-    megatron_recomputed, vocabulary_parallel, zero_1, experts_by_all_to_all, searched_gpt,
-    searched_convnet, data_parallel_in_chunks, *OPTIMIZERS,
-    compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2),
-]  # fmt: skip
+    megatron_recomputed,
+    vocabulary_parallel,
+    zero_1,
+    experts_by_all_to_all,
+    searched_gpt,
+    searched_convnet,
+    data_parallel_in_chunks,
+    *OPTIMIZERS,
+    compressed_as("fp16", 2e-3),
+    compressed_as("bf16", 2e-2),
+]
 ON_FOUR: list[Case] = [
-    data_and_tensor_parallel, data_and_tensor_parallel_in_chunks, two_dimensional_tensor_parallel,
-    two_dimensional_tensor_parallel_t5, experts_by_all_to_all, searched_mlp,
-]  # fmt: skip
+    data_and_tensor_parallel,
+    data_and_tensor_parallel_in_chunks,
+    two_dimensional_tensor_parallel,
+    two_dimensional_tensor_parallel_t5,
+    experts_by_all_to_all,
+    searched_mlp,
+]

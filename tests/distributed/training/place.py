@@ -33,9 +33,12 @@ class Place:
     rank: int = 0
 
     def parallel(
-        self, constraints: Sequence[Any] = (),
-        mesh: Sequence[int] | Mapping[str, int] | None = None, planner=None, **options: Any,
-    ) -> contextlib.AbstractContextManager:  # fmt: skip
+        self,
+        constraints: Sequence[Any] = (),
+        mesh: Sequence[int] | Mapping[str, int] | None = None,
+        planner=None,
+        **options: Any,
+    ) -> contextlib.AbstractContextManager:
         """The ranks' mesh for what is built inside, where there is one."""
         if self.size == 1:
             return contextlib.nullcontext()

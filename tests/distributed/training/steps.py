@@ -94,5 +94,8 @@ def verification(place: Place) -> Results:
 
 
 CASES: list[Case] = [
-    a_train_step_of_the_model, functions_of_tensors, an_existing_model, verification,
-]  # fmt: skip
+    a_train_step_of_the_model,
+    functions_of_tensors,
+    an_existing_model,
+    verification,
+]

@@ -13,7 +13,7 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.deadline import Deadline
-from tfpar.search.folded_model import FoldedModel
+from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.rhino.alternatives import alternatives
 from tfpar.spec import Mesh, Replicate, Shard, SpecError, replicated
@@ -67,9 +67,11 @@ def test_a_split_that_does_not_go_with_a_strided_one_is_no_way():
     refused = (Shard(0), Shard(0, 4))  # halves of 6 rows are no rows of 4
     with pytest.raises(SpecError, match="does not fit"):
         priced(
-            problem, model, mesh,
+            problem,
+            model,
+            mesh,
             dataclasses.replace(anchors, variables={**anchors.variables, "dense/kernel": refused}),
-        )  # fmt: skip
+        )
     assert seconds[refused] == math.inf
     assert seconds[Shard(1), strided[1]] < math.inf
     bias = {option.spec: option.seconds for option in found["dense/bias"]}

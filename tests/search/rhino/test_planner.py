@@ -13,19 +13,19 @@ import tfpar as tap
 from benchmarks.models import SMALL, compile_model
 from tests.clusters import device, two_levels
 from tests.search.problems import Captured, assert_priced_as_a_whole, laid, partition, price
-from tests.search.test_tap import EXHAUSTIVE, FOLDED, rows
+from tests.search.tap.test_planner import EXHAUSTIVE, FOLDED, rows
 from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
-from tfpar.search.folded_model import FoldedModel
+from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.rhino.cones import merge
 from tfpar.search.rhino.costs import Costs
 from tfpar.search.rhino.ilp import solve as solve_network
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.space import Given, Space, op_plans
-from tfpar.search.tap import TapPlanner
+from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, Replicate, Shard, format_spec, replicated
 
 CLUSTERS = ["rhino-m8", "v100-ethernet", "cpu"]
@@ -170,10 +170,12 @@ def along(plan, ending, axis):
 @pytest.mark.slow
 def test_weights_lie_as_constraints_say(small_gpt):
     constraints = [
-        tap.batch("data"), tap.shard(".*fc1/kernel", 0, "model"),
-        tap.shard("head/kernel", 1, "data"), tap.replicate("tokens/embeddings"),
+        tap.batch("data"),
+        tap.shard(".*fc1/kernel", 0, "model"),
+        tap.shard("head/kernel", 1, "data"),
+        tap.replicate("tokens/embeddings"),
         tap.replicate("query/kernel", "model"),
-    ]  # fmt: skip
+    ]
     problem = small_gpt.problem([2, 2], "cpu", constraints)
     plan = solve(problem)
     assert plan.mesh == tap.split([2, 2]) and plan.batch_axes == ("data",)
@@ -253,6 +255,7 @@ def test_a_constraint_may_name_an_axis_of_one_rank(two_layers, constraint, mesh)
     assert_priced_as_a_whole(problem, plan)
 
 
+@pytest.mark.slow
 def test_constraints_cost_time(small_gpt):
     free = solve(small_gpt.problem([2, 2], "cpu", [tap.batch("data")]))
     bound = [tap.batch("data"), tap.shard(".*(fc1|query)/kernel", 0, "model")]

@@ -14,12 +14,10 @@ import numpy as np
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, is_floating
+from tfpar.ir.traits import ADDITIONS, VIEWS, given
 
 BLOCK_SUM = "TfparBlockSum"
 """data (blocks, rows, ...), ids (blocks, rows) -> (blocks, segments, ...)."""
-
-_RELABELS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Identity"})
-_ADDS = frozenset({"Add", "AddV2"})
 
 
 def split_block_sums(graph: Graph, constants: Constants) -> None:
@@ -81,10 +79,10 @@ def _without_offsets(
         if bound:
             return ids, np.broadcast_to(total, ids.shape).reshape(-1), bound
         op = ids.op
-        if op.type in _RELABELS and op.inputs[0].is_static:
+        if op.type in VIEWS and given(ids).is_static:
             # The offsets found so far, in the shape before.
-            total = np.broadcast_to(total, ids.shape).reshape(op.inputs[0].shape)
-            ids = op.inputs[0]
+            total = np.broadcast_to(total, ids.shape).reshape(given(ids).shape)
+            ids = given(ids)
             continue
         position, value = _constant_addend(op, constants)
         if value is None or op.inputs[1 - position].shape != ids.shape:
@@ -94,7 +92,7 @@ def _without_offsets(
 
 
 def _constant_addend(op: Op, constants: Constants) -> tuple[int, np.ndarray | None]:
-    if op.type in _ADDS:
+    if op.type in ADDITIONS and len(op.inputs) == 2:
         for position, tensor in enumerate(op.inputs):
             value = constants.value(tensor)
             if value is not None:

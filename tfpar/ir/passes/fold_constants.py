@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Graph, Op, Tensor
+from tfpar.ir.traits import SOURCES
 
 # Larger values stay ops: a Range over a vocabulary is cheaper to run than to store.
 _MAX_ELEMENTS = 1024
@@ -54,7 +55,7 @@ def fold_constants(graph: Graph, constants: Constants) -> None:
 
 def _known_values(op: Op, constants: Constants) -> list:
     """The values of all outputs of `op`; empty where some are not known or are large."""
-    if op.type in ("Const", "Placeholder") or not op.outputs:
+    if op.type in SOURCES or not op.outputs:
         return []
     if any(t.num_elements > _MAX_ELEMENTS for t in op.outputs):
         return []

@@ -10,17 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tfpar.ir.graph import VARIABLE_READS, DType, Graph, Op, ShapeAttr, Tensor, walk_functions
-
-_LOOPS = ("While", "StatelessWhile")
-_OFFSETS = {
-    "While": 0, "StatelessWhile": 0, "PartitionedCall": 0, "StatefulPartitionedCall": 0,
-    "If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1,
-}  # fmt: skip
-_TYPE_ATTRS = {
-    "While": "T", "StatelessWhile": "T", "PartitionedCall": "Tin", "StatefulPartitionedCall": "Tin",
-    "If": "Tin", "StatelessIf": "Tin", "Case": "Tin", "StatelessCase": "Tin",
-}  # fmt: skip
+from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, walk_functions
+from tfpar.ir.traits import LOOPS, REGIONS, UNCHANGED, VARIABLE_READS, body_offset, origin
 
 
 def hoist_reads(graph: Graph) -> Graph:
@@ -29,7 +20,7 @@ def hoist_reads(graph: Graph) -> Graph:
     passed_on: dict[Tensor, Tensor] = {}
     for op in graph.ops:
         op.inputs = [passed_on.get(t, t) for t in op.inputs]
-        if op.type in _OFFSETS:
+        if op.type in REGIONS:
             bodies = [body for _, body in walk_functions(graph, op)]
             for body in bodies:
                 hoist_reads(body)
@@ -44,15 +35,12 @@ def hoist_reads(graph: Graph) -> Graph:
 
 def is_unchanged(body: Graph, position: int) -> bool:
     """Whether a loop passes its input at `position` on as it came."""
-    tensor = body.outputs[position]
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor is body.inputs[position]
+    return origin(body.outputs[position], UNCHANGED) is body.inputs[position]
 
 
 def _handed_through(op: Op, bodies: list[Graph]) -> dict[Tensor, Tensor]:
     """Outputs of `op` that are inputs of it: whoever reads them may read those."""
-    if op.type in _LOOPS:
+    if op.type in LOOPS:
         body = next(b for b in bodies if len(b.outputs) == len(op.outputs))
         return {
             after: before
@@ -68,7 +56,7 @@ def _handed_through(op: Op, bodies: list[Graph]) -> dict[Tensor, Tensor]:
 
 def _hoist_from(op: Op, bodies: list[Graph]) -> list[Op]:
     """Turn the handles that `op` only reads into values; returns the reads to run before it."""
-    offset = _OFFSETS[op.type]
+    offset = body_offset(op.type)
     written = {
         tensor
         for i, tensor in enumerate(op.inputs)
@@ -83,20 +71,24 @@ def _hoist_from(op: Op, bodies: list[Graph]) -> list[Op]:
             continue
         if handle not in reads:
             read = Op(
-                f"{op.name}/hoisted_{i}", "ReadVariableOp", [handle], {"dtype": DType(dtype)},
-                op.control, stateful=True,
-            )  # fmt: skip
+                f"{op.name}/hoisted_{i}",
+                "ReadVariableOp",
+                [handle],
+                {"dtype": DType(dtype)},
+                op.control,
+                stateful=True,
+            )
             read.add_output(handle.shape, dtype)
             reads[handle] = read
         value = reads[handle].outputs[0]
         op.inputs[i] = value
         for body in bodies:
             _pass_value(body, body.inputs[i - offset], value)
-        if op.type in _LOOPS:
+        if op.type in LOOPS:
             op.outputs[i].dtype, op.outputs[i].shape = value.dtype, value.shape
             if op.attrs.get("output_shapes"):
                 op.attrs["output_shapes"][i] = ShapeAttr(value.shape)
-        op.attrs[_TYPE_ATTRS[op.type]][i - offset] = DType(value.dtype)
+        op.attrs["T" if op.type in LOOPS else "Tin"][i - offset] = DType(value.dtype)
     if "_read_only_resource_inputs" in op.attrs:
         op.attrs["_read_only_resource_inputs"] = [
             i for i in op.attrs["_read_only_resource_inputs"] if op.inputs[i].dtype == "resource"
@@ -107,7 +99,7 @@ def _hoist_from(op: Op, bodies: list[Graph]) -> list[Op]:
 def _only_read(position: int, op: Op, bodies: list[Graph]) -> bool:
     if position < 0:
         return False
-    is_loop = op.type in _LOOPS
+    is_loop = op.type in LOOPS
     for body in bodies:
         handle = body.inputs[position]
         for user in body.ops:
@@ -194,7 +186,9 @@ def _read_value(user: Op, value: Tensor) -> list[Op]:
     user.inputs.append(const.add_output((), "int32"))
     user.type = "GatherV2"
     user.attrs = {
-        "Tparams": DType(value.dtype), "Tindices": indices, "Taxis": DType("int32"),
+        "Tparams": DType(value.dtype),
+        "Tindices": indices,
+        "Taxis": DType("int32"),
         "batch_dims": axis,
-    }  # fmt: skip
+    }
     return [const]

@@ -8,15 +8,11 @@ elements of a list counts as its elements, with a length of 1 in front: lengths 
 from __future__ import annotations
 
 from tfpar.ir.graph import Graph, Op, Shape, Tensor, walk_functions
+from tfpar.ir.traits import LOOPS, NEW_LISTS, RESIZED_LISTS, body_offset
 
-_BRANCH_TYPES = ("If", "StatelessIf", "Case", "StatelessCase")
-_LOOP_TYPES = ("While", "StatelessWhile")
-_NEW_TYPES = ("TensorListReserve", "EmptyTensorList")
 # Which input an op puts into the list that is its first; which output it takes from it.
 _PUTS = {"TensorListSetItem": 2, "TensorListPushBack": 1}
 _TAKES = {"TensorListGetItem": 0, "TensorListPopBack": 1, "OptionalGetValue": 0}
-# Ops whose list is not as long as the one that they take.
-_RESIZES = frozenset({"TensorListResize", "TensorListConcatLists"})
 
 _MAX_ROUNDS = 8
 
@@ -42,7 +38,7 @@ def _pass(graph: Graph) -> bool:
 
 def _complete_region(op: Op, bodies: list[Graph]) -> bool:
     changed = False
-    inputs = op.inputs[1:] if op.type in _BRANCH_TYPES else op.inputs
+    inputs = op.inputs[body_offset(op.type) :]
     for body in bodies:
         for inner, outer in zip(body.inputs, inputs, strict=True):
             changed |= _same(outer, inner)
@@ -52,7 +48,7 @@ def _complete_region(op: Op, bodies: list[Graph]) -> bool:
         if len(body.outputs) == len(op.outputs):
             for inner, outer in zip(body.outputs, op.outputs, strict=True):
                 changed |= _same(inner, outer)
-    if op.type in _LOOP_TYPES:
+    if op.type in LOOPS:
         for before, after in zip(op.inputs, op.outputs, strict=True):
             changed |= _same(before, after) | _same(after, before)
     return changed
@@ -76,7 +72,7 @@ def _set(tensor: Tensor, shape: Shape) -> bool:
 
 
 def _complete(op: Op) -> bool:
-    if op.type in _NEW_TYPES:
+    if op.type in NEW_LISTS and op.inputs:
         return _complete_new(op)
     if op.type in ("TensorListFromTensor", "OptionalFromValue"):
         element = _element_of(op.inputs[0])
@@ -96,7 +92,7 @@ def _complete(op: Op) -> bool:
         if _TAKES.get(op.type) == position:
             changed |= _take(tensor, held)
         else:
-            length = None if op.type in _RESIZES else held.shape[0]
+            length = None if op.type in RESIZED_LISTS else held.shape[0]
             changed |= _set(tensor, (length, *held.shape[1:]))
     return changed
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tfpar.ir.graph import Graph, Op, Tensor
-
-CALL_TYPES = ("PartitionedCall", "StatefulPartitionedCall")
+from tfpar.ir.traits import CALLS
 
 
 def inline_calls(graph: Graph) -> Graph:
@@ -70,7 +69,7 @@ def _inline(graph: Graph) -> None:
 
 def _body_of(graph: Graph, op: Op) -> Graph | None:
     """The function that `op` calls, unless the call must stay one."""
-    if op.type not in CALL_TYPES or op.attrs.get("_XlaMustCompile"):
+    if op.type not in CALLS or op.attrs.get("_XlaMustCompile"):
         return None
     body = graph.functions.get(op.attrs["f"])
     if body is None or len(body.inputs) != len(op.inputs):

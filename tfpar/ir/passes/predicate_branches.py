@@ -12,13 +12,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import VARIABLE_READS, DType, Graph, Op, Tensor, walk_functions
+from tfpar.ir.graph import DType, Graph, Op, Tensor, walk_functions
+from tfpar.ir.traits import CONDITIONALS, REFERENCES, REPEATABLE
 
-_BRANCH_TYPES = ("If", "StatelessIf")
 _ADDS = frozenset(
-    {"AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "ResourceScatterSub",
-     "ResourceScatterNdAdd", "ResourceScatterNdSub"}
-)  # fmt: skip
+    {
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "ResourceScatterAdd",
+        "ResourceScatterSub",
+        "ResourceScatterNdAdd",
+        "ResourceScatterNdSub",
+    }
+)
 # What lies where they write, as an op of the same handle and indices.
 _READ_BEFORE = {
     "AssignVariableOp": "ReadVariableOp",
@@ -49,10 +55,10 @@ def _bodies(graph: Graph, op: Op) -> list[Graph]:
 
 
 def _is_candidate(graph: Graph, op: Op) -> bool:
-    if op.type not in _BRANCH_TYPES or op.inputs[0].dtype != "bool":
+    if op.type not in CONDITIONALS or op.inputs[0].dtype != "bool":
         return False
     bodies = _bodies(graph, op)
-    if len(bodies) != 2 or any(t.dtype in ("resource", "variant") for t in op.outputs):
+    if len(bodies) != 2 or any(t.dtype in REFERENCES for t in op.outputs):
         return False
     if any(a.shape != b.shape for a, b in zip(bodies[0].outputs, bodies[1].outputs, strict=True)):
         return False
@@ -68,7 +74,7 @@ def _is_write(op: Op) -> bool:
 
 def _is_harmless(graph: Graph, op: Op) -> bool:
     """Whether running `op` needlessly changes nothing."""
-    if not op.stateful or op.type in ("Placeholder", *VARIABLE_READS):
+    if not op.stateful or op.type in REPEATABLE:
         return True
     bodies = [body for _, body in walk_functions(graph, op)]
     return bool(bodies) and all(_is_harmless(graph, o) for body in bodies for o in body.ops)
@@ -119,9 +125,14 @@ class _Predication:
             self.graph.functions.pop(op.attrs[key])
 
     def _inline(
-        self, op: Op, body: Graph, guard: Tensor, label: str, before: dict[Tensor, list[Op]],
+        self,
+        op: Op,
+        body: Graph,
+        guard: Tensor,
+        label: str,
+        before: dict[Tensor, list[Op]],
         touched: dict[Tensor, list[Op]],
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> list[Tensor]:
         """Move the ops of `body` here; those on a handle run after the ops `before` on it."""
         arguments = dict(zip(body.inputs, op.inputs[1:], strict=True))
         sources = {t.op for t in body.inputs}
@@ -156,9 +167,13 @@ class _Predication:
             if write.type == "ResourceScatterUpdate":
                 attrs |= {"batch_dims": 0, "validate_indices": True}
             read = self.build.emit(
-                _READ_BEFORE[write.type], arguments, [(value.shape, value.dtype)], attrs,
-                control=write.control, stateful=True,
-            )  # fmt: skip
+                _READ_BEFORE[write.type],
+                arguments,
+                [(value.shape, value.dtype)],
+                attrs,
+                control=write.control,
+                stateful=True,
+            )
             write.control = [*write.control, read]
             other = read.outputs[0]
         write.inputs[-1] = self.build.select(guard, value, other)

@@ -19,9 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from tfpar.ir.graph import DType, Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.trim import clone_op
-from tfpar.ir.roles import BACKWARD, FORWARD, SIZES, Roles
-
-_NO_DATA = frozenset({"resource", "variant"})
+from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.ir.traits import REFERENCES, SIZES, SOURCES
 
 
 def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> Graph:
@@ -68,9 +67,14 @@ class _Block:
 
     @classmethod
     def of(
-        cls, graph: Graph, ops: Collection[Op], roles: Roles, fed: frozenset[Op],
-        readers: Mapping[Tensor, Sequence[Op]], position: Mapping[Op, int],
-    ) -> _Block | None:  # fmt: skip
+        cls,
+        graph: Graph,
+        ops: Collection[Op],
+        roles: Roles,
+        fed: frozenset[Op],
+        readers: Mapping[Tensor, Sequence[Op]],
+        position: Mapping[Op, int],
+    ) -> _Block | None:
         inside = frozenset(ops)
         ordered = sorted(inside, key=position.__getitem__)
         returned = set(graph.outputs)
@@ -119,8 +123,8 @@ def _can_run_again(op: Op) -> bool:
     """Whether running `op` twice gives the same, and changes nothing."""
     return (
         not op.stateful
-        and op.type != "Placeholder"
-        and not any(t.dtype in _NO_DATA for t in (*op.inputs, *op.outputs))
+        and op.type not in SOURCES
+        and not any(t.dtype in REFERENCES for t in (*op.inputs, *op.outputs))
     )
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from tfpar.ir.graph import VARIABLE_READS, FunctionRef, Graph, Op, Tensor
+from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor
+from tfpar.ir.traits import INSPECTIONS, REGIONS, SOURCES, TRACELESS, origin
 
 INITIALIZATION = "initialization"
 CHECKPOINT = "checkpoint"
@@ -23,38 +24,31 @@ DEAD = "dead code"
 
 _TYPES = {
     CHECKPOINT: (
-        "Save", "SaveV2", "SaveSlices", "Restore", "RestoreV2", "RestoreSlice",
-        "MergeV2Checkpoints", "ShardedFilename", "ShardedFilespec",
+        "Save",
+        "SaveV2",
+        "SaveSlices",
+        "Restore",
+        "RestoreV2",
+        "RestoreSlice",
+        "MergeV2Checkpoints",
+        "ShardedFilename",
+        "ShardedFilespec",
     ),
     ASSERTION: ("Assert", "CheckNumerics", "CheckNumericsV2"),
     DEBUGGING: (
-        "Print", "PrintV2", "DebugIdentity", "DebugIdentityV2", "DebugIdentityV3",
-        "DebugNanCount", "DebugNumericSummary", "DebugNumericSummaryV2",
+        "Print",
+        "PrintV2",
+        "DebugIdentity",
+        "DebugIdentityV2",
+        "DebugIdentityV3",
+        "DebugNanCount",
+        "DebugNumericSummary",
+        "DebugNumericSummaryV2",
     ),
     INITIALIZATION: ("VarIsInitializedOp", "IsVariableInitialized"),
     GROUPING: ("NoOp",),
-}  # fmt: skip
+}
 _REASON_OF = {op_type: reason for reason, types in _TYPES.items() for op_type in types}
-
-# Auxiliary ops that hand their first input on unchanged.
-_PASS_THROUGH = frozenset(
-    {"CheckNumerics", "CheckNumericsV2", "Print", "DebugIdentity", "DebugIdentityV2",
-     "DebugIdentityV3"}
-)  # fmt: skip
-
-# Marked stateful by TensorFlow, but nothing is lost when no one reads them.
-_NO_EFFECT = VARIABLE_READS | frozenset(
-    {"Placeholder", "VarHandleOp", "RandomUniform", "RandomUniformInt", "RandomStandardNormal",
-     "TruncatedNormal", "ParameterizedTruncatedNormal", "RandomShuffle", "RandomGamma",
-     "RandomPoisson", "RandomPoissonV2", "Multinomial"}
-)  # fmt: skip
-
-_CALLS = frozenset(
-    {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "PartitionedCall",
-     "StatefulPartitionedCall"}
-)  # fmt: skip
-
-_SOURCES = frozenset({"Const", "Placeholder", "VarHandleOp"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,24 +115,22 @@ class _Trim:
 
     def _through(self, tensor: Tensor) -> Tensor:
         """The tensor that `tensor` hands on unchanged."""
-        while tensor.op.type in _PASS_THROUGH:
-            tensor = tensor.op.inputs[0]
-        return tensor
+        return origin(tensor, INSPECTIONS)
 
     def _waits_for(self, op: Op) -> Iterable[Op]:
         """Control inputs, and the control inputs of ops that were only passed through."""
         yield from op.control
         for tensor in op.inputs:
-            while tensor.op.type in _PASS_THROUGH:
+            while tensor.op.type in INSPECTIONS:
                 yield from tensor.op.control
                 yield from (t.op for t in tensor.op.inputs[1:])
                 tensor = tensor.op.inputs[0]
 
     def has_effect(self, op: Op) -> bool:
         """Whether running `op` changes anything besides its outputs."""
-        if not op.stateful or leaves_no_trace(op.type) or is_auxiliary(op.type):
+        if not op.stateful or op.type in TRACELESS or is_auxiliary(op.type):
             return False
-        if op.type in _CALLS:
+        if op.type in REGIONS:
             bodies = [self._body(ref) for ref in _references(op)]
             return any(body is None or body.effects for body in bodies)
         return True
@@ -168,7 +160,7 @@ class _Trim:
             inputs = []
             passed_through = False
             for tensor in op.inputs:
-                passed_through = passed_through or tensor.op.type in _PASS_THROUGH
+                passed_through = passed_through or tensor.op.type in INSPECTIONS
                 inputs.append(tensors[self._through(tensor)])
             clone = clone_op(op, inputs)
             if op.control or passed_through:
@@ -195,7 +187,7 @@ class _Trim:
         """
 
         def given_up(op: Op) -> bool:
-            return op not in self.needed or op.type in _SOURCES
+            return op not in self.needed or op.type in SOURCES
 
         asked: set[Op] = set()
         work = [o for op in self.needed for o in self._waits_for(op) if given_up(o)]
@@ -226,11 +218,6 @@ def _replaced(before: Iterable[Op], stand_ins: dict[Op, dict[Op, None]]) -> dict
         else:
             found[op] = None
     return found
-
-
-def leaves_no_trace(op_type: str) -> bool:
-    """Whether nothing is lost when no one reads what ops of this type give."""
-    return op_type in _NO_EFFECT
 
 
 def is_auxiliary(op_type: str) -> bool:

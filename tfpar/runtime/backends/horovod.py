@@ -14,6 +14,7 @@ import tensorflow as tf
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 from tfpar.ir.graph import DType
+from tfpar.rewrite.transfers import Channel
 from tfpar.runtime.function_def import FunctionWriter, const_attrs, serialize_attrs
 
 _REDUCTIONS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "prod": hvd.Product}
@@ -43,8 +44,8 @@ class HorovodTransport:
             tuple(range(self.size)): global_process_set
         }
 
-    def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
-        for group in groups:
+    def connect(self, groups: Sequence[tuple[int, ...]], channels: Sequence[Channel] = ()) -> None:
+        for group in (*groups, *map(_pair, channels)):
             if group not in self._sets:
                 self._sets[group] = hvd.add_process_set(group)
 
@@ -54,13 +55,21 @@ class HorovodTransport:
     # --- collectives -------------------------------------------------------------
 
     def all_reduce(
-        self, writer: FunctionWriter, name: str, edges: Sequence[str], dtype: str, reduction: str,
+        self,
+        writer: FunctionWriter,
+        name: str,
+        edges: Sequence[str],
+        dtype: str,
+        reduction: str,
         group: tuple[int, ...],
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         attrs = {
-            "T": DType(dtype), "reduce_op": int(_REDUCTIONS[reduction]), "prescale_factor": 1.0,
-            "postscale_factor": 1.0, "num_tensors": len(edges),
-        }  # fmt: skip
+            "T": DType(dtype),
+            "reduce_op": int(_REDUCTIONS[reduction]),
+            "prescale_factor": 1.0,
+            "postscale_factor": 1.0,
+            "num_tensors": len(edges),
+        }
         self._emit(writer, name, "HorovodGroupedAllreduce", edges, attrs, group)
         return [f"{name}:sum:{i}" for i in range(len(edges))]
 
@@ -71,13 +80,20 @@ class HorovodTransport:
         return f"{name}:output:0"
 
     def reduce_scatter(
-        self, writer: FunctionWriter, name: str, edge: str, dtype: str, reduction: str,
+        self,
+        writer: FunctionWriter,
+        name: str,
+        edge: str,
+        dtype: str,
+        reduction: str,
         group: tuple[int, ...],
-    ) -> str:  # fmt: skip
+    ) -> str:
         attrs = {
-            "T": DType(dtype), "reduce_op": int(_REDUCTIONS[reduction]), "prescale_factor": 1.0,
+            "T": DType(dtype),
+            "reduce_op": int(_REDUCTIONS[reduction]),
+            "prescale_factor": 1.0,
             "postscale_factor": 1.0,
-        }  # fmt: skip
+        }
         self._emit(writer, name, "HorovodReducescatter", [edge], attrs, group)
         return f"{name}:output:0"
 
@@ -98,10 +114,38 @@ class HorovodTransport:
         self._emit(writer, name, "HorovodBroadcast", [edge], attrs, group)
         return f"{name}:output:0"
 
+    # --- transfers: a broadcast in a set of two, matched by the name of the channel ------
+
+    def send(self, writer: FunctionWriter, edge: str, dtype: str, channel: Channel) -> str:
+        self._broadcast(writer, channel, edge, dtype)
+        return channel.name
+
+    def recv(self, writer: FunctionWriter, shape: str, dtype: str, channel: Channel) -> str:
+        # `Empty` writes nothing and is no constant, of which TensorFlow could fold the broadcast.
+        blank = f"{channel.name}/blank"
+        attrs = serialize_attrs({"dtype": DType(dtype), "init": False})
+        writer.node(blank, "Empty", [shape], attrs, self.device)
+        self._broadcast(writer, channel, f"{blank}:output:0", dtype)
+        return f"{channel.name}:output:0"
+
+    def _broadcast(self, writer: FunctionWriter, channel: Channel, edge: str, dtype: str) -> None:
+        attrs = {"T": DType(dtype), "root_rank": channel.source}
+        self._emit(writer, channel.name, "HorovodBroadcast", [edge], attrs, _pair(channel))
+
     def _emit(
-        self, writer: FunctionWriter, name: str, op_type: str, inputs: Sequence[str],
-        attrs: dict, group: tuple[int, ...],
-    ) -> None:  # fmt: skip
+        self,
+        writer: FunctionWriter,
+        name: str,
+        op_type: str,
+        inputs: Sequence[str],
+        attrs: dict,
+        group: tuple[int, ...],
+    ) -> None:
         process_set = self._sets[group].process_set_id
         common = {"ignore_name_scope": False, "process_set_id": process_set}
         writer.node(name, op_type, inputs, serialize_attrs({**attrs, **common}), self.device)
+
+
+def _pair(channel: Channel) -> tuple[int, int]:
+    """The two ranks in their order: Horovod has one set of them, whichever sends."""
+    return min(channel[:2]), max(channel[:2])

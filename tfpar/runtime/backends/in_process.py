@@ -1,14 +1,15 @@
 """The in-process backend: all ranks in one TensorFlow function.
 
 Each rank's ops are placed on its own device. A collective is plain arithmetic on the
-tensors of a group (an all-reduce is a sum), so it cannot deadlock. Inputs are
-given whole, once, and cut inside the function. Ranks in one memory (the virtual CPUs of a host)
-do not repeat each other: an op that several would run on the very same tensors runs on the first
-of them, and a shard that several hold is stored once.
+tensors of a group (an all-reduce is a sum), and a transfer is an edge, so neither can deadlock.
+Inputs are given whole, once, and cut inside the function. Ranks in one memory (the virtual CPUs of
+a host) do not repeat each other: an op that several would run on the very same tensors runs on the
+first of them, and a shard that several hold is stored once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,45 +17,69 @@ import tensorflow as tf
 
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.runtime.backends.linker import Linker
+from tfpar.rewrite.programs import Group, ProgramSet
+from tfpar.rewrite.transfers import Channel, channels_of
+from tfpar.runtime.backends.linker import Linker, link_function
 from tfpar.runtime.bodies import has_bodies
 from tfpar.runtime.devices import holders
 from tfpar.runtime.function_def import RegisteredFunction, const_attrs, serialize_attrs
 
 _COMBINE = {
-    "sum": "AddV2", "prod": "Mul", "max": "Maximum", "min": "Minimum",
-    "any": "LogicalOr", "all": "LogicalAnd",
-}  # fmt: skip
+    "sum": "AddV2",
+    "prod": "Mul",
+    "max": "Maximum",
+    "min": "Minimum",
+    "any": "LogicalOr",
+    "all": "LogicalAnd",
+}
 
 
 class InProcessProgram:
-    """A local program linked for all ranks of its mesh.
+    """Local programs linked for all ranks of a job.
 
     Call it with the whole inputs and the handles of every rank's variables.
 
     Attributes:
-        holders: per variable, for each rank the rank whose shard it uses.
+        holders: per variable, for each rank of its program the rank whose shard it uses.
         function: the ops of all ranks.
+
+    Raises:
+        TfparError: a transfer has one end only, or two programs wait for each other.
     """
 
-    def __init__(self, program: LocalProgram, devices: Sequence[str], name: str = "tfpar") -> None:
-        self.program = program
-        self.holders = _variable_holders(program, devices)
-        linker = _Linker(program, devices, self.holders, name)
-        self.function: RegisteredFunction = linker.link()
+    def __init__(self, programs: ProgramSet, devices: Sequence[str], name: str = "tfpar") -> None:
+        programs.channels()
+        sent: dict[Channel, str] = {}
+        linkers: dict[Group, _Linker] = {}
+        self.holders: list[tuple[int, ...]] = []
+        self._arguments: list[tuple[int, list[tuple[int, ...]]]] = []
+        for i, (group, program) in enumerate(programs.programs.items()):
+            own = [devices[rank] for rank in group]
+            held = _variable_holders(program, own)
+            scope = f"p{i}_" if len(programs.programs) > 1 else ""
+            linkers[group] = _Linker(program, group, own, held, scope, sent)
+            self.holders += held
+            self._arguments.append((len(program.graph.inputs), held))
+        self.function: RegisteredFunction = link_function(programs, linkers, name)
 
     def __call__(
         self, inputs: Sequence[tf.Tensor], handles: Sequence[Mapping[int, tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Run one step.
 
+        Of several programs, the inputs, variables and results follow each other.
+
         Args:
             inputs: one whole tensor per graph input.
             handles: per variable, the resource handle of each rank's shard.
         """
-        flat = list(inputs)
-        for shards, holding in zip(handles, self.holders, strict=True):
-            flat += [shards[rank] for rank in sorted(set(holding))]
+        fed, shards = iter(inputs), iter(handles)
+        flat: list[tf.Tensor] = []
+        for num_inputs, held in self._arguments:
+            flat += itertools.islice(fed, num_inputs)
+            for holding in held:
+                of_ranks = next(shards)
+                flat += [of_ranks[rank] for rank in sorted(set(holding))]
         return self.function(flat)
 
 
@@ -75,13 +100,23 @@ def _variable_holders(program: LocalProgram, devices: Sequence[str]) -> list[tup
 
 
 class _Linker(Linker):
-    """All ranks: what a collective makes of them is plain arithmetic."""
+    """All ranks: what a collective makes of them is plain arithmetic.
+
+    Args:
+        sent: the edge of what each channel carries, which all linkers of a function share.
+    """
 
     def __init__(
-        self, program: LocalProgram, devices: Sequence[str],
-        variable_holders: Sequence[Sequence[int]], name: str,
-    ) -> None:  # fmt: skip
-        super().__init__(program, devices, range(program.mesh.size), variable_holders, name)
+        self,
+        program: LocalProgram,
+        group: Group,
+        devices: Sequence[str],
+        variable_holders: Sequence[Sequence[int]],
+        scope: str,
+        sent: dict[Channel, str],
+    ) -> None:
+        super().__init__(program, group, devices, range(len(group)), variable_holders, scope)
+        self._sent = sent
         self._bucket = 0
 
     def _rank_constant(self, name: str, values: Sequence[np.ndarray], dtype: str, rank: int) -> str:
@@ -102,12 +137,26 @@ class _Linker(Linker):
             )
             first = emitted.setdefault(key, group)
             if first is group:
-                emit(op, f"{op.name}/g{index}", group)
+                emit(op, f"{self.scope}{op.name}/g{index}", group)
                 continue
             for rank, other in zip(group, first, strict=True):
                 for tensor in op.outputs:
                     self.edges[rank][tensor] = self.edges[other][tensor]
         self._bucket += 1
+
+    # --- transfers -----------------------------------------------------------------
+
+    def _send(self, op: Op) -> None:
+        for rank, channel in zip(self.ranks, channels_of(op, self.group), strict=True):
+            if channel is not None:
+                self._sent[channel] = self.edges[rank][op.inputs[0]]
+
+    def _recv(self, op: Op) -> None:
+        for rank, channel in zip(self.ranks, channels_of(op, self.group), strict=True):
+            assert channel is not None
+            self.edges[rank][op.outputs[0]] = self._sent[channel]
+
+    # --- collectives, of one group -------------------------------------------------
 
     def _all_reduce(self, op: Op, name: str, group: Sequence[int]) -> None:
         device = self.devices[group[self._bucket % len(group)]]
@@ -156,9 +205,12 @@ class _Linker(Linker):
             for position, rank in enumerate(group):
                 parts = self._blocks(f"{name}/{i}", source, dim, group, position)
                 self.edges[rank][result] = self._combine(
-                    f"{name}/{i}/{position}", parts, op.attrs["reduction"], source.dtype,
+                    f"{name}/{i}/{position}",
+                    parts,
+                    op.attrs["reduction"],
+                    source.dtype,
                     self.devices[rank],
-                )  # fmt: skip
+                )
 
     def _all_to_all(self, op: Op, name: str, group: Sequence[int]) -> None:
         dims = zip(op.attrs["split_dims"], op.attrs["concat_dims"], strict=True)
@@ -177,11 +229,16 @@ class _Linker(Linker):
         device = self.devices[group[position]]
         return [
             self._block(
-                f"{name}/{position}_{i}", self.edges[r][source], source, dim, position,
-                len(group), device,
+                f"{name}/{position}_{i}",
+                self.edges[r][source],
+                source,
+                dim,
+                position,
+                len(group),
+                device,
             )
             for i, r in enumerate(group)
-        ]  # fmt: skip
+        ]
 
     def _broadcast(self, op: Op, name: str, group: Sequence[int]) -> None:
         for source, result in zip(op.inputs, op.outputs, strict=True):
@@ -207,6 +264,9 @@ class _Linker(Linker):
 
 
 _SNAKE = {
-    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
-    "AllToAll": "all_to_all", "Broadcast": "broadcast",
-}  # fmt: skip
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AllToAll": "all_to_all",
+    "Broadcast": "broadcast",
+}

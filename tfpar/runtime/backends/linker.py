@@ -1,17 +1,19 @@
-"""Linking a local program: its ops for each rank of this process, as one TensorFlow function.
+"""Linking local programs: their ops for each rank of this process, as one TensorFlow function.
 
-What a collective is, and which ranks a process has, is the backend's.
+What a collective or a transfer is, and which ranks a process has, is the backend's.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfpar.ir.graph import VARIABLE_READS, DType, Op, Tensor
+from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.ir.traits import VARIABLE_READS
 from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.runtime.bodies import BodyWriter, has_bodies
 from tfpar.runtime.devices import holders, memory_of
@@ -25,45 +27,84 @@ from tfpar.runtime.function_def import (
 from tfpar.spec import Shard, Spec, local_indices
 
 
+def link_function(
+    programs: ProgramSet, linkers: Mapping[Group, Linker], name: str
+) -> RegisteredFunction:
+    """The function `name` of what the linkers write, each of its group's program."""
+    writer = FunctionWriter(name)
+    for linker in linkers.values():
+        linker.begin(writer)
+    for group, op in programs.in_order():
+        if group in linkers:
+            linkers[group].write(op)
+    for linker in linkers.values():
+        linker.end()
+    bodies = [body for linker in linkers.values() for body in linker.bodies.registered]
+    return writer.register(bodies=bodies)
+
+
 class Linker(abc.ABC):
-    """Writes a local program as a function.
+    """Writes a local program into a function.
+
+    A rank here is one of the program's mesh; only nodes and transfers are named by the job's.
 
     Args:
-        program: what every rank runs.
+        program: what every rank of the group runs.
+        group: the rank in the job of each rank.
         devices: the device of each rank, as this process names it.
         ranks: the ranks that live in this process.
         variable_holders: per variable, for each rank the rank whose shard it uses.
-        name: of the function.
+        scope: begins the names that another program in the function could have, too.
     """
 
+    writer: FunctionWriter
+
     def __init__(
-        self, program: LocalProgram, devices: Sequence[str], ranks: Sequence[int],
-        variable_holders: Sequence[Sequence[int]], name: str,
-    ) -> None:  # fmt: skip
+        self,
+        program: LocalProgram,
+        group: Group,
+        devices: Sequence[str],
+        ranks: Sequence[int],
+        variable_holders: Sequence[Sequence[int]],
+        scope: str = "",
+    ) -> None:
         self.program = program
         self.mesh = program.mesh
+        self.group = group
         self.devices = list(devices)
         self.ranks = list(ranks)
         self.memories = [memory_of(device) for device in devices]
         self.holders = dict(
             zip((v.handle for v in program.graph.variables), variable_holders, strict=True)
         )
-        self.writer = FunctionWriter(name)
+        self.scope = scope
         self.edges: dict[int, dict[Tensor, str]] = {rank: {} for rank in self.ranks}
         self.nodes: dict[int, dict[Op, str]] = {rank: {} for rank in self.ranks}
         self.bodies = BodyWriter(program.graph.functions)
 
-    def link(self) -> RegisteredFunction:
-        graph = self.program.graph
+    def begin(self, writer: FunctionWriter) -> None:
+        """Add the arguments of the program."""
+        self.writer = writer
         self._arguments()
-        for op in graph.ops:
-            if op.type == "Placeholder":
-                continue
-            if op.type in COLLECTIVE_TYPES:
-                self._collective(op)
-                self._note_nodes(op)
-            else:
-                self._local(op)
+
+    def write(self, op: Op) -> None:
+        """Add an op of the program."""
+        if op.type == "Placeholder":
+            return
+        if op.type in COLLECTIVE_TYPES:
+            self._collective(op)
+            self._note_nodes(op)
+        elif op.type == "Send":
+            self._send(op)
+        elif op.type == "Recv":
+            self._recv(op)
+            self._note_nodes(op)
+        else:
+            self._local(op)
+
+    def end(self) -> None:
+        """Add what the program returns, and what must run all the same."""
+        graph = self.program.graph
         for tensor in graph.outputs:
             self.writer.output(self.edges[self.ranks[0]][tensor], tensor.dtype)
         nodes = (
@@ -71,11 +112,18 @@ class Linker(abc.ABC):
         )
         for node in dict.fromkeys(nodes):
             self.writer.effect(node)
-        return self.writer.register(bodies=self.bodies.registered)
 
     @abc.abstractmethod
     def _collective(self, op: Op) -> None:
         """Emit a collective, and set the edges of its outputs for every rank."""
+
+    @abc.abstractmethod
+    def _send(self, op: Op) -> None:
+        """Send the operand on every rank that has a channel, and note the nodes, if any."""
+
+    @abc.abstractmethod
+    def _recv(self, op: Op) -> None:
+        """Set the edges of what every rank receives."""
 
     def _note_nodes(self, collective: Op) -> None:
         """Let ops wait for `collective`: for what makes its last result on each rank."""
@@ -94,13 +142,17 @@ class Linker(abc.ABC):
         """Inputs, then variables; a backend may add more."""
         graph = self.program.graph
         wholes = [
-            self.writer.argument(f"in{i}", tensor.dtype) for i, tensor in enumerate(graph.inputs)
+            self.writer.argument(f"{self.scope}in{i}", tensor.dtype)
+            for i, tensor in enumerate(graph.inputs)
         ]
         for i, variable in enumerate(graph.variables):
             holding = self.holders[variable.handle]
             names = {
                 rank: self.writer.argument(
-                    f"var{i}_r{rank}", "resource", variable.shape, variable.dtype
+                    f"{self.scope}var{i}_r{self.group[rank]}",
+                    "resource",
+                    variable.shape,
+                    variable.dtype,
                 )
                 for rank in sorted({holding[r] for r in self.ranks})
             }
@@ -138,20 +190,34 @@ class Linker(abc.ABC):
                 for r in range(self.mesh.size)
             ]
             filled = [np.where(at < 0, length - 1, at).astype(np.int32) for at in every]
-            edge = self._gather(f"r{rank}/feed/{name}_{dim}", edge, filled, dim, tensor, rank)
+            edge = self._gather(
+                f"r{self.group[rank]}/feed/{name}_{dim}", edge, filled, dim, tensor, rank
+            )
         return edge
 
     def _gather(
-        self, name: str, edge: str, indices: Sequence[np.ndarray], dim: int, tensor: Tensor,
+        self,
+        name: str,
+        edge: str,
+        indices: Sequence[np.ndarray],
+        dim: int,
+        tensor: Tensor,
         rank: int,
-    ) -> str:  # fmt: skip
+    ) -> str:
         attrs = serialize_attrs(
-            {"Tparams": DType(tensor.dtype), "Tindices": DType("int32"), "Taxis": DType("int32"),
-             "batch_dims": 0}
-        )  # fmt: skip
+            {
+                "Tparams": DType(tensor.dtype),
+                "Tindices": DType("int32"),
+                "Taxis": DType("int32"),
+                "batch_dims": 0,
+            }
+        )
         device = self.devices[rank]
-        inputs = [edge, self._rank_constant(f"{name}/index", indices, "int32", rank),
-                  self._const(f"{name}/axis", np.int32(dim), device)]  # fmt: skip
+        inputs = [
+            edge,
+            self._rank_constant(f"{name}/index", indices, "int32", rank),
+            self._const(f"{name}/axis", np.int32(dim), device),
+        ]
         self.writer.node(name, "GatherV2", inputs, attrs, device)
         return f"{name}:output:0"
 
@@ -169,7 +235,7 @@ class Linker(abc.ABC):
             attrs = serialize_attrs(op.attrs)
         for ranks in self._groups(op):
             first = ranks[0]
-            name, device = f"r{first}/{op.name}", self._device(op, first)
+            name, device = f"r{self.group[first]}/{op.name}", self._device(op, first)
             if op.type == "RankConst":
                 edge = self._rank_constant(name, op.attrs["values"], op.outputs[0].dtype, first)
                 for rank in ranks:

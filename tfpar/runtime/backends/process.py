@@ -1,8 +1,7 @@
-"""One rank a process: a local program with its collectives on a transport."""
+"""One rank a process: the local program of its group, its collectives on a transport."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,36 +9,48 @@ import tensorflow as tf
 
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
-from tfpar.runtime.backends.linker import Linker
-from tfpar.runtime.backends.transport import Transport
+from tfpar.rewrite.programs import Group, ProgramSet
+from tfpar.rewrite.reshard import ONCE
+from tfpar.rewrite.transfers import channels_of
+from tfpar.runtime.backends.linker import Linker, link_function
+from tfpar.runtime.backends.transport import Connections, Transport
 from tfpar.runtime.backends.wire import Operand, Wire
-from tfpar.runtime.function_def import RegisteredFunction, serialize_attrs
+from tfpar.runtime.function_def import FunctionWriter, RegisteredFunction, serialize_attrs
 from tfpar.spec import Spec
 
 
 class ProcessProgram:
-    """A local program linked for the one rank that this process is.
+    """The local program of its group, linked for the one rank that this process is.
 
     Call it as an `InProcessProgram`; inputs are this rank's parts where it is fed in parts.
 
+    Args:
+        connections: all that programs of the job need, as all ranks know it.
+
     Attributes:
-        holders: per variable, for each rank the rank whose shard it uses: its own.
-        function: the same on every rank: constants in which ranks differ are arguments. Were
-            they inside, TensorFlow could fold a collective away on one rank alone.
+        holders: per variable, for each rank of the group the rank whose shard it uses: its own.
+        function: the same on every rank of the group: constants in which ranks differ are
+            arguments. Were they inside, TensorFlow could fold a collective away on one rank alone.
     """
 
     def __init__(
-        self, program: LocalProgram, devices: Sequence[str], transport: Transport,
-        fed_in_parts: bool = False, name: str = "tfpar",
-    ) -> None:  # fmt: skip
-        self.program = program
-        self.rank = transport.rank
-        ranks = tuple(range(program.mesh.size))
-        self.holders = [ranks for _ in program.graph.variables]
-        transport.connect(groups_of(program))
-        linker = _Linker(program, devices, transport, self.holders, fed_in_parts, name)
-        self.function: RegisteredFunction = linker.link()
+        self,
+        programs: ProgramSet,
+        devices: Sequence[str],
+        transport: Transport,
+        connections: Connections,
+        fed_in_parts: bool = False,
+        name: str = "tfpar",
+    ) -> None:
+        group = programs.group_of(transport.rank)
+        program = programs.programs[group]
+        self.rank = group.index(transport.rank)
+        self.holders = [tuple(range(len(group))) for _ in program.graph.variables]
+        transport.connect(*connections)
+        own = [devices[rank] for rank in group]
+        linker = _Linker(program, group, own, transport, self.holders, fed_in_parts)
+        alone = ProgramSet({group: program})
+        self.function: RegisteredFunction = link_function(alone, {group: linker}, name)
         with tf.device("CPU:0"):
             self._constants = [tf.constant(value) for value in linker.constants]
 
@@ -50,44 +61,27 @@ class ProcessProgram:
         return self.function([*inputs, *own, *self._constants])
 
 
-def groups_of(program: LocalProgram) -> list[tuple[int, ...]]:
-    """The groups in which the program's collectives run, in their order."""
-    axes = dict.fromkeys(
-        op.attrs["axes"] for op in program.graph.ops if op.type in COLLECTIVE_TYPES
-    )
-    return list(dict.fromkeys(g for a in axes for g in program.mesh.groups(a) if len(g) > 1))
-
-
-def outline(program: LocalProgram) -> list[tuple[str, int]]:
-    """Name and checksum of every op, in order; the same on every rank that runs `program`."""
-    return [
-        (op.name, zlib.crc32(repr((op.type, _described(op), _shapes(op))).encode()))
-        for op in program.graph.ops
-    ]
-
-
-def _described(op: Op) -> list[tuple[str, str]]:
-    if op.type in ("Const", "RankConst"):  # those that matter are in the shapes around them
-        return []
-    return sorted((key, repr(value)) for key, value in op.attrs.items())
-
-
-def _shapes(op: Op) -> list[tuple]:
-    return [(t.shape, t.dtype) for t in (*op.inputs, *op.outputs)]
-
-
 class _Linker(Linker):
     """One rank."""
 
     def __init__(
-        self, program: LocalProgram, devices: Sequence[str], transport: Transport,
-        variable_holders: Sequence[Sequence[int]], fed_in_parts: bool, name: str,
-    ) -> None:  # fmt: skip
-        super().__init__(program, devices, [transport.rank], variable_holders, name)
+        self,
+        program: LocalProgram,
+        group: Group,
+        devices: Sequence[str],
+        transport: Transport,
+        variable_holders: Sequence[Sequence[int]],
+        fed_in_parts: bool,
+    ) -> None:
+        self.rank = group.index(transport.rank)
+        super().__init__(program, group, devices, [self.rank], variable_holders)
         self._fed_in_parts = fed_in_parts
-        self.rank = transport.rank
+        self._transport = transport
         self.constants: list[np.ndarray] = []
-        self._wire = Wire(self.writer, transport)
+
+    def begin(self, writer: FunctionWriter) -> None:
+        self._wire = Wire(writer, self._transport)
+        super().begin(writer)
 
     def _feed(
         self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
@@ -107,7 +101,8 @@ class _Linker(Linker):
         return [[self.rank]]
 
     def _collective(self, op: Op) -> None:
-        group = next(g for g in self.mesh.groups(op.attrs["axes"]) if self.rank in g)
+        ranks = next(g for g in self.mesh.groups(op.attrs["axes"]) if self.rank in g)
+        group = tuple(self.group[rank] for rank in ranks)
         edges, wire, dtype = self.edges[self.rank], self._wire, op.inputs[0].dtype
         operands = [Operand(edges[t], t.shape) for t in op.inputs if t in edges]
         if op.type == "AllReduce":
@@ -127,6 +122,24 @@ class _Linker(Linker):
                 for i, t in enumerate(op.inputs)
             ]
         edges.update(zip(op.outputs, results, strict=True))
+
+    def _send(self, op: Op) -> None:
+        channel, (tensor,) = channels_of(op, self.group)[self.rank], op.inputs
+        if channel is not None:
+            operand = Operand(self.edges[self.rank][tensor], tensor.shape)
+            sent = self._wire.send(operand, tensor.dtype, channel, self._awaited(op))
+            self.nodes[self.rank][op] = sent
+
+    def _recv(self, op: Op) -> None:
+        channel, (tensor,) = channels_of(op, self.group)[self.rank], op.outputs
+        assert channel is not None
+        received = self._wire.recv(tensor.shape, tensor.dtype, channel, self._awaited(op))
+        self.edges[self.rank][tensor] = received
+
+    def _awaited(self, op: Op) -> list[str]:
+        """The nodes that `op` waits for beside those of its operands."""
+        nodes = self.nodes[self.rank]
+        return list(dict.fromkeys(nodes[c] for c in op.control if c in nodes))
 
     def _known(self, name: str, tensor: Tensor) -> str:
         """The tensor, or zeros of its shape where another rank computes it."""

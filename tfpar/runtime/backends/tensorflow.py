@@ -2,12 +2,15 @@
 
 Nothing has to be built. Ranks meet by two keys, of the group and of the collective in it. Each
 rank counts them for itself, which agrees as all ranks make the same groups in the same order, and
-those of a group write the same collectives in the same order.
+those of a group write the same collectives in the same order. What one rank sends another is a
+broadcast in a group of two, one for each ordered pair; its key is given with its channel, so
+that both may write their transfers in any order.
 """
 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import time
 import weakref
@@ -23,6 +26,7 @@ from tensorflow.python.eager import context
 from tfpar.distributed.job import Job
 from tfpar.ir.graph import DType
 from tfpar.launch import environment as names
+from tfpar.rewrite.transfers import Channel
 from tfpar.runtime.devices import own_device
 from tfpar.runtime.function_def import FunctionWriter, const_attrs, serialize_attrs
 from tfpar.spec import TfparError
@@ -34,6 +38,14 @@ _LINGER_S = 0.2
 _MERGE = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min"}
 
 Group = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """The group of two in which one rank sends to the other; no other collective runs in it."""
+
+    source: int
+    target: int
 
 
 class TensorFlowTransport:
@@ -60,14 +72,20 @@ class TensorFlowTransport:
         self.size = job.size
         self.device = f"{_task(job.rank)}/device:{device}"
         self._timeout_s = _timeout_s()
-        self._group_keys: dict[Group, int] = {}
-        self._written: Counter[Group] = Counter()
+        self._group_keys: dict[Group | _Pair, int] = {}
+        self._written: Counter[Group | _Pair] = Counter()
+        self._channels: dict[Channel, int] = {}
         self._last: weakref.WeakKeyDictionary[FunctionWriter, str] = weakref.WeakKeyDictionary()
         atexit.register(self.close)
 
-    def connect(self, groups: Sequence[Group]) -> None:
-        for group in groups:
+    def connect(self, groups: Sequence[Group], channels: Sequence[Channel] = ()) -> None:
+        pairs = [_Pair(c.source, c.target) for c in channels]
+        wanted: list[Group | _Pair] = [*groups, *pairs]
+        for group in wanted:
             self._group_keys.setdefault(group, len(self._group_keys) + 1)
+        for channel, pair in zip(channels, pairs, strict=True):
+            self._written[pair] += 1
+            self._channels[channel] = self._written[pair]
 
     def close(self) -> None:
         """Give what was sent last the time to arrive; the server ends with the process."""
@@ -76,9 +94,14 @@ class TensorFlowTransport:
     # --- collectives -------------------------------------------------------------
 
     def all_reduce(
-        self, writer: FunctionWriter, name: str, edges: Sequence[str], dtype: str, reduction: str,
+        self,
+        writer: FunctionWriter,
+        name: str,
+        edges: Sequence[str],
+        dtype: str,
+        reduction: str,
         group: Group,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         nodes = self._nodes(writer, name, dtype)
         if len(edges) == 1:
             return [self._reduce(nodes, "CollectiveReduceV2", edges[0], reduction, group)]
@@ -103,9 +126,14 @@ class TensorFlowTransport:
         return nodes.reshape("joined", rows, nodes.longer_shape("of_joined", edge, len(group)))
 
     def reduce_scatter(
-        self, writer: FunctionWriter, name: str, edge: str, dtype: str, reduction: str,
+        self,
+        writer: FunctionWriter,
+        name: str,
+        edge: str,
+        dtype: str,
+        reduction: str,
         group: Group,
-    ) -> str:  # fmt: skip
+    ) -> str:
         nodes = self._nodes(writer, name, dtype)
         return self._reduce(nodes, "CollectiveReduceScatterV2", edge, reduction, group)
 
@@ -126,6 +154,26 @@ class TensorFlowTransport:
         inputs = [*keys, nodes.shape("shape", edge)]
         return self._emit(nodes, "CollectiveBcastRecvV2", inputs, Tshape=DType("int32"))
 
+    # --- transfers -----------------------------------------------------------------
+
+    def send(self, writer: FunctionWriter, edge: str, dtype: str, channel: Channel) -> str:
+        nodes = self._nodes(writer, channel.name, dtype)
+        inputs = [edge, *self._channel_keys(nodes, channel)]
+        self._emit(nodes, "CollectiveBcastSendV2", inputs, in_order=False)
+        return channel.name
+
+    def recv(self, writer: FunctionWriter, shape: str, dtype: str, channel: Channel) -> str:
+        nodes = self._nodes(writer, channel.name, dtype)
+        inputs = [*self._channel_keys(nodes, channel), shape]
+        attrs = {"Tshape": DType("int32")}
+        return self._emit(nodes, "CollectiveBcastRecvV2", inputs, in_order=False, **attrs)
+
+    def _channel_keys(self, nodes: _Nodes, channel: Channel) -> list[str]:
+        group_key = self._group_keys[_Pair(channel.source, channel.target)]
+        return _key_nodes(nodes, 2, group_key, self._channels[channel])
+
+    # --- nodes -----------------------------------------------------------------------
+
     def _reduce(self, nodes: _Nodes, op_type: str, edge: str, reduction: str, group: Group) -> str:
         inputs = [edge, *self._keys(nodes, group)]
         return self._emit(nodes, op_type, inputs, merge_op=_MERGE[reduction], final_op="Id")
@@ -141,21 +189,26 @@ class TensorFlowTransport:
     def _keys(self, nodes: _Nodes, group: Group) -> list[str]:
         """What the next collective of the group is met by: its size and the two keys."""
         self._written[group] += 1
-        keys = {
-            "group_size": len(group),
-            "group_key": self._group_keys[group],
-            "instance_key": self._written[group],
-        }
-        return [nodes.const(key, value) for key, value in keys.items()]
+        return _key_nodes(nodes, len(group), self._group_keys[group], self._written[group])
 
     def _nodes(self, writer: FunctionWriter, name: str, dtype: str) -> _Nodes:
         return _Nodes(writer, name, dtype, self.device, f"{_task(self.rank)}/device:CPU:0")
 
-    def _emit(self, nodes: _Nodes, op_type: str, inputs: Sequence[str], **attrs: Any) -> str:
+    def _emit(
+        self,
+        nodes: _Nodes,
+        op_type: str,
+        inputs: Sequence[str],
+        in_order: bool = True,
+        **attrs: Any,
+    ) -> str:
+        """A collective; one that is not `in_order` neither waits for others nor is waited for."""
         hint = "nccl" if self._on_gpu else "ring"
         attrs |= {"communication_hint": hint, "timeout_seconds": self._timeout_s}
         control = []
-        if self._on_gpu:  # NCCL wants one order on all ranks: that in which they are written
+        if (
+            self._on_gpu and in_order
+        ):  # NCCL wants one order on all ranks: that in which they are written
             last = self._last.get(nodes.writer)
             control = [last] if last else []
             self._last[nodes.writer] = nodes.name
@@ -183,9 +236,14 @@ class _Nodes:
         self._host = host
 
     def emit(
-        self, role: str, op_type: str, inputs: Sequence[str], attrs: dict[str, Any],
-        output: str = "output", control: Sequence[str] = (),
-    ) -> str:  # fmt: skip
+        self,
+        role: str,
+        op_type: str,
+        inputs: Sequence[str],
+        attrs: dict[str, Any],
+        output: str = "output",
+        control: Sequence[str] = (),
+    ) -> str:
         """A node called after its role in the collective; returns its first output."""
         attrs = {"T": DType(self._dtype), **attrs}
         name = self._name(role)
@@ -251,6 +309,11 @@ class _Nodes:
         return f"{self.name}/tensorflow/{role}" if role else self.name
 
 
+def _key_nodes(nodes: _Nodes, group_size: int, group_key: int, instance_key: int) -> list[str]:
+    keys = {"group_size": group_size, "group_key": group_key, "instance_key": instance_key}
+    return [nodes.const(key, value) for key, value in keys.items()]
+
+
 def _task(rank: int) -> str:
     return f"/job:{_JOB}/replica:0/task:{rank}"
 
@@ -281,9 +344,12 @@ def _start_server(job: Job, on_gpu: bool) -> None:
         device_filters=(_task(job.rank),),
     )
     server = tensorflow_server_pb2.ServerDef(
-        cluster=_cluster(job.addresses), job_name=_JOB, task_index=job.rank, protocol="grpc",
+        cluster=_cluster(job.addresses),
+        job_name=_JOB,
+        task_index=job.rank,
+        protocol="grpc",
         default_session_config=runtime.config,
-    )  # fmt: skip
+    )
     runtime.enable_collective_ops(server)
     address = job.addresses[job.rank]
     try:

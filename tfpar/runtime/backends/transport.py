@@ -1,18 +1,27 @@
 """What carries collectives between processes: the contract that every backend keeps.
 
 A transport writes nodes into functions, so that the step of a rank and a collective outside of a
-step (`Exchange`) go the same way. `wire.Wire` makes of these five primitives what programs ask for.
+step (`Exchange`) go the same way. `wire.Wire` makes of these five collectives, and of what two
+ranks send each other, what programs ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from tfpar.rewrite.transfers import Channel
 from tfpar.runtime.function_def import FunctionWriter
 
 WIRE_DTYPES = ("int32", "int64", "float16", "float32", "float64")
 """The dtypes that every transport carries and adds up."""
+
+
+class Connections(NamedTuple):
+    """What programs need between ranks: `Transport.connect` makes it."""
+
+    groups: Sequence[tuple[int, ...]]
+    channels: Sequence[Channel] = ()
 
 
 class Transport(Protocol):
@@ -23,6 +32,10 @@ class Transport(Protocol):
     nodes return edges of the function being written; every rank writes the same nodes under the
     same names. What is a constant on one rank is one on all: TensorFlow may run a collective of
     constants only once, while it optimizes the function.
+
+    What two ranks send each other they write alone. Both ends meet by their channel, in whatever
+    order they were written and begin. A rank that has gone, or does not come in time, ends a
+    `send` or `recv` with an error, as any collective.
 
     Attributes:
         name: of the backend, as users know it.
@@ -38,13 +51,22 @@ class Transport(Protocol):
     device: str
     reductions: Sequence[str]
 
-    def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
-        """Make groups that do not exist yet; every rank calls it with the same ones."""
+    def connect(self, groups: Sequence[tuple[int, ...]], channels: Sequence[Channel] = ()) -> None:
+        """Make groups that do not exist yet, and channels for the next function that uses them.
+
+        Every rank calls it with the same ones in the same order, also with those that it is no
+        part of.
+        """
 
     def all_reduce(
-        self, writer: FunctionWriter, name: str, edges: Sequence[str], dtype: str, reduction: str,
+        self,
+        writer: FunctionWriter,
+        name: str,
+        edges: Sequence[str],
+        dtype: str,
+        reduction: str,
         group: tuple[int, ...],
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Reduce each of several tensors; they may travel as one buffer."""
         ...
 
@@ -55,9 +77,14 @@ class Transport(Protocol):
         ...
 
     def reduce_scatter(
-        self, writer: FunctionWriter, name: str, edge: str, dtype: str, reduction: str,
+        self,
+        writer: FunctionWriter,
+        name: str,
+        edge: str,
+        dtype: str,
+        reduction: str,
         group: tuple[int, ...],
-    ) -> str:  # fmt: skip
+    ) -> str:
         """This rank's block of the reduced tensor."""
         ...
 
@@ -71,6 +98,21 @@ class Transport(Protocol):
         self, writer: FunctionWriter, name: str, edge: str, dtype: str, group: tuple[int, ...]
     ) -> str:
         """The tensor of the first rank of the group."""
+        ...
+
+    def send(self, writer: FunctionWriter, edge: str, dtype: str, channel: Channel) -> str:
+        """The node that gives the tensor to the target of the channel.
+
+        It may end only once the target has come: nothing but the end of the function waits for it.
+        """
+        ...
+
+    def recv(self, writer: FunctionWriter, shape: str, dtype: str, channel: Channel) -> str:
+        """The tensor that the source of the channel sends.
+
+        Args:
+            shape: the edge of its shape, as int32s.
+        """
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Collectives on any dim and dtype, of what a transport can carry.
+"""Collectives on any dim and dtype, and transfers of any dtype, of what a transport can carry.
 
 A transport joins and splits along dim 0 and knows a few dtypes: other dims are brought to the
 front, other dtypes travel as one that holds their values exactly. Several operands travel as one
@@ -13,15 +13,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfpar.ir.builder import numpy_dtype
 from tfpar.ir.graph import DType
+from tfpar.rewrite.transfers import Channel
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.function_def import FunctionWriter, const_attrs, serialize_attrs
 from tfpar.spec import TfparError
 
 _CAST = {
-    "bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32",
+    "bool": "int32",
+    "int8": "int32",
+    "uint8": "int32",
+    "int16": "int32",
+    "uint16": "int32",
     "bfloat16": "float32",
-}  # fmt: skip
+}
 _BITS = {"uint32": "int32", "uint64": "int64"}  # sums wrap alike
 _PARTS = {"complex64": "float32", "complex128": "float64"}  # real and imaginary, in a last dim
 _LOGICAL = {"any": "max", "all": "min"}
@@ -129,6 +135,34 @@ class Wire:
         done = self._transport.broadcast(self._writer, name, packed, moved, group)
         return self._convert(f"{name}/unpacked", done, moved, dtype)
 
+    # --- transfers -----------------------------------------------------------------
+
+    def send(
+        self, operand: Operand, dtype: str, channel: Channel, control: Sequence[str] = ()
+    ) -> str:
+        """The node that sends a tensor, which begins after the nodes `control`."""
+        edge, empty = operand.edge, 0 in operand.shape
+        if control or empty:
+            name = channel.name if empty else f"{channel.name}/ready"
+            attrs = serialize_attrs({"T": DType(dtype)})
+            self._writer.node(name, "Identity", [edge], attrs, self._transport.device, control)
+            edge = f"{name}:output:0"
+        if empty:  # nothing travels, of which TensorFlow's transport would crash
+            return channel.name
+        moved = mover(dtype)
+        packed = self._convert(f"{channel.name}/packed", edge, dtype, moved)
+        return self._transport.send(self._writer, packed, moved, channel)
+
+    def recv(self, shape: Shape, dtype: str, channel: Channel, control: Sequence[str] = ()) -> str:
+        """The tensor of that shape which comes, asked for after the nodes `control`."""
+        if 0 in shape:
+            return self._const(channel.name, np.zeros(shape, numpy_dtype(dtype)), dtype, control)
+        moved = mover(dtype)
+        sizes = np.array((*shape, 2) if dtype in _PARTS else shape, np.int32)
+        wanted = self._const(f"{channel.name}/shape", sizes, "int32", control)
+        done = self._transport.recv(self._writer, wanted, moved, channel)
+        return self._convert(f"{channel.name}/unpacked", done, moved, dtype)
+
     # --- several operands as one -------------------------------------------------
 
     def all_gathers(
@@ -144,9 +178,14 @@ class Wire:
         return self._joined(name, gathered, shapes, dtype, dims)
 
     def reduce_scatters(
-        self, name: str, operands: Sequence[Operand], dtype: str, reduction: str,
-        dims: Sequence[int], group: Group,
-    ) -> list[str]:  # fmt: skip
+        self,
+        name: str,
+        operands: Sequence[Operand],
+        dtype: str,
+        reduction: str,
+        dims: Sequence[int],
+        group: Group,
+    ) -> list[str]:
         """`reduce_scatter` of each operand along its dim, in one."""
         if len(operands) == 1:
             return [self.reduce_scatter(name, operands[0].edge, dtype, reduction, dims[0], group)]
@@ -156,9 +195,14 @@ class Wire:
         return self._apart(name, done, [shape[1:] for _, shape in blocks], dtype, 1)
 
     def all_to_alls(
-        self, name: str, operands: Sequence[Operand], dtype: str, split_dims: Sequence[int],
-        concat_dims: Sequence[int], group: Group,
-    ) -> list[str]:  # fmt: skip
+        self,
+        name: str,
+        operands: Sequence[Operand],
+        dtype: str,
+        split_dims: Sequence[int],
+        concat_dims: Sequence[int],
+        group: Group,
+    ) -> list[str]:
         """`all_to_all` of each operand along its dims, in one."""
         if len(operands) == 1:
             dims = split_dims[0], concat_dims[0]
@@ -289,9 +333,15 @@ class Wire:
     def _int(self, name: str, value: int) -> str:
         return self._const(name, np.int32(value), "int32")
 
-    def _const(self, name: str, value: np.ndarray | np.generic, dtype: str) -> str:
+    def _const(
+        self,
+        name: str,
+        value: np.ndarray | np.generic,
+        dtype: str,
+        control: Sequence[str] = (),
+    ) -> str:
         attrs = const_attrs(value, dtype)
-        self._writer.node(name, "Const", (), attrs, self._transport.device)
+        self._writer.node(name, "Const", (), attrs, self._transport.device, control)
         return f"{name}:output:0"
 
 

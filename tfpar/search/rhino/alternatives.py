@@ -6,21 +6,26 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from tfpar.cost.evaluate import Cost, Pricer
+from tfpar.cost.cost import Cost
+from tfpar.cost.pricer import Pricer
 from tfpar.ir.graph import Variable
 from tfpar.plans import Alternative
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.deadline import Deadline
-from tfpar.search.folded_model import FoldedModel
-from tfpar.search.incremental import IncrementalPricer
+from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.pricing.incremental import IncrementalPricer
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError
 
 
 def alternatives(
-    problem: Problem, model: FoldedModel, mesh: Mesh, anchors: Anchors, cost: Cost,
+    problem: Problem,
+    model: FoldedModel,
+    mesh: Mesh,
+    anchors: Anchors,
+    cost: Cost,
     deadline: Deadline,
-) -> dict[str, list[Alternative]]:  # fmt: skip
+) -> dict[str, list[Alternative]]:
     """By the name of a variable of the folded graph, what else it could be, and the step's seconds.
 
     Weights that stand at one place of a block change together; along one mesh axis at a time. All
@@ -39,7 +44,7 @@ def alternatives(
         IncrementalPricer(model.prepared, mesh, laid, segments, pricer, problem.state_ratio)
         for laid in (anchors, dataclasses.replace(anchors, ops={}))
     ]
-    limit = max(problem.cluster.device.memory_bytes, cost.memory_bytes)
+    limit = max(problem.memory_limit, cost.memory_bytes)
     plans[0].settle()
     limit += plans[0].cost().memory_bytes - cost.memory_bytes
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tfpar.cost.work import flops
 from tfpar.ir.graph import Op, Tensor
-from tfpar.ir.roles import RELABELS
+from tfpar.ir.traits import FREE
 from tfpar.propagation.decide import may_carry, may_split
 from tfpar.propagation.deferral import is_product
 from tfpar.propagation.factors import split_of
@@ -48,9 +48,13 @@ class Growth:
     """
 
     def __init__(
-        self, prepared: PreparedGraph, decided: Iterable[Op],
-        sizes_of: Callable[[Op], Sequence[int]], parts: int, deadline: Deadline,
-    ) -> None:  # fmt: skip
+        self,
+        prepared: PreparedGraph,
+        decided: Iterable[Op],
+        sizes_of: Callable[[Op], Sequence[int]],
+        parts: int,
+        deadline: Deadline,
+    ) -> None:
         self.deadline = deadline
         self.prepared = prepared
         self.sizes_of = sizes_of
@@ -63,7 +67,7 @@ class Growth:
         """Add the beginnings: see the module."""
         weights = self.prepared.weights
         for op in self.candidates:
-            reads_weight = op.type not in RELABELS and any(t in weights for t in op.inputs)
+            reads_weight = op.type not in FREE and any(t in weights for t in op.inputs)
             if reads_weight or is_compute_intensive(op, self.prepared):
                 sizes = self.sizes_of(op)
                 for factor in self.prepared.rules[op].splittable:
@@ -105,8 +109,9 @@ class Growth:
             self.deadline.check()
             tensor, placement = self._waiting.pop()
             if isinstance(placement, Shard):
-                self._grow_along(tensor.op, self.prepared.rules[tensor.op].outputs[tensor.index],
-                                 placement)  # fmt: skip
+                self._grow_along(
+                    tensor.op, self.prepared.rules[tensor.op].outputs[tensor.index], placement
+                )
             for op in self.prepared.consumers.get(tensor, ()):
                 rule = self.prepared.rules[op]
                 for position, read in enumerate(op.inputs):

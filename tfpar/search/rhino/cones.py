@@ -149,11 +149,14 @@ class _Merging:
         nodes = [Node(self.network.nodes[i].name, self.seconds[i], self.late[i]) for i in kept]
         moves = [
             Moves(
-                place[m.source], m.made, tuple((place[n], needs) for n, needs in m.readers),
-                m.seconds, m.late,
+                place[m.source],
+                m.made,
+                tuple((place[n], needs) for n, needs in m.readers),
+                m.seconds,
+                m.late,
             )
             for m in self.shared
-        ]  # fmt: skip
+        ]
         for one in kept:
             for other, (seconds, late) in self.tables[one].items():
                 if one < other:

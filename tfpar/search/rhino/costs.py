@@ -1,6 +1,6 @@
 """What the ways of a space cost: its network (Rhino §4.2).
 
-The terms are the evaluator's (`cost.evaluate`): what ops take, what moves between them, and the
+The terms are the evaluator's (`cost.terms`): what ops take, what moves between them, and the
 gradients' all-reduces, which the backward pass hides.
 """
 
@@ -12,20 +12,14 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.evaluate import (
-    AFTER,
-    BESIDE,
-    COMMUNICATION,
-    COMPUTE,
-    COUNT,
-    Pricer,
-    update_seconds,
-)
+from tfpar.cost.collectives import collective_seconds, seconds_per_byte
+from tfpar.cost.pricer import Pricer
+from tfpar.cost.terms import Terms
+from tfpar.cost.update import update_seconds
 from tfpar.ir.graph import Op, Tensor
-from tfpar.ir.roles import BACKWARD
+from tfpar.ir.roles import BACKWARD, When
+from tfpar.ir.traits import REFERENCES
 from tfpar.propagation.partitioned import Reshard
-from tfpar.propagation.prepared import PINNED_DTYPES
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.space import Space
 from tfpar.search.rhino.ways import Way
@@ -50,7 +44,7 @@ class Costs:
 
     def __init__(
         self, space: Space, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.space, self.surcharge_s = space, surcharge_s
         self.gradients = gradients
         self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
@@ -98,7 +92,7 @@ class Costs:
         more, late = self._parts(terms)
         return seconds + more, late
 
-    def _add_left_alone(self, terms: np.ndarray, op: Op, way: Way) -> None:
+    def _add_left_alone(self, terms: Terms, op: Op, way: Way) -> None:
         """What an op costs that propagation decides: about what it costs where only the batch is
         split, or nothing is."""
         decision = self.space.data_parallel[op]
@@ -113,7 +107,8 @@ class Costs:
         for along, parts in zip(before, self.space.mesh.shape, strict=False):
             if any(not isinstance(p, Replicate) for p in along.needs):
                 times /= parts
-        terms[COMPUTE : COMPUTE + 3] += times * part[COMPUTE : COMPUTE + 3]
+        for phase, seconds in enumerate(part.compute):
+            terms.compute[phase] += times * seconds
 
     def _update_seconds(self, op: Op, way: Way) -> float:
         variable = self.space.variables[op]
@@ -123,23 +118,24 @@ class Costs:
         weight, _ = self.pricer.stored_bytes(variable, spec, self.space.problem.state_ratio)
         return update_seconds(weight, self.space.problem.state_ratio, self.space.problem.cluster)
 
-    def _parts(self, terms: np.ndarray) -> tuple[float, float]:
-        """(seconds, late seconds) of a vector of terms."""
-        seconds = float(terms[COMPUTE : COMPUTE + 3].sum())
-        seconds += float(terms[COMMUNICATION : COMMUNICATION + 3].sum())
-        seconds += self.surcharge_s * float(terms[COUNT])
-        cluster = self.space.problem.cluster
-        late = -cluster.overlap * float(terms[COMPUTE + BACKWARD])
-        for when in (BESIDE, AFTER):
-            for kind, axes, num_bytes in self.pricer.in_buckets(terms, when):
+    def _parts(self, terms: Terms) -> tuple[float, float]:
+        """(seconds, late seconds) of terms."""
+        seconds = float(terms.compute.sum())
+        seconds += float(terms.communication.sum())
+        seconds += self.surcharge_s * terms.count
+        mesh, cluster = self.space.mesh, self.space.problem.cluster
+        late = -cluster.overlap * float(terms.compute[BACKWARD])
+        for when in (When.BESIDE, When.AFTER):
+            for kind, axes, num_bytes in terms.packed(when):
                 if self.gradients is Gradients.ALONE:
-                    seconds += self.surcharge_s + collective_seconds(
-                        kind, axes, num_bytes, self.space.mesh, cluster
-                    )
-                elif self.gradients is Gradients.HIDDEN and when == BESIDE:
-                    late += num_bytes * self.pricer.seconds_per_byte(kind, axes)
+                    alone = collective_seconds(kind, axes, num_bytes, mesh, cluster)
+                    seconds += self.surcharge_s + alone
+                    continue
+                taken = num_bytes * seconds_per_byte(kind, axes, mesh, cluster)
+                if self.gradients is Gradients.HIDDEN and when is When.BESIDE:
+                    late += taken
                 else:
-                    seconds += num_bytes * self.pricer.seconds_per_byte(kind, axes)
+                    seconds += taken
         return seconds, late
 
     def _all_moves(self) -> list[Moves]:
@@ -156,16 +152,19 @@ class Costs:
                 if moves is None:
                     continue
                 key = (
-                    moves.source, moves.made.tobytes(), moves.seconds.shape,
+                    moves.source,
+                    moves.made.tobytes(),
+                    moves.seconds.shape,
                     tuple((n, needs.tobytes()) for n, needs in moves.readers),
-                )  # fmt: skip
+                )
                 found.setdefault(key, []).append(np.stack([moves.seconds, moves.late]))
                 described[key] = moves
         return [
-            dataclasses.replace(described[key], seconds=sum(m[0] for m in tables),
-                                late=sum(m[1] for m in tables))
+            dataclasses.replace(
+                described[key], seconds=sum(m[0] for m in tables), late=sum(m[1] for m in tables)
+            )
             for key, tables in found.items()
-        ]  # fmt: skip
+        ]
 
     def _moves(
         self, op: Op, tensor: Tensor, readers: Collection[Op], is_output: bool
@@ -201,21 +200,25 @@ class Costs:
         table = np.array(costs).reshape(len(states), len(needed), 2)
         if not reading or not table.any():
             return None
-        return Moves(
-            source, np.array(made), tuple(reading.values()), table[..., 0], table[..., 1]
-        )  # fmt: skip
+        return Moves(source, np.array(made), tuple(reading.values()), table[..., 0], table[..., 1])
 
     def _move(self, tensor: Tensor, source: Spec, target: Spec) -> tuple[float, float]:
         """(seconds, late seconds) of moving `tensor`; infinite where it cannot be."""
         if source == target:
             return 0.0, 0.0
-        if tensor.dtype in PINNED_DTYPES:
+        if tensor.dtype in REFERENCES:
             return np.inf, 0.0
         roles = self.space.model.roles
         key = (
-            tuple(tensor.shape or ()), tensor.dtype, roles.carried.get(tensor), source, target,
-            roles.phase[tensor.op], tensor in roles.deferrable, roles.times.get(tensor.op, 1),
-        )  # fmt: skip
+            tuple(tensor.shape or ()),
+            tensor.dtype,
+            roles.carried.get(tensor),
+            source,
+            target,
+            roles.phase[tensor.op],
+            tensor in roles.deferrable,
+            roles.times.get(tensor.op, 1),
+        )
         if key not in self._moved:
             terms = self.pricer.zero()
             try:

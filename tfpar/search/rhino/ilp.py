@@ -162,9 +162,12 @@ class _Program:
                 self.late[once] = late
 
     def _products(
-        self, name: str, moves: Moves, left: dict[int, list[pulp.LpVariable]],
+        self,
+        name: str,
+        moves: Moves,
+        left: dict[int, list[pulp.LpVariable]],
         needed: dict[int, list[pulp.LpVariable]],
-    ) -> dict[tuple[int, int], pulp.LpVariable]:  # fmt: skip
+    ) -> dict[tuple[int, int], pulp.LpVariable]:
         products = {
             (p, q): self.problem.add_variable(f"A_{name}_{p}_{q}", 0, 1)
             for p in left

@@ -10,11 +10,14 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.ir.graph import Op
-from tfpar.propagation.decide import FREE
-from tfpar.propagation.engine import HoldWhole, Propagation
+from tfpar.propagation.by_rule import decide_by_rule
+from tfpar.propagation.engine import Whole, begin, finish, with_lists_whole
+from tfpar.propagation.kept import kept_spec
 from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
-from tfpar.propagation.planned import run_as_planned
+from tfpar.propagation.planned import planned_run
 from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.state import PropagationState
+from tfpar.propagation.step import record, visit
 from tfpar.spec import Mesh
 
 
@@ -22,40 +25,31 @@ def needed_ops(
     prepared: PreparedGraph, mesh: Mesh, anchors: Anchors
 ) -> tuple[dict[str, OpPlan], PartitionedGraph]:
     """The part of `anchors.ops` that propagation would not come to, and what comes of it."""
-    whole: frozenset[tuple[Op, int]] = frozenset()
-    while True:  # as `propagate` does
-        run = _Comparing(prepared, mesh, anchors, whole)
-        try:
-            laid = run.run()
-            return run.needed, laid
-        except HoldWhole as error:
-            whole |= error.ops
+    free = dataclasses.replace(anchors, ops={})
+
+    def run(whole: Whole) -> tuple[dict[str, OpPlan], PartitionedGraph]:
+        state = begin(prepared, mesh, free, whole)
+        needed: dict[str, OpPlan] = {}
+        for op in prepared.graph.ops:
+            planned = anchors.ops.get(op.name)
+            if planned is not None and not _runs_so(state, op, planned):
+                run = planned_run(state, op, planned)
+                if run is not None:
+                    record(state, op, *run)
+                    needed[op.name] = planned
+                    continue
+            visit(state, op)
+        return needed, finish(state)
+
+    return with_lists_whole(run)
 
 
-class _Comparing(Propagation):
-    def __init__(
-        self, prepared: PreparedGraph, mesh: Mesh, anchors: Anchors,
-        whole: frozenset[tuple[Op, int]],
-    ) -> None:  # fmt: skip
-        free = dataclasses.replace(anchors, ops={})
-        super().__init__(prepared, mesh, free, False, frozenset(), whole)
-        self.wanted = anchors.ops
-        self.needed: dict[str, OpPlan] = {}
-
-    def visit(self, op: Op) -> None:
-        planned = self.wanted.get(op.name)
-        if planned is not None and not self._runs_so(op, planned):
-            if run_as_planned(self, op, planned):
-                self.needed[op.name] = planned
-                return
-        super().visit(op)
-
-    def _runs_so(self, op: Op, planned: OpPlan) -> bool:
-        """Whether `op` would run as planned by itself."""
-        if self.prepared.rules[op].drawn or any(self.specs.get(t, 0) is FREE for t in op.inputs):
-            return False
-        choice = self._decided(op).choice
-        if (choice.in_specs, choice.out_specs) != (planned.in_specs, planned.made):
-            return False
-        made = zip(op.outputs, choice.out_specs, planned.kept, strict=True)
-        return all(self._kept(tensor, spec) == kept for tensor, spec, kept in made)
+def _runs_so(state: PropagationState, op: Op, planned: OpPlan) -> bool:
+    """Whether `op` would run as planned by itself."""
+    if state.prepared.rules[op].drawn or any(map(state.is_open, op.inputs)):
+        return False
+    choice = decide_by_rule(state, op).choice
+    if (choice.in_specs, choice.out_specs) != (planned.in_specs, planned.made):
+        return False
+    made = zip(op.outputs, choice.out_specs, planned.kept, strict=True)
+    return all(kept_spec(state, tensor, spec) == kept for tensor, spec, kept in made)

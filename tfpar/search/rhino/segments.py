@@ -120,7 +120,7 @@ class _Path:
 
 def families(
     network: Network, weights: Iterable[int], intensive: Collection[int]
-) -> list[list[int]]:  # fmt: skip
+) -> list[list[int]]:
     """For each of the nodes `weights` those that have to agree on how it lies: up to ops that are
     `intensive`, and at most `FAMILY`, the nearest first."""
     beside: list[set[int]] = [set() for _ in network.nodes]
@@ -141,9 +141,12 @@ def families(
 
 
 def solve_by_segments(
-    network: Network, cuts: Sequence[Sequence[Segment]], start: Sequence[int],
-    deadline: Deadline | None = None, together: Sequence[Sequence[int]] = (),
-) -> list[int]:  # fmt: skip
+    network: Network,
+    cuts: Sequence[Sequence[Segment]],
+    start: Sequence[int],
+    deadline: Deadline | None = None,
+    together: Sequence[Sequence[int]] = (),
+) -> list[int]:
     """Choices of all nodes, by `top_level` with so large a part of late work exposed that just
     about all of it hides: with less of it something is left over, with more too much is avoided.
 
@@ -167,9 +170,13 @@ def solve_by_segments(
 
 
 def top_level(
-    network: Network, cuts: Sequence[Sequence[Segment]], exposed: float, start: Sequence[int],
-    deadline: Deadline | None = None, together: Sequence[Sequence[int]] = (),
-) -> list[list[int]]:  # fmt: skip
+    network: Network,
+    cuts: Sequence[Sequence[Segment]],
+    exposed: float,
+    start: Sequence[int],
+    deadline: Deadline | None = None,
+    together: Sequence[Sequence[int]] = (),
+) -> list[list[int]]:
     """Choices of all nodes, by dynamic programming over the segments, and others from `start`.
 
     All are improved: each two neighbouring segments are found again in the surroundings of all
@@ -264,9 +271,7 @@ class _TopLevel:
             return now
         return best if seconds < network.cost(now) * (1 - NEAR) else now
 
-    def _extended(
-        self, segment: Segment, path: _Path, each: bool
-    ) -> Iterator[tuple[int, _Path]]:  # fmt: skip
+    def _extended(self, segment: Segment, path: _Path, each: bool) -> Iterator[tuple[int, _Path]]:
         """The best decisions of the segment behind `path`, by the choice of the node at its end.
 
         Args:
@@ -302,9 +307,13 @@ class _TopLevel:
         return Network(nodes, left)
 
     def _reduce(
-        self, moves: Moves, place: Mapping[int, int], picks: Sequence[int],
-        seconds: list[np.ndarray], left: list[Moves],
-    ) -> None:  # fmt: skip
+        self,
+        moves: Moves,
+        place: Mapping[int, int],
+        picks: Sequence[int],
+        seconds: list[np.ndarray],
+        left: list[Moves],
+    ) -> None:
         """Put what `moves` cost, some of its nodes being decided, where it belongs: to a node that
         is free, or to the moves that are left.
 
@@ -318,8 +327,9 @@ class _TopLevel:
             source = place[moves.source]
             seconds[source] += moves.seconds[:, settled].sum(axis=1)[moves.made]
             if readers:
-                left.append(dataclasses.replace(moves, source=source, readers=readers,
-                                                seconds=table))  # fmt: skip
+                left.append(
+                    dataclasses.replace(moves, source=source, readers=readers, seconds=table)
+                )
         elif picks[moves.source] >= 0:
             row = table[int(moves.made[picks[moves.source]])]
             if len(readers) == 1:

@@ -11,13 +11,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tfpar.ir.graph import Op
+from tfpar.ir.traits import REGIONS, SOURCES
 from tfpar.propagation.decide import Choice
-from tfpar.propagation.engine import Propagation, propagate
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.expansions import expanded
 from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned import Anchors, Decision, OpPlan
-from tfpar.propagation.prepared import REGION_TYPES, PreparedGraph
+from tfpar.propagation.partitioned import Decision, OpPlan
+from tfpar.propagation.prepared import PreparedGraph
 from tfpar.search.deadline import Deadline
-from tfpar.search.folded_model import FoldedModel
+from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import Growth
 from tfpar.search.rhino.ways import Candidate, Way, sizes_after, way_of
@@ -68,25 +70,28 @@ class Space:
     """
 
     def __init__(
-        self, problem: Problem, model: FoldedModel, mesh: Mesh, axis: int, before: Chosen,
-        given: Given, deadline: Deadline | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        problem: Problem,
+        model: FoldedModel,
+        mesh: Mesh,
+        axis: int,
+        before: Chosen,
+        given: Given,
+        deadline: Deadline | None = None,
+    ) -> None:
         self.deadline = deadline or Deadline()
         self.problem, self.model, self.mesh, self.axis = problem, model, mesh, axis
         self.before, self.given = before, given
         self.prepared: PreparedGraph = model.prepared
         self.graph = model.prepared.graph
         self.parts = mesh.shape[axis]
-        self.engine = Propagation(
-            self.prepared, mesh, Anchors(), False, frozenset(), frozenset()
-        )  # fmt: skip
         self.variables = {v.handle.op: v for v in self.graph.variables}
         copies = model.folded.copies
         fed = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
         self.fed = {t.op for t in self.graph.inputs if t in fed}
         self.left_alone = frozenset(op for op in self.graph.ops if is_left_alone(op, self.prepared))
         self._decisions: dict[tuple, Decision] = {}
-        self.data_parallel = self._data_parallel()
+        self.data_parallel = model.data_parallel(self.parts, frozenset(self.fed))
         self.growth = self._grown()
         self.nodes, self.place = self._tied()
         self.ways = [
@@ -103,9 +108,11 @@ class Space:
         decided = [
             op
             for op in self.graph.ops
-            if op not in self.left_alone and op not in self.variables
-            and op.type not in ("Const", "Placeholder", "NoOp")
-        ]  # fmt: skip
+            if op not in self.left_alone
+            and op not in self.variables
+            and op.type not in SOURCES
+            and op.type != "NoOp"
+        ]
         growth = Growth(self.prepared, decided, self._sizes, self.parts, self.deadline)
         for op in self.fed:
             growth.place(op.outputs[0], Shard(0))
@@ -123,20 +130,6 @@ class Space:
         growth.begin()
         growth.grow()
         return growth
-
-    def _data_parallel(self) -> Mapping[Op, Decision]:
-        """How all ops run where only the batch is split, along this axis alone."""
-        key = ("data parallel", self.parts, frozenset(self.fed))
-        if key not in self.prepared.memo:
-            mesh = Mesh(("data",), (self.parts,))
-            whole = replicated(1)
-            anchors = Anchors(
-                variables={v.name: whole for v in self.graph.variables},
-                inputs=[(Shard(0),) if t.op in self.fed else whole for t in self.graph.inputs],
-                outputs=[whole] * len(self.graph.outputs),
-            )
-            self.prepared.memo[key] = propagate(self.prepared, mesh, anchors).decisions
-        return self.prepared.memo[key]
 
     def _tied(self) -> tuple[list[list[Op]], dict[Op, int]]:
         """Nodes, each the ops that run alike, and the number of each op's node."""
@@ -264,8 +257,14 @@ class Space:
     def _ways_left_alone(self, op: Op) -> list[Way]:
         """Whole, and as where only the batch is split."""
         whole = Replicate()
-        ways = [Way(Candidate(), (whole,) * len(op.inputs), (whole,) * len(op.outputs),
-                    (whole,) * len(op.outputs))]  # fmt: skip
+        ways = [
+            Way(
+                Candidate(),
+                (whole,) * len(op.inputs),
+                (whole,) * len(op.outputs),
+                (whole,) * len(op.outputs),
+            )
+        ]
         decision = self.data_parallel.get(op)
         if decision is not None:
             choice = decision.choice
@@ -291,7 +290,7 @@ class Space:
             splits = tuple(w.candidate.split for w in (*before, way))
             splits += (WHOLE,) * (self.mesh.num_axes - len(splits))
             choice = Choice(splits, self.specs(op, way, "needs"), self.specs(op, way, "made"))
-            self._decisions[key] = self.engine.expanded(op, choice)
+            self._decisions[key] = expanded(op, choice, self.prepared, self.mesh, propagate)
         return self._decisions[key]
 
     # --- what is chosen ----------------------------------------------------------
@@ -328,7 +327,7 @@ class Space:
 def is_left_alone(op: Op, prepared: PreparedGraph) -> bool:
     """Whether propagation decides how `op` runs: it holds other graphs, lists or a state."""
     return (
-        op.type in REGION_TYPES
+        op.type in REGIONS
         or op in prepared.once
         or any(t.dtype == "variant" for t in (*op.inputs, *op.outputs))
     )

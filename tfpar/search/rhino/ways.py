@@ -59,9 +59,13 @@ def way_of(rule: OpRule, candidate: Candidate, sizes: Sequence[int], parts: int)
 
 
 def _placement(
-    dims: Dims, rule: OpRule, candidate: Candidate, sizes: Sequence[int], parts: int,
+    dims: Dims,
+    rule: OpRule,
+    candidate: Candidate,
+    sizes: Sequence[int],
+    parts: int,
     position: int | None,
-) -> Placement:  # fmt: skip
+) -> Placement:
     factor = candidate.split[0]
     if factor == CARRY:
         passes = position is None or position in candidate.group

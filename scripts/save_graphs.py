@@ -1,0 +1,66 @@
+"""Save the steps of small models as text, for tests of planning that need no TensorFlow.
+
+    python -m scripts.save_graphs [--model gpt]
+
+A step is traced without its update, as `tap.plan` does, simplified, and written to
+`tests/graphs/NAME.txt.gz`. Run it when capture or a pass is meant to give another graph; a test
+tells when the saved ones are not those of today.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import sys
+
+from tests.graphs import BATCH, FOLDER, NAMES
+from tfpar.ir.step import StepGraph
+from tfpar.ir.text import format_step
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+
+def captured(name: str) -> StepGraph:
+    """The simplified step of a model, without its update."""
+    import keras
+
+    import tfpar as tap
+    from benchmarks import models
+    from tfpar.capture.step import argument_specs
+    from tfpar.compile import simplify_step
+    from tfpar.keras.adapter import parallel_model
+
+    keras.utils.clear_session()  # so that names start from the same numbers
+    keras.utils.set_random_seed(0)
+    with tap.auto_parallel([1], planner=None):
+        model = models.compile_model(models.SMALL[name]())
+    specs = argument_specs((models.batch_of(model, BATCH),))
+    step = parallel_model(model).capture_gradients(specs)
+    simplify_step(step)
+    return step
+
+
+def versions() -> str:
+    """What the shape of a captured graph depends on besides the model."""
+    import keras
+    import tensorflow as tf
+
+    return f"TensorFlow {tf.__version__}, Keras {keras.__version__}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", action="append", choices=NAMES, help="only this one")
+    for name in parser.parse_args().model or NAMES:
+        text = f"// {versions()}\n{format_step(captured(name))}"
+        packed = gzip.compress(text.encode(), mtime=0)
+        (FOLDER / f"{name}.txt.gz").write_bytes(packed)
+        print(f"{name}: {text.count(chr(10))} lines, {len(packed) / 1000:.0f} kB", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

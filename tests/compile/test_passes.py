@@ -1,0 +1,89 @@
+"""The compiler without TensorFlow: a step written by hand, and what every stage makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.compile.steps import mlp_step
+from tests.ir.text.same import assert_same
+from tfpar.compile import CompileOptions, compile_step, prepare_step, recompute_step, simplify_step
+from tfpar.compile.simplify import SIMPLIFICATIONS
+from tfpar.ir.text import parse_graph, parse_step
+from tfpar.propagation.partitioned import Anchors
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.spec import Mesh, Replicate, Shard
+
+MESH = Mesh.of({"data": 2, "model": 2})
+BATCHED = (Shard(0), Replicate())
+OPTIONS = CompileOptions(MESH, Anchors(inputs=[BATCHED]))
+
+
+def seen(**changes) -> dict[str, str]:
+    """What an observer sees of each stage, in order."""
+    found: dict[str, str] = {}
+
+    def observe(stage, text):
+        assert stage not in found
+        found[stage] = text()
+
+    step = mlp_step()
+    simplify_step(step, observe)
+    recompute_step(step, changes.pop("recompute", ()), observe)
+    batched = changes.get("chunks", 1) > 1 and step.arguments
+    options = dataclasses.replace(OPTIONS, batched=batched or (), **changes)
+    compile_step(step, options, prepare_step(step), observe)
+    return found
+
+
+def test_every_stage_can_be_seen_in_its_order():
+    assert list(seen()) == [
+        "captured",
+        *(each.name for each in SIMPLIFICATIONS),
+        "propagate",
+        "rewrite",
+        "early collectives",
+        "pack collectives",
+    ]
+
+
+@pytest.mark.parametrize("changes", [{}, {"chunks": 2}, {"compression": "bfloat16"}])
+def test_every_stage_reads_back(changes):
+    for stage, text in seen(**changes).items():
+        read = parse_graph(text)
+        assert_same(parse_graph(str(read)), read)
+        assert read.ops, stage
+
+
+def test_a_stage_shows_what_it_did():
+    stages = seen()
+    types = {stage: [op.type for op in parse_graph(text).ops] for stage, text in stages.items()}
+    assert "IdentityN" in types["inline calls"] and "IdentityN" not in types["trim"]
+    assert "Shape" in types["trim"] and "Shape" not in types["fold constants"]
+    assert not set(COLLECTIVE_TYPES) & set(types["propagate"])
+    assert types["rewrite"].count("AllReduce") > types["pack collectives"].count("AllReduce") == 1
+    assert "S(0),R" in stages["propagate"]
+
+
+def test_gradients_are_marked_until_the_program_is_written():
+    stages = seen()
+    for stage in ("captured", "trim", "split block sums"):
+        assert len(parse_step(stages[stage]).gradients) == 2, stage
+
+
+def test_collectives_keep_their_order_if_they_are_not_to_start_early():
+    assert "early collectives" not in seen(early_collectives=False)
+
+
+def test_buckets_are_as_large_as_asked():
+    packed = parse_graph(seen(bucket_bytes=1)["pack collectives"])
+    reduced = [op for op in packed.ops if op.type == "AllReduce"]
+    assert len(reduced) == 3 and all(len(op.inputs) == 1 for op in reduced)
+
+
+def test_a_step_that_was_not_prepared_is():
+    step = mlp_step()
+    compiled = compile_step(step, OPTIONS)
+    assert compiled.local.mesh == MESH
+    assert compiled.partitioned.graph is step.graph

@@ -1,0 +1,58 @@
+"""The short way: the same step as the long one, where it may be taken."""
+
+import pytest
+
+from tests.propagation.by_hand import GRID, PAIR, ByHand, begun, moves
+from tfpar.propagation.repeat import repeater
+from tfpar.propagation.step import visit
+
+
+def split_sum():
+    build = ByHand()
+    x, y = build.fed("x", 4, 6), build.fed("y", 4, 6)
+    total = build.binary("AddV2", x, y)
+    return build.prepared(build.unary("Relu", total)), total
+
+
+def test_an_op_runs_as_it_ran_before():
+    prepared, total = split_sum()
+    first = begun(prepared, PAIR, {}, ["S(0)", "R"])
+    assert not repeater(first)(total.op), "nothing was decided yet"
+    visit(first, total.op)
+    second = begun(prepared, PAIR, {}, ["S(0)", "R"])
+    assert repeater(second)(total.op)
+    assert second.specs[total] == first.specs[total]
+    assert second.result.decisions[total.op] is first.result.decisions[total.op]
+    assert moves(second) == moves(first) and len(moves(first)) == 1
+    assert not repeater(begun(prepared, PAIR, {}, ["S(1)", "R"]))(total.op), "it comes otherwise"
+
+
+@pytest.mark.parametrize("given", ["confined", "whole", "tensors"])
+def test_not_where_more_than_the_specs_decides(given):
+    prepared, total = split_sum()
+    visit(begun(prepared, PAIR, {}, ["S(0)", "S(0)"]), total.op)
+    other = {
+        "confined": {"confined": True},
+        "whole": {"whole": frozenset({(total.op, 0)})},
+        "tensors": {"tensors": {total: "R"}},
+    }[given]
+    assert repeater(begun(prepared, PAIR, {}, ["S(0)", "S(0)"]))(total.op)
+    assert not repeater(begun(prepared, PAIR, {}, ["S(0)", "S(0)"], **other))(total.op)
+
+
+def test_not_for_what_leaves_partials_or_reads_what_is_open():
+    build = ByHand()
+    product = build.product(build.fed("x", 4, 6), build.fed("y", 6, 8))
+    open_ = build.weight("w", 6, 8)
+    prepared = build.prepared(product, open_)
+    state = begun(prepared, PAIR, {}, ["S(1)", "S(0)"])
+    visit(state, product.op)
+    again = begun(prepared, PAIR, {}, ["S(1)", "S(0)"])
+    assert not repeater(again)(product.op), "where the sum is resolved, its readers say"
+    assert not repeater(again)(open_.op)
+
+
+def test_what_was_done_on_one_mesh_says_nothing_of_another():
+    prepared, total = split_sum()
+    visit(begun(prepared, PAIR, {}, ["S(0)", "S(0)"]), total.op)
+    assert not repeater(begun(prepared, GRID, {}, ["S(0),R", "S(0),R"]))(total.op)

@@ -1,0 +1,137 @@
+"""What ranks agree on before they link; here they are threads that exchange messages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.staged import Stage, first_stage, second_stage, two_stages
+from tfpar.rewrite.programs import ProgramSet
+from tfpar.rewrite.transfers import Channel, recv, send
+from tfpar.runtime.agreement import agree_on_programs
+from tfpar.spec import RuntimeMismatchError, TfparError
+
+
+class Talk:
+    """Messages among `size` threads, as JSON carries them."""
+
+    def __init__(self, size: int) -> None:
+        self.said: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=20)
+
+    def messages(self, rank: int, message: Any) -> list[Any]:
+        self.said[rank] = message
+        self._barrier.wait()
+        told = json.loads(json.dumps(self.said))
+        self._barrier.wait()
+        return told
+
+
+class World:
+    """What agreement needs of `distributed.world.World`."""
+
+    def __init__(self, rank: int, talk: Talk) -> None:
+        self.rank, self.exchange, self._talk = rank, self, talk
+
+    def messages(self, message: Any) -> list[Any]:
+        return self._talk.messages(self.rank, message)
+
+    def at(self, activity: str) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+
+def agree(programs: Sequence[ProgramSet]) -> list[Any]:
+    """What comes of it on each rank: connections, or an error."""
+    talk, found = Talk(len(programs)), [None] * len(programs)
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = agree_on_programs(World(rank, talk), programs[rank])  # type: ignore
+        except TfparError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(programs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def refused(programs: Sequence[ProgramSet], message: str) -> None:
+    """All ranks raise the same."""
+    for error in agree(programs):
+        with pytest.raises(RuntimeMismatchError, match=message):
+            raise error
+
+
+def own_only(size: int = 4) -> list[ProgramSet]:
+    """Each rank knows the program of its own group alone."""
+    whole = two_stages(size)
+    return [ProgramSet({g: whole.programs[g]}) for g in whole.programs for _ in g]
+
+
+def data_parallel(size: int, extra: bool = False) -> ProgramSet:
+    """All ranks alike; perhaps with one more op."""
+    stage = Stage("alike", size, 4, (4, 2))
+    gradient = stage.product(stage.fed, stage.product(stage.fed, stage.kernel), "a")
+    stage.update(stage.both("Mul", gradient, gradient) if extra else gradient)
+    return ProgramSet.of(stage.program())
+
+
+def test_one_program_on_all_ranks():
+    for connections in agree([data_parallel(4) for _ in range(4)]):
+        assert connections.groups == [(0, 1, 2, 3)] and connections.channels == []
+
+
+def test_programs_by_group_and_what_they_send():
+    first, *others = agree(own_only())
+    assert others == [first] * 3
+    assert first.groups == [(0, 1), (2, 3)]
+    keys = ("first/h", "first/positive", "first/whole")
+    forward = [Channel(s, t, key) for key in keys for s, t in ((0, 2), (1, 3))]
+    assert first.channels[: len(forward)] == forward
+    assert {c[:2] for c in first.channels[len(forward) :]} == {(2, 0), (3, 1)}
+
+
+def test_ranks_of_one_group_differ():
+    alike = [data_parallel(2), data_parallel(2, extra=True)]
+    refused(alike, "Ranks 0 and 1 .* different programs: at op 6 of .*'alike/Mul'")
+
+
+def test_ranks_of_the_second_group_differ():
+    programs = own_only()
+    programs[3] = ProgramSet({(2, 3): second_stage((2, 3), (1, 0))})
+    refused(programs, "Ranks 2 and 3 .* different programs: at op .*'second/Recv'")
+
+
+def test_transfers_that_do_not_match():
+    programs = own_only(2)
+    graph = programs[0].programs[0,].graph
+    next(op for op in graph.ops if op.type == "Send").attrs["key"] = "first/other"
+    refused(
+        programs, r"Rank 0 sends 'first/other', bfloat16\[12, 6\] \(op 'first/Send'\), to rank 1"
+    )
+
+
+def test_ranks_that_are_grouped_in_two_ways():
+    programs = own_only()
+    programs[1] = ProgramSet({(1,): first_stage((1,), (3,))})
+    refused(programs, r"Rank 0 runs its program with the ranks \[0, 1\], and rank 1 says \[1\]")
+
+
+def test_a_group_with_ranks_that_the_job_has_not():
+    programs = [data_parallel(3), data_parallel(3, extra=True)]
+    refused(programs, r"Rank 0 .* the ranks \[0, 1, 2\], and rank 2 is not in the job")
+
+
+def test_transfers_within_one_program_are_compared_too():
+    stage = Stage("ring", 2, 4, (4, 2))
+    send(stage.build, stage.fed, "x", [1, 0])
+    recv(stage.build, stage.fed.shape, "float32", "y", [1, 0])
+    refused([ProgramSet.of(stage.program())] * 2, "Rank 0 sends 'x'.* to rank 1, which does not")

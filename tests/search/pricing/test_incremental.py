@@ -1,0 +1,84 @@
+"""Incremental pricing is the one evaluator on the one propagation, folded or not."""
+
+import dataclasses
+import random
+
+import keras
+import pytest
+
+from benchmarks.models import SMALL
+from tests.search.problems import Captured
+from tfpar.cost.evaluate import evaluate
+from tfpar.propagation.engine import propagate
+from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.recompute import Blocks, recomputed_problem
+from tfpar.search.tap.layout_search import LayoutSearch
+
+MODELS = {
+    "gpt": lambda: SMALL["gpt"](num_layers=5),
+    "t5": lambda: SMALL["t5"](num_layers=4),
+    "resnet": SMALL["resnet"],
+    "gshard_moe": lambda: SMALL["gshard_moe"](num_layers=4),
+}
+
+
+@pytest.fixture(scope="module", params=[*MODELS, "gpt, mixed precision", "gpt, recomputed"])
+def problem(request):
+    name, _, how = request.param.partition(", ")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16" if how == "mixed precision" else before)
+    try:
+        problem = Captured.of(MODELS[name], 8).problem([2, 2], "v100-ethernet")
+    finally:
+        keras.config.set_dtype_policy(before)
+    if how == "recomputed":
+        return recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
+    return problem
+
+
+@pytest.mark.slow
+def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(problem):
+    rng = random.Random(0)
+    folded, whole = FoldedModel.of(problem, 2), FoldedModel.of(problem, 10**6)
+    assert len(folded.prepared.graph.ops) <= len(whole.prepared.graph.ops)
+    twins = {v.name: [t.name for t in ts] for v, ts in folded.folded.twins.items()}
+    for layout in problem.layouts[1:]:
+        few, many = (LayoutSearch(problem, model, layout) for model in (folded, whole))
+        for _ in range(2):
+            specs = {}
+            for group in few.groups:
+                spec = rng.choice(group.options)
+                for variable in group.variables:
+                    few.plans.lay(variable, spec)
+                    specs |= dict.fromkeys(twins[variable.name], spec)
+            for group in many.groups:
+                for variable in group.variables:
+                    many.plans.lay(variable, specs[variable.name])
+            costs = []
+            for search, model in ((few, folded), (many, whole)):
+                assert not search.plans.settle()
+                costs.append(search.plans.cost())
+                known = {v.name for v in model.prepared.graph.variables}
+                anchors = dataclasses.replace(
+                    search.plans.anchors,
+                    variables={n: s for n, s in specs.items() if n in known},
+                )
+                partitioned = propagate(model.prepared, layout.mesh, anchors)
+                costs.append(evaluate(partitioned, problem.cluster, model.roles, 2.0))
+            for cost in costs[1:]:
+                assert cost.seconds == pytest.approx(costs[0].seconds, rel=1e-9)
+                for part in ("weight_bytes", "state_bytes", "gradient_bytes", "activation_bytes"):
+                    expected = getattr(costs[0], part)
+                    assert getattr(cost, part) == pytest.approx(expected, rel=1e-9), part
+
+
+@pytest.mark.slow
+def test_a_plan_laid_again_costs_what_it_did(problem):
+    search = LayoutSearch(problem, FoldedModel.of(problem, 2), problem.layouts[-1])
+    search.plans.settle()
+    first = search.plans.cost()
+    for group in search.groups:
+        for pick in (*range(len(group.options)), 0):
+            search.lay(group, pick)
+            search.plans.settle()
+    assert search.plans.cost().seconds == pytest.approx(first.seconds, rel=1e-9)

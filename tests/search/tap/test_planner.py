@@ -1,0 +1,269 @@
+"""TAP's planner: it finds the best plan of its space, and the plans that experts would make."""
+
+import dataclasses
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import tfpar as tap
+from benchmarks.models import SMALL, compile_model, gpt, wide
+from tests.clusters import joined_by
+from tests.search.problems import (
+    Captured,
+    assert_priced_as_a_whole,
+    assignments,
+    laid,
+    partition,
+    price,
+)
+from tfpar.cluster.named import find_cluster
+from tfpar.cluster.network import Link
+from tfpar.plans import plan_from_constraints
+from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.tap.layout_search import LayoutSearch
+from tfpar.search.tap.planner import TapPlanner
+from tfpar.spec import Shard, SpecError
+
+
+def solve(problem, **fields):
+    return TapPlanner(**fields).solve(problem)
+
+
+def split_kernels(plan):
+    return {
+        re.sub(r"\d+", "#", name)
+        for name, v in plan.variables.items()
+        if any(isinstance(p, Shard) for p in v.spec or ())
+    }
+
+
+# --- the best of its space ------------------------------------------------------------
+
+
+def mlp():
+    x = inputs = keras.Input((96,))
+    x = keras.layers.Dense(512, "relu", name="stem")(x)
+    x = keras.layers.Dense(64, name="narrow")(x)
+    return compile_model(keras.Model(inputs, keras.layers.Dense(4000, name="head")(x)))
+
+
+def embedded():
+    tokens = keras.Input((12,), dtype="int32")
+    x = keras.layers.Embedding(3000, 64, name="tokens")(tokens)
+    x = keras.layers.Dense(128, "relu", name="fc1")(keras.layers.Flatten()(x))
+    return compile_model(keras.Model(tokens, keras.layers.Dense(10, name="head")(x)))
+
+
+def convolutions():
+    x = inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(16, 3, padding="same", name="conv1")(x)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.Conv2D(24, 3, padding="same", name="conv2")(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return compile_model(keras.Model(inputs, keras.layers.Dense(500, name="head")(x)))
+
+
+def rows(*shape):
+    return np.zeros(shape, "float32"), np.zeros(shape[0], "int32")
+
+
+EXHAUSTIVE = {
+    "mlp": (mlp, rows(16, 96)),
+    "embedding": (embedded, (np.zeros((16, 12), "int32"), np.zeros(16, "int32"))),
+    "convolutions": (convolutions, rows(8, 8, 8, 3)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["v100-ethernet", "cpu"])
+@pytest.mark.parametrize("case", EXHAUSTIVE)
+def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):
+    build, data = EXHAUSTIVE[case]
+    problem = Captured.of(build, len(data[0]), data).problem([2, 2], cluster)
+    plan = solve(problem)
+    model, least = FoldedModel.of(problem, 2), np.inf
+    for layout in problem.layouts:
+        groups = LayoutSearch(problem, model, layout).groups
+        for specs in assignments({g.name: g.options for g in groups}):
+            if layout.used_axes and not any(isinstance(s[1], Shard) for s in specs.values()):
+                continue  # ranks that all compute the same have no use for an axis
+            candidate = dataclasses.replace(
+                plan,
+                mesh=layout.mesh,
+                batch_axes=tuple(layout.mesh.axis_names[a] for a in layout.batch_axes),
+                variables={
+                    name: dataclasses.replace(v, spec=specs.get(name), alternatives=())
+                    for name, v in plan.variables.items()
+                },
+            )
+            least = min(least, price(problem, candidate).seconds)
+    # Where links are slow, nothing is faster than all ranks computing the same.
+    whole = {n: dataclasses.replace(v, spec=None) for n, v in plan.variables.items()}
+    mesh = tap.Mesh(("model", "data"), (4, 1))
+    idle = dataclasses.replace(
+        plan,
+        mesh=mesh,
+        batch_axes=(),
+        variables={name: dataclasses.replace(v, alternatives=()) for name, v in whole.items()},
+    )
+    least = min(least, price(problem, idle).seconds)
+    assert plan.cost.seconds == pytest.approx(least, rel=1e-6)
+
+
+FOLDED = {
+    "gpt": lambda: SMALL["gpt"](num_layers=4, vocabulary=2000),
+    "t5": lambda: SMALL["t5"](num_layers=3, vocabulary=2000),
+    "gshard_moe": lambda: SMALL["gshard_moe"](inner=512),
+    "resnet": lambda: SMALL["resnet"](classes=20000),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOLDED)
+def test_folding_loses_no_quality(name):
+    problem = Captured.of(FOLDED[name], 8).problem([2, 2], "v100-ethernet")
+    folded, whole = solve(problem), solve(problem, min_duplicate=10**6)
+    assert folded.cost.seconds <= whole.cost.seconds * (1 + 1e-9)
+    assert_priced_as_a_whole(problem, folded)
+
+
+# --- judgement --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large_t5():
+    """Two blocks to a tower, as wide as T5-Large; one sequence."""
+    sizes = dict(hidden=1024, inner=4096, heads=16, head_dim=64, length=512, vocabulary=32128)
+    return Captured.of(lambda: SMALL["t5"](num_layers=2, **sizes), 1)
+
+
+@pytest.mark.slow
+def test_megatron_for_gpt_where_one_sequence_is_all_there_is():
+    model = lambda: gpt(8000, length=512, hidden=1024, heads=16, num_layers=4)  # noqa: E731
+    plan = solve(Captured.of(model, 1).problem([1, 4], "rhino-m8"))
+    assert plan.mesh.shape == (1, 4)
+    for projection in ("query", "key", "value"):
+        assert laid(plan, f"attention/{projection}/kernel") == {"R,S(1)"}  # by heads
+    assert laid(plan, "attention_output/kernel") == {"R,S(0)"}
+    assert laid(plan, "fc1/kernel") == {"R,S(1)"}
+    assert laid(plan, "fc2/kernel") == {"R,S(0)"}
+    assert laid(plan, "head/kernel") == {"R,S(1)"}
+
+
+@pytest.mark.slow
+def test_megatron_and_a_split_vocabulary_for_t5(large_t5):
+    problem = large_t5.problem([1, 4], "rhino-m8")
+    plan = solve(problem)
+    for projection in ("query", "key", "value"):
+        assert laid(plan, f"/{projection}/kernel") == {"R,S(1)"}
+    assert laid(plan, "out/kernel") == {"R,S(0)"}
+    assert laid(plan, "wi/kernel") == {"R,S(1)"}
+    assert laid(plan, "wo/kernel") == {"R,S(0)"}
+    assert laid(plan, "tokens/embeddings") == {"R,S(0)"}
+    # The heads stay split through the attention: all that moves is what Megatron's f and g move.
+    moved = {kind for kind, _, _ in partition(problem, plan).collectives()}
+    assert moved <= {"all_reduce", "all_gather"}
+
+
+@pytest.mark.slow
+def test_classes_are_split_where_there_are_many():
+    many, few = (
+        solve(Captured.of(lambda n=n: SMALL["resnet"](classes=n), 64).problem([1, 4], "cpu"))
+        for n in (200_000, 10)
+    )
+    assert laid(many, "head/kernel") == {"R,S(1)"}
+    assert split_kernels(many) <= {"head/kernel", "head/bias"}
+    assert few.mesh.shape == (4, 1) and few.batch_axes == ("data", "model")
+    assert not split_kernels(few)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_wide_head_is_split(ranks):
+    plan = solve(Captured.of(lambda: wide(50_000), 32).problem([1, ranks], "cpu"))
+    (head,) = laid(plan, "head/kernel")
+    assert head.startswith("R,S(")
+
+
+@pytest.mark.slow
+def test_experts_are_parallel():
+    sizes = dict(hidden=256, inner=4096, num_layers=4, length=128, experts=8, vocabulary=1000)
+    captured = Captured.of(lambda: SMALL["gshard_moe"](**sizes), 32)
+    # With Adam, whose update takes long, more weights would be split for its sake.
+    problem = dataclasses.replace(captured.problem([1, 8], "rhino-m8"), state_ratio=0.0)
+    plan = solve(problem)
+    assert laid(plan, "moe/wi") == laid(plan, "moe/wo") == {"R,S(0)"}
+    assert split_kernels(plan) <= {"block_#/moe/wi", "block_#/moe/wo"}
+    assert plan.batch_axes == ("data", "model")  # each rank has tokens of its own
+    assert "all_to_all" in {kind for kind, _, _ in partition(problem, plan).collectives()}
+
+
+def test_the_best_tensor_parallel_plan_splits_less_when_links_are_slow(large_t5):
+    """TAP §IV-F, Fig. 3: over Ethernet, 16 ranks do best with the feed-forward layers alone."""
+
+    def seconds(split, inter):
+        grid = tap.Mesh.of([2, 8])
+        cluster = joined_by(find_cluster("v100-ethernet", grid), inter)
+        mesh = {"data": 1, "model": 16}
+        constraints = [tap.batch("data"), *(tap.shard(p, d, "model") for p, d in split)]
+        step = large_t5.step
+        plan = plan_from_constraints(
+            step.graph, tap.Mesh.of(mesh), constraints, gradients=step.gradients
+        )
+        return price(large_t5.problem(mesh, cluster, constraints), plan).seconds
+
+    heads = [("(query|key|value)/kernel", 1), ("out/kernel", 0)]
+    feed_forward = [("wi/kernel", 1), ("wo/kernel", 0)]
+    ethernet, fast = Link(4e9, 50e-6), Link(130e9, 5e-6)
+    assert seconds(feed_forward, ethernet) < seconds(heads + feed_forward, ethernet)
+    assert seconds(heads + feed_forward, fast) < seconds(feed_forward, fast)
+
+
+@pytest.mark.slow
+def test_slow_links_between_nodes_leave_more_weights_whole(large_t5):
+    grid = tap.Mesh.of([2, 4])
+    nvlink = find_cluster("rhino-m8", grid)
+    fast = joined_by(nvlink, Link(130e9, 5e-6))
+    slow = joined_by(nvlink, Link(1e9, 50e-6))
+    across = solve(large_t5.problem([2, 4], fast))
+    within = solve(large_t5.problem([2, 4], slow))
+    assert across.mesh.shape[1] > within.mesh.shape[1] or len(split_kernels(across)) > len(
+        split_kernels(within)
+    )
+
+
+# --- constraints, validity, memory --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_gpt():
+    return Captured.of(SMALL["gpt"], 8)
+
+
+def test_constraints_narrow_the_search(small_gpt):
+    constraints = [tap.batch("data"), tap.shard(".*fc1/kernel", 1, "model")]
+    plan = solve(small_gpt.problem([2, 2], "cpu", constraints))
+    assert plan.mesh == tap.split([2, 2]) and plan.batch_axes == ("data",)
+    assert laid(plan, "fc1/kernel") == {"R,S(1)"}
+    assert "fc1" in plan.variables["block_0_fc1/kernel"].why
+    assert "tap planner" in plan.variables["block_0_fc2/kernel"].why
+
+
+def test_a_constraint_that_matches_nothing_is_refused(small_gpt):
+    with pytest.raises(SpecError, match="matches no variable"):
+        small_gpt.problem([2, 2], "cpu", [tap.shard("nothing/kernel", 1, "model")])
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_fit_whole_is_split():
+    model = lambda: gpt(8000, length=32, hidden=512, num_layers=2)  # noqa: E731
+    problem = Captured.of(model, 64).problem([1, 4], "rhino-m8")
+    problem = dataclasses.replace(problem, state_ratio=0.0)  # an update that takes little time
+    whole = solve(problem)
+    assert not split_kernels(whole)
+    needed = whole.cost.memory_bytes
+    tight = problem.cluster.with_memory(0.6 * needed)
+    plan = solve(dataclasses.replace(problem, cluster=tight))
+    assert plan.cost.memory_bytes < needed
+    assert plan.cost.seconds >= whole.cost.seconds

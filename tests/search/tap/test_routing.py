@@ -1,0 +1,76 @@
+"""Which plans are no candidates, and what is said of them."""
+
+import dataclasses
+
+import keras
+import networkx as nx
+import numpy as np
+import pytest
+
+from benchmarks.models import compile_model
+from tests.search.problems import Captured
+from tfpar.ir.graph_nodes import GraphNode, NodeGraph
+from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.problem import Fixed
+from tfpar.search.tap.layout_search import LayoutSearch
+from tfpar.search.tap.planner import TapPlanner
+from tfpar.search.tap.routing import pattern_routing
+from tfpar.spec import PlanError, Replicate, Shard
+
+
+def convnet():
+    x = inputs = keras.Input((8, 8, 2))
+    x = keras.layers.Conv2D(4, 4, padding="same", name="conv")(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return compile_model(keras.Model(inputs, keras.layers.Dense(6, name="head")(x)))
+
+
+@pytest.fixture(scope="module")
+def problem():
+    data = np.zeros((4, 8, 8, 2), "float32"), np.zeros(4, "int32")
+    return Captured.of(convnet, 4, data).problem([1, 2], "cpu")
+
+
+@pytest.fixture
+def search(problem):
+    """On ranks that all have the whole batch."""
+    return LayoutSearch(problem, FoldedModel.of(problem, 2), problem.layouts[-1])
+
+
+def test_a_split_that_shares_no_work_is_refused_with_weight_op_and_axis(search):
+    """A filter cut within its window is gathered, and every rank does the whole convolution."""
+    (kernel,) = (v for g in search.groups for v in g.variables if v.name == "conv/kernel")
+    assert not search.plans.broken()
+    search.plans.lay(kernel, (Replicate(), Shard(0)))
+    routing = pattern_routing(search.model.nodes, search.plans.broken())
+    assert not routing.valid
+    for part in ("GraphNode 'functional", "conv/kernel is R,S(0)", "Conv2D", "along 'model'"):
+        assert part in routing.reason
+    search.plans.lay(kernel, (Replicate(), Shard(3)))
+    assert pattern_routing(search.model.nodes, search.plans.broken()).valid
+
+
+def test_the_first_node_on_the_way_that_refuses_is_named():
+    nodes = [GraphNode(name) for name in ("stem", "left", "right", "loss")]
+    stem, left, right, loss = nodes
+    flow = nx.DiGraph([(stem, left), (stem, right), (left, loss), (right, loss)])
+    graph = NodeGraph(flow, {node: node for node in nodes})  # an op of each, by the same name
+    assert pattern_routing(graph, {}).valid
+    routing = pattern_routing(graph, {loss: "too late", right: "no pattern"})
+    assert routing.reason == "GraphNode 'right': no pattern"
+
+
+def test_what_lies_behind_a_cycle_comes_last():
+    first, back, forth, last = nodes = [GraphNode(n) for n in ("first", "back", "forth", "last")]
+    flow = nx.DiGraph([(first, last), (back, forth), (forth, back)])
+    graph = NodeGraph(flow, {node: node for node in nodes})
+    routing = pattern_routing(graph, {forth: "on a cycle", last: "no pattern"})
+    assert routing.reason == "GraphNode 'last': no pattern"
+    assert not pattern_routing(graph, {forth: "on a cycle"}).valid
+
+
+def test_ranks_that_would_all_compute_the_same_are_no_plan(problem):
+    whole = [layout for layout in problem.layouts if layout.used_axes]
+    fixed = {v.name: Fixed((Replicate(), Replicate()), "the test") for v in problem.graph.variables}
+    with pytest.raises(PlanError, match="all ranks along 'model' would compute the same"):
+        TapPlanner().solve(dataclasses.replace(problem, layouts=whole, fixed=fixed))

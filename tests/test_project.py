@@ -1,0 +1,97 @@
+"""What describes the project agrees with it: folder maps, versions, workflows, layout."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomlkit
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FOLDERS = {f"tfpar/{p.parent.name}" for p in ROOT.glob("tfpar/*/__init__.py")}
+ENTRY = r"tfpar/[a-z_0-9]+(?:\.py)?"
+
+
+def text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def project() -> dict:
+    return tomlkit.parse(text("pyproject.toml")).unwrap()
+
+
+def in_contributing() -> list[str]:
+    block = re.search(r"```\n(tfpar/.*?)```", text("CONTRIBUTING.md"), re.DOTALL)
+    assert block is not None
+    return re.findall(rf"^{ENTRY}", block[1], re.MULTILINE)
+
+
+def in_architecture() -> list[str]:
+    rows = re.findall(r"^\| (`tfpar/.*?) \|", text("docs/architecture.md"), re.MULTILINE)
+    return re.findall(rf"`({ENTRY})`", " ".join(rows))
+
+
+@pytest.mark.parametrize("read", [in_contributing, in_architecture])
+def test_every_folder_is_on_the_map_and_there(read):
+    named = read()
+    assert len(named) == len(set(named))
+    assert {n for n in named if not n.endswith(".py")} == FOLDERS
+    assert all((ROOT / n).exists() for n in named)
+
+
+def test_the_version_is_in_one_place():
+    described = project()
+    assert "version" in described["project"]["dynamic"]
+    assert described["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "tfpar.__version__"}
+
+
+def bounds(name: str) -> tuple[list[int], list[int]]:
+    (found,) = (d for d in project()["project"]["dependencies"] if d.startswith(name))
+    low, high = re.fullmatch(rf"{name}>=([\d.]+),<([\d.]+)", found).groups()
+    return [int(n) for n in low.split(".")], [int(n) for n in high.split(".")]
+
+
+def nightly() -> list[dict]:
+    return yaml.safe_load(text(".github/workflows/nightly.yml"))["jobs"]["all"]["strategy"][
+        "matrix"
+    ]["include"]
+
+
+def test_nightly_runs_what_readme_names_within_the_bounds():
+    tested = re.search(r"Tested with (.*?)\. ", text("README.md"), re.DOTALL)
+    assert tested is not None
+    pattern = r"TensorFlow ([\d.]+) and Keras ([\d.]+)\s+\(Python ([\d.]+)\)"
+    named = set(re.findall(pattern, tested[1]))
+    assert named == {(m["tensorflow"][:-2], m["keras"][:-2], m["python"]) for m in nightly()}
+    for at, name in enumerate(("tensorflow", "keras")):
+        versions = sorted([int(n) for n in v[at].split(".")] for v in named)
+        low, high = bounds(name)
+        assert versions[0] == low
+        assert [versions[-1][0], versions[-1][1] + 1] == high
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_fit_their_schema_and_call_what_there_is(path):
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
+    subprocess.run([*check, "vendor.github-workflows", str(path)], check=True, timeout=60)
+    makefile = text("Makefile")
+    targets = re.findall(r"make (?:PYTHON=\S+ )?([a-z-]+)$", path.read_text(), re.MULTILINE)
+    assert targets and all(re.search(rf"^{t}:", makefile, re.MULTILINE) for t in targets)
+
+
+def test_no_line_keeps_a_layout_of_its_own():
+    mark = "fmt: " + "skip"
+    for folder in ("tfpar", "tests", "benchmarks", "scripts", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            code = path.read_text(encoding="utf-8")
+            assert mark not in code and mark.replace("skip", "off") not in code, path
+
+
+def test_type_hints_are_shipped():
+    assert (ROOT / "tfpar" / "py.typed").exists()
+    assert "py.typed" in project()["tool"]["setuptools"]["package-data"]["tfpar"]

@@ -1,0 +1,113 @@
+"""From a simplified step, under a plan, to the program of every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection
+
+from tfpar.compile.passes import Observer, Pass, unobserved
+from tfpar.compile.simplify import prepare_step
+from tfpar.ir.graph import Tensor
+from tfpar.ir.roles import Roles, widened
+from tfpar.ir.step import StepGraph
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.propagation.prepared import PreparedGraph
+from tfpar.rewrite.chunks import build_chunked_program
+from tfpar.rewrite.early_collectives import start_collectives_early
+from tfpar.rewrite.local_graph import LocalProgram, build_local_program
+from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
+from tfpar.spec import Mesh, replicated
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileOptions:
+    """What a plan and a user fix of the program.
+
+    Attributes:
+        mesh: the logical one.
+        anchors: what lies how; the step's outputs come whole, whatever this says of them.
+        batched: the inputs of which chunks get a part.
+        chunks: how many pieces a rank computes its part of a training batch in, one behind the
+            other (ATP §4.1).
+        compression: the dtype in which gradients travel; None: their own.
+        early_collectives: what could run before a collective that is waited for runs behind it
+            (ATP §4.2).
+        bucket_bytes: upper bound on packed collectives, in bytes.
+    """
+
+    mesh: Mesh
+    anchors: Anchors
+    batched: Collection[Tensor] = ()
+    chunks: int = 1
+    compression: str | None = None
+    early_collectives: bool = True
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CompiledStep:
+    """What the compiler makes of a step.
+
+    Attributes:
+        partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
+        local: the program of every rank.
+    """
+
+    partitioned: PartitionedGraph
+    local: LocalProgram
+
+
+def compile_step(
+    step: StepGraph,
+    options: CompileOptions,
+    prepared: PreparedGraph | None = None,
+    observe: Observer = unobserved,
+) -> CompiledStep:
+    """Propagate the anchors and write the program.
+
+    Args:
+        step: simplified, if it comes with what was prepared of it.
+        prepared: of the step's graph; by default the step is simplified and prepared first.
+
+    Raises:
+        CannotChunk: an op that must not run once for each chunk.
+    """
+    prepared = prepared if prepared is not None else prepare_step(step)
+    partitioned = _partitioned(step, options, prepared)
+    observe("propagate", lambda: str(partitioned))
+    if options.chunks > 1 and options.mesh.size > 1:
+        anchors, batched = options.anchors, options.batched
+        local = build_chunked_program(partitioned, anchors, batched, options.chunks)
+    else:
+        local = build_local_program(partitioned)
+    observe("rewrite", lambda: str(local))
+    for each in _local_passes(options):
+        each.run(local.graph)
+        observe(each.name, lambda: str(local))
+    return CompiledStep(partitioned, local)
+
+
+def _partitioned(
+    step: StepGraph, options: CompileOptions, prepared: PreparedGraph
+) -> PartitionedGraph:
+    """Every tensor's spec, and the dtype in which it travels."""
+    whole = replicated(options.mesh.num_axes)
+    anchors = dataclasses.replace(options.anchors, outputs=[whole] * len(step.graph.outputs))
+    partitioned = propagate(prepared, options.mesh, anchors)
+    if options.compression is None:
+        partitioned.carried = widened(step.graph)
+    else:
+        roles = Roles.of(step.graph, step.gradient_tensors, compression=options.compression)
+        partitioned.carried = roles.carried
+    return partitioned
+
+
+def _local_passes(options: CompileOptions) -> list[Pass]:
+    """What is done to the program of every rank, in place and in this order."""
+    passes = (
+        [Pass("early collectives", start_collectives_early)] if options.early_collectives else []
+    )
+    pack = functools.partial(pack_collectives, bucket_bytes=options.bucket_bytes)
+    return [*passes, Pass("pack collectives", pack)]

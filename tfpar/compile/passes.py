@@ -1,0 +1,37 @@
+"""A pass: a graph in, a graph out, and a name; and whoever looks on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from tfpar.ir.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One step of the compiler.
+
+    Attributes:
+        name: in words, as dumps show it.
+        run: gives the graph after it: the same one, changed in place, or another.
+    """
+
+    name: str
+    run: Callable[[Graph], Graph]
+
+
+class Observer(Protocol):
+    """Is told of every stage once it is done."""
+
+    def __call__(self, stage: str, text: Callable[[], str]) -> None:
+        """See what came of `stage`.
+
+        Args:
+            text: writes the graph as text; costs time, and only holds until the next stage.
+        """
+
+
+def unobserved(stage: str, text: Callable[[], str]) -> None:
+    """The observer who does not look."""

@@ -1,0 +1,75 @@
+"""What is done to a captured step before it is planned, and what the plan then adds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tfpar.compile.passes import Observer, Pass, unobserved
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Graph
+from tfpar.ir.passes.block_sums import split_block_sums
+from tfpar.ir.passes.fold_constants import fold_constants
+from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.passes.predicate_branches import predicate_branches
+from tfpar.ir.passes.split_bundles import split_bundles
+from tfpar.ir.passes.trim import trim
+from tfpar.ir.step import StepGraph
+from tfpar.ir.text import format_step
+from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.search.recompute import recomputed
+
+
+def _trimmed(graph: Graph) -> Graph:
+    return trim(graph).graph
+
+
+def _folded(graph: Graph) -> Graph:
+    fold_constants(graph, Constants(graph))
+    return graph
+
+
+def _block_sums(graph: Graph) -> Graph:
+    split_block_sums(graph, Constants(graph))
+    return graph
+
+
+SIMPLIFICATIONS = (
+    Pass("inline calls", inline_calls),
+    Pass("split bundles", split_bundles),
+    Pass("trim", _trimmed),
+    Pass("predicate branches", predicate_branches),
+    Pass("fold constants", _folded),
+    Pass("split block sums", _block_sums),
+)
+"""What every step passes through before it is planned, in this order.
+
+The last two come before the step is cut for planning: the cut shares its ops, and what `prepare`
+would put in the place of some in one of the two graphs would not be in the other.
+"""
+
+
+def simplify_step(step: StepGraph, observe: Observer = unobserved) -> None:
+    """Run the `SIMPLIFICATIONS` on a captured step, in place."""
+    text = functools.partial(format_step, step)
+    observe("captured", text)
+    for each in SIMPLIFICATIONS:
+        step.rewrite(each.run)
+        observe(each.name, text)
+
+
+def prepare_step(step: StepGraph) -> PreparedGraph:
+    """Simplify a captured step, and look up the rules of its ops."""
+    simplify_step(step)
+    return prepare(step.graph)
+
+
+def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = unobserved) -> None:
+    """Have a simplified step compute these blocks again in the backward pass, in place.
+
+    Raises:
+        PlanError: there is no such block.
+    """
+    if blocks:
+        step.rewrite(lambda graph: recomputed(graph, blocks, step.gradients))
+        observe("recompute", functools.partial(format_step, step))

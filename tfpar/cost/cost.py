@@ -1,0 +1,91 @@
+"""What one step costs: the value that planners compare, plans carry and reports show."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfpar.ir.roles import PHASES
+from tfpar.spec.arguments import finite, integer, listed, optional, refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one step costs on one rank: times in seconds (`_s`), sizes in bytes.
+
+    Attributes:
+        seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s` and the cluster's
+            `step_s` together, less `hidden_s`.
+        compute_s: of the ops of forward, backward and update.
+        communication_s: of the collectives that forward, backward and update wait for.
+        hidden_s: how long chunks are computed while those of others are in flight
+            (`cost.overlap`).
+        gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
+            `exposed_s` of it, the backward pass hides the rest.
+        bucket_bytes: the size of buckets with which that is least.
+        weight_bytes, state_bytes: what a rank stores all the time, padding included: weights;
+            optimizer slots and other state.
+        gradient_bytes, activation_bytes: of the weights' gradients, and of what the backward pass
+            reads again.
+        live_bytes: the most that is stored at once of gradients, activations and all else that
+            a step computes (`cost.memory`); None where only the sums are known.
+        collectives: how many a rank takes part in, packed ones counted as one.
+    """
+
+    seconds: float
+    compute_s: tuple[float, float, float]
+    communication_s: tuple[float, float, float]
+    gradients_s: float
+    exposed_s: float
+    bucket_bytes: int
+    weight_bytes: float = 0.0
+    state_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    live_bytes: float | None = None
+    hidden_s: float = 0.0
+    collectives: int = 0
+
+    @property
+    def memory_bytes(self) -> float:
+        """The most that a rank stores, in bytes."""
+        live = self.gradient_bytes + self.activation_bytes
+        return (
+            self.weight_bytes
+            + self.state_bytes
+            + (live if self.live_bytes is None else self.live_bytes)
+        )
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Cost:
+        """Inverse of `dataclasses.asdict`, through JSON.
+
+        Raises:
+            ArgumentError: a field is no such number, or not as many.
+            TypeError: a field is missing or not known.
+        """
+        known = {f.name: f.type for f in dataclasses.fields(cls)}
+        return cls(
+            **{
+                name: _READERS[str(known[name])](f"cost.{name}", value) if name in known else value
+                for name, value in fields.items()
+            }
+        )
+
+
+def _per_phase(name: str, value: Any) -> tuple[float, ...]:
+    found = listed(name, value, f"{len(PHASES)} numbers")
+    if len(found) != len(PHASES):
+        raise refused(name, value, f"{len(PHASES)} numbers")
+    return tuple(finite(name, one) for one in found)
+
+
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "float": finite,
+    "float | None": functools.partial(optional, finite),
+    "int": functools.partial(integer, least=0),
+    "tuple[float, float, float]": _per_phase,
+}
+"""How a field of a `Cost` is read, by its type."""

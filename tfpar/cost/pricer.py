@@ -1,0 +1,224 @@
+"""What single ops, collectives and variables add to the terms of a cost, and what terms come to.
+
+A rank computes its ops one after another and waits for the collectives between them: they are
+the critical path. The gradients' collectives, which only the update waits for, run beside the
+backward pass in packed buckets; those of the update are packed too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Container, Iterator
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.buckets import best_buckets
+from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.cost import Cost
+from tfpar.cost.terms import Terms
+from tfpar.cost.update import update_seconds
+from tfpar.cost.work import efficiency, flops, functions, sides
+from tfpar.ir.graph import Op, Tensor, Variable, itemsize
+from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
+from tfpar.ir.traits import BRANCHES, FREE, LOOPS, READ_PART, WHOLE_UPDATES
+from tfpar.propagation.communication import Communication
+from tfpar.propagation.factors import size_after
+from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
+from tfpar.rules.rule import OpRule
+from tfpar.spec import Mesh, Replicate, Spec, local_shape
+
+
+class Pricer:
+    """Terms of ops and reshards on one mesh and cluster; memoised by rule and decision.
+
+    Args:
+        roles: of the graph that is priced.
+    """
+
+    def __init__(self, mesh: Mesh, cluster: Cluster, roles: Roles) -> None:
+        self.mesh = mesh
+        self.cluster = cluster
+        self.roles = roles
+        self.trains = BACKWARD in roles.phase.values()
+        self._op_seconds: dict[tuple[OpRule, Decision], float] = {}
+
+    def zero(self) -> Terms:
+        """Terms that are all 0."""
+        return Terms(self.mesh.num_axes)
+
+    def add_op(self, terms: Terms, op: Op, rule: OpRule, decision: Decision) -> None:
+        """Add what `op` takes when it runs as `decision`."""
+        times = self.roles.times.get(op, 1)
+        if op.type not in FREE:
+            key = (rule, decision)
+            seconds = self._op_seconds.get(key)
+            if seconds is None:
+                seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
+            terms.compute[self.roles.phase[op]] += times * seconds
+        for moved in decision.communications(op):
+            self.add_communication(terms, moved)
+        for tensor, spec in zip(op.outputs, decision.choice.out_specs, strict=True):
+            if tensor in self.roles.kept and op.type not in FREE:
+                terms.kept_bytes += times * self.stored(tensor, spec)
+
+    def add_ops(
+        self, terms: Terms, partitioned: PartitionedGraph, part: Container[Op] | None = None
+    ) -> None:
+        """Add what ops take, and broadcasts of what one rank runs for all.
+
+        Args:
+            part: which of them; by default all.
+        """
+        rules = partitioned.prepared.rules
+        for op, decision in partitioned.decisions.items():
+            if part is None or op in part:
+                self.add_op(terms, op, rules[op], decision)
+                if op in partitioned.shared and op.outputs:
+                    self.add_communication(terms, Communication.of_shared(op, self.mesh))
+
+    def add_reshard(self, terms: Terms, reshard: Reshard) -> None:
+        """Add what `reshard` takes."""
+        for moved in reshard.communications(self.mesh, self.roles.carried):
+            self.add_communication(terms, moved)
+
+    def add_communication(self, terms: Terms, moved: Communication) -> None:
+        """Add a collective: what it takes if it is waited for, else what it packs."""
+        times, when = self.roles.times.get(moved.op, 1), moved.when(self.roles)
+        if when is When.BETWEEN:
+            terms.communication[self.roles.phase[moved.op]] += times * self.seconds(moved)
+            terms.count += times
+        else:
+            terms.pack(when, moved.kind, moved.axes, times * moved.num_bytes)
+
+    def add_update(self, terms: Terms, state_ratio: float | None) -> None:
+        """Add the update of the weights of `terms`, where the graph holds only stand-ins for it.
+
+        Args:
+            state_ratio: bytes of slots per byte of weight; None where the graph holds the update.
+        """
+        if state_ratio is not None:
+            seconds = update_seconds(terms.weight_bytes, state_ratio, self.cluster)
+            terms.compute[UPDATE] += seconds
+
+    def seconds(self, moved: Communication) -> float:
+        """What a collective takes by itself."""
+        return collective_seconds(moved.kind, moved.axes, moved.num_bytes, self.mesh, self.cluster)
+
+    def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
+        """Seconds of one op on one rank: the slower of arithmetic and memory, and its start.
+
+        A loop takes its body's time for each trip, a branching the longest branch's.
+        """
+        device = self.cluster.device
+        inner = [sum(self._body_seconds(body)) for body in self._inner(decision)]
+        if inner:
+            return max(inner) if op.type in BRANCHES else trips(op) * sum(inner)
+        if op.type in FREE:
+            return 0.0
+        parts, sizes = 1.0, list(rule.sizes)
+        for (factor, pattern), ranks in zip(decision.choice.splits, self.mesh.shape, strict=True):
+            if factor >= 0:
+                whole, sizes[factor] = sizes[factor], size_after(sizes[factor], pattern, ranks)
+                parts *= whole / sizes[factor]
+        arithmetic = flops(op, rule) / parts
+        if arithmetic:
+            rate = device.flops_of(op.outputs[0].dtype)
+            lengths = sides(op, rule, sizes)
+            if lengths is not None:
+                rate *= efficiency(lengths, device.half_size)
+            arithmetic /= rate
+        if device.functions_per_s is not None:
+            arithmetic += functions(op) / parts / device.functions_per_s
+        choice = decision.choice
+        used = [*zip(op.outputs, choice.out_specs, strict=True)]
+        used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in READ_PART :]
+        moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
+        moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
+        seconds = max(arithmetic, moved / device.memory_bandwidth)
+        return device.launch_s + seconds / self._alike(*choice.in_specs, *choice.out_specs)
+
+    def _alike(self, *specs: Spec) -> int:
+        """How many ranks store or compute the same together, as they have one memory."""
+        if not self.cluster.one_memory:
+            return 1
+        return math.prod(
+            n
+            for axis, n in enumerate(self.mesh.shape)
+            if all(isinstance(spec[axis], Replicate) for spec in specs)
+        )
+
+    def _written_bytes(self, op: Op, handle: Tensor, spec: Spec) -> int:
+        """Bytes that `op` moves of the variable behind `handle`, if it updates it."""
+        if handle.dtype != "resource" or op.type not in WHOLE_UPDATES:
+            return 0
+        times = 1 if op.type == "AssignVariableOp" else 2  # the others read it too
+        item = itemsize(str(op.attrs.get("dtype", op.attrs.get("T", ""))))
+        return times * _local_bytes(tuple(handle.shape or ()), item, spec, self.mesh)
+
+    def local_bytes(self, tensor: Tensor | Variable, spec: Spec) -> int:
+        """What a rank stores of `tensor`, padding included, in bytes."""
+        return _local_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
+
+    def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
+        """Its part of what there is in memory of `tensor`, in bytes."""
+        return self.local_bytes(tensor, spec) / self._alike(spec)
+
+    def stored_bytes(
+        self, variable: Variable, spec: Spec, state_ratio: float | None
+    ) -> tuple[float, float]:
+        """Bytes of a variable on a rank, and of its slots or as other state; see `Cost`."""
+        size = self.roles.times.get(variable.handle.op, 1) * self.stored(variable, spec)
+        return (size, size * (state_ratio or 0.0)) if variable.trainable else (0.0, size)
+
+    def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
+        if decision.expansion is not None:
+            yield decision.expansion
+        yield from decision.bodies.values()
+
+    def _body_seconds(self, body: PartitionedGraph) -> Iterator[float]:
+        for op, decision in body.decisions.items():
+            yield self.op_seconds(op, body.prepared.rules[op], decision)
+
+    # --- what terms come to --------------------------------------------------------
+
+    def cost(self, terms: Terms) -> Cost:
+        """The cost of a step that `terms` are the terms of."""
+        terms = terms.without_rounding()
+        forward, backward, update = map(float, terms.compute)
+        compute = forward, backward, update
+        forward, backward, update = map(float, terms.communication)
+        hideable = self.cluster.overlap * compute[BACKWARD]
+        packed = best_buckets(terms, hideable, self.mesh, self.cluster)
+        waiting = forward, backward, update + packed.after_s
+        seconds = sum(compute) + sum(waiting) + packed.exposed_s + self.cluster.step_s
+        return Cost(
+            seconds,
+            compute,
+            waiting,
+            packed.seconds,
+            packed.exposed_s,
+            packed.bucket_bytes,
+            terms.weight_bytes,
+            terms.state_bytes,
+            terms.weight_bytes if self.trains else 0.0,
+            terms.kept_bytes,
+            collectives=round(terms.count) + packed.num_buckets,
+        )
+
+
+def trips(op: Op) -> int:
+    """How often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
+    if op.type not in LOOPS:
+        return 1
+    lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
+    return max((n for n in lengths if n), default=1)
+
+
+def _is_list(tensor: Tensor) -> bool:
+    return tensor.dtype == "variant" and bool(tensor.shape)
+
+
+@functools.lru_cache(maxsize=65536)
+def _local_bytes(shape: tuple[int, ...], item: int, spec: Spec, mesh: Mesh) -> int:
+    known = tuple(1 if n is None else n for n in shape)
+    return math.prod(local_shape(known, spec, mesh)) * item

@@ -1,0 +1,164 @@
+"""The terms of a cost: what the ops, collectives and variables of a step add up to.
+
+Terms are sums, so those of a step are the sums of those of its parts, whatever the parts are:
+ops, segments, stages. What terms come to is no sum (packed collectives share buckets, and the
+backward pass hides some of them): `Pricer.cost` says it of a whole step.
+
+    terms = Terms(mesh.num_axes)
+    terms.compute[FORWARD] += 2e-3
+    terms.pack(When.BESIDE, "all_reduce", (0,), 4096)
+    whole = terms + those_of_another_part
+
+A search adds and subtracts thousands of them a second. So all terms lie in one vector; only this
+module knows in which order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tfpar.ir.roles import PHASES, When
+
+PACKED_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+"""The collectives that are packed (`rewrite.packing`)."""
+
+_WHENS = (When.BESIDE, When.AFTER)
+
+
+class Packed(NamedTuple):
+    """Collectives of one kind and group that travel in the same buckets; see `Terms.pack`."""
+
+    kind: str
+    axes: tuple[int, ...]
+    num_bytes: float
+
+
+class _Number:
+    """One term, by its place in the vector."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __get__(self, terms: Terms, owner: type[Terms]) -> float:
+        return float(terms.vector[self.at])
+
+    def __set__(self, terms: Terms, value: float) -> None:
+        terms.vector[self.at] = value
+
+
+class _ByPhase:
+    """A term for each phase, by the place of the first of them."""
+
+    def __init__(self, at: int) -> None:
+        self.span = slice(at, at + len(PHASES))
+
+    def __get__(self, terms: Terms, owner: type[Terms]) -> np.ndarray:
+        return terms.vector[self.span]
+
+
+class Terms:
+    """Sums over some ops, reshards and variables, on one rank; at first all 0.
+
+    Attributes:
+        compute: seconds of ops, by phase (a view, to be added to).
+        communication: seconds of collectives that are waited for, by phase (a view).
+        count: how many collectives these are.
+        kept_bytes: of what the forward pass makes and the backward pass reads.
+        weight_bytes, state_bytes: of variables, stored all the time; see `Cost`.
+
+    Args:
+        num_axes: of the mesh.
+    """
+
+    __slots__ = ("vector",)
+
+    compute = _ByPhase(0)
+    communication = _ByPhase(3)
+    count = _Number(6)
+    kept_bytes = _Number(7)
+    weight_bytes = _Number(8)
+    state_bytes = _Number(9)
+
+    _SECONDS = slice(0, 6)
+    _PACKED = slice(10, None)
+
+    def __init__(self, num_axes: int) -> None:
+        self.vector = np.zeros(self._PACKED.start + len(_WHENS) * len(PACKED_KINDS) * 2**num_axes)
+
+    # --- packed collectives: bytes by when, kind and a bit for each mesh axis --------
+
+    def pack(self, when: When, kind: str, axes: tuple[int, ...], num_bytes: float) -> None:
+        """Add collectives that travel in buckets.
+
+        Args:
+            when: BESIDE or AFTER.
+            kind: one of `PACKED_KINDS`.
+            axes: the mesh axes that they go over.
+        """
+        row = self._rows(when)[PACKED_KINDS.index(kind)]
+        row[sum(1 << axis for axis in axes)] += num_bytes
+
+    def packed(self, when: When) -> list[Packed]:
+        """What was added by `pack`, by kind and group."""
+        rows = self._rows(when)
+        return [
+            Packed(PACKED_KINDS[kind], _axes(mask), float(rows[kind, mask]))
+            for kind, mask in zip(*(found.tolist() for found in rows.nonzero()), strict=True)
+        ]
+
+    def _rows(self, when: When) -> np.ndarray:
+        packed = self.vector[self._PACKED].reshape(len(_WHENS), len(PACKED_KINDS), -1)
+        return packed[_WHENS.index(when)]
+
+    # --- sums --------------------------------------------------------------------------
+
+    @classmethod
+    def _of(cls, vector: np.ndarray) -> Terms:
+        terms = cls.__new__(cls)
+        terms.vector = vector
+        return terms
+
+    def __iadd__(self, other: Terms) -> Terms:
+        self.vector += other.vector
+        return self
+
+    def __isub__(self, other: Terms) -> Terms:
+        self.vector -= other.vector
+        return self
+
+    def __add__(self, other: Terms) -> Terms:
+        return self._of(self.vector + other.vector)
+
+    def __sub__(self, other: Terms) -> Terms:
+        return self._of(self.vector - other.vector)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Terms) and np.array_equal(self.vector, other.vector)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        found = [f"{name}={getattr(self, name)}" for name in ("compute", "communication")]
+        found += [f"{name}={getattr(self, name):g}" for name in ("count", "kept_bytes")]
+        found += [f"{name}={getattr(self, name):g}" for name in ("weight_bytes", "state_bytes")]
+        found += [f"{when.name.lower()}={self.packed(when)}" for when in _WHENS]
+        return f"Terms({', '.join(found)})"
+
+    def copy(self) -> Terms:
+        """Terms of their own."""
+        return self._of(self.vector.copy())
+
+    def without_rounding(self) -> Terms:
+        """With 0 for what adding and subtracting others left, which may be below 0."""
+        seconds = self.vector[self._SECONDS]
+        found = self._of(np.maximum(self.vector, 0.0))
+        found.vector[self._SECONDS][seconds < 1e-12 * seconds.sum()] = 0.0
+        packed = found.vector[self._PACKED]
+        packed[packed < 0.5] = 0.0  # less than a byte
+        return found
+
+
+def _axes(mask: int) -> tuple[int, ...]:
+    return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)

@@ -1,0 +1,33 @@
+"""What an optimizer's update takes where the graph holds only stand-ins for it.
+
+A plan is searched without tracing the optimizer (`ir.planning_graph`): all that is known of it is
+its *state ratio*, bytes of slots per byte of weight.
+"""
+
+from __future__ import annotations
+
+from tfpar.cluster.description import Cluster
+
+# What an optimizer moves per byte of weight: Keras's go op by op, and each op reads and writes
+# whole arrays. Counted in their graphs: SGD 5, Adagrad 17, Lion 19, RMSprop 21, Adam 30, AdamW 37.
+_PASSES, _PASSES_PER_SLOT = 5.0, 12.5
+
+
+def update_seconds(weight_bytes: float, state_ratio: float, cluster: Cluster) -> float:
+    """Seconds to read and write gradients, weights and slots in an update."""
+    passes = _PASSES + _PASSES_PER_SLOT * state_ratio
+    return weight_bytes * passes / cluster.device.memory_bandwidth
+
+
+def temporaries(trainable: bool, state_ratio: float | None) -> int:
+    """How many tensors of a variable's size its update has beside those that the graph shows.
+
+    A weight's slots are computed side by side: while one is written, what another gets is there.
+    Stand-ins show nothing: `lr * g` without slots, else what two slots get.
+
+    Args:
+        state_ratio: None where the graph holds the update itself.
+    """
+    if state_ratio is None:
+        return 0 if trainable else 1
+    return 2 if state_ratio else 1

@@ -1,0 +1,45 @@
+"""A step as a graph: what planning and compiling need to know of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tfpar.ir.graph import Gradient, Graph, Tensor
+
+
+@dataclasses.dataclass(eq=False)
+class StepGraph:
+    """A step, as data.
+
+    Attributes:
+        graph: its inputs are the step's arguments, then tensors from outside that it reads.
+        num_arguments: how many graph inputs are arguments.
+        gradients: what enters the optimizers, in order, as tensors of `graph`; empty for a step
+            without one. `rewrite` keeps them valid.
+    """
+
+    graph: Graph
+    num_arguments: int
+    gradients: list[Gradient] = dataclasses.field(default_factory=list, kw_only=True)
+
+    @property
+    def arguments(self) -> list[Tensor]:
+        """The graph inputs that are arguments."""
+        return self.graph.inputs[: self.num_arguments]
+
+    @property
+    def gradient_tensors(self) -> list[Tensor]:
+        """The tensors of all gradients, in order."""
+        return [t for g in self.gradients for t in g.tensors]
+
+    def rewrite(self, passes: Callable[[Graph], Graph]) -> None:
+        """Put `passes(graph)` in the place of `graph`; what marks tensors follows them."""
+        count = len(self.graph.outputs)
+        self.graph.outputs = [*self.graph.outputs, *self.gradient_tensors]
+        self.graph = passes(self.graph)
+        rewritten = iter(self.graph.outputs[count:])
+        self.gradients = [
+            Gradient(g.variable, *(next(rewritten) for _ in g.tensors)) for g in self.gradients
+        ]
+        del self.graph.outputs[count:]

@@ -1,0 +1,73 @@
+"""How one op runs as its rule has it, on its inputs as they come."""
+
+from __future__ import annotations
+
+from tfpar.ir.graph import Op, Variable
+from tfpar.ir.traits import ADDITIONS
+from tfpar.propagation.decide import FREE, Choice, Operand, choose
+from tfpar.propagation.expansions import expanded
+from tfpar.propagation.generated import split_generated
+from tfpar.propagation.opened import split_opened
+from tfpar.propagation.partitioned import Decision
+from tfpar.propagation.state import PropagationState
+
+
+def decide_by_rule(state: PropagationState, op: Op) -> Decision:
+    """How `op` runs: the cheapest way, with what readers want of what it makes of nothing.
+
+    Raises:
+        CannotHold: its inputs that cannot move exclude every way.
+    """
+    prepared = state.prepared
+    rule = prepared.rules[op]
+    specs = tuple(state.specs[t] for t in op.inputs)
+    loose = tuple(map(state.is_loose, op.inputs))
+    whole = state.whole_axes(op)
+    key = (rule, specs, loose, state.mesh, state.confined, whole, op in prepared.deferred)
+    decision = prepared.caches.decisions.get(key)
+    if decision is None:
+        decision = with_decomposition(state, op, choice_by_rule(state, op))
+        prepared.caches.decisions[key] = decision
+    if state.confined:
+        return decision
+    if rule.generates:
+        decision = split_generated(state, op, decision, whole)
+    if FREE in specs:
+        opened = [
+            i
+            for i, t in enumerate(op.inputs)
+            if state.is_open(t) and isinstance(state.root_of.get(t), Variable)
+        ]
+        decision = split_opened(state, op, decision, opened, whole)
+    return decision
+
+
+def choice_by_rule(state: PropagationState, op: Op, planned: Choice | None = None) -> Choice:
+    """The cheapest way to run `op`; see `decide.choose`.
+
+    Args:
+        planned: how it runs along the first mesh axes, if that is given.
+    """
+    rule = state.prepared.rules[op]
+    return choose(
+        rule,
+        [Operand.of(t, state.is_loose(t), state.confined) for t in op.inputs],
+        tuple(state.specs[t] for t in op.inputs),
+        sum(t.num_bytes for t in op.outputs),
+        state.mesh,
+        state.whole_axes(op),
+        planned=planned,
+        sparse=rule.sparse and not _is_added_up(state, op),
+        deferred=op in state.prepared.deferred,
+    )
+
+
+def with_decomposition(state: PropagationState, op: Op, choice: Choice) -> Decision:
+    """`choice` as a decision; see `expansions.expanded`."""
+    return expanded(op, choice, state.prepared, state.mesh, state.within, state.confined)
+
+
+def _is_added_up(state: PropagationState, op: Op) -> bool:
+    """Whether what it gives is added to something else, and reduced with that in any case."""
+    readers = (r for t in op.outputs for r in state.prepared.consumers.get(t, ()))
+    return any(r.type in ADDITIONS for r in readers)

@@ -1,0 +1,67 @@
+"""What propagation remembers of a graph, whatever the plan.
+
+A search propagates thousands of plans of one graph, and most ops run in them as they ran before.
+Each field is one function's memory; the key is all that its answer hangs on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfpar.ir.graph import Op, Tensor
+from tfpar.rules.rule import OpRule
+from tfpar.spec import Mesh, Spec
+
+if TYPE_CHECKING:
+    from tfpar.propagation.decide import Choice
+    from tfpar.propagation.partitioned import Decision, OpPlan
+    from tfpar.propagation.prepared import PreparedGraph
+    from tfpar.propagation.wish import Reached
+
+Arriving = tuple[Spec | None, ...]
+"""The specs in which an op's inputs come; FREE for what is open."""
+
+DecisionKey = tuple[OpRule, Arriving, tuple[bool, ...], Mesh, bool, tuple[int, ...], bool]
+"""(rule, arriving, which inputs are loose, mesh, confined, axes held whole, deferred)."""
+
+RegionKey = tuple[Op, tuple[Spec, ...], tuple[bool, ...], Mesh, bool, tuple[int, ...]]
+"""(op, arriving, which inputs are loose, mesh, confined, axes held whole)."""
+
+
+@dataclasses.dataclass(eq=False)
+class Caches:
+    """The memory of each function of this package that has one.
+
+    Attributes:
+        decisions: of `decisions.decided`.
+        repeated: of `repeat.repeater`, by mesh: decisions of ordinary ops that leave no Partials,
+            by (rule, arriving, deferred).
+        planned: of `planned.planned_run`, by (rule, plan, mesh); None if it cannot run so.
+        regions: of `regions.partition_region`.
+        expansions: of `expansions.expanded`, by (rule, choice, mesh, confined).
+        decompositions: the graphs that stand for ops with a split factor, by (rule, factor, parts,
+            whether they may leave Partials).
+        held: of `view.known_spec`, by (mesh shape, tensor, spec that it is made of).
+        reached: of `wish.nearest`: the ops that come of a tensor.
+    """
+
+    decisions: dict[DecisionKey, Decision] = dataclasses.field(default_factory=dict)
+    repeated: dict[Mesh, dict[tuple[OpRule, Arriving, bool], Decision]] = dataclasses.field(
+        default_factory=dict
+    )
+    planned: dict[tuple[OpRule, OpPlan, Mesh], Decision | None] = dataclasses.field(
+        default_factory=dict
+    )
+    regions: dict[RegionKey, tuple[Decision, tuple[int, ...]]] = dataclasses.field(
+        default_factory=dict
+    )
+    expansions: dict[tuple[OpRule, Choice, Mesh, bool], Decision] = dataclasses.field(
+        default_factory=dict
+    )
+    decompositions: dict[tuple[OpRule, int, int, bool], PreparedGraph] = dataclasses.field(
+        default_factory=dict
+    )
+    held: dict[tuple[tuple[int, ...], Tensor, Spec], Spec] = dataclasses.field(default_factory=dict)
+    reached: dict[Tensor, Sequence[Reached]] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""In which spec a fresh tensor is kept.
+
+As it was made, but for three things: a plan may anchor it; Partials are reduced or scattered where
+they are not better carried on (`deferral`); and splits that propagation started end before a weight
+(`own_splits`). Gradients of 16 bits are laid as the variables that they update (`narrow`).
+"""
+
+from __future__ import annotations
+
+from tfpar.ir.graph import Tensor
+from tfpar.ir.traits import REFERENCES
+from tfpar.propagation.own_splits import ends_at_weight
+from tfpar.propagation.state import PropagationState
+from tfpar.propagation.view import View, known_spec
+from tfpar.propagation.wish import wish
+from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, canonical, fitted
+
+
+def kept_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
+    """The spec in which `tensor`, made as `made`, is kept."""
+    anchor = state.anchor_of(tensor)
+    if anchor is None:
+        return resolved_spec(state, tensor, made)
+    shape = tensor.shape or ()
+    left_open = state.mesh.num_axes - len(anchor)
+    if left_open:
+        anchor = (*anchor, *resolved_spec(state, tensor, made)[-left_open:])
+        anchor = fitted(shape, anchor, state.mesh)
+    return canonical(shape, anchor, state.mesh)
+
+
+def resolved_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
+    """The same, if nothing anchors `tensor`."""
+    if state.confined or tensor.dtype in REFERENCES:
+        return made
+    if tensor in state.prepared.narrow and not any(isinstance(p, Partial) for p in made):
+        kept = _as_updated(state, tensor, made)
+    else:
+        kept = tuple(
+            _kept_along(state, tensor, axis, made, placement) for axis, placement in enumerate(made)
+        )
+    # Where it is not as made along one axis, the strides along later ones may not fit.
+    return kept if kept == made else fitted(tensor.shape or (), kept, state.mesh)
+
+
+def _kept_along(
+    state: PropagationState, tensor: Tensor, axis: int, made: Spec, placement: Placement
+) -> Placement:
+    if isinstance(placement, Partial):
+        if _carries(state, tensor, axis, made):
+            return placement
+        return wish(state, tensor, axis, made) or Replicate()
+    if isinstance(placement, Shard) and axis not in state.anchors.data_axes:
+        if ends_at_weight(state, tensor, axis, made):
+            return Replicate()
+    return placement
+
+
+def _carries(view: View, tensor: Tensor, axis: int, made: Spec) -> bool:
+    """Whether `tensor`, made Partial along `axis`, is better carried on than reduced."""
+    carry = view.prepared.carried.get(tensor)
+    if carry is None or made[axis] is not Partial("sum"):
+        return False
+    return carry.holds(axis, made, view.mesh, lambda t: known_spec(view, t))
+
+
+def _as_updated(view: View, tensor: Tensor, made: Spec) -> Spec:
+    """`made`, split as the variables that `tensor` updates are split."""
+    kept = list(made)
+    for axis, placement in enumerate(made):
+        if isinstance(placement, Shard):
+            wanted = wish(view, tensor, axis, made)
+            kept[axis] = wanted if isinstance(wanted, Shard) else placement
+    return tuple(kept)

@@ -1,0 +1,121 @@
+"""How far one pass over a graph has come: a value that each step reads and adds to.
+
+Specs are laid in the order of the graph. Two kinds of tensors wait, *open*, until a reader says how
+it wants them: weights that the plan leaves open, and draws of random numbers. Each of these is a
+*root*; ops that only relabel it (a read, a cast, a transpose) wait with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.propagation.decide import FREE
+from tfpar.propagation.lists import is_loose
+from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.propagation.prepared import PreparedGraph
+from tfpar.spec import Mesh, Spec, replicated
+
+Root = Variable | Op
+"""A weight that the plan leaves open, or an op that draws random numbers."""
+
+Within = Callable[..., PartitionedGraph]
+"""`engine.propagate`, for the graphs within a graph: bodies of loops, decompositions of ops."""
+
+
+@dataclasses.dataclass(eq=False)
+class PropagationState:
+    """One pass, at some op of the graph.
+
+    What is given, and stays as it is:
+
+    Attributes:
+        anchors: what the plan fixes.
+        within: propagates a graph that an op of this one holds.
+        confined: the graph is a body, where nothing may cross ranks.
+        zeros: tensors that are zero everywhere, and new lists.
+        whole: (op, mesh axis) of those that must not split along the axis.
+        followers: by weight, its optimizer slots that nothing else lays, each with the weight's
+            dim for every dim of the slot.
+
+    What is found on the way:
+
+    Attributes:
+        specs: of the tensors laid so far; FREE for those that are open.
+        waiting: the open roots, in the order in which they were opened; each with the ops that
+            relabel it.
+        root_of: the root of each open tensor. (Of tensors settled since, it is no more than what
+            they came of.)
+        moved: (tensor, spec) of the reshards made: one serves all readers.
+        result: what is recorded so far.
+    """
+
+    prepared: PreparedGraph
+    mesh: Mesh
+    anchors: Anchors
+    within: Within
+    confined: bool = False
+    zeros: frozenset[Tensor] = frozenset()
+    whole: frozenset[tuple[Op, int]] = frozenset()
+    followers: dict[Variable, list[tuple[Variable, Sequence[int | None]]]] = dataclasses.field(
+        default_factory=dict
+    )
+    specs: dict[Tensor, Spec | None] = dataclasses.field(default_factory=dict)
+    waiting: dict[Root, list[Op]] = dataclasses.field(default_factory=dict)
+    root_of: dict[Tensor, Root] = dataclasses.field(default_factory=dict)
+    moved: set[tuple[Tensor, Spec]] = dataclasses.field(default_factory=set)
+    result: PartitionedGraph = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.result = PartitionedGraph(self.prepared, self.mesh)
+
+    def part(
+        self, specs: dict[Tensor, Spec | None], opened: Iterable[Variable]
+    ) -> PropagationState:
+        """A state for a pass over some of the ops, in which nothing is done yet.
+
+        Args:
+            specs: what the part finds laid, and where it lays its own.
+            opened: the weights that are open when it begins.
+        """
+        roots = list(opened)
+        return PropagationState(
+            self.prepared,
+            self.mesh,
+            self.anchors,
+            self.within,
+            self.confined,
+            self.zeros,
+            self.whole,
+            self.followers,
+            specs,
+            {v: [] for v in roots},
+            {v.handle: v for v in roots},
+        )
+
+    def spec(self, tensor: Tensor) -> Spec:
+        """The spec in which `tensor`, which is not open, is kept."""
+        spec = self.specs[tensor]
+        assert spec is not None
+        return spec
+
+    @property
+    def replicated(self) -> Spec:
+        return replicated(self.mesh.num_axes)
+
+    def is_open(self, tensor: Tensor) -> bool:
+        """Whether `tensor` waits for a reader."""
+        return self.specs.get(tensor, 0) is FREE
+
+    def is_loose(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is zero everywhere, or a list that can be made in another spec."""
+        return is_loose(tensor, self.prepared.rules, self.zeros)
+
+    def anchor_of(self, tensor: Tensor) -> Spec | None:
+        """The spec that the plan gives `tensor` by its name."""
+        return self.anchors.tensors.get(tensor.name) if self.anchors.tensors else None
+
+    def whole_axes(self, op: Op) -> tuple[int, ...]:
+        """The mesh axes along which `op` must not split."""
+        return tuple(sorted(a for o, a in self.whole if o is op)) if self.whole else ()

@@ -1,0 +1,60 @@
+"""What a strategy sees of a pass: the graph, the mesh, and what is laid by now.
+
+Strategies (`wish`, `opened`, `generated`, `own_splits`) look and answer; they write nothing. A
+`PropagationState` is a view; a test makes one of three fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from tfpar.ir.graph import Tensor
+from tfpar.propagation.factors import WHOLE, spec_of, splits_of
+from tfpar.propagation.prepared import PreparedGraph
+from tfpar.spec import Mesh, Spec
+
+
+class View(Protocol):
+    """What strategies may ask."""
+
+    @property
+    def prepared(self) -> PreparedGraph:
+        """The graph and what is known of it whatever the plan."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def specs(self) -> Mapping[Tensor, Spec | None]:
+        """The specs of what is laid by now; FREE for what is open."""
+
+    def anchor_of(self, tensor: Tensor) -> Spec | None:
+        """The spec that the plan gives a tensor by its name."""
+
+
+def settled_spec(view: View, tensor: Tensor) -> Spec | None:
+    """The spec of `tensor`, or of the variable it reads, if it is settled by now."""
+    spec = view.specs.get(tensor)
+    if spec is None and tensor.op.type == "ReadVariableOp":
+        return view.specs.get(tensor.op.inputs[0])
+    return spec
+
+
+def known_spec(view: View, tensor: Tensor) -> Spec | None:
+    """The spec of `tensor` if it is settled by now, or follows from that of the weight it holds."""
+    spec = view.specs.get(tensor)
+    if spec is not None or tensor not in view.prepared.weights or not tensor.op.inputs:
+        return spec
+    source = known_spec(view, tensor.op.inputs[0])
+    if source is None:
+        return None
+    sizes, held = view.mesh.shape, view.prepared.caches.held
+    spec = held.get((sizes, tensor, source))
+    if spec is None:
+        rule = view.prepared.rules[tensor.op]
+        splits = splits_of(rule.inputs[0], source, rule.sizes, sizes)
+        chosen = tuple(WHOLE if s is None else s for s in splits)
+        spec = spec_of(rule.outputs[0], rule, chosen, sizes, is_output=True)
+        held[sizes, tensor, source] = spec
+    return spec

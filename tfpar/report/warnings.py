@@ -1,0 +1,87 @@
+"""What a user is warned of when a step is compiled, once for each op or op type."""
+
+from __future__ import annotations
+
+import logging
+
+from tfpar.ir.graph import Op
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.prepared import PreparedGraph
+from tfpar.rules import has_rule
+from tfpar.spec import TfparError
+
+logger = logging.getLogger("tfpar")
+
+_NO_RULE = {
+    False: "No op rule for {}",
+    True: "No op rule for these uses (sizes that are not static, or rare attributes) of {}",
+}
+
+
+class Warnings:
+    """Of one step, whatever shapes it is compiled for.
+
+    Args:
+        strict: what costs speed is an error.
+    """
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._told: set[str] = set()
+
+    def fallbacks(self, prepared: PreparedGraph) -> None:
+        """Op types without a rule, or uses of them, which run replicated.
+
+        Raises:
+            TfparError: there are some, and the step is strict.
+        """
+        fallbacks = prepared.all_fallbacks()
+        types = sorted({op.type for op in fallbacks} - self._told)
+        if not types:
+            return
+        self._told.update(types)
+        for known in (False, True):
+            told = [t for t in types if has_rule(t) == known]
+            if not told:
+                continue
+            first = next(op.name for op in fallbacks if op.type in told)
+            if self._strict:
+                raise TfparError(
+                    f"{_NO_RULE[known].format(', '.join(told))} (first: {first!r}), and "
+                    f"strict=True. Register a rule with tap.register_rule, or drop strict to run "
+                    f"them replicated."
+                )
+            logger.warning(
+                "%s; they run replicated (inputs gathered, every rank computes); first: %s. "
+                "tap.coverage(model) lists them.",
+                _NO_RULE[known].format(", ".join(told)),
+                first,
+            )
+
+    def held(self, partitioned: PartitionedGraph) -> None:
+        """Loops, branches and calls that run whole."""
+        held = [(op, axis) for op, axis in partitioned.held if op.name not in self._told]
+        if not held:
+            return
+        op, axis = held[0]
+        logger.warning(
+            "Loops, branches and calls whose bodies would need collectives run whole (inputs "
+            "gathered, every rank computes): %s along mesh axis %r%s.",
+            op.name,
+            partitioned.mesh.axis_names[axis],
+            f", and {len(held) - 1} more" if len(held) > 1 else "",
+        )
+        self._told.update(op.name for op, _ in held)
+
+    def unchunked(self, op: Op, chunks: int) -> None:
+        """An op that keeps a step from running in chunks.
+
+        Raises:
+            TfparError: the step is strict.
+        """
+        what = f"{op.type} {op.name!r} has an effect, which {chunks} chunks would each have"
+        if self._strict:
+            raise TfparError(f"{what}, and strict=True. Leave out chunks=, or drop strict.")
+        if op.name not in self._told:
+            logger.warning("%s; the batch is computed in one.", what)
+        self._told.add(op.name)

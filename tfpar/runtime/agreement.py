@@ -1,0 +1,142 @@
+"""Before they link, ranks agree on what they run.
+
+Ranks of one group compare their programs, op by op. All ranks compare what they send each other,
+and learn of the groups that any of them needs: to make a group takes every rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfpar.ir.graph import Op
+from tfpar.ir.traits import CONSTANTS
+from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.programs import Group, ProgramSet
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.rewrite.transfers import End, ends_of, matched
+from tfpar.runtime.backends.transport import Connections
+from tfpar.spec import RuntimeMismatchError
+
+if TYPE_CHECKING:
+    from tfpar.distributed.world import World
+
+
+def agree_on_programs(world: World, programs: ProgramSet) -> Connections:
+    """Check that the ranks of each group are about to run the same ops in the same order.
+
+    Returns:
+        What the programs of all ranks need, the same on every rank.
+
+    Raises:
+        RuntimeMismatchError: on every rank; names the first op in which two ranks differ, or the
+            first transfer of which the two ends differ.
+        TfparError: this rank runs no program.
+    """
+    group = programs.group_of(world.rank)
+    program = programs.programs[group]
+    ops = outline(program)
+    digest = hashlib.sha256(repr((group, ops, program.mesh)).encode()).hexdigest()
+    with world.at("comparing programs"):
+        digests = world.exchange.messages(digest)
+        if len(set(digests)) == 1:
+            return connections([exchanges_of(group, program)])
+        told = world.exchange.messages(exchanges_of(group, program))
+        _check_groups([tuple(t["group"]) for t in told])
+        pair = _first_pair(digests, told)
+        if pair is None:
+            return connections(told)
+        outlines = world.exchange.messages([str(program.mesh), *ops])
+    raise RuntimeMismatchError(_difference(pair, outlines))
+
+
+def exchanges_of(group: Group, program: LocalProgram) -> dict[str, Any]:
+    """What the ranks of a group exchange among themselves and with others, as JSON knows it."""
+    graph, mesh = program.graph, program.mesh
+    axes = dict.fromkeys(op.attrs["axes"] for op in graph.ops if op.type in COLLECTIVE_TYPES)
+    among = dict.fromkeys(g for a in axes for g in mesh.groups(a) if len(g) > 1)
+    return {
+        "group": group,
+        "groups": [[group[rank] for rank in ranks] for ranks in among],
+        "sends": ends_of(graph, group, "Send"),
+        "receives": ends_of(graph, group, "Recv"),
+    }
+
+
+def connections(told: Sequence[Mapping[str, Any]]) -> Connections:
+    """What all `exchanges_of` groups need; ranks of a group may say the same.
+
+    Raises:
+        RuntimeMismatchError: a transfer has one end only, or its ends are of two shapes.
+    """
+    said = {tuple(t["group"]): t for t in told}.values()
+    groups = dict.fromkeys(tuple(g) for t in said for g in t["groups"])
+    sends, receives = (
+        [_end(*values) for t in said for values in t[key]] for key in ("sends", "receives")
+    )
+    return Connections(list(groups), matched(sends, receives))
+
+
+def _end(source: int, target: int, key: str, op: str, shape: Sequence[int], dtype: str) -> End:
+    """An `End` as JSON gives it back."""
+    return End(source, target, key, op, tuple(shape), dtype)
+
+
+def outline(program: LocalProgram) -> list[tuple[str, int]]:
+    """Name and checksum of every op, in order; the same on every rank that runs `program`."""
+    return [
+        (op.name, zlib.crc32(repr((op.type, _described(op), _shapes(op))).encode()))
+        for op in program.graph.ops
+    ]
+
+
+def _described(op: Op) -> list[tuple[str, str]]:
+    if op.type in CONSTANTS:  # those that matter are in the shapes around them
+        return []
+    return sorted((key, repr(value)) for key, value in op.attrs.items())
+
+
+def _shapes(op: Op) -> list[tuple]:
+    return [(t.shape, t.dtype) for t in (*op.inputs, *op.outputs)]
+
+
+def _check_groups(groups: Sequence[Group]) -> None:
+    """Check that ranks agree on who runs a program together; `groups` are what each says."""
+    for rank, group in enumerate(groups):
+        for other in group:
+            theirs = groups[other] if other < len(groups) else None
+            if theirs != group:
+                has = "is not in the job" if theirs is None else f"says {list(theirs)}"
+                raise RuntimeMismatchError(
+                    f"Rank {rank} runs its program with the ranks {list(group)}, and rank {other} "
+                    f"{has}. Every rank has to group the ranks alike."
+                )
+
+
+def _first_pair(digests: Sequence[str], told: Sequence[Mapping[str, Any]]) -> Group | None:
+    """The first rank, and the first of its group, with another program than the group's first."""
+    for rank, t in enumerate(told):
+        first = t["group"][0]
+        if digests[rank] != digests[first]:
+            return first, rank
+    return None
+
+
+def _difference(ranks: Group, outlines: Sequence[Sequence[Any]]) -> str:
+    """Where the programs of two ranks part."""
+    (first, other), (ops, others) = ranks, (outlines[rank] for rank in ranks)
+    pairs = itertools.zip_longest(ops, others, fillvalue=("nothing", 0))
+    at, (one, two) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    return (
+        f"Ranks {first} and {other} are about to run different programs: at op {at} of "
+        f"{len(ops) - 1} rank {first} has {_told(one)}, rank {other} {_told(two)}. Every rank has "
+        f"to build the same model and to get batches of the same shape; do the processes run the "
+        f"same script with the same arguments?"
+    )
+
+
+def _told(op: str | Sequence[Any]) -> str:
+    return repr(op) if isinstance(op, str) else f"{op[0]!r} (checksum {op[1]:08x})"

@@ -1,0 +1,187 @@
+"""A planner that tries everything: what other planners are measured by.
+
+On every mesh candidate every weight is laid in every way that some op can use (`search.weights`),
+each with each; what that gives is propagated as a whole and priced by the evaluator. Nothing is
+folded, nothing is looked up, and no plan is refused but those that propagation refuses, and those
+that leave ranks computing the same along an axis that is there for weights (`Layout.used_axes`). So
+no planner that decides weights alone finds a faster plan.
+
+With `decides="ops"` every op runs in every way that Rhino's planner chooses from
+(`search.rhino.space`), each with each, along one mesh axis after the other.
+
+Both grow exponentially: the limit is for graphs of a few ops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+from tfpar.cost.evaluate import evaluate
+from tfpar.ir.collection import collection_paused
+from tfpar.plans import Plan
+from tfpar.propagation.engine import propagate
+from tfpar.search.deadline import Deadline
+from tfpar.search.found import Found, assemble, count_split
+from tfpar.search.meshes import Layout, idle_layout, shapes
+from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.problem import Problem
+from tfpar.search.rhino.mesh_search import Search
+from tfpar.search.rhino.space import Chosen
+from tfpar.search.simplest import fastest, simplest
+from tfpar.search.weights import weight_groups
+from tfpar.spec import PlanError, Shard, Spec, SpecError, TimeLimitError
+from tfpar.spec.arguments import one_of
+
+MAX_PLANS = 20_000
+"""How many plans are tried at the most: some minutes of a core."""
+
+UNFOLDED = 10**9
+"""So many instances of a block that none is folded."""
+
+
+@dataclasses.dataclass(eq=False)
+class ExhaustivePlanner:
+    """See the module.
+
+    Args:
+        decides: `"weights"`, or `"ops"`.
+
+    Attributes:
+        tried: how many plans the last search priced.
+
+    Raises:
+        ArgumentError: it decides something else.
+    """
+
+    decides: str = "weights"
+    tried: int = 0
+
+    def __post_init__(self) -> None:
+        self.decides = one_of("decides", self.decides, ("weights", "ops"))
+
+    @property
+    def name(self) -> str:
+        return "exhaustive" if self.decides == "weights" else f"exhaustive by {self.decides}"
+
+    def solve(self, problem: Problem) -> Plan:
+        """The best plan of all.
+
+        Raises:
+            PlanError: there are more plans than can be tried, or none satisfies the constraints. If
+                none was tried in time, a TimeLimitError.
+        """
+        deadline = problem.budget.start()
+        self.tried = 0
+        with collection_paused():
+            model = FoldedModel.of(problem, UNFOLDED)
+            found = []
+            for plan in self._plans(problem, model, deadline):
+                found.append(plan)
+                self.tried += 1
+                if self.tried > MAX_PLANS:
+                    raise _too_many("more", self.decides)
+                if problem.progress is not None:
+                    problem.progress(str(plan.mesh), self.tried)
+                if deadline.over():
+                    break
+            if not found:
+                kind = TimeLimitError if deadline.cut_short else PlanError
+                raise kind("No plan satisfies the constraints.")
+            best = fastest(found, problem)
+            return assemble(
+                problem,
+                model,
+                simplest(found, problem),
+                self.name,
+                preferred_to=best,
+                cut_short=deadline.cut_short,
+            )
+
+    def _plans(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Iterator[Found]:
+        if self.decides == "weights":
+            yield from _of_weights(problem, model)
+            return
+        for mesh, batch_axes in shapes(problem.layouts):
+            search = Search(problem, model, mesh, batch_axes, level=3)
+            yield from (search.found(chosen) for chosen in _choices(search, 0, Chosen()))
+
+
+# --- weights ---------------------------------------------------------------------------
+
+
+def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[Found]:
+    """Every plan in which each weight lies in one of its ways."""
+    idle = idle_layout(problem.layouts)
+    layouts = [*problem.layouts, *([idle] if idle is not None else [])]
+    groups = {layout: weight_groups(problem, model, layout) for layout in layouts}
+    _check(sum(math.prod(len(g.options) for g in found) for found in groups.values()), "weights")
+    for layout in layouts:
+        for specs in itertools.product(*(g.options for g in groups[layout])):
+            laid = {
+                v.name: spec
+                for group, spec in zip(groups[layout], specs, strict=True)
+                for v in group.variables
+            }
+            found = _laid(problem, model, layout, laid)
+            if found is not None:
+                yield found
+
+
+def _laid(
+    problem: Problem, model: FoldedModel, layout: Layout, weights: Mapping[str, Spec]
+) -> Found | None:
+    """The plan that lays `weights` so; None if some op cannot run then, or an axis has no use."""
+    given = {name: fixed.spec for name, fixed in problem.fixed.items()}
+    known = {v.name for v in model.prepared.graph.variables}
+    laid = {**weights, **{n: spec for n, spec in given.items() if n in known}}
+    anchors = model.anchors(problem, layout, laid)
+    try:
+        partitioned = propagate(model.prepared, layout.mesh, anchors)
+    except SpecError:  # strides that do not go together
+        return None
+    split = {
+        axis
+        for variable, spec in partitioned.variable_specs.items()
+        for axis, placement in enumerate(spec)
+        if variable.trainable and isinstance(placement, Shard)
+    }
+    if not split.issuperset(layout.used_axes):
+        return None
+    cost = evaluate(partitioned, problem.cluster, model.roles, problem.state_ratio)
+    return Found(layout.mesh, layout.batch_names, anchors, cost, count_split(laid, given))
+
+
+# --- ops -------------------------------------------------------------------------------
+
+
+def _choices(search: Search, axis: int, before: Chosen) -> Iterator[Chosen]:
+    """Every choice of ways along mesh axis `axis` and those behind, after `before`."""
+    if axis == search.mesh.num_axes:
+        yield before
+        return
+    networks = search.networks(axis, before)
+    space = networks.space
+    if search.mesh.shape[axis] == 1:
+        yield from _choices(search, axis + 1, space.whole())
+        return
+    network = networks.first()
+    _check(math.prod(node.size for node in network.nodes), "ops")
+    for picks in itertools.product(*(range(node.size) for node in network.nodes)):
+        if math.isfinite(network.cost(picks)):  # else something cannot be moved so
+            yield from _choices(search, axis + 1, space.chosen(picks))
+
+
+def _check(count: int, of: str) -> None:
+    if count > MAX_PLANS:
+        raise _too_many(str(count), of)
+
+
+def _too_many(count: str, of: str) -> PlanError:
+    return PlanError(
+        f"planner='exhaustive' tries at most {MAX_PLANS} plans, and this step has {count}: every "
+        f"way for each of its {of}, with each of the others. Use planner='tap' or 'rhino', a "
+        f"smaller model, fewer ranks, or constraints that leave less open."
+    )

@@ -1,0 +1,97 @@
+"""The logical meshes that a search may choose from: which axes are laid over the ranks, and what
+each is for. All planners take their candidates from here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfpar.spec import Mesh, Replicate, Shard, Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Logical axes over the ranks.
+
+    Attributes:
+        batch_axes: the axes that split the batch.
+        model_axes: the axes over which weights may be split.
+        used_axes: those along which some weight has to be: else their ranks would all compute
+            the same.
+    """
+
+    mesh: Mesh
+    batch_axes: tuple[int, ...]
+    model_axes: tuple[int, ...]
+    used_axes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        names = " and ".join(self.batch_names) or "no axis"
+        return f"{self.mesh}, batch over {names}"
+
+    @property
+    def batch_names(self) -> tuple[str, ...]:
+        """The names of the axes that split the batch."""
+        return tuple(self.mesh.axis_names[axis] for axis in self.batch_axes)
+
+    def input_spec(self, batched: bool) -> Spec:
+        """The spec of a step's input, `batched` or whole."""
+        return input_spec(batched, self.mesh, self.batch_axes)
+
+
+def free_layouts(mesh: Mesh) -> list[Layout]:
+    """Every way to lay a data and a model axis over the ranks; data parallelism first.
+
+    The batch is split over the data axis, or over both: then what no weight's split asks for
+    otherwise is data parallel along the model axis too (experts, a wide classifier). Last come
+    those with every DeviceMesh(d1, d2) in place of the model axis, which splits weights in two dims
+    (ATP §3.2).
+    """
+    found, in_two = [], []
+    for model_size in _divisors(mesh.size):
+        data_size = mesh.size // model_size
+        logical = Mesh(("data", "model"), (data_size, model_size))
+        if model_size == 1:
+            found.append(Layout(logical, (0, 1), ()))
+        else:
+            found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,), (1,))]
+        for d2 in _divisors(model_size)[1:-1]:
+            logical = Mesh(("data", "d1", "d2"), (data_size, model_size // d2, d2))
+            in_two.append(Layout(logical, (0,), (1, 2), (1, 2)))
+    return found + in_two
+
+
+def given_layout(mesh: Mesh, batch_axes: Sequence[str]) -> Layout:
+    """The mesh as it is, its axes named by constraints; weights may be split over the others."""
+    batch = tuple(mesh.axis(n) for n in batch_axes)
+    used = tuple(a for a in range(mesh.num_axes) if mesh.shape[a] > 1)
+    return Layout(mesh, batch, tuple(a for a in used if a not in batch) or used)
+
+
+def idle_layout(layouts: Sequence[Layout]) -> Layout | None:
+    """The ranks in a row that all compute the same, if `layouts` leave the mesh open."""
+    if len(layouts) == 1:
+        return None
+    return Layout(Mesh(("model", "data"), (layouts[0].mesh.size, 1)), (), ())
+
+
+def shapes(layouts: Sequence[Layout]) -> list[tuple[Mesh, tuple[int, ...] | None]]:
+    """The meshes of `layouts` for a planner that decides itself how the batch lies, with the axes
+    that split it where these are given.
+
+    Where the mesh is open these are all ranks in a row, and every split of them in two axes. What
+    an axis is called means nothing then, so that ranks in a row are one shape.
+    """
+    if len(layouts) == 1:
+        return [(layouts[0].mesh, layouts[0].batch_axes)]
+    meshes = dict.fromkeys(layout.mesh for layout in layouts)
+    return [(mesh, None) for mesh in meshes if mesh.num_axes == 2 and mesh.shape[0] > 1]
+
+
+def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:
+    """The spec of a step's input: a batch is split over mesh axes `axes`, the rest is whole."""
+    return tuple(Shard(0) if batched and a in axes else Replicate() for a in range(mesh.num_axes))
+
+
+def _divisors(size: int) -> list[int]:
+    return [n for n in range(1, size + 1) if size % n == 0]

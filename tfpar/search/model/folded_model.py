@@ -1,0 +1,100 @@
+"""What a search knows of a model whatever the layout: the folded graph and its roles and nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Op
+from tfpar.ir.graph_nodes import NodeGraph, cluster
+from tfpar.ir.roles import Roles
+from tfpar.ir.shared_subgraphs import Signatures, families, prune_graph
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph
+from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.search.meshes import Layout
+from tfpar.search.model.fold import Folded, fold
+from tfpar.search.problem import Problem
+from tfpar.spec import Mesh, Shard, Spec, replicated
+
+
+@dataclasses.dataclass
+class Statistics:
+    """What a search did; see `benchmarks/search.py`."""
+
+    ops: int = 0
+    nodes: int = 0
+    weighted_nodes: int = 0
+    subgraphs: int = 0
+    candidates: int = 0
+    valid: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FoldedModel:
+    """What does not depend on the layout."""
+
+    folded: Folded
+    prepared: PreparedGraph
+    roles: Roles
+    nodes: NodeGraph
+    statistics: Statistics
+    _data_parallel: dict[tuple[int, frozenset[Op]], Mapping[Op, Decision]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def of(cls, problem: Problem, min_duplicate: int) -> FoldedModel:
+        graph = problem.graph
+        roles = Roles.of(graph)
+        nodes = cluster(graph, roles)
+        signatures = Signatures(Constants(graph), roles)
+        shared = prune_graph(nodes, signatures, min_duplicate)
+        repeats = families(nodes, shared, signatures, min_duplicate)
+        folded = fold(graph, repeats, signatures)
+        times = dict(folded.times)
+        times.update({folded.copies[op]: 0 for op in problem.stand_ins if op in folded.copies})
+        prepared = prepare(folded.graph)
+        folded_roles = Roles.of(prepared.graph, times=times, compression=problem.compression)
+        statistics = Statistics(
+            len(graph.ops), len(nodes.nodes), len(nodes.weighted()), len(repeats)
+        )
+        return cls(
+            folded, prepared, folded_roles, cluster(prepared.graph, folded_roles), statistics
+        )
+
+    def anchors(self, problem: Problem, layout: Layout, variables: Mapping[str, Spec]) -> Anchors:
+        """What a plan of the folded graph fixes that lays `variables` so, on `layout`."""
+        graph, copies = self.prepared.graph, self.folded.copies
+        batched = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
+        return Anchors(
+            variables=variables,
+            inputs=[layout.input_spec(t in batched) for t in graph.inputs],
+            tensors={name: given.spec for name, given in problem.tensors.items()},
+            outputs=[replicated(layout.mesh.num_axes)] * len(graph.outputs),
+        )
+
+    def on_one_device(self) -> PartitionedGraph:
+        """The folded graph with nothing split."""
+        graph, whole = self.prepared.graph, replicated(1)
+        anchors = Anchors(
+            variables={v.name: whole for v in graph.variables},
+            inputs=[whole] * len(graph.inputs),
+            outputs=[whole] * len(graph.outputs),
+        )
+        return propagate(self.prepared, Mesh.of([1]), anchors)
+
+    def data_parallel(self, parts: int, fed: frozenset[Op]) -> Mapping[Op, Decision]:
+        """How all ops run where what is `fed`, and only that, is split over `parts` ranks."""
+        key = parts, fed
+        if key not in self._data_parallel:
+            graph, whole = self.prepared.graph, replicated(1)
+            anchors = Anchors(
+                variables={v.name: whole for v in graph.variables},
+                inputs=[(Shard(0),) if t.op in fed else whole for t in graph.inputs],
+                outputs=[whole] * len(graph.outputs),
+            )
+            mesh = Mesh(("data",), (parts,))
+            self._data_parallel[key] = propagate(self.prepared, mesh, anchors).decisions
+        return self._data_parallel[key]

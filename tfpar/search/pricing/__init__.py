@@ -1,0 +1,1 @@
+"""What a candidate costs, without propagating again what it does not change."""

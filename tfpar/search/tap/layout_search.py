@@ -1,0 +1,368 @@
+"""The search on one layout: all plans of each subgraph, in the surroundings of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tfpar.cost.memory import live_peak
+from tfpar.cost.pricer import Pricer
+from tfpar.ir.graph import Variable
+from tfpar.plans import Alternative
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
+from tfpar.search.deadline import Deadline
+from tfpar.search.found import Found
+from tfpar.search.meshes import Layout
+from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.pricing.incremental import IncrementalPricer
+from tfpar.search.problem import Problem
+from tfpar.search.tap.routing import pattern_routing
+from tfpar.search.tap.units import MAX_TOGETHER, Picks, every, in_units, nearby
+from tfpar.search.weights import Group, resembling, weight_groups
+from tfpar.spec import Shard, Spec
+
+MAX_CANDIDATES = 1024
+"""Plans of one subgraph that are all priced; a larger one is searched part by part."""
+
+MAX_SWEEPS = 6
+"""How often the subgraphs are gone through (empirical: two or three sweeps settle models)."""
+
+MAX_LOOKS = 5
+"""How often a search goes on after what its plan stores was looked at closely."""
+
+MAX_KICKS = 8
+"""Weights outside of all blocks each of whose options is tried with the blocks fitted to it."""
+
+
+class Key(NamedTuple):
+    """What plans are compared by: less is better.
+
+    Attributes:
+        over: bytes beyond the device's memory.
+        judged: `seconds`, and what collectives are counted dearer (`LayoutSearch.simplify`).
+        split: how many groups of weights are split.
+    """
+
+    over: float
+    judged: float
+    split: int
+    seconds: float
+
+
+INVALID = Key(math.inf, math.inf, 0, math.inf)
+
+
+class LayoutSearch:
+    """The search on one layout.
+
+    Args:
+        deadline: when the best plan priced so far is to do; by default the search has no end.
+        offer: is told of each plan that is better than those before.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: FoldedModel,
+        layout: Layout,
+        deadline: Deadline | None = None,
+        offer: Callable[[Found], None] | None = None,
+    ) -> None:
+        self.problem, self.model, self.layout = problem, model, layout
+        self.deadline = deadline or Deadline()
+        self.offer = offer
+        mesh, graph = layout.mesh, model.prepared.graph
+        self.pricer = Pricer(mesh, problem.cluster, model.roles)
+        self.fixed = self._fixed_specs()
+        self.groups = weight_groups(problem, model, layout)
+        laid = {v.name: spec for v, spec in self.fixed}
+        laid |= {v.name: g.options[0] for g in self.groups for v in g.variables}
+        self.anchors = model.anchors(problem, layout, laid)
+        self.plans = IncrementalPricer(
+            model.prepared,
+            mesh,
+            self.anchors,
+            model.nodes.segments(graph, model.roles),
+            self.pricer,
+            problem.state_ratio,
+            [v for g in self.groups for v in g.variables],
+        )
+        self.limit = problem.memory_limit
+        # How much less is stored at once than in all, and the least of what was seen of that; see
+        # `_look_closely`.
+        self.shared_bytes, self.looked_at = 0.0, math.inf
+        self.refused = ""
+        self.surcharge_s = problem.objective.surcharge_s
+        self.key: Key = INVALID
+        # Plans of a unit, by what the other groups have chosen.
+        self.priced: dict[Any, dict[Picks, Key]] = {}
+
+    def _fixed_specs(self) -> list[tuple[Variable, Spec]]:
+        """The variables that are given."""
+        given = self.problem.fixed
+        return [
+            (v, given[v.name].spec) for v in self.model.folded.graph.variables if v.name in given
+        ]
+
+    # --- search --------------------------------------------------------------------
+
+    def explore(self, like: LayoutSearch | None = None) -> None:
+        """Find out what the layout promises.
+
+        From whole weights on, all plans of each subgraph are priced. Where a layout like this
+        one was searched before, its best plan and whole weights are where to begin, and what is
+        near them is priced.
+
+        Args:
+            like: that search.
+        """
+        self.key = self._price()
+        self._tell(self.key)
+        if self.key[0] > 0:
+            self._look_closely()
+        if like is None:
+            self._exhaust()
+            return
+        whole, key = [g.chosen for g in self.groups], self.key
+        known = {g.name: g.options[g.chosen] for g in like.groups}
+        for group in self.groups:
+            pick = resembling(known.get(group.name), group)
+            if pick is not None:
+                group.chosen = pick
+                self.lay(group, pick)
+        self.key = self._price()
+        self._sweep(nearby)
+        found, found_key = [g.chosen for g in self.groups], self.key
+        self._restore(whole, key)
+        self._sweep(nearby)
+        if found_key < self.key:
+            self._restore(found, found_key)
+
+    def refine(self) -> None:
+        """Price all plans of each subgraph until none improves.
+
+        What suits the blocks hangs on how the weights around them are laid, which the residual
+        stream runs through: each of their options is tried with the blocks fitted to it. Where
+        memory is short, what plans store is then looked at closely, and the search goes on.
+        """
+        self._exhaust()
+        self._fit_blocks_to_the_rest()
+        for _ in range(MAX_LOOKS):
+            if not self._look_closely():
+                break
+            self._exhaust()
+
+    def simplify(self, surcharge_s: float) -> Found | None:
+        """The best plan near the one that is laid, each collective counted `surcharge_s` dearer."""
+        self.surcharge_s = surcharge_s
+        self.priced.clear()
+        self.key = self._price()
+        self._sweep(nearby)
+        return self.found()
+
+    def _fit_blocks_to_the_rest(self) -> None:
+        units = self.units()
+        inner = [unit for unit in units if self._block(unit[0]) >= 0]
+        around = [g for unit in units if self._block(unit[0]) < 0 for g in unit]
+        if not inner:
+            return
+        for group in around[:MAX_KICKS]:
+            for pick in range(len(group.options)):
+                if pick == group.chosen:
+                    continue
+                if self.deadline.over():
+                    return
+                before, key = [g.chosen for g in self.groups], self.key
+                group.chosen = pick
+                self.lay(group, pick)
+                self.key = self._price()
+                for unit in inner:  # before what is around them can go back
+                    self._search(unit, nearby(unit))
+                self._sweep(nearby)
+                if not self.key < key:
+                    self._restore(before, key)
+
+    def _live_bytes(self) -> float:
+        """The most tensors that the laid plan stores at once (`cost.memory`), in bytes."""
+        self.plans.settle()
+        laid = propagate(self.model.prepared, self.layout.mesh, self._anchored({}))
+        bucket_bytes, ratio = self.plans.cost().bucket_bytes, self.problem.state_ratio
+        return live_peak(laid, self.pricer, bucket_bytes, ratio).num_bytes
+
+    def _look_closely(self) -> bool:
+        """Find out what the laid plan stores at once; whether that changes what fits.
+
+        While plans are compared, all that is kept counts. What is less of it at a time, or more
+        in passing, is taken to be the same for all; the worst that was seen of it.
+        """
+        if self.key == INVALID:
+            return False
+        cost = self.plans.cost()
+        shared = cost.gradient_bytes + cost.activation_bytes - self._live_bytes()
+        self.shared_bytes = min(shared, self.looked_at)
+        self.looked_at = self.shared_bytes
+        before, self.key = self.key, self._price()
+        if self.key[0] == before[0]:
+            return False
+        self.priced.clear()
+        return True
+
+    def _exhaust(self) -> None:
+        self._sweep(every)
+
+    def _sweep(self, candidates: Callable[[Sequence[Group]], Iterable[Picks]]) -> None:
+        """Search subgraph by subgraph, the largest first, until none improves."""
+        units = self.units()
+        for _ in range(MAX_SWEEPS):
+            before = self.key
+            for unit in units:
+                self._search(unit, candidates(unit))
+            if self.key == before or len(units) == 1:
+                break
+
+    def _restore(self, chosen: Sequence[int], key: Key) -> None:
+        """Go back to a plan that was priced before."""
+        self.key = key
+        for group, pick in zip(self.groups, chosen, strict=True):
+            if group.chosen != pick:
+                group.chosen = pick
+                self.lay(group, pick)
+
+    def found(self) -> Found | None:
+        """The best valid plan, or None; `refused` then says why the first was invalid."""
+        if self.key[0] == math.inf:
+            return None
+        self.plans.settle()
+        self.plans.add_up()
+        return self._found(self._live_bytes())
+
+    def _found(self, live_bytes: float, picks: Mapping[int, int] | None = None) -> Found:
+        """The plan that is laid, in which the groups of these ids have other options than they
+        have chosen."""
+        return Found(
+            self.layout.mesh,
+            self.layout.batch_names,
+            self._anchored(picks or {}),
+            dataclasses.replace(self.plans.cost(), live_bytes=live_bytes),
+            self._num_split(),
+        )
+
+    def _anchored(self, picks: Mapping[int, int]) -> Anchors:
+        chosen = {
+            v.name: g.options[picks.get(id(g), g.chosen)] for g in self.groups for v in g.variables
+        }
+        return dataclasses.replace(self.anchors, variables={**self.anchors.variables, **chosen})
+
+    def _tell(self, key: Key, picks: Mapping[int, int] | None = None) -> None:
+        """Tell of the plan that is laid; `picks` as of `_found`."""
+        if self.offer is None or key == INVALID:
+            return
+        cost = self.plans.cost()
+        live = cost.gradient_bytes + cost.activation_bytes - self.shared_bytes
+        self.offer(self._found(live, picks))
+
+    def units(self) -> list[list[Group]]:
+        """The groups, in subgraphs small enough to price all plans of each, the largest first.
+
+        A block is one unit if it can be, else its parts along the name tree are.
+        """
+        out = []
+        by_block: dict[int, list[Group]] = {}
+        for group in self.groups:
+            by_block.setdefault(self._block(group), []).append(group)
+        for block, members in by_block.items():
+            out += in_units(members, MAX_CANDIDATES if block >= 0 else MAX_TOGETHER)
+        stored = self.plans.stored
+        return sorted(out, key=lambda unit: -sum(stored[v][0] for g in unit for v in g.variables))
+
+    def _block(self, group: Group) -> int:
+        """The number of the shared block that the weights belong to; -1 for none."""
+        return self.model.folded.block_of.get(group.name, -1)
+
+    def _search(self, unit: Sequence[Group], candidates: Iterable[Picks]) -> None:
+        """Price plans of `unit`, the rest as it is; keep the best."""
+        best = choice = start = tuple(g.chosen for g in unit)
+        priced = self._priced_beside(unit)
+        priced[start] = self.key
+        for picks in candidates:
+            if picks in priced:
+                if priced[picks] < self.key:
+                    best, self.key = picks, priced[picks]
+                continue
+            if self.deadline.over():
+                break
+            for group, pick, last in zip(unit, picks, choice, strict=True):
+                if pick != last:
+                    self.lay(group, pick)
+            choice = picks
+            key = priced[picks] = self._price()
+            if key < self.key:
+                best, self.key = picks, key
+                self._tell(key, dict(zip(map(id, unit), picks, strict=True)))
+            if self.problem.progress is not None:
+                self.problem.progress(str(self.layout), self.model.statistics.candidates)
+        for group, pick in zip(unit, best, strict=True):
+            group.chosen = pick
+            self.lay(group, pick)
+        self.plans.settle()
+
+    def _priced_beside(self, unit: Sequence[Group]) -> dict[Picks, Key]:
+        """The plans of `unit` priced so far with the other groups as they are."""
+        others = tuple(g.chosen for g in self.groups if g not in unit)
+        return self.priced.setdefault((tuple(g.name for g in unit), others), {})
+
+    def alternatives(self) -> dict[str, list[Alternative]]:
+        """By group, its options and the best step priced with each, the rest about as chosen."""
+        found = {}
+        for unit in self.units():
+            priced = self._priced_beside(unit)
+            for at, group in enumerate(unit):
+                seconds = [math.inf] * len(group.options)
+                for picks, key in priced.items():
+                    seconds[picks[at]] = min(seconds[picks[at]], key.seconds)
+                found[group.name] = [
+                    Alternative(spec, s) for spec, s in zip(group.options, seconds, strict=True)
+                ]
+        return found
+
+    def lay(self, group: Group, pick: int) -> None:
+        """Lay the group's weights as its option number `pick`."""
+        for variable in group.variables:
+            self.plans.lay(variable, group.options[pick])
+
+    def _idle_axes(self) -> str:
+        """The mesh axis that the plan has no use for, as a reason; nothing if it uses all."""
+        for axis in self.layout.used_axes:
+            weights = (v for v in self.plans.graph.variables if v.trainable)
+            if not any(isinstance(self.plans.weight_spec(v)[axis], Shard) for v in weights):
+                name = self.layout.mesh.axis_names[axis]
+                return f"all ranks along {name!r} would compute the same"
+        return ""
+
+    def _price(self) -> Key:
+        """The key of the plan that is laid; infinite if it is invalid."""
+        statistics = self.model.statistics
+        statistics.candidates += 1
+        routing = pattern_routing(self.model.nodes, self.plans.broken())
+        idle = self._idle_axes()
+        if not routing.valid or idle:
+            self.refused = self.refused or routing.reason or idle
+            return INVALID
+        statistics.valid += 1
+        cost = self.plans.cost()
+        over = max(0.0, cost.memory_bytes - self.shared_bytes - self.limit)
+        judged = cost.seconds + self.surcharge_s * cost.collectives
+        return Key(over, _rounded(judged), self._num_split(), _rounded(cost.seconds))
+
+    def _num_split(self) -> int:
+        """How many groups of weights the plan that is laid splits."""
+        initial, whole = self.plans.initial, self.plans.replicated
+        return sum(initial[group.variables[0].handle] != whole for group in self.groups)
+
+
+def _rounded(seconds: float) -> float:
+    """Times that differ by rounding are equal: then fewer split weights win."""
+    return float(f"{seconds:.9e}")

@@ -1,0 +1,186 @@
+"""TAP's planner (§IV-D, Algorithm 2): data and tensor parallelism, found by search.
+
+The model is folded to its shared subgraphs. For every way to lay a data and a model axis over
+the ranks, and to split the batch over one or both, all plans of each subgraph are priced, in the
+surroundings of the best plans of the others, until none improves. A plan that pattern routing
+refuses is no candidate. Pure data parallelism always is one, and the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+
+from tfpar.ir.collection import collection_paused
+from tfpar.plans import Alternative, Plan
+from tfpar.search.deadline import Deadline
+from tfpar.search.found import Found, assemble
+from tfpar.search.meshes import Layout
+from tfpar.search.model.folded_model import FoldedModel, Statistics
+from tfpar.search.problem import Problem
+from tfpar.search.simplest import baselines, fastest, simplest, surcharge
+from tfpar.search.tap.layout_search import INVALID, Key, LayoutSearch
+from tfpar.spec import PlanError, TimeLimitError
+
+PROMISING = 1.15
+"""A layout whose plans come out this much slower than another's is not refined (empirical)."""
+
+
+SMALL = 1.5
+"""Where no plan fits, a layout whose best stores so much more than another's is not refined."""
+
+
+@dataclasses.dataclass(eq=False)
+class TapPlanner:
+    """See the module.
+
+    Args:
+        min_duplicate: how many blocks make a shared subgraph (Algorithm 1); beyond what a model
+            has, every weight is decided by itself.
+
+    Attributes:
+        statistics: of the last search.
+    """
+
+    min_duplicate: int = 2
+    name: str = "tap"
+    statistics: Statistics = dataclasses.field(default_factory=Statistics)
+
+    def solve(self, problem: Problem) -> Plan:
+        """The best plan of all layouts; that of data parallelism at the least if time is short.
+
+        Raises:
+            PlanError: no plan is valid under the constraints; says why. If none was found in
+                time, a TimeLimitError.
+        """
+        deadline = problem.budget.start()
+        with collection_paused():
+            return self.search(problem, FoldedModel.of(problem, self.min_duplicate), deadline)
+
+    def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
+        """As `solve`, where the model is folded already."""
+        self.statistics = model.statistics
+        searches: list[LayoutSearch] = []
+        offer = None if problem.offer is None else functools.partial(self._offer, problem, model)
+        for layout in problem.layouts:
+            if searches and deadline.over():
+                break
+            alike = (s for s in reversed(searches) if _are_alike(s.layout, layout))
+            if len(layout.used_axes) > 1:
+                alike = (s for s in searches if _is_cut_in_two(s.layout, layout))
+            search = LayoutSearch(problem, model, layout, deadline, offer)
+            search.explore(next(alike, None))
+            searches.append(search)
+        least = min((search.key for search in searches), default=INVALID)
+        found: dict[LayoutSearch, Found] = {}
+        for search in searches:
+            if _promises(search.key, least, search.limit):
+                if not deadline.over():
+                    search.refine()
+                plan_found = search.found()
+                if plan_found is not None:
+                    found[search] = plan_found
+        if not found and deadline.cut_short:
+            raise TimeLimitError("No plan was found in time. Give the search more search_seconds.")
+        if not found:
+            refused = next((search.refused for search in searches if search.refused), "")
+            raise PlanError(f"No plan is valid under the constraints. The first one: {refused}.")
+        best = fastest([*found.values()], problem)
+        candidates = [*found.values(), *_baselines(problem, model)]
+        more_s = surcharge(best, problem)
+        if more_s and not deadline.over():
+            search = next(s for s, f in found.items() if f is best)
+            simpler = search.simplify(more_s)
+            if simpler is not None:
+                candidates.append(simpler)
+        taken = simplest(candidates, problem)
+        return assemble(
+            problem,
+            model,
+            taken,
+            self.name,
+            alternatives=_alternatives(taken, model, searches),
+            elsewhere=[
+                (search.key.seconds, str(search.layout))
+                for search in searches
+                if not _is_on(taken, search.layout) and not search.key.over
+            ],
+            preferred_to=best,
+            cut_short=deadline.cut_short,
+        )
+
+    def _offer(self, problem: Problem, model: FoldedModel, found: Found) -> None:
+        assert problem.offer is not None
+        make = functools.partial(assemble, problem, model, found, self.name)
+        problem.offer(make, found.cost)
+
+
+def _baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
+    """What takes no search; of its variables the weights that a search decides, which it leaves
+    whole."""
+    decided = {
+        v.name
+        for group in model.folded.groups
+        for v in group
+        if group[0].trainable and len(group[0].shape) > 1
+    }
+    for plain in baselines(problem, model):
+        weights = {n: spec for n, spec in plain.anchors.variables.items() if n in decided}
+        anchors = dataclasses.replace(plain.anchors, variables=weights)
+        yield dataclasses.replace(plain, anchors=anchors, num_split=0)
+
+
+def _alternatives(
+    taken: Found, model: FoldedModel, searches: Sequence[LayoutSearch]
+) -> dict[str, list[Alternative]]:
+    """What was priced for each variable: on the layout of `taken`, and the best split elsewhere."""
+    priced: dict[str, list[Alternative]] = {}
+    elsewhere: dict[str, Alternative] = {}
+    for search in searches:
+        if _is_on(taken, search.layout):
+            priced = search.alternatives()
+            continue
+        whole = search.plans.replicated
+        for name, known in search.alternatives().items():
+            for option in known:
+                better = name not in elsewhere or option.seconds < elsewhere[name].seconds
+                if option.spec != whole and math.isfinite(option.seconds) and better:
+                    elsewhere[name] = dataclasses.replace(option, layout=str(search.layout))
+    for name, option in elsewhere.items():
+        priced.setdefault(name, []).append(option)
+    groups = [group for group in model.folded.groups if group[0].name in priced]
+    return {variable.name: priced[group[0].name] for group in groups for variable in group}
+
+
+def _is_on(found: Found, layout: Layout) -> bool:
+    """Whether a plan was found on `layout`."""
+    return (found.mesh, found.batch_axes) == (layout.mesh, layout.batch_names)
+
+
+def _promises(key: Key, least: Key, limit: float) -> bool:
+    """Whether a layout's best plan so far is near `least`, the best of all.
+
+    Where nothing fits into memory yet, near is what stores not much more.
+
+    Args:
+        limit: the memory of a device, in bytes.
+    """
+    if least.over > 0:
+        return limit + key.over <= SMALL * (limit + least.over)
+    return key.over == 0 and key.seconds <= PROMISING * least.seconds
+
+
+def _is_cut_in_two(one: Layout, other: Layout) -> bool:
+    """Whether `other` has a DeviceMesh(d1, d2) in place of the model axis of `one`."""
+    return (
+        one.batch_axes == other.batch_axes
+        and one.used_axes == (1,)
+        and one.mesh.shape[1] == math.prod(other.mesh.shape[1:])
+    )
+
+
+def _are_alike(one: Layout, other: Layout) -> bool:
+    """Whether two layouts differ only in how long their axes are."""
+    return (one.batch_axes, one.model_axes) == (other.batch_axes, other.model_axes)

@@ -1,0 +1,77 @@
+"""What a search on one layout goes through: weights in units small enough to price all plans of
+each, and the plans of a unit in the order in which they are priced."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from tfpar.search.weights import Group
+
+MAX_TOGETHER = 128
+"""Plans of weights that are searched together though no block holds them, or too large a one."""
+
+_TOKENS = re.compile(r"[/_]+")
+
+Picks = tuple[int, ...]
+"""The option taken by each group of a unit."""
+
+
+def in_units(groups: Sequence[Group], limit: int) -> list[list[Group]]:
+    """`groups` as one unit if it has at most `limit` plans, else by the branches of their names.
+
+    Neighbouring branches that are small stay together (the two layers of an MLP).
+    """
+    if math.prod(len(g.options) for g in groups) <= limit or len(groups) == 1:
+        return [list(groups)]
+    paths = [_TOKENS.split(g.name) for g in groups]
+    shared = len(os.path.commonprefix(paths))
+    branches = [
+        [groups[i] for i in members]
+        for _, members in itertools.groupby(
+            range(len(groups)), lambda i: tuple(paths[i][shared : shared + 1])
+        )
+    ]
+    if len(branches) == 1:  # names that differ in nothing a path shows
+        half = len(groups) // 2
+        return [*in_units(groups[:half], limit), *in_units(groups[half:], limit)]
+    out: list[list[Group]] = []
+    for branch in branches:
+        together = [*(out[-1] if out else []), *branch]
+        if out and math.prod(len(g.options) for g in together) <= MAX_TOGETHER:
+            out[-1] = together
+        else:
+            out += in_units(branch, limit)
+    return out
+
+
+def nearby(unit: Sequence[Group]) -> Iterator[Picks]:
+    """What differs from the chosen plan in at most two weights."""
+    chosen = [g.chosen for g in unit]
+    places = range(len(unit))
+    for changed in (*itertools.combinations(places, 1), *itertools.combinations(places, 2)):
+        for picks in itertools.product(*(range(len(unit[at].options)) for at in changed)):
+            new = list(chosen)
+            for at, pick in zip(changed, picks, strict=True):
+                new[at] = pick
+            yield tuple(new)
+
+
+def every(unit: Sequence[Group]) -> Iterator[Picks]:
+    """All plans of a unit; neighbours differ in one weight, the last varies fastest."""
+    sizes = [len(group.options) for group in unit]
+    digits, steps = [0] * len(sizes), [1] * len(sizes)
+    yield tuple(digits)
+    while True:
+        for at in reversed(range(len(sizes))):
+            moved = digits[at] + steps[at]
+            if 0 <= moved < sizes[at]:
+                digits[at] = moved
+                break
+            steps[at] = -steps[at]
+        else:
+            return
+        yield tuple(digits)

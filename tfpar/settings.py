@@ -1,0 +1,173 @@
+"""What `auto_parallel` and its kin are asked, in one form each: read in one place.
+
+`Settings.of` takes what users give, and makes of it one form each, or says at once what is wrong.
+What then depends on this machine (the default mesh, the cluster) is for the session to find.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.units import parse
+from tfpar.constraints import Constraint, constraints_of
+from tfpar.constraints.kinds import check_pattern
+from tfpar.ir.roles import COMPRESSIONS
+from tfpar.plans import Plan
+from tfpar.rewrite.chunks import CHUNKS
+from tfpar.search.auto import AutoPlanner
+from tfpar.search.cache import PlanCache
+from tfpar.search.objective import Budget
+from tfpar.search.planners import budget_for, find_planner
+from tfpar.search.problem import Planner
+from tfpar.spec import ArgumentError, Mesh
+from tfpar.spec.arguments import flag, listed, one_of, optional, path, refused
+
+if TYPE_CHECKING:
+    from tfpar.options import Options
+
+PLAN_CACHE = "TFPAR_PLAN_CACHE"
+"""The environment variable that names the folder of plans where nothing else does."""
+
+MeshLike = Mesh | Mapping[str, int] | Sequence[int] | int
+ConstraintsLike = Constraint | Mapping[str, Any] | Sequence[Constraint]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is asked, in one form each; see `Options` for what it means.
+
+    Attributes:
+        mesh: None for all ranks that there are, or the plan's.
+        budget: of a search.
+        cluster: not looked up yet: presets are fitted to the mesh.
+        memory_limit, bucket_bytes: in bytes.
+        compression: the dtype in which gradients travel; None: their own.
+    """
+
+    mesh: Mesh | None = None
+    constraints: tuple[Constraint, ...] = ()
+    plan: Plan | None = None
+    planner: Planner | None = dataclasses.field(default_factory=AutoPlanner)
+    budget: Budget = Budget()
+    cluster: Cluster | Mapping[str, Any] | str | None = None
+    plan_cache: PlanCache | None = None
+    memory_limit: float | None = None
+    bucket_bytes: int | None = None
+    strict: bool = False
+    compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
+    chunks: int | None = None
+    early_collectives: bool = True
+    verbose: bool = True
+
+    @classmethod
+    def of(
+        cls, mesh: MeshLike | None, constraints: ConstraintsLike | None, options: Options
+    ) -> Settings:
+        """What a user gives, read.
+
+        Raises:
+            ArgumentError: names the argument and what was given.
+        """
+        planner = find_planner(options.planner, options.level)
+        settings = cls(
+            mesh=None if mesh is None else Mesh.of(mesh),
+            constraints=constraints_of("constraints", constraints),
+            plan=optional(_plan, "plan", options.plan),
+            planner=planner,
+            budget=budget_for(planner, options.search_seconds),
+            cluster=optional(_cluster, "cluster", options.cluster),
+            plan_cache=_plan_cache("plan_cache", options.plan_cache),
+            memory_limit=optional(_size, "memory_limit", options.memory_limit),
+            bucket_bytes=optional(_whole_size, "bucket_bytes", options.bucket_bytes),
+            strict=flag("strict", options.strict),
+            compression=optional(_carried_as, "compression", options.compression),
+            recompute=optional(_recompute, "recompute", options.recompute),
+            chunks=optional(_chunks, "chunks", options.chunks),
+            early_collectives=flag("early_collectives", options.early_collectives),
+            verbose=_verbose("verbose", options.verbose),
+        )
+        if settings.plan is not None and settings.constraints:
+            raise ArgumentError(
+                "Give a plan or constraints, not both: a plan holds its constraints."
+            )
+        if settings.plan is not None and settings.recompute is not None:
+            raise ArgumentError(
+                "Give a plan or recompute, not both: a plan holds what it recomputes."
+            )
+        return settings
+
+
+def _plan(name: str, value: Any) -> Plan:
+    if isinstance(value, Plan):
+        return value
+    return Plan.load(path(name, value, "a Plan, or the path of a plan file"))
+
+
+def _cluster(name: str, value: Any) -> Cluster | Mapping[str, Any] | str:
+    if isinstance(value, Cluster | Mapping):
+        return value
+    return path(name, value, "a Cluster, the name of a preset, or the path of a cluster file")
+
+
+def _plan_cache(name: str, value: Any) -> PlanCache | None:
+    """The cache in a folder, by default that of the environment, if any."""
+    folder = optional(path, name, value) or os.environ.get(PLAN_CACHE)
+    return PlanCache(folder) if folder else None
+
+
+def _size(name: str, value: Any, expected: str = "a size above 0 such as '16 GiB'") -> float:
+    """Bytes of `"16 GiB"`, or of a number."""
+    try:
+        size = parse(value, "bytes")
+    except ValueError:
+        size = math.nan
+    if not size > 0:
+        raise refused(name, value, f"{expected}, or a number of bytes")
+    return size
+
+
+def _whole_size(name: str, value: Any) -> int:
+    """A byte or more, and not without an end."""
+    expected = "a size such as '32 MiB', of 1 byte or more"
+    size = _size(name, value, expected)
+    if not 1 <= size < math.inf:
+        raise refused(name, value, expected)
+    return int(size)
+
+
+def _carried_as(name: str, value: Any) -> str:
+    """The dtype in which gradients travel."""
+    return COMPRESSIONS[one_of(name, value, COMPRESSIONS)]
+
+
+def _chunks(name: str, value: Any) -> int:
+    """A number of chunks that there may be: more start more collectives than they hide."""
+    return one_of(name, value, CHUNKS)
+
+
+def _verbose(name: str, value: Any) -> bool:
+    """Whether users are told of plans; as Keras's argument of this name."""
+    return (
+        flag(name, value)
+        if isinstance(value, bool | np.bool_)
+        else bool(one_of(name, value, (0, 1)))
+    )
+
+
+def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
+    """What to compute again, as a value that can be compared."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    expected = "True, False, or a list of regular expressions"
+    patterns = (value,) if isinstance(value, str) else listed(name, value, expected)
+    for pattern in patterns:
+        check_pattern(f"{name}={pattern!r}", pattern)
+    return patterns

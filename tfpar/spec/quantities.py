@@ -1,0 +1,27 @@
+"""Bytes and seconds as text, the same in errors, summaries and logs."""
+
+from __future__ import annotations
+
+import math
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def format_bytes(count: float) -> str:
+    """`1.50 MiB` (1 MiB is 1024 KiB), rounded up: what is printed, given as a limit, is enough."""
+    if math.isinf(count):
+        return "inf B"
+    whole = math.ceil(count)
+    power = min(max(whole.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    if power == 0:
+        return f"{whole} B"
+    hundredths = -(-100 * whole // 1024**power)
+    return f"{hundredths // 100}.{hundredths % 100:02d} {_UNITS[power]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`1.25 ms`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale or unit == "us":
+            break
+    return f"{seconds / scale:.2f} {unit}"

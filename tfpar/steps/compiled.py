@@ -1,0 +1,174 @@
+"""A step that is compiled for each set of argument shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpar.capture.batches import batch_size_of, hashable, of_the_whole
+from tfpar.capture.step import CapturedStep, argument_specs, capture_step
+from tfpar.compile import CompileOptions, compile_step, recompute_step, simplify_step
+from tfpar.compile.dump import dump_of
+from tfpar.ir.graph import Tensor
+from tfpar.ir.names import VariableName
+from tfpar.planning import batched_inputs
+from tfpar.plans import Plan
+from tfpar.propagation.prepared import prepare
+from tfpar.report.announcement import announcement
+from tfpar.report.warnings import Warnings
+from tfpar.rewrite.chunk_writer import CannotChunk
+from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES
+from tfpar.runtime.executable import Executable
+from tfpar.search.meshes import input_spec
+from tfpar.session import Session
+from tfpar.steps.planned import StepPlanner, laid_on
+from tfpar.steps.program import Program
+from tfpar.variables.parallel_variable import ParallelVariable
+
+VariableNames = Callable[[tf.Variable], VariableName]
+
+
+class CompiledFunction:
+    """A step compiled anew for each set of argument shapes; one plan for all.
+
+    Args:
+        program: the session, and the plan shared with other steps.
+        function: the step; called with the arguments while tracing.
+        names: of each captured variable.
+        part: the step is part of the planned one (an evaluation or a prediction).
+        trains: the step may run in chunks; by default if it is not part of another.
+        several: the program has steps of other ops too (other traces, other fetches): the plan of
+            one serves all that have its weights.
+        build, matters: see `capture_step`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        function: Callable[..., Any],
+        *,
+        names: VariableNames | None = None,
+        on_plan: Callable[[Plan, Executable], None] | None = None,
+        build: Callable[[], None] | None = None,
+        matters: Callable[[tf.Variable], bool] | None = None,
+        part: bool = False,
+        name: str = "step",
+        trains: bool | None = None,
+        several: bool = False,
+    ) -> None:
+        self.program = program
+        self.planner = StepPlanner(program, name, several)
+        self.warnings = Warnings(program.session.options.strict)
+        self._build = build
+        self._matters = matters
+        self._part = part
+        self._trains = not part if trains is None else trains
+        self.function = function
+        self.executables: dict[Any, Executable] = {}
+        self._names = names
+        self._on_plan = on_plan
+        self._name = name
+
+    @property
+    def session(self) -> Session:
+        return self.program.session
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.executable(arguments)(arguments)
+
+    def executable(self, arguments: Sequence[Any], parts: int = 1) -> Executable:
+        """The step compiled for arguments of these shapes.
+
+        Args:
+            parts: of how many parts of a global batch each rank gets one.
+        """
+        specs = argument_specs(arguments)
+        known = self.executables.get(self._key(specs, parts))
+        if known is None:
+            whole = specs if parts == 1 else of_the_whole(specs, parts)
+            known = self.compile(whole, parts)
+            self.executables[self._key(specs, parts)] = known  # a plan may have been found
+        return known
+
+    def _key(self, specs: Sequence[Any], parts: int) -> tuple:
+        return hashable(specs), parts, self.program.version
+
+    def capture(self, specs: Sequence[Any]) -> CapturedStep:
+        """Trace the step for `specs` (structures of TensorSpecs)."""
+        with self.session.scope():
+            return capture_step(
+                self.function, specs, self._names, self._name, self._build, self._matters
+            )
+
+    def compile(self, specs: Sequence[Any], parts: int = 1) -> Executable:
+        """Capture, plan and link the step for `specs`, of which ranks may be given parts."""
+        session = self.session
+        world = session.ranks.world
+        observe = dump_of(self._name, None if world is None else world.rank)
+        captured = self.capture(specs)
+        captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
+        simplify_step(captured, observe)
+        batch_size = batch_size_of(specs)
+        plan = self.planner.plan(captured, batch_size, self._part)
+        if not self._part:
+            recompute_step(captured, plan.recompute, observe)
+        prepared = prepare(captured.graph)
+        self.warnings.fallbacks(prepared)
+        plan = dataclasses.replace(plan, chunks=self._chunks(plan))
+        asked = self._compile_options(captured, plan, batched_inputs(captured, batch_size))
+        try:
+            compiled = compile_step(captured, asked, prepared, observe)
+        except CannotChunk as error:
+            self.warnings.unchunked(error.op, plan.chunks)
+            plan = dataclasses.replace(plan, chunks=1)
+            asked = dataclasses.replace(asked, chunks=1)
+            compiled = compile_step(captured, asked, prepared, observe)
+        name = self._name.replace("_", " ")
+        executable = Executable(captured, compiled, session.ranks, name, parts)
+        self.warnings.fallbacks(prepared)  # bodies are known now
+        self.warnings.held(executable.partitioned)
+        if not self.program.told:
+            self.program.told = True
+            self.session.tell(announcement(plan, executable.partitioned, self.planner.search))
+        if self._on_plan is not None:
+            self._on_plan(plan.with_partitioned(executable.partitioned), executable)
+        return executable
+
+    def find_plan(self, specs: Sequence[Any]) -> Plan:
+        """The plan for this step at `specs`; nothing is compiled."""
+        captured = self.capture(specs)
+        captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
+        simplify_step(captured)
+        return self.planner.plan(captured, batch_size_of(specs), self._part)
+
+    def _compile_options(
+        self, captured: CapturedStep, plan: Plan, batched: Collection[Tensor]
+    ) -> CompileOptions:
+        """What the plan and the session's options fix of the program."""
+        options, mesh = self.session.options, plan.mesh
+        axes = [mesh.axis(n) for n in plan.batch_axes]
+        anchors = plan.anchors()
+        anchors = dataclasses.replace(
+            anchors,
+            variables={**laid_on(captured, mesh), **anchors.variables},
+            inputs=[input_spec(t in batched, mesh, axes) for t in captured.graph.inputs],
+        )
+        found = None if plan.cost is None else plan.cost.bucket_bytes
+        return CompileOptions(
+            mesh,
+            anchors,
+            batched,
+            plan.chunks,
+            options.compression,
+            options.early_collectives,
+            options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
+        )
+
+    def _chunks(self, plan: Plan) -> int:
+        """How many chunks of the batch the step computes one behind the other."""
+        if not self._trains or plan.mesh.size == 1:
+            return 1
+        return self.session.options.chunks or plan.chunks

@@ -1,0 +1,171 @@
+"""The plan for a step: the one given, the one that its program has, or one found now."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from tfpar.capture.step import CapturedStep
+from tfpar.constraints import Constraint, laid_by_layers
+from tfpar.planning import Request, cost_on_one_device, search_plan
+from tfpar.plans import Plan, plan_from_constraints
+from tfpar.report.announcement import Search
+from tfpar.runtime.detect import detect_cluster
+from tfpar.search.problem import Problem
+from tfpar.search.recompute import Blocks
+from tfpar.session import Session
+from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TimeLimitError
+from tfpar.steps.program import Program
+
+
+class StepPlanner:
+    """Plans one step of a program, for any batch shape.
+
+    Args:
+        name: of the step, in messages between processes.
+        several: see `CompiledFunction`.
+
+    Attributes:
+        search: how the plan was found and what it is compared with, if users are told of it and
+            it was searched here.
+    """
+
+    def __init__(self, program: Program, name: str, several: bool) -> None:
+        self.program = program
+        self.search: Search | None = None
+        self._name = name
+        self._inherited = None if several else program.plan
+        self._found: Plan | None = None
+
+    @property
+    def session(self) -> Session:
+        return self.program.session
+
+    def plan(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
+        """The plan for a captured and simplified step.
+
+        Args:
+            part: the step is part of the planned one (an evaluation or a prediction).
+        """
+        session, program = self.session, self.program
+        given = session.options.plan
+        if given is not None:
+            return given.fitted(captured.graph, gradients=captured.gradients, part=part)
+        if session.options.planner is None:
+            plan = plan_from_constraints(
+                captured.graph,
+                session.mesh,
+                constraints_on(captured, session),
+                gradients=captured.gradients,
+                part=part,
+            )
+            return dataclasses.replace(plan, recompute=self._recomputed(captured, part))
+        found = self._known(captured, part)
+        if found is not None:
+            return found
+        plan = self._search(captured, batch_size, part)
+        self._found = plan
+        if part:
+            program.told = False
+        else:
+            program.use(plan)
+            session.first = session.first or plan
+        return plan
+
+    def _known(self, captured: CapturedStep, part: bool) -> Plan | None:
+        """The plan found before, for another batch or for training; None if it does not fit.
+
+        It serves what was compiled before: the model may have other weights by now, or if it was
+        compiled again, other ops.
+        """
+        program = self.program
+        found = program.plan or self._found
+        if found is None:
+            return None
+        part = part or found is not self._inherited
+        try:
+            return found.fitted(captured.graph, gradients=captured.gradients, part=part)
+        except OtherModelError as error:
+            self.session.tell(
+                f"the model has changed since it was planned ({error.difference}), and is planned "
+                f"anew; what is split stays so where it can"
+            )
+        self._found = None
+        program.use(None)
+        return None
+
+    def _recomputed(self, captured: CapturedStep, part: bool) -> tuple[str, ...]:
+        """What the user asks to compute again in the backward pass."""
+        asked = self.session.options.recompute
+        if not asked or part:
+            return ()
+        return Blocks.of(captured.graph, captured.gradients).chosen(asked)
+
+    def _search(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
+        """The planner's plan; of several processes the first one's."""
+        world = self.session.ranks.world
+        if world is None:
+            return self._solve(captured, batch_size, part)
+        text = world.first(
+            f"planning {self._name}", lambda: self._solve(captured, batch_size, part).to_json()
+        )
+        return Plan.from_json(text)
+
+    def _solve(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
+        session, options, planner = self.session, self.session.options, self.session.options.planner
+        assert planner is not None
+        laid = {}
+        if session.first is not None:
+            laid = laid_on(captured, session.first.mesh)
+        cluster = session.cluster or detect_cluster(session.mesh)
+        cluster = cluster.with_memory(options.memory_limit)
+        request = Request(
+            session.mesh,
+            cluster,
+            constraints_on(captured, session),
+            session.first,
+            options.compression,
+            options.recompute,
+            options.budget,
+        )
+
+        def search(request: Request, laid: dict[str, Spec]) -> tuple[Plan, Problem]:
+            return search_plan(
+                captured,
+                request,
+                batch_size,
+                planner,
+                options.plan_cache,
+                laid,
+                part=part,
+                interrupted=session.interrupted,
+            )
+
+        started = time.monotonic()
+        try:
+            plan, problem = search(request, laid)
+        except PlanError as error:
+            if request.base is None or isinstance(error, TimeLimitError):
+                raise  # what lies already stays where it can
+            plan, problem = search(dataclasses.replace(request, base=None), {})
+        if options.verbose:
+            taken = time.monotonic() - started
+            device = session.cluster or detect_cluster(Mesh.of([1]))
+            self.search = Search(taken, cost_on_one_device(problem, device))
+        return plan
+
+
+def laid_on(captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
+    """The variables of a step that lie on `mesh` already, by name."""
+    return {
+        v.name: variable.layout[1]
+        for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
+        if variable.layout is not None and variable.layout[0] == mesh
+    }
+
+
+def constraints_on(captured: CapturedStep, session: Session) -> tuple[Constraint, ...]:
+    """The session's constraints, and what layers say of their own weights."""
+    names = (v.name for v in captured.graph.variables)
+    pairs = zip(names, captured.variables, strict=True)
+    return (*session.options.constraints, *laid_by_layers(pairs, session.mesh))

@@ -1,0 +1,29 @@
+"""The plan that the steps of one model share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.plans import Plan
+from tfpar.session import Session
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """The steps of one model (or one function) and the plan that they share.
+
+    Attributes:
+        plan: found for its training step; None before that, or where none is searched.
+        version: is another one once `plan` is.
+        told: whether the user has been told of the plan in force.
+    """
+
+    session: Session
+    plan: Plan | None = None
+    version: int = 0
+    told: bool = False
+
+    def use(self, plan: Plan | None) -> None:
+        """Take another plan, or none."""
+        self.plan, self.told = plan, False
+        self.version += 1

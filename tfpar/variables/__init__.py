@@ -1,0 +1,1 @@
+"""Variables whose value is not made yet, split over ranks, or whole."""

@@ -1,0 +1,44 @@
+"""What lies behind the handle of a TensorFlow variable, whatever shape it has at the moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+
+def plain_variable(value: tf.Tensor) -> tf.Variable:
+    """An ordinary variable, past any creator scope that is active."""
+    variable = resource_variable_ops.UninitializedVariable(
+        shape=value.shape, dtype=value.dtype, trainable=False
+    )
+    variable.assign(value)
+    return variable
+
+
+def store(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Put `value` behind the variable's handle, whatever shape lies there now."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
+
+
+def release(variable: tf.Variable) -> None:
+    """Let go of the memory behind the variable's handle, which stays.
+
+    A function of the user's that was traced before would read it: it finds not-a-number.
+    """
+    dtype = variable.dtype
+    is_number = dtype.is_floating or dtype.is_complex
+    store(variable, tf.cast(float("nan"), dtype) if is_number else tf.zeros([0], dtype))
+
+
+def as_read(value: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
+    """`value`, whose gradient goes to `handle`: for tapes that watch a function from outside."""
+    with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": "TfparRead"}):
+        value, _ = tf.identity_n([value, handle])
+    return value
+
+
+@tf.RegisterGradient("TfparRead")
+def _gradient_of_read(op: tf.Operation, gradient: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    return [None, gradient]

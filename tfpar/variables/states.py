@@ -1,0 +1,107 @@
+"""Where a variable's value is: one of three states, each with all that it needs.
+
+    Pending   nowhere yet: what makes it
+    Whole     behind the variable's own handle, as that of an ordinary one
+    Sharded   with the ranks: the shards that this process stores, and how they are laid
+
+A state never changes; a variable changes from one to another (`variables.parallel_variable`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfpar.spec import Mesh, Shard, Spec
+from tfpar.variables.pieces import cut, join
+
+if TYPE_CHECKING:
+    from tfpar.runtime.ranks import Ranks
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pending:
+    """A shape and an initializer, no memory.
+
+    Attributes:
+        initial: makes the value: a callable without arguments, or a `Stored` that lies in a file.
+    """
+
+    initial: Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Whole:
+    """An ordinary variable on one device.
+
+    Attributes:
+        aside: the shards that are used again afterwards, by rank, where it is whole for a time.
+    """
+
+    aside: Mapping[int, tf.Variable] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sharded:
+    """Shards with the ranks, the whole value nowhere.
+
+    Attributes:
+        mesh, spec: how it is laid.
+        stored: the shards in the memory of this process, by the rank that stores them.
+        holders: for each rank, the rank in whose memory its shard lies.
+        ranks: where the ranks live.
+    """
+
+    mesh: Mesh
+    spec: Spec
+    stored: Mapping[int, tf.Variable]
+    holders: tuple[int, ...]
+    ranks: Ranks
+
+    @property
+    def shards(self) -> dict[int, tf.Variable]:
+        """The variable that each rank of this process uses."""
+        return {rank: self.stored[self.holders[rank]] for rank in self.ranks.local}
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether the whole value takes shards of other processes."""
+        return self.ranks.world is not None and any(isinstance(p, Shard) for p in self.spec)
+
+    def assign(self, value: tf.Tensor) -> None:
+        """Store of the whole `value` what each rank of this process has."""
+        for rank, shard in self.stored.items():
+            shard.assign(cut(value, self.spec, self.mesh, rank))
+
+    def assemble(self, name: str, shape: tf.TensorShape) -> tf.Tensor:
+        """The whole value; where it needs others, all processes call this together.
+
+        Args:
+            name: of the variable, for messages.
+            shape: of the whole value.
+        """
+        mesh, spec, world = self.mesh, self.spec, self.ranks.world
+        own = {rank: shard.read_value() for rank, shard in self.shards.items()}
+        if world is None:
+            return join([own[r] for r in range(mesh.size)], shape.as_list(), spec, mesh)
+        (value,) = own.values()
+        axes = tuple(a for a, placement in enumerate(spec) if isinstance(placement, Shard))
+        if not axes:
+            return value
+        group = next(g for g in mesh.groups(axes) if world.rank in g)
+        with world.at(f"gathering {name}"):
+            world.transport.connect([g for g in mesh.groups(axes) if len(g) > 1])
+            gathered = world.exchange.all_gather(value, group)
+        # Ranks of other groups hold what their counterparts of this one do.
+        at = {
+            tuple(mesh.coordinates(r)[a] for a in axes): v
+            for r, v in zip(group, gathered, strict=True)
+        }
+        pieces = [at[tuple(mesh.coordinates(r)[a] for a in axes)] for r in range(mesh.size)]
+        return join(pieces, shape.as_list(), spec, mesh)
+
+
+State = Pending | Whole | Sharded
