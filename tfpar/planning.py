@@ -29,7 +29,7 @@ from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
-from tfpar.search.meshes import free_layouts, given_layout
+from tfpar.search.meshes import given_mesh, logical_meshes
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Fixed, Planner, Problem, Progress, step_anchors
@@ -110,14 +110,14 @@ def _free_problem(
     request.cluster.check(request.mesh)
     cut = planning_graph(step.graph, step.gradients)
     if request.base is not None:
-        layouts = [given_layout(request.base.mesh, request.base.batch_axes)]
+        meshes = [given_mesh(request.base.mesh, request.base.batch_axes)]
     else:
-        layouts = free_layouts(request.mesh)
+        meshes = logical_meshes(request.mesh)
     if step.gradients and state_ratio is None:
         state_ratio = _slot_ratio(step, cut.graph.variables)
     return Problem(
         graph=cut.graph,
-        layouts=layouts,
+        meshes=meshes,
         cluster=request.cluster,
         batched=batched_inputs(step, batch_size),
         fingerprint=fingerprint(cut.graph),
@@ -148,7 +148,7 @@ def _constrained(free: Problem, graph: Graph, request: Request, must_match: bool
     outputs = resolve_outputs(constraints, graph, mesh, must_match=must_match)
     return dataclasses.replace(
         free,
-        layouts=[given_layout(mesh, batch_axes(constraints, mesh))],
+        meshes=[given_mesh(mesh, batch_axes(constraints, mesh))],
         fixed={**free.fixed, **{n: Fixed(r.spec, r.reason) for n, r in variables.items()}},
         tensors={name: Fixed(r.spec, r.reason) for name, r in outputs.items()},
         constraints=tuple(map(str, constraints)),

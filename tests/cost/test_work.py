@@ -15,7 +15,7 @@ from tfpar.cost.work import flops
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op
 from tfpar.ir.roles import BACKWARD, Roles
-from tfpar.propagation.decide import Choice
+from tfpar.propagation.decide import Strategy
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.factors import WHOLE
 from tfpar.propagation.partitioned import Anchors, Decision, Reshard
@@ -179,7 +179,7 @@ ALONE = ((R,), (R,)), ((R,),)
 
 def as_split(rule, factor, specs):
     split = WHOLE if factor is None else (rule.factor(factor), PLAIN)
-    return Decision(Choice((split,), *specs))
+    return Decision(Strategy((split,), *specs))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_product_takes_the_slower_of_arithmetic_and_memory(mesh, factor, specs
 def test_two_axes_divide_the_work_twice():
     op, rule = product()
     splits = (rule.factor("i"), PLAIN), (rule.factor("j"), PLAIN)
-    choice = Choice(splits, ((Shard(0), R), (R, Shard(1))), ((Shard(0), Shard(1)),))
+    choice = Strategy(splits, ((Shard(0), R), (R, Shard(1))), ((Shard(0), Shard(1)),))
     found = pricer(Mesh.of([2, 2])).op_seconds(op, rule, Decision(choice))
     assert found == pytest.approx(1e-6 + 2 * 4 * 16 * 16 * 1e-9)
 
@@ -240,14 +240,14 @@ def test_exponentials_take_longer_than_what_they_move(function, op_type, each):
     assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(moved)
     found = pricer(cluster=slow).op_seconds(op, rule, whole(op))
     assert found == pytest.approx(1e-6 + 256e-6 * each if each else moved)
-    split = Decision(Choice(((0, PLAIN),), ((Shard(0),),), ((Shard(0),),)))
+    split = Decision(Strategy(((0, PLAIN),), ((Shard(0),),), ((Shard(0),),)))
     found = pricer(cluster=slow).op_seconds(op, rule, split)
     assert found == pytest.approx(1e-6 + 64e-6 * each if each else 1e-6 + (moved - 1e-6) / 4)
 
 
 def whole(op):
     return Decision(
-        Choice((WHOLE,), tuple((R,) for _ in op.inputs), tuple((R,) for _ in op.outputs))
+        Strategy((WHOLE,), tuple((R,) for _ in op.inputs), tuple((R,) for _ in op.outputs))
     )
 
 
@@ -264,7 +264,7 @@ def test_an_elementwise_op_moves_what_it_reads_and_writes():
     op, rule = op_of(lambda x, y: x + y, x, x, op_type="AddV2")
     assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(1e-6 + 3 * 512e-9)
     split = (rule.names.index("_1"), PLAIN)
-    decision = Decision(Choice((split,), ((Shard(0),),) * 2, ((Shard(0),),)))
+    decision = Decision(Strategy((split,), ((Shard(0),),) * 2, ((Shard(0),),)))
     assert pricer().op_seconds(op, rule, decision) == pytest.approx(1e-6 + 3 * 128e-9)
 
 
@@ -279,7 +279,7 @@ def test_an_update_moves_the_variable_too(op_type, passes):
     rule = prepare(build.graph).rules[op]
     # The value read, the variable written and, to subtract from it, read.
     assert pricer().op_seconds(op, rule, whole(op)) == pytest.approx(1e-6 + passes * 512e-9)
-    split = Decision(Choice((WHOLE,), ((Shard(0),), (Shard(0),)), ()))
+    split = Decision(Strategy((WHOLE,), ((Shard(0),), (Shard(0),)), ()))
     assert pricer().op_seconds(op, rule, split) == pytest.approx(1e-6 + passes * 128e-9)
 
 

@@ -30,7 +30,7 @@ def test_blocks_with_like_names_that_differ_are_not():
 def test_min_duplicate_is_respected(min_duplicate):
     parts = parts_of(chain(["m/alpha", "m/beta", "m/gamma"]), min_duplicate)
     assert (counts(parts) == [3]) == (min_duplicate <= 3)
-    assert (len(parts.families) == 1) == (min_duplicate <= 3)
+    assert (len(parts.repeats) == 1) == (min_duplicate <= 3)
 
 
 def test_blocks_of_unlike_shapes_are_variants():
@@ -46,7 +46,7 @@ def test_blocks_of_unlike_shapes_are_variants():
     parts = parts_of(build.graph)
     shared = next(s for s in parts.subgraphs if s.count == 5)
     assert [len(v) for v in shared.variants] == [2, 3]
-    assert sorted(f.count for f in parts.families) == [2, 3]
+    assert sorted(f.count for f in parts.repeats) == [2, 3]
 
 
 def test_a_stage_of_equal_blocks_is_no_block():
@@ -60,7 +60,7 @@ def test_a_stage_of_equal_blocks_is_no_block():
     parts = parts_of(build.graph)
     (shared,) = largest(parts.subgraphs)
     assert shared.count == 6
-    assert [f.count for f in parts.families] == [6]
+    assert [f.count for f in parts.repeats] == [6]
 
 
 @pytest.mark.slow
@@ -73,17 +73,17 @@ def test_a_model_may_have_several():
 
 
 @pytest.mark.slow
-def test_towers_side_by_side_are_two_families():
+def test_towers_side_by_side_are_two_repeats():
     parts = captured("clip", num_layers=4)
-    first = [f.instances[0][0].name for f in parts.families if f.count == 4]
+    first = [f.instances[0][0].name for f in parts.repeats if f.count == 4]
     assert sorted("image" in name for name in first) == [False, True]
 
 
 @pytest.mark.slow
 def test_dense_and_expert_blocks_in_turn_are_one_block():
     parts = captured("vmoe", num_layers=6)
-    (family,) = (f for f in parts.families if f.count == 3)
-    names = " ".join(n.name for n in family.instances[0])
+    (repeat,) = (f for f in parts.repeats if f.count == 3)
+    names = " ".join(n.name for n in repeat.instances[0])
     assert "feed_forward_1/fc1" in names
     assert "moe" in names
 
@@ -111,7 +111,7 @@ def test_a_bottleneck_is_a_block_but_not_its_stage():
     parts = captured("resnet", blocks=(4, 4))
     found = largest(parts.subgraphs)
     assert sorted(s.count for s in found if len(s.blocks[0].nodes) > 5) == [2, 6]
-    assert sorted(f.count for f in parts.families if len(f.instances[0]) > 5) == [3, 3]
+    assert sorted(f.count for f in parts.repeats if len(f.instances[0]) > 5) == [3, 3]
 
 
 def test_layers_without_names_fold_by_what_repeats_in_a_row():
@@ -125,6 +125,6 @@ def test_layers_without_names_fold_by_what_repeats_in_a_row():
         return keras.Model(inputs, layers.Dense(4)(x))
 
     parts = captured(mixer, depth=5)
-    (family,) = (f for f in parts.families if f.count >= 4)
-    assert family.count == 5
-    assert sum(len(n.weights) for n in family.instances[0]) == 6
+    (repeat,) = (f for f in parts.repeats if f.count >= 4)
+    assert repeat.count == 5
+    assert sum(len(n.weights) for n in repeat.instances[0]) == 6

@@ -16,7 +16,13 @@ from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
 from tfpar.ir.planning_graph import PlanningGraph, planning_graph
 from tfpar.ir.roles import Roles
-from tfpar.ir.shared_subgraphs import Family, SharedSubgraph, Signatures, families, prune_graph
+from tfpar.ir.shared_subgraphs import (
+    RepeatedBlock,
+    SharedSubgraph,
+    Signatures,
+    prune_graph,
+    repeated_blocks,
+)
 from tfpar.keras import adapter
 from tfpar.search.model.fold import Folded, fold
 
@@ -36,21 +42,21 @@ class Parts:
         self.subgraphs: list[SharedSubgraph] = prune_graph(
             self.nodes, self.signatures, self.min_duplicate
         )
-        self.families: list[Family] = families(
+        self.repeats: list[RepeatedBlock] = repeated_blocks(
             self.nodes, self.subgraphs, self.signatures, self.min_duplicate
         )
 
     def fold(self) -> Folded:
-        return fold(self.graph, self.families, self.signatures)
+        return fold(self.graph, self.repeats, self.signatures)
 
     def node(self, name: str) -> GraphNode:
         return next(n for n in self.nodes.nodes if n.name == name)
 
     def counts(self) -> dict[str, int]:
-        """How many blocks each family of more than one weight has, by the first node's name."""
+        """How often each block of more than one weight is there, by its first node's name."""
         return {
             f.instances[0][0].name: f.count
-            for f in self.families
+            for f in self.repeats
             if sum(len(n.weights) for n in f.instances[0]) > 1
         }
 

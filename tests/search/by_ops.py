@@ -23,7 +23,7 @@ class ByOps:
     name: str = "by ops"
 
     def solve(self, problem: Problem) -> Plan:
-        ranks = max(layout.mesh.size for layout in problem.layouts)
+        ranks = max(logical.mesh.size for logical in problem.meshes)
         plan = problem.plan(
             mesh=Mesh.of([ranks]),
             batch_axes=("data",),

@@ -47,7 +47,7 @@ def test_rhino_decides_where_it_can(feed_forward):
 def test_loops_are_for_tap(loops, caplog):
     planner = AutoPlanner()
     part = auto.part_in_regions(FoldedModel.of(loops, 2), loops.cluster)
-    assert auto.MUCH < part < 1
+    assert auto.MAX_REGION_SHARE < part < 1
     with caplog.at_level(logging.INFO, "tfpar"):
         plan = planner.solve(loops)
     assert plan.planner == "tap"
@@ -61,7 +61,7 @@ def test_a_step_without_loops_spends_nothing_in_them(feed_forward):
 
 def test_little_time_is_for_tap(feed_forward):
     ops = len(FoldedModel.of(feed_forward, 2).prepared.graph.ops)
-    needed = auto.SECONDS_AN_AXIS * ops**1.5
+    needed = auto.SECONDS_PER_AXIS * ops**1.5
     little, why = pick(feed_forward, needed / 2)
     assert isinstance(little, TapPlanner)
     assert "Rhino's would take" in why
@@ -70,7 +70,7 @@ def test_little_time_is_for_tap(feed_forward):
 
 
 def test_large_graphs_are_for_tap_where_no_time_is_given(feed_forward, monkeypatch):
-    monkeypatch.setattr(auto, "PATIENCE_S", 1e-3)
+    monkeypatch.setattr(auto, "SEARCH_SECONDS", 1e-3)
     picked, why = pick(feed_forward)
     assert isinstance(picked, TapPlanner)
     assert "Rhino's would take" in why
@@ -89,7 +89,7 @@ def test_the_time_that_is_given_is_that_of_the_planner_it_takes(
             "search",
             lambda self, p, m, d, s=search: given.append(d.left) or s(self, p, m, d),
         )
-    monkeypatch.setattr(auto, "SECONDS_AN_AXIS", seconds_an_axis)
+    monkeypatch.setattr(auto, "SECONDS_PER_AXIS", seconds_an_axis)
     AutoPlanner().solve(within(50.0, feed_forward))
     assert len(given) == 1 and 0 < given[0] <= 50
 

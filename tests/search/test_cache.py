@@ -19,7 +19,7 @@ from tfpar.cluster.named import find_cluster
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.planning import find_plan
 from tfpar.search.cache import PlanCache
-from tfpar.search.meshes import free_layouts, given_layout
+from tfpar.search.meshes import given_mesh, logical_meshes
 from tfpar.search.problem import Fixed, Problem
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, PlanError, Replicate, Shard
@@ -43,7 +43,7 @@ def problem(batch: int = 8, mesh: Mesh = MESH, cluster: str = "dgx-a100", **chan
     graph = mlp(batch=batch, hidden=16)
     stated = Problem(
         graph,
-        free_layouts(mesh),
+        logical_meshes(mesh),
         find_cluster(cluster, mesh),
         frozenset(graph.inputs),
         fingerprint(graph),
@@ -100,14 +100,14 @@ OTHERS = {
     "batch size": problem(batch=16),
     "mesh": problem(mesh=Mesh.of([4, 2])),
     "cluster": problem(cluster="v100-ethernet"),
-    "logical mesh": problem(layouts=[given_layout(MESH, ["data"])]),
-    "batch axes": problem(layouts=[given_layout(MESH, ["data", "model"])]),
+    "logical mesh": problem(meshes=[given_mesh(MESH, ["data"])]),
+    "batch axes": problem(meshes=[given_mesh(MESH, ["data", "model"])]),
     "nothing batched": problem(batched=frozenset()),
     "constraint": problem(
-        layouts=[given_layout(MESH, ["data"])], fixed={"head/kernel": Fixed(COLUMNS, "so")}
+        meshes=[given_mesh(MESH, ["data"])], fixed={"head/kernel": Fixed(COLUMNS, "so")}
     ),
     "another spec": problem(
-        layouts=[given_layout(MESH, ["data"])],
+        meshes=[given_mesh(MESH, ["data"])],
         fixed={"head/kernel": Fixed((Replicate(), Shard(0)), "so")},
     ),
     "optimizer": problem(state_ratio=2.0),

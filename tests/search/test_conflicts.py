@@ -18,7 +18,7 @@ from tfpar.planning import Request, find_plan, search_plan
 from tfpar.plans import Plan
 from tfpar.search import conflicts, deadline
 from tfpar.search.conflicts import conflict_error, find_conflict
-from tfpar.search.meshes import given_layout
+from tfpar.search.meshes import given_mesh
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import MemoryLimitError, Mesh, PlanError, SpecError, TimeLimitError
@@ -49,8 +49,8 @@ class Stub:
 
     def relaxed(self, kept):
         names = tuple(n for n in NAMES if n in kept)
-        layouts = [given_layout(priced().mesh, ["data"])]
-        return dataclasses.replace(tiny(), layouts=layouts, constraints=names)
+        meshes = [given_mesh(priced().mesh, ["data"])]
+        return dataclasses.replace(tiny(), meshes=meshes, constraints=names)
 
     def solve(self, problem):
         self.asked.append(problem.constraints)
@@ -204,7 +204,7 @@ def test_a_search_says_what_it_is_for():
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """However busy the machine is, sets are smallest ones."""
-    monkeypatch.setattr(conflicts, "PATIENCE_S", 1e6)
+    monkeypatch.setattr(conflicts, "CONFLICT_SECONDS", 1e6)
 
 
 STEM, HEAD = tap.replicate("stem/kernel"), tap.replicate("head/kernel")

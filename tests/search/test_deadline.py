@@ -22,7 +22,7 @@ from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.objective import Budget
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.simplest import baselines
-from tfpar.search.tap import layout_search
+from tfpar.search.tap import mesh_search
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.search.tap.routing import Routing
 from tfpar.spec import PlanError, Shard, TfparError, TimeLimitError
@@ -91,7 +91,7 @@ def test_under_constraints_the_first_candidate_holds_to_them(captured, ticking):
 
 
 def test_where_no_plan_was_found_in_time_constraints_are_not_to_blame(captured, monkeypatch):
-    monkeypatch.setattr(layout_search, "pattern_routing", lambda *_: Routing(False, "broken"))
+    monkeypatch.setattr(mesh_search, "pattern_routing", lambda *_: Routing(False, "broken"))
     problem = captured.problem([2, 2], "v100-ethernet")
     with pytest.raises(TimeLimitError, match="in time. Give the search more search_seconds"):
         TapPlanner().solve(within(1e-9, problem))

@@ -15,7 +15,7 @@ from tfpar.propagation.prepared import prepare
 from tfpar.search import exhaustive
 from tfpar.search.auto import AutoPlanner
 from tfpar.search.exhaustive import MAX_PLANS, ExhaustivePlanner
-from tfpar.search.meshes import given_layout
+from tfpar.search.meshes import given_mesh
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Fixed, step_anchors
 from tfpar.search.rhino import RhinoPlanner
@@ -100,7 +100,7 @@ def test_what_is_given_stays_and_leaves_fewer_plans():
     column = parse_spec("R,S(1)")
     asked = dataclasses.replace(
         free,
-        layouts=[given_layout(Mesh(("data", "model"), (1, 2)), ["data"])],
+        meshes=[given_mesh(Mesh(("data", "model"), (1, 2)), ["data"])],
         fixed={"left/kernel": Fixed(column, "so")},
         constraints=("so",),
     )

@@ -193,7 +193,7 @@ def test_the_solver_does_not_keep_a_search_from_ending():
     assert time.monotonic() - seen[0] < AT_ONCE_S
     assert deadline.stopped
     for thread in set(threading.enumerate()) - before:
-        thread.join(ilp.PATIENCE_S / 2)
+        thread.join(ilp.PROGRAM_SECONDS / 2)
         assert not thread.is_alive(), "the solver runs on"
 
 

@@ -13,7 +13,7 @@ from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import DType, Graph, Tensor
-from tfpar.search.meshes import free_layouts
+from tfpar.search.meshes import logical_meshes
 from tfpar.search.objective import Objective
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh
@@ -156,7 +156,7 @@ def problem(graph: Graph, shape: list[int]) -> Problem:
     mesh = Mesh.of(shape)
     return Problem(
         graph,
-        free_layouts(mesh),
+        logical_meshes(mesh),
         slow_cluster(mesh),
         frozenset(graph.inputs),
         fingerprint(graph),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfpar.verification import Verdict
-from tfpar.verification.compare import FACTOR, difference
+from tfpar.verification.compare import NOISE_FACTOR, difference
 
 rng = np.random.default_rng(0)
 VALUES = rng.normal(size=1000).astype("float32")
@@ -27,7 +27,7 @@ def verdict(plain, mesh, noisy, **arguments) -> Verdict:
 def test_as_much_as_noise_is_rounding_and_more_differs():
     noisy = wobbling(VALUES, 1e-3)
     (near,) = wobbling(VALUES, 1e-3, 1)
-    (far,) = wobbling(VALUES, 2 * FACTOR * 1e-3, 1)
+    (far,) = wobbling(VALUES, 2 * NOISE_FACTOR * 1e-3, 1)
     assert verdict(VALUES, VALUES, noisy) is Verdict.EQUAL
     assert verdict(VALUES, near, noisy) is Verdict.ROUNDING
     assert verdict(VALUES, far, noisy) is Verdict.DIFFERS

@@ -22,7 +22,7 @@ from tfpar.cluster.network import Groups
 from tfpar.ir.graph import itemsize
 from tfpar.propagation.reshard import COLLECTIVES
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.search.meshes import free_layouts
+from tfpar.search.meshes import logical_meshes
 from tfpar.spec import Mesh
 
 Tell = Callable[[str], object]
@@ -187,10 +187,10 @@ def _chain(mesh: Mesh, emit: Emit, shapes: Sequence[tuple[int, ...]], dtype: str
 def axes_to_measure(mesh: Mesh) -> list[tuple[Mesh, int]]:
     """(mesh, axis) of every group of ranks that a search on `mesh` may use, each once."""
     found: dict[Groups, tuple[Mesh, int]] = {}
-    for layout in free_layouts(mesh):
-        for axis, size in enumerate(layout.mesh.shape):
+    for logical in logical_meshes(mesh):
+        for axis, size in enumerate(logical.mesh.shape):
             if size > 1:
-                found.setdefault(layout.mesh.groups((axis,)), (layout.mesh, axis))
+                found.setdefault(logical.mesh.groups((axis,)), (logical.mesh, axis))
     return list(found.values())
 
 
@@ -206,17 +206,17 @@ def _collectives(
         left_s = timer.left_s - reserve_s
         if left_s <= 0 and i >= len(first) * len(pairs):
             break
-        kind, layout, axis = pair
+        kind, axes, axis = pair
         if i % len(pairs) == 0:
             tell(f"collectives of {wanted / 1e3:g} kB")
-        shape, num_bytes = operand_of(kind, layout.shape[axis], wanted)
-        chain = _chain(layout, collective(kind, layout, axis), [shape], "float32")
+        shape, num_bytes = operand_of(kind, axes.shape[axis], wanted)
+        chain = _chain(axes, collective(kind, axes, axis), [shape], "float32")
         seconds = timer.seconds(chain, max(left_s, 0.0) / (len(tasks) - i))
         times[pair].append((num_bytes, seconds))
     return [
-        Measured(kind, layout.shape, axis, *fit.alpha_beta(*zip(*times[pair], strict=True)))
+        Measured(kind, axes.shape, axis, *fit.alpha_beta(*zip(*times[pair], strict=True)))
         for pair in pairs
-        for kind, layout, axis in [pair]
+        for kind, axes, axis in [pair]
     ]
 
 

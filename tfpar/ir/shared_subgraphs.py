@@ -207,7 +207,7 @@ def _count_weighted(block: Block) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Family:
+class RepeatedBlock:
     """Blocks that one plan serves: equal in structure and shapes.
 
     Attributes:
@@ -221,12 +221,12 @@ class Family:
         return len(self.instances)
 
 
-def families(
+def repeated_blocks(
     nodes: NodeGraph,
     subgraphs: Sequence[SharedSubgraph],
     signatures: Signatures,
     min_duplicate: int = 2,
-) -> list[Family]:
+) -> list[RepeatedBlock]:
     """What to fold: the largest blocks that repeat with equal shapes.
 
     Names may not show the block (a functional model whose layers are called `dense_7`): a run of
@@ -244,12 +244,12 @@ def families(
                 for i in range(count)
             ]
             if any(n.weights for n in instances[0]):
-                out.append(Family(instances))
+                out.append(RepeatedBlock(instances))
     by_label: dict[int, list[Sequence[GraphNode]]] = {}
     for i, (label, members) in enumerate(zip(labels, units, strict=True)):
         if i not in covered and any(n.weights for n in members):
             by_label.setdefault(label, []).append(members)
-    out += [Family(group) for group in by_label.values() if len(group) >= min_duplicate]
+    out += [RepeatedBlock(group) for group in by_label.values() if len(group) >= min_duplicate]
     return out
 
 
@@ -319,6 +319,6 @@ def _tandem_runs(labels: Sequence[int], min_duplicate: int) -> list[tuple[int, i
     return sorted(kept)
 
 
-def aligned_ops(family: Family, signatures: Signatures) -> list[list[Op]]:
+def aligned_ops(repeat: RepeatedBlock, signatures: Signatures) -> list[list[Op]]:
     """Forward ops of each instance, position by position alike."""
-    return [[op for n in nodes for op in signatures.forward(n)] for nodes in family.instances]
+    return [[op for n in nodes for op in signatures.forward(n)] for nodes in repeat.instances]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfpar.ir.graph import Op, Variable
 from tfpar.ir.traits import ADDITIONS
-from tfpar.propagation.decide import FREE, Choice, Operand, choose
+from tfpar.propagation.decide import FREE, Operand, Strategy, choose
 from tfpar.propagation.expansions import expanded
 from tfpar.propagation.generated import split_generated
 from tfpar.propagation.opened import split_opened
@@ -42,7 +42,7 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
     return decision
 
 
-def choice_by_rule(state: PropagationState, op: Op, planned: Choice | None = None) -> Choice:
+def choice_by_rule(state: PropagationState, op: Op, planned: Strategy | None = None) -> Strategy:
     """The cheapest way to run `op`; see `decide.choose`.
 
     Args:
@@ -62,7 +62,7 @@ def choice_by_rule(state: PropagationState, op: Op, planned: Choice | None = Non
     )
 
 
-def with_decomposition(state: PropagationState, op: Op, choice: Choice) -> Decision:
+def with_decomposition(state: PropagationState, op: Op, choice: Strategy) -> Decision:
     """`choice` as a decision; see `expansions.expanded`."""
     return expanded(op, choice, state.prepared, state.mesh, state.within, state.confined)
 

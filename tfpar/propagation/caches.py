@@ -15,7 +15,7 @@ from tfpar.rules.rule import OpRule
 from tfpar.spec import Mesh, Spec
 
 if TYPE_CHECKING:
-    from tfpar.propagation.decide import Choice
+    from tfpar.propagation.decide import Strategy
     from tfpar.propagation.partitioned import Decision, OpPlan
     from tfpar.propagation.prepared import PreparedGraph
     from tfpar.propagation.wish import Reached
@@ -57,7 +57,7 @@ class Caches:
     regions: dict[RegionKey, tuple[Decision, tuple[int, ...]]] = dataclasses.field(
         default_factory=dict
     )
-    expansions: dict[tuple[OpRule, Choice, Mesh, bool], Decision] = dataclasses.field(
+    expansions: dict[tuple[OpRule, Strategy, Mesh, bool], Decision] = dataclasses.field(
         default_factory=dict
     )
     decompositions: dict[tuple[OpRule, int, int, bool], PreparedGraph] = dataclasses.field(

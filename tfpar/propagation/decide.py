@@ -62,7 +62,7 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class Strategy:
     """How the op runs: one split per axis, and the specs that follow.
 
     Attributes:
@@ -93,10 +93,10 @@ def choose(
     mesh: Mesh,
     whole_axes: Collection[int] = (),
     *,
-    planned: Choice | None = None,
+    planned: Strategy | None = None,
     sparse: bool = False,
     deferred: bool = False,
-) -> Choice:
+) -> Strategy:
     """The cheapest way to run an op with `rule` on inputs of `specs`.
 
     Args:
@@ -142,7 +142,7 @@ def choose(
         if split[0] >= 0:
             sizes[split[0]] = size_after(sizes[split[0]], split[1], parts)
     chosen = tuple(splits)
-    return Choice(
+    return Strategy(
         chosen,
         input_specs(rule, chosen, mesh, takes, reductions),
         output_specs(rule, chosen, mesh, takes, reductions),
@@ -151,7 +151,7 @@ def choose(
 
 def choice_of(
     rule: OpRule, in_specs: Sequence[Spec], made: Sequence[Spec], mesh: Mesh
-) -> Choice | None:
+) -> Strategy | None:
     """The choice that reads inputs as `in_specs` and gives outputs as `made`; None if `rule` has
     none.
 
@@ -185,7 +185,7 @@ def choice_of(
         if split[0] >= 0:
             sizes[split[0]] = size_after(sizes[split[0]], split[1], parts)
     chosen = tuple(splits)
-    choice = Choice(
+    choice = Strategy(
         chosen,
         input_specs(rule, chosen, mesh, takes, reductions),
         output_specs(rule, chosen, mesh, takes, reductions),
@@ -195,7 +195,7 @@ def choice_of(
     return choice if choice.in_specs == tuple(in_specs) and fits_outputs else None
 
 
-def _along(choice: Choice, axis: int) -> tuple[Split, tuple[int, ...], str]:
+def _along(choice: Strategy, axis: int) -> tuple[Split, tuple[int, ...], str]:
     """How `choice` runs along one mesh axis, and through which inputs what Partials pass."""
     split = choice.splits[axis]
     return split, *(_carried(choice.in_specs, axis) if split[0] == CARRY else ((), "sum"))

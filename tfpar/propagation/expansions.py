@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.ir.graph import Op
-from tfpar.propagation.decide import Choice
+from tfpar.propagation.decide import Strategy
 from tfpar.propagation.partitioned import Anchors, Decision
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.propagation.state import Within
@@ -18,7 +18,7 @@ from tfpar.spec import Mesh, Partial
 
 def expanded(
     op: Op,
-    choice: Choice,
+    choice: Strategy,
     prepared: PreparedGraph,
     mesh: Mesh,
     within: Within,

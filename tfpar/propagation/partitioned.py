@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor, Variable, itemsize
 from tfpar.propagation.communication import Communication
-from tfpar.propagation.decide import Choice
+from tfpar.propagation.decide import Strategy
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.propagation.reshard import Step, lower_reshard, payloads
 from tfpar.spec import Mesh, Shard, Spec
@@ -70,12 +70,12 @@ class Decision:
     """How one op runs.
 
     Attributes:
-        choice: splits and specs; see `decide.Choice`.
+        choice: splits and specs; see `decide.Strategy`.
         expansion: the partitioned decomposition that runs in the op's place.
         bodies: partitioned function bodies of a control-flow op or call, by name.
     """
 
-    choice: Choice
+    choice: Strategy
     expansion: PartitionedGraph | None = None
     bodies: Mapping[str, PartitionedGraph] = dataclasses.field(default_factory=dict)
 

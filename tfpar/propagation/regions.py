@@ -19,7 +19,7 @@ import numpy as np
 from tfpar.ir.graph import FunctionRef, Op, Tensor
 from tfpar.ir.passes.hoist_reads import is_unchanged
 from tfpar.ir.traits import CALLS, HANDED_ON, LOOPS, REFERENCES, origin
-from tfpar.propagation.decide import CannotHold, Choice
+from tfpar.propagation.decide import CannotHold, Strategy
 from tfpar.propagation.factors import WHOLE
 from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph
 from tfpar.propagation.pinned import check_pinned
@@ -140,7 +140,7 @@ class _Region:
         bodies: Mapping[Any, PartitionedGraph],
     ) -> Decision:
         splits = (WHOLE,) * self.around.mesh.num_axes
-        return Decision(Choice(splits, tuple(in_specs), tuple(out_specs)), bodies=bodies)
+        return Decision(Strategy(splits, tuple(in_specs), tuple(out_specs)), bodies=bodies)
 
     def _body(
         self, name: str, inputs: Sequence[Tensor], constant: Collection[int]

@@ -8,7 +8,7 @@ with it (`step.settle_root`).
 from __future__ import annotations
 
 from tfpar.ir.graph import Op, Tensor, Variable
-from tfpar.propagation.decide import FREE, Choice
+from tfpar.propagation.decide import FREE, Strategy
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
 from tfpar.propagation.follow import followed_spec, leading_spec
 from tfpar.propagation.partitioned import Decision
@@ -102,4 +102,4 @@ def drawn_as(state: PropagationState, op: Op, spec: Spec) -> Decision:
         for s in splits_of(rule.outputs[0], spec, rule.sizes, mesh.shape)
     )
     made = spec_of(rule.outputs[0], rule, splits, mesh.shape, is_output=True)
-    return Decision(Choice(splits, (state.replicated,) * len(op.inputs), (made,)))
+    return Decision(Strategy(splits, (state.replicated,) * len(op.inputs), (made,)))

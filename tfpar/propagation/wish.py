@@ -19,7 +19,7 @@ from tfpar.propagation.view import View, known_spec, settled_spec
 from tfpar.rules.rule import PLAIN, Dims, OpRule
 from tfpar.spec import Replicate, Shard, Spec
 
-_DEPTH = 12
+_LOOKAHEAD = 12
 """Ops to look ahead: past Adam's arithmetic from a gradient to its slots."""
 
 Wish = Shard | Replicate | None
@@ -31,7 +31,7 @@ def wish(
     tensor: Tensor,
     axis: int,
     made: Spec,
-    depth: int = _DEPTH,
+    depth: int = _LOOKAHEAD,
     even: bool = True,
 ) -> Wish:
     """The Shard along `axis` on which all readers of `tensor` (made as `made`) agree.

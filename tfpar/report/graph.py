@@ -13,7 +13,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Tensor, Variable, itemsize
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
 from tfpar.ir.roles import FORWARD, Roles
-from tfpar.ir.shared_subgraphs import Signatures, families, prune_graph
+from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.report.layers import LayerReport, layer_reports
 from tfpar.spec import Mesh, PlanError, Spec, format_spec, local_shape
@@ -86,11 +86,11 @@ def _blocks(
 ) -> dict[GraphNode, dict[str, int]]:
     """Of which block that repeats a node is part, and of which of its instances."""
     signatures = Signatures(Constants(partitioned.graph), roles)
-    repeated = families(nodes, prune_graph(nodes, signatures), signatures)
+    repeated = repeated_blocks(nodes, prune_graph(nodes, signatures), signatures)
     return {
         node: {"block": number, "instance": i}
-        for number, family in enumerate(repeated)
-        for i, members in enumerate(family.instances)
+        for number, repeat in enumerate(repeated)
+        for i, members in enumerate(repeat.instances)
         for node in members
     }
 

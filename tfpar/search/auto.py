@@ -18,14 +18,14 @@ from tfpar.search.tap.planner import TapPlanner
 
 logger = logging.getLogger("tfpar")
 
-MUCH = 0.1
+MAX_REGION_SHARE = 0.1
 """The part of a step that may be spent in loops and branches, which Rhino leaves to propagation."""
 
-SECONDS_AN_AXIS = 5e-5
+SECONDS_PER_AXIS = 5e-5
 """What Rhino's planner takes for an op along a mesh axis, times the root of the number of ops: what
 its programs take grows faster than they do (empirical, on a slow core)."""
 
-PATIENCE_S = 30.0
+SEARCH_SECONDS = 30.0
 """What a search may take, in seconds, where nothing is said."""
 
 
@@ -58,14 +58,14 @@ class AutoPlanner:
     def pick(self, problem: Problem, model: FoldedModel) -> tuple[TapPlanner | RhinoPlanner, str]:
         """The planner for `problem`, whose folded model is `model`, and why."""
         inside = part_in_regions(model, problem.cluster)
-        if inside > MUCH:
+        if inside > MAX_REGION_SHARE:
             return TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches"
         ops = len(model.prepared.graph.ops)
-        split = [sum(n > 1 for n in mesh.shape) for mesh, _ in shapes(problem.layouts)]
+        split = [sum(n > 1 for n in mesh.shape) for mesh, _ in shapes(problem.meshes)]
         # Behind each axis but the last two ways go on, seldom three.
         axes = sum(max(1, 2 * n - 1) for n in split)
-        needed = SECONDS_AN_AXIS * ops**1.5 * axes
-        given = PATIENCE_S if problem.budget.seconds is None else problem.budget.seconds
+        needed = SECONDS_PER_AXIS * ops**1.5 * axes
+        given = SEARCH_SECONDS if problem.budget.seconds is None else problem.budget.seconds
         if given < needed:
             why = f"Rhino's would take about {needed:.0f} s for {ops} ops; there are {given:g} s"
             return TapPlanner(), why

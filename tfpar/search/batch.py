@@ -34,7 +34,7 @@ def with_batch_split(plan: Plan, problem: Problem) -> Plan:
     """
     idle = [n for n in plan.mesh.axis_names if n not in plan.batch_axes]
     open_axes = [a for a in map(plan.mesh.axis, idle) if plan.mesh.shape[a] > 1]
-    if not (plan.ops and open_axes and problem.batched and len(problem.layouts) > 1):
+    if not (plan.ops and open_axes and problem.batched and len(problem.meshes) > 1):
         return plan
     problem = recomputed_problem(problem, plan.recompute)
     with collection_paused():

@@ -73,7 +73,7 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
         problem.fingerprint,
         problem.cluster.fingerprint(),
         [(t.shape, t.dtype, t in problem.batched) for t in problem.graph.inputs],
-        [str(layout) for layout in problem.layouts],
+        [str(logical) for logical in problem.meshes],
         sorted((n, format_spec(f.spec)) for n, f in problem.fixed.items()),
         sorted((n, format_spec(f.spec)) for n, f in problem.tensors.items()),
         problem.state_ratio and round(problem.state_ratio, 3),

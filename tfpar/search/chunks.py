@@ -14,7 +14,7 @@ from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.chunks import CHUNKS, chunked_anchors, with_chunks
 from tfpar.search.problem import Problem
 
-WORTH = 0.02
+MIN_SAVING = 0.02
 """The part of a step that chunks have to save (empirical). It is less than `Objective.uncertainty`:
 what is compared is one plan with itself, whose predictions are off alike."""
 
@@ -25,7 +25,7 @@ def in_chunks(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
     Args:
         anchors: what `plan` fixes of the problem's graph.
     """
-    if plan.cost is None or _hideable(plan, problem) < WORTH * plan.cost.seconds:
+    if plan.cost is None or _hideable(plan, problem) < MIN_SAVING * plan.cost.seconds:
         return plan
     ranks = plan.mesh.group_size(tuple(plan.mesh.axis(n) for n in plan.batch_axes))
     samples = min((t.shape[0] for t in problem.batched), default=0) // ranks
@@ -46,7 +46,7 @@ def in_chunks(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
             started = chunked_anchors(laid, anchors, problem.batched)
             cut = propagate(laid.prepared, with_chunks(plan.mesh, chunks), started)
             cost = chunked_cost(plan.cost, cut, plan.mesh, problem.cluster, roles)
-            if cost.seconds < (1 - WORTH) * least:
+            if cost.seconds < (1 - MIN_SAVING) * least:
                 best, least = dataclasses.replace(plan, chunks=chunks, cost=cost), cost.seconds
     return best
 

@@ -18,7 +18,7 @@ from tfpar.search.problem import Problem
 from tfpar.spec import MemoryLimitError, Mesh, PlanError, SpecError, TimeLimitError
 from tfpar.spec.quantities import format_bytes, format_seconds
 
-PATIENCE_S = 60.0
+CONFLICT_SECONDS = 60.0
 """What finding a conflict may take, in seconds, where no time is set for searches."""
 
 Relaxed = Callable[[Collection[str]], Problem]
@@ -74,8 +74,8 @@ def find_conflict(
     """The constraints to blame for there being no plan for `problem`; None if they are not.
 
     Of n constraints it makes 2n + 1 searches at most, or 3n + 1 if several have to be left out.
-    None begins once the problem's budget is over, or `PATIENCE_S` where it has no end; one that has
-    begun is ended.
+    None begins once the problem's budget is over, or `CONFLICT_SECONDS` where it has no end; one
+    that has begun is ended.
 
     Args:
         solve: the best plan for a problem, fitting or not; raises PlanError if there is none.
@@ -83,7 +83,7 @@ def find_conflict(
     if not problem.constraints:
         return None
     asked = tuple(dict.fromkeys(problem.constraints))
-    trials = _Trials(problem, relaxed, solve, Deadline(problem.budget.seconds or PATIENCE_S))
+    trials = _Trials(problem, relaxed, solve, Deadline(problem.budget.seconds or CONFLICT_SECONDS))
     free = trials.plan(())
     if free is None:
         return None
@@ -103,7 +103,7 @@ def find_conflict(
             ways[(constraint,)] = plan
     ways = ways or _several(trials, asked, needed, free)
     fastest = sorted(ways.items(), key=lambda way: _seconds(way[1]))
-    return Conflict(needed, is_smallest, dict(fastest), problem.layouts[0].mesh)
+    return Conflict(needed, is_smallest, dict(fastest), problem.meshes[0].mesh)
 
 
 def _several(

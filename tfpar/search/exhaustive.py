@@ -3,8 +3,8 @@
 On every mesh candidate every weight is laid in every way that some op can use (`search.weights`),
 each with each; what that gives is propagated as a whole and priced by the evaluator. Nothing is
 folded, nothing is looked up, and no plan is refused but those that propagation refuses, and those
-that leave ranks computing the same along an axis that is there for weights (`Layout.used_axes`). So
-no planner that decides weights alone finds a faster plan.
+that leave ranks computing the same along an axis that is there for weights
+(`LogicalMesh.used_axes`). So no planner that decides weights alone finds a faster plan.
 
 With `decides="ops"` every op runs in every way that Rhino's planner chooses from
 (`search.rhino.space`), each with each, along one mesh axis after the other.
@@ -25,7 +25,7 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.search.deadline import Deadline
 from tfpar.search.found import Found, assemble, count_split
-from tfpar.search.meshes import Layout, idle_layout, shapes
+from tfpar.search.meshes import LogicalMesh, idle_mesh, shapes
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.mesh_search import Search
@@ -104,7 +104,7 @@ class ExhaustivePlanner:
         if self.decides == "weights":
             yield from _of_weights(problem, model)
             return
-        for mesh, batch_axes in shapes(problem.layouts):
+        for mesh, batch_axes in shapes(problem.meshes):
             search = Search(problem, model, mesh, batch_axes, level=3)
             yield from (search.found(chosen) for chosen in _choices(search, 0, Chosen()))
 
@@ -114,32 +114,32 @@ class ExhaustivePlanner:
 
 def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[Found]:
     """Every plan in which each weight lies in one of its ways."""
-    idle = idle_layout(problem.layouts)
-    layouts = [*problem.layouts, *([idle] if idle is not None else [])]
-    groups = {layout: weight_groups(problem, model, layout) for layout in layouts}
+    idle = idle_mesh(problem.meshes)
+    meshes = [*problem.meshes, *([idle] if idle is not None else [])]
+    groups = {logical: weight_groups(problem, model, logical) for logical in meshes}
     _check(sum(math.prod(len(g.options) for g in found) for found in groups.values()), "weights")
-    for layout in layouts:
-        for specs in itertools.product(*(g.options for g in groups[layout])):
+    for logical in meshes:
+        for specs in itertools.product(*(g.options for g in groups[logical])):
             laid = {
                 v.name: spec
-                for group, spec in zip(groups[layout], specs, strict=True)
+                for group, spec in zip(groups[logical], specs, strict=True)
                 for v in group.variables
             }
-            found = _laid(problem, model, layout, laid)
+            found = _laid(problem, model, logical, laid)
             if found is not None:
                 yield found
 
 
 def _laid(
-    problem: Problem, model: FoldedModel, layout: Layout, weights: Mapping[str, Spec]
+    problem: Problem, model: FoldedModel, logical: LogicalMesh, weights: Mapping[str, Spec]
 ) -> Found | None:
     """The plan that lays `weights` so; None if some op cannot run then, or an axis has no use."""
     given = {name: fixed.spec for name, fixed in problem.fixed.items()}
     known = {v.name for v in model.prepared.graph.variables}
     laid = {**weights, **{n: spec for n, spec in given.items() if n in known}}
-    anchors = model.anchors(problem, layout, laid)
+    anchors = model.anchors(problem, logical, laid)
     try:
-        partitioned = propagate(model.prepared, layout.mesh, anchors)
+        partitioned = propagate(model.prepared, logical.mesh, anchors)
     except SpecError:  # strides that do not go together
         return None
     split = {
@@ -148,10 +148,10 @@ def _laid(
         for axis, placement in enumerate(spec)
         if variable.trainable and isinstance(placement, Shard)
     }
-    if not split.issuperset(layout.used_axes):
+    if not split.issuperset(logical.used_axes):
         return None
     cost = evaluate(partitioned, problem.cluster, model.roles, problem.state_ratio)
-    return Found(layout.mesh, layout.batch_names, anchors, cost, count_split(laid, given))
+    return Found(logical.mesh, logical.batch_names, anchors, cost, count_split(laid, given))
 
 
 # --- ops -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tfpar.spec import Mesh, Replicate, Shard, Spec
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class LogicalMesh:
     """Logical axes over the ranks.
 
     Attributes:
@@ -39,7 +39,7 @@ class Layout:
         return input_spec(batched, self.mesh, self.batch_axes)
 
 
-def free_layouts(mesh: Mesh) -> list[Layout]:
+def logical_meshes(mesh: Mesh) -> list[LogicalMesh]:
     """Every way to lay a data and a model axis over the ranks; data parallelism first.
 
     The batch is split over the data axis, or over both: then what no weight's split asks for
@@ -50,42 +50,42 @@ def free_layouts(mesh: Mesh) -> list[Layout]:
     found, in_two = [], []
     for model_size in _divisors(mesh.size):
         data_size = mesh.size // model_size
-        logical = Mesh(("data", "model"), (data_size, model_size))
+        axes = Mesh(("data", "model"), (data_size, model_size))
         if model_size == 1:
-            found.append(Layout(logical, (0, 1), ()))
+            found.append(LogicalMesh(axes, (0, 1), ()))
         else:
-            found += [Layout(logical, (0, 1), (1,)), Layout(logical, (0,), (1,), (1,))]
+            found += [LogicalMesh(axes, (0, 1), (1,)), LogicalMesh(axes, (0,), (1,), (1,))]
         for d2 in _divisors(model_size)[1:-1]:
-            logical = Mesh(("data", "d1", "d2"), (data_size, model_size // d2, d2))
-            in_two.append(Layout(logical, (0,), (1, 2), (1, 2)))
+            axes = Mesh(("data", "d1", "d2"), (data_size, model_size // d2, d2))
+            in_two.append(LogicalMesh(axes, (0,), (1, 2), (1, 2)))
     return found + in_two
 
 
-def given_layout(mesh: Mesh, batch_axes: Sequence[str]) -> Layout:
+def given_mesh(mesh: Mesh, batch_axes: Sequence[str]) -> LogicalMesh:
     """The mesh as it is, its axes named by constraints; weights may be split over the others."""
     batch = tuple(mesh.axis(n) for n in batch_axes)
     used = tuple(a for a in range(mesh.num_axes) if mesh.shape[a] > 1)
-    return Layout(mesh, batch, tuple(a for a in used if a not in batch) or used)
+    return LogicalMesh(mesh, batch, tuple(a for a in used if a not in batch) or used)
 
 
-def idle_layout(layouts: Sequence[Layout]) -> Layout | None:
-    """The ranks in a row that all compute the same, if `layouts` leave the mesh open."""
-    if len(layouts) == 1:
+def idle_mesh(meshes: Sequence[LogicalMesh]) -> LogicalMesh | None:
+    """The ranks in a row that all compute the same, if `meshes` leave the mesh open."""
+    if len(meshes) == 1:
         return None
-    return Layout(Mesh(("model", "data"), (layouts[0].mesh.size, 1)), (), ())
+    return LogicalMesh(Mesh(("model", "data"), (meshes[0].mesh.size, 1)), (), ())
 
 
-def shapes(layouts: Sequence[Layout]) -> list[tuple[Mesh, tuple[int, ...] | None]]:
-    """The meshes of `layouts` for a planner that decides itself how the batch lies, with the axes
+def shapes(meshes: Sequence[LogicalMesh]) -> list[tuple[Mesh, tuple[int, ...] | None]]:
+    """What `meshes` are for a planner that decides itself how the batch lies, with the axes
     that split it where these are given.
 
     Where the mesh is open these are all ranks in a row, and every split of them in two axes. What
     an axis is called means nothing then, so that ranks in a row are one shape.
     """
-    if len(layouts) == 1:
-        return [(layouts[0].mesh, layouts[0].batch_axes)]
-    meshes = dict.fromkeys(layout.mesh for layout in layouts)
-    return [(mesh, None) for mesh in meshes if mesh.num_axes == 2 and mesh.shape[0] > 1]
+    if len(meshes) == 1:
+        return [(meshes[0].mesh, meshes[0].batch_axes)]
+    shaped = dict.fromkeys(logical.mesh for logical in meshes)
+    return [(mesh, None) for mesh in shaped if mesh.num_axes == 2 and mesh.shape[0] > 1]
 
 
 def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:

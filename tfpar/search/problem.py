@@ -11,7 +11,7 @@ from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import Anchors
-from tfpar.search.meshes import Layout, input_spec
+from tfpar.search.meshes import LogicalMesh, input_spec
 from tfpar.search.objective import Budget, Objective
 from tfpar.search.so_far import Offer
 from tfpar.spec import Spec, replicated
@@ -35,7 +35,7 @@ class Problem:
     Attributes:
         graph: what is searched; see `planning_graph`.
         stand_ins: ops of it that cost nothing.
-        layouts: the logical meshes to choose from; see `search.meshes`.
+        meshes: the logical meshes to choose from; see `search.meshes`.
         cluster: the machines.
         batched: the inputs whose first dim is the batch.
         fingerprint: of the step; see `ir.fingerprint`.
@@ -54,7 +54,7 @@ class Problem:
     """
 
     graph: Graph
-    layouts: Sequence[Layout]
+    meshes: Sequence[LogicalMesh]
     cluster: Cluster
     batched: frozenset[Tensor]
     fingerprint: str

@@ -20,7 +20,7 @@ from tfpar.ir.graph_nodes import GraphNode, cluster
 from tfpar.ir.passes.recompute import recompute
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import FORWARD, Roles
-from tfpar.ir.shared_subgraphs import Signatures, families, prune_graph
+from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.ir.traits import FREE
 from tfpar.plans import Plan
 from tfpar.search.problem import Planner, Problem
@@ -28,7 +28,7 @@ from tfpar.search.so_far import MakePlan, Offer
 from tfpar.spec import PlanError, SpecError
 
 LEAST_SAVING = 0.01
-"""A family that saves less of what is kept is not worth a search of its own (empirical)."""
+"""A repeated block that saves less of what is kept is not worth a search of its own (empirical)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,12 +36,12 @@ class Blocks:
     """What can be computed again of a step.
 
     Attributes:
-        families: names of blocks that are alike, in the order in which they run.
+        repeats: names of blocks that are alike, in the order in which they run.
         ops: forward ops of these blocks, by name.
         scopes: of other parts, by the scopes of their ops without the numbers of calls.
     """
 
-    families: Sequence[Sequence[str]]
+    repeats: Sequence[Sequence[str]]
     ops: Mapping[str, Sequence[Op]]
     scopes: Mapping[str, Sequence[Op]]
 
@@ -56,9 +56,9 @@ class Blocks:
         names: list[list[str]] = []
         used: dict[str, int] = {}
         paths = [v.name for v in searched.variables if v.trainable]
-        for family in families(nodes, prune_graph(nodes, signatures), signatures):
+        for repeat in repeated_blocks(nodes, prune_graph(nodes, signatures), signatures):
             names.append([])
-            for block in family.instances:
+            for block in repeat.instances:
                 name = _name(block, paths)
                 used[name] = used.get(name, 0) + 1
                 if used[name] > 1:  # weights that several blocks share
@@ -144,7 +144,7 @@ def solve(problem: Problem, planner: Planner) -> Plan:
     """The planner's plan, with what is computed again.
 
     Unless the user has said so, nothing is if the fastest plan of all fits into a device. Else
-    plans that store less are found, and plans that compute families of blocks again, the one
+    plans that store less are found, and plans that compute repeated blocks again, the one
     that saves most first; of all these the fastest that fits is taken.
 
     Raises:
@@ -158,8 +158,8 @@ def solve(problem: Problem, planner: Planner) -> Plan:
         return fastest
     plans = [_solve(problem, planner, ())]
     names: tuple[str, ...] = ()
-    for family in _by_saving(problem.graph):
-        names += tuple(family)
+    for repeat in _by_saving(problem.graph):
+        names += tuple(repeat)
         plans.append(_solve(problem, planner, names))
     best = min(plans, key=lambda p: (problem.excess(p.cost), p.cost.seconds if p.cost else 0.0))
     return dataclasses.replace(best, cut_short=any(p.cut_short for p in (fastest, *plans)))
@@ -197,15 +197,15 @@ def _computing_again(names: tuple[str, ...], offer: Offer) -> Offer:
 
 
 def _by_saving(graph: Graph) -> Iterator[Sequence[str]]:
-    """The families that are worth it, the one that saves most bytes of the whole step first."""
+    """The repeated blocks that are worth it, the one that saves most of the whole step first."""
     before = _kept_bytes(graph)
     saved = {
-        tuple(family): before - _kept_bytes(recomputed(graph, family))
-        for family in Blocks.of(graph).families
+        tuple(repeat): before - _kept_bytes(recomputed(graph, repeat))
+        for repeat in Blocks.of(graph).repeats
     }
-    for family in sorted(saved, key=lambda f: -saved[f]):
-        if saved[family] > LEAST_SAVING * before:
-            yield family
+    for repeat in sorted(saved, key=lambda f: -saved[f]):
+        if saved[repeat] > LEAST_SAVING * before:
+            yield repeat
 
 
 def _kept_bytes(graph: Graph) -> int:

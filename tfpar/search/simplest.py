@@ -18,7 +18,7 @@ from typing import TypeVar
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
 from tfpar.search.found import Found, count_split
-from tfpar.search.meshes import idle_layout
+from tfpar.search.meshes import idle_mesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.spec import TfparError, replicated
@@ -61,22 +61,22 @@ def baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
     All variables lie in it as propagation has it.
     """
     given = {name: fixed.spec for name, fixed in problem.fixed.items()}
-    for layout in (problem.layouts[0], idle_layout(problem.layouts)):
-        if layout is None:
+    for logical in (problem.meshes[0], idle_mesh(problem.meshes)):
+        if logical is None:
             continue
-        whole = replicated(layout.mesh.num_axes)
+        whole = replicated(logical.mesh.num_axes)
         variables = model.prepared.graph.variables
         laid = {v.name: whole for v in variables if v.trainable and len(v.shape) > 1}
         laid |= {v.name: given[v.name] for v in variables if v.name in given}
-        anchors = model.anchors(problem, layout, laid)
+        anchors = model.anchors(problem, logical, laid)
         try:
-            partitioned = propagate(model.prepared, layout.mesh, anchors)
+            partitioned = propagate(model.prepared, logical.mesh, anchors)
         except TfparError:  # constraints may leave some op no way to run so
             continue
         specs = {v.name: spec for v, spec in partitioned.variable_specs.items()}
         yield Found(
-            layout.mesh,
-            layout.batch_names,
+            logical.mesh,
+            logical.batch_names,
             dataclasses.replace(anchors, variables=specs),
             evaluate(partitioned, problem.cluster, model.roles, problem.state_ratio),
             count_split(specs, given),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tfpar.cost.patterns import splits
 from tfpar.ir.graph import Variable
-from tfpar.search.meshes import Layout
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.spec import Placement, Shard, Spec, replicated
@@ -31,8 +31,8 @@ class Group:
         return self.variables[0].name
 
 
-def weight_groups(problem: Problem, model: FoldedModel, layout: Layout) -> list[Group]:
-    """The weights to decide on `layout`, in the order of the graph: those with several dims that
+def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) -> list[Group]:
+    """The weights to decide on `logical`, in the order of the graph: those with several dims that
     some op can use split and that are not given."""
     known = {v.name: (i, v) for i, v in enumerate(model.prepared.graph.variables)}
     groups = []
@@ -40,21 +40,21 @@ def weight_groups(problem: Problem, model: FoldedModel, layout: Layout) -> list[
         variables = [
             known[v.name][1] for v in members if v.name not in problem.fixed and v.trainable
         ]
-        if not variables or len(variables[0].shape) < 2 or not layout.model_axes:
+        if not variables or len(variables[0].shape) < 2 or not logical.model_axes:
             continue
-        options = weight_options(variables[0], model, layout)
+        options = weight_options(variables[0], model, logical)
         if len(options) > 1:
             groups.append(Group(variables, options))
     return sorted(groups, key=lambda group: known[group.name][0])
 
 
-def weight_options(variable: Variable, model: FoldedModel, layout: Layout) -> list[Spec]:
+def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh) -> list[Spec]:
     """Whole; split along one model axis, unless each of several has to be used; and row- and
     column-first: one dim along one axis and another along the next (ATP §3.2)."""
-    whole = replicated(layout.mesh.num_axes)
-    found = splits(variable, model.prepared, layout.mesh, layout.model_axes)
+    whole = replicated(logical.mesh.num_axes)
+    found = splits(variable, model.prepared, logical.mesh, logical.model_axes)
     options = [whole]
-    if len(layout.used_axes) < 2:
+    if len(logical.used_axes) < 2:
         options += [(*whole[:axis], shard, *whole[axis + 1 :]) for axis, shard in found]
     for (one, outer), (other, inner) in itertools.product(found, found):
         if one < other and outer.dim != inner.dim:
@@ -65,7 +65,7 @@ def weight_options(variable: Variable, model: FoldedModel, layout: Layout) -> li
 
 
 def resembling(spec: Spec | None, group: Group) -> int | None:
-    """The option of `group` that lies as `spec` does on another layout, if there is one.
+    """The option of `group` that lies as `spec` does on another mesh, if there is one.
 
     What is split along one axis there may be split along two here: along the first of them as
     there, along the second in the largest other dim, so that Megatron's column and row splits

@@ -18,10 +18,10 @@ nothing else. What that can do is measured: on one device the step is run a few 
 every op that adds up (`noise`). Operands and results are moved by about a rounding *of their own
 dtype*, so that where a step computes in 16 bits the noise is that of 16 bits, and the runs show
 how the model carries it on. A difference is put down to rounding while both its root mean square
-and its largest entry are at most `compare.FACTOR` times those of the noise. Both are asked for: the
-first finds what is a little wrong everywhere, the second what is wrong in one row of a table.
-A few roundings of the stored dtype are always granted. Where noise never shows, as in counters and
-seeds, nothing else is: integers must be equal.
+and its largest entry are at most `compare.NOISE_FACTOR` times those of the noise. Both are asked
+for: the first finds what is a little wrong everywhere, the second what is wrong in one row of a
+table. A few roundings of the stored dtype are always granted. Where noise never shows, as in
+counters and seeds, nothing else is: integers must be equal.
 
 What a rounding can tip over (the larger of two equal numbers) the noise, which is larger than
 what the mesh does, tips over more often. Before anything is said to differ, more noise is measured.

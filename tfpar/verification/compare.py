@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-FACTOR = 4.0
+NOISE_FACTOR = 4.0
 """How many times the measured noise is still put down to rounding (empirical; see the tests)."""
 
-GRANTED = 4.0
+GRANTED_ROUNDINGS = 4.0
 """Roundings of its own dtype that each entry may always be off by."""
 
 
@@ -54,11 +54,11 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        if self.excess > FACTOR:
+        if self.excess > NOISE_FACTOR:
             return Verdict.DIFFERS
         if self.excess == 0:
             return Verdict.EQUAL
-        return Verdict.NOISE if FACTOR * self.noise >= 1 else Verdict.ROUNDING
+        return Verdict.NOISE if NOISE_FACTOR * self.noise >= 1 else Verdict.ROUNDING
 
     @property
     def rank(self) -> tuple[int, float, float]:
@@ -106,9 +106,9 @@ def _granted(plain: np.ndarray, mesh: np.ndarray, epsilon: float | None) -> np.n
         return 0.0
     size = np.maximum(np.abs(_wide(plain)), np.abs(_wide(mesh)))
     size = np.where(np.isfinite(size), size, 0.0)
-    granted = GRANTED * _epsilon(plain) * size
+    granted = GRANTED_ROUNDINGS * _epsilon(plain) * size
     if epsilon is not None:
-        granted = np.maximum(granted, GRANTED * epsilon * size.max(initial=0.0))
+        granted = np.maximum(granted, GRANTED_ROUNDINGS * epsilon * size.max(initial=0.0))
     return granted
 
 

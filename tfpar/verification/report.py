@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfpar.report.tables import render_table
-from tfpar.verification.compare import FACTOR, Difference, Verdict
+from tfpar.verification.compare import NOISE_FACTOR, Difference, Verdict
 
 _SHOWN = 25  # rows of a table
 
@@ -129,8 +129,8 @@ class Verification:
         if Verdict.ROUNDING in verdicts:
             told.append(
                 "rounding: sums over the batch and over split dims run in another order; the model "
-                f"amplifies roundings that much by itself (within {FACTOR:g}x of plain runs whose "
-                "sums are moved by a few roundings)."
+                f"amplifies roundings that much by itself (within {NOISE_FACTOR:g}x of plain runs "
+                "whose sums are moved by a few roundings)."
             )
         if Verdict.NOISE in verdicts:
             told.append(

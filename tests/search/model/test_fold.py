@@ -14,7 +14,7 @@ from tfpar.cluster.named import find_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.patterns import splits
 from tfpar.ir.roles import Roles
-from tfpar.ir.shared_subgraphs import Family
+from tfpar.ir.shared_subgraphs import RepeatedBlock
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
@@ -158,8 +158,8 @@ def test_a_fold_that_would_close_a_cycle_is_refused():
     parts = parts_of(graph)
     nodes = [parts.node(f"m/block_{i}/dense") for i in range(4)]
     # In an order in which no model runs: the third block is to stand for the second.
-    family = Family([[nodes[i]] for i in (0, 2, 1, 3)])
-    folded = fold(graph, [family], parts.signatures)
+    repeat = RepeatedBlock([[nodes[i]] for i in (0, 2, 1, 3)])
+    folded = fold(graph, [repeat], parts.signatures)
     assert len(folded.graph.ops) == len(graph.ops)
     assert not folded.times
     assert [v.name for v in folded.graph.variables] == [v.name for v in graph.variables]
@@ -173,7 +173,7 @@ def test_a_first_block_that_differs_stays_and_shares_its_placement(mlp):
 
 
 def test_weights_that_a_penalty_reads_too_have_one_place():
-    """Five layers, and five squares of their weights, are two families of the same weights."""
+    """Five layers, and five squares of their weights, are two repeats of the same weights."""
 
     def penalized():
         x = inputs = keras.Input((4,))

@@ -12,7 +12,7 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.recompute import Blocks, recomputed_problem
-from tfpar.search.tap.layout_search import LayoutSearch
+from tfpar.search.tap.mesh_search import MeshSearch
 
 MODELS = {
     "gpt": lambda: SMALL["gpt"](num_layers=5),
@@ -42,8 +42,8 @@ def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(pr
     folded, whole = FoldedModel.of(problem, 2), FoldedModel.of(problem, 10**6)
     assert len(folded.prepared.graph.ops) <= len(whole.prepared.graph.ops)
     twins = {v.name: [t.name for t in ts] for v, ts in folded.folded.twins.items()}
-    for layout in problem.layouts[1:]:
-        few, many = (LayoutSearch(problem, model, layout) for model in (folded, whole))
+    for logical in problem.meshes[1:]:
+        few, many = (MeshSearch(problem, model, logical) for model in (folded, whole))
         for _ in range(2):
             specs = {}
             for group in few.groups:
@@ -63,7 +63,7 @@ def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(pr
                     search.plans.anchors,
                     variables={n: s for n, s in specs.items() if n in known},
                 )
-                partitioned = propagate(model.prepared, layout.mesh, anchors)
+                partitioned = propagate(model.prepared, logical.mesh, anchors)
                 costs.append(evaluate(partitioned, problem.cluster, model.roles, 2.0))
             for cost in costs[1:]:
                 assert cost.seconds == pytest.approx(costs[0].seconds, rel=1e-9)
@@ -74,7 +74,7 @@ def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(pr
 
 @pytest.mark.slow
 def test_a_plan_laid_again_costs_what_it_did(problem):
-    search = LayoutSearch(problem, FoldedModel.of(problem, 2), problem.layouts[-1])
+    search = MeshSearch(problem, FoldedModel.of(problem, 2), problem.meshes[-1])
     search.plans.settle()
     first = search.plans.cost()
     for group in search.groups:

@@ -247,9 +247,9 @@ def test_a_constraint_may_name_an_axis_of_one_rank(two_layers, constraint, mesh)
     problem = two_layers.problem(Mesh(("a", "b"), tuple(mesh)), "cpu", (constraint,))
     plan = solve(problem)
     lies = {tensor.name: spec for tensor, spec in partition(problem, plan).specs.items()}
-    (layout,) = problem.layouts
-    assert plan.mesh == layout.mesh
-    assert plan.batch_axes == tuple(layout.mesh.axis_names[at] for at in layout.batch_axes)
+    (logical,) = problem.meshes
+    assert plan.mesh == logical.mesh
+    assert plan.batch_axes == tuple(logical.mesh.axis_names[at] for at in logical.batch_axes)
     assert all(plan.variables[name].spec == given.spec for name, given in problem.fixed.items())
     assert all(lies[name] == given.spec for name, given in problem.tensors.items())
     assert_priced_as_a_whole(problem, plan)

@@ -22,7 +22,7 @@ from tfpar.search.rhino.segments import (
     critical_ops,
     depths,
     depths_when_read,
-    families,
+    neighbourhoods,
     segments,
     solve_by_segments,
     top_level,
@@ -66,7 +66,7 @@ def test_a_table_has_the_least_for_each_choice(seed):
 def test_one_segment_is_solved_exactly(seed, small_tables, monkeypatch):
     """By tables, and by the program that takes over where tables grow too large."""
     if small_tables:
-        monkeypatch.setattr(tables, "LARGEST", 8)
+        monkeypatch.setattr(tables, "MAX_ENTRIES", 8)
     network = small_network(seed)
     best, least = min(costs(network), key=lambda item: item[1])
     whole = [Segment(tuple(range(len(network.nodes))), None)]
@@ -130,10 +130,10 @@ def test_a_family_ends_at_ops_that_compute_much(monkeypatch):
         [node(0.0, 0.0)] * 7,
         [alike(0, 1, 1.0), alike(0, 2, 1.0), alike(3, 2, 1.0), alike(1, 4, 1.0), alike(5, 3, 1.0)],
     )
-    assert families(network, [0], {1, 3}) == [[0, 1, 2, 3]]
-    assert families(network, [0, 6], {1}) == [[0, 1, 2, 3, 5], [6]]
-    monkeypatch.setattr("tfpar.search.rhino.segments.FAMILY", 3)
-    assert families(network, [0], {1, 3}) == [[0, 1, 2]]
+    assert neighbourhoods(network, [0], {1, 3}) == [[0, 1, 2, 3]]
+    assert neighbourhoods(network, [0, 6], {1}) == [[0, 1, 2, 3, 5], [6]]
+    monkeypatch.setattr("tfpar.search.rhino.segments.MAX_GROUP", 3)
+    assert neighbourhoods(network, [0], {1, 3}) == [[0, 1, 2]]
 
 
 @pytest.mark.slow
@@ -178,13 +178,13 @@ def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(lev
     picks = [space.data_parallel_picks()[i] for i in roots.kept]
     parallel, slow = space.chosen(roots.whole(picks)), roots.network.cost(picks)
     chosen, _, seconds = search._decided(space, roots, search.report)
-    monkeypatch.setattr(mesh_search, "WORTHWHILE", slow / seconds * 1.01)
+    monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / seconds * 1.01)
     ways = search._ways(space, roots, chosen, seconds)
     assert ways[0] == chosen and parallel in ways
     assert all(ways.count(way) == 1 for way in ways)
     assert parallel == search._ways(space, roots, parallel, slow)[0]
     assert search._ways(space, roots, parallel, slow).count(parallel) == 1
-    monkeypatch.setattr(mesh_search, "WORTHWHILE", slow / seconds * 0.99)
+    monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / seconds * 0.99)
     assert parallel not in search._ways(space, roots, chosen, seconds)
 
 
@@ -200,7 +200,7 @@ def test_level_2_begins_where_nothing_is_split_if_that_is_best(links):
 
 
 def test_tables_have_bounds(monkeypatch):
-    monkeypatch.setattr(tables, "LARGEST", 2)
+    monkeypatch.setattr(tables, "MAX_ENTRIES", 2)
     with pytest.raises(TooLarge):
         for seed in range(10):
             network = small_network(seed)

@@ -22,7 +22,7 @@ from tfpar.cluster.named import find_cluster
 from tfpar.cluster.network import Link
 from tfpar.plans import plan_from_constraints
 from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.tap.layout_search import LayoutSearch
+from tfpar.search.tap.mesh_search import MeshSearch
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Shard, SpecError
 
@@ -84,15 +84,15 @@ def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):
     problem = Captured.of(build, len(data[0]), data).problem([2, 2], cluster)
     plan = solve(problem)
     model, least = FoldedModel.of(problem, 2), np.inf
-    for layout in problem.layouts:
-        groups = LayoutSearch(problem, model, layout).groups
+    for logical in problem.meshes:
+        groups = MeshSearch(problem, model, logical).groups
         for specs in assignments({g.name: g.options for g in groups}):
-            if layout.used_axes and not any(isinstance(s[1], Shard) for s in specs.values()):
+            if logical.used_axes and not any(isinstance(s[1], Shard) for s in specs.values()):
                 continue  # ranks that all compute the same have no use for an axis
             candidate = dataclasses.replace(
                 plan,
-                mesh=layout.mesh,
-                batch_axes=tuple(layout.mesh.axis_names[a] for a in layout.batch_axes),
+                mesh=logical.mesh,
+                batch_axes=tuple(logical.mesh.axis_names[a] for a in logical.batch_axes),
                 variables={
                     name: dataclasses.replace(v, spec=specs.get(name), alternatives=())
                     for name, v in plan.variables.items()

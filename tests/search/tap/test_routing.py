@@ -12,7 +12,7 @@ from tests.search.problems import Captured
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Fixed
-from tfpar.search.tap.layout_search import LayoutSearch
+from tfpar.search.tap.mesh_search import MeshSearch
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.search.tap.routing import pattern_routing
 from tfpar.spec import PlanError, Replicate, Shard
@@ -34,7 +34,7 @@ def problem():
 @pytest.fixture
 def search(problem):
     """On ranks that all have the whole batch."""
-    return LayoutSearch(problem, FoldedModel.of(problem, 2), problem.layouts[-1])
+    return MeshSearch(problem, FoldedModel.of(problem, 2), problem.meshes[-1])
 
 
 def test_a_split_that_shares_no_work_is_refused_with_weight_op_and_axis(search):
@@ -70,7 +70,7 @@ def test_what_lies_behind_a_cycle_comes_last():
 
 
 def test_ranks_that_would_all_compute_the_same_are_no_plan(problem):
-    whole = [layout for layout in problem.layouts if layout.used_axes]
+    whole = [logical for logical in problem.meshes if logical.used_axes]
     fixed = {v.name: Fixed((Replicate(), Replicate()), "the test") for v in problem.graph.variables}
     with pytest.raises(PlanError, match="all ranks along 'model' would compute the same"):
-        TapPlanner().solve(dataclasses.replace(problem, layouts=whole, fixed=fixed))
+        TapPlanner().solve(dataclasses.replace(problem, meshes=whole, fixed=fixed))

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import networkx as nx
 
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
-from tfpar.ir.shared_subgraphs import Family, Signatures, aligned_ops
+from tfpar.ir.shared_subgraphs import RepeatedBlock, Signatures, aligned_ops
 
 KEPT_INSTANCES = 3
 
@@ -31,7 +31,7 @@ class Folded:
         twins: for each variable of `graph` all variables of the model that are laid as it is.
         groups: the variables of `graph` that stand at one place of a block, and so share one
             placement; those of no block stand alone.
-        block_of: by the name of a variable of `graph`, which family it belongs to, if any.
+        block_of: by the name of a variable of `graph`, which repeated block it belongs to, if any.
         copies: the copy of each op of the model that was kept.
         rows: the ops of `graph` that stand at one place of a block, and so run alike.
         stands_for: by the name of an op of `graph`, the names of all ops of the model that run as
@@ -50,7 +50,7 @@ class Folded:
 
 @dataclasses.dataclass(eq=False)
 class _Grown:
-    """A family whose instances own everything that is alike in all of them.
+    """A repeated block whose instances own everything that is alike in all of them.
 
     Attributes:
         apart: instances at an end that are not quite alike; their first ops match those of
@@ -62,16 +62,16 @@ class _Grown:
     apart: list[list[Op]]
 
 
-def fold(graph: Graph, families: Sequence[Family], signatures: Signatures) -> Folded:
-    """Fold every family with more than three instances; copies the graph in any case."""
+def fold(graph: Graph, repeats: Sequence[RepeatedBlock], signatures: Signatures) -> Folded:
+    """Fold every block with more than three instances; copies the graph in any case."""
     position = {op: i for i, op in enumerate(graph.ops)}
-    grown = grow(graph, families, signatures, position)
+    grown = grow(graph, repeats, signatures, position)
     folded = _fold(graph, grown, position)
     if folded is None:
         accepted: list[_Grown] = []
-        for family in grown:
-            if _fold(graph, [*accepted, family], position) is not None:
-                accepted.append(family)
+        for repeat in grown:
+            if _fold(graph, [*accepted, repeat], position) is not None:
+                accepted.append(repeat)
         folded = _fold(graph, accepted, position)
     assert folded is not None, "a graph without folds is always a graph"
     return folded
@@ -81,12 +81,15 @@ def fold(graph: Graph, families: Sequence[Family], signatures: Signatures) -> Fo
 
 
 def grow(
-    graph: Graph, families: Sequence[Family], signatures: Signatures, position: Mapping[Op, int]
+    graph: Graph,
+    repeats: Sequence[RepeatedBlock],
+    signatures: Signatures,
+    position: Mapping[Op, int],
 ) -> list[_Grown]:
-    """The ops of each family's instances, position by position alike, as far as they reach."""
+    """The ops of each block's instances, position by position alike, as far as they reach."""
     bases = []
-    for family in families:
-        rows = list(zip(*aligned_ops(family, signatures), strict=True))
+    for repeat in repeats:
+        rows = list(zip(*aligned_ops(repeat, signatures), strict=True))
         rows = [row for row in rows if len(set(row)) == len(row)]
         if rows:
             bases.append(rows)
@@ -140,7 +143,7 @@ def _grown_rows(
 
 
 def _extent(rows: Sequence[tuple[Op, ...]]) -> int:
-    """By which families are sorted, the one of the most ops first."""
+    """By which blocks are sorted, the one of the most ops first."""
     return -len(rows) * len(rows[0])
 
 
@@ -158,7 +161,7 @@ def _handles(rows: Sequence[tuple[Op, ...]], taken: set[Op]) -> list[tuple[Op, .
     """Rows of the variables that the ops of `rows` read.
 
     Args:
-        taken: those that rows have already, added to: a weight that several families read (the
+        taken: those that rows have already, added to: a weight that several blocks read (the
             layers, and a penalty on all weights) has its place in one.
     """
     found: list[tuple[Op, ...]] = []
@@ -215,18 +218,18 @@ def _beside(
 
 def _fold(graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]) -> Folded | None:
     """The folded graph, or None if leaving out the instances would close a cycle."""
-    home: dict[Op, tuple[_Grown, int, int]] = {}  # op -> family, instance, place in it
-    kept: dict[int, list[int]] = {}  # family -> instances that stay
+    home: dict[Op, tuple[_Grown, int, int]] = {}  # op -> repeat, instance, place in it
+    kept: dict[int, list[int]] = {}  # repeat -> instances that stay
     times: dict[Op, int] = {}
-    for family in grown:
-        count = len(family.instances)
+    for repeat in grown:
+        count = len(repeat.instances)
         stay = list(range(count))
         if count > KEPT_INSTANCES:
             stay = [0, 1, count - 1]
-            times.update(dict.fromkeys(family.instances[1], count - 2))
-        kept[id(family)] = stay
-        for i, ops in enumerate(family.instances):
-            home.update((op, (family, i, at)) for at, op in enumerate(ops))
+            times.update(dict.fromkeys(repeat.instances[1], count - 2))
+        kept[id(repeat)] = stay
+        for i, ops in enumerate(repeat.instances):
+            home.update((op, (repeat, i, at)) for at, op in enumerate(ops))
 
     def dropped(op: Op) -> bool:
         place = home.get(op)
@@ -236,20 +239,20 @@ def _fold(graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]) -> 
         """The kept op for `source` as `reader` sees it."""
         if not dropped(source):
             return source
-        family, instance, at = home[source]
-        stay = kept[id(family)]
-        start = family.starts[instance]
+        repeat, instance, at = home[source]
+        stay = kept[id(repeat)]
+        start = repeat.starts[instance]
         place = home.get(reader)
         chosen = stay[1]
         if place is not None:
             own = place[0].starts[place[1]]
-            before = [i for i in stay if family.starts[i] < own]
-            after = [i for i in stay if family.starts[i] > own]
+            before = [i for i in stay if repeat.starts[i] < own]
+            after = [i for i in stay if repeat.starts[i] > own]
             if start < own and before:
                 chosen = before[-1]
             elif start > own and after:
                 chosen = after[0]
-        return family.instances[chosen][at]
+        return repeat.instances[chosen][at]
 
     copies: dict[Op, Op] = {}
     for op in graph.ops:
@@ -315,9 +318,9 @@ def _finish(
     block_of: dict[str, int] = {}
     rows: list[list[Op]] = []
     stands_for: dict[str, list[str]] = {}
-    for number, family in enumerate(grown):
-        stay = kept[id(family)]
-        for at, row in enumerate(zip(*family.instances, strict=True)):
+    for number, repeat in enumerate(grown):
+        stay = kept[id(repeat)]
+        for at, row in enumerate(zip(*repeat.instances, strict=True)):
             rows.append([copies[row[i]] for i in stay])
             if len(stay) < len(row):
                 middle_op = row[stay[1]].name
@@ -334,7 +337,7 @@ def _finish(
                 if i not in stay:
                     twins[middle].append(variable)
             group = [copy_of[found[i]] for i in stay]
-            ends = (ops[at].outputs[0] for ops in family.apart if at < len(ops))
+            ends = (ops[at].outputs[0] for ops in repeat.apart if at < len(ops))
             group += [copy_of[handles[t]] for t in ends]
             groups.append(group)
             block_of.update((v.name, number) for v in group)

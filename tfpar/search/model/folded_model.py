@@ -1,4 +1,4 @@
-"""What a search knows of a model whatever the layout: the folded graph and its roles and nodes."""
+"""What a search knows of a model whatever the mesh: the folded graph and its roles and nodes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op
 from tfpar.ir.graph_nodes import NodeGraph, cluster
 from tfpar.ir.roles import Roles
-from tfpar.ir.shared_subgraphs import Signatures, families, prune_graph
+from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
-from tfpar.search.meshes import Layout
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.fold import Folded, fold
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, Shard, Spec, replicated
@@ -33,7 +33,7 @@ class Statistics:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoldedModel:
-    """What does not depend on the layout."""
+    """What does not depend on the mesh."""
 
     folded: Folded
     prepared: PreparedGraph
@@ -51,7 +51,7 @@ class FoldedModel:
         nodes = cluster(graph, roles)
         signatures = Signatures(Constants(graph), roles)
         shared = prune_graph(nodes, signatures, min_duplicate)
-        repeats = families(nodes, shared, signatures, min_duplicate)
+        repeats = repeated_blocks(nodes, shared, signatures, min_duplicate)
         folded = fold(graph, repeats, signatures)
         times = dict(folded.times)
         times.update({folded.copies[op]: 0 for op in problem.stand_ins if op in folded.copies})
@@ -64,15 +64,17 @@ class FoldedModel:
             folded, prepared, folded_roles, cluster(prepared.graph, folded_roles), statistics
         )
 
-    def anchors(self, problem: Problem, layout: Layout, variables: Mapping[str, Spec]) -> Anchors:
-        """What a plan of the folded graph fixes that lays `variables` so, on `layout`."""
+    def anchors(
+        self, problem: Problem, logical: LogicalMesh, variables: Mapping[str, Spec]
+    ) -> Anchors:
+        """What a plan of the folded graph fixes that lays `variables` so, on `logical`."""
         graph, copies = self.prepared.graph, self.folded.copies
         batched = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
         return Anchors(
             variables=variables,
-            inputs=[layout.input_spec(t in batched) for t in graph.inputs],
+            inputs=[logical.input_spec(t in batched) for t in graph.inputs],
             tensors={name: given.spec for name, given in problem.tensors.items()},
-            outputs=[replicated(layout.mesh.num_axes)] * len(graph.outputs),
+            outputs=[replicated(logical.mesh.num_axes)] * len(graph.outputs),
         )
 
     def on_one_device(self) -> PartitionedGraph:

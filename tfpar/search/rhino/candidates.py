@@ -20,7 +20,7 @@ from tfpar.propagation.factors import split_of
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.rules.rule import PLAIN
 from tfpar.search.deadline import Deadline
-from tfpar.search.rhino.ways import Candidate, carrying, way_of
+from tfpar.search.rhino.ways import AxisSplit, carrying, way_of
 from tfpar.spec import Partial, Placement, Shard
 
 _SUMMED = frozenset({"half", "bfloat16", "float32", "float64", "int32", "int64"})
@@ -59,7 +59,7 @@ class Growth:
         self.prepared = prepared
         self.sizes_of = sizes_of
         self.parts = parts
-        self.candidates: dict[Op, dict[Candidate, None]] = {op: {} for op in decided}
+        self.candidates: dict[Op, dict[AxisSplit, None]] = {op: {} for op in decided}
         self.placements: dict[Tensor, dict[Placement, None]] = {}
         self._waiting: list[tuple[Tensor, Placement]] = []
 
@@ -72,7 +72,7 @@ class Growth:
                 sizes = self.sizes_of(op)
                 for factor in self.prepared.rules[op].splittable:
                     if sizes[factor] >= self.parts:
-                        self.add(op, Candidate((factor, PLAIN)))
+                        self.add(op, AxisSplit((factor, PLAIN)))
 
     def place(self, tensor: Tensor, placement: Placement) -> None:
         """Say that `tensor` may lie so."""
@@ -81,7 +81,7 @@ class Growth:
             seen[placement] = None
             self._waiting.append((tensor, placement))
 
-    def add(self, op: Op, candidate: Candidate) -> None:
+    def add(self, op: Op, candidate: AxisSplit) -> None:
         """Add a candidate of `op`, if it can run so, and say where its operands lie then."""
         known, rule = self.candidates.get(op), self.prepared.rules[op]
         if known is None or candidate in known:
@@ -128,4 +128,4 @@ class Growth:
         if op in self.candidates:
             split = split_of(dims, placement, self.sizes_of(op), self.parts)
             if split is not None:
-                self.add(op, Candidate(split))
+                self.add(op, AxisSplit(split))

@@ -22,7 +22,7 @@ from tfpar.ir.traits import REFERENCES
 from tfpar.propagation.partitioned import Reshard
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.space import Space
-from tfpar.search.rhino.ways import Way
+from tfpar.search.rhino.ways import AxisStrategy
 from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated
 
 
@@ -60,7 +60,7 @@ class Costs:
             nodes.append(Node(ops[0].name, seconds, late))
         return Network(nodes, self._all_moves())
 
-    def _way_cost(self, ops: Sequence[Op], way: Way) -> tuple[float, float]:
+    def _way_cost(self, ops: Sequence[Op], way: AxisStrategy) -> tuple[float, float]:
         """(seconds, late seconds) of all `ops` of a node."""
         terms = self.pricer.zero()
         seconds = 0.0
@@ -92,7 +92,7 @@ class Costs:
         more, late = self._parts(terms)
         return seconds + more, late
 
-    def _add_left_alone(self, terms: Terms, op: Op, way: Way) -> None:
+    def _add_left_alone(self, terms: Terms, op: Op, way: AxisStrategy) -> None:
         """What an op costs that propagation decides: about what it costs where only the batch is
         split, or nothing is."""
         decision = self.space.data_parallel[op]
@@ -110,7 +110,7 @@ class Costs:
         for phase, seconds in enumerate(part.compute):
             terms.compute[phase] += times * seconds
 
-    def _update_seconds(self, op: Op, way: Way) -> float:
+    def _update_seconds(self, op: Op, way: AxisStrategy) -> float:
         variable = self.space.variables[op]
         if self.space.problem.state_ratio is None or not variable.trainable:
             return 0.0

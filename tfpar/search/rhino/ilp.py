@@ -34,14 +34,14 @@ import pulp
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.network import Moves, Network
 
-PATIENCE_S = 20.0
+PROGRAM_SECONDS = 20.0
 """What one program may take, in seconds, however long the search may."""
 
-LEAST_S = 1e-3
+MIN_PROGRAM_SECONDS = 1e-3
 """What a program gets, in seconds, that is stated when the time is over: HiGHS takes a negative
 limit for none."""
 
-GAP = 1e-5
+RELATIVE_GAP = 1e-5
 """The relative gap at which a solution counts as optimal: to close the rest of it took programs of
 small models on slow links seconds more, for the same plans."""
 
@@ -68,8 +68,8 @@ class NoSolution(Exception):
 
 
 def solve(network: Network, deadline: Deadline | None = None) -> Solution:
-    """The choices that cost least; or, with their gap, the best found in `PATIENCE_S` seconds, or
-    before the deadline, which is then cut short.
+    """The choices that cost least; or, with their gap, the best found before `PROGRAM_SECONDS` or
+    the deadline are over, which is then cut short.
 
     Raises:
         NoSolution: there are none, or none were found in time.
@@ -79,20 +79,22 @@ def solve(network: Network, deadline: Deadline | None = None) -> Solution:
     program = _Program(network)
     deadline.check()
     try:
-        solution = program.solve(solver(min(max(deadline.left, LEAST_S), PATIENCE_S), deadline))
+        solution = program.solve(
+            solver(min(max(deadline.left, MIN_PROGRAM_SECONDS), PROGRAM_SECONDS), deadline)
+        )
     except NoSolution as error:
         deadline.check()
         deadline.cut_short |= error.timed_out
         raise
     deadline.check()
-    deadline.cut_short |= solution.gap > GAP
+    deadline.cut_short |= solution.gap > RELATIVE_GAP
     return solution
 
 
 def solver(time_limit_s: float, deadline: Deadline) -> pulp.LpSolver:
     """HiGHS, which looks now and then whether the search was given up, or CBC where it is not
     installed."""
-    options = {"msg": False, "timeLimit": time_limit_s, "gapRel": GAP, "threads": 1}
+    options = {"msg": False, "timeLimit": time_limit_s, "gapRel": RELATIVE_GAP, "threads": 1}
     highs = pulp.getSolver("HiGHS", **options)
     if highs.available():
         import highspy  # of which there is no need where CBC is

@@ -18,24 +18,24 @@ from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
-from tfpar.search.rhino.ilp import GAP, NoSolution, solve
+from tfpar.search.rhino.ilp import RELATIVE_GAP, NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import (
     critical_ops,
     depths,
     depths_when_read,
-    families,
+    neighbourhoods,
     segments,
     solve_by_segments,
 )
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
 from tfpar.spec import Mesh, Shard, replicated
 
-SURPRISE = 1.005
+EXPOSED_RATIO = 1.005
 """How much longer than the network says a step may take before late work is taken to be exposed."""
 
-WORTHWHILE = 1.25
+PROMISING_RATIO = 1.25
 """How many times as long as what is found along an axis other choices may take that the search goes
 on from (empirical: those that made the faster plan took up to 1.2 times as long)."""
 
@@ -197,7 +197,7 @@ class Search:
         ways = [chosen]
         for picks in others:
             way = space.chosen(roots.whole(picks))
-            if roots.network.cost(picks) <= WORTHWHILE * seconds and way not in ways:
+            if roots.network.cost(picks) <= PROMISING_RATIO * seconds and way not in ways:
                 ways.append(way)
         return ways
 
@@ -242,7 +242,7 @@ class Search:
             if best is None or found.cost.seconds < best.cost.seconds:
                 best, by = found, network
             expected = seconds + self.problem.cluster.step_s
-            if found.cost.seconds <= SURPRISE * expected or self.deadline.over():
+            if found.cost.seconds <= EXPOSED_RATIO * expected or self.deadline.over():
                 break
         assert best is not None
         networks.settle(by)
@@ -274,7 +274,7 @@ class Search:
             if not error.timed_out:
                 raise
             return self._by_segments(space, roots), math.inf
-        if solution.gap > GAP:  # it was stopped: what level 2 makes of it is no worse
+        if solution.gap > RELATIVE_GAP:  # it was stopped: what level 2 makes of it is no worse
             return self._by_segments(space, roots, solution.picks), solution.gap
         return solution.picks, solution.gap
 
@@ -290,7 +290,7 @@ class Search:
             segments([min(depth[op] for op in space.nodes[i]) for i in roots.kept], pivots)
             for depth in (depths(space.graph), depths_when_read(space.graph))
         ]
-        together = families(
+        together = neighbourhoods(
             roots.network,
             [at for at, i in enumerate(roots.kept) if space.nodes[i][0] in space.variables],
             {at for at, i in enumerate(roots.kept) if self._is_intensive(space.nodes[i][0])},

@@ -82,7 +82,7 @@ class RhinoPlanner:
         if problem.offer is not None:
             problem.offer(functools.partial(self._first, problem, model), None)
             offer = functools.partial(self._offer, problem, model)
-        meshes = shapes(problem.layouts)
+        meshes = shapes(problem.meshes)
         searches = [Search(problem, model, *mesh, self.level, offer=offer) for mesh in meshes]
         results = _side_by_side(searches, deadline)
         found = [result for result in results if result is not None]
@@ -125,7 +125,7 @@ class RhinoPlanner:
 
     def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
         """What there is before anything is found: data parallelism, or near it."""
-        mesh = shapes(problem.layouts)[0]
+        mesh = shapes(problem.meshes)[0]
         found = Search(problem, model, *mesh, self.level).run(Deadline(0.0))
         return None if found is None else assemble(problem, model, found, self.name)
 

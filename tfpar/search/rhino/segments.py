@@ -10,7 +10,7 @@ a critical node all the same (residuals; activations that the backward pass read
 what was decided on the way there, which the program of a segment takes as given; and late work
 counts as a part `exposed` of its time. That is what this level gives up for its speed. What is
 found is then improved: neighbouring segments together, and what has to agree on how a weight lies
-(`families`), which lies in segments far apart.
+(`neighbourhoods`), which lies in segments far apart.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def depths_when_read(graph: Graph) -> dict[Op, int]:
 MAX_SWEEPS = 4
 """How often the segments are gone through again (empirical: two sweeps settle models)."""
 
-FAMILY = 16
+MAX_GROUP = 16
 """How many nodes, at most, are found again together around a weight (empirical)."""
 
-PARTS = 3
+HALVINGS = 3
 """How often the range is halved in which the part of late work that counts is (empirical)."""
 
-NEAR = 1e-9
+EQUAL_COST_RATIO = 1e-9
 """Costs that differ by so much of themselves are equal."""
 
 
@@ -118,11 +118,11 @@ class _Path:
     seconds: float
 
 
-def families(
+def neighbourhoods(
     network: Network, weights: Iterable[int], intensive: Collection[int]
 ) -> list[list[int]]:
     """For each of the nodes `weights` those that have to agree on how it lies: up to ops that are
-    `intensive`, and at most `FAMILY`, the nearest first."""
+    `intensive`, and at most `MAX_GROUP`, the nearest first."""
     beside: list[set[int]] = [set() for _ in network.nodes]
     for moves in network.moves:
         nodes = moves.nodes()
@@ -130,13 +130,13 @@ def families(
             beside[node] |= nodes
     found = []
     for weight in weights:
-        family = [weight]
-        for node in family:  # grows on the way
-            if len(family) >= FAMILY:
+        near = [weight]
+        for node in near:  # grows on the way
+            if len(near) >= MAX_GROUP:
                 break
             if node not in intensive:
-                family += sorted(beside[node].difference(family))
-        found.append(sorted(family[:FAMILY]))
+                near += sorted(beside[node].difference(near))
+        found.append(sorted(near[:MAX_GROUP]))
     return found
 
 
@@ -163,7 +163,7 @@ def solve_by_segments(
 
     low, high = 0.0, 1.0
     if not all_hides(low) and all_hides(high):
-        for _ in range(PARTS):
+        for _ in range(HALVINGS):
             middle = (low + high) / 2
             low, high = (low, middle) if all_hides(middle) else (middle, high)
     return min(tried, key=network.cost)
@@ -269,7 +269,7 @@ class _TopLevel:
             seconds, best = min(best_for_each(network, len(free) - 1))
         except TooLarge:
             return now
-        return best if seconds < network.cost(now) * (1 - NEAR) else now
+        return best if seconds < network.cost(now) * (1 - EQUAL_COST_RATIO) else now
 
     def _extended(self, segment: Segment, path: _Path, each: bool) -> Iterator[tuple[int, _Path]]:
         """The best decisions of the segment behind `path`, by the choice of the node at its end.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tfpar.ir.graph import Op
 from tfpar.ir.traits import REGIONS, SOURCES
-from tfpar.propagation.decide import Choice
+from tfpar.propagation.decide import Strategy
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.expansions import expanded
 from tfpar.propagation.factors import WHOLE
@@ -22,7 +22,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.candidates import Growth
-from tfpar.search.rhino.ways import Candidate, Way, sizes_after, way_of
+from tfpar.search.rhino.ways import AxisSplit, AxisStrategy, sizes_after, way_of
 from tfpar.spec import (
     Mesh,
     Partial,
@@ -34,10 +34,10 @@ from tfpar.spec import (
     replicated,
 )
 
-Chosen = dict[Op, tuple[Way, ...]]
+Chosen = dict[Op, tuple[AxisStrategy, ...]]
 """What is decided of each op: a way for each of the first mesh axes."""
 
-_LARGE = 2.0**30
+_LARGE_PAYLOAD = 2.0**30
 """A payload in bytes at which the time of a collective is that of its bytes."""
 
 
@@ -126,7 +126,7 @@ class Space:
         for op in decided:
             for split in self.data_parallel[op].choice.splits:
                 if split[0] >= 0:
-                    growth.add(op, Candidate(split))
+                    growth.add(op, AxisSplit(split))
         growth.begin()
         growth.grow()
         return growth
@@ -177,7 +177,7 @@ class Space:
             return [self.given.variables.get(self.variables[op].name)]
         return [self.given.tensors.get(tensor.name) for tensor in op.outputs]
 
-    def _ways(self, ops: Sequence[Op]) -> list[Way]:
+    def _ways(self, ops: Sequence[Op]) -> list[AxisStrategy]:
         self.deadline.check()
         op = ops[0]
         if op in self.fed:
@@ -187,7 +187,7 @@ class Space:
         if op in self.left_alone or op not in self.growth.candidates:
             return self._ways_left_alone(op)
         rule, sizes = self.prepared.rules[op], self._sizes(op)
-        candidates = {Candidate(): None}
+        candidates = {AxisSplit(): None}
         for member in ops:
             candidates.update(self.growth.candidates[member])
         found = []
@@ -200,7 +200,7 @@ class Space:
             found += self._kept(ops, way)
         return found
 
-    def _kept(self, ops: Sequence[Op], way: Way) -> list[Way]:
+    def _kept(self, ops: Sequence[Op], way: AxisStrategy) -> list[AxisStrategy]:
         """`way` with each placement that its output is worth keeping in.
 
         What one op reads may as well be moved when it is read. What several do is better reduced
@@ -225,7 +225,7 @@ class Space:
             )
         return [dataclasses.replace(way, kept=(p,)) for p in wanted]
 
-    def _fits(self, op: Op, way: Way) -> bool:
+    def _fits(self, op: Op, way: AxisStrategy) -> bool:
         """Whether the operands of `op` can be cut so.
 
         What an op left along the axes before may be kept otherwise (a weight that its reader cuts
@@ -239,27 +239,27 @@ class Space:
             for tensor, spec in zip(operands, self.specs(op, way, part), strict=True)
         )
 
-    def _ways_of_batch(self, op: Op) -> list[Way]:
+    def _ways_of_batch(self, op: Op) -> list[AxisStrategy]:
         placements: list[Placement] = [Replicate(), Shard(0)]
         if self.given.batch is not None:
             placements = [placements[self.given.batch]]
-        return [Way(Candidate(), (), (p,), (p,)) for p in placements]
+        return [AxisStrategy(AxisSplit(), (), (p,), (p,)) for p in placements]
 
-    def _ways_of_variable(self, ops: Sequence[Op]) -> list[Way]:
+    def _ways_of_variable(self, ops: Sequence[Op]) -> list[AxisStrategy]:
         given = self.given.variables.get(self.variables[ops[0]].name)
         placements: dict[Placement, None] = {given or Replicate(): None}
         if given is None:
             for op in ops:
                 found = self.growth.placements.get(op.outputs[0], {})
                 placements.update({p: None for p in found if isinstance(p, Shard)})
-        return [Way(Candidate(), (), (p,), (p,)) for p in placements]
+        return [AxisStrategy(AxisSplit(), (), (p,), (p,)) for p in placements]
 
-    def _ways_left_alone(self, op: Op) -> list[Way]:
+    def _ways_left_alone(self, op: Op) -> list[AxisStrategy]:
         """Whole, and as where only the batch is split."""
         whole = Replicate()
         ways = [
-            Way(
-                Candidate(),
+            AxisStrategy(
+                AxisSplit(),
                 (whole,) * len(op.inputs),
                 (whole,) * len(op.outputs),
                 (whole,) * len(op.outputs),
@@ -270,12 +270,12 @@ class Space:
             choice = decision.choice
             needs = tuple(spec[0] for spec in choice.in_specs)
             made = tuple(spec[0] for spec in choice.out_specs)
-            ways.append(Way(Candidate(), needs, made, made))
+            ways.append(AxisStrategy(AxisSplit(), needs, made, made))
         return ways
 
     # --- specs -------------------------------------------------------------------
 
-    def specs(self, op: Op, way: Way, part: str) -> tuple[Spec, ...]:
+    def specs(self, op: Op, way: AxisStrategy, part: str) -> tuple[Spec, ...]:
         """The specs of the inputs ("needs") or outputs ("made", "kept") of `op` with `way`."""
         ways = (*self.before.get(op, ()), way)
         rest = replicated(self.mesh.num_axes - len(ways))
@@ -283,13 +283,13 @@ class Space:
             (*along, *rest) for along in zip(*(getattr(w, part) for w in ways), strict=True)
         )
 
-    def decision(self, op: Op, way: Way) -> Decision:
+    def decision(self, op: Op, way: AxisStrategy) -> Decision:
         before, rule = self.before.get(op, ()), self.prepared.rules[op]
         key = (rule, before, way.candidate)
         if key not in self._decisions:
             splits = tuple(w.candidate.split for w in (*before, way))
             splits += (WHOLE,) * (self.mesh.num_axes - len(splits))
-            choice = Choice(splits, self.specs(op, way, "needs"), self.specs(op, way, "made"))
+            choice = Strategy(splits, self.specs(op, way, "needs"), self.specs(op, way, "made"))
             self._decisions[key] = expanded(op, choice, self.prepared, self.mesh, propagate)
         return self._decisions[key]
 
@@ -307,7 +307,7 @@ class Space:
             picks.append(distances.index(min(distances)))
         return picks
 
-    def _distance(self, op: Op, way: Way) -> int:
+    def _distance(self, op: Op, way: AxisStrategy) -> int:
         """How many operands `way` places otherwise than where only the batch is split."""
         if op in self.fed or op in self.variables:
             return int(isinstance(way.kept[0], Shard) != (op in self.fed))

@@ -3,7 +3,7 @@
 Merging a node puts, in place of all tables that it is in, one over the nodes that these tables
 have besides: the least that they come to with the node's best choice. This is what `cones` does
 with chains, for nodes of any number of neighbours. Tables grow with the number of nodes in them:
-good for the segments of a graph, which are narrow, and refused beyond `LARGEST`.
+good for the segments of a graph, which are narrow, and refused beyond `MAX_ENTRIES`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from tfpar.search.rhino.network import Moves, Network
 
-LARGEST = 2**18
+MAX_ENTRIES = 2**18
 """Entries of a table beyond which the integer program is faster."""
 
 
 class TooLarge(Exception):
-    """A table would have more than `LARGEST` entries."""
+    """A table would have more than `MAX_ENTRIES` entries."""
 
 
 Table = tuple[tuple[int, ...], np.ndarray]
@@ -84,7 +84,7 @@ def _picks(merged: Sequence, node: int, choice: int, count: int) -> tuple[int, .
 def _sum(tables: Sequence[Table], nodes: tuple[int, ...], sizes: Sequence[int]) -> np.ndarray:
     """The sum of `tables` as one over `nodes`, in this order."""
     shape = [sizes[n] for n in nodes]
-    if math.prod(shape) > LARGEST:
+    if math.prod(shape) > MAX_ENTRIES:
         raise TooLarge
     total = np.zeros(shape)
     place = {n: at for at, n in enumerate(nodes)}
@@ -100,7 +100,7 @@ def _table(moves: Moves, sizes: Sequence[int]) -> Table:
     """What a tensor costs, by the choices of its source and all its readers."""
     nodes = tuple(sorted(moves.nodes()))
     shape = [sizes[n] for n in nodes]
-    if math.prod(shape) > LARGEST:
+    if math.prod(shape) > MAX_ENTRIES:
         raise TooLarge
 
     def along(node: int, states: np.ndarray) -> np.ndarray:

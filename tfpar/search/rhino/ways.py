@@ -11,7 +11,7 @@ from tfpar.spec import Partial, Placement, Replicate
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class AxisSplit:
     """What an op does along an axis.
 
     Attributes:
@@ -24,13 +24,13 @@ class Candidate:
     reduction: str = "sum"
 
 
-def carrying(group: Sequence[int], reduction: str) -> Candidate:
+def carrying(group: Sequence[int], reduction: str) -> AxisSplit:
     """The candidate that lets Partials of the inputs `group` pass."""
-    return Candidate((CARRY, PLAIN), tuple(group), reduction)
+    return AxisSplit((CARRY, PLAIN), tuple(group), reduction)
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class AxisStrategy:
     """A candidate with what it makes of the op's operands along the axis.
 
     Attributes:
@@ -38,13 +38,13 @@ class Way:
         made: what the outputs come as; kept: what they are kept as.
     """
 
-    candidate: Candidate
+    candidate: AxisSplit
     needs: tuple[Placement, ...]
     made: tuple[Placement, ...]
     kept: tuple[Placement, ...]
 
 
-def way_of(rule: OpRule, candidate: Candidate, sizes: Sequence[int], parts: int) -> Way:
+def way_of(rule: OpRule, candidate: AxisSplit, sizes: Sequence[int], parts: int) -> AxisStrategy:
     """`candidate` as a way: outputs are kept as they are made.
 
     Args:
@@ -55,13 +55,13 @@ def way_of(rule: OpRule, candidate: Candidate, sizes: Sequence[int], parts: int)
         _placement(dims, rule, candidate, sizes, parts, i) for i, dims in enumerate(rule.inputs)
     )
     made = tuple(_placement(dims, rule, candidate, sizes, parts, None) for dims in rule.outputs)
-    return Way(candidate, needs, made, made)
+    return AxisStrategy(candidate, needs, made, made)
 
 
 def _placement(
     dims: Dims,
     rule: OpRule,
-    candidate: Candidate,
+    candidate: AxisSplit,
     sizes: Sequence[int],
     parts: int,
     position: int | None,

@@ -17,19 +17,19 @@ from tfpar.ir.collection import collection_paused
 from tfpar.plans import Alternative, Plan
 from tfpar.search.deadline import Deadline
 from tfpar.search.found import Found, assemble
-from tfpar.search.meshes import Layout
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel, Statistics
 from tfpar.search.problem import Problem
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
-from tfpar.search.tap.layout_search import INVALID, Key, LayoutSearch
+from tfpar.search.tap.mesh_search import INVALID, Key, MeshSearch
 from tfpar.spec import PlanError, TimeLimitError
 
-PROMISING = 1.15
-"""A layout whose plans come out this much slower than another's is not refined (empirical)."""
+MAX_TIME_RATIO = 1.15
+"""A mesh whose plans come out this much slower than another's is not refined (empirical)."""
 
 
-SMALL = 1.5
-"""Where no plan fits, a layout whose best stores so much more than another's is not refined."""
+MAX_MEMORY_RATIO = 1.5
+"""Where no plan fits, a mesh whose best stores so much more than another's is not refined."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,7 +49,7 @@ class TapPlanner:
     statistics: Statistics = dataclasses.field(default_factory=Statistics)
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan of all layouts; that of data parallelism at the least if time is short.
+        """The best plan of all meshes; that of data parallelism at the least if time is short.
 
         Raises:
             PlanError: no plan is valid under the constraints; says why. If none was found in
@@ -62,19 +62,19 @@ class TapPlanner:
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
         """As `solve`, where the model is folded already."""
         self.statistics = model.statistics
-        searches: list[LayoutSearch] = []
+        searches: list[MeshSearch] = []
         offer = None if problem.offer is None else functools.partial(self._offer, problem, model)
-        for layout in problem.layouts:
+        for logical in problem.meshes:
             if searches and deadline.over():
                 break
-            alike = (s for s in reversed(searches) if _are_alike(s.layout, layout))
-            if len(layout.used_axes) > 1:
-                alike = (s for s in searches if _is_cut_in_two(s.layout, layout))
-            search = LayoutSearch(problem, model, layout, deadline, offer)
+            alike = (s for s in reversed(searches) if _are_alike(s.logical, logical))
+            if len(logical.used_axes) > 1:
+                alike = (s for s in searches if _is_cut_in_two(s.logical, logical))
+            search = MeshSearch(problem, model, logical, deadline, offer)
             search.explore(next(alike, None))
             searches.append(search)
         least = min((search.key for search in searches), default=INVALID)
-        found: dict[LayoutSearch, Found] = {}
+        found: dict[MeshSearch, Found] = {}
         for search in searches:
             if _promises(search.key, least, search.limit):
                 if not deadline.over():
@@ -103,9 +103,9 @@ class TapPlanner:
             self.name,
             alternatives=_alternatives(taken, model, searches),
             elsewhere=[
-                (search.key.seconds, str(search.layout))
+                (search.key.seconds, str(search.logical))
                 for search in searches
-                if not _is_on(taken, search.layout) and not search.key.over
+                if not _is_on(taken, search.logical) and not search.key.over
             ],
             preferred_to=best,
             cut_short=deadline.cut_short,
@@ -133,13 +133,13 @@ def _baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
 
 
 def _alternatives(
-    taken: Found, model: FoldedModel, searches: Sequence[LayoutSearch]
+    taken: Found, model: FoldedModel, searches: Sequence[MeshSearch]
 ) -> dict[str, list[Alternative]]:
-    """What was priced for each variable: on the layout of `taken`, and the best split elsewhere."""
+    """What was priced for each variable: on the mesh of `taken`, and the best split elsewhere."""
     priced: dict[str, list[Alternative]] = {}
     elsewhere: dict[str, Alternative] = {}
     for search in searches:
-        if _is_on(taken, search.layout):
+        if _is_on(taken, search.logical):
             priced = search.alternatives()
             continue
         whole = search.plans.replicated
@@ -147,20 +147,20 @@ def _alternatives(
             for option in known:
                 better = name not in elsewhere or option.seconds < elsewhere[name].seconds
                 if option.spec != whole and math.isfinite(option.seconds) and better:
-                    elsewhere[name] = dataclasses.replace(option, layout=str(search.layout))
+                    elsewhere[name] = dataclasses.replace(option, layout=str(search.logical))
     for name, option in elsewhere.items():
         priced.setdefault(name, []).append(option)
     groups = [group for group in model.folded.groups if group[0].name in priced]
     return {variable.name: priced[group[0].name] for group in groups for variable in group}
 
 
-def _is_on(found: Found, layout: Layout) -> bool:
-    """Whether a plan was found on `layout`."""
-    return (found.mesh, found.batch_axes) == (layout.mesh, layout.batch_names)
+def _is_on(found: Found, logical: LogicalMesh) -> bool:
+    """Whether a plan was found on `logical`."""
+    return (found.mesh, found.batch_axes) == (logical.mesh, logical.batch_names)
 
 
 def _promises(key: Key, least: Key, limit: float) -> bool:
-    """Whether a layout's best plan so far is near `least`, the best of all.
+    """Whether a mesh's best plan so far is near `least`, the best of all.
 
     Where nothing fits into memory yet, near is what stores not much more.
 
@@ -168,11 +168,11 @@ def _promises(key: Key, least: Key, limit: float) -> bool:
         limit: the memory of a device, in bytes.
     """
     if least.over > 0:
-        return limit + key.over <= SMALL * (limit + least.over)
-    return key.over == 0 and key.seconds <= PROMISING * least.seconds
+        return limit + key.over <= MAX_MEMORY_RATIO * (limit + least.over)
+    return key.over == 0 and key.seconds <= MAX_TIME_RATIO * least.seconds
 
 
-def _is_cut_in_two(one: Layout, other: Layout) -> bool:
+def _is_cut_in_two(one: LogicalMesh, other: LogicalMesh) -> bool:
     """Whether `other` has a DeviceMesh(d1, d2) in place of the model axis of `one`."""
     return (
         one.batch_axes == other.batch_axes
@@ -181,6 +181,6 @@ def _is_cut_in_two(one: Layout, other: Layout) -> bool:
     )
 
 
-def _are_alike(one: Layout, other: Layout) -> bool:
-    """Whether two layouts differ only in how long their axes are."""
+def _are_alike(one: LogicalMesh, other: LogicalMesh) -> bool:
+    """Whether two meshes differ only in how long their axes are."""
     return (one.batch_axes, one.model_axes) == (other.batch_axes, other.model_axes)

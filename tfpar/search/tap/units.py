@@ -1,4 +1,4 @@
-"""What a search on one layout goes through: weights in units small enough to price all plans of
+"""What a search on one mesh goes through: weights in units small enough to price all plans of
 each, and the plans of a unit in the order in which they are priced."""
 
 from __future__ import annotations

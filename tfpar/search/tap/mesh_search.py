@@ -1,4 +1,4 @@
-"""The search on one layout: all plans of each subgraph, in the surroundings of the others."""
+"""The search on one logical mesh: all plans of each subgraph, in the surroundings of the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.deadline import Deadline
 from tfpar.search.found import Found
-from tfpar.search.meshes import Layout
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.pricing.incremental import IncrementalPricer
 from tfpar.search.problem import Problem
@@ -42,7 +42,7 @@ class Key(NamedTuple):
 
     Attributes:
         over: bytes beyond the device's memory.
-        judged: `seconds`, and what collectives are counted dearer (`LayoutSearch.simplify`).
+        judged: `seconds`, and what collectives are counted dearer (`MeshSearch.simplify`).
         split: how many groups of weights are split.
     """
 
@@ -55,8 +55,8 @@ class Key(NamedTuple):
 INVALID = Key(math.inf, math.inf, 0, math.inf)
 
 
-class LayoutSearch:
-    """The search on one layout.
+class MeshSearch:
+    """The search on one logical mesh.
 
     Args:
         deadline: when the best plan priced so far is to do; by default the search has no end.
@@ -67,20 +67,20 @@ class LayoutSearch:
         self,
         problem: Problem,
         model: FoldedModel,
-        layout: Layout,
+        logical: LogicalMesh,
         deadline: Deadline | None = None,
         offer: Callable[[Found], None] | None = None,
     ) -> None:
-        self.problem, self.model, self.layout = problem, model, layout
+        self.problem, self.model, self.logical = problem, model, logical
         self.deadline = deadline or Deadline()
         self.offer = offer
-        mesh, graph = layout.mesh, model.prepared.graph
+        mesh, graph = logical.mesh, model.prepared.graph
         self.pricer = Pricer(mesh, problem.cluster, model.roles)
         self.fixed = self._fixed_specs()
-        self.groups = weight_groups(problem, model, layout)
+        self.groups = weight_groups(problem, model, logical)
         laid = {v.name: spec for v, spec in self.fixed}
         laid |= {v.name: g.options[0] for g in self.groups for v in g.variables}
-        self.anchors = model.anchors(problem, layout, laid)
+        self.anchors = model.anchors(problem, logical, laid)
         self.plans = IncrementalPricer(
             model.prepared,
             mesh,
@@ -109,10 +109,10 @@ class LayoutSearch:
 
     # --- search --------------------------------------------------------------------
 
-    def explore(self, like: LayoutSearch | None = None) -> None:
-        """Find out what the layout promises.
+    def explore(self, like: MeshSearch | None = None) -> None:
+        """Find out what the mesh promises.
 
-        From whole weights on, all plans of each subgraph are priced. Where a layout like this
+        From whole weights on, all plans of each subgraph are priced. Where a mesh like this
         one was searched before, its best plan and whole weights are where to begin, and what is
         near them is priced.
 
@@ -188,7 +188,7 @@ class LayoutSearch:
     def _live_bytes(self) -> float:
         """The most tensors that the laid plan stores at once (`cost.memory`), in bytes."""
         self.plans.settle()
-        laid = propagate(self.model.prepared, self.layout.mesh, self._anchored({}))
+        laid = propagate(self.model.prepared, self.logical.mesh, self._anchored({}))
         bucket_bytes, ratio = self.plans.cost().bucket_bytes, self.problem.state_ratio
         return live_peak(laid, self.pricer, bucket_bytes, ratio).num_bytes
 
@@ -243,8 +243,8 @@ class LayoutSearch:
         """The plan that is laid, in which the groups of these ids have other options than they
         have chosen."""
         return Found(
-            self.layout.mesh,
-            self.layout.batch_names,
+            self.logical.mesh,
+            self.logical.batch_names,
             self._anchored(picks or {}),
             dataclasses.replace(self.plans.cost(), live_bytes=live_bytes),
             self._num_split(),
@@ -303,7 +303,7 @@ class LayoutSearch:
                 best, self.key = picks, key
                 self._tell(key, dict(zip(map(id, unit), picks, strict=True)))
             if self.problem.progress is not None:
-                self.problem.progress(str(self.layout), self.model.statistics.candidates)
+                self.problem.progress(str(self.logical), self.model.statistics.candidates)
         for group, pick in zip(unit, best, strict=True):
             group.chosen = pick
             self.lay(group, pick)
@@ -335,10 +335,10 @@ class LayoutSearch:
 
     def _idle_axes(self) -> str:
         """The mesh axis that the plan has no use for, as a reason; nothing if it uses all."""
-        for axis in self.layout.used_axes:
+        for axis in self.logical.used_axes:
             weights = (v for v in self.plans.graph.variables if v.trainable)
             if not any(isinstance(self.plans.weight_spec(v)[axis], Shard) for v in weights):
-                name = self.layout.mesh.axis_names[axis]
+                name = self.logical.mesh.axis_names[axis]
                 return f"all ranks along {name!r} would compute the same"
         return ""
 
