@@ -21,7 +21,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
-from tfpar.ir.shared_subgraphs import Signatures, families, prune_graph
+from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.keras.adapter import parallel_model
 from tfpar.search.model.fold import fold
 
@@ -52,7 +52,8 @@ def measure(case: str) -> dict[str, Any]:
     roles = Roles.of(graph)
     nodes = cluster(graph, roles)
     signatures = Signatures(Constants(graph), roles)
-    folded = fold(graph, families(nodes, prune_graph(nodes, signatures), signatures), signatures)
+    repeats = repeated_blocks(nodes, prune_graph(nodes, signatures), signatures)
+    folded = fold(graph, repeats, signatures)
     return {
         "case": case,
         "nodes": len(nodes.nodes),

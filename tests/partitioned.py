@@ -35,7 +35,7 @@ def record(partitioned: PartitionedGraph) -> None:
     """Note what ran, for `test_zz_registry`."""
     for op, decision in partitioned.decisions.items():
         SEEN_TYPES.add(op.type)
-        if any(factor >= 0 for factor, _ in decision.choice.splits):
+        if any(factor >= 0 for factor, _ in decision.strategy.splits):
             SPLIT_TYPES.add(op.type)
         for inner in (*decision.bodies.values(), decision.expansion):
             if inner is not None:
@@ -203,7 +203,7 @@ def was_split(runs, op_type: str, factor: str) -> bool:
         for op, decision in result.partitioned.decisions.items():
             if op.type == op_type:
                 rule = result.partitioned.prepared.rules[op]
-                chosen = {f for f, _ in decision.choice.splits}
+                chosen = {f for f, _ in decision.strategy.splits}
                 if factor in rule.names and rule.factor(factor) in chosen:
                     return True
     return False

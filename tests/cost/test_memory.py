@@ -180,14 +180,15 @@ def model():
 
 @pytest.mark.slow
 def test_folded_models_store_about_what_whole_ones_do(model):
+    from tfpar.search.tap.mesh_search import MeshSearch
+
     from tfpar.search.model.folded_model import FoldedModel
-    from tfpar.search.tap.layout_search import LayoutSearch
 
     problem = Captured.of(model, 8).problem([2, 2], "cpu")
     peaks = []
     for min_duplicate in (2, 100):
         parts = FoldedModel.of(problem, min_duplicate)
-        search = LayoutSearch(problem, parts, problem.layouts[0])
+        search = MeshSearch(problem, parts, problem.meshes[0])
         peaks.append(search._live_bytes())
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 

@@ -208,8 +208,8 @@ def test_a_product_takes_the_slower_of_arithmetic_and_memory(mesh, factor, specs
 def test_two_axes_divide_the_work_twice():
     op, rule = product()
     splits = (rule.factor("i"), PLAIN), (rule.factor("j"), PLAIN)
-    choice = Strategy(splits, ((Shard(0), R), (R, Shard(1))), ((Shard(0), Shard(1)),))
-    found = pricer(Mesh.of([2, 2])).op_seconds(op, rule, Decision(choice))
+    strategy = Strategy(splits, ((Shard(0), R), (R, Shard(1))), ((Shard(0), Shard(1)),))
+    found = pricer(Mesh.of([2, 2])).op_seconds(op, rule, Decision(strategy))
     assert found == pytest.approx(1e-6 + 2 * 4 * 16 * 16 * 1e-9)
 
 

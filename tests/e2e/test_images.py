@@ -54,7 +54,7 @@ def test_data_parallel(batch_size):
     draws = {
         op: d for op, d in partitioned.decisions.items() if op.type.startswith("StatelessRandomU")
     }
-    assert draws and all(d.choice.splits[0][0] >= 0 for d in draws.values())
+    assert draws and all(d.strategy.splits[0][0] >= 0 for d in draws.values())
 
 
 @pytest.mark.slow

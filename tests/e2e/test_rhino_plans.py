@@ -115,7 +115,7 @@ def test_ops_run_as_the_plan_says():
     parallel, _ = trained("wide")
     plan = tap.plan_of(parallel.model)
     partitioned = parallel.executable().partitioned
-    ran = {op.name: decision.choice for op, decision in partitioned.decisions.items()}
+    ran = {op.name: decision.strategy for op, decision in partitioned.decisions.items()}
     assert plan.ops and set(plan.ops) <= set(ran)
     for name, planned in plan.ops.items():
         assert ran[name].in_specs == planned.in_specs, name

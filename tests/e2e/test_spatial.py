@@ -60,7 +60,7 @@ def classifier():
 def test_a_unet_in_bands_of_rows(mesh):
     parallel, _ = assert_equivalent(unet, PIXELS, MESHES[mesh], [ROWS], batch_size=BATCH, rtol=1e-3)
     gathers_only_edges(parallel, BATCH // MESHES[mesh].shape[0])
-    ran = {op.name: d.choice for op, d in parallel.executable().partitioned.decisions.items()}
+    ran = {op.name: d.strategy for op, d in parallel.executable().partitioned.decisions.items()}
     convolutions = [c for name, c in ran.items() if name.endswith(("/convolution", "_transpose"))]
     assert convolutions and all(c.out_specs[0][1] == tap.Shard(1) for c in convolutions)
 

@@ -161,7 +161,7 @@ def test_every_rank_has_an_equal_part_of_the_attention_core(mesh):
     ]
     assert len(products) == 2  # of Q and K, and the gradient of the weights of V
     for op in products:
-        (spec,) = partitioned.decisions[op].choice.out_specs
+        (spec,) = partitioned.decisions[op].strategy.out_specs
         assert not any(isinstance(p, Partial) for p in spec)
         assert math.prod(local_shape(scores, spec, mesh)) * mesh.size == math.prod(scores)
 

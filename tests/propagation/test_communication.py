@@ -61,11 +61,11 @@ def test_local_steps_are_no_communication():
 def test_what_runs_in_an_op_s_place_moves_for_that_op():
     inner = columns()
     (outer, *_) = (op for op in mlp().ops if op.type == "Relu")
-    choice = next(iter(inner.decisions.values())).choice
-    within = list(Decision(choice, expansion=inner).communications(outer))
+    strategy = next(iter(inner.decisions.values())).strategy
+    within = list(Decision(strategy, expansion=inner).communications(outer))
     assert {(moved.op, moved.tensor) for moved in within} == {(outer, None)}
     assert [c.num_bytes for c in within] == [c.num_bytes for c in inner.communications()]
-    around = PartitionedGraph(inner.prepared, MESH, decisions={outer: Decision(choice, inner)})
+    around = PartitionedGraph(inner.prepared, MESH, decisions={outer: Decision(strategy, inner)})
     assert around.collectives() == inner.collectives()
 
 

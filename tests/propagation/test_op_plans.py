@@ -16,7 +16,7 @@ from tests.plan.graphs import mlp
 from tests.search.problems import Captured, partition
 from tfpar.planning import step_anchors
 from tfpar.plans import Plan, plan_from_constraints
-from tfpar.propagation.decide import choice_of
+from tfpar.propagation.decide import strategy_of
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.factors import CARRY, WHOLE
 from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
@@ -60,10 +60,10 @@ def specs(*texts):
 
 
 def ordinary(partitioned):
-    """(op, rule, choice) of all that hold no other graph."""
+    """(op, rule, strategy) of all that hold no other graph."""
     for op, decision in partitioned.decisions.items():
         if not decision.bodies:
-            yield op, partitioned.prepared.rules[op], decision.choice
+            yield op, partitioned.prepared.rules[op], decision.strategy
 
 
 # --- what can be said -------------------------------------------------------------------
@@ -72,10 +72,10 @@ def ordinary(partitioned):
 @pytest.mark.parametrize("case", LAID)
 def test_a_choice_follows_from_its_specs(laid, case):
     kinds = set()
-    for op, rule, choice in ordinary(laid[case]):
-        found = choice_of(rule, choice.in_specs, choice.out_specs, laid[case].mesh)
-        assert found == choice, op.name
-        kinds |= {split for split, _ in choice.splits}
+    for op, rule, strategy in ordinary(laid[case]):
+        found = strategy_of(rule, strategy.in_specs, strategy.out_specs, laid[case].mesh)
+        assert found == strategy, op.name
+        kinds |= {split for split, _ in strategy.splits}
     assert max(kinds) >= 2 and (CARRY in kinds or case == "gpt data parallel")
 
 
@@ -84,9 +84,9 @@ def test_all_ops_named_as_they_run_run_as_before(laid, case):
     before = laid[case]
     ops = {
         op.name: OpPlan(
-            choice.in_specs, choice.out_specs, tuple(before.specs[t] for t in op.outputs)
+            strategy.in_specs, strategy.out_specs, tuple(before.specs[t] for t in op.outputs)
         )
-        for op, _, choice in ordinary(before)
+        for op, _, strategy in ordinary(before)
     }
     anchors = Anchors(
         variables={v.name: spec for v, spec in before.variable_specs.items()},
@@ -98,8 +98,8 @@ def test_all_ops_named_as_they_run_run_as_before(laid, case):
     assert after.specs == before.specs
     moved = [{(r.tensor, r.source, r.target) for r in p.reshards} for p in (before, after)]
     assert moved[0] == moved[1]
-    for op, _, choice in ordinary(before):
-        assert after.decisions[op].choice == choice, op.name
+    for op, _, strategy in ordinary(before):
+        assert after.decisions[op].strategy == strategy, op.name
 
 
 @pytest.mark.slow
@@ -113,10 +113,10 @@ def test_along_an_axis_more_ops_run_as_they_come(name):
     count = plan.mesh.num_axes
     mesh = with_chunks(plan.mesh, 2)
     after = propagate(before.prepared, mesh, chunked_anchors(before, anchors, problem.batched))
-    chunked = {op.name: d.choice for op, d in after.decisions.items()}
+    chunked = {op.name: d.strategy for op, d in after.decisions.items()}
     assert plan.ops
-    for op, _, choice in ordinary(before):
-        assert tuple(s[:count] for s in chunked[op.name].in_specs) == choice.in_specs, op.name
+    for op, _, strategy in ordinary(before):
+        assert tuple(s[:count] for s in chunked[op.name].in_specs) == strategy.in_specs, op.name
         if op.name in plan.ops:
             kept = tuple(after.specs[t][:count] for t in op.outputs)
             assert kept == plan.ops[op.name].kept, op.name
@@ -144,39 +144,39 @@ def test_specs_that_no_candidate_has():
     ]
     read = ["R", "S(0)", "S(1)", "P(sum)", "P(max)"]
     for first, second, made in itertools.product(read, read, ["R", "S(0)", "S(1)", "P(sum)"]):
-        found = choice_of(matmul, specs(first, second), specs(made), PAIR)
+        found = strategy_of(matmul, specs(first, second), specs(made), PAIR)
         assert (found is not None) == (((first, second), made) in can), (first, second, made)
 
 
 def test_a_dim_that_must_stay_whole_is_not_split():
     diagonal = the_rule(tf.linalg.diag_part, (3, 4, 4))
-    assert choice_of(diagonal, specs("S(0)", "R", "R"), specs("S(0)"), PAIR)
-    assert choice_of(diagonal, specs("S(1)", "R", "R"), specs("S(1)"), PAIR) is None
-    assert choice_of(diagonal, specs("S(5)", "R", "R"), specs("R"), PAIR) is None
+    assert strategy_of(diagonal, specs("S(0)", "R", "R"), specs("S(0)"), PAIR)
+    assert strategy_of(diagonal, specs("S(1)", "R", "R"), specs("S(1)"), PAIR) is None
+    assert strategy_of(diagonal, specs("S(5)", "R", "R"), specs("R"), PAIR) is None
 
 
 def test_partials_pass_only_where_an_op_is_linear():
     relu, add, scaled, moved = (
         the_rule(f, (4, 6)) for f in (tf.nn.relu, lambda x: x + x, tf.square, tf.transpose)
     )
-    assert choice_of(relu, specs("P(sum)"), specs("P(sum)"), PAIR) is None
-    assert choice_of(scaled, specs("P(sum)"), specs("P(sum)"), PAIR) is None
-    assert choice_of(add, specs("P(sum)", "P(sum)"), specs("P(sum)"), PAIR)
-    assert choice_of(add, specs("P(sum)", "R"), specs("P(sum)"), PAIR) is None
+    assert strategy_of(relu, specs("P(sum)"), specs("P(sum)"), PAIR) is None
+    assert strategy_of(scaled, specs("P(sum)"), specs("P(sum)"), PAIR) is None
+    assert strategy_of(add, specs("P(sum)", "P(sum)"), specs("P(sum)"), PAIR)
+    assert strategy_of(add, specs("P(sum)", "R"), specs("P(sum)"), PAIR) is None
     whole = ["R"] * (len(moved.inputs) - 1)
-    assert choice_of(moved, specs("P(max)", *whole), specs("P(max)"), PAIR)
-    assert choice_of(moved, specs("P(max)", *whole), specs("P(sum)"), PAIR) is None
+    assert strategy_of(moved, specs("P(max)", *whole), specs("P(max)"), PAIR)
+    assert strategy_of(moved, specs("P(max)", *whole), specs("P(sum)"), PAIR) is None
 
 
 def test_strides_are_those_that_the_axes_before_leave():
     matmul, mesh = the_rule(tf.matmul, (4, 6), (6, 8)), Mesh.of([2, 2])
-    assert choice_of(matmul, specs("S(0),S(0)", "R,R"), specs("S(0),S(0)"), mesh)
-    assert choice_of(matmul, specs("S(0),S(1)", "R,S(0)"), specs("S(0),P(sum)"), mesh)
+    assert strategy_of(matmul, specs("S(0),S(0)", "R,R"), specs("S(0),S(0)"), mesh)
+    assert strategy_of(matmul, specs("S(0),S(1)", "R,S(0)"), specs("S(0),P(sum)"), mesh)
     # Four entries in strides of 2 can be cut once; what is left has no such stride.
-    assert choice_of(matmul, specs("S(0/2),S(0)", "R,R"), specs("S(0/2),S(0)"), mesh)
-    assert choice_of(matmul, specs("S(0/3),R", "R,R"), specs("S(0/3),R"), mesh) is None
+    assert strategy_of(matmul, specs("S(0/2),S(0)", "R,R"), specs("S(0/2),S(0)"), mesh)
+    assert strategy_of(matmul, specs("S(0/3),R", "R,R"), specs("S(0/3),R"), mesh) is None
     one = the_rule(tf.matmul, (1, 6), (6, 8))
-    assert choice_of(one, specs("S(0)", "R"), specs("S(0)"), PAIR) is None
+    assert strategy_of(one, specs("S(0)", "R"), specs("S(0)"), PAIR) is None
 
 
 # --- that it is done ----------------------------------------------------------------------
@@ -208,8 +208,8 @@ def test_an_op_runs_and_its_output_is_kept_as_said():
     run = traced().run(whole, PAIR, {"product": SPLIT_SUM})
     assert is_right(run)
     (decision,) = run.decisions("MatMul")
-    assert decision.choice.in_specs == SPLIT_SUM.in_specs
-    assert decision.choice.out_specs == SPLIT_SUM.made
+    assert decision.strategy.in_specs == SPLIT_SUM.in_specs
+    assert decision.strategy.out_specs == SPLIT_SUM.made
     (tensor,) = (op.outputs[0] for op in run.partitioned.decisions if op.type == "MatMul")
     assert run.partitioned.specs[tensor] == SPLIT_SUM.kept[0]
     kinds = sorted(kind for kind, _, _ in run.partitioned.collectives())
@@ -234,7 +234,7 @@ def test_whatever_is_planned_gives_the_same_values(planned, arriving):
     run = traced().run(specs(arriving, "R"), PAIR, {"product": planned})
     assert is_right(run)
     (decision,) = run.decisions("MatMul")
-    assert decision.choice.in_specs == planned.in_specs
+    assert decision.strategy.in_specs == planned.in_specs
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_an_op_that_cannot_run_so_is_decided_as_usual(planned):
     run = traced().run([replicated(1)] * 2, PAIR, {"product": planned})
     assert is_right(run)
     (decision,) = run.decisions("MatMul")
-    assert decision.choice.in_specs == specs("R", "R")
+    assert decision.strategy.in_specs == specs("R", "R")
 
 
 def test_a_plan_for_a_batch_serves_another_as_far_as_it_can():
@@ -261,7 +261,7 @@ def test_a_plan_for_a_batch_serves_another_as_far_as_it_can():
         run = traced(batch).run([replicated(1)] * 2, PAIR, {"product": rows})
         assert is_right(run)
         (decision,) = run.decisions("MatMul")
-        assert decision.choice.in_specs == specs(expected, "R"), batch
+        assert decision.strategy.in_specs == specs(expected, "R"), batch
 
 
 @pytest.mark.parametrize("kept", ["S(0)", "S(0/2)", "S(1)"])

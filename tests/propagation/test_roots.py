@@ -115,8 +115,8 @@ def test_a_draw_comes_as_it_is_wanted_where_its_rule_allows():
     drawn = build.draw(8, 4)
     state = begun(build.prepared(drawn), PAIR)
     rows, columns, whole = specs("S(0)", "S(1)", "R")
-    assert drawn_as(state, drawn.op, rows).choice.out_specs == (rows,)
-    assert drawn_as(state, drawn.op, columns).choice.out_specs == (whole,)
+    assert drawn_as(state, drawn.op, rows).strategy.out_specs == (rows,)
+    assert drawn_as(state, drawn.op, columns).strategy.out_specs == (whole,)
 
 
 def test_in_a_pass_the_first_reader_lays_weight_slot_and_draw():

@@ -338,4 +338,4 @@ def test_a_second_axis_that_would_cut_too_short_leaves_the_first():
     function = with_gradients(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"))
     runs = run_all(function, [f(2, 8, 5, 2), f(5, 5, 2, 3)], [(H, H)])
     (decision,) = runs[0].decisions("Conv2D")
-    assert [split for split, _ in decision.choice.splits] == [1, -1]
+    assert [split for split, _ in decision.strategy.splits] == [1, -1]

@@ -117,7 +117,7 @@ def test_fused_halves_split_inside_each_half():
     halves = (Shard(1, 6),)
     for mesh in (Mesh.of([2]), Mesh.of([3])):
         result = check(lambda x: tf.multiply(*tf.split(x, 2, 1)), [f(4, 12)], [halves], mesh)
-        assert [d.choice.out_specs for d in result.decisions("Split")] == [((Shard(1),),) * 2]
+        assert [d.strategy.out_specs for d in result.decisions("Split")] == [((Shard(1),),) * 2]
         assert len(result.partitioned.collectives()) == 1  # the test's own gather of the result
 
 
@@ -167,7 +167,7 @@ def test_partials_pass_through_relabelling():
     }.items():
         result = check(function, [x], [(Partial("sum"),)], Mesh.of([2]))
         assert all(
-            d.choice.in_specs[int(op_type == "Split")] == (Partial("sum"),)
+            d.strategy.in_specs[int(op_type == "Split")] == (Partial("sum"),)
             for d in result.decisions(op_type)
         )
     check(lambda a: tf.tile(a, [2, 1]), [x], [(Partial("max"), Replicate())], Mesh.of([2, 2]))

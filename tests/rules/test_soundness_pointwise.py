@@ -92,5 +92,5 @@ def test_elementwise_ops_stay_split():
     result = check(functools.partial(apply_all, runnable("float32")), floats, [spec] * 3, MESHES[2])
     # IdentityN is dissolved beforehand.
     for op_type in runnable("float32").keys() - {"IdentityN"}:
-        splits = [decision.choice.splits for decision in result.decisions(op_type)]
+        splits = [decision.strategy.splits for decision in result.decisions(op_type)]
         assert any(all(factor >= 0 for factor, _ in split) for split in splits), op_type

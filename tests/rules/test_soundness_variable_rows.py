@@ -58,7 +58,7 @@ def splits(programs, op_type):
         for op, decision in program.partitioned.decisions.items():
             if op.type == op_type:
                 names = program.partitioned.prepared.rules[op].names
-                found |= {names[f] for f, _ in decision.choice.splits if f >= 0}
+                found |= {names[f] for f, _ in decision.strategy.splits if f >= 0}
     return found
 
 

@@ -37,9 +37,9 @@ class ByOps:
         nothing = replicated(1)
         ops = {}
         for op, decision in laid.decisions.items():
-            made = decision.choice.out_specs
+            made = decision.strategy.out_specs
             kept = tuple(laid.specs[t] for t in op.outputs)
-            planned = OpPlan(decision.choice.in_specs, made, kept)
+            planned = OpPlan(decision.strategy.in_specs, made, kept)
             if op.type in self.whole:
                 planned = OpPlan(*((nothing,) * len(specs) for specs in (op.inputs, made, kept)))
             if op.inputs and not decision.bodies:

@@ -84,12 +84,12 @@ def test_whatever_is_chosen_along_an_axis_what_is_proposed_along_the_next_fits()
     strided = 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        chosen = first.chosen([int(rng.integers(len(ways))) for ways in first.ways])
+        chosen = first.chosen([int(rng.integers(len(options))) for options in first.strategies])
         space = Space(problem, model, mesh, 1, chosen, Given())
-        for node, ways in zip(space.nodes, space.ways, strict=True):
-            for way in ways:
+        for node, strategies in zip(space.nodes, space.strategies, strict=True):
+            for strategy in strategies:
                 for tensor, spec in zip(
-                    node[0].outputs, space.specs(node[0], way, "kept"), strict=True
+                    node[0].outputs, space.specs(node[0], strategy, "kept"), strict=True
                 ):
                     assert fits(tensor.shape or (), spec, mesh), (tensor, spec)
                     strided += isinstance(spec[1], Shard) and spec[1].stride == 6

@@ -218,7 +218,7 @@ class _Lives:
         rule = self.partitioned.prepared.rules[op]
         if len(op.outputs) != 1 or op not in self.dying or not op.inputs:
             return []
-        specs = self.partitioned.decisions[op].choice.in_specs
+        specs = self.partitioned.decisions[op].strategy.in_specs
         found = []
         for tensor, spec, dims in zip(op.inputs, specs, rule.inputs, strict=True):
             buffer = self._buffer(tensor, spec)
@@ -230,7 +230,7 @@ class _Lives:
         """The buffers that an op reads or makes."""
         decision = self.partitioned.decisions.get(op)
         if decision is not None:
-            for tensor, spec in zip(op.inputs, decision.choice.in_specs, strict=True):
+            for tensor, spec in zip(op.inputs, decision.strategy.in_specs, strict=True):
                 buffer = self._buffer(tensor, spec)
                 if buffer is not None:
                     yield buffer
@@ -258,7 +258,7 @@ class _Lives:
             return tensor, spec
         if tensor in self.partitioned.resolutions:
             return tensor, spec
-        return self._buffer(given(tensor), decision.choice.in_specs[given_at(tensor)])
+        return self._buffer(given(tensor), decision.strategy.in_specs[given_at(tensor)])
 
 
 def _copies(made: int, read: int) -> int:

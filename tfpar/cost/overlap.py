@@ -65,7 +65,7 @@ def chunked_cost(
 
 
 def _runs_in_chunks(decision: Decision) -> bool:
-    specs = (*decision.choice.in_specs, *decision.choice.out_specs)
+    specs = (*decision.strategy.in_specs, *decision.strategy.out_specs)
     return any(not isinstance(spec[-1], Replicate) for spec in specs)
 
 

@@ -57,7 +57,7 @@ class Pricer:
             terms.compute[self.roles.phase[op]] += times * seconds
         for moved in decision.communications(op):
             self.add_communication(terms, moved)
-        for tensor, spec in zip(op.outputs, decision.choice.out_specs, strict=True):
+        for tensor, spec in zip(op.outputs, decision.strategy.out_specs, strict=True):
             if tensor in self.roles.kept and op.type not in FREE:
                 terms.kept_bytes += times * self.stored(tensor, spec)
 
@@ -116,7 +116,7 @@ class Pricer:
         if op.type in FREE:
             return 0.0
         parts, sizes = 1.0, list(rule.sizes)
-        for (factor, pattern), ranks in zip(decision.choice.splits, self.mesh.shape, strict=True):
+        for (factor, pattern), ranks in zip(decision.strategy.splits, self.mesh.shape, strict=True):
             if factor >= 0:
                 whole, sizes[factor] = sizes[factor], size_after(sizes[factor], pattern, ranks)
                 parts *= whole / sizes[factor]
@@ -129,13 +129,13 @@ class Pricer:
             arithmetic /= rate
         if device.functions_per_s is not None:
             arithmetic += functions(op) / parts / device.functions_per_s
-        choice = decision.choice
-        used = [*zip(op.outputs, choice.out_specs, strict=True)]
-        used += [*zip(op.inputs, choice.in_specs, strict=True)][op.type in READ_PART :]
+        strategy = decision.strategy
+        used = [*zip(op.outputs, strategy.out_specs, strict=True)]
+        used += [*zip(op.inputs, strategy.in_specs, strict=True)][op.type in READ_PART :]
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
         moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
         seconds = max(arithmetic, moved / device.memory_bandwidth)
-        return device.launch_s + seconds / self._alike(*choice.in_specs, *choice.out_specs)
+        return device.launch_s + seconds / self._alike(*strategy.in_specs, *strategy.out_specs)
 
     def _alike(self, *specs: Spec) -> int:
         """How many ranks store or compute the same together, as they have one memory."""

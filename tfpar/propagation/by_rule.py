@@ -26,7 +26,7 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
     key = (rule, specs, loose, state.mesh, state.confined, whole, op in prepared.deferred)
     decision = prepared.caches.decisions.get(key)
     if decision is None:
-        decision = with_decomposition(state, op, choice_by_rule(state, op))
+        decision = with_decomposition(state, op, strategy_by_rule(state, op))
         prepared.caches.decisions[key] = decision
     if state.confined:
         return decision
@@ -42,7 +42,7 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
     return decision
 
 
-def choice_by_rule(state: PropagationState, op: Op, planned: Strategy | None = None) -> Strategy:
+def strategy_by_rule(state: PropagationState, op: Op, planned: Strategy | None = None) -> Strategy:
     """The cheapest way to run `op`; see `decide.choose`.
 
     Args:
@@ -62,9 +62,9 @@ def choice_by_rule(state: PropagationState, op: Op, planned: Strategy | None = N
     )
 
 
-def with_decomposition(state: PropagationState, op: Op, choice: Strategy) -> Decision:
-    """`choice` as a decision; see `expansions.expanded`."""
-    return expanded(op, choice, state.prepared, state.mesh, state.within, state.confined)
+def with_decomposition(state: PropagationState, op: Op, strategy: Strategy) -> Decision:
+    """`strategy` as a decision; see `expansions.expanded`."""
+    return expanded(op, strategy, state.prepared, state.mesh, state.within, state.confined)
 
 
 def _is_added_up(state: PropagationState, op: Op) -> bool:

@@ -40,7 +40,7 @@ class Caches:
             by (rule, arriving, deferred).
         planned: of `planned.planned_run`, by (rule, plan, mesh); None if it cannot run so.
         regions: of `regions.partition_region`.
-        expansions: of `expansions.expanded`, by (rule, choice, mesh, confined).
+        expansions: of `expansions.expanded`, by (rule, strategy, mesh, confined).
         decompositions: the graphs that stand for ops with a split factor, by (rule, factor, parts,
             whether they may leave Partials).
         held: of `view.known_spec`, by (mesh shape, tensor, spec that it is made of).

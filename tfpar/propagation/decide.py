@@ -149,10 +149,10 @@ def choose(
     )
 
 
-def choice_of(
+def strategy_of(
     rule: OpRule, in_specs: Sequence[Spec], made: Sequence[Spec], mesh: Mesh
 ) -> Strategy | None:
-    """The choice that reads inputs as `in_specs` and gives outputs as `made`; None if `rule` has
+    """The strategy that reads inputs as `in_specs` and gives outputs as `made`; None if `rule` has
     none.
 
     What an op that stands for others gives is theirs to say: there `made` is not looked at.
@@ -185,20 +185,20 @@ def choice_of(
         if split[0] >= 0:
             sizes[split[0]] = size_after(sizes[split[0]], split[1], parts)
     chosen = tuple(splits)
-    choice = Strategy(
+    strategy = Strategy(
         chosen,
         input_specs(rule, chosen, mesh, takes, reductions),
         output_specs(rule, chosen, mesh, takes, reductions),
     )
     stands_for_others = any(factor in rule.expand for factor, _ in chosen)
-    fits_outputs = stands_for_others or choice.out_specs == tuple(made)
-    return choice if choice.in_specs == tuple(in_specs) and fits_outputs else None
+    fits_outputs = stands_for_others or strategy.out_specs == tuple(made)
+    return strategy if strategy.in_specs == tuple(in_specs) and fits_outputs else None
 
 
-def _along(choice: Strategy, axis: int) -> tuple[Split, tuple[int, ...], str]:
-    """How `choice` runs along one mesh axis, and through which inputs what Partials pass."""
-    split = choice.splits[axis]
-    return split, *(_carried(choice.in_specs, axis) if split[0] == CARRY else ((), "sum"))
+def _along(strategy: Strategy, axis: int) -> tuple[Split, tuple[int, ...], str]:
+    """How `strategy` runs along one mesh axis, and through which inputs what Partials pass."""
+    split = strategy.splits[axis]
+    return split, *(_carried(strategy.in_specs, axis) if split[0] == CARRY else ((), "sum"))
 
 
 def _carried(in_specs: Sequence[Spec], axis: int) -> tuple[tuple[int, ...], str]:

@@ -18,13 +18,13 @@ from tfpar.spec import Mesh, Partial
 
 def expanded(
     op: Op,
-    choice: Strategy,
+    strategy: Strategy,
     prepared: PreparedGraph,
     mesh: Mesh,
     within: Within,
     confined: bool = False,
 ) -> Decision:
-    """`choice` as a decision: of the op's decomposition if it splits what asks for that.
+    """`strategy` as a decision: of the op's decomposition if it splits what asks for that.
 
     Args:
         prepared: the graph of `op`.
@@ -33,25 +33,25 @@ def expanded(
     """
     rule = prepared.rules[op]
     for factor in rule.expand:
-        axes = tuple(a for a, s in enumerate(choice.splits) if s[0] == factor)
+        axes = tuple(a for a, s in enumerate(strategy.splits) if s[0] == factor)
         parts = mesh.group_size(axes)
         if parts > 1:
-            key = (rule, choice, mesh, confined)
+            key = (rule, strategy, mesh, confined)
             known = prepared.caches.expansions
             if key not in known:
                 partial = [
                     spec if any(isinstance(p, Partial) for p in spec) else None
-                    for spec in choice.out_specs
+                    for spec in strategy.out_specs
                 ]
                 # What the op would leave Partial its decomposition leaves so too: who reads it
                 # says where it is reduced.
                 graph = _decomposition(op, prepared, factor, parts, any(partial))
-                anchors = Anchors(inputs=choice.in_specs, outputs=partial)
+                anchors = Anchors(inputs=strategy.in_specs, outputs=partial)
                 inner = within(graph, mesh, anchors, confined=confined)
-                made = dataclasses.replace(choice, out_specs=tuple(inner.output_specs))
+                made = dataclasses.replace(strategy, out_specs=tuple(inner.output_specs))
                 known[key] = Decision(made, expansion=inner)
             return known[key]
-    return Decision(choice)
+    return Decision(strategy)
 
 
 def _decomposition(

@@ -1,6 +1,6 @@
 """Between specs of tensors and splits of factors, axis by axis.
 
-An op's choice is one *split* per mesh axis: a factor with a pattern, or
+An op's strategy is one *split* per mesh axis: a factor with a pattern, or
 `REPLICATE`, or `CARRY` (Partial passes through). Walking the axes left to right
 with the sizes that the axes before left over turns splits into placements
 and back; this is where strides and units of compound dimensions come from.

@@ -29,7 +29,7 @@ def split_generated(view: View, op: Op, decision: Decision, whole: Collection[in
     if decision.expansion is not None or len(op.outputs) != 1:
         return decision
     (tensor,), (dims,) = op.outputs, rule.outputs
-    splits, (made,) = list(decision.choice.splits), decision.choice.out_specs
+    splits, (made,) = list(decision.strategy.splits), decision.strategy.out_specs
     for axis, parts in enumerate(view.mesh.shape):
         if splits[axis][0] != REPLICATE or parts == 1 or axis in whole:
             continue
@@ -40,10 +40,10 @@ def split_generated(view: View, op: Op, decision: Decision, whole: Collection[in
         if len(dim) == 1 and rule.can_split(dim[0]) and _is_generated(rule, dim[0]):
             splits[axis] = (dim[0], PLAIN)
             made = (*made[:axis], wanted, *made[axis + 1 :])
-    if made == decision.choice.out_specs[0]:
+    if made == decision.strategy.out_specs[0]:
         return decision
-    choice = dataclasses.replace(decision.choice, splits=tuple(splits), out_specs=(made,))
-    return dataclasses.replace(decision, choice=choice)
+    strategy = dataclasses.replace(decision.strategy, splits=tuple(splits), out_specs=(made,))
+    return dataclasses.replace(decision, strategy=strategy)
 
 
 def _is_generated(rule: OpRule, factor: int) -> bool:

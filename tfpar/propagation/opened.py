@@ -30,7 +30,7 @@ def split_opened(
         whole: the mesh axes along which `op` must not split.
     """
     rule, mesh = view.prepared.rules[op], view.mesh
-    splits: list[Split] = list(decision.choice.splits)
+    splits: list[Split] = list(decision.strategy.splits)
     if not opened or len(op.outputs) != 1 or CARRY in dict(splits):
         return decision
     (tensor,), (dims,) = op.outputs, rule.outputs
@@ -50,16 +50,16 @@ def split_opened(
         if factor >= 0:
             sizes[factor] = size_after(sizes[factor], pattern, parts)
     chosen = tuple(splits)
-    if chosen == decision.choice.splits:
+    if chosen == decision.strategy.splits:
         return decision
     none: list[tuple[int, ...]] = [()] * len(chosen)
-    choice = dataclasses.replace(
-        decision.choice,
+    strategy = dataclasses.replace(
+        decision.strategy,
         splits=chosen,
         in_specs=input_specs(rule, chosen, mesh, none, [""] * len(chosen)),
         out_specs=(spec_of(dims, rule, chosen, mesh.shape, is_output=True),),
     )
-    return dataclasses.replace(decision, choice=choice)
+    return dataclasses.replace(decision, strategy=strategy)
 
 
 def _wanted(view: View, op: Op, axis: int) -> Shard | None:

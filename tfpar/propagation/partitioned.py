@@ -70,12 +70,12 @@ class Decision:
     """How one op runs.
 
     Attributes:
-        choice: splits and specs; see `decide.Strategy`.
+        strategy: splits and specs; see `decide.Strategy`.
         expansion: the partitioned decomposition that runs in the op's place.
         bodies: partitioned function bodies of a control-flow op or call, by name.
     """
 
-    choice: Strategy
+    strategy: Strategy
     expansion: PartitionedGraph | None = None
     bodies: Mapping[str, PartitionedGraph] = dataclasses.field(default_factory=dict)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import REFERENCES, REGIONS
-from tfpar.propagation.by_rule import choice_by_rule, with_decomposition
-from tfpar.propagation.decide import FREE, CannotHold, choice_of
+from tfpar.propagation.by_rule import strategy_by_rule, with_decomposition
+from tfpar.propagation.decide import FREE, CannotHold, strategy_of
 from tfpar.propagation.kept import resolved_spec
 from tfpar.propagation.partitioned import Decision, OpPlan
 from tfpar.propagation.reshard import lower_reshard
@@ -31,14 +31,14 @@ def planned_run(
         decision = _decision(state, op, planned)
     if decision is None:
         return None
-    for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
+    for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
         have = state.specs[tensor]
         if tensor.dtype in REFERENCES and have is not FREE and have != need:
             return None
     return decision, [
         _with_rest(state, tensor, made, spec) if len(spec) < len(made) else spec
         for tensor, made, spec in zip(
-            op.outputs, decision.choice.out_specs, planned.kept, strict=True
+            op.outputs, decision.strategy.out_specs, planned.kept, strict=True
         )
     ]
 
@@ -58,16 +58,16 @@ def _decision(state: PropagationState, op: Op, planned: OpPlan) -> Decision | No
         return None
     spoken_of = Mesh(mesh.axis_names[:count], mesh.shape[:count])
     rule = state.prepared.rules[op]
-    choice = choice_of(rule, planned.in_specs, planned.made, spoken_of)
-    if choice is None or not _can_keep(op, planned, spoken_of):
+    strategy = strategy_of(rule, planned.in_specs, planned.made, spoken_of)
+    if strategy is None or not _can_keep(op, planned, spoken_of):
         return None
     if count < mesh.num_axes:
         try:
-            choice = choice_by_rule(state, op, planned=choice)
+            strategy = strategy_by_rule(state, op, planned=strategy)
         except CannotHold:
             return None
-    decision = with_decomposition(state, op, choice)
-    made = tuple(spec[:count] for spec in decision.choice.out_specs)
+    decision = with_decomposition(state, op, strategy)
+    made = tuple(spec[:count] for spec in decision.strategy.out_specs)
     return decision if made == planned.made else None
 
 

@@ -38,16 +38,16 @@ def repeater(state: PropagationState) -> Callable[[Op], bool]:
             loose = (False,) * len(arriving)
             decision = known.get((rule, arriving, loose, mesh, False, (), deferred))
             if decision is None or any(
-                isinstance(p, Partial) for made in decision.choice.out_specs for p in made
+                isinstance(p, Partial) for made in decision.strategy.out_specs for p in made
             ):
                 return False
             repeated[rule, arriving, deferred] = decision
-        choice = decision.choice
-        if choice.in_specs != arriving:
-            for tensor, need in zip(op.inputs, choice.in_specs, strict=True):
+        strategy = decision.strategy
+        if strategy.in_specs != arriving:
+            for tensor, need in zip(op.inputs, strategy.in_specs, strict=True):
                 move(state, tensor, need)
         decisions[op] = decision
-        for tensor, made in zip(op.outputs, choice.out_specs, strict=True):
+        for tensor, made in zip(op.outputs, strategy.out_specs, strict=True):
             specs[tensor] = made
         return True
 

@@ -64,7 +64,7 @@ def _visit_settled(state: PropagationState, op: Op) -> None:
         else:
             decision = decide_by_rule(state, op)
         if state.confined:
-            for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
+            for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
                 check_local(state, tensor, need)
     except CannotHold as error:
         raise raised_for(state, op, error) from None
@@ -76,14 +76,14 @@ def record(
 ) -> None:
     """Settle how `op` runs; its outputs are kept as `planned`, if a plan says so."""
     result = state.result
-    for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
+    for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
         if state.specs[tensor] is FREE:
             _settle(state, tensor, need)
         move(state, tensor, need)
     result.decisions[op] = decision
     if op in state.prepared.once and not state.confined and state.mesh.size > 1:
         result.shared.add(op)
-    for i, (tensor, made) in enumerate(zip(op.outputs, decision.choice.out_specs, strict=True)):
+    for i, (tensor, made) in enumerate(zip(op.outputs, decision.strategy.out_specs, strict=True)):
         kept = kept_spec(state, tensor, made) if planned is None else planned[i]
         if kept != made:
             resolution = Reshard(tensor, made, kept)
@@ -104,8 +104,8 @@ def move(state: PropagationState, tensor: Tensor, need: Spec) -> None:
         return
     op = tensor.op
     if op.type not in (*NEW_LISTS, "Placeholder"):  # made anew, of what it was made of
-        choice = remaking(op, state.prepared.rules[op], need, state.mesh)
-        for source, spec in zip(op.inputs, choice.in_specs, strict=True):
+        strategy = remaking(op, state.prepared.rules[op], need, state.mesh)
+        for source, spec in zip(op.inputs, strategy.in_specs, strict=True):
             move(state, source, spec)
 
 

@@ -23,9 +23,9 @@ def _note(partitioned: PartitionedGraph, op: Op) -> str:
     decision = partitioned.decisions.get(op)
     if decision is None:  # an input or a variable
         return _listed(kept)
-    choice = decision.choice
-    made = list(choice.out_specs)
-    text = f"{_listed(choice.in_specs)} -> {_listed(made)}" if op.inputs else _listed(made)
+    strategy = decision.strategy
+    made = list(strategy.out_specs)
+    text = f"{_listed(strategy.in_specs)} -> {_listed(made)}" if op.inputs else _listed(made)
     return text if kept == made else f"{text}, kept as {_listed(kept)}"
 
 

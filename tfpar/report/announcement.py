@@ -70,7 +70,7 @@ def _what_is_split(plan: Plan, partitioned: PartitionedGraph) -> list[str]:
         found.append(f"{count} of {len(weights)} weights split")
     if not found:
         ops = sum(
-            any(map(is_split, decision.choice.out_specs))
+            any(map(is_split, decision.strategy.out_specs))
             for decision in partitioned.decisions.values()
         )
         if ops:

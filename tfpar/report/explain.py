@@ -72,8 +72,10 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     lines.append(f"  Why: {_why(variable, found, partitioned, readers)}")
     lines.append("  Used by:" if readers else "  Used by no op.")
     for op in readers[:_MAX_LINES]:
-        choice = partitioned.decisions[op].choice
-        sides = (" ".join(map(_short, s)) or "nothing" for s in (choice.in_specs, choice.out_specs))
+        strategy = partitioned.decisions[op].strategy
+        sides = (
+            " ".join(map(_short, s)) or "nothing" for s in (strategy.in_specs, strategy.out_specs)
+        )
         said = " (as the plan says)" if op.name in plan.ops else ""
         lines.append(f"    {op.type} {op.name!r}: {' -> '.join(sides)}{said}")
     lines += _more(readers)

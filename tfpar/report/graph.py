@@ -103,7 +103,7 @@ def _flowing(
     wanted: dict[Tensor, dict[str, None]] = {}
     for op in reader.ops:
         if roles.phase[op] == FORWARD and op in partitioned.decisions:
-            read_as = partitioned.decisions[op].choice.in_specs
+            read_as = partitioned.decisions[op].strategy.in_specs
             for tensor, spec in zip(op.inputs, read_as, strict=True):
                 if tensor.op in made and tensor.dtype != "resource":
                     wanted.setdefault(tensor, {})[format_spec(spec)] = None

@@ -279,7 +279,7 @@ def _inputs(partitioned: PartitionedGraph) -> list[str]:
             continue
         taken: dict[Spec, None] = {}
         for op in consumers.get(tensor, ()):
-            specs = partitioned.decisions[op].choice.in_specs
+            specs = partitioned.decisions[op].strategy.in_specs
             taken.update((s, None) for t, s in zip(op.inputs, specs, strict=True) if t is tensor)
         given = _given(partitioned.specs[tensor], mesh)
         used = "; ".join(dict.fromkeys(_given(spec, mesh) for spec in taken)) or "nothing"

@@ -148,9 +148,9 @@ class _Writer:
         """A list made in another spec, of elements in that spec."""
         op = tensor.op
         if op.type not in NEW_LISTS:
-            choice = remaking(op, self.partitioned.prepared.rules[op], spec, self.mesh)
-            inputs = [self.local(t, s) for t, s in zip(op.inputs, choice.in_specs, strict=True)]
-            return self._write_plain(op, Decision(choice), inputs)[0]
+            strategy = remaking(op, self.partitioned.prepared.rules[op], spec, self.mesh)
+            inputs = [self.local(t, s) for t, s in zip(op.inputs, strategy.in_specs, strict=True)]
+            return self._write_plain(op, Decision(strategy), inputs)[0]
         shape = local_shape(tensor.shape, spec, self.mesh) if tensor.is_static else tensor.shape
         inputs = [self.local(t, self.partitioned.specs[t]) for t in op.inputs]
         if inputs and tensor.is_static and op.attrs["element_dtype"] != "variant":
@@ -166,7 +166,7 @@ class _Writer:
     def write_op(self, op: Op) -> None:
         decision = self.partitioned.decisions[op]
         inputs = [
-            self.local(t, s) for t, s in zip(op.inputs, decision.choice.in_specs, strict=True)
+            self.local(t, s) for t, s in zip(op.inputs, decision.strategy.in_specs, strict=True)
         ]
         first = len(self.build.graph.ops)
         if decision.expansion is not None:
@@ -185,7 +185,9 @@ class _Writer:
             outputs = self._write_plain(op, decision, inputs)
         emitted = self.build.graph.ops[first:]
         self._keep_order(op, emitted)
-        for tensor, local, made in zip(op.outputs, outputs, decision.choice.out_specs, strict=True):
+        for tensor, local, made in zip(
+            op.outputs, outputs, decision.strategy.out_specs, strict=True
+        ):
             resolution = self.partitioned.resolutions.get(tensor)
             if resolution is not None:
                 self.bind(tensor, resolution.target, self.reshard(local, resolution))
@@ -203,19 +205,19 @@ class _Writer:
 
     def _write_plain(self, op: Op, decision: Decision, inputs: list[Tensor]) -> Sequence[Tensor]:
         rule = self.partitioned.prepared.rules[op]
-        choice = decision.choice
+        strategy = decision.strategy
         local = LocalOp(
             op,
             rule,
-            choice.splits,
+            strategy.splits,
             self.mesh,
             inputs,
-            choice.in_specs,
-            choice.out_specs,
+            strategy.in_specs,
+            strategy.out_specs,
             self.build,
         )
         self.build.name = op.name
-        if any(factor >= 0 for factor, _ in choice.splits):
+        if any(factor >= 0 for factor, _ in strategy.splits):
             if rule.masked:
                 local = dataclasses.replace(local, inputs=self._masked(local))
             if rule.lower is not None:

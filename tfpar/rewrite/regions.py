@@ -28,7 +28,7 @@ def write_region(
         functions[local_names[name]] = body
     outputs = [
         (_local(t, spec, mesh), t.dtype)
-        for t, spec in zip(op.outputs, decision.choice.out_specs, strict=True)
+        for t, spec in zip(op.outputs, decision.strategy.out_specs, strict=True)
     ]
     attrs = {key: _renamed(value, local_names) for key, value in op.attrs.items()}
     if attrs.get("output_shapes"):

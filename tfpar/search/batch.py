@@ -64,7 +64,7 @@ def _is_taken_in_rows(laid: PartitionedGraph, tensor: Tensor, axis: int) -> bool
     if tensor in laid.graph.outputs:
         return False  # which are whole on every rank
     for op in laid.prepared.consumers.get(tensor, ()):
-        specs = laid.decisions[op].choice.in_specs
+        specs = laid.decisions[op].strategy.in_specs
         taken = {spec[axis] for t, spec in zip(op.inputs, specs, strict=True) if t is tensor}
         handed_on = op.type in _HANDS_ON and taken == {Replicate()}
         if handed_on and laid.specs[op.outputs[0]][axis] == Replicate():

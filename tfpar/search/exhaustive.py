@@ -106,7 +106,7 @@ class ExhaustivePlanner:
             return
         for mesh, batch_axes in shapes(problem.meshes):
             search = Search(problem, model, mesh, batch_axes, level=3)
-            yield from (search.found(chosen) for chosen in _choices(search, 0, Chosen()))
+            yield from (search.found(chosen) for chosen in _plans_of_ops(search, 0, Chosen()))
 
 
 # --- weights ---------------------------------------------------------------------------
@@ -157,21 +157,21 @@ def _laid(
 # --- ops -------------------------------------------------------------------------------
 
 
-def _choices(search: Search, axis: int, before: Chosen) -> Iterator[Chosen]:
-    """Every choice of ways along mesh axis `axis` and those behind, after `before`."""
+def _plans_of_ops(search: Search, axis: int, before: Chosen) -> Iterator[Chosen]:
+    """Every choice of strategies along mesh axis `axis` and those behind, after `before`."""
     if axis == search.mesh.num_axes:
         yield before
         return
     networks = search.networks(axis, before)
     space = networks.space
     if search.mesh.shape[axis] == 1:
-        yield from _choices(search, axis + 1, space.whole())
+        yield from _plans_of_ops(search, axis + 1, space.whole())
         return
     network = networks.first()
     _check(math.prod(node.size for node in network.nodes), "ops")
     for picks in itertools.product(*(range(node.size) for node in network.nodes)):
         if math.isfinite(network.cost(picks)):  # else something cannot be moved so
-            yield from _choices(search, axis + 1, space.chosen(picks))
+            yield from _plans_of_ops(search, axis + 1, space.chosen(picks))
 
 
 def _check(count: int, of: str) -> None:

@@ -16,15 +16,15 @@ def splits_of(partitioned, phases=(FORWARD, BACKWARD)):
     roles = Roles.of(partitioned.graph)
     for op, decision in partitioned.decisions.items():
         if roles.phase[op] in phases and ("MatMul" in op.type or "Conv" in op.type):
-            yield op, decision.choice
+            yield op, decision.strategy
 
 
 def is_data_parallel(problem, plan):
     """Whether activations are split by samples alone, on all ranks."""
     used = [axis for axis, parts in enumerate(plan.mesh.shape) if parts > 1]
     found = partition(problem, plan)
-    for _, choice in splits_of(found, (FORWARD,)):
-        (made,) = choice.out_specs
+    for _, strategy in splits_of(found, (FORWARD,)):
+        (made,) = strategy.out_specs
         if any(made[axis] != Shard(0) for axis in used):
             return False
     return {plan.mesh.axis(name) for name in plan.batch_axes} >= set(used)
@@ -40,11 +40,11 @@ def test_a_classifier_of_many_classes_is_split_and_the_batch_too():
     (head,) = laid(plan, "head/kernel")
     assert "S(1)" in head, head
     convolutions = [
-        choice for op, choice in splits_of(partition(problem, plan)) if op.type == "Conv2D"
+        strategy for op, strategy in splits_of(partition(problem, plan)) if op.type == "Conv2D"
     ]
     assert convolutions
-    for choice in convolutions:
-        assert all(choice.out_specs[0][axis] == Shard(0) for axis in used)
+    for strategy in convolutions:
+        assert all(strategy.out_specs[0][axis] == Shard(0) for axis in used)
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, clus
 def anchors_of(chosen, prepared):
     graph = prepared.graph
     whole = replicated(len(next(iter(chosen.values()))))
-    specs = {op: tuple(w.kept[0] for w in ways) for op, ways in chosen.items() if op.outputs}
+    specs = {op: tuple(s.kept[0] for s in made) for op, made in chosen.items() if op.outputs}
     return Anchors(
         variables={v.name: specs[v.handle.op] for v in graph.variables},
         inputs=[specs.get(t.op, whole) for t in graph.inputs],
@@ -136,7 +136,7 @@ def test_one_large_image_is_cut_into_bands():
     for op, decision in partitioned.decisions.items():
         if op.type.startswith("Conv2D") and ("conv_1" in op.name or "conv_2" in op.name):
             rule = partitioned.prepared.rules[op]
-            cut = {rule.names[f] for f, _ in decision.choice.splits if f >= 0}
+            cut = {rule.names[f] for f, _ in decision.strategy.splits if f >= 0}
             assert cut and cut <= {"h", "w"}, op.name
             moved = [(kind, size) for kind, _, size in decision.expansion.collectives()]
             assert moved == [("all_gather", edges)], op.name

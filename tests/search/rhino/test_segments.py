@@ -179,13 +179,13 @@ def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(lev
     parallel, slow = space.chosen(roots.whole(picks)), roots.network.cost(picks)
     chosen, _, seconds = search._decided(space, roots, search.report)
     monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / seconds * 1.01)
-    ways = search._ways(space, roots, chosen, seconds)
-    assert ways[0] == chosen and parallel in ways
-    assert all(ways.count(way) == 1 for way in ways)
-    assert parallel == search._ways(space, roots, parallel, slow)[0]
-    assert search._ways(space, roots, parallel, slow).count(parallel) == 1
+    found = search._promising(space, roots, chosen, seconds)
+    assert found[0] == chosen and parallel in found
+    assert all(found.count(each) == 1 for each in found)
+    assert parallel == search._promising(space, roots, parallel, slow)[0]
+    assert search._promising(space, roots, parallel, slow).count(parallel) == 1
     monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / seconds * 0.99)
-    assert parallel not in search._ways(space, roots, chosen, seconds)
+    assert parallel not in search._promising(space, roots, chosen, seconds)
 
 
 @pytest.mark.parametrize("links", ["v100-ethernet", "rhino-m8"])

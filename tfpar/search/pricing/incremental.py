@@ -367,7 +367,7 @@ class IncrementalPricer:
         for op, decision in result.decisions.items():
             if self.pricer.roles.phase[op] != FORWARD:
                 continue
-            for tensor, need in zip(op.inputs, decision.choice.in_specs, strict=True):
+            for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
                 variable = self.weight_of.get(tensor)
                 if variable not in self.judged or any(t in self.weight_of for t in op.outputs):
                     continue
@@ -376,7 +376,7 @@ class IncrementalPricer:
                     if (
                         isinstance(placement, Shard)
                         and isinstance(need[axis], Replicate)
-                        and decision.choice.splits[axis][0] < 0
+                        and decision.strategy.splits[axis][0] < 0
                     ):
                         yield variable, axis, op
 

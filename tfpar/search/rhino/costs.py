@@ -1,4 +1,4 @@
-"""What the ways of a space cost: its network (Rhino §4.2).
+"""What the strategies of a space cost: its network (Rhino §4.2).
 
 The terms are the evaluator's (`cost.terms`): what ops take, what moves between them, and the
 gradients' all-reduces, which the backward pass hides.
@@ -20,9 +20,9 @@ from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import BACKWARD, When
 from tfpar.ir.traits import REFERENCES
 from tfpar.propagation.partitioned import Reshard
+from tfpar.search.rhino.axis_strategy import AxisStrategy
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.space import Space
-from tfpar.search.rhino.ways import AxisStrategy
 from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated
 
 
@@ -36,7 +36,7 @@ class Gradients(enum.Enum):
 
 
 class Costs:
-    """What the ways of `space` cost, and moving tensors between them.
+    """What the strategies of `space` cost, and moving tensors between them.
 
     Args:
         surcharge_s: seconds that each collective counts beside what it takes (`search.simplest`).
@@ -51,38 +51,43 @@ class Costs:
         self._moved: dict[tuple, tuple[float, float]] = {}
 
     def network(self) -> Network:
-        """What the ways cost, and moving tensors between them."""
+        """What the strategies cost, and moving tensors between them."""
         nodes = []
         for number, ops in enumerate(self.space.nodes):
             self.space.deadline.check()
-            costs = [self._way_cost(ops, way) for way in self.space.ways[number]]
+            costs = [
+                self._strategy_cost(ops, strategy) for strategy in self.space.strategies[number]
+            ]
             seconds, late = (np.array([c[i] for c in costs]) for i in range(2))
             nodes.append(Node(ops[0].name, seconds, late))
         return Network(nodes, self._all_moves())
 
-    def _way_cost(self, ops: Sequence[Op], way: AxisStrategy) -> tuple[float, float]:
+    def _strategy_cost(self, ops: Sequence[Op], strategy: AxisStrategy) -> tuple[float, float]:
         """(seconds, late seconds) of all `ops` of a node."""
         terms = self.pricer.zero()
         seconds = 0.0
         for op in ops:
             if op in self.space.variables:
-                seconds += self._update_seconds(op, way)
+                seconds += self._update_seconds(op, strategy)
                 continue
             if op in self.space.fed:
                 # Nobody waits for it, but of equals a rank is to be fed only its part.
-                (spec,) = self.space.specs(op, way, "kept")
+                (spec,) = self.space.specs(op, strategy, "kept")
                 read = self.pricer.local_bytes(op.outputs[0], spec)
                 seconds += read / self.space.problem.cluster.device.memory_bandwidth
                 continue
-            if not op.inputs and op not in self.space.growth.candidates:
+            if not op.inputs and op not in self.space.growth.axis_splits:
                 continue
-            if op in self.space.left_alone or op not in self.space.growth.candidates:
-                self._add_left_alone(terms, op, way)
+            if op in self.space.left_alone or op not in self.space.growth.axis_splits:
+                self._add_left_alone(terms, op, strategy)
             else:
                 self.pricer.add_op(
-                    terms, op, self.space.prepared.rules[op], self.space.decision(op, way)
+                    terms, op, self.space.prepared.rules[op], self.space.decision(op, strategy)
                 )
-            made, kept = self.space.specs(op, way, "made"), self.space.specs(op, way, "kept")
+            made, kept = (
+                self.space.specs(op, strategy, "made"),
+                self.space.specs(op, strategy, "kept"),
+            )
             for tensor, source, target in zip(op.outputs, made, kept, strict=True):
                 if source != target:  # along this axis, or one before
                     try:
@@ -92,11 +97,11 @@ class Costs:
         more, late = self._parts(terms)
         return seconds + more, late
 
-    def _add_left_alone(self, terms: Terms, op: Op, way: AxisStrategy) -> None:
+    def _add_left_alone(self, terms: Terms, op: Op, strategy: AxisStrategy) -> None:
         """What an op costs that propagation decides: about what it costs where only the batch is
         split, or nothing is."""
         decision = self.space.data_parallel[op]
-        split = way.needs == tuple(spec[0] for spec in decision.choice.in_specs)
+        split = strategy.needs == tuple(spec[0] for spec in decision.strategy.in_specs)
         single = Pricer(
             Mesh(("data",), (self.space.parts,)), self.space.problem.cluster, self.space.model.roles
         )
@@ -110,11 +115,11 @@ class Costs:
         for phase, seconds in enumerate(part.compute):
             terms.compute[phase] += times * seconds
 
-    def _update_seconds(self, op: Op, way: AxisStrategy) -> float:
+    def _update_seconds(self, op: Op, strategy: AxisStrategy) -> float:
         variable = self.space.variables[op]
         if self.space.problem.state_ratio is None or not variable.trainable:
             return 0.0
-        (spec,) = self.space.specs(op, way, "kept")
+        (spec,) = self.space.specs(op, strategy, "kept")
         weight, _ = self.pricer.stored_bytes(variable, spec, self.space.problem.state_ratio)
         return update_seconds(weight, self.space.problem.state_ratio, self.space.problem.cluster)
 
@@ -172,8 +177,8 @@ class Costs:
         states: dict[Spec, int] = {}
         source = self.space.place[op]
         made = [
-            states.setdefault(self.space.specs(op, way, "kept")[tensor.index], len(states))
-            for way in self.space.ways[source]
+            states.setdefault(self.space.specs(op, strategy, "kept")[tensor.index], len(states))
+            for strategy in self.space.strategies[source]
         ]
         needed: dict[Spec, int] = {}
         reading: dict[tuple[int, bytes], tuple[int, np.ndarray]] = {}
@@ -186,9 +191,9 @@ class Costs:
                     needs = np.array(
                         [
                             needed.setdefault(
-                                self.space.specs(reader, way, "needs")[position], len(needed)
+                                self.space.specs(reader, strategy, "needs")[position], len(needed)
                             )
-                            for way in self.space.ways[node]
+                            for strategy in self.space.strategies[node]
                         ]
                     )
                     reading.setdefault((node, needs.tobytes()), (node, needs))
@@ -230,12 +235,14 @@ class Costs:
 
 
 def with_split(space: Space, network: Network, names: Collection[str]) -> Network:
-    """`network` without the ways that leave the variables called so whole, where they have
+    """`network` without the strategies that leave the variables called so whole, where they have
     others (§4.4)."""
     nodes = list(network.nodes)
     for number, ops in enumerate(space.nodes):
         if any(op in space.variables and space.variables[op].name in names for op in ops):
-            whole = [isinstance(way.kept[0], Replicate) for way in space.ways[number]]
+            whole = [
+                isinstance(strategy.kept[0], Replicate) for strategy in space.strategies[number]
+            ]
             if not all(whole):
                 seconds = np.where(whole, np.inf, nodes[number].seconds)
                 nodes[number] = dataclasses.replace(nodes[number], seconds=seconds)

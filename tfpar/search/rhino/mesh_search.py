@@ -15,9 +15,9 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.found import Found, count_split
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
-from tfpar.search.rhino.candidates import is_compute_intensive
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
+from tfpar.search.rhino.growth import is_compute_intensive
 from tfpar.search.rhino.ilp import RELATIVE_GAP, NoSolution, solve
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
@@ -171,8 +171,8 @@ class Search:
     def _last_networks(self) -> tuple[Networks, Report]:
         """Those along the last axis that has several ranks, and those before it decided.
 
-        The best along one axis need not be where the best of all begins: see `_ways`. The search
-        goes on from what it makes the fastest plan of along the next.
+        The best along one axis need not be where the best of all begins: see `_promising`. The
+        search goes on from what it makes the fastest plan of along the next.
         """
         report, networks = self.report, self.networks(0, Chosen())
         last = max(axis for axis, parts in enumerate(self.mesh.shape) if parts > 1)
@@ -183,23 +183,27 @@ class Search:
                 continue
             roots = merge(networks.first())
             chosen, report, seconds = self._decided(space, roots, report)
-            ways = [chosen] if self.deadline.over() else self._ways(space, roots, chosen, seconds)
-            found = [self.networks(axis + 1, way) for way in ways]
+            starts = [chosen]
+            if not self.deadline.over():
+                starts = self._promising(space, roots, chosen, seconds)
+            found = [self.networks(axis + 1, start) for start in starts]
             networks = found[0] if len(found) == 1 else min(found, key=self._seconds)
         return networks, report
 
-    def _ways(self, space: Space, roots: Roots, chosen: Chosen, seconds: float) -> list[Chosen]:
-        """The choices along an axis that are worth going on from, none twice: `chosen`, which
-        costs `seconds`; data parallelism; and at level 3 also what level 2 finds."""
+    def _promising(
+        self, space: Space, roots: Roots, chosen: Chosen, seconds: float
+    ) -> list[Chosen]:
+        """The decisions along an axis that are worth going on from, none twice:
+        `chosen`, which costs `seconds`; data parallelism; at level 3 also what level 2 finds."""
         others = [_start(space, roots)]
         if self.level == 3:
             others.append(list(self._by_segments(space, roots)))
-        ways = [chosen]
+        found = [chosen]
         for picks in others:
-            way = space.chosen(roots.whole(picks))
-            if roots.network.cost(picks) <= PROMISING_RATIO * seconds and way not in ways:
-                ways.append(way)
-        return ways
+            other = space.chosen(roots.whole(picks))
+            if roots.network.cost(picks) <= PROMISING_RATIO * seconds and other not in found:
+                found.append(other)
+        return found
 
     def _seconds(self, networks: Networks) -> float:
         """What is found along the axis of `networks` takes, by the likeliest of them; infinite if
@@ -310,8 +314,8 @@ class Search:
         graph = self.model.prepared.graph
         whole = replicated(self.mesh.num_axes)
         specs = {
-            op: tuple(way.kept[0] for way in ways)
-            for op, ways in chosen.items()
+            op: tuple(strategy.kept[0] for strategy in strategies)
+            for op, strategies in chosen.items()
             if not op.inputs and op.outputs
         }
         variables = {v.name: specs[v.handle.op] for v in graph.variables}

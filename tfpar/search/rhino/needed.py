@@ -48,8 +48,8 @@ def _runs_so(state: PropagationState, op: Op, planned: OpPlan) -> bool:
     """Whether `op` would run as planned by itself."""
     if state.prepared.rules[op].drawn or any(map(state.is_open, op.inputs)):
         return False
-    choice = decide_by_rule(state, op).choice
-    if (choice.in_specs, choice.out_specs) != (planned.in_specs, planned.made):
+    strategy = decide_by_rule(state, op).strategy
+    if (strategy.in_specs, strategy.out_specs) != (planned.in_specs, planned.made):
         return False
-    made = zip(op.outputs, choice.out_specs, planned.kept, strict=True)
+    made = zip(op.outputs, strategy.out_specs, planned.kept, strict=True)
     return all(kept_spec(state, tensor, spec) == kept for tensor, spec, kept in made)

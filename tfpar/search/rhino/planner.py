@@ -1,7 +1,7 @@
 """Rhino's planner (§4): all ops of the graph are decided together, without names or layers.
 
 For every shape of the mesh, its axes are decided one after another (`mesh_search`): along each,
-every op has a few candidates (`candidates`), what they cost and what moves between them is a cost
+every op has a few strategies (`growth`), what they cost and what moves between them is a cost
 network (`space`), and chains of it are merged (`cones`). Level 3 finds the rest by one integer
 linear program (`ilp`), level 2 by dynamic programming over the segments between critical nodes
 (`segments`). Where the plan stores too much, the largest parameters have to be split, as few as

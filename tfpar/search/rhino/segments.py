@@ -2,7 +2,7 @@
 
 The backbone of a graph are the ops on its longest paths: counted in ops, the earliest at which one
 can run is also the latest. Those of them that compute much are critical nodes. They cut the graph
-into segments, which follow on each other: `top_level` finds for each way of a critical node the
+into segments, which follow on each other: `top_level` finds for each choice of a critical node the
 best way to get there, segment by segment, each by an integer linear program over what lies within.
 
 The paper's segments are nearly linear, and so are a model's forward and backward pass. What crosses
@@ -184,7 +184,7 @@ def top_level(
     they cost with `exposed` of the late work.
 
     Args:
-        cuts: the nodes in segments, one way of it or several.
+        cuts: the nodes in segments, cut in one way or in several.
         exposed: the part of late work that counts.
         start: choices that are known.
         together: nodes that are improved together, several times over.

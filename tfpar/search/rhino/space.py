@@ -21,8 +21,8 @@ from tfpar.propagation.prepared import PreparedGraph
 from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
-from tfpar.search.rhino.candidates import Growth
-from tfpar.search.rhino.ways import AxisSplit, AxisStrategy, sizes_after, way_of
+from tfpar.search.rhino.axis_strategy import AxisSplit, AxisStrategy, axis_strategy_of, sizes_after
+from tfpar.search.rhino.growth import Growth
 from tfpar.spec import (
     Mesh,
     Partial,
@@ -35,7 +35,7 @@ from tfpar.spec import (
 )
 
 Chosen = dict[Op, tuple[AxisStrategy, ...]]
-"""What is decided of each op: a way for each of the first mesh axes."""
+"""What is decided of each op: a strategy for each of the first mesh axes."""
 
 _LARGE_PAYLOAD = 2.0**30
 """A payload in bytes at which the time of a collective is that of its bytes."""
@@ -57,16 +57,16 @@ class Given:
 
 
 class Space:
-    """The ways of all ops along mesh axis `axis`, and the network of what they cost.
+    """The strategies of all ops along mesh axis `axis`, and the network of what they cost.
 
     Args:
         before: what was chosen along the axes before.
         given: what is given along this one.
-        deadline: where finding the ways, or what they cost, ends if the search is given up.
+        deadline: where finding the strategies, or what they cost, ends if the search is given up.
 
     Attributes:
         nodes: the ops of each node; those of one run alike.
-        ways: of each node.
+        strategies: of each node.
     """
 
     def __init__(
@@ -94,14 +94,15 @@ class Space:
         self.data_parallel = model.data_parallel(self.parts, frozenset(self.fed))
         self.growth = self._grown()
         self.nodes, self.place = self._tied()
-        self.ways = [
-            [way for way in self._ways(ops) if self._fits(ops[0], way)] for ops in self.nodes
+        self.strategies = [
+            [strategy for strategy in self._strategies(ops) if self._fits(ops[0], strategy)]
+            for ops in self.nodes
         ]
 
     # --- what ops can do ---------------------------------------------------------
 
     def _sizes(self, op: Op) -> list[int]:
-        splits = [way.candidate.split for way in self.before.get(op, ())]
+        splits = [strategy.axis_split.split for strategy in self.before.get(op, ())]
         return sizes_after(self.prepared.rules[op], splits, self.mesh.shape)
 
     def _grown(self) -> Growth:
@@ -124,7 +125,7 @@ class Space:
                 if tensor.name in self.given.tensors:
                     growth.place(tensor, self.given.tensors[tensor.name])
         for op in decided:
-            for split in self.data_parallel[op].choice.splits:
+            for split in self.data_parallel[op].strategy.splits:
                 if split[0] >= 0:
                     growth.add(op, AxisSplit(split))
         growth.begin()
@@ -146,7 +147,7 @@ class Space:
         for op in self.graph.ops:
             if op in self.fed and first is not None:
                 head = first
-            elif op.inputs or op in self.variables or op in self.growth.candidates:
+            elif op.inputs or op in self.variables or op in self.growth.axis_splits:
                 head = leader.get(op, op)
             else:
                 continue  # constants and the like are whole, and cost nothing
@@ -158,7 +159,7 @@ class Space:
         return nodes, place
 
     def _are_alike(self, one: Op, other: Op) -> bool:
-        """Whether two ops at one place of a block have the same ways."""
+        """Whether two ops at one place of a block have the same strategies."""
         rules = self.prepared.rules
         return (
             (rules[one] is rules[other] or one in self.variables)
@@ -177,44 +178,44 @@ class Space:
             return [self.given.variables.get(self.variables[op].name)]
         return [self.given.tensors.get(tensor.name) for tensor in op.outputs]
 
-    def _ways(self, ops: Sequence[Op]) -> list[AxisStrategy]:
+    def _strategies(self, ops: Sequence[Op]) -> list[AxisStrategy]:
         self.deadline.check()
         op = ops[0]
         if op in self.fed:
-            return self._ways_of_batch(op)
+            return self._strategies_of_batch(op)
         if op in self.variables:
-            return self._ways_of_variable(ops)
-        if op in self.left_alone or op not in self.growth.candidates:
-            return self._ways_left_alone(op)
+            return self._strategies_of_variable(ops)
+        if op in self.left_alone or op not in self.growth.axis_splits:
+            return self._strategies_left_alone(op)
         rule, sizes = self.prepared.rules[op], self._sizes(op)
-        candidates = {AxisSplit(): None}
+        axis_splits = {AxisSplit(): None}
         for member in ops:
-            candidates.update(self.growth.candidates[member])
+            axis_splits.update(self.growth.axis_splits[member])
         found = []
-        for candidate in candidates:
-            way = way_of(rule, candidate, sizes, self.parts)
-            if any(candidate.split[0] == factor for factor in rule.expand):
-                decision = self.decision(op, way)
-                made = tuple(spec[self.axis] for spec in decision.choice.out_specs)
-                way = dataclasses.replace(way, made=made, kept=made)
-            found += self._kept(ops, way)
+        for axis_split in axis_splits:
+            strategy = axis_strategy_of(rule, axis_split, sizes, self.parts)
+            if any(axis_split.split[0] == factor for factor in rule.expand):
+                decision = self.decision(op, strategy)
+                made = tuple(spec[self.axis] for spec in decision.strategy.out_specs)
+                strategy = dataclasses.replace(strategy, made=made, kept=made)
+            found += self._kept(ops, strategy)
         return found
 
-    def _kept(self, ops: Sequence[Op], way: AxisStrategy) -> list[AxisStrategy]:
-        """`way` with each placement that its output is worth keeping in.
+    def _kept(self, ops: Sequence[Op], strategy: AxisStrategy) -> list[AxisStrategy]:
+        """`strategy` with each placement that its output is worth keeping in.
 
         What one op reads may as well be moved when it is read. What several do is better reduced
         once for all.
         """
         given = self._given_of(ops[0])
         if any(given):
-            kept = tuple(g or made for g, made in zip(given, way.made, strict=True))
-            return [dataclasses.replace(way, kept=kept)]
-        if len(way.made) != 1 or not isinstance(way.made[0], Partial):
-            return [way]
+            kept = tuple(g or made for g, made in zip(given, strategy.made, strict=True))
+            return [dataclasses.replace(strategy, kept=kept)]
+        if len(strategy.made) != 1 or not isinstance(strategy.made[0], Partial):
+            return [strategy]
         if max(len(self.prepared.consumers.get(op.outputs[0], ())) for op in ops) < 2:
-            return [way]
-        wanted: dict[Placement, None] = {Replicate(): None, way.made[0]: None}
+            return [strategy]
+        wanted: dict[Placement, None] = {Replicate(): None, strategy.made[0]: None}
         for op in ops:
             wanted.update(
                 {
@@ -223,9 +224,9 @@ class Space:
                     if isinstance(p, Shard)
                 }
             )
-        return [dataclasses.replace(way, kept=(p,)) for p in wanted]
+        return [dataclasses.replace(strategy, kept=(p,)) for p in wanted]
 
-    def _fits(self, op: Op, way: AxisStrategy) -> bool:
+    def _fits(self, op: Op, strategy: AxisStrategy) -> bool:
         """Whether the operands of `op` can be cut so.
 
         What an op left along the axes before may be kept otherwise (a weight that its reader cuts
@@ -235,17 +236,17 @@ class Space:
         return all(
             fits(tensor.shape or (), spec, self.mesh)
             for part, operands in tensors.items()
-            if any(isinstance(p, Shard) for p in getattr(way, part))
-            for tensor, spec in zip(operands, self.specs(op, way, part), strict=True)
+            if any(isinstance(p, Shard) for p in getattr(strategy, part))
+            for tensor, spec in zip(operands, self.specs(op, strategy, part), strict=True)
         )
 
-    def _ways_of_batch(self, op: Op) -> list[AxisStrategy]:
+    def _strategies_of_batch(self, op: Op) -> list[AxisStrategy]:
         placements: list[Placement] = [Replicate(), Shard(0)]
         if self.given.batch is not None:
             placements = [placements[self.given.batch]]
         return [AxisStrategy(AxisSplit(), (), (p,), (p,)) for p in placements]
 
-    def _ways_of_variable(self, ops: Sequence[Op]) -> list[AxisStrategy]:
+    def _strategies_of_variable(self, ops: Sequence[Op]) -> list[AxisStrategy]:
         given = self.given.variables.get(self.variables[ops[0]].name)
         placements: dict[Placement, None] = {given or Replicate(): None}
         if given is None:
@@ -254,10 +255,10 @@ class Space:
                 placements.update({p: None for p in found if isinstance(p, Shard)})
         return [AxisStrategy(AxisSplit(), (), (p,), (p,)) for p in placements]
 
-    def _ways_left_alone(self, op: Op) -> list[AxisStrategy]:
+    def _strategies_left_alone(self, op: Op) -> list[AxisStrategy]:
         """Whole, and as where only the batch is split."""
         whole = Replicate()
-        ways = [
+        strategies = [
             AxisStrategy(
                 AxisSplit(),
                 (whole,) * len(op.inputs),
@@ -267,30 +268,32 @@ class Space:
         ]
         decision = self.data_parallel.get(op)
         if decision is not None:
-            choice = decision.choice
-            needs = tuple(spec[0] for spec in choice.in_specs)
-            made = tuple(spec[0] for spec in choice.out_specs)
-            ways.append(AxisStrategy(AxisSplit(), needs, made, made))
-        return ways
+            strategy = decision.strategy
+            needs = tuple(spec[0] for spec in strategy.in_specs)
+            made = tuple(spec[0] for spec in strategy.out_specs)
+            strategies.append(AxisStrategy(AxisSplit(), needs, made, made))
+        return strategies
 
     # --- specs -------------------------------------------------------------------
 
-    def specs(self, op: Op, way: AxisStrategy, part: str) -> tuple[Spec, ...]:
-        """The specs of the inputs ("needs") or outputs ("made", "kept") of `op` with `way`."""
-        ways = (*self.before.get(op, ()), way)
-        rest = replicated(self.mesh.num_axes - len(ways))
+    def specs(self, op: Op, strategy: AxisStrategy, part: str) -> tuple[Spec, ...]:
+        """The specs of the inputs ("needs") or outputs ("made", "kept") of `op` with `strategy`."""
+        strategies = (*self.before.get(op, ()), strategy)
+        rest = replicated(self.mesh.num_axes - len(strategies))
         return tuple(
-            (*along, *rest) for along in zip(*(getattr(w, part) for w in ways), strict=True)
+            (*along, *rest) for along in zip(*(getattr(s, part) for s in strategies), strict=True)
         )
 
-    def decision(self, op: Op, way: AxisStrategy) -> Decision:
+    def decision(self, op: Op, strategy: AxisStrategy) -> Decision:
         before, rule = self.before.get(op, ()), self.prepared.rules[op]
-        key = (rule, before, way.candidate)
+        key = (rule, before, strategy.axis_split)
         if key not in self._decisions:
-            splits = tuple(w.candidate.split for w in (*before, way))
+            splits = tuple(s.axis_split.split for s in (*before, strategy))
             splits += (WHOLE,) * (self.mesh.num_axes - len(splits))
-            choice = Strategy(splits, self.specs(op, way, "needs"), self.specs(op, way, "made"))
-            self._decisions[key] = expanded(op, choice, self.prepared, self.mesh, propagate)
+            all_axes = Strategy(
+                splits, self.specs(op, strategy, "needs"), self.specs(op, strategy, "made")
+            )
+            self._decisions[key] = expanded(op, all_axes, self.prepared, self.mesh, propagate)
         return self._decisions[key]
 
     # --- what is chosen ----------------------------------------------------------
@@ -302,25 +305,25 @@ class Space:
     def data_parallel_picks(self) -> list[int]:
         """What is nearest to splitting the batch, and nothing else, along this axis."""
         picks = []
-        for ops, ways in zip(self.nodes, self.ways, strict=True):
-            distances = [self._distance(ops[0], way) for way in ways]
+        for ops, strategies in zip(self.nodes, self.strategies, strict=True):
+            distances = [self._distance(ops[0], strategy) for strategy in strategies]
             picks.append(distances.index(min(distances)))
         return picks
 
-    def _distance(self, op: Op, way: AxisStrategy) -> int:
-        """How many operands `way` places otherwise than where only the batch is split."""
+    def _distance(self, op: Op, strategy: AxisStrategy) -> int:
+        """How many operands `strategy` places otherwise than where only the batch is split."""
         if op in self.fed or op in self.variables:
-            return int(isinstance(way.kept[0], Shard) != (op in self.fed))
-        choice = self.data_parallel[op].choice
-        wanted = (spec[0] for spec in (*choice.in_specs, *choice.out_specs))
-        return sum(p != w for p, w in zip((*way.needs, *way.made), wanted, strict=True))
+            return int(isinstance(strategy.kept[0], Shard) != (op in self.fed))
+        parallel = self.data_parallel[op].strategy
+        wanted = (spec[0] for spec in (*parallel.in_specs, *parallel.out_specs))
+        return sum(p != w for p, w in zip((*strategy.needs, *strategy.made), wanted, strict=True))
 
     def chosen(self, picks: Sequence[int]) -> Chosen:
-        """`before`, with the ways that `picks` are along this axis."""
+        """`before`, with the strategies that `picks` are along this axis."""
         found: Chosen = {}
         for number, ops in enumerate(self.nodes):
             for op in ops:
-                found[op] = (*self.before.get(op, ()), self.ways[number][picks[number]])
+                found[op] = (*self.before.get(op, ()), self.strategies[number][picks[number]])
         return found
 
 
@@ -336,11 +339,11 @@ def is_left_alone(op: Op, prepared: PreparedGraph) -> bool:
 def op_plans(chosen: Chosen, prepared: PreparedGraph) -> dict[str, OpPlan]:
     """How ops run, for `Anchors.ops`: all that are decided and read something or draw it."""
     found = {}
-    for op, ways in chosen.items():
+    for op, strategies in chosen.items():
         if is_left_alone(op, prepared) or not (op.inputs or prepared.rules[op].drawn):
             continue
         parts = (
-            tuple(zip(*(getattr(way, part) for way in ways), strict=True))
+            tuple(zip(*(getattr(strategy, part) for strategy in strategies), strict=True))
             for part in ("needs", "made", "kept")
         )
         found[op.name] = OpPlan(*parts)

@@ -1,10 +1,13 @@
-"""Candidates: the ways worth choosing from (Rhino §4.3.3).
+"""The axis splits that are worth choosing from (Rhino §4.3.3: candidate strategies).
 
-They are grown. Every factor split at maximal stride of the ops that compute much, or read a
-weight, is a beginning; a neighbour that can read or make the tensors as they lie then, without
-communication, is another candidate, and so on. Splits of other strides come about only so, where
-they save communication: behind a reshape that merges dims, such as those of a fused projection of
-Q, K and V.
+They are grown from ops that compute much or read a weight. Take `y = x @ w` and `z = relu(y)`.
+Each factor of the product is split at maximal stride: its rows, its columns, what it sums over.
+Split by rows it leaves `y` as S(0), so `relu` may split its first dim, which moves nothing; by
+columns, its second. From `z` it goes on to the ops that read it, and backwards to those that made
+`x` in the same way, until nothing new is reached.
+
+Splits of other strides come about only so, where they save communication: behind a reshape that
+merges dims, such as those of a fused projection of Q, K and V.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from tfpar.propagation.factors import split_of
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.rules.rule import PLAIN
 from tfpar.search.deadline import Deadline
-from tfpar.search.rhino.ways import AxisSplit, carrying, way_of
+from tfpar.search.rhino.axis_strategy import AxisSplit, axis_strategy_of, carrying
 from tfpar.spec import Partial, Placement, Shard
 
 _SUMMED = frozenset({"half", "bfloat16", "float32", "float64", "int32", "int64"})
@@ -34,7 +37,7 @@ def is_compute_intensive(op: Op, prepared: PreparedGraph) -> bool:
 
 
 class Growth:
-    """The candidates of a graph's ops along one mesh axis.
+    """The axis splits of a graph's ops along one mesh axis.
 
     Args:
         decided: the ops that a planner decides.
@@ -43,8 +46,8 @@ class Growth:
         deadline: where growing ends if the search is given up.
 
     Attributes:
-        candidates: by op; not splitting is none of them.
-        placements: as what each tensor is read or made by some candidate, without Replicate.
+        axis_splits: by op; not splitting is none of them.
+        placements: as what each tensor is read or made with some split, without Replicate.
     """
 
     def __init__(
@@ -59,14 +62,14 @@ class Growth:
         self.prepared = prepared
         self.sizes_of = sizes_of
         self.parts = parts
-        self.candidates: dict[Op, dict[AxisSplit, None]] = {op: {} for op in decided}
+        self.axis_splits: dict[Op, dict[AxisSplit, None]] = {op: {} for op in decided}
         self.placements: dict[Tensor, dict[Placement, None]] = {}
         self._waiting: list[tuple[Tensor, Placement]] = []
 
     def begin(self) -> None:
         """Add the beginnings: see the module."""
         weights = self.prepared.weights
-        for op in self.candidates:
+        for op in self.axis_splits:
             reads_weight = op.type not in FREE and any(t in weights for t in op.inputs)
             if reads_weight or is_compute_intensive(op, self.prepared):
                 sizes = self.sizes_of(op)
@@ -81,25 +84,25 @@ class Growth:
             seen[placement] = None
             self._waiting.append((tensor, placement))
 
-    def add(self, op: Op, candidate: AxisSplit) -> None:
-        """Add a candidate of `op`, if it can run so, and say where its operands lie then."""
-        known, rule = self.candidates.get(op), self.prepared.rules[op]
-        if known is None or candidate in known:
+    def add(self, op: Op, axis_split: AxisSplit) -> None:
+        """Add a split of `op`, if it can run so, and the placements that its operands have then."""
+        known, rule = self.axis_splits.get(op), self.prepared.rules[op]
+        if known is None or axis_split in known:
             return
         sizes = self.sizes_of(op)
-        if candidate.split[0] >= 0:
-            if not may_split(rule, candidate.split, sizes, self.parts):
+        if axis_split.split[0] >= 0:
+            if not may_split(rule, axis_split.split, sizes, self.parts):
                 return
-        elif not may_carry(rule, candidate.group, candidate.reduction):
+        elif not may_carry(rule, axis_split.group, axis_split.reduction):
             return
-        way = way_of(rule, candidate, sizes, self.parts)
+        strategy = axis_strategy_of(rule, axis_split, sizes, self.parts)
         operands = [
-            *zip(op.inputs, way.needs, strict=True),
-            *zip(op.outputs, way.made, strict=True),
+            *zip(op.inputs, strategy.needs, strict=True),
+            *zip(op.outputs, strategy.made, strict=True),
         ]
         if any(isinstance(p, Partial) and t.dtype not in _SUMMED for t, p in operands):
             return
-        known[candidate] = None
+        known[axis_split] = None
         for tensor, placement in operands:
             self.place(tensor, placement)
 
@@ -125,7 +128,7 @@ class Growth:
                                 self.add(op, carrying(group, placement.op))
 
     def _grow_along(self, op: Op, dims, placement: Shard) -> None:
-        if op in self.candidates:
+        if op in self.axis_splits:
             split = split_of(dims, placement, self.sizes_of(op), self.parts)
             if split is not None:
                 self.add(op, AxisSplit(split))

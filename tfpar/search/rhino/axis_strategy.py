@@ -1,4 +1,4 @@
-"""The ways in which one op can run along one mesh axis."""
+"""How one op can run along one mesh axis: the strategies that Rhino's planner chooses from."""
 
 from __future__ import annotations
 
@@ -25,55 +25,57 @@ class AxisSplit:
 
 
 def carrying(group: Sequence[int], reduction: str) -> AxisSplit:
-    """The candidate that lets Partials of the inputs `group` pass."""
+    """The split that lets Partials of the inputs `group` pass."""
     return AxisSplit((CARRY, PLAIN), tuple(group), reduction)
 
 
 @dataclasses.dataclass(frozen=True)
 class AxisStrategy:
-    """A candidate with what it makes of the op's operands along the axis.
+    """An axis split, with the placements that follow from it along the axis.
 
     Attributes:
         needs: the placement that each input is read in.
         made: what the outputs come as; kept: what they are kept as.
     """
 
-    candidate: AxisSplit
+    axis_split: AxisSplit
     needs: tuple[Placement, ...]
     made: tuple[Placement, ...]
     kept: tuple[Placement, ...]
 
 
-def way_of(rule: OpRule, candidate: AxisSplit, sizes: Sequence[int], parts: int) -> AxisStrategy:
-    """`candidate` as a way: outputs are kept as they are made.
+def axis_strategy_of(
+    rule: OpRule, axis_split: AxisSplit, sizes: Sequence[int], parts: int
+) -> AxisStrategy:
+    """The strategy that follows from `axis_split`: outputs are kept as they are made.
 
     Args:
         sizes: of the factors, as the axes before left them.
         parts: ranks along the axis.
     """
     needs = tuple(
-        _placement(dims, rule, candidate, sizes, parts, i) for i, dims in enumerate(rule.inputs)
+        _placement(dims, rule, axis_split, sizes, parts, i) for i, dims in enumerate(rule.inputs)
     )
-    made = tuple(_placement(dims, rule, candidate, sizes, parts, None) for dims in rule.outputs)
-    return AxisStrategy(candidate, needs, made, made)
+    made = tuple(_placement(dims, rule, axis_split, sizes, parts, None) for dims in rule.outputs)
+    return AxisStrategy(axis_split, needs, made, made)
 
 
 def _placement(
     dims: Dims,
     rule: OpRule,
-    candidate: AxisSplit,
+    axis_split: AxisSplit,
     sizes: Sequence[int],
     parts: int,
     position: int | None,
 ) -> Placement:
-    factor = candidate.split[0]
+    factor = axis_split.split[0]
     if factor == CARRY:
-        passes = position is None or position in candidate.group
-        return Partial(candidate.reduction) if passes else Replicate()
+        passes = position is None or position in axis_split.group
+        return Partial(axis_split.reduction) if passes else Replicate()
     if factor < 0:
         return Replicate()
     if has_factor(dims, factor):
-        return shard_of(dims, candidate.split, sizes, parts) or Replicate()
+        return shard_of(dims, axis_split.split, sizes, parts) or Replicate()
     if position is None and rule.reduce.get(factor, SAME) != SAME:
         return Partial(rule.reduce[factor])
     return Replicate()
