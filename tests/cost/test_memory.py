@@ -180,9 +180,8 @@ def model():
 
 @pytest.mark.slow
 def test_folded_models_store_about_what_whole_ones_do(model):
-    from tfpar.search.tap.mesh_search import MeshSearch
-
     from tfpar.search.model.folded_model import FoldedModel
+    from tfpar.search.tap.mesh_search import MeshSearch
 
     problem = Captured.of(model, 8).problem([2, 2], "cpu")
     peaks = []
