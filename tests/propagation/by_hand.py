@@ -13,6 +13,7 @@ from tfpar.propagation.engine import begin, run_segment
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.propagation.state import PropagationState
+from tfpar.propagation.step import visit
 from tfpar.spec import Mesh, Spec, parse_spec
 
 FLOAT = DType("float32")
@@ -89,6 +90,14 @@ def begun(
         tensors={tensor.name: parse_spec(text) for tensor, text in (tensors or {}).items()},
     )
     return begin(prepared, mesh, anchors, **given)
+
+
+def before(op: Op, prepared: PreparedGraph, mesh: Mesh, *args, **given) -> PropagationState:
+    """The state before `op`; other arguments are those of `begun`."""
+    state = begun(prepared, mesh, *args, **given)
+    for earlier in prepared.graph.ops[: prepared.position[op]]:
+        visit(state, earlier)
+    return state
 
 
 def passed(prepared: PreparedGraph, mesh: Mesh, *args, **given) -> PropagationState:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tfpar.ir.graph import Op, Variable
-from tfpar.ir.traits import ADDITIONS
 from tfpar.propagation.decide import FREE, Operand, Strategy, choose
 from tfpar.propagation.expansions import expanded
 from tfpar.propagation.generated import split_generated
@@ -23,7 +22,8 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
     specs = tuple(state.specs[t] for t in op.inputs)
     loose = tuple(map(state.is_loose, op.inputs))
     whole = state.whole_axes(op)
-    key = (rule, specs, loose, state.mesh, state.confined, whole, op in prepared.deferred)
+    read = (op in prepared.deferred, op in prepared.sparse)
+    key = (rule, specs, loose, state.mesh, state.confined, whole, *read)
     decision = prepared.caches.decisions.get(key)
     if decision is None:
         decision = with_decomposition(state, op, strategy_by_rule(state, op))
@@ -57,7 +57,7 @@ def strategy_by_rule(state: PropagationState, op: Op, planned: Strategy | None =
         state.mesh,
         state.whole_axes(op),
         planned=planned,
-        sparse=rule.sparse and not _is_added_up(state, op),
+        sparse=op in state.prepared.sparse,
         deferred=op in state.prepared.deferred,
     )
 
@@ -65,9 +65,3 @@ def strategy_by_rule(state: PropagationState, op: Op, planned: Strategy | None =
 def with_decomposition(state: PropagationState, op: Op, strategy: Strategy) -> Decision:
     """`strategy` as a decision; see `expansions.expanded`."""
     return expanded(op, strategy, state.prepared, state.mesh, state.within, state.confined)
-
-
-def _is_added_up(state: PropagationState, op: Op) -> bool:
-    """Whether what it gives is added to something else, and reduced with that in any case."""
-    readers = (r for t in op.outputs for r in state.prepared.consumers.get(t, ()))
-    return any(r.type in ADDITIONS for r in readers)

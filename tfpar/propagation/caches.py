@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 Arriving = tuple[Spec | None, ...]
 """The specs in which an op's inputs come; FREE for what is open."""
 
-DecisionKey = tuple[OpRule, Arriving, tuple[bool, ...], Mesh, bool, tuple[int, ...], bool]
-"""(rule, arriving, which inputs are loose, mesh, confined, axes held whole, deferred)."""
+DecisionKey = tuple[OpRule, Arriving, tuple[bool, ...], Mesh, bool, tuple[int, ...], bool, bool]
+"""(rule, arriving, which inputs are loose, mesh, confined, axes held whole, deferred, sparse).
+
+Ops of one rule may be read differently, and run differently for that: the last two say how."""
 
 RegionKey = tuple[Op, tuple[Spec, ...], tuple[bool, ...], Mesh, bool, tuple[int, ...]]
 """(op, arriving, which inputs are loose, mesh, confined, axes held whole)."""
@@ -35,7 +37,7 @@ class Caches:
     """The memory of each function of this package that has one.
 
     Attributes:
-        decisions: of `decisions.decided`.
+        decisions: of `by_rule.decide_by_rule`.
         repeated: of `repeat.repeater`, by mesh: decisions of ordinary ops that leave no Partials,
             by (rule, arriving, deferred).
         planned: of `planned.planned_run`, by (rule, plan, mesh); None if it cannot run so.

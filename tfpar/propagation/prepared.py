@@ -13,7 +13,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, Variable, freeze
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
-from tfpar.ir.traits import NEW_LISTS, REFERENCES, REGIONS
+from tfpar.ir.traits import ADDITIONS, NEW_LISTS, REFERENCES, REGIONS
 from tfpar.propagation.caches import Caches
 from tfpar.propagation.deferral import Carry, Meetings, carried_tensors, is_product
 from tfpar.propagation.follow import Follow, followed_weights
@@ -34,6 +34,8 @@ class PreparedGraph:
         carried: see `deferral.carried_tensors`.
         narrow: see `narrow.narrow_gradients`.
         deferred: ops whose outputs are all `carried`.
+        sparse: ops that gather their inputs where that moves less than reducing what they give
+            (`OpRule.sparse`): not those whose result is added to something that is reduced anyway.
         weights: tensors that hold a weight's values and nothing else: reads, casts, reshapes.
         meetings: see `deferral.Meetings`.
         leaving: what comes of a meeting and is multiplied with a weight: by which ops, and which
@@ -58,6 +60,7 @@ class PreparedGraph:
     consumers: dict[Tensor, list[Op]]
     ordinary: Mapping[Op, tuple[OpRule, bool]]
     deferred: frozenset[Op]
+    sparse: frozenset[Op]
     weights: frozenset[Tensor]
     meetings: Meetings
     leaving: Mapping[Tensor, Sequence[tuple[Op, int]]]
@@ -118,7 +121,11 @@ def prepare(
     leaving = _leaving(graph, rules, weights, meetings)
     narrow = narrow_gradients(graph, rules)
     carried = carried_tensors(graph, rules, meetings, reduces)
+    consumers = graph.consumers()
     deferred = frozenset(op for op in graph.ops if all(t in carried for t in op.outputs))
+    sparse = frozenset(
+        op for op in graph.ops if rules[op].sparse and not _is_added_up(op, consumers)
+    )
     ordinary = {
         op: (rule, op in deferred)
         for op, rule in rules.items()
@@ -136,9 +143,10 @@ def prepare(
         carried,
         narrow,
         zeros,
-        graph.consumers(),
+        consumers,
         ordinary,
         deferred,
+        sparse,
         weights,
         meetings,
         leaving,
@@ -174,9 +182,14 @@ def _is_ordinary(op: Op, rule: OpRule, zeros: frozenset[Tensor]) -> bool:
     return (
         bool(op.inputs)
         and op.type not in REGIONS
-        and not (rule.drawn or rule.generates)
+        and not (rule.drawn or rule.generates or rule.sparse)
         and not any(t.dtype in REFERENCES or t in zeros for t in (*op.inputs, *op.outputs))
     )
+
+
+def _is_added_up(op: Op, consumers: Mapping[Tensor, Sequence[Op]]) -> bool:
+    """Whether what `op` gives is added to something else, and reduced with that in any case."""
+    return any(r.type in ADDITIONS for t in op.outputs for r in consumers.get(t, ()))
 
 
 def _runs_once(op: Op) -> bool:

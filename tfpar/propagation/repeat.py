@@ -36,7 +36,7 @@ def repeater(state: PropagationState) -> Callable[[Op], bool]:
             if FREE in arriving:
                 return False
             loose = (False,) * len(arriving)
-            decision = known.get((rule, arriving, loose, mesh, False, (), deferred))
+            decision = known.get((rule, arriving, loose, mesh, False, (), deferred, False))
             if decision is None or any(
                 isinstance(p, Partial) for made in decision.strategy.out_specs for p in made
             ):

@@ -1,120 +1,30 @@
 """Pricing many plans of one graph: only what a change reaches is propagated again.
 
 The graph is cut into segments, contiguous runs of ops. Propagating through one
-segment reads some specs from outside of it and gives specs, reshards and their price; what it
-read is recorded in a trie of (tensor, spec) steps, so the same surroundings give the same
-outcome without a run. When the specs of some weights change, segments that read what
-changed are looked up again, in order, until nothing changes: by construction that is what
-`propagate` would have given for the whole graph.
+segment reads some specs from outside of it and gives specs, reshards and their price; both are
+remembered (`outcomes`), so the same surroundings give the same outcome without a run. When the
+specs of some weights change, segments that read what changed are looked up again, in order, until
+nothing changes: by construction that is what `propagate` would have given for the whole graph.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from tfpar.cost.cost import Cost
-from tfpar.cost.patterns import hands_on
 from tfpar.cost.pricer import Pricer
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op, Tensor, Variable
-from tfpar.ir.roles import FORWARD
 from tfpar.propagation.engine import Whole, begin, lay_outputs, run_segment, with_lists_whole
 from tfpar.propagation.follow import followed_spec
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import PreparedGraph
-from tfpar.rules.rule import relabelled
-from tfpar.spec import (
-    Mesh,
-    Replicate,
-    Shard,
-    Spec,
-    SpecError,
-    canonical,
-    format_spec,
-    replicated,
-)
-
-_Change = tuple[Tensor, Spec, Spec]
-"""A reshard as (tensor, from, to)."""
-
-_ABSENT = object()
-_Value = Any
-"""A spec, FREE (None) for an open tensor, or _ABSENT for one that is not laid yet."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a segment gives in certain surroundings.
-
-    Attributes:
-        writes: specs of tensors that other segments read, and of weights it settled.
-        terms: the price of what is the segment's own.
-        reshards: of tensors that other segments may reshard too, each with its price.
-        idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along
-            the axis then compute alike.
-        error: why propagation cannot go on, or empty.
-        steps: what changes when it takes another outcome's place, as far as that was asked.
-    """
-
-    writes: Mapping[Tensor, Spec | None]
-    terms: Terms
-    reshards: tuple[tuple[_Change, Terms], ...] = ()
-    idle: tuple[tuple[Variable, int, Op], ...] = ()
-    error: str = ""
-    steps: dict[Outcome | None, _Step] = dataclasses.field(default_factory=dict)
-
-
-class _Node:
-    """A step of the trie: which tensor is read next, and what followed each of its specs."""
-
-    __slots__ = ("children", "tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.children: dict[_Value, _Node | Outcome] = {}
-
-
-class _Ledger(dict):
-    """The specs as one run of a segment sees them: its own, else the surroundings'.
-
-    Attributes:
-        read: of the surroundings', those that plans differ in.
-    """
-
-    def __init__(self, pricer: IncrementalPricer, at: int) -> None:
-        super().__init__()
-        self.pricer = pricer
-        self.at = at
-        self.read: dict[Tensor, _Value] = {}
-
-    def _outside(self, tensor: Tensor) -> _Value:
-        if tensor in self.read:
-            return self.read[tensor]
-        value = self.pricer.seen(tensor, self.at)
-        if self.pricer.varies(tensor, self.at):
-            self.read[tensor] = value
-        return value
-
-    def __missing__(self, tensor: Tensor) -> Spec | None:
-        value = self._outside(tensor)
-        if value is _ABSENT:
-            raise KeyError(tensor)
-        return value
-
-    def get(self, tensor: Tensor, default: Any = None) -> Any:
-        if dict.__contains__(self, tensor):
-            return dict.__getitem__(self, tensor)
-        value = self._outside(tensor)
-        return default if value is _ABSENT else value
-
-    def setdefault(self, tensor: Tensor, default: Any = None) -> Any:
-        value = self.get(tensor, _ABSENT)
-        if value is _ABSENT:
-            self[tensor] = value = default
-        return value
+from tfpar.search.pricing.idle import idle_splits, why_idle
+from tfpar.search.pricing.ledger import Ledger
+from tfpar.search.pricing.outcomes import ABSENT, Change, Outcome, Outcomes, Seen, step_between
+from tfpar.search.pricing.segments import border_tensors, closed_segments, weight_of_values
+from tfpar.spec import Mesh, Spec, SpecError, canonical, replicated
 
 
 class IncrementalPricer:
@@ -146,11 +56,12 @@ class IncrementalPricer:
         self.nothing = Outcome({}, pricer.zero())
         self.replicated = replicated(mesh.num_axes)
         self.start = begin(prepared, mesh, anchors)
-        self.initial: dict[Tensor, _Value] = dict(self.start.specs)
-        self.segments = _closed(list(segments), prepared, self._open_handles())
+        self.initial: dict[Tensor, Seen] = dict(self.start.specs)
+        open_handles = {h for h, s in self.initial.items() if s is None}
+        self.segments = closed_segments(segments, prepared, open_handles)
         self.segment_of = {op: i for i, ops in enumerate(self.segments) for op in ops}
-        self.border = self._border()
-        self.weight_of = _weight_values(self.graph, prepared)
+        self.border = border_tensors(prepared, self.segment_of)
+        self.weight_of = weight_of_values(prepared)
         self.judged = set(self.graph.variables if judged is None else judged)
         self.variable_of = self.graph.variable_of()
         self.open_in: dict[int, list[Variable]] = {}
@@ -163,37 +74,19 @@ class IncrementalPricer:
 
     def _forget(self) -> None:
         count = len(self.segments) + 1  # the last one lays the graph's outputs
-        self.tries: list[_Node | Outcome | None] = [None] * count
+        self.outcomes = [Outcomes() for _ in range(count)]
         self.current: list[Outcome | None] = [None] * count
-        self.made: dict[Tensor, tuple[int, _Value]] = {}
+        self.made: dict[Tensor, tuple[int, Seen]] = {}
         self.readers: dict[Tensor, set[int]] = {}
         self.dirty = list(range(count))
         self.queued = [True] * count
         self.terms = self.pricer.zero()
-        self.shared: dict[_Change, int] = {}  # reshards, by how many segments want them
+        self.shared: dict[Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
         self.stored: dict[Variable, tuple[float, float]] = {}  # see `Pricer.stored_bytes`
         self.weight_bytes = self.state_bytes = 0.0
         for variable in self.graph.variables:
             self._resize(variable)
-
-    def _open_handles(self) -> set[Tensor]:
-        return {h for h, s in self.initial.items() if s is None}
-
-    def _border(self) -> set[Tensor]:
-        """Tensors that more than the segment that makes them may ask for."""
-        border = set(self.graph.outputs)
-        for tensor, readers in self.prepared.consumers.items():
-            home = self.segment_of[tensor.op]
-            if any(self.segment_of[op] != home for op in readers):
-                border.add(tensor)
-        # A list that another segment wants in another spec is made anew, of what it was made of.
-        lists = [t for t in border if t.dtype == "variant"]
-        while lists:
-            sources = set(lists.pop().op.inputs) - border
-            border |= sources
-            lists += [t for t in sources if t.dtype == "variant"]
-        return border | {v.handle for v in self.graph.variables}
 
     # --- plans ---------------------------------------------------------------------
 
@@ -242,11 +135,7 @@ class IncrementalPricer:
             outcome = self.current[at]
             assert outcome is not None
             for variable, axis, op in outcome.idle:
-                found[op] = (
-                    f"{variable.name} is {format_spec(self.weight_spec(variable))}, but {op.type} "
-                    f"{op.name!r} runs whole along {self.mesh.axis_names[axis]!r}: the weight "
-                    f"would be gathered and no work shared"
-                )
+                found[op] = why_idle(variable, self.weight_spec(variable), axis, op, self.mesh)
         return found
 
     def first_op(self, at: int) -> Op:
@@ -269,7 +158,7 @@ class IncrementalPricer:
     def add_up(self) -> None:
         """Sum the terms anew: thousands of changes leave roundings."""
         self.terms = self.pricer.zero()
-        prices: dict[_Change, Terms] = {}
+        prices: dict[Change, Terms] = {}
         for outcome in self.current:
             assert outcome is not None
             self.terms += outcome.terms
@@ -288,12 +177,12 @@ class IncrementalPricer:
 
     # --- segments --------------------------------------------------------------------
 
-    def seen(self, tensor: Tensor, at: int) -> _Value:
+    def seen(self, tensor: Tensor, at: int) -> Seen:
         """The spec of `tensor` as segment `at` finds it."""
         entry = self.made.get(tensor)
         if entry is not None and entry[0] < at:
             return entry[1]
-        return self.initial.get(tensor, _ABSENT)
+        return self.initial.get(tensor, ABSENT)
 
     def varies(self, tensor: Tensor, at: int) -> bool:
         """Whether that may differ between plans: the weights, and what earlier segments make."""
@@ -302,43 +191,20 @@ class IncrementalPricer:
         return self.segment_of.get(tensor.op, -1) < at
 
     def _outcome(self, at: int) -> Outcome:
-        made, initial = self.made, self.initial
-        node = self.tries[at]
-        while type(node) is _Node:
-            tensor = node.tensor
-            entry = made.get(tensor)
-            if entry is None or entry[0] >= at:  # as `seen`, in the innermost loop of all
-                node = node.children.get(initial.get(tensor, _ABSENT))
-            else:
-                node = node.children.get(entry[1])
-        if isinstance(node, Outcome):
-            return node
-        ledger = _Ledger(self, at)
-        outcome = self._run(at, ledger)
-        self._note(at, ledger.read, outcome)
+        known = self.outcomes[at]
+        outcome = known.find(at, self.made, self.initial)
+        if outcome is None:
+            ledger = Ledger(self, at)
+            outcome = self._run(at, ledger)
+            for tensor in ledger.read:
+                self.readers.setdefault(tensor, set()).add(at)
+            known.note(ledger.read, outcome)
         return outcome
 
-    def _note(self, at: int, read: Mapping[Tensor, _Value], outcome: Outcome) -> None:
-        for tensor in read:
-            self.readers.setdefault(tensor, set()).add(at)
-        steps = list(read.items())
-        if not steps:
-            self.tries[at] = outcome
-            return
-        node = self.tries[at]
-        if node is None:
-            node = self.tries[at] = _Node(steps[0][0])
-        for i, (tensor, value) in enumerate(steps):
-            assert isinstance(node, _Node) and node.tensor is tensor
-            if i + 1 == len(steps):
-                node.children[value] = outcome
-            else:
-                node = node.children.setdefault(value, _Node(steps[i + 1][0]))
-
-    def _run(self, at: int, ledger: _Ledger) -> Outcome:
+    def _run(self, at: int, ledger: Ledger) -> Outcome:
         """Propagate through one segment."""
         terms = self.pricer.zero()
-        # What is opened here is read here or never (see `_closed`).
+        # What is opened here is read here or never (see `closed_segments`).
         waiting = self.open_in.get(at, ())
         state = self.start.part(ledger, [v for v in waiting if ledger.get(v.handle, 0) is None])
         result = state.result
@@ -359,32 +225,17 @@ class IncrementalPricer:
                 self.pricer.add_reshard(terms, reshard)
         self.pricer.add_ops(terms, result)
         writes = {t: s for t, s in ledger.items() if t in self.border}
-        return Outcome(writes, terms, tuple(others), tuple(self._idle(result, ledger)))
-
-    def _idle(
-        self, result: PartitionedGraph, ledger: _Ledger
-    ) -> Iterator[tuple[Variable, int, Op]]:
-        for op, decision in result.decisions.items():
-            if self.pricer.roles.phase[op] != FORWARD:
-                continue
-            for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
-                variable = self.weight_of.get(tensor)
-                if variable not in self.judged or any(t in self.weight_of for t in op.outputs):
-                    continue
-                have = ledger.get(tensor)
-                for axis, placement in enumerate(have or ()):
-                    if (
-                        isinstance(placement, Shard)
-                        and isinstance(need[axis], Replicate)
-                        and decision.strategy.splits[axis][0] < 0
-                    ):
-                        yield variable, axis, op
+        phase = self.pricer.roles.phase
+        idle = idle_splits(result.decisions, ledger, phase, self.weight_of, self.judged)
+        return Outcome(writes, terms, tuple(others), tuple(idle))
 
     def _exchange(self, at: int, before: Outcome | None, after: Outcome) -> None:
         """Put `after` in the place of `before`: prices, specs, and who must look again."""
         step = after.steps.get(before)
         if step is None:
-            step = after.steps[before] = _step(before or self.nothing, after, self.variable_of)
+            step = after.steps[before] = step_between(
+                before or self.nothing, after, self.variable_of
+            )
         made, shared = self.made, self.shared
         self.terms += step.terms
         for change, price in step.wants:
@@ -416,90 +267,3 @@ class IncrementalPricer:
             if reader > at and not queued[reader]:
                 queued[reader] = True
                 heapq.heappush(self.dirty, reader)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Step:
-    """From one outcome of a segment to another: what changes."""
-
-    terms: Terms
-    wants: Sequence[tuple[_Change, Terms]]
-    drops: Sequence[tuple[_Change, Terms]]
-    lays: Sequence[tuple[Tensor, Spec | None]]
-    leaves: Sequence[Tensor]
-    weights: Sequence[Variable]
-
-
-def _step(before: Outcome, after: Outcome, variable_of: Mapping[Tensor, Variable]) -> _Step:
-    had, has = dict(before.reshards), dict(after.reshards)
-    # Weights are laid by whichever segment reads them first: always said anew.
-    lays = [
-        (tensor, spec)
-        for tensor, spec in after.writes.items()
-        if tensor in variable_of or tensor not in before.writes or before.writes[tensor] != spec
-    ]
-    leaves = [tensor for tensor in before.writes if tensor not in after.writes]
-    return _Step(
-        after.terms - before.terms,
-        [(change, price) for change, price in has.items() if change not in had],
-        [(change, price) for change, price in had.items() if change not in has],
-        lays,
-        leaves,
-        [variable_of[t] for t in (*(t for t, _ in lays), *leaves) if t in variable_of],
-    )
-
-
-def _weight_values(graph: Any, prepared: PreparedGraph) -> dict[Tensor, Variable]:
-    """The tensors that hold nothing but a weight's value: reads, casts, reshapes of it."""
-    found: dict[Tensor, Variable] = {v.handle: v for v in graph.variables if v.trainable}
-    for op in graph.ops:
-        for tensor in op.inputs:
-            if tensor in found and hands_on(op, tensor, prepared):
-                found[op.outputs[0]] = found[tensor]
-    return found
-
-
-def _closed(
-    segments: list[Sequence[Op]], prepared: PreparedGraph, open_handles: set[Tensor]
-) -> list[list[Op]]:
-    """`segments`, merged so that a weight left open, or a draw, is settled where it is opened."""
-    home = {op: i for i, ops in enumerate(segments) for op in ops}
-    position = {op: i for i, op in enumerate(prepared.graph.ops)}
-    joined = list(range(len(segments)))  # each segment -> the last one it is joined with
-    for ops in segments:
-        for op in ops:
-            opens = prepared.rules[op].drawn or any(t in open_handles for t in op.inputs)
-            if not opens or not op.outputs:
-                continue
-            reader = _first_reader(op, prepared, position)
-            if reader is not None:
-                joined[home[op]] = max(joined[home[op]], home[reader])
-    out: list[list[Op]] = []
-    end = -1
-    for i, ops in enumerate(segments):
-        if i <= end:
-            out[-1].extend(ops)
-        else:
-            out.append(list(ops))
-        end = max(end, joined[i])
-    return out
-
-
-def _first_reader(op: Op, prepared: PreparedGraph, position: Mapping[Op, int]) -> Op | None:
-    """The first op that reads what `op` makes, past ops that may only relabel it."""
-    first: Op | None = None
-    stack, seen = list(op.outputs), set()
-    while stack:
-        for reader in prepared.consumers.get(stack.pop(), ()):
-            if reader in seen or (first is not None and position[reader] > position[first]):
-                continue
-            seen.add(reader)
-            rule = prepared.rules[reader]
-            relabels = len(reader.outputs) == 1 and (
-                bool(relabelled(reader, rule)) or (prepared.rules[op].drawn and rule.lower is None)
-            )
-            if relabels:
-                stack += reader.outputs
-            else:
-                first = reader
-    return first

@@ -1,0 +1,147 @@
+"""What a run of ops gives in certain surroundings, and how that is found again.
+
+Propagating through a segment reads some specs from outside of it, one after the other. Which tensor
+is read next hangs only on what the ones before came as: so the readings of all runs form a trie,
+and walking it with the specs of a new plan either ends at what a run gave before, or says that none
+began so.
+
+    read kernel: S(1) -> read x: R    -> Outcome
+                              x: S(0) -> Outcome
+                 R    -> Outcome
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfpar.cost.terms import Terms
+from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.spec import Spec
+
+Change = tuple[Tensor, Spec, Spec]
+"""A reshard as (tensor, from, to)."""
+
+ABSENT = object()
+"""In place of the spec of a tensor that is not laid yet."""
+
+Seen = Any
+"""A spec, FREE (None) for an open tensor, or ABSENT."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a segment gives in certain surroundings.
+
+    Attributes:
+        writes: specs of tensors that other segments read, and of weights it settled.
+        terms: the price of what is the segment's own.
+        reshards: of tensors that other segments may reshard too, each with its price.
+        idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along
+            the axis then compute alike.
+        error: why propagation cannot go on, or empty.
+        steps: what changes when it takes another outcome's place, as far as that was asked.
+    """
+
+    writes: Mapping[Tensor, Spec | None]
+    terms: Terms
+    reshards: tuple[tuple[Change, Terms], ...] = ()
+    idle: tuple[tuple[Variable, int, Op], ...] = ()
+    error: str = ""
+    steps: dict[Outcome | None, Step] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """From one outcome of a segment to another: what changes.
+
+    Attributes:
+        terms: how much dearer the segment's own work gets.
+        wants: reshards that only the later outcome asks for.
+        drops: reshards that only the earlier one asked for.
+        lays: tensors that are laid in another way, or by this segment now.
+        leaves: tensors that this segment lays no more.
+        weights: those of both that are variables.
+    """
+
+    terms: Terms
+    wants: Sequence[tuple[Change, Terms]]
+    drops: Sequence[tuple[Change, Terms]]
+    lays: Sequence[tuple[Tensor, Spec | None]]
+    leaves: Sequence[Tensor]
+    weights: Sequence[Variable]
+
+
+def step_between(before: Outcome, after: Outcome, variable_of: Mapping[Tensor, Variable]) -> Step:
+    """What changes when `after` takes the place of `before`."""
+    had, has = dict(before.reshards), dict(after.reshards)
+    # Weights are laid by whichever segment reads them first: always said anew.
+    lays = [
+        (tensor, spec)
+        for tensor, spec in after.writes.items()
+        if tensor in variable_of or tensor not in before.writes or before.writes[tensor] != spec
+    ]
+    leaves = [tensor for tensor in before.writes if tensor not in after.writes]
+    return Step(
+        after.terms - before.terms,
+        [(change, price) for change, price in has.items() if change not in had],
+        [(change, price) for change, price in had.items() if change not in has],
+        lays,
+        leaves,
+        [variable_of[t] for t in (*(t for t, _ in lays), *leaves) if t in variable_of],
+    )
+
+
+class _Node:
+    """A step of the trie: which tensor is read next, and what followed each of its specs."""
+
+    __slots__ = ("children", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.children: dict[Seen, _Node | Outcome] = {}
+
+
+class Outcomes:
+    """The outcomes of one segment, by what was read from outside of it."""
+
+    __slots__ = ("root",)
+
+    def __init__(self) -> None:
+        self.root: _Node | Outcome | None = None
+
+    def find(
+        self, at: int, made: Mapping[Tensor, tuple[int, Seen]], initial: Mapping[Tensor, Seen]
+    ) -> Outcome | None:
+        """What segment `at` gave before in these surroundings, if it ever ran in them.
+
+        Args:
+            made: by tensor, which segment laid it, and how.
+            initial: what is laid before the first segment.
+        """
+        node = self.root
+        while type(node) is _Node:  # the innermost loop of a search
+            tensor = node.tensor
+            entry = made.get(tensor)
+            if entry is None or entry[0] >= at:
+                node = node.children.get(initial.get(tensor, ABSENT))
+            else:
+                node = node.children.get(entry[1])
+        return node if isinstance(node, Outcome) else None
+
+    def note(self, read: Mapping[Tensor, Seen], outcome: Outcome) -> None:
+        """Remember that a run which read `read`, in this order, gave `outcome`."""
+        steps = list(read.items())
+        if not steps:
+            self.root = outcome
+            return
+        if self.root is None:
+            self.root = _Node(steps[0][0])
+        node: _Node | Outcome = self.root
+        for i, (tensor, value) in enumerate(steps):
+            assert isinstance(node, _Node) and node.tensor is tensor
+            if i + 1 == len(steps):
+                node.children[value] = outcome
+            else:
+                node = node.children.setdefault(value, _Node(steps[i + 1][0]))
