@@ -33,7 +33,7 @@ from tfpar.search.meshes import given_mesh, logical_meshes
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Fixed, Planner, Problem, Progress, step_anchors
-from tfpar.search.recompute import recomputed_problem, solve
+from tfpar.search.recompute import recomputed_problem, solve_with_recompute
 from tfpar.search.so_far import SearchInterrupted, SoFar
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
@@ -216,7 +216,7 @@ def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
 def _laid(plan: Plan, problem: Problem) -> PartitionedGraph:
     with collection_paused():
         laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
-        laid.carried = Roles.of(problem.graph, compression=problem.compression).carried
+        laid.wire_dtypes = Roles.of(problem.graph, compression=problem.compression).wire_dtypes
         return laid
 
 
@@ -316,7 +316,7 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
 
 def _best(problem: Problem, planner: Planner) -> Plan:
     """The planner's plan, fitting or not; one that fits as it runs, in chunks."""
-    plan = with_batch_split(solve(problem, planner), problem)
+    plan = with_batch_split(solve_with_recompute(problem, planner), problem)
     if plan.cost is None or problem.excess(plan.cost):
         return plan
     again = recomputed_problem(problem, plan.recompute)

@@ -1,4 +1,4 @@
-"""`TFPAR_DUMP`: what the compiler makes of a step, stage by stage, in a folder."""
+"""`TFPAR_DUMP`: what the compiler makes of a step, pass by pass, in a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_stages_lie_in_their_order_in_a_folder_for_each_compilation(tmp_path):
+def test_graphs_lie_in_their_order_in_a_folder_for_each_compilation(tmp_path):
     environment = {DUMP: str(tmp_path / "made" / "here")}
     for _ in range(2):
         step = mlp_step()

@@ -33,13 +33,13 @@ def test_a_step_is_dumped_when_it_is_compiled(folder):
         model.train_on_batch(X, Y)
     (step,) = folder.iterdir()
     assert step.name == "train_step-0"
-    stages = {path.name[3:-4]: path.read_text() for path in step.iterdir()}
-    for stage in ("captured", "trim", "propagate", "rewrite", "pack-collectives"):
-        assert parse_graph(stages[stage]).ops
-    assert "head/kernel" in stages["captured"]
-    assert "AllReduce" in stages["pack-collectives"] and "AllReduce" not in stages["propagate"]
+    graphs = {path.name[3:-4]: path.read_text() for path in step.iterdir()}
+    for name in ("captured", "trim", "propagate", "rewrite", "pack-collectives"):
+        assert parse_graph(graphs[name]).ops
+    assert "head/kernel" in graphs["captured"]
+    assert "AllReduce" in graphs["pack-collectives"] and "AllReduce" not in graphs["propagate"]
     plan = tap.plan_of(model)
-    assert str(plan.partitioned) == stages["propagate"]
+    assert str(plan.partitioned) == graphs["propagate"]
 
 
 def test_a_plan_is_dumped_when_it_is_searched(folder):

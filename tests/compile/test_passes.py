@@ -1,4 +1,4 @@
-"""The compiler without TensorFlow: a step written by hand, and what every stage makes of it."""
+"""The compiler without TensorFlow: a step written by hand, and what every pass makes of it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OPTIONS = CompileOptions(MESH, Anchors(inputs=[BATCHED]))
 
 
 def seen(**changes) -> dict[str, str]:
-    """What an observer sees of each stage, in order."""
+    """What an observer sees after each pass, in order."""
     found: dict[str, str] = {}
 
-    def observe(stage, text):
-        assert stage not in found
-        found[stage] = text()
+    def observe(name, text):
+        assert name not in found
+        found[name] = text()
 
     step = mlp_step()
     simplify_step(step, observe)
@@ -37,7 +37,7 @@ def seen(**changes) -> dict[str, str]:
     return found
 
 
-def test_every_stage_can_be_seen_in_its_order():
+def test_every_pass_can_be_seen_in_its_order():
     assert list(seen()) == [
         "captured",
         *(each.name for each in SIMPLIFICATIONS),
@@ -49,27 +49,27 @@ def test_every_stage_can_be_seen_in_its_order():
 
 
 @pytest.mark.parametrize("changes", [{}, {"chunks": 2}, {"compression": "bfloat16"}])
-def test_every_stage_reads_back(changes):
-    for stage, text in seen(**changes).items():
+def test_every_graph_reads_back(changes):
+    for name, text in seen(**changes).items():
         read = parse_graph(text)
         assert_same(parse_graph(str(read)), read)
-        assert read.ops, stage
+        assert read.ops, name
 
 
-def test_a_stage_shows_what_it_did():
-    stages = seen()
-    types = {stage: [op.type for op in parse_graph(text).ops] for stage, text in stages.items()}
+def test_a_pass_shows_what_it_did():
+    graphs = seen()
+    types = {name: [op.type for op in parse_graph(text).ops] for name, text in graphs.items()}
     assert "IdentityN" in types["inline calls"] and "IdentityN" not in types["trim"]
     assert "Shape" in types["trim"] and "Shape" not in types["fold constants"]
     assert not set(COLLECTIVE_TYPES) & set(types["propagate"])
     assert types["rewrite"].count("AllReduce") > types["pack collectives"].count("AllReduce") == 1
-    assert "S(0),R" in stages["propagate"]
+    assert "S(0),R" in graphs["propagate"]
 
 
 def test_gradients_are_marked_until_the_program_is_written():
-    stages = seen()
-    for stage in ("captured", "trim", "split block sums"):
-        assert len(parse_step(stages[stage]).gradients) == 2, stage
+    graphs = seen()
+    for name in ("captured", "trim", "split block sums"):
+        assert len(parse_step(graphs[name]).gradients) == 2, name
 
 
 def test_collectives_keep_their_order_if_they_are_not_to_start_early():

@@ -260,7 +260,7 @@ def test_one_rank_communicates_nothing():
 
 def memory(mesh, *constraints):
     partitioned, roles = laid_out("mlp", mesh, constraints)
-    kept = {t for t in roles.kept if len(t.shape or ()) == 2}
+    kept = {t for t in roles.activations if len(t.shape or ()) == 2}
     return evaluate(partitioned, LONG, roles), kept
 
 

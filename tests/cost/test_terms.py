@@ -14,7 +14,7 @@ def some(scale=1.0, num_axes=2):
     for phase in (FORWARD, BACKWARD, UPDATE):
         terms.compute[phase] = scale * 2.0**phase
         terms.communication[phase] = scale * 2.0 ** (3 + phase)
-    terms.count, terms.kept_bytes = 64 * scale, 128 * scale
+    terms.count, terms.activation_bytes = 64 * scale, 128 * scale
     terms.weight_bytes, terms.state_bytes = 256 * scale, 512 * scale
     for i, (when, kind, axes) in enumerate(packing(num_axes)):
         terms.pack(when, kind, axes, scale * (1024 + i))
@@ -29,7 +29,7 @@ def packing(num_axes):
 def test_no_name_stands_for_another_s_place():
     terms = some()
     assert list(terms.compute) == [1, 2, 4] and list(terms.communication) == [8, 16, 32]
-    assert (terms.count, terms.kept_bytes) == (64, 128)
+    assert (terms.count, terms.activation_bytes) == (64, 128)
     assert (terms.weight_bytes, terms.state_bytes) == (256, 512)
     found = {(when, *entry) for when in (When.BESIDE, When.AFTER) for entry in terms.packed(when)}
     assert found == {(*key, 1024 + i) for i, key in enumerate(packing(2))}
@@ -79,11 +79,11 @@ def test_what_subtracting_left_over_is_nothing():
     terms.compute[:] = 0.1, 0.2, -1e-17
     terms.communication[:] = 1e-18, -1e-16, 1e-9
     terms.pack(When.BESIDE, "all_gather", (0,), 1e-6)
-    terms.kept_bytes = 4096
+    terms.activation_bytes = 4096
     before = terms.copy()
     found = terms.without_rounding()
     assert list(found.compute) == [0.1, 0.2, 0.0] and list(found.communication) == [0, 0, 1e-9]
-    assert found.packed(When.BESIDE) == [] and found.kept_bytes == 4096
+    assert found.packed(When.BESIDE) == [] and found.activation_bytes == 4096
     assert terms == before, "the terms are the caller's"
 
 

@@ -136,8 +136,8 @@ def test_compression_leaves_alone_what_has_16_bits():
         model = build()
     model.fit(*data(), batch_size=64, verbose=0)
     step = parallel_model(model).executables["train"]
-    carried = {step.partitioned.carried.get(r.tensor) for r in step.partitioned.reshards}
-    assert "bfloat16" in carried and "float16" not in carried
+    wire_dtypes = {step.partitioned.wire_dtypes.get(r.tensor) for r in step.partitioned.reshards}
+    assert "bfloat16" in wire_dtypes and "float16" not in wire_dtypes
     casts = [op for op in step.local.graph.ops if op.type == "Cast"]
     assert not [op for op in casts if {op.inputs[0].dtype, op.outputs[0].dtype} < _HALVES]
 

@@ -57,7 +57,7 @@ def test_recurrent_layers_are_data_parallel(name, mask):
     parallel, _ = assert_equivalent(
         lambda: classifier(RECURRENT[name], mask), tokens(), tap.split([2]), batch_size=BATCH
     )
-    assert not parallel.executable().partitioned.held
+    assert not parallel.executable().partitioned.replicated_regions
     assert not parallel.exchanged()
 
 
@@ -75,7 +75,8 @@ def test_weights_of_a_recurrent_layer_split():
         constraints,
         batch_size=BATCH,
     )
-    assert not [axis for _, axis in parallel.executable().partitioned.held if axis == 0]
+    regions = parallel.executable().partitioned.replicated_regions
+    assert not [axis for _, axis in regions if axis == 0]
 
 
 def test_grouped_convolution_is_data_parallel():
@@ -93,7 +94,7 @@ def test_grouped_convolution_is_data_parallel():
 
     data = rng.normal(size=(BATCH * 2, 8, 8, 4)), rng.normal(size=(BATCH * 2, 3))
     parallel, _ = assert_equivalent(build, data, tap.split([2]), batch_size=BATCH)
-    assert not parallel.executable().partitioned.held
+    assert not parallel.executable().partitioned.replicated_regions
     assert not parallel.exchanged()
 
 

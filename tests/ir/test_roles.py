@@ -179,11 +179,11 @@ def test_a_tied_weight_s_two_gradients_and_their_sum_are_deferrable():
 def test_kept_is_what_the_backward_pass_reads():
     step = mlp_step()
     roles = roles_of(step, True)
-    kept = {(t.op.type, t.shape) for t in roles.kept if len(t.shape) == 2}
+    kept = {(t.op.type, t.shape) for t in roles.activations if len(t.shape) == 2}
     # x for dW1, relu(h) for dW2 and its own gradient, W2 for dX2; neither x W1 nor its sum.
     assert ("Relu", (8, 10)) in kept and ("ReadVariableOp", (10, 4)) in kept
     assert not {s for kind, s in kept if kind in ("MatMul", "BiasAdd", "AddV2")} & {(8, 10)}
-    assert all(roles.phase[t.op] == FORWARD for t in roles.kept)
+    assert all(roles.phase[t.op] == FORWARD for t in roles.activations)
 
 
 def test_what_is_read_by_another_name_is_kept_itself():
@@ -194,13 +194,13 @@ def test_what_is_read_by_another_name_is_kept_itself():
     graph = convert_func_graph(trace(step, [np.ones((2, 2, 6)), np.ones((6, 3))]).graph)
     prepare(graph)
     roles = Roles.of(graph)
-    assert {t.op.type for t in roles.kept} >= {"Tanh", "Reshape"}
+    assert {t.op.type for t in roles.activations} >= {"Tanh", "Reshape"}
     sizes_only = [op.outputs[0] for op in graph.ops if op.type == "MatMul"][:1]
-    assert not roles.kept & set(sizes_only)
+    assert not roles.activations & set(sizes_only)
 
 
 def test_a_step_without_gradients_is_forward():
     graph = convert_func_graph(trace(tf.matmul, [np.ones((2, 3)), np.ones((3, 4))]).graph)
     roles = Roles.of(graph)
     assert set(roles.phase.values()) == {FORWARD}
-    assert not roles.kept and not roles.deferrable
+    assert not roles.activations and not roles.deferrable

@@ -44,7 +44,7 @@ def test_collectives_carry_a_tensor_in_the_dtype_that_is_said():
     halves = partitioned.communications(dict.fromkeys(tensors, "float16"))
     whole = partitioned.communications()
     assert [2 * c.num_bytes for c in halves] == [c.num_bytes for c in whole]
-    partitioned.carried = dict.fromkeys(tensors, "float16")
+    partitioned.wire_dtypes = dict.fromkeys(tensors, "float16")
     assert [2 * n for *_, n in partitioned.collectives()] == [
         c.num_bytes for c in partitioned.communications({})
     ]

@@ -49,4 +49,4 @@ def test_what_is_remembered_is_that_of_the_mesh():
         seen = view(prepared, {handle: "S(0)"}, Mesh.of([ranks]))
         assert known_spec(seen, flat) == parse_spec(expected)
         assert known_spec(seen, flat) is known_spec(seen, flat)
-    assert {sizes for sizes, _, _ in prepared.caches.held} == {(2,), (4,)}
+    assert {sizes for sizes, _, _ in prepared.caches.known_specs} == {(2,), (4,)}

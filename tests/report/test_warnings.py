@@ -56,10 +56,10 @@ def test_what_runs_whole_is_named_once(caplog):
     laid = propagate(prepare(step.graph), mesh, Anchors(inputs=[replicated(1)]))
     warnings = Warnings(strict=False)
     with caplog.at_level(logging.WARNING, "tfpar"):
-        warnings.held(laid)
+        warnings.replicated_regions(laid)
         assert not caplog.records
-        laid.held = [(step.graph.ops[-1], 0), (step.graph.ops[-2], 0)]
-        warnings.held(laid)
-        warnings.held(laid)
+        laid.replicated_regions = [(step.graph.ops[-1], 0), (step.graph.ops[-2], 0)]
+        warnings.replicated_regions(laid)
+        warnings.replicated_regions(laid)
     (record,) = caplog.records
     assert f"{step.graph.ops[-1].name} along mesh axis 'data', and 1 more" in record.getMessage()

@@ -50,7 +50,7 @@ def data_parallel(function, args, size=2):
 
 def assert_sharded(result, kinds, gathered=()):
     """No region ran whole, and nothing but the outputs of `gathered` bytes was gathered."""
-    assert not result.partitioned.held
+    assert not result.partitioned.replicated_regions
     assert sorted(kinds.get("all_gather", [])) == sorted(gathered)
 
 
@@ -121,7 +121,7 @@ def test_weights_that_shard_are_gathered_before_the_loop():
     graph.inputs = graph.inputs[:1]
     anchors = Anchors({v.name: (Shard(0),) for v in variables}, [(Shard(0),)])
     partitioned = propagate(prepare(graph), mesh, anchors)
-    assert not partitioned.held
+    assert not partitioned.replicated_regions
     # Each weight is gathered once for both loops, each gradient reduced once.
     gathers = [size for kind, _, size in partitioned.collectives() if kind == "all_gather"]
     assert sorted(gathers) == [4 * 6 * 4, 6 * 6 * 4]
@@ -138,7 +138,8 @@ def test_loop_that_needs_a_collective_runs_whole():
 
     sweep(normalise, [f(5, 4)])
     result, _ = data_parallel(normalise, [f(6, 4)])
-    assert [(op.type, axis) for op, axis in result.partitioned.held] == [("StatelessWhile", 0)]
+    regions = result.partitioned.replicated_regions
+    assert [(op.type, axis) for op, axis in regions] == [("StatelessWhile", 0)]
 
 
 def test_loop_until_converged():

@@ -127,7 +127,7 @@ def test_one_search_of_several_that_was_cut_short_marks_the_plan(which):
     problem = tiny()
     problem = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.0))
     planner = Planner()
-    assert recompute.solve(problem, planner).cut_short and planner.searches == 3
+    assert recompute.solve_with_recompute(problem, planner).cut_short and planner.searches == 3
 
 
 def test_files_and_summaries_say_that_a_plan_was_cut_short():

@@ -175,7 +175,7 @@ class Solving:
 
     def run(self, deadline):
         self.entered.set()
-        return ilp.solve(hard(), deadline)
+        return ilp.solve_network(hard(), deadline)
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_a_program_that_is_stopped_marks_the_plan(monkeypatch, tmp_path):
 def test_a_deadline_knows_of_programs_that_were_stopped(monkeypatch, gap):
     monkeypatch.setattr(ilp._Program, "_gap", lambda program: gap)
     deadline = Deadline()
-    ilp.solve(hard(nodes=2), deadline)
+    ilp.solve_network(hard(nodes=2), deadline)
     assert deadline.cut_short == (gap > 0) and not deadline.over()
     assert deadline.left == math.inf
 

@@ -1,6 +1,6 @@
 """From a captured step to the program of every rank; free of TensorFlow.
 
-The stages, in their order; each leaves a graph that can be printed (`tfpar.ir.text`):
+The passes, in their order; each leaves a graph that can be printed (`tfpar.ir.text`):
 
 1. inline calls, split bundles, trim, predicate branches, fold constants, split block sums: the
    step as it is planned (`simplify_step`);

@@ -17,21 +17,21 @@ DUMP = "TFPAR_DUMP"
 
 @dataclasses.dataclass
 class Dump:
-    """An observer who writes each stage of one step to a file: `02-trim.txt`."""
+    """An observer who writes one step to files, after each pass: `02-trim.txt`."""
 
     folder: Path
     written: int = 0
 
-    def __call__(self, stage: str, text: Callable[[], str]) -> None:
-        name = f"{self.written:02}-{stage.replace(' ', '-')}.txt"
-        (self.folder / name).write_text(text(), encoding="utf-8")
+    def __call__(self, name: str, text: Callable[[], str]) -> None:
+        file = f"{self.written:02}-{name.replace(' ', '-')}.txt"
+        (self.folder / file).write_text(text(), encoding="utf-8")
         self.written += 1
 
 
 def dump_of(
     step: str, rank: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> Observer:
-    """Who writes down the stages of a step that is about to be compiled; nobody unless asked.
+    """Who writes down what each pass makes of a step; nobody unless asked.
 
     Each compilation gets a folder of its own: `train_step-0`, and `train_step-1` for another batch
     shape or another run.

@@ -97,10 +97,10 @@ def _partitioned(
     anchors = dataclasses.replace(options.anchors, outputs=[whole] * len(step.graph.outputs))
     partitioned = propagate(prepared, options.mesh, anchors)
     if options.compression is None:
-        partitioned.carried = widened(step.graph)
+        partitioned.wire_dtypes = widened(step.graph)
     else:
         roles = Roles.of(step.graph, step.gradient_tensors, compression=options.compression)
-        partitioned.carried = roles.carried
+        partitioned.wire_dtypes = roles.wire_dtypes
     return partitioned
 
 

@@ -23,15 +23,16 @@ class Pass:
 
 
 class Observer(Protocol):
-    """Is told of every stage once it is done."""
+    """Is told of every pass once it is done."""
 
-    def __call__(self, stage: str, text: Callable[[], str]) -> None:
-        """See what came of `stage`.
+    def __call__(self, name: str, text: Callable[[], str]) -> None:
+        """See what came of a pass.
 
         Args:
-            text: writes the graph as text; costs time, and only holds until the next stage.
+            name: of the pass; "captured" before the first one.
+            text: writes the graph as text; costs time, and only holds until the next pass.
         """
 
 
-def unobserved(stage: str, text: Callable[[], str]) -> None:
+def unobserved(name: str, text: Callable[[], str]) -> None:
     """The observer who does not look."""

@@ -74,7 +74,7 @@ def _collectives(
 ) -> Iterator[tuple[int, float]]:
     """(phase, seconds) of what is waited for and crosses ranks; chunks exchange nothing."""
     chunk = mesh.num_axes
-    for moved in laid.communications(roles.carried):
+    for moved in laid.communications(roles.wire_dtypes):
         phase = roles.phase[moved.op]
         axes = tuple(a for a in moved.axes if a != chunk)
         if phase in (FORWARD, BACKWARD) and moved.when(roles) is When.BETWEEN and axes:

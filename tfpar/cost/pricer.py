@@ -58,8 +58,8 @@ class Pricer:
         for moved in decision.communications(op):
             self.add_communication(terms, moved)
         for tensor, spec in zip(op.outputs, decision.strategy.out_specs, strict=True):
-            if tensor in self.roles.kept and op.type not in FREE:
-                terms.kept_bytes += times * self.stored(tensor, spec)
+            if tensor in self.roles.activations and op.type not in FREE:
+                terms.activation_bytes += times * self.stored(tensor, spec)
 
     def add_ops(
         self, terms: Terms, partitioned: PartitionedGraph, part: Container[Op] | None = None
@@ -78,7 +78,7 @@ class Pricer:
 
     def add_reshard(self, terms: Terms, reshard: Reshard) -> None:
         """Add what `reshard` takes."""
-        for moved in reshard.communications(self.mesh, self.roles.carried):
+        for moved in reshard.communications(self.mesh, self.roles.wire_dtypes):
             self.add_communication(terms, moved)
 
     def add_communication(self, terms: Terms, moved: Communication) -> None:
@@ -201,7 +201,7 @@ class Pricer:
             terms.weight_bytes,
             terms.state_bytes,
             terms.weight_bytes if self.trains else 0.0,
-            terms.kept_bytes,
+            terms.activation_bytes,
             collectives=round(terms.count) + packed.num_buckets,
         )
 

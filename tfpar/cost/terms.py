@@ -65,7 +65,7 @@ class Terms:
         compute: seconds of ops, by phase (a view, to be added to).
         communication: seconds of collectives that are waited for, by phase (a view).
         count: how many collectives these are.
-        kept_bytes: of what the forward pass makes and the backward pass reads.
+        activation_bytes: of what the forward pass makes and the backward pass reads.
         weight_bytes, state_bytes: of variables, stored all the time; see `Cost`.
 
     Args:
@@ -77,7 +77,7 @@ class Terms:
     compute = _ByPhase(0)
     communication = _ByPhase(3)
     count = _Number(6)
-    kept_bytes = _Number(7)
+    activation_bytes = _Number(7)
     weight_bytes = _Number(8)
     state_bytes = _Number(9)
 
@@ -141,7 +141,7 @@ class Terms:
 
     def __repr__(self) -> str:
         found = [f"{name}={getattr(self, name)}" for name in ("compute", "communication")]
-        found += [f"{name}={getattr(self, name):g}" for name in ("count", "kept_bytes")]
+        found += [f"{name}={getattr(self, name):g}" for name in ("count", "activation_bytes")]
         found += [f"{name}={getattr(self, name):g}" for name in ("weight_bytes", "state_bytes")]
         found += [f"{when.name.lower()}={self.packed(when)}" for when in _WHENS]
         return f"Terms({', '.join(found)})"

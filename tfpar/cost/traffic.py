@@ -34,7 +34,7 @@ def traffic(partitioned: PartitionedGraph, cluster: Cluster, roles: Roles) -> li
     """
     mesh = partitioned.mesh
     found: dict[tuple[str, tuple[int, ...], int], tuple[int, int, float]] = {}
-    for moved in partitioned.communications(roles.carried):
+    for moved in partitioned.communications(roles.wire_dtypes):
         key = moved.kind, moved.axes, roles.phase[moved.op]
         count, num_bytes, seconds = found.get(key, (0, 0, 0.0))
         taken = collective_seconds(moved.kind, moved.axes, moved.num_bytes, mesh, cluster)

@@ -46,18 +46,19 @@ class Roles:
         deferrable: tensors of the backward pass that only the update waits for: the gradients
             of weights and what is merely added up to them. Reducing them can run beside the
             rest of the backward pass. What some gradient is computed from is none of them.
-        kept: tensors of the forward pass that the backward pass reads, themselves or by another
-            name (reshaped).
+        activations: tensors of the forward pass that the backward pass reads, themselves or by
+            another name (reshaped).
         times: how many ops of the model each op stands for (see `search.model.fold`); 1 if absent.
-        carried: the dtype in which collectives carry a tensor, if it is not its own: that of what
-            it was cast from (see `widened`), or the one that the user has gradients compressed to.
+        wire_dtypes: the dtype in which collectives carry a tensor, if it is not its own: that of
+            what it was cast from (see `widened`), or that to which the user has gradients
+            compressed.
     """
 
     phase: Mapping[Op, int]
     deferrable: frozenset[Tensor]
-    kept: frozenset[Tensor]
+    activations: frozenset[Tensor]
     times: Mapping[Op, int] = dataclasses.field(default_factory=dict)
-    carried: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
+    wire_dtypes: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -102,22 +103,22 @@ class Roles:
             phase[op] = own
         ends = marked | set(graph.outputs)
         deferrable: set[Tensor] = set()
-        kept: set[Tensor] = set()
+        activations: set[Tensor] = set()
         for op in reversed(graph.ops):
             for tensor in op.outputs:
                 readers = consumers.get(tensor, ())
                 if phase[op] == FORWARD:
-                    if any(_keeps(r, tensor, phase, kept) for r in readers):
-                        kept.add(tensor)
+                    if any(_keeps(r, tensor, phase, activations) for r in readers):
+                        activations.add(tensor)
                 elif phase[op] == BACKWARD and (readers or tensor in ends):
                     if all(_defers(r, phase, deferrable) for r in readers):
                         deferrable.add(tensor)
-        carried = widened(graph)
+        wire_dtypes = widened(graph)
         if compression is not None:
             for tensor in deferrable:
                 if tensor.dtype in ("float32", "float64"):
-                    carried.setdefault(tensor, compression)
-        return cls(phase, frozenset(deferrable), frozenset(kept), times or {}, carried)
+                    wire_dtypes.setdefault(tensor, compression)
+        return cls(phase, frozenset(deferrable), frozenset(activations), times or {}, wire_dtypes)
 
     def when(self, tensor: Tensor) -> When:
         """When the collectives run that `tensor` is moved or reduced by."""
@@ -149,14 +150,14 @@ def widened(graph: Graph) -> dict[Tensor, str]:
     return found
 
 
-def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], kept: set[Tensor]) -> bool:
+def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], activations: set[Tensor]) -> bool:
     """Whether `tensor` must be stored for the backward pass because `op` reads it."""
     if op.type in SIZES:
         return False
     if phase[op] == BACKWARD:
         return True
     return op.type in FREE and any(
-        t in kept
+        t in activations
         for i, t in enumerate(op.outputs)
         if op.type != "IdentityN" or op.inputs[i] is tensor
     )

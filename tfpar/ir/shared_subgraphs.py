@@ -165,7 +165,7 @@ def prune_graph(
 def largest(subgraphs: Sequence[SharedSubgraph], min_duplicate: int = 2) -> list[SharedSubgraph]:
     """The subgraphs that are no part of a larger one.
 
-    A tower or a stage that mostly repeats one block is no subgraph, the block is.
+    A tower that mostly repeats one block is no subgraph, the block is.
     """
     kept = _outermost([s.blocks for s in subgraphs], _repeated(subgraphs, min_duplicate))
     return [subgraphs[i] for i in kept]

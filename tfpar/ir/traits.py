@@ -1,7 +1,7 @@
 """What an op's type alone says of it: one table, and one meaning for each word in it.
 
 Each set below holds the op types that have one trait. Whoever asks such a question asks here, so
-that two stages cannot answer it in two ways: what the memory estimate takes for a view, the roles
+that two modules cannot answer it in two ways: what the memory estimate takes for a view, the roles
 of a step take for a view too. What an op's *operands* say (how it splits, what is known of its
 values) is the business of its rule, in `tfpar.rules`.
 

@@ -24,12 +24,13 @@ Arriving = tuple[Spec | None, ...]
 """The specs in which an op's inputs come; FREE for what is open."""
 
 DecisionKey = tuple[OpRule, Arriving, tuple[bool, ...], Mesh, bool, tuple[int, ...], bool, bool]
-"""(rule, arriving, which inputs are loose, mesh, confined, axes held whole, deferred, sparse).
+"""(rule, arriving, which inputs are loose, mesh, confined, axes that it may not use, deferred,
+sparse).
 
 Ops of one rule may be read differently, and run differently for that: the last two say how."""
 
 RegionKey = tuple[Op, tuple[Spec, ...], tuple[bool, ...], Mesh, bool, tuple[int, ...]]
-"""(op, arriving, which inputs are loose, mesh, confined, axes held whole)."""
+"""(op, arriving, which inputs are loose, mesh, confined, axes that it may not use)."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,7 +46,7 @@ class Caches:
         expansions: of `expansions.expanded`, by (rule, strategy, mesh, confined).
         decompositions: the graphs that stand for ops with a split factor, by (rule, factor, parts,
             whether they may leave Partials).
-        held: of `view.known_spec`, by (mesh shape, tensor, spec that it is made of).
+        known_specs: of `view.known_spec`, by (mesh shape, tensor, spec that it is made of).
         reached: of `wish.nearest`: the ops that come of a tensor.
     """
 
@@ -65,5 +66,7 @@ class Caches:
     decompositions: dict[tuple[OpRule, int, int, bool], PreparedGraph] = dataclasses.field(
         default_factory=dict
     )
-    held: dict[tuple[tuple[int, ...], Tensor, Spec], Spec] = dataclasses.field(default_factory=dict)
+    known_specs: dict[tuple[tuple[int, ...], Tensor, Spec], Spec] = dataclasses.field(
+        default_factory=dict
+    )
     reached: dict[Tensor, Sequence[Reached]] = dataclasses.field(default_factory=dict)

@@ -27,8 +27,8 @@ def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> Strategy:
     group = rule.linear[0] if rule.linear else rule.monotone
     splits: list[Split] = []
     for placement, split in zip(spec, splits_of(out, spec, rule.sizes, mesh.shape), strict=True):
-        carried = isinstance(placement, Partial)
-        splits.append((CARRY, PLAIN) if carried else split if split is not None else WHOLE)
+        is_partial = isinstance(placement, Partial)
+        splits.append((CARRY, PLAIN) if is_partial else split if split is not None else WHOLE)
     takes = [group] * mesh.num_axes
     reductions = [p.op if isinstance(p, Partial) else "sum" for p in spec]
     chosen = tuple(splits)

@@ -33,12 +33,12 @@ def _crosses(view: View, op: Op, at: int, tensor: Tensor, axis: int, made: Spec)
     """Whether the weight at input `at` of `op` cannot be split as `tensor` is: it lacks the factor,
     or the plan has split another one."""
     rule, sizes = view.prepared.rules[op], view.mesh.shape
-    held = rule.inputs[at]
+    weight = rule.inputs[at]
     dims = rule.inputs[op.inputs.index(tensor)]
     split = splits_of(dims, made, rule.sizes, sizes)[axis]
-    if split is None or not has_factor(held, split[0]):
+    if split is None or not has_factor(weight, split[0]):
         return split is not None
     spec = known_spec(view, op.inputs[at])
     if spec is None or not isinstance(spec[axis], Shard):
         return False
-    return splits_of(held, spec, rule.sizes, sizes)[axis] != split
+    return splits_of(weight, spec, rule.sizes, sizes)[axis] != split

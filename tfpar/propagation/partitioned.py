@@ -97,14 +97,14 @@ class Reshard:
     def steps(self, mesh: Mesh) -> tuple[Step, ...]:
         return lower_reshard(tuple(self.tensor.shape or ()), self.source, self.target, mesh)
 
-    def communications(self, mesh: Mesh, carried: Mapping[Tensor, str]) -> list[Communication]:
+    def communications(self, mesh: Mesh, wire_dtypes: Mapping[Tensor, str]) -> list[Communication]:
         """Its collectives.
 
         Args:
-            carried: the dtype in which they carry a tensor, if it is not its own.
+            wire_dtypes: the dtype in which they carry a tensor, if it is not its own.
         """
         tensor = self.tensor
-        shape, item = tuple(tensor.shape or ()), itemsize(carried.get(tensor, tensor.dtype))
+        shape, item = tuple(tensor.shape or ()), itemsize(wire_dtypes.get(tensor, tensor.dtype))
         return [
             Communication(step, num_bytes, tensor.op, tensor)
             for step, num_bytes in payloads(shape, item, self.source, self.target, mesh)
@@ -121,9 +121,9 @@ class PartitionedGraph:
         reshards: all changes of spec, resolutions included, in graph order.
         variable_specs: by variable, in capture order.
         shared: ops that the first rank runs for all, who get the results by broadcast.
-        held: (loop, branch or call, mesh axis) that had to run whole along the axis: its body
-            would have needed a collective.
-        carried: the dtype in which collectives carry a tensor, if it is not its own.
+        replicated_regions: (loop, branch or call, mesh axis) that runs replicated along the axis:
+            its body would have needed a collective.
+        wire_dtypes: the dtype in which collectives carry a tensor, if it is not its own.
     """
 
     prepared: PreparedGraph
@@ -135,8 +135,8 @@ class PartitionedGraph:
     variable_specs: dict[Variable, Spec] = dataclasses.field(default_factory=dict)
     output_specs: list[Spec] = dataclasses.field(default_factory=list)
     shared: set[Op] = dataclasses.field(default_factory=set)
-    held: list[tuple[Op, int]] = dataclasses.field(default_factory=list)
-    carried: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
+    replicated_regions: list[tuple[Op, int]] = dataclasses.field(default_factory=list)
+    wire_dtypes: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -162,18 +162,18 @@ class PartitionedGraph:
         ]
 
     def communications(
-        self, carried: Mapping[Tensor, str] | None = None
+        self, wire_dtypes: Mapping[Tensor, str] | None = None
     ) -> Iterator[Communication]:
         """The collectives of one step: all that is emitted, before some are packed.
 
         Loop bodies hold none.
 
         Args:
-            carried: the dtypes in which tensors travel, if not the graph's own `carried`.
+            wire_dtypes: the dtypes in which tensors travel, if not the graph's own `wire_dtypes`.
         """
-        carried = self.carried if carried is None else carried
+        wire_dtypes = self.wire_dtypes if wire_dtypes is None else wire_dtypes
         for reshard in self.reshards:
-            yield from reshard.communications(self.mesh, carried)
+            yield from reshard.communications(self.mesh, wire_dtypes)
         for op, decision in self.decisions.items():
             yield from decision.communications(op)
             if op in self.shared and op.outputs:

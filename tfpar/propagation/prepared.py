@@ -170,11 +170,11 @@ def _leaving(
     """See `PreparedGraph.leaving`."""
     found: dict[Tensor, list[tuple[Op, int]]] = {}
     for op in graph.ops:
-        held = [i for i, t in enumerate(op.inputs) if t in weights]
-        if held and is_product(rules[op]):
+        at = [i for i, t in enumerate(op.inputs) if t in weights]
+        if at and is_product(rules[op]):
             for tensor in op.inputs:
                 if tensor in meetings.dims:
-                    found.setdefault(tensor, []).append((op, held[0]))
+                    found.setdefault(tensor, []).append((op, at[0]))
     return found
 
 

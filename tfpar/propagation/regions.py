@@ -72,8 +72,8 @@ def _settle(
         try:
             for tensor, spec in zip(op.inputs, arriving, strict=True):
                 check_pinned(state, tensor, spec)
-            held = [axis for axis, which in lent.items() if len(which) == len(inputs)]
-            return region.partition(arriving), tuple(sorted(held))
+            replicated = [axis for axis, which in lent.items() if len(which) == len(inputs)]
+            return region.partition(arriving), tuple(sorted(replicated))
         except CannotHold as error:
             if state.confined or not any(
                 _lend_more(lent, axis, specs, weights, pinned) for axis in error.axes

@@ -59,8 +59,8 @@ def _visit_settled(state: PropagationState, op: Op) -> None:
             for tensor in op.inputs:
                 if state.is_open(tensor):
                     _settle(state, tensor, state.replicated)
-            decision, held = partition_region(state, op)
-            state.result.held += [(op, axis) for axis in held]
+            decision, replicated = partition_region(state, op)
+            state.result.replicated_regions += [(op, axis) for axis in replicated]
         else:
             decision = decide_by_rule(state, op)
         if state.confined:

@@ -49,12 +49,12 @@ def known_spec(view: View, tensor: Tensor) -> Spec | None:
     source = known_spec(view, tensor.op.inputs[0])
     if source is None:
         return None
-    sizes, held = view.mesh.shape, view.prepared.caches.held
-    spec = held.get((sizes, tensor, source))
+    sizes, known = view.mesh.shape, view.prepared.caches.known_specs
+    spec = known.get((sizes, tensor, source))
     if spec is None:
         rule = view.prepared.rules[tensor.op]
         splits = splits_of(rule.inputs[0], source, rule.sizes, sizes)
         chosen = tuple(WHOLE if s is None else s for s in splits)
         spec = spec_of(rule.outputs[0], rule, chosen, sizes, is_output=True)
-        held[sizes, tensor, source] = spec
+        known[sizes, tensor, source] = spec
     return spec

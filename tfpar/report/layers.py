@@ -20,14 +20,14 @@ class LayerReport:
         num_bytes: of its weights' shards.
         collectives: (kind, mesh axes) -> (count, payload bytes) of its own tensors.
         seconds: computing, and these collectives one by one.
-        kept_bytes: of what it makes for the backward pass.
+        activation_bytes: of what it makes for the backward pass.
     """
 
     node: GraphNode
     num_bytes: int = 0
     collectives: dict[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
-    kept_bytes: float = 0.0
+    activation_bytes: float = 0.0
 
     def collectives_text(self) -> str:
         """`2 all_reduce over model`, one kind after the other."""
@@ -44,7 +44,7 @@ def layer_reports(
     Args:
         nodes: of the graph, if they are known already.
     """
-    roles = dataclasses.replace(Roles.of(partitioned.graph), carried=partitioned.carried)
+    roles = dataclasses.replace(Roles.of(partitioned.graph), wire_dtypes=partitioned.wire_dtypes)
     nodes = nodes or cluster(partitioned.graph, roles)
     pricer = Pricer(partitioned.mesh, machines, roles)
     reports = {node: LayerReport(node) for node in nodes.nodes}
@@ -56,7 +56,7 @@ def layer_reports(
             pricer.add_op(terms, op, rules[op], decision)
             seconds = terms.compute.sum() + terms.communication.sum()
             reports[nodes.node_of[op]].seconds += float(seconds)
-            reports[nodes.node_of[op]].kept_bytes += terms.kept_bytes
+            reports[nodes.node_of[op]].activation_bytes += terms.activation_bytes
     for moved in partitioned.communications():
         if moved.tensor is None or moved.op not in nodes.node_of:
             continue
@@ -76,7 +76,7 @@ def collective_times(
     partitioned: PartitionedGraph, machines: Cluster
 ) -> dict[tuple[str, tuple[str, ...]], float]:
     """By (kind, mesh axes): seconds that the collectives of a step take one after another."""
-    roles = dataclasses.replace(Roles.of(partitioned.graph), carried=partitioned.carried)
+    roles = dataclasses.replace(Roles.of(partitioned.graph), wire_dtypes=partitioned.wire_dtypes)
     seconds: dict[tuple[str, tuple[str, ...]], float] = {}
     for entry in traffic(partitioned, machines, roles):
         key = entry.kind, entry.axes

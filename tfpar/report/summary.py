@@ -53,7 +53,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
             _collectives(plan, partitioned),
             _fallbacks(partitioned),
         ]
-        if partitioned.held:
+        if partitioned.replicated_regions:
             parts.append(_held(partitioned))
     return "\n".join(parts)
 
@@ -163,7 +163,7 @@ def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
     specs = variable_specs(plan, partitioned)
     for report in layer_reports(partitioned, plan.cluster):
         if not report.node.weights:
-            found = len(report.node.ops), report.kept_bytes, report.seconds
+            found = len(report.node.ops), report.activation_bytes, report.seconds
             rest = [a + b for a, b in zip(rest, found, strict=True)]
             continue
         placements = {placement_text(specs[w.name] or (), plan.mesh) for w in report.node.weights}
@@ -172,7 +172,7 @@ def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
                 report.node.name,
                 "; ".join(sorted(placements - {"replicated"})) or "replicated",
                 format_bytes(report.num_bytes),
-                format_bytes(report.kept_bytes),
+                format_bytes(report.activation_bytes),
                 report.collectives_text(),
                 format_seconds(report.seconds),
             ]
@@ -368,6 +368,6 @@ def _fallbacks(partitioned: PartitionedGraph) -> str:
 
 def _held(partitioned: PartitionedGraph) -> str:
     axes = partitioned.mesh.axis_names
-    rows = [[op.type, axes[axis], op.name] for op, axis in partitioned.held]
+    rows = [[op.type, axes[axis], op.name] for op, axis in partitioned.replicated_regions]
     title = "Loops, branches and calls that run whole along an axis: their bodies need collectives"
     return render_table(title, ("Op type", "Mesh axis", "Op"), rows)

@@ -58,20 +58,20 @@ class Warnings:
                 first,
             )
 
-    def held(self, partitioned: PartitionedGraph) -> None:
+    def replicated_regions(self, partitioned: PartitionedGraph) -> None:
         """Loops, branches and calls that run whole."""
-        held = [(op, axis) for op, axis in partitioned.held if op.name not in self._told]
-        if not held:
+        regions = [(o, a) for o, a in partitioned.replicated_regions if o.name not in self._told]
+        if not regions:
             return
-        op, axis = held[0]
+        op, axis = regions[0]
         logger.warning(
             "Loops, branches and calls whose bodies would need collectives run whole (inputs "
             "gathered, every rank computes): %s along mesh axis %r%s.",
             op.name,
             partitioned.mesh.axis_names[axis],
-            f", and {len(held) - 1} more" if len(held) > 1 else "",
+            f", and {len(regions) - 1} more" if len(regions) > 1 else "",
         )
-        self._told.update(op.name for op, _ in held)
+        self._told.update(op.name for op, _ in regions)
 
     def unchunked(self, op: Op, chunks: int) -> None:
         """An op that keeps a step from running in chunks.

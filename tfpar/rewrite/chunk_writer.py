@@ -189,7 +189,7 @@ class ChunkWriter:
 
     def _reduced(self, op: Op, tensor: Tensor) -> Sequence[Tensor]:
         parts, reduction = self.tensors[tensor], op.attrs["reduction"]
-        if all(map(_is_narrowed, parts)):  # to be carried so, not to be summed so
+        if all(map(_is_narrowed, parts)):  # for the wire, not for the sum
             parts = [part.op.inputs[0] for part in parts]
         combined, dtype = parts[0], parts[0].dtype
         if reduction == "sum":

@@ -50,7 +50,7 @@ def build_chunked_program(
     """
     mesh = with_chunks(partitioned.mesh, chunks)
     laid = propagate(partitioned.prepared, mesh, chunked_anchors(partitioned, anchors, batched))
-    laid.carried = partitioned.carried
+    laid.wire_dtypes = partitioned.wire_dtypes
     return run_chunks(build_local_program(laid))
 
 

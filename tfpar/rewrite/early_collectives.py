@@ -35,13 +35,13 @@ def start_collectives_early(graph: Graph) -> Graph:
                 readers.setdefault(tensor, []).append(op)
     beside: dict[Op, set[Op]] = {}  # by the op whose result a collective carries
     for op in graph.ops:
-        for carried in op.inputs if op.type in COLLECTIVE_TYPES else ():
-            beside.setdefault(carried.op, set()).update(
+        for operand in op.inputs if op.type in COLLECTIVE_TYPES else ():
+            beside.setdefault(operand.op, set()).update(
                 other
-                for product in _products(carried)
+                for product in _products(operand)
                 for tensor in product.inputs
                 for other in readers[_viewed(tensor)]
-                if left[carried.op] > left[other]
+                if left[operand.op] > left[other]
             )
     reached = _reached(graph, list(beside))
     for i, (maker, others) in enumerate(beside.items()):

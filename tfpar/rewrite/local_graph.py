@@ -136,10 +136,10 @@ class _Writer:
             return self._remade(tensor, reshard.target)
         self.build.name = f"{tensor.op.name}/reshard"
         steps = reshard.steps(self.mesh)
-        own = carried = local.dtype
+        own = wire_dtype = local.dtype
         if any(step.is_collective for step in steps):
-            carried = self.partitioned.carried.get(tensor, own)
-        local = self.build.cast(local, carried)
+            wire_dtype = self.partitioned.wire_dtypes.get(tensor, own)
+        local = self.build.cast(local, wire_dtype)
         for step in steps:
             local = emit_step(self.build, local, step, tuple(tensor.shape or ()), self.mesh)
         return self.build.cast(local, own)

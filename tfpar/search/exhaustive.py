@@ -24,7 +24,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.search.deadline import Deadline
-from tfpar.search.found import Found, assemble, count_split
+from tfpar.search.folded_plan import FoldedPlan, assemble, count_split
 from tfpar.search.meshes import LogicalMesh, idle_mesh, shapes
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
@@ -100,7 +100,9 @@ class ExhaustivePlanner:
                 cut_short=deadline.cut_short,
             )
 
-    def _plans(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Iterator[Found]:
+    def _plans(
+        self, problem: Problem, model: FoldedModel, deadline: Deadline
+    ) -> Iterator[FoldedPlan]:
         if self.decides == "weights":
             yield from _of_weights(problem, model)
             return
@@ -112,7 +114,7 @@ class ExhaustivePlanner:
 # --- weights ---------------------------------------------------------------------------
 
 
-def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[Found]:
+def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
     """Every plan in which each weight lies in one of its ways."""
     idle = idle_mesh(problem.meshes)
     meshes = [*problem.meshes, *([idle] if idle is not None else [])]
@@ -132,7 +134,7 @@ def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[Found]:
 
 def _laid(
     problem: Problem, model: FoldedModel, logical: LogicalMesh, weights: Mapping[str, Spec]
-) -> Found | None:
+) -> FoldedPlan | None:
     """The plan that lays `weights` so; None if some op cannot run then, or an axis has no use."""
     given = {name: fixed.spec for name, fixed in problem.fixed.items()}
     known = {v.name for v in model.prepared.graph.variables}
@@ -151,7 +153,7 @@ def _laid(
     if not split.issuperset(logical.used_axes):
         return None
     cost = evaluate(partitioned, problem.cluster, model.roles, problem.state_ratio)
-    return Found(logical.mesh, logical.batch_names, anchors, cost, count_split(laid, given))
+    return FoldedPlan(logical.mesh, logical.batch_names, anchors, cost, count_split(laid, given))
 
 
 # --- ops -------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def _plans_of_ops(search: Search, axis: int, before: Chosen) -> Iterator[Chosen]
     networks = search.networks(axis, before)
     space = networks.space
     if search.mesh.shape[axis] == 1:
-        yield from _plans_of_ops(search, axis + 1, space.whole())
+        yield from _plans_of_ops(search, axis + 1, space.nothing_split())
         return
     network = networks.first()
     _check(math.prod(node.size for node in network.nodes), "ops")

@@ -140,7 +140,7 @@ def recomputed_problem(problem: Problem, names: Sequence[str]) -> Problem:
     )
 
 
-def solve(problem: Problem, planner: Planner) -> Plan:
+def solve_with_recompute(problem: Problem, planner: Planner) -> Plan:
     """The planner's plan, with what is computed again.
 
     Unless the user has said so, nothing is if the fastest plan of all fits into a device. Else
@@ -209,7 +209,7 @@ def _by_saving(graph: Graph) -> Iterator[Sequence[str]]:
 
 
 def _kept_bytes(graph: Graph) -> int:
-    return sum(t.num_bytes for t in Roles.of(graph).kept if t.op.type not in FREE)
+    return sum(t.num_bytes for t in Roles.of(graph).activations if t.op.type not in FREE)
 
 
 # --- names -----------------------------------------------------------------------------

@@ -17,13 +17,13 @@ from typing import TypeVar
 
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
-from tfpar.search.found import Found, count_split
+from tfpar.search.folded_plan import FoldedPlan, count_split
 from tfpar.search.meshes import idle_mesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.spec import TfparError, replicated
 
-F = TypeVar("F", bound=Found)
+F = TypeVar("F", bound=FoldedPlan)
 
 
 def fastest(found: Sequence[F], problem: Problem) -> F:
@@ -43,7 +43,7 @@ def simplest(found: Sequence[F], problem: Problem) -> F:
     return min(near, key=lambda f: (f.cost.collectives, f.num_split, f.cost.seconds))
 
 
-def surcharge(best: Found, problem: Problem) -> float:
+def surcharge(best: FoldedPlan, problem: Problem) -> float:
     """Seconds by which to count each collective dearer, to find simpler plans near `best`; 0 where
     there is nothing to look for.
 
@@ -55,7 +55,7 @@ def surcharge(best: Found, problem: Problem) -> float:
     return problem.objective.uncertainty * best.cost.seconds / best.cost.collectives
 
 
-def baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
+def baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
     """Nothing split, and data parallelism; under constraints, what they ask for and no more.
 
     All variables lie in it as propagation has it.
@@ -74,7 +74,7 @@ def baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
         except TfparError:  # constraints may leave some op no way to run so
             continue
         specs = {v.name: spec for v, spec in partitioned.variable_specs.items()}
-        yield Found(
+        yield FoldedPlan(
             logical.mesh,
             logical.batch_names,
             dataclasses.replace(anchors, variables=specs),

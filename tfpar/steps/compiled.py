@@ -129,7 +129,7 @@ class CompiledFunction:
         name = self._name.replace("_", " ")
         executable = Executable(captured, compiled, session.ranks, name, parts)
         self.warnings.fallbacks(prepared)  # bodies are known now
-        self.warnings.held(executable.partitioned)
+        self.warnings.replicated_regions(executable.partitioned)
         if not self.program.told:
             self.program.told = True
             self.session.tell(announcement(plan, executable.partitioned, self.planner.search))

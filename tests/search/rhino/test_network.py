@@ -11,7 +11,8 @@ import pytest
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino import ilp
 from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import NoSolution, Solution, solve
+from tfpar.search.rhino.ilp import NoSolution, Solution
+from tfpar.search.rhino.ilp import solve_network as solve
 from tfpar.search.rhino.network import Moves, Network, Node
 
 SEEDS = range(25)
@@ -96,7 +97,7 @@ def test_merging_chains_loses_nothing(seed, shape):
     if np.isinf(best):
         assert found is None
     else:
-        assert network.cost(roots.whole(found.picks)) == pytest.approx(best)
+        assert network.cost(roots.all_picks(found.picks)) == pytest.approx(best)
 
 
 def test_the_networks_drawn_are_of_all_kinds():
@@ -105,10 +106,11 @@ def test_the_networks_drawn_are_of_all_kinds():
     networks = [drawn(seed) for seed in SEEDS]
     best = [least(n) for n in networks]
     assert any(np.isinf(b) for b in best) and sum(map(np.isfinite, best)) > len(SEEDS) / 2
-    found = [n.parts(solve(n).picks) for n, b in zip(networks, best, strict=True) if b < np.inf]
+    solvable = [n for n, b in zip(networks, best, strict=True) if b < np.inf]
+    found = [n.seconds_and_late(solve(n).picks) for n in solvable]
     assert any(late > 0 for _, late in found) and any(late < 0 for _, late in found)
     merged = [drawn(seed, most_readers=2) for seed in SEEDS]
-    left = [(len(merge(n).kept), len(n.nodes)) for n in merged]
+    left = [(len(merge(n).nodes), len(n.nodes)) for n in merged]
     assert any(kept < size for kept, size in left) and any(kept > 1 for kept, _ in left)
 
 
@@ -117,10 +119,10 @@ def test_a_chain_without_late_work_is_one_root():
     nodes = [node(rng.random(4)) for _ in range(9)]
     network = Network(nodes, [between(i, i + 1, rng.random((4, 4))) for i in range(8)])
     roots = merge(network)
-    assert len(roots.kept) <= 1
+    assert len(roots.nodes) <= 1
     best = solve(network)
     picks = solve(roots.network).picks
-    assert roots.whole(picks) == list(best.picks)
+    assert roots.all_picks(picks) == list(best.picks)
 
 
 def test_a_chain_stays_where_it_matters_what_hides():
@@ -131,7 +133,7 @@ def test_a_chain_stays_where_it_matters_what_hides():
         tables = [between(0, 1, [[1.0, 1.0]]), between(1, 2, [[1.0], [1.0]])]
         network = Network([ends[0], middle, ends[1]], tables)
         roots = merge(network)
-        assert roots.whole(solve(roots.network).picks)[1] == best == solve(network).picks[1]
+        assert roots.all_picks(solve(roots.network).picks)[1] == best == solve(network).picks[1]
 
 
 def test_what_hides_work_hides_that_of_others():
@@ -139,7 +141,7 @@ def test_what_hides_work_hides_that_of_others():
     network = Network([node([0.0], -10.0), node([1.0, 0.0], [0.0, 5.0])], [])
     assert solve(network).picks == (0, 1)
     roots = merge(network)
-    assert roots.whole(solve(roots.network).picks) == [0, 1]
+    assert roots.all_picks(solve(roots.network).picks) == [0, 1]
 
 
 # --- what costs -----------------------------------------------------------------------
@@ -172,7 +174,8 @@ def test_a_barred_choice_or_move_is_not_made():
     assert solve(barred).picks == (1,)
     table = [[np.inf, np.inf], [9.0, np.inf]]
     barred = Network([node([0.0, 5.0]), node([5.0, 0.0])], [between(0, 1, table)])
-    for found in (solve(barred).picks, merge(barred).whole(solve(merge(barred).network).picks)):
+    roots = merge(barred)
+    for found in (solve(barred).picks, roots.all_picks(solve(roots.network).picks)):
         assert tuple(found) == (1, 0)
 
 
@@ -183,7 +186,7 @@ def test_a_node_pays_for_what_it_reads_of_its_own():
     )
     assert solve(network).picks == (1,)
     roots = merge(network)
-    assert roots.whole(solve(roots.network).picks) == [1]
+    assert roots.all_picks(solve(roots.network).picks) == [1]
 
 
 def test_late_work_costs_only_what_nothing_hides():

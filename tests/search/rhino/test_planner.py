@@ -22,7 +22,7 @@ from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.rhino.cones import merge
 from tfpar.search.rhino.costs import Costs
-from tfpar.search.rhino.ilp import solve as solve_network
+from tfpar.search.rhino.ilp import solve_network
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.space import Given, Space, op_plans
 from tfpar.search.tap.planner import TapPlanner
@@ -75,10 +75,10 @@ def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, clus
         space = Space(problem, model, mesh, axis, chosen, Given())
         network = Costs(space).network()
         roots = merge(network)
-        picks = roots.whole(solve_network(roots.network).picks)
+        picks = roots.all_picks(solve_network(roots.network).picks)
         assert network.cost(picks) == pytest.approx(solve_network(network).seconds, rel=1e-5)
         chosen = space.chosen(picks)
-    seconds, late = network.parts(picks)
+    seconds, late = network.seconds_and_late(picks)
     fed = {space.place[op] for op in space.fed}  # what breaks ties is no part of a step
     seconds -= sum(network.nodes[i].seconds[picks[i]] for i in fed)
     anchors = anchors_of(chosen, model.prepared)

@@ -158,7 +158,7 @@ def test_level_3_goes_on_from_the_better_choice_of_the_first_axis(monkeypatch):
     def badly(self, space, roots, report):
         if space.axis == 0 and self.level == 3:
             picks = space.data_parallel_picks()
-            slow = roots.network.cost([picks[i] for i in roots.kept])
+            slow = roots.network.cost([picks[i] for i in roots.nodes])
             return space.chosen(picks), report, slow
         return decided(self, space, roots, report)
 
@@ -175,8 +175,8 @@ def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(lev
     search = Search(problem, model, mesh, None, level)
     networks = search.networks(0, Chosen())
     space, roots = networks.space, merge(networks.first())
-    picks = [space.data_parallel_picks()[i] for i in roots.kept]
-    parallel, slow = space.chosen(roots.whole(picks)), roots.network.cost(picks)
+    picks = [space.data_parallel_picks()[i] for i in roots.nodes]
+    parallel, slow = space.chosen(roots.all_picks(picks)), roots.network.cost(picks)
     chosen, _, seconds = search._decided(space, roots, search.report)
     monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / seconds * 1.01)
     found = search._promising(space, roots, chosen, seconds)

@@ -92,21 +92,21 @@ class Wire:
         if len(group) == 1:
             return edge
         self._check(name, dtype, reduction)
-        carried, wire_dtype = _LOGICAL.get(reduction, reduction), carrier(dtype)
-        if carried not in self._transport.reductions or dtype in MOVED:
+        arithmetic, wire_dtype = _LOGICAL.get(reduction, reduction), carrier(dtype)
+        if arithmetic not in self._transport.reductions or dtype in MOVED:
             # Each block to its owner, who reduces: as many bytes as a ring moves.
             moved = self._convert(f"{name}/moved", edge, dtype, mover(dtype))
             stacked = self._stack(name, moved, mover(dtype), dim, len(group))
             blocks = self._transport.all_to_all(self._writer, name, stacked, mover(dtype), group)
             values = self._convert(f"{name}/values", blocks, mover(dtype), dtype)
             packed = self._pack(name, values, dtype)
-            done = self._combine(name, packed, wire_dtype, carried, len(group))
+            done = self._combine(name, packed, wire_dtype, arithmetic, len(group))
             return self._unpack(name, done, dtype)
         packed = self._pack(name, edge, dtype)
         if dim:
             packed = self._stack(name, packed, wire_dtype, dim, len(group))
         done = self._transport.reduce_scatter(
-            self._writer, name, packed, wire_dtype, carried, group
+            self._writer, name, packed, wire_dtype, arithmetic, group
         )
         if dim:
             attrs = {"T": DType(wire_dtype), "squeeze_dims": [0]}

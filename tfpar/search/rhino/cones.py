@@ -39,18 +39,18 @@ class Roots:
 
     Attributes:
         network: of the roots.
-        kept: the number that each of its nodes has in the whole network.
+        nodes: the number that each of its nodes has in the network that was merged.
     """
 
     network: Network
-    kept: Sequence[int]
+    nodes: Sequence[int]
     _merged: Sequence[_Merged]
     _size: int
 
-    def whole(self, picks: Sequence[int]) -> list[int]:
-        """Choices of all nodes of the whole network, from those of the roots."""
+    def all_picks(self, picks: Sequence[int]) -> list[int]:
+        """Choices of all nodes of the network that was merged, from those of the roots."""
         found = [-1] * self._size
-        for node, pick in zip(self.kept, picks, strict=True):
+        for node, pick in zip(self.nodes, picks, strict=True):
             found[node] = pick
         for merged in reversed(self._merged):
             found[merged.node] = int(merged.best[tuple(found[n] for n in merged.neighbours)])

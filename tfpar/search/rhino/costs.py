@@ -94,7 +94,7 @@ class Costs:
                         self.pricer.add_reshard(terms, Reshard(tensor, source, target))
                     except SpecError:
                         return np.inf, 0.0
-        more, late = self._parts(terms)
+        more, late = self._seconds_and_late(terms)
         return seconds + more, late
 
     def _add_left_alone(self, terms: Terms, op: Op, strategy: AxisStrategy) -> None:
@@ -123,7 +123,7 @@ class Costs:
         weight, _ = self.pricer.stored_bytes(variable, spec, self.space.problem.state_ratio)
         return update_seconds(weight, self.space.problem.state_ratio, self.space.problem.cluster)
 
-    def _parts(self, terms: Terms) -> tuple[float, float]:
+    def _seconds_and_late(self, terms: Terms) -> tuple[float, float]:
         """(seconds, late seconds) of terms."""
         seconds = float(terms.compute.sum())
         seconds += float(terms.communication.sum())
@@ -217,7 +217,7 @@ class Costs:
         key = (
             tuple(tensor.shape or ()),
             tensor.dtype,
-            roles.carried.get(tensor),
+            roles.wire_dtypes.get(tensor),
             source,
             target,
             roles.phase[tensor.op],
@@ -228,7 +228,7 @@ class Costs:
             terms = self.pricer.zero()
             try:
                 self.pricer.add_reshard(terms, Reshard(tensor, source, target))
-                self._moved[key] = self._parts(terms)
+                self._moved[key] = self._seconds_and_late(terms)
             except SpecError:
                 self._moved[key] = np.inf, 0.0
         return self._moved[key]

@@ -67,7 +67,7 @@ class NoSolution(Exception):
         self.timed_out = timed_out
 
 
-def solve(network: Network, deadline: Deadline | None = None) -> Solution:
+def solve_network(network: Network, deadline: Deadline | None = None) -> Solution:
     """The choices that cost least; or, with their gap, the best found before `PROGRAM_SECONDS` or
     the deadline are over, which is then cut short.
 

@@ -12,13 +12,13 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.graph import Op
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.deadline import Deadline
-from tfpar.search.found import Found, count_split
+from tfpar.search.folded_plan import FoldedPlan, count_split
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
 from tfpar.search.rhino.growth import is_compute_intensive
-from tfpar.search.rhino.ilp import RELATIVE_GAP, NoSolution, solve
+from tfpar.search.rhino.ilp import RELATIVE_GAP, NoSolution, solve_network
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import (
@@ -62,7 +62,7 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OnMesh(Found):
+class OnMesh(FoldedPlan):
     """The plan found on one shape of the mesh, which lays all variables.
 
     Attributes:
@@ -114,7 +114,7 @@ class Search:
         mesh: Mesh,
         batch_axes: Sequence[int] | None,
         level: int,
-        offer: Callable[[Found], None] | None = None,
+        offer: Callable[[FoldedPlan], None] | None = None,
     ) -> None:
         self.problem, self.model, self.mesh, self.level = problem, model, mesh, level
         self.batch_axes, self.offer = batch_axes, offer
@@ -179,7 +179,7 @@ class Search:
         for axis in range(last):
             space = networks.space
             if self.mesh.shape[axis] == 1:
-                networks = self.networks(axis + 1, space.whole())
+                networks = self.networks(axis + 1, space.nothing_split())
                 continue
             roots = merge(networks.first())
             chosen, report, seconds = self._decided(space, roots, report)
@@ -200,7 +200,7 @@ class Search:
             others.append(list(self._by_segments(space, roots)))
         found = [chosen]
         for picks in others:
-            other = space.chosen(roots.whole(picks))
+            other = space.chosen(roots.all_picks(picks))
             if roots.network.cost(picks) <= PROMISING_RATIO * seconds and other not in found:
                 found.append(other)
         return found
@@ -224,12 +224,12 @@ class Search:
         """The axis of `space` decided too, `report` with what that was like, and the seconds."""
         picks, gap = self._solved(space, roots)
         report = dataclasses.replace(
-            report, nodes=len(space.nodes), cones=len(roots.kept), gap=max(gap, report.gap)
+            report, nodes=len(space.nodes), cones=len(roots.nodes), gap=max(gap, report.gap)
         )
         if self.problem.progress is not None:
             along = f"{self.mesh}, along {self.mesh.axis_names[space.axis]}"
             self.problem.progress(along, len(space.nodes))
-        return space.chosen(roots.whole(picks)), report, roots.network.cost(picks)
+        return space.chosen(roots.all_picks(picks)), report, roots.network.cost(picks)
 
     def _with_split(self, networks: Networks, split: Sequence[str], report: Report) -> OnMesh:
         """The fastest plan that splits the weights called so along the axis of the networks.
@@ -260,7 +260,7 @@ class Search:
     def _whole_from(self, first: int, chosen: Chosen) -> Chosen:
         """`chosen`, nothing split along axis `first` and those behind."""
         for axis in range(first, self.mesh.num_axes):
-            chosen = self.networks(axis, chosen).space.whole()
+            chosen = self.networks(axis, chosen).space.nothing_split()
         return chosen
 
     def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
@@ -273,7 +273,7 @@ class Search:
         if self.level == 2 or is_over:
             return self._by_segments(space, roots), math.inf
         try:
-            solution = solve(roots.network, self.deadline)
+            solution = solve_network(roots.network, self.deadline)
         except NoSolution as error:
             if not error.timed_out:
                 raise
@@ -288,24 +288,24 @@ class Search:
         """Level 2, from what costs least of data parallelism, nothing split and `known` choices."""
         critical = set(self.critical)
         pivots = {
-            at for at, i in enumerate(roots.kept) if any(op in critical for op in space.nodes[i])
+            at for at, i in enumerate(roots.nodes) if any(op in critical for op in space.nodes[i])
         }
         cuts = [
-            segments([min(depth[op] for op in space.nodes[i]) for i in roots.kept], pivots)
+            segments([min(depth[op] for op in space.nodes[i]) for i in roots.nodes], pivots)
             for depth in (depths(space.graph), depths_when_read(space.graph))
         ]
         together = neighbourhoods(
             roots.network,
-            [at for at, i in enumerate(roots.kept) if space.nodes[i][0] in space.variables],
-            {at for at, i in enumerate(roots.kept) if self._is_intensive(space.nodes[i][0])},
+            [at for at, i in enumerate(roots.nodes) if space.nodes[i][0] in space.variables],
+            {at for at, i in enumerate(roots.nodes) if self._is_intensive(space.nodes[i][0])},
         )
-        starts = [_start(space, roots), [0] * len(roots.kept), *([] if known is None else [known])]
+        starts = [_start(space, roots), [0] * len(roots.nodes), *([] if known is None else [known])]
         start = min(starts, key=roots.network.cost)
         try:
             return solve_by_segments(roots.network, cuts, start, self.deadline, together)
         except NoSolution:
             patient = self.deadline.without_end()  # however late it is, there has to be a plan
-            picks = solve(roots.network, patient).picks
+            picks = solve_network(roots.network, patient).picks
             self.deadline.cut_short |= patient.cut_short
             return picks
 
@@ -359,4 +359,4 @@ class Search:
 def _start(space: Space, roots: Roots) -> list[int]:
     """Data parallelism, as choices of the roots."""
     picks = space.data_parallel_picks()
-    return [picks[i] for i in roots.kept]
+    return [picks[i] for i in roots.nodes]

@@ -76,7 +76,7 @@ class Network:
     nodes: Sequence[Node]
     moves: Sequence[Moves]
 
-    def parts(self, picks: Sequence[int]) -> tuple[float, float]:
+    def seconds_and_late(self, picks: Sequence[int]) -> tuple[float, float]:
         """(seconds, late seconds) of the choices `picks`."""
         seconds = sum(float(n.seconds[p]) for n, p in zip(self.nodes, picks, strict=True) if p >= 0)
         late = sum(float(n.late[p]) for n, p in zip(self.nodes, picks, strict=True) if p >= 0)
@@ -87,5 +87,5 @@ class Network:
 
     def cost(self, picks: Sequence[int]) -> float:
         """C(x), in seconds."""
-        seconds, late = self.parts(picks)
+        seconds, late = self.seconds_and_late(picks)
         return seconds + max(0.0, late)

@@ -21,7 +21,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.search.deadline import Deadline
-from tfpar.search.found import Found, assemble
+from tfpar.search.folded_plan import FoldedPlan, assemble
 from tfpar.search.meshes import shapes
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
@@ -95,7 +95,7 @@ class RhinoPlanner:
             raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
         best = fastest(found, problem)
         self.report = best.report
-        candidates: list[Found] = [*found, *_plainer(problem, model, best)]
+        candidates: list[FoldedPlan] = [*found, *_plainer(problem, model, best)]
         more_s = surcharge(best, problem)
         if more_s and not deadline.over():
             mesh = next(m for m, result in zip(meshes, results, strict=True) if result is best)
@@ -118,7 +118,7 @@ class RhinoPlanner:
             cut_short=deadline.cut_short,
         )
 
-    def _offer(self, problem: Problem, model: FoldedModel, found: Found) -> None:
+    def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
         assert problem.offer is not None
         make = functools.partial(assemble, problem, model, found, self.name)
         problem.offer(make, found.cost)
@@ -130,7 +130,7 @@ class RhinoPlanner:
         return None if found is None else assemble(problem, model, found, self.name)
 
 
-def _plainer(problem: Problem, model: FoldedModel, best: Found) -> Iterator[Found]:
+def _plainer(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator[FoldedPlan]:
     """Plans that take no search: without splits, and with the weights of `best`, the ops as they
     come."""
     yield from baselines(problem, model)

@@ -24,7 +24,7 @@ import numpy as np
 from tfpar.ir.graph import Graph, Op
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import NoSolution, solve
+from tfpar.search.rhino.ilp import NoSolution, solve_network
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.tables import TooLarge, best_for_each
 
@@ -159,7 +159,7 @@ def solve_by_segments(
         best = min(tried, key=network.cost)
         found = top_level(network, cuts, part, best, deadline, together)
         tried.extend(found)
-        return network.parts(found[0])[1] <= 0
+        return network.seconds_and_late(found[0])[1] <= 0
 
     low, high = 0.0, 1.0
     if not all_hides(low) and all_hides(high):
@@ -372,7 +372,9 @@ def _solved(
     narrowed = Network(nodes, network.moves)
     roots = merge(narrowed)
     try:
-        picks = tuple(roots.whole(solve(roots.network, deadline).picks if roots.kept else ()))
+        picks = tuple(
+            roots.all_picks(solve_network(roots.network, deadline).picks if roots.nodes else ())
+        )
     except NoSolution:
         return np.inf, ()
     return narrowed.cost(picks), picks

@@ -235,9 +235,9 @@ class Space:
         tensors = {"needs": op.inputs, "made": op.outputs, "kept": op.outputs}
         return all(
             fits(tensor.shape or (), spec, self.mesh)
-            for part, operands in tensors.items()
-            if any(isinstance(p, Shard) for p in getattr(strategy, part))
-            for tensor, spec in zip(operands, self.specs(op, strategy, part), strict=True)
+            for which, operands in tensors.items()
+            if any(isinstance(p, Shard) for p in getattr(strategy, which))
+            for tensor, spec in zip(operands, self.specs(op, strategy, which), strict=True)
         )
 
     def _strategies_of_batch(self, op: Op) -> list[AxisStrategy]:
@@ -276,12 +276,12 @@ class Space:
 
     # --- specs -------------------------------------------------------------------
 
-    def specs(self, op: Op, strategy: AxisStrategy, part: str) -> tuple[Spec, ...]:
+    def specs(self, op: Op, strategy: AxisStrategy, which: str) -> tuple[Spec, ...]:
         """The specs of the inputs ("needs") or outputs ("made", "kept") of `op` with `strategy`."""
         strategies = (*self.before.get(op, ()), strategy)
         rest = replicated(self.mesh.num_axes - len(strategies))
         return tuple(
-            (*along, *rest) for along in zip(*(getattr(s, part) for s in strategies), strict=True)
+            (*along, *rest) for along in zip(*(getattr(s, which) for s in strategies), strict=True)
         )
 
     def decision(self, op: Op, strategy: AxisStrategy) -> Decision:
@@ -298,7 +298,7 @@ class Space:
 
     # --- what is chosen ----------------------------------------------------------
 
-    def whole(self) -> Chosen:
+    def nothing_split(self) -> Chosen:
         """`before`, with nothing split along this axis."""
         return self.chosen([0] * len(self.nodes))
 
@@ -343,8 +343,8 @@ def op_plans(chosen: Chosen, prepared: PreparedGraph) -> dict[str, OpPlan]:
         if is_left_alone(op, prepared) or not (op.inputs or prepared.rules[op].drawn):
             continue
         parts = (
-            tuple(zip(*(getattr(strategy, part) for strategy in strategies), strict=True))
-            for part in ("needs", "made", "kept")
+            tuple(zip(*(getattr(strategy, which) for strategy in strategies), strict=True))
+            for which in ("needs", "made", "kept")
         )
         found[op.name] = OpPlan(*parts)
     return found

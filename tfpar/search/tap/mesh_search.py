@@ -14,7 +14,7 @@ from tfpar.plans import Alternative
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.deadline import Deadline
-from tfpar.search.found import Found
+from tfpar.search.folded_plan import FoldedPlan
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.pricing.incremental import IncrementalPricer
@@ -69,7 +69,7 @@ class MeshSearch:
         model: FoldedModel,
         logical: LogicalMesh,
         deadline: Deadline | None = None,
-        offer: Callable[[Found], None] | None = None,
+        offer: Callable[[FoldedPlan], None] | None = None,
     ) -> None:
         self.problem, self.model, self.logical = problem, model, logical
         self.deadline = deadline or Deadline()
@@ -155,7 +155,7 @@ class MeshSearch:
                 break
             self._exhaust()
 
-    def simplify(self, surcharge_s: float) -> Found | None:
+    def simplify(self, surcharge_s: float) -> FoldedPlan | None:
         """The best plan near the one that is laid, each collective counted `surcharge_s` dearer."""
         self.surcharge_s = surcharge_s
         self.priced.clear()
@@ -231,7 +231,7 @@ class MeshSearch:
                 group.chosen = pick
                 self.lay(group, pick)
 
-    def found(self) -> Found | None:
+    def found(self) -> FoldedPlan | None:
         """The best valid plan, or None; `refused` then says why the first was invalid."""
         if self.key[0] == math.inf:
             return None
@@ -239,10 +239,10 @@ class MeshSearch:
         self.plans.add_up()
         return self._found(self._live_bytes())
 
-    def _found(self, live_bytes: float, picks: Mapping[int, int] | None = None) -> Found:
+    def _found(self, live_bytes: float, picks: Mapping[int, int] | None = None) -> FoldedPlan:
         """The plan that is laid, in which the groups of these ids have other options than they
         have chosen."""
-        return Found(
+        return FoldedPlan(
             self.logical.mesh,
             self.logical.batch_names,
             self._anchored(picks or {}),

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Alternative, Plan
 from tfpar.search.deadline import Deadline
-from tfpar.search.found import Found, assemble
+from tfpar.search.folded_plan import FoldedPlan, assemble
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel, Statistics
 from tfpar.search.problem import Problem
@@ -74,7 +74,7 @@ class TapPlanner:
             search.explore(next(alike, None))
             searches.append(search)
         least = min((search.key for search in searches), default=INVALID)
-        found: dict[MeshSearch, Found] = {}
+        found: dict[MeshSearch, FoldedPlan] = {}
         for search in searches:
             if _promises(search.key, least, search.limit):
                 if not deadline.over():
@@ -111,13 +111,13 @@ class TapPlanner:
             cut_short=deadline.cut_short,
         )
 
-    def _offer(self, problem: Problem, model: FoldedModel, found: Found) -> None:
+    def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
         assert problem.offer is not None
         make = functools.partial(assemble, problem, model, found, self.name)
         problem.offer(make, found.cost)
 
 
-def _baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
+def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
     """What takes no search; of its variables the weights that a search decides, which it leaves
     whole."""
     decided = {
@@ -133,7 +133,7 @@ def _baselines(problem: Problem, model: FoldedModel) -> Iterator[Found]:
 
 
 def _alternatives(
-    taken: Found, model: FoldedModel, searches: Sequence[MeshSearch]
+    taken: FoldedPlan, model: FoldedModel, searches: Sequence[MeshSearch]
 ) -> dict[str, list[Alternative]]:
     """What was priced for each variable: on the mesh of `taken`, and the best split elsewhere."""
     priced: dict[str, list[Alternative]] = {}
@@ -154,7 +154,7 @@ def _alternatives(
     return {variable.name: priced[group[0].name] for group in groups for variable in group}
 
 
-def _is_on(found: Found, logical: LogicalMesh) -> bool:
+def _is_on(found: FoldedPlan, logical: LogicalMesh) -> bool:
     """Whether a plan was found on `logical`."""
     return (found.mesh, found.batch_axes) == (logical.mesh, logical.batch_names)
 

@@ -14,7 +14,7 @@ from tfpar.spec import Mesh, Shard, Spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Found:
+class FoldedPlan:
     """A plan of the folded graph.
 
     Attributes:
@@ -42,11 +42,11 @@ def count_split(specs: Mapping[str, Spec], given: Collection[str]) -> int:
 def assemble(
     problem: Problem,
     model: FoldedModel,
-    found: Found,
+    found: FoldedPlan,
     planner: str,
     alternatives: Mapping[str, Sequence[Alternative]] | None = None,
     elsewhere: Sequence[tuple[float, str]] = (),
-    preferred_to: Found | None = None,
+    preferred_to: FoldedPlan | None = None,
     cut_short: bool = False,
 ) -> Plan:
     """The plan of the whole model: what is found for a block serves all its instances.
