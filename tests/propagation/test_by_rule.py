@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.propagation.by_hand import GRID, PAIR, ByHand, before, begun, moves, passed, specs
-from tfpar.propagation.by_rule import strategy_by_rule, decide_by_rule
+from tfpar.propagation.by_rule import decide_by_rule, strategy_by_rule
 from tfpar.propagation.decide import CannotHold
 from tfpar.propagation.factors import CARRY, WHOLE
 

@@ -198,9 +198,9 @@ def _computing_again(names: tuple[str, ...], offer: Offer) -> Offer:
 
 def _by_saving(graph: Graph) -> Iterator[Sequence[str]]:
     """The repeated blocks that are worth it, the one that saves most of the whole step first."""
-    before = _kept_bytes(graph)
+    before = _activation_bytes(graph)
     saved = {
-        tuple(repeat): before - _kept_bytes(recomputed(graph, repeat))
+        tuple(repeat): before - _activation_bytes(recomputed(graph, repeat))
         for repeat in Blocks.of(graph).repeats
     }
     for repeat in sorted(saved, key=lambda f: -saved[f]):
@@ -208,7 +208,7 @@ def _by_saving(graph: Graph) -> Iterator[Sequence[str]]:
             yield repeat
 
 
-def _kept_bytes(graph: Graph) -> int:
+def _activation_bytes(graph: Graph) -> int:
     return sum(t.num_bytes for t in Roles.of(graph).activations if t.op.type not in FREE)
 
 
