@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfpar.rules  # noqa: F401 - registers the rules
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare

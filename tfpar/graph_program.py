@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
-from tensorflow.python.eager import context
 
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.capture.v1 import GraphSource, from_graph, from_meta_graph, from_saved_model
@@ -34,7 +33,7 @@ def _eagerly(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with context.eager_mode():
+        with tf.__internal__.eager_context.eager_mode():
             return method(*args, **kwargs)
 
     return call

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.utils.io_utils import print_msg
 
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import batch_axes
 from tfpar.distributed.seeds import share_seeds
 from tfpar.distributed.world import this_world
+from tfpar.interop.keras_internals import print_msg
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.planning import (
     Interrupted,

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tests.clusters import device, two_levels
 from tests.partitioned import Traced, trace
-from tfpar.capture.convert import convert_func_graph
 from tfpar.cluster.network import Link
 from tfpar.cost.pricer import Pricer, trips
 from tfpar.cost.work import flops
+from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op
 from tfpar.ir.roles import BACKWARD, Roles

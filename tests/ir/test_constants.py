@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import _FOLDERS, _FROM_SHAPE, Constants
 from tfpar.ir.graph import Variable

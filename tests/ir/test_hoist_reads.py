@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.graph import walk_functions
 
 

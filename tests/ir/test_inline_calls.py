@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tests.partitioned import check
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
 from tfpar.spec import Mesh, Replicate, Shard
 
 

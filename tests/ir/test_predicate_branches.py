@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfpar as tap
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.trim import trim
 

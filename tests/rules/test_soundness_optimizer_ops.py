@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfpar.rules  # noqa: F401 - registers the rules
 from tests.partitioned import MESHES, devices, record
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.graph import Variable
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import check, devices, sweep, trace, was_split
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare

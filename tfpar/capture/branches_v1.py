@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
-from tensorflow.python.framework import op_def_registry
 
 from tfpar.capture.graph_def import set_inputs, split_inputs, split_name, unique_name
 from tfpar.capture.rewriting import become
+from tfpar.interop.graphs import find_op_definition, op_definition
 from tfpar.ir.passes.trim import is_auxiliary
 from tfpar.ir.traits import TRACELESS
 from tfpar.spec import CaptureError
@@ -158,7 +158,7 @@ class _Predication:
 
     def _conditional(self, node: node_def_pb2.NodeDef) -> Iterable[node_def_pb2.NodeDef]:
         """`node` within an `If`, and what its predicate is made of."""
-        definition = op_def_registry.get(node.op)
+        definition = op_definition(node.op)
         resource = tf.resource.as_datatype_enum
         data, waits = split_inputs(node)
         function, types = _function_of(node, data, self._result.library)
@@ -201,7 +201,7 @@ class _Predication:
 
 
 def _has_effect(node: node_def_pb2.NodeDef) -> bool:
-    definition = op_def_registry.get(node.op)
+    definition = find_op_definition(node.op)
     stateful = definition is not None and definition.is_stateful
     return stateful and node.op not in TRACELESS and not is_auxiliary(node.op)
 
@@ -210,7 +210,7 @@ def _function_of(
     node: node_def_pb2.NodeDef, data: list[str], library: function_pb2.FunctionDefLibrary
 ) -> tuple[function_pb2.FunctionDef, list[int]]:
     """A function that runs `node` on its arguments, added to `library`, and their types."""
-    definition = op_def_registry.get(node.op)
+    definition = op_definition(node.op)
     function = library.function.add()
     function.signature.name = f"{node.name.replace('/', '_')}_when_taken"
     function.signature.is_stateful = True

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
-from tensorflow.python.framework import func_graph as func_graph_lib
-from tensorflow.python.framework import function_def_to_graph
 
+from tfpar.interop.graphs import nodes_of_function
 from tfpar.ir.traits import CALLS
 from tfpar.spec import CaptureError
 
@@ -34,9 +33,9 @@ def unique_name(name: str, taken: set[str]) -> str:
     return found
 
 
-def import_graph(graph_def: graph_pb2.GraphDef, name: str = "graph") -> func_graph_lib.FuncGraph:
+def import_graph(graph_def: graph_pb2.GraphDef, name: str = "graph") -> tf.__internal__.FuncGraph:
     """The graph of `graph_def`, with shapes inferred afresh."""
-    graph = func_graph_lib.FuncGraph(name)
+    graph = tf.__internal__.FuncGraph(name)
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
     return graph
@@ -148,7 +147,7 @@ class InlinedGraph:
         if callee not in self._library:
             raise CaptureError(f"{call.op} {call.name!r} calls {callee!r}, which the graph lacks.")
         function = self._library[callee]
-        body, flat_name = function_def_to_graph.function_def_to_graph_def(function)
+        body, flat_name = nodes_of_function(function)
         arguments, waits = split_inputs(call)
         for parameter, argument in zip(function.signature.input_arg, arguments, strict=True):
             op, index = split_name(argument)

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, node_def_pb2
-from tensorflow.python.framework import graph_to_function_def, op_def_registry
-from tensorflow.python.ops import handle_data_util
 
 from tfpar.capture.branches_v1 import without_branches
 from tfpar.capture.graph_def import (
@@ -26,6 +24,7 @@ from tfpar.capture.graph_def import (
     unique_name,
 )
 from tfpar.capture.rewriting import become
+from tfpar.interop.graphs import copy_handle_data, find_op_definition, function_of_graph
 from tfpar.spec import CaptureError
 
 _ENTERS = ("Enter", "RefEnter")
@@ -240,7 +239,7 @@ class _Frame:
             tf.import_graph_def(
                 body, name="", input_map={g.op.name: g for g in given if g.op.name in read}
             )
-            function = graph_to_function_def.graph_to_function_def(
+            function = function_of_graph(
                 graph,
                 [op for op in graph.get_operations() if op.name not in inputs],
                 given,
@@ -263,7 +262,7 @@ class _Frame:
 def _like(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """A placeholder for what is like `tensor`."""
     placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=name)
-    handle_data_util.copy_handle_data(tensor, placeholder)
+    copy_handle_data(tensor, placeholder)
     return placeholder
 
 
@@ -297,5 +296,5 @@ def _inside(
 
 
 def _is_stateful(node: node_def_pb2.NodeDef) -> bool:
-    definition = op_def_registry.get(node.op)
+    definition = find_op_definition(node.op)
     return definition is not None and definition.is_stateful

@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2, op_def_pb2
-from tensorflow.python.framework import op_def_registry
 
 from tfpar.capture.graph_def import split_inputs, split_name, unique_name
+from tfpar.interop.graphs import find_op_definition
 from tfpar.spec import CaptureError
 
 _VARIABLES = ("Variable", "VariableV2")
@@ -108,7 +108,7 @@ class _Conversion:
         self, node: node_def_pb2.NodeDef, source: node_def_pb2.NodeDef
     ) -> None:
         form = _RESOURCE_FORMS.get(node.op, f"Resource{node.op}")
-        definition = op_def_registry.get(form)
+        definition = find_op_definition(form)
         if definition is None:
             raise CaptureError(
                 f"{node.op} {node.name!r} works on a reference variable, and resource variables "
@@ -131,7 +131,7 @@ class _Conversion:
         while seen is not None:
             if seen.op in _VARIABLES:
                 return seen.name
-            definition = op_def_registry.get(seen.op)
+            definition = find_op_definition(seen.op)
             if definition is None or index >= len(definition.output_arg):
                 return None
             if not definition.output_arg[index].is_ref:
@@ -169,7 +169,7 @@ class _Conversion:
 
 def _takes_reference(node: node_def_pb2.NodeDef) -> Iterator[bool]:
     """For each data input of an op that works on references, whether it has to be one."""
-    definition = op_def_registry.get(node.op)
+    definition = find_op_definition(node.op)
     if definition is None or not any(a.is_ref for a in definition.input_arg):
         return
     for argument in definition.input_arg:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import func_graph as func_graph_lib
 
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
+from tfpar.interop.graphs import trace
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Gradient, Variable
 from tfpar.ir.names import VariableName
@@ -41,6 +41,20 @@ class CapturedStep(StepGraph):
     closure: list[tf.Tensor]
     variables: list[tf.Variable]
     output_structure: Any
+
+    def fed(self, arguments: Any) -> list[tf.Tensor]:
+        """What is fed for the step's arguments: tensors; sparse ones dense, others of several parts
+        (ragged ones) part by part.
+        """
+        fed: list[tf.Tensor] = []
+        for leaf in tf.nest.flatten(arguments):
+            if isinstance(leaf, tf.SparseTensor):
+                fed.append(tf.sparse.to_dense(tf.sparse.reorder(leaf)))
+            elif _is_composite(leaf):
+                fed += tf.nest.flatten(leaf, expand_composites=True)
+            elif leaf is not None and not isinstance(leaf, (str, bytes)):
+                fed.append(tf.convert_to_tensor(leaf))
+        return fed
 
     def pack_outputs(self, flat: Sequence[tf.Tensor]) -> Any:
         """The step's result from the graph's flat outputs."""
@@ -69,21 +83,6 @@ def argument_specs(arguments: Any) -> Any:
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
     return tf.nest.map_structure(spec, arguments)
-
-
-def feeds(arguments: Any) -> list[tf.Tensor]:
-    """What is fed for the arguments of a captured step: tensors; sparse ones dense, others of
-    several parts (ragged ones) part by part.
-    """
-    fed: list[tf.Tensor] = []
-    for leaf in tf.nest.flatten(arguments):
-        if isinstance(leaf, tf.SparseTensor):
-            fed.append(tf.sparse.to_dense(tf.sparse.reorder(leaf)))
-        elif _is_composite(leaf):
-            fed += tf.nest.flatten(leaf, expand_composites=True)
-        elif leaf is not None and not isinstance(leaf, (str, bytes)):
-            fed.append(tf.convert_to_tensor(leaf))
-    return fed
 
 
 def _is_composite(value: Any) -> bool:
@@ -192,14 +191,8 @@ def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
 
     try:
         with capturing(), tf.variable_creator_scope(record):
-            func_graph = func_graph_lib.func_graph_from_py_func(
-                name,
-                traced,
-                tf.nest.map_structure(dense, tuple(arguments)),
-                {},
-                add_control_dependencies=True,
-            )
-            return func_graph, created
+            given = tf.nest.map_structure(dense, tuple(arguments))
+            return trace(name, traced, given, add_control_dependencies=True), created
     except (
         tf.errors.OperatorNotAllowedInGraphError,
         NotImplementedError,

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from tensorflow.python.framework import op_def_registry
-
+from tfpar.interop.graphs import find_op_definition
 from tfpar.ir.graph import Gradient, Graph, Op, Tensor, Variable, is_floating
 from tfpar.ir.traits import ASSIGNMENTS, SCATTERS
 
@@ -52,7 +51,7 @@ def _fed(graph: Graph) -> set[Op]:
 
 def _of_optimizer(op: Op, variable: Variable) -> Gradient | None:
     """What an op such as `ResourceApplyAdam` takes as gradient, and as its rows."""
-    definition = op_def_registry.get(op.type)
+    definition = find_op_definition(op.type)
     names = [a.name for a in definition.input_arg] if definition is not None else []
     values = next((op.inputs[names.index(n)] for n in _GRADIENT_ARGUMENTS if n in names), None)
     if values is None:

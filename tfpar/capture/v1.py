@@ -19,11 +19,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, variable_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow.python.eager import context
 
 from tfpar.capture.arrays_v1 import with_element_shapes, without_arrays
 from tfpar.capture.branches_v1 import without_branches
-from tfpar.capture.convert import convert_func_graph
 from tfpar.capture.graph_def import (
     InlinedGraph,
     import_graph,
@@ -37,6 +35,7 @@ from tfpar.capture.reference_variables import with_resource_variables
 from tfpar.capture.stacks_v1 import without_stacks
 from tfpar.capture.step import CapturedStep
 from tfpar.capture.updates import gradients_of_updates
+from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, Variable
 from tfpar.ir.passes.trim import CHECKPOINT, Trimmed, trim
 from tfpar.ir.traits import UNCHANGED, origin
@@ -421,7 +420,7 @@ class GraphSource:
         self, variable: Variable, values: Mapping[str, Callable[[], tf.Tensor]]
     ) -> ParallelVariable:
         initial = values.get(variable.handle.op.name)
-        with context.eager_mode():
+        with tf.__internal__.eager_context.eager_mode():
             return ParallelVariable(
                 shape=variable.shape,
                 dtype=variable.dtype,

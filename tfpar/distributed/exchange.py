@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
+from tfpar.interop.variables import UninitializedVariable
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.backends.wire import Wire
 from tfpar.runtime.function_def import FunctionWriter, RegisteredFunction
@@ -113,7 +113,7 @@ class Exchange:
         """A handle that all collectives are given: TensorFlow runs what may write to one variable
         in the order of the program, through loops, branches and calls."""
         with tf.init_scope(), tf.device("CPU:0"):
-            return resource_variable_ops.UninitializedVariable(shape=[], dtype=tf.int32).handle
+            return UninitializedVariable(shape=[], dtype=tf.int32).handle
 
 
 def _words(message: Any) -> np.ndarray:

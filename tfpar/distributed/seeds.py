@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from tensorflow.python.eager import context
 
 from tfpar.distributed.world import World
-
-_GENERATOR = "global_seed_generator"  # of keras.random, made at its first use
+from tfpar.interop.keras_internals import random_generator
+from tfpar.interop.runtime import global_seed
 
 
 def share_seeds(world: World) -> None:
@@ -26,17 +24,17 @@ def share_seeds(world: World) -> None:
         random.setstate((version, tuple(numbers), gauss))
         name, keys, *rest = told["numpy"]
         np.random.set_state((name, np.array(keys, np.uint32), *rest))
-        generator = global_state.get_global_attribute(_GENERATOR)
+        generator = random_generator()
         if generator is not None and told["keras"] is not None:
             generator.state.assign(told["keras"])
-    if context.global_seed() != told["tensorflow"]:
+    if global_seed() != told["tensorflow"]:
         tf.random.set_seed(told["tensorflow"])
 
 
 def _states() -> dict[str, Any]:
     name, keys, *rest = np.random.get_state()
-    seed = context.global_seed()
-    generator = global_state.get_global_attribute(_GENERATOR)
+    seed = global_seed()
+    generator = random_generator()
     tensorflow = random.randrange(2**31) if seed is None else seed
     return {
         "python": random.getstate(),

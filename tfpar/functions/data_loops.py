@@ -16,13 +16,16 @@ from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.core.function_wrappers import FunctionScope
-from tensorflow.python.autograph.operators import control_flow, py_builtins
-from tensorflow.python.autograph.operators.variables import Undefined, UndefinedReturnValue
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.capture.step import argument_specs
 from tfpar.functions.call import Call
+from tfpar.interop.autograph import (
+    FunctionScope,
+    Undefined,
+    UndefinedReturnValue,
+    on_enumerate,
+    on_loop,
+)
 from tfpar.spec import CaptureError
 from tfpar.variables.surroundings import capturing
 
@@ -67,7 +70,7 @@ def _probe(
     function: StepFunction, call: Call, sources: Sequence[_Probed]
 ) -> tuple[int, ...] | None:
     """How many elements a step takes of each iterator; None if it loops over one."""
-    graph = FuncGraph(function.name)
+    graph = tf.__internal__.FuncGraph(function.name)
     with function.session.scope(), capturing(), graph.as_default():
         args, kwargs = call.with_tensors(call.tensors, sources)
         for source in sources:
@@ -204,7 +207,7 @@ class Data:
         symbols: tuple[str, ...],
         options: dict[str, Any],
     ) -> None:
-        """`for batch in self`, as AutoGraph hands it on (`control_flow.for_stmt`)."""
+        """`for batch in self`, as AutoGraph hands it on (`interop.autograph.on_loop`)."""
         run = _Body(self._host, body, get_state, set_state, symbols)
         if extra_test is not None and not extra_test():
             return
@@ -326,6 +329,6 @@ def _enumerate(data: Data, start: int = 0) -> Data:
     return data.enumerate(start)
 
 
-control_flow.for_loop_registry.register(Data, _loop)
-control_flow.for_loop_registry.register(_Probed, _loop)
-py_builtins.enumerate_registry.register(Data, _enumerate)
+on_loop(Data, _loop)
+on_loop(_Probed, _loop)
+on_enumerate(Data, _enumerate)

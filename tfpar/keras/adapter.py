@@ -6,8 +6,6 @@ learn of models that are made or compiled inside an `auto_parallel` block, the t
 and `compile` are wrapped, once, at the first use of tfpar, and so is what loads and saves; outside
 of a block, and on ordinary models, they do as before. What copies models is wrapped too: a copy
 runs on the mesh of its original.
-
-Written against Keras 3.8 to 3.15 (`keras.src.backend.tensorflow.trainer`).
 """
 
 from __future__ import annotations
@@ -23,13 +21,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.models import cloning
-from keras.src.saving import saving_lib
-from keras.src.saving.keras_saveable import KerasSaveable
-from keras.src.trainers.trainer import Trainer
 
+from tfpar.interop.keras_internals import (
+    TensorFlowTrainer,
+    Trainer,
+    cloning,
+    legacy_h5_format,
+    saving_lib,
+)
 from tfpar.keras.callbacks import install_callbacks
 from tfpar.keras.files import SAVING, Files
 from tfpar.keras.keras_hub import install_keras_hub
@@ -46,7 +45,7 @@ from tfpar.variables.parallel_variable import ParallelVariable
 logger = logging.getLogger("tfpar")
 
 _from_config: contextvars.ContextVar[bool] = contextvars.ContextVar("from_config", default=False)
-_reduce = KerasSaveable.__reduce__
+_reduce = keras.Model.__reduce__
 
 _parallel: weakref.WeakKeyDictionary[keras.Model, ParallelModel] = weakref.WeakKeyDictionary()
 _files: weakref.WeakKeyDictionary[keras.Model, Files] = weakref.WeakKeyDictionary()
@@ -131,7 +130,7 @@ def _install_copying() -> None:
 
     @functools.wraps(_reduce)
     def reduce_model(self):
-        if isinstance(self, keras.Model) and self in _parallel:
+        if self in _parallel:
             logger.warning(
                 "A pickle of %s holds its weights, not its mesh: what is read from it runs on one "
                 "device. Unpickle it inside of auto_parallel, or give it to tap.parallelize.",
@@ -139,7 +138,7 @@ def _install_copying() -> None:
             )
         return _reduce(self)
 
-    KerasSaveable.__reduce__ = reduce_model
+    keras.Model.__reduce__ = reduce_model
 
 
 def _on_the_same_mesh(copy: Callable[..., keras.Model]) -> Callable[..., keras.Model]:

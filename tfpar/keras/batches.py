@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfpar.spec.arguments import refused
 
@@ -44,6 +43,6 @@ def check_training_batch(name: str, batch: Any, model: keras.Model) -> None:
     """As `check_batch`; and refuse a batch without labels for a model that has a loss of them."""
     check_batch(name, batch)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    own = type(model).train_step is not TensorFlowTrainer.train_step
+    own = type(model).train_step is not keras.Model.train_step
     if y is None and getattr(model, "loss", None) is not None and not own:
         raise refused(name, batch, f"(x, y): model {model.name!r} has a loss, which needs labels")

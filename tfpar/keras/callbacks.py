@@ -12,8 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras.src.callbacks.callback_list import CallbackList
-from keras.src.utils.python_utils import is_default
 
 from tfpar.distributed.world import World
 from tfpar.keras.checkpoint import Checkpoint, StopSignal
@@ -35,7 +33,7 @@ def install_callbacks(parallel_model: Callable[[keras.Model], ParallelModel | No
     Args:
         parallel_model: finds what tfpar knows of a model.
     """
-    original = CallbackList.__init__
+    original = keras.callbacks.CallbackList.__init__
     if getattr(original, "_tfpar", False):
         return
 
@@ -52,7 +50,7 @@ def install_callbacks(parallel_model: Callable[[keras.Model], ParallelModel | No
                 callback.set_params(self.params)
 
     init._tfpar = True  # type: ignore[attr-defined]
-    CallbackList.__init__ = init
+    keras.callbacks.CallbackList.__init__ = init
 
 
 def _for_processes(
@@ -94,6 +92,11 @@ def _is_number(value: Any) -> bool:
     return True
 
 
+def _is_own(hook: Callable[..., Any], name: str) -> bool:
+    """Whether a callback's hook does something: it is not the one that all callbacks inherit."""
+    return getattr(hook, "__func__", None) is not getattr(keras.callbacks.Callback, name)
+
+
 class Led(keras.callbacks.Callback):
     """A callback that runs on the first rank only; the others serve it.
 
@@ -107,7 +110,7 @@ class Led(keras.callbacks.Callback):
         often = getattr(callback, "save_freq", "epoch") != "epoch"
         for name in dir(keras.callbacks.Callback):
             hook = getattr(callback, name)
-            if name.startswith("on_") and not is_default(hook):
+            if name.startswith("on_") and _is_own(hook, name):
                 served = often or "batch" not in name
                 setattr(self, name, self._led(name, hook) if served else self._first(hook))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.optimizers import Optimizer
 
 from tfpar.capture.step import GRADIENTS
 
@@ -53,7 +53,7 @@ def visited_gradients(visit: Visit) -> Iterator[None]:
 
         return apply
 
-    originals = [(c, vars(c)["apply"]) for c in _classes(BaseOptimizer) if "apply" in vars(c)]
+    originals = [(c, vars(c)["apply"]) for c in _optimizers() if "apply" in vars(c)]
     for cls, original in originals:
         cls.apply = visiting(original)
     try:
@@ -86,6 +86,11 @@ def marked_gradients(*, update: bool = True) -> Iterator[None]:
 
     with visited_gradients(mark):
         yield
+
+
+def _optimizers() -> Iterable[Any]:
+    """Keras's optimizer, what it inherits from, and all that inherit from it, each once."""
+    return dict.fromkeys((*Optimizer.__mro__, *_classes(Optimizer)))
 
 
 def _classes(cls: Any) -> Iterable[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras import initializers
 
@@ -47,9 +48,11 @@ def initial_shape(initial: Any) -> tuple[tf.TensorShape, tf.DType] | None:
 
 def _is_of_keras(function: FunctionType) -> bool:
     """Whether `function` is Keras's own lambda, and reads as expected."""
+    maker = getattr(keras.Variable, "_initialize_with_initializer", None)
     return (
-        function.__module__ == "keras.src.backend.tensorflow.core"
-        and function.__qualname__ == "Variable._initialize_with_initializer.<locals>.<lambda>"
+        maker is not None
+        and function.__module__ == maker.__module__
+        and function.__qualname__ == f"{maker.__qualname__}.<locals>.<lambda>"
         and function.__code__.co_freevars == ("initializer", "self")
         and function.__code__.co_names == ("_shape", "_dtype")
     )

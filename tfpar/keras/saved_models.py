@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.saved_model import save as tensorflow_save
 
 from tfpar.distributed.world import World
+from tfpar.interop.saved_models import wrap_writer
 from tfpar.keras.files import complete
 from tfpar.variables.parallel_variable import ParallelVariable
 
 
 def install_saved_models() -> None:
     """Wrap the function that `tf.saved_model.save` ends in; once."""
-    original = tensorflow_save.save_and_return_nodes
+    wrap_writer(_writes_once)
 
-    @functools.wraps(original)
+
+def _writes_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, which is given whole values, by the process that leads."""
+
     def save(obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
         variables = [v for v in _variables(obj) if not v.is_whole]
         if not variables:
@@ -40,7 +42,7 @@ def install_saved_models() -> None:
             return write()
         return world.lead.run(f"tf.saved_model.save({path!r})", write)
 
-    tensorflow_save.save_and_return_nodes = save
+    return save
 
 
 def _variables(obj: Any) -> list[ParallelVariable]:

@@ -19,9 +19,8 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.saving import saving_lib
 
+from tfpar.interop.keras_internals import in_stateless_scope, saving_lib
 from tfpar.variables.initial.stored import DatasetAt, StoredValue, open_entry, stored_dtype
 from tfpar.variables.parallel_variable import ParallelVariable
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from tfpar.interop import runtime
 from tfpar.spec import Mesh, Shard, Spec, TfparError
 
 logger = logging.getLogger("tfpar")
@@ -24,7 +24,7 @@ def rank_devices(num_ranks: int) -> list[str]:
     gpus = tf.config.list_physical_devices("GPU")
     if len(gpus) >= num_ranks:
         return [d.name for d in tf.config.list_logical_devices("GPU")[:num_ranks]]
-    if not _runtime_started():
+    if not runtime.is_started():
         cpu = tf.config.list_physical_devices("CPU")[0]
         configured = tf.config.get_logical_device_configuration(cpu) or []
         if len(configured) < num_ranks:
@@ -69,7 +69,7 @@ def own_device(local_rank: int, local_size: int) -> str:
         tf.config.set_visible_devices(own, "GPU")
         tf.config.experimental.set_memory_growth(own, True)
         return "/job:localhost/replica:0/task:0/device:GPU:0"
-    if not _runtime_started() and not tf.config.threading.get_intra_op_parallelism_threads():
+    if not runtime.is_started() and not tf.config.threading.get_intra_op_parallelism_threads():
         share = len(os.sched_getaffinity(0)) // local_size
         tf.config.threading.set_intra_op_parallelism_threads(max(1, share))
     return "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -97,7 +97,3 @@ def holders(spec: Spec, mesh: Mesh, devices: Sequence[str]) -> tuple[int, ...]:
 
 def _full_name(device: str) -> str:
     return f"/job:localhost/replica:0/task:0{device}" if device.startswith("/device:") else device
-
-
-def _runtime_started() -> bool:
-    return bool(context.context()._initialized)

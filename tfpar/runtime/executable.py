@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfpar.capture.step import CapturedStep, feeds
 from tfpar.compile import CompiledStep
 from tfpar.rewrite.blocks import reduce_by_blocks
 from tfpar.rewrite.programs import ProgramSet
@@ -19,6 +18,9 @@ from tfpar.runtime.checks import check_placement
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, Spec
 from tfpar.variables.states import State
+
+if TYPE_CHECKING:
+    from tfpar.capture.step import CapturedStep
 
 
 class Executable:
@@ -64,7 +66,7 @@ class Executable:
 
     def __call__(self, arguments: Any) -> Any:
         """Run one step on (structured) arguments; gives the step's structured result."""
-        world, fed = self.ranks.world, feeds(arguments)
+        world, fed = self.ranks.world, self.captured.fed(arguments)
         if world is None:
             return self._run(fed)
         alike = fed if self.parts == 1 else []

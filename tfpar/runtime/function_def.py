@@ -7,17 +7,16 @@ how a FunctionDef spells its edges.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
-from tensorflow.python.eager import context
-from tensorflow.python.framework import op_def_registry, ops
 
-from tfpar.capture.attributes import write_attr
+from tfpar.interop import runtime
+from tfpar.interop.attributes import write_attr
+from tfpar.interop.graphs import op_definition
 from tfpar.ir.graph import DType, Op, Tensor
 
 _serial = itertools.count()
@@ -100,7 +99,7 @@ class FunctionWriter:
         head = self.definition.SerializeToString()
         body = b"".join(_length_delimited(_NODE_DEF_FIELD, n) for n in self._nodes)
         definition = function_pb2.FunctionDef.FromString(head + body)
-        context.context().add_function_def(definition)
+        runtime.add_function(definition)
         return RegisteredFunction(self.name, self._outputs, bodies)
 
 
@@ -121,10 +120,7 @@ class RegisteredFunction:
         """
         if not tf.executing_eagerly():
             return self._called_in_graph(inputs)
-        return (
-            context.context().call_function(self.name.encode(), list(inputs), len(self._outputs))
-            or []
-        )
+        return runtime.call_function(self.name, inputs, len(self._outputs))
 
     def _called_in_graph(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         called, given, made = (attr_value_pb2.AttrValue() for _ in range(3))
@@ -132,8 +128,8 @@ class RegisteredFunction:
         given.list.type.extend(t.dtype.as_datatype_enum for t in inputs)
         made.list.type.extend(dtype.as_datatype_enum for dtype in self._outputs)
         # Collectives meet by names, which neither scopes nor serial numbers may change.
-        with ops.name_scope("", skip_on_eager=False):
-            op = ops.get_default_graph()._create_op_internal(
+        with tf.compat.v1.name_scope(""):
+            op = tf.compat.v1.get_default_graph().create_op(
                 "StatefulPartitionedCall",
                 list(inputs),
                 self._outputs,
@@ -145,11 +141,11 @@ class RegisteredFunction:
     @property
     def definition(self) -> Any:
         """The FunctionDef that the runtime holds."""
-        return context.context().get_function_def(self.name)
+        return runtime.function_definition(self.name)
 
     def __del__(self) -> None:
         try:
-            context.context().remove_function(self.name)
+            runtime.remove_function(self.name)
         except Exception:  # noqa: BLE001 - the runtime may be gone at interpreter exit
             pass
 
@@ -198,7 +194,7 @@ def output_edges(op: Op) -> list[str]:
 
 
 def _output_args(op: Op) -> list[tuple[str, int]]:
-    definition = _op_def(op.type)
+    definition = op_definition(op.type)
     out = []
     for arg in definition.output_arg:
         if arg.number_attr:
@@ -208,14 +204,6 @@ def _output_args(op: Op) -> list[tuple[str, int]]:
         else:
             out.append((arg.name, 1))
     return out
-
-
-@functools.cache
-def _op_def(op_type: str):
-    definition = op_def_registry.get(op_type)
-    if definition is None:
-        raise KeyError(f"TensorFlow has no op type {op_type!r}")
-    return definition
 
 
 def edge_of(tensor: Tensor, node: str) -> str:

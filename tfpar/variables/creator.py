@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import lift_to_graph
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfpar.variables.parallel_variable import ParallelVariable
 
@@ -58,7 +56,7 @@ def create_variable(
 def _traced(initial: Callable[[], Any]) -> Made:
     """What `initial` makes, found out by tracing it in a scratch graph."""
     # A FuncGraph, because it takes eager tensors, which a plain Graph does not.
-    with FuncGraph("scratch_graph_of_shape").as_default():
+    with tf.__internal__.FuncGraph("scratch_graph_of_shape").as_default():
         tensor = tf.convert_to_tensor(initial())
         return tensor.shape, tensor.dtype.base_dtype
 
@@ -71,6 +69,6 @@ def _outside(initial: Any, dtype: Any) -> tf.Tensor:
 
         def compute() -> tf.Tensor:
             graph = tf.compat.v1.get_default_graph()
-            return lift_to_graph.lift_to_graph([initial], graph)[initial]
+            return tf.__internal__.lift_to_graph([initial], graph)[initial]
 
         return tf.cast(tf.function(compute, autograph=False)(), dtype or initial.dtype)

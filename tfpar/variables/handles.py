@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
+
+from tfpar.interop.variables import UninitializedVariable
 
 
 def plain_variable(value: tf.Tensor) -> tf.Variable:
     """An ordinary variable, past any creator scope that is active."""
-    variable = resource_variable_ops.UninitializedVariable(
-        shape=value.shape, dtype=value.dtype, trainable=False
-    )
+    variable = UninitializedVariable(shape=value.shape, dtype=value.dtype, trainable=False)
     variable.assign(value)
     return variable
 

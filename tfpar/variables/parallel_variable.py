@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import resource_variable_ops
 
+from tfpar.interop.variables import (
+    UninitializedVariable,
+    note_read,
+    note_use,
+    tapes_may_record,
+    without_tapes,
+)
 from tfpar.spec import Mesh, Spec
 from tfpar.variables.handles import as_read, plain_variable, release, store
 from tfpar.variables.initial.shard import Stored, shard_values
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from tfpar.runtime.ranks import Ranks
 
 
-class ParallelVariable(resource_variable_ops.UninitializedVariable):
+class ParallelVariable(UninitializedVariable):
     """A `tf.Variable` whose value may be pending, whole or sharded.
 
     Attributes:
@@ -60,9 +64,9 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
             if tf.executing_eagerly():
                 # TensorFlow makes a kernel for each name of a handle, half a millisecond each:
                 # all handles are made under one name, and variables named by themselves.
-                with ops.name_scope(name, "Variable", skip_on_eager=False) as scope:
-                    own_name = ops.name_from_scope_name(scope)
-                with ops.name_scope("", skip_on_eager=False):
+                with tf.compat.v1.name_scope(name, "Variable") as scope:
+                    own_name = scope.removesuffix("/")
+                with tf.compat.v1.name_scope(""):
                     super().__init__(shape=shape, dtype=dtype, trainable=trainable, **kwargs)
                 self._handle_name = self.handle._name = f"{own_name}:0"
             else:
@@ -249,18 +253,12 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
 
     def _whole(self) -> tf.Tensor:
         """The assembled value, as a read of this variable to gradient tapes."""
-        resource_variable_ops.variable_accessed(self)
-        with record.stop_recording():
+        note_use(self)
+        with without_tapes():
             value = self._assembled()
             if not tf.executing_eagerly():
                 value = as_read(value, self.handle)
-        record.record_operation(
-            "ReadVariableOp",
-            [value],
-            [self.handle],
-            backward_function=lambda gradient: [gradient],
-            forward_function=lambda tangent: [tangent],
-        )
+        note_read(value, self.handle)
         return value
 
     def _tell_of_read(self) -> None:
@@ -269,7 +267,7 @@ class ParallelVariable(resource_variable_ops.UninitializedVariable):
         if in_graph() and not in_scratch_graph():
             function = tf.compat.v1.get_default_graph().name
             self.on_outside_read(f"The function {function!r}", self.name.partition(":")[0])
-        elif not in_graph() and record.could_possibly_record():
+        elif not in_graph() and tapes_may_record():
             self.on_outside_read("A tf.GradientTape", self.name.partition(":")[0])
 
     def _is_plain(self) -> bool:

@@ -7,7 +7,6 @@ import contextvars
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
 
 _capturing: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", default=False)
 
@@ -29,13 +28,13 @@ def is_capturing() -> bool:
 
 def in_graph() -> bool:
     """Whether ops are traced rather than run."""
-    return isinstance(tf.compat.v1.get_default_graph(), FuncGraph)
+    return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph)
 
 
 def in_scratch_graph() -> bool:
     """Whether Keras infers shapes: nothing will run."""
     graph = tf.compat.v1.get_default_graph()
-    while isinstance(graph, FuncGraph):
+    while isinstance(graph, tf.__internal__.FuncGraph):
         if graph.name.startswith("scratch_graph"):
             return True
         graph = graph.outer_graph

@@ -23,11 +23,8 @@ from typing import Any
 import ml_dtypes
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
-from tensorflow.python.framework import op_callbacks
-from tensorflow.python.ops.control_flow_v2_func_graphs import (
-    CondBranchFuncGraph,
-    WhileBodyFuncGraph,
-)
+
+from tfpar.interop.graphs import is_body, watched_ops
 
 ROUNDINGS = 1.0
 """The standard deviation of the noise, in units of the dtype's epsilon (empirical)."""
@@ -99,16 +96,13 @@ def rounding_noise() -> Iterator[None]:
         made = _moved_by_its_error(op, next(streams)) if _adds_one_by_one(op) else outputs[0]
         return [moved(each, epsilon(each.dtype)) for each in (made, *outputs[1:])]
 
-    op_callbacks.add_op_callback(move)
-    try:
+    with watched_ops(move):
         yield
-    finally:
-        op_callbacks.remove_op_callback(move)
 
 
 def _is_part(graph: Any, of: Any) -> bool:
     """Whether `graph` is `of`, or the body of a loop or branch in it."""
-    while graph is not of and isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
+    while graph is not of and is_body(graph):
         graph = graph.outer_graph
     return graph is of
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import cluster_pb2, tensorflow_server_pb2
-from tensorflow.python.eager import context
 
 from tfpar.distributed.job import Job
+from tfpar.interop import runtime
 from tfpar.ir.graph import DType
 from tfpar.launch import environment as names
 from tfpar.rewrite.transfers import Channel
@@ -326,7 +326,7 @@ def _check(job: Job) -> None:
             f"--backend tensorflow`, set {names.ADDRESSES} to host:port of each rank, in their "
             f"order and separated by commas, or use --backend horovod."
         )
-    if context.context()._initialized:
+    if runtime.is_started():
         raise TfparError(
             "The backend 'tensorflow' has to be started before TensorFlow computes anything. "
             "Enter tfpar.auto_parallel before the first tensor, variable or dataset is made, "
@@ -336,24 +336,15 @@ def _check(job: Job) -> None:
 
 def _start_server(job: Job, on_gpu: bool) -> None:
     """Start TensorFlow's runtime as a task of the job's cluster; waits for no other rank."""
-    runtime = context.context()
-    runtime.configure_collective_ops(
-        collective_leader=_task(0),
-        scoped_allocator_enabled_ops=(),
-        use_nccl_communication=on_gpu,
-        device_filters=(_task(job.rank),),
-    )
     server = tensorflow_server_pb2.ServerDef(
         cluster=_cluster(job.addresses),
         job_name=_JOB,
         task_index=job.rank,
         protocol="grpc",
-        default_session_config=runtime.config,
     )
-    runtime.enable_collective_ops(server)
     address = job.addresses[job.rank]
     try:
-        runtime.ensure_initialized()
+        runtime.start_server(server, _task(0), _task(job.rank), use_nccl=on_gpu)
     except tf.errors.OpError as error:
         raise TfparError(
             f"Rank {job.rank} cannot listen at {address}: {error.message} Is the port in use, or "

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import func_graph as func_graph_lib
 
 import tfpar.rules  # noqa: F401 - registers the rules
-from tfpar.capture.convert import convert_func_graph
+from tfpar.interop.convert import convert_func_graph
+from tfpar.interop.graphs import trace
 from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
 from tfpar.ir.traits import KEYED_DRAWS, SOURCES, VIEWS
 from tfpar.propagation.engine import propagate
@@ -130,9 +130,7 @@ def block_program(
     entries, or is not made in rows (a matrix that is orthogonal). Traces `initial`, runs nothing.
     """
     shape = tuple(shape)
-    traced = func_graph_lib.func_graph_from_py_func(
-        "initial", lambda: tf.cast(initial(), dtype), (), {}
-    )
+    traced = trace("initial", lambda: tf.cast(initial(), dtype))
     (result,) = traced.outputs
     if result.shape != shape or not _is_pure(traced, limit_bytes):
         return None
@@ -161,7 +159,7 @@ def block_program(
     return BlockProgram(EagerProgram(block, feeds), dim, rows, math.ceil(rows / num_blocks))
 
 
-def _is_pure(traced: func_graph_lib.FuncGraph, limit_bytes: int) -> bool:
+def _is_pure(traced: tf.Graph, limit_bytes: int) -> bool:
     """Whether the traced value hangs on nothing that changes, and holds no large constant.
 
     Such a constant is whole in any case; reading it into the IR would copy it.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context, execute
 
+from tfpar.interop.runtime import run_op
 from tfpar.ir.graph import DType, Op, Tensor, UnknownShape
 
 
@@ -46,9 +46,7 @@ class EagerProgram:
                 values[op.outputs[0]] = tf.constant(op.attrs["values"][rank], op.outputs[0].dtype)
                 continue
             inputs = [values[t] for t in op.inputs]
-            results = execute.execute(
-                op.type.encode(), len(op.outputs), inputs, self._attrs[op], context.context()
-            )
+            results = run_op(op.type, inputs, self._attrs[op], len(op.outputs))
             del inputs
             values.update(zip(op.outputs, results, strict=True))
             for tensor in self._dead.get(op, ()):

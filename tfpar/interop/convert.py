@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow.python.framework import function_def_to_graph, op_def_registry
-from tensorflow.python.ops import handle_data_util
 
-from tfpar.capture.attributes import read_attr
+from tfpar.interop.attributes import read_attr
+from tfpar.interop.graphs import find_op_definition, graph_of_function
 from tfpar.ir.graph import DType, FunctionRef, Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.hoist_reads import hoist_reads
@@ -49,7 +48,7 @@ def _convert(
     for tf_op, node in pairs:
         attrs = {k: read_attr(v) for k, v in node.attr.items() if k not in _DROPPED_ATTRS}
         op_type = node.op
-        if op_def_registry.get(op_type) is None:  # a function by its name, as Defun calls it
+        if find_op_definition(op_type) is None:  # a function by its name, as Defun calls it
             attrs |= {
                 "f": FunctionRef(op_type),
                 "Tin": [DType(t.dtype.base_dtype.name) for t in tf_op.inputs],
@@ -86,7 +85,7 @@ def _shape_of(tensor: tf.Tensor) -> Shape:
     """A variable's shape for its handle; `(length, *element)` for a tensor list."""
     if tensor.dtype.base_dtype not in (tf.resource, tf.variant):
         return static_shape(tensor.shape)
-    data = handle_data_util.get_resource_handle_data(tensor)
+    data = tf.__internal__.ops.get_resource_handle_data(tensor)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None if tensor.dtype == tf.variant else static_shape(tensor.shape)
     if data.shape_and_type[0].dtype == tf.variant.as_datatype_enum:
@@ -156,6 +155,6 @@ def _find_function(func_graph, name: str, arguments: Sequence[Tensor]):
                 for t in arguments
             ]
             with outer.as_default():
-                return function_def_to_graph.function_def_to_graph(function.definition, shapes)
+                return graph_of_function(function.definition, shapes)
         outer = getattr(outer, "outer_graph", None)
     return None

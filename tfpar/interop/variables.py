@@ -1,0 +1,44 @@
+"""Variables without a value, and what gradient tapes are told of them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+__all__ = [
+    "UninitializedVariable",
+    "note_read",
+    "note_use",
+    "tapes_may_record",
+    "without_tapes",
+]
+
+
+def note_use(variable: tf.Variable) -> None:
+    """Let tapes that watch what is used know that a variable is."""
+    resource_variable_ops.variable_accessed(variable)
+
+
+def without_tapes() -> contextlib.AbstractContextManager[None]:
+    """What runs inside is recorded by no gradient tape."""
+    return record.stop_recording()
+
+
+def note_read(value: tf.Tensor, handle: tf.Tensor) -> None:
+    """Let gradient tapes take `value` for what a read of `handle` gave."""
+    record.record_operation(
+        "ReadVariableOp",
+        [value],
+        [handle],
+        backward_function=lambda gradient: [gradient],
+        forward_function=lambda tangent: [tangent],
+    )
+
+
+def tapes_may_record() -> bool:
+    """Whether a gradient tape is open that might record what comes next."""
+    return record.could_possibly_record()
