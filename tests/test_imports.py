@@ -63,11 +63,15 @@ BELOW = {
     "constraints": "ir spec",
     "plans": "cluster constraints cost ir propagation spec",
     "rewrite": "ir propagation rules spec",
+    "interop": "ir spec",
+    "variables": "interop ir propagation rewrite rules spec",
+    "capture": "interop ir spec variables",
+    "runtime": "cluster compile distributed interop ir launch rewrite spec variables",
     "report": "cluster constraints cost ir plans propagation rules spec",
     "search": "cluster constraints cost ir plans propagation rewrite rules spec",
 }
-"""What each package of the planning side may import: the search knows nothing of how plans are
-shown, what shows them nothing of how they were found, and a plan neither."""
+"""What each package may import, on the planning side and around variables: the search knows nothing
+of how plans are shown, what shows them nothing of how they were found, and a plan neither."""
 
 SEAMS = {("tfpar/plans/plan.py", "report")}
 """Imports upwards that a function makes when it is called; see there."""
@@ -128,6 +132,59 @@ def test_seams_are_needed():
         if late and name not in {package, *BELOW[package].split()}
     }
     assert found == SEAMS
+
+
+# --- insides of TensorFlow and Keras --------------------------------------------------------
+
+INSIDES = ("keras.src", "tensorflow.python")
+
+
+def insides(code: str) -> list[str]:
+    """What `code` takes of them: by imports, by attributes, or by names in strings."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found += [n.name for n in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{n.name}" for n in node.names]
+        elif isinstance(node, ast.Attribute):
+            found.append(ast.unparse(node).replace("tf.", "tensorflow.", 1))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return [name for name in found if f"{name}.".startswith(tuple(f"{i}." for i in INSIDES))]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import keras.src",
+        "from keras import src",
+        "from keras.src.saving import saving_lib",
+        "def late():\n    from tensorflow.python.eager import context",
+        "import tensorflow.python.eager.context as c",
+        "import importlib\nimportlib.import_module('tensorflow.python.eager')",
+        "import tensorflow as tf\ntf.python.eager",
+        "import keras\nkeras.src.models",
+    ],
+)
+def test_insides_are_found_however_they_are_taken(code):
+    assert insides(code)
+
+
+def test_what_is_exported_is_no_inside():
+    assert not insides("import keras\nfrom tensorflow import pythonic\nkeras.source('keras.sr')")
+
+
+def test_only_interop_takes_insides_of_tensorflow_and_keras():
+    takers = set()
+    for folder, _, files in os.walk(os.path.join(ROOT, "tfpar")):
+        for file in files:
+            path = os.path.join(folder, file)
+            if file.endswith(".py"):
+                with open(path, encoding="utf-8") as opened:
+                    if insides(opened.read()):
+                        takers.add(os.path.relpath(folder, ROOT).replace(os.sep, "/"))
+    assert takers == {"tfpar/interop"}
 
 
 @pytest.mark.parametrize("suite", ["spec", "ir/text", "compile", "report", "planning"])

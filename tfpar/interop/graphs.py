@@ -1,4 +1,4 @@
-"""Graphs and functions of TensorFlow: tracing them, reading their definitions, watching their ops."""
+"""Graphs and functions of TensorFlow: traced, read from their definitions, watched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow's runtime in this process: its state, the functions it knows, ops run by their names."""
+"""TensorFlow's runtime in this process: its start, its functions, its ops run one by one."""
 
 from __future__ import annotations
 
