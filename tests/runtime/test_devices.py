@@ -107,7 +107,7 @@ def test_connections_are_set_before_the_gpus_are_looked_for(machine, monkeypatch
 def test_without_gpus_a_rank_computes_on_its_share_of_the_cores(machine, monkeypatch):
     chosen = machine(0)
     threads: list[int] = []
-    monkeypatch.setattr(devices, "_runtime_started", lambda: False)
+    monkeypatch.setattr(devices.runtime, "is_started", lambda: False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)))
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", threads.append)
     assert own_device(3, 4) == CPU
