@@ -35,6 +35,10 @@ class PlanError(TfparError, ValueError):
     """A plan (or plan file) that does not fit the graph, the mesh or this version."""
 
 
+class ScheduleError(TfparError, ValueError):
+    """A schedule of a pipeline that is malformed, incomplete, or waits for itself."""
+
+
 class OtherModelError(PlanError):
     """A plan for another model, or another step of it.
 

@@ -1,0 +1,6 @@
+"""Pipelines: stages, microbatches, tasks and their schedules. Free of TensorFlow."""
+
+from tfpar.pipeline.schedule import Schedule
+from tfpar.pipeline.tasks import Task
+
+__all__ = ["Schedule", "Task"]

@@ -1,0 +1,259 @@
+"""`TaskGraph`: a schedule's tasks with what they wait for (Rhino §6.1).
+
+    F of a stage            needs F of the stages that it reads of
+    B, I of a stage         need its F, and B or I of the stages that read of it
+    W                       needs its I
+    sums of gradients       go from one B or W of a stage to the next, and to U
+    U                       runs at the end of an actor's order
+    J                       needs all microbatches of some tasks, and all of others need it
+
+Together with the order on each actor that must have no cycle. A cycle is a schedule that waits for
+itself: the error shows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from tfpar.pipeline.schedule import Schedule
+from tfpar.pipeline.stage_graph import Join, StageGraph
+from tfpar.pipeline.tasks import BACKWARD, LAST, Kind, Task
+from tfpar.pipeline.validate import Orders
+from tfpar.spec import ScheduleError
+
+Carries = Literal["activations", "gradients", "kept", "sum", "join"]
+
+
+class Edge(NamedTuple):
+    """What one task makes and another reads.
+
+    Attributes:
+        carries: activations and gradients between stages, what a backward pass reads of its forward
+            pass (kept), sums of gradients, and what joins read and make.
+        num_bytes: that are sent where the two tasks are on different actors.
+    """
+
+    producer: Task
+    consumer: Task
+    carries: Carries
+    num_bytes: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskGraph:
+    """What is run where, in which order, and what waits for what.
+
+    Attributes:
+        orders: of each actor, updates and joins included.
+        edges: between tasks.
+    """
+
+    schedule: Schedule
+    stages: StageGraph
+    orders: Orders
+    edges: tuple[Edge, ...]
+
+    @functools.cached_property
+    def places(self) -> Mapping[Task, tuple[int, int]]:
+        """Of each task, its actor and its place in that actor's order."""
+        return {
+            task: (actor, at)
+            for actor, order in enumerate(self.orders)
+            for at, task in enumerate(order)
+        }
+
+    def transfers(self) -> tuple[Edge, ...]:
+        """The edges from one actor to another."""
+        places = self.places
+        return tuple(e for e in self.edges if places[e.producer][0] != places[e.consumer][0])
+
+
+def task_graph(
+    schedule: Schedule, stages: StageGraph | None = None, synchronized: bool = False
+) -> TaskGraph:
+    """The task graph of a schedule.
+
+    Args:
+        stages: by default a chain.
+        synchronized: every update waits for the gradients of all stages: for a global norm, or a
+            check that they are finite.
+
+    Raises:
+        ScheduleError: other stages than the schedule's, or tasks that wait for each other; shows
+            the cycle.
+    """
+    stages = stages or StageGraph.chain(schedule.num_stages)
+    if stages.num_stages != schedule.num_stages:
+        raise ScheduleError(
+            f"The schedule has {schedule.num_stages} stages, but the model is cut in "
+            f"{stages.num_stages}."
+        )
+    homes = {task: task for order in schedule.orders for task in order}
+    run = _Tasks(schedule, homes)
+    joins = list(_joins(run, stages.joins))
+    orders = [list(order) for order in schedule.orders]
+    for task, edges in joins:
+        order = orders[schedule.actors[task.stage]]
+        order.insert(_place(order, task, edges), task)
+    for order in orders:
+        # The last B or W of a stage is what its update waits for: stages in the order of these.
+        last = {task.stage: at for at, task in enumerate(order) if task.kind in LAST}
+        order.extend(Task("U", stage) for stage in sorted(last, key=last.__getitem__))
+    edges = (
+        *_edges(run, stages),
+        *(edge for _, found in joins for edge in found),
+        *_sums(schedule, synchronized),
+    )
+    graph = TaskGraph(schedule, stages, tuple(map(tuple, orders)), edges)
+    _check_order(graph)
+    return graph
+
+
+def check_schedule(
+    schedule: Schedule,
+    stages: StageGraph | None = None,
+    *,
+    actors: int | None = None,
+    microbatches: int | None = None,
+) -> None:
+    """Check that a schedule can run.
+
+    Args:
+        stages: by default a chain of as many as the schedule has.
+        actors: sets of ranks that there are; None: as many as the schedule has.
+        microbatches: in which the batch is cut; None: as many as the schedule has.
+
+    Raises:
+        ScheduleError: other numbers than the schedule's, or tasks that wait for each other; shows
+            the cycle.
+    """
+    for what, asked, found in (
+        ("sets of ranks", actors, schedule.num_actors),
+        ("microbatches", microbatches, schedule.num_microbatches),
+    ):
+        if asked is not None and asked != found:
+            raise ScheduleError(f"The schedule is for {found} {what}, but there are {asked}.")
+    task_graph(schedule, stages)
+
+
+class _Tasks(NamedTuple):
+    """What a schedule runs: of each stage and microbatch the whole backward pass, or halves."""
+
+    schedule: Schedule
+    present: Mapping[Task, Task]
+
+    def backward(self, stage: int, micro: int) -> Task:
+        """The task that sends gradients to the stages before."""
+        return next(task for kind in BACKWARD if (task := Task(kind, stage, micro)) in self.present)
+
+    def of(self, kind: Kind, stage: int) -> Iterator[Task]:
+        """All microbatches of F, or of the backward pass."""
+        for micro in range(self.schedule.num_microbatches):
+            yield Task("F", stage, micro) if kind == "F" else self.backward(stage, micro)
+
+
+def _edges(run: _Tasks, stages: StageGraph) -> Iterator[Edge]:
+    """What microbatches carry, within a stage and between stages."""
+    for stage in range(stages.num_stages):
+        for micro in range(run.schedule.num_microbatches):
+            backward = run.backward(stage, micro)
+            yield Edge(Task("F", stage, micro), backward, "kept")
+            if backward.kind == "I":
+                yield Edge(backward, Task("W", stage, micro), "kept")
+    for link in stages.links:
+        for micro in range(run.schedule.num_microbatches):
+            maker, reader = (Task("F", stage, micro) for stage in (link.source, link.target))
+            yield Edge(maker, reader, "activations", link.forward_bytes)
+            if link.backward_bytes is not None:
+                back, there = (run.backward(s, micro) for s in (link.target, link.source))
+                yield Edge(back, there, "gradients", link.backward_bytes)
+
+
+def _sums(schedule: Schedule, synchronized: bool) -> Iterator[Edge]:
+    """Gradients are added up in the order in which the actor makes them."""
+    lasts: dict[int, Task] = {}
+    for order in schedule.orders:
+        for task in order:
+            if task.kind in LAST:
+                if task.stage in lasts:
+                    yield Edge(lasts[task.stage], task, "sum")
+                lasts[task.stage] = task
+    for stage, last in lasts.items():
+        updated = sorted(lasts) if synchronized else [stage]
+        yield from (Edge(last, Task("U", one), "sum") for one in updated)
+
+
+def _joins(run: _Tasks, joins: Sequence[Join]) -> Iterator[tuple[Task, list[Edge]]]:
+    """Each join as a task, and its edges."""
+    numbers: dict[int, int] = {}
+    for join in joins:
+        number = numbers[join.stage] = numbers.get(join.stage, -1) + 1
+        task = Task("J", join.stage, number)
+        made = [Edge(t, task, "join") for kind, stage in join.after for t in run.of(kind, stage)]
+        held = [Edge(task, t, "join") for kind, stage in join.before for t in run.of(kind, stage)]
+        yield task, made + held
+
+
+def _place(order: Sequence[Task], join: Task, edges: Iterable[Edge]) -> int:
+    """Where in its actor's order a join runs.
+
+    Before the first task that it holds up, since what comes earlier can run while the join waits
+    for other actors; if it holds up none of this actor, after the last one that it waits for.
+    """
+    held = {edge.consumer for edge in edges if edge.producer == join}
+    needed = {edge.producer for edge in edges if edge.consumer == join}
+    after = [at + 1 for at, task in enumerate(order) if task in needed]
+    return next((at for at, task in enumerate(order) if task in held), max(after, default=0))
+
+
+def _check_order(graph: TaskGraph) -> None:
+    tasks = list(itertools.chain.from_iterable(graph.orders))
+    number = {task: at for at, task in enumerate(tasks)}
+    needs: list[dict[int, str]] = [{} for _ in tasks]
+    for order in graph.orders:
+        for before, after in zip(order, order[1:], strict=False):
+            needs[number[after]][number[before]] = "runs after"
+    for edge in graph.edges:
+        needs[number[edge.consumer]][number[edge.producer]] = "needs"
+    cycle = first_cycle(needs)
+    if cycle:
+        shown = str(tasks[cycle[0]])
+        for one, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+            shown += f" {needs[one][other]} {tasks[other]}"
+            shown += f" (actor {graph.places[tasks[other]][0]})," if other != cycle[0] else ""
+        raise ScheduleError(
+            f"The schedule can never end, its tasks wait for each other: {shown}. Move one of them."
+        )
+
+
+def first_cycle(needs: Sequence[Iterable[int]]) -> list[int]:
+    """Positions that wait for each other, each for the next one and the last for the first; or [].
+
+    Args:
+        needs: of each position, those that it waits for, each once.
+    """
+    waiting = [0] * len(needs)
+    readers: list[list[int]] = [[] for _ in needs]
+    for at, found in enumerate(needs):
+        for other in found:
+            waiting[at] += 1
+            readers[other].append(at)
+    ready = [at for at, count in enumerate(waiting) if not count]
+    for at in ready:
+        for reader in readers[at]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    if len(ready) == len(needs):
+        return []
+    # Whoever still waits, waits for another who does: that leads into a cycle.
+    at = next(i for i, count in enumerate(waiting) if count)
+    path: dict[int, int] = {}
+    while at not in path:
+        path[at] = len(path)
+        at = next(other for other in needs[at] if waiting[other])
+    return list(path)[path[at] :]

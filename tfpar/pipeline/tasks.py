@@ -1,0 +1,55 @@
+"""Tasks: what the ranks of a stage run as one piece (Rhino §6.1).
+
+A *stage* is a part of the step on ranks of its own, a *microbatch* a part of each rank's batch. The
+ranks that run tasks together are an *actor*: one set of ranks, with one stage, or several (virtual
+stages).
+
+    F   forward pass of a microbatch
+    B   its backward pass, whole
+    I   the half of the backward pass that the stages before wait for: gradients of inputs
+    W   the other half, which only the update waits for: gradients of weights
+    U   the update of the stage's weights, once a step
+    J   a join: what has to see all microbatches before any of them goes on
+
+A microbatch of a stage has a B, or an I and a W; never both. A schedule orders F, B, I and W. When
+U and J run follows from it (`tfpar.pipeline.graph`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+Kind = Literal["F", "B", "I", "W", "U", "J"]
+
+KINDS: tuple[str, ...] = get_args(Kind)
+
+SCHEDULED: tuple[Kind, ...] = ("F", "B", "I", "W")
+"""What a schedule orders."""
+
+BACKWARD: tuple[Kind, ...] = ("B", "I")
+"""What sends gradients to the stages before."""
+
+LAST: tuple[Kind, ...] = ("B", "W")
+"""After which a microbatch has added its part to the gradients of weights."""
+
+
+class Task(NamedTuple):
+    """One run of a part of a stage; see the module.
+
+    Attributes:
+        micro: the microbatch; of a join its number within the stage; 0 of an update.
+    """
+
+    kind: Kind
+    stage: int
+    micro: int = 0
+
+    def __str__(self) -> str:
+        """`2F0`: forward of microbatch 0 at stage 2; `2U`: its update."""
+        return f"{self.stage}{self.kind}{'' if self.kind == 'U' else self.micro}"
+
+
+def named(tasks: list[Task], most: int = 6) -> str:
+    """Tasks as a message lists them: `0F1, 0B1 and 3 more`."""
+    shown = ", ".join(map(str, tasks[:most]))
+    return shown if len(tasks) <= most else f"{shown} and {len(tasks) - most} more"
