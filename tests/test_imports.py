@@ -9,7 +9,18 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = (
-    *("spec", "ir", "rules", "propagation", "cost", "search", "rewrite", "compile", "report"),
+    *(
+        "spec",
+        "ir",
+        "rules",
+        "propagation",
+        "pipeline",
+        "cost",
+        "search",
+        "rewrite",
+        "compile",
+        "report",
+    ),
     *("plans", "constraints", "cluster", "launch"),
 )
 MODULES = ("planning", "options")
@@ -59,7 +70,8 @@ BELOW = {
     "rules": "ir spec",
     "propagation": "ir rules spec",
     "cluster": "spec writable",
-    "cost": "cluster ir propagation rules spec",
+    "pipeline": "spec",
+    "cost": "cluster ir pipeline propagation rules spec",
     "constraints": "ir spec",
     "plans": "cluster constraints cost ir propagation spec",
     "rewrite": "ir propagation rules spec",
@@ -187,7 +199,7 @@ def test_only_interop_takes_insides_of_tensorflow_and_keras():
     assert takers == {"tfpar/interop"}
 
 
-@pytest.mark.parametrize("suite", ["spec", "ir/text", "compile", "report", "planning"])
+@pytest.mark.parametrize("suite", ["spec", "ir/text", "compile", "report", "planning", "pipeline"])
 def test_suites_of_what_needs_no_tensorflow_need_none(suite):
     """They run where it cannot be imported; what does need it says so in the names of its files."""
     code = f"""

@@ -35,6 +35,7 @@ WITH_CODE = {
     "docs/howto/describe_a_cluster.md",
     "docs/howto/keras_hub.md",
     "docs/howto/train_a_tensorflow_1_graph.md",
+    "docs/pipelines.md",
     "docs/rhino.md",
     "docs/shared_subgraphs.md",
 }

@@ -92,8 +92,7 @@ def task_graph(
             f"The schedule has {schedule.num_stages} stages, but the model is cut in "
             f"{stages.num_stages}."
         )
-    homes = {task: task for order in schedule.orders for task in order}
-    run = _Tasks(schedule, homes)
+    run = _Tasks(schedule, frozenset(itertools.chain.from_iterable(schedule.orders)))
     joins = list(_joins(run, stages.joins))
     orders = [list(order) for order in schedule.orders]
     for task, edges in joins:
@@ -103,12 +102,12 @@ def task_graph(
         # The last B or W of a stage is what its update waits for: stages in the order of these.
         last = {task.stage: at for at, task in enumerate(order) if task.kind in LAST}
         order.extend(Task("U", stage) for stage in sorted(last, key=last.__getitem__))
-    edges = (
-        *_edges(run, stages),
-        *(edge for _, found in joins for edge in found),
-        *_sums(schedule, synchronized),
+    found = itertools.chain(
+        _edges(run, stages),
+        (edge for _, edges in joins for edge in edges),
+        _sums(schedule, synchronized),
     )
-    graph = TaskGraph(schedule, stages, tuple(map(tuple, orders)), edges)
+    graph = TaskGraph(schedule, stages, tuple(map(tuple, orders)), tuple(found))
     _check_order(graph)
     return graph
 
@@ -144,7 +143,7 @@ class _Tasks(NamedTuple):
     """What a schedule runs: of each stage and microbatch the whole backward pass, or halves."""
 
     schedule: Schedule
-    present: Mapping[Task, Task]
+    present: frozenset[Task]
 
     def backward(self, stage: int, micro: int) -> Task:
         """The task that sends gradients to the stages before."""

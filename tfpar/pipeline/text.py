@@ -13,8 +13,8 @@ say nothing of the order. Spaces separate cells as commas do. Files differ in wh
   before the second.
 
 Files with communication list what is sent (`SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`), and how weights
-are laid (`UNSHARD`, `RESHARD`, `REDUCE_GRAD`). These cells are passed over: what is sent follows from
-what stages read, and how weights are laid from their plans. The order of tasks is the same without.
+are laid (`UNSHARD`, `RESHARD`, `REDUCE_GRAD`). These cells are passed over: what is sent follows
+from what stages read, how weights are laid from their plans. The order of tasks is the same.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from tfpar.pipeline.tasks import Kind, Task
 def zb_h1(actors: int, microbatches: int, virtual_stages: int = 1) -> Schedule:
     """ZB-H1: the memory of 1F1B and a third of its bubble.
 
-    Actor `a` of p begins as in 1F1B, but is `a` microbatches behind with `W`: so gradients reach the
-    first actor sooner, and each keeps min(m, p) microbatches at most, as the first one does.
+    Actor `a` of p begins as in 1F1B, but is `a` microbatches behind with `W`: so gradients reach
+    the first actor sooner, and each keeps min(m, p) microbatches at most, as the first one does.
     """
     del virtual_stages  # one
     orders = []
@@ -38,12 +38,12 @@ def zb_h1(actors: int, microbatches: int, virtual_stages: int = 1) -> Schedule:
 
 
 def zb_v(actors: int, microbatches: int, virtual_stages: int = 2) -> Schedule:
-    """ZB-V: no bubble from 2 p microbatches on, with the memory of 1F1B.
+    """ZB-V: next to no bubble from 2 p microbatches on, with the memory of 1F1B.
 
     Actor `a` of p has stages `a` and 2 p - 1 - a: the first and the last stage are together, and
     the forward pass runs down and up again, as a V. Each actor keeps what 2 p microbatches need of
-    one of its two stages at most. With fewer than 2 p microbatches, the order is that of 2 p without
-    the tasks that there are not.
+    one of its two stages at most, and from its first task on it waits for no longer than one task
+    takes. With fewer than 2 p microbatches, the order is that of 2 p without those that lack.
     """
     del virtual_stages  # two
     planned = max(microbatches, 2 * actors)

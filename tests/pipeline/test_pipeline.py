@@ -1,0 +1,49 @@
+"""What users ask of a pipeline, checked where they write it."""
+
+import pytest
+
+import tfpar as tap
+from tfpar.pipeline import Pipeline
+from tfpar.pipeline.generators import FAMILIES, generate
+from tfpar.spec import ArgumentError
+
+TWO = tap.Schedule.parse("0F0,0B0\n1F0,1B0")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_names_are_schedules(name):
+    pipeline = Pipeline(stages=2, microbatches=4, schedule=name)
+    assert pipeline.order == generate(name, 2, 4)
+    assert pipeline == Pipeline(2, 4, name) and hash(pipeline) == hash(Pipeline(2, 4, name))
+
+
+def test_what_is_left_out():
+    assert Pipeline(2, 4).order == generate("1f1b", 2, 4)
+    assert Pipeline(microbatches=3).order == tap.Schedule.parse("0F0,0B0,0F1,0B1,0F2,0B2")
+    assert Pipeline(schedule=TWO).order is TWO
+    assert Pipeline(2, 1, TWO).order is TWO
+    assert Pipeline(2, 4, "interleaved", virtual_stages=3).order.num_stages == 6
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(), "microbatches is None; it must be a whole number, 1 or more"),
+        (dict(stages=0, microbatches=2), "stages is 0"),
+        (dict(stages="2", microbatches=2), "stages is '2'"),
+        (dict(stages=2, microbatches=0), "microbatches is 0"),
+        (dict(stages=2, microbatches=2.5), "microbatches is 2.5"),
+        (dict(microbatches=2, schedule="1F1B"), "one of 'gpipe', .*'zb-v', or a tap.Schedule"),
+        (dict(microbatches=2, schedule=["gpipe"]), "or a tap.Schedule"),
+        (dict(microbatches=2, schedule=None), "schedule is None"),
+        (dict(microbatches=2, virtual_stages=2), "must be 1 with schedule '1f1b'"),
+        (dict(microbatches=2, schedule="zb-v", virtual_stages=3), "must be 2 with"),
+        (dict(microbatches=2, recompute=1), "recompute is 1; it must be True or False"),
+        (dict(schedule=TWO, stages=3), r"stages is 3; it must be 2: the schedule has 2 lines"),
+        (dict(schedule=TWO, microbatches=2), "microbatches is 2; it must be 1: the schedule has"),
+        (dict(schedule=TWO, virtual_stages=1), "not both"),
+    ],
+)
+def test_wrong_values_are_refused_where_they_are_written(given, message):
+    with pytest.raises(ArgumentError, match=message):
+        Pipeline(**given)

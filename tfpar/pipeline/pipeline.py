@@ -1,0 +1,78 @@
+"""`Pipeline`: what users ask of a pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
+from tfpar.pipeline.schedule import Schedule
+from tfpar.spec import ArgumentError
+from tfpar.spec.arguments import flag, integer, one_of, refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """How a step runs in stages, a microbatch behind the other.
+
+        Pipeline(stages=2, microbatches=8)                     # 1F1B
+        Pipeline(stages=4, microbatches=8, schedule="zb-v")    # eight stages, two on each
+        Pipeline(schedule=tap.Schedule.load("mine.csv"))
+        Pipeline(microbatches=4)                               # accumulates gradients
+
+    Args:
+        stages: sets of ranks, one behind the other; each runs one stage, or `virtual_stages`. By
+            default as many as a given schedule has, else 1.
+        microbatches: in which each rank's batch is cut; may be left out with a given schedule.
+        schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb-h1"`, `"zb-v"`, or a `Schedule`.
+        virtual_stages: of each set of ranks; by default 2 with `"interleaved"` and `"zb-v"`, else
+            1. A given schedule says that itself.
+        recompute: the backward pass of a stage runs its forward pass again; only what the stage
+            reads of others is kept for each microbatch.
+
+    Raises:
+        ArgumentError: of another type or out of range, or not what the given schedule has; names
+            it.
+    """
+
+    stages: int | None = None
+    microbatches: int | None = None
+    schedule: str | Schedule = "1f1b"
+    virtual_stages: int | None = None
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        flag("recompute", self.recompute)
+        for name in ("stages", "microbatches"):
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), 1)
+        if isinstance(self.schedule, Schedule):
+            self._check_given(self.schedule)
+            return
+        if not isinstance(self.schedule, str) or self.schedule not in FAMILIES:
+            expected = f"one of {', '.join(map(repr, FAMILIES))}, or a tap.Schedule"
+            raise refused("schedule", self.schedule, expected)
+        stages_of_each(one_of("schedule", self.schedule, FAMILIES), self.virtual_stages)
+        integer("microbatches", self.microbatches, 1)
+
+    def _check_given(self, schedule: Schedule) -> None:
+        if self.virtual_stages is not None:
+            raise ArgumentError(
+                "Give a Schedule or virtual_stages, not both: a schedule says which stages lie "
+                "together."
+            )
+        for name, asked, found in (
+            ("stages", self.stages, schedule.num_actors),
+            ("microbatches", self.microbatches, schedule.num_microbatches),
+        ):
+            if asked is not None and asked != found:
+                has = "lines (sets of ranks)" if name == "stages" else name
+                raise refused(name, asked, f"{found}: the schedule has {found} {has}")
+
+    @functools.cached_property
+    def order(self) -> Schedule:
+        """The schedule itself: as given, or that of the name."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule
+        microbatches = integer("microbatches", self.microbatches, 1)
+        return generate(self.schedule, self.stages or 1, microbatches, self.virtual_stages)
