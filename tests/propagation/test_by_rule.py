@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.propagation.by_hand import GRID, PAIR, ByHand, before, begun, moves, passed, specs
+from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, before, begun, moves, passed, specs
 from tfpar.propagation.by_rule import decide_by_rule, strategy_by_rule
 from tfpar.propagation.decide import CannotHold
 from tfpar.propagation.factors import CARRY, WHOLE
@@ -58,7 +58,7 @@ def test_what_a_plan_says_of_the_first_axes_holds_and_the_rest_follows():
 def test_variables_that_contradict_each_other_raise():
     build = ByHand()
     first, second = build.variable("a", 6, 8), build.variable("b", 6, 8)
-    attrs = {"T": build.read(first).op.attrs["dtype"], "use_locking": False}
+    attrs = {"T": FLOAT, "use_locking": False}
     inputs = (first, second, build.const(0.1, "float32"), build.const(0.9, "float32"))
     gradient = build.fed("gradient", 6, 8)
     op = build.emit(
@@ -83,7 +83,7 @@ def summed_into_tables():
     build = ByHand()
     rows, ids = build.fed("rows", 4, 6), build.fed("ids", 4, dtype="int32")
     count = build.const(np.int32(1000))
-    attrs = {"T": rows.op.attrs["dtype"]}
+    attrs = {"T": FLOAT}
     alone, tied = (
         build.one("UnsortedSegmentSum", (rows, ids, count), (1000, 6), "float32", attrs)
         for _ in range(2)
@@ -111,7 +111,7 @@ def test_partials_pass_where_an_op_is_linear_and_readers_can_reduce_less():
     build = ByHand()
     x, weights = build.fed("x", 4, 6), [build.fed(n, 6, 8) for n in "abc"]
     products = [build.product(x, w) for w in weights]
-    attrs = {"T": x.op.attrs["dtype"], "N": 3}
+    attrs = {"T": FLOAT, "N": 3}
     total = build.one("AddN", products, (4, 8), "float32", attrs)
     prepared = build.prepared(total)
     state = passed(prepared, PAIR, {}, ["S(1)", "S(0)", "S(0)", "S(0)"])

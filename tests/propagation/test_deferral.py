@@ -1,6 +1,6 @@
 """Where partial sums are resolved: which tensors are better carried on, and on what terms."""
 
-from tests.propagation.by_hand import GRID, PAIR, ByHand, specs
+from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, specs
 from tfpar.propagation.deferral import Carry
 from tfpar.propagation.prepared import prepare
 from tfpar.spec import parse_spec
@@ -13,7 +13,7 @@ def summed(count=3):
     build = ByHand()
     x = build.fed("x", 4, 6)
     products = [build.product(x, build.fed(f"w{i}", 6, 8)) for i in range(count)]
-    attrs = {"T": x.op.attrs["dtype"], "N": count}
+    attrs = {"T": FLOAT, "N": count}
     return build, products, build.one("AddN", products, (4, 8), "float32", attrs)
 
 
@@ -22,7 +22,7 @@ def scored(heads: int = 2):
     build = ByHand()
     x = build.fed("x", 4 * heads, 6)
     sides = [build.reshape(build.product(x, build.fed(name, 6, 5)), (heads, 4, 5)) for name in "qk"]
-    attrs = {"T": x.op.attrs["dtype"], "adj_x": False, "adj_y": True}
+    attrs = {"T": FLOAT, "adj_x": False, "adj_y": True}
     scores = build.one("BatchMatMulV2", sides, (heads, 4, 4), "float32", attrs)
     return build, sides, scores
 

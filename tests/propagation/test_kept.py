@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.propagation.by_hand import GRID, PAIR, ByHand, begun
+from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, begun
 from tfpar.propagation.kept import kept_spec, resolved_spec
 from tfpar.propagation.own_splits import ends_at_weight
 from tfpar.spec import Mesh, parse_spec
@@ -95,7 +95,7 @@ def attention():
     build = ByHand()
     x = build.fed("x", 8, 6)
     q, k, v = (build.reshape(build.product(x, build.fed(n, 6, 4)), (2, 4, 4)) for n in "qkv")
-    attrs = {"T": x.op.attrs["dtype"], "adj_x": False}
+    attrs = {"T": FLOAT, "adj_x": False}
     scores = build.one("BatchMatMulV2", (q, k), (2, 4, 4), "float32", {**attrs, "adj_y": True})
     mixed = build.one("BatchMatMulV2", (scores, v), (2, 4, 4), "float32", {**attrs, "adj_y": False})
     joined = build.reshape(mixed, (8, 4))
