@@ -10,7 +10,7 @@ import tfpar.rules  # noqa: F401 - registers the rules
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Tensor, Variable
 from tfpar.propagation.engine import begin, run_segment
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned import Anchors, OpPlan
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.propagation.state import PropagationState
 from tfpar.propagation.step import visit
@@ -81,6 +81,7 @@ def begun(
     variables: Mapping[str, str] | None = None,
     inputs: Sequence[str] = (),
     tensors: Mapping[Tensor, str] | None = None,
+    ops: Mapping[str, OpPlan] | None = None,
     **given,
 ) -> PropagationState:
     """The state before the first op; specs are given as text."""
@@ -88,6 +89,7 @@ def begun(
         variables={name: parse_spec(text) for name, text in (variables or {}).items()},
         inputs=specs(*inputs),
         tensors={tensor.name: parse_spec(text) for tensor, text in (tensors or {}).items()},
+        ops=ops or {},
     )
     return begin(prepared, mesh, anchors, **given)
 
