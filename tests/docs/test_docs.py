@@ -24,6 +24,7 @@ WITH_CODE = {
     "README.md",
     "docs/getting_started.md",
     "docs/concepts.md",
+    "docs/howto/a_day_in_this_code.md",
     "docs/howto/add_op_rule.md",
     "docs/howto/add_planner.md",
     "docs/howto/add_cost_term.md",
