@@ -2,9 +2,9 @@
 
     python -m scripts.save_graphs [--model gpt]
 
-A step is traced without its update, as `tap.plan` does, simplified, and written to
-`tests/graphs/NAME.txt.gz`. Run it when capture or a pass is meant to give another graph; a test
-tells when the saved ones are not those of today.
+How the models are built is in `tests/graphs/models.py`. A step is traced without its update, as
+`tap.plan` does, simplified, and written to `tests/graphs/NAME.txt.gz`. Run it when capture or a
+pass is meant to give another graph; a test tells when the saved ones are not those of today.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import gzip
 import os
 import sys
 
-from tests.graphs import BATCH, FOLDER, NAMES
+from tests.graphs import FOLDER, saved_names
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
 
@@ -28,16 +28,20 @@ def captured(name: str) -> StepGraph:
     import keras
 
     import tfpar as tap
-    from benchmarks import models
+    from benchmarks.models import batch_of, compile_model
+    from tests.graphs.models import MODELS
     from tfpar.capture.step import argument_specs
     from tfpar.compile import simplify_step
     from tfpar.keras.adapter import parallel_model
 
     keras.utils.clear_session()  # so that names start from the same numbers
     keras.utils.set_random_seed(0)
+    build, data = MODELS[name]
     with tap.auto_parallel([1], planner=None):
-        model = models.compile_model(models.SMALL[name]())
-    specs = argument_specs((models.batch_of(model, BATCH),))
+        model = build()
+        if not model.compiled:
+            compile_model(model)
+    specs = argument_specs((batch_of(model, data) if isinstance(data, int) else data,))
     step = parallel_model(model).capture_gradients(specs)
     simplify_step(step)
     return step
@@ -53,8 +57,8 @@ def versions() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", action="append", choices=NAMES, help="only this one")
-    for name in parser.parse_args().model or NAMES:
+    parser.add_argument("--model", action="append", help="only this one, which may be new")
+    for name in parser.parse_args().model or saved_names():
         text = f"// {versions()}\n{format_step(captured(name))}"
         packed = gzip.compress(text.encode(), mtime=0)
         (FOLDER / f"{name}.txt.gz").write_bytes(packed)

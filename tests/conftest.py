@@ -3,6 +3,7 @@
 import importlib.abc
 import importlib.util
 import os
+import pathlib
 import sys
 
 import numpy as np
@@ -46,6 +47,30 @@ def pytest_configure(config):
         make_devices(sys.modules["tensorflow"])
     else:
         sys.meta_path.insert(0, DevicesOnImport())
+
+
+WITHOUT_TENSORFLOW = ("compile", "planning", "report", "search", "spec")
+"""Folders of tests that run where TensorFlow cannot be imported."""
+NEED_TENSORFLOW = ("test_captured.py", "test_dump_of_training.py")
+"""Names of files in them that trace what they test."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Where a test does without TensorFlow, neither it nor its fixtures can import it."""
+    folder = item.path.relative_to(pathlib.Path(__file__).parent).parts[0]
+    if folder not in WITHOUT_TENSORFLOW or item.path.name in NEED_TENSORFLOW:
+        return (yield)
+    missing = object()
+    before = {name: sys.modules.get(name, missing) for name in ("tensorflow", "keras")}
+    sys.modules.update(dict.fromkeys(before, None))
+    try:
+        return (yield)
+    finally:
+        for name, module in before.items():
+            del sys.modules[name]
+            if module is not missing:
+                sys.modules[name] = module
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Steps of small models, saved as text: forward and backward pass, simplified, at one batch size.
 
-`python -m scripts.save_graphs` writes them.
+Planning is tested on them without TensorFlow. `tests/graphs/models.py` says how the models are
+built, and `python -m scripts.save_graphs` traces and saves their steps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from tfpar.ir.text import parse_step
 
 FOLDER = pathlib.Path(__file__).parent
 NAMES = ("gpt", "wide", "resnet", "gshard_moe", "t5")
+"""Those of which plans, prices and collectives are compared."""
 BATCH = 8
+"""How many samples most of them take."""
+
+
+def saved_names() -> list[str]:
+    """All whose steps are saved."""
+    return sorted(path.name.removesuffix(".txt.gz") for path in FOLDER.glob("*.txt.gz"))
 
 
 @functools.cache

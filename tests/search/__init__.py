@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import tfpar
 import tfpar.rules  # noqa: F401 - registers the rules
-from benchmarks import models
-from tfpar.capture.step import argument_specs
-from tfpar.compile import simplify_step
+from tests.graphs import saved
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
@@ -23,7 +20,6 @@ from tfpar.ir.shared_subgraphs import (
     prune_graph,
     repeated_blocks,
 )
-from tfpar.keras import adapter
 from tfpar.search.model.fold import Folded, fold
 
 
@@ -65,15 +61,9 @@ def parts_of(graph: Graph, min_duplicate: int = 2) -> Parts:
     return Parts(planning_graph(graph, []), min_duplicate)
 
 
-def captured(name_or_build, batch: int = 8, **sizes) -> Parts:
-    """A model's step with its gradients; nothing is materialised."""
-    build = models.SMALL[name_or_build] if isinstance(name_or_build, str) else name_or_build
-    with tfpar.auto_parallel(tfpar.split([1, 2])):
-        model = models.compile_model(build(**sizes))
-    step = adapter.parallel_model(model).capture_gradients(
-        argument_specs((models.batch_of(model, batch),))
-    )
-    simplify_step(step)
+def saved_parts(name: str) -> Parts:
+    """Those of a step that is saved; see `tests.graphs`."""
+    step = saved(name)
     return Parts(planning_graph(step.graph, step.gradients))
 
 

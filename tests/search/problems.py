@@ -1,4 +1,4 @@
-"""Problems for planners, from small models that are only captured."""
+"""Problems for planners, from the steps of small models."""
 
 from __future__ import annotations
 
@@ -7,35 +7,45 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import pytest
 
-import tfpar as tap
-from benchmarks.models import batch_of, compile_model
-from tfpar.capture.step import CapturedStep, argument_specs
+from tests.graphs import saved
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster
-from tfpar.compile import simplify_step
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
-from tfpar.keras.adapter import parallel_model
+from tfpar.ir.step import StepGraph
 from tfpar.planning import Request, lay_out, state_problem
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Problem
+from tfpar.spec import Mesh
 
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
     """A model's step without its update, and the batch that it was captured for."""
 
-    step: CapturedStep
+    step: StepGraph
     batch: int
 
     @classmethod
-    def of(cls, build: Callable[[], keras.Model], batch: int, data: Any = None) -> Captured:
+    def saved(cls, name: str) -> Captured:
+        """The step that is saved under this name; see `tests.graphs`."""
+        step = saved(name)
+        return cls(step, step.graph.inputs[0].shape[0])
+
+    @classmethod
+    def of(cls, build: Callable[[], Any], batch: int, data: Any = None) -> Captured:
+        """The step of the Keras model that `build` makes, which is captured now."""
+        import tfpar as tap
+        from benchmarks.models import batch_of, compile_model
+        from tfpar.capture.step import argument_specs
+        from tfpar.compile import simplify_step
+        from tfpar.keras.adapter import parallel_model
+
         with tap.auto_parallel([1], planner=None):
             model = build()
             if not model.compiled:
@@ -54,7 +64,7 @@ class Captured:
     ) -> Problem:
         """The problem of planning it; unless told, the fastest plan is asked for, however near
         simpler ones come: what a search finds is to be seen."""
-        grid = tap.Mesh.of(mesh)
+        grid = Mesh.of(mesh)
         request = Request(grid, find_cluster(cluster, grid), tuple(constraints))
         problem = state_problem(self.step, request, self.batch, state_ratio=2.0)
         return problem.aiming(uncertainty=uncertainty)

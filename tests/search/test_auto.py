@@ -2,12 +2,8 @@
 
 import logging
 
-import keras
-import numpy as np
 import pytest
 
-import tfpar as tap
-from benchmarks.models import SMALL, compile_model
 from tests.search.problems import Captured, within
 from tfpar.search import auto
 from tfpar.search.auto import AutoPlanner
@@ -16,22 +12,14 @@ from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.tap.planner import TapPlanner
 
 
-def recurrent():
-    words = keras.Input((12,), dtype="int32")
-    x = keras.layers.Embedding(60, 16)(words)
-    x = keras.layers.LSTM(32, use_cudnn=False)(x)
-    return compile_model(keras.Model(words, keras.layers.Dense(40)(x)))
-
-
 @pytest.fixture(scope="module")
 def loops():
-    data = np.zeros((8, 12), "int32"), np.zeros(8, "int32")
-    return Captured.of(recurrent, 8, data).problem([1, 2], "rhino-m8")
+    return Captured.saved("recurrent").problem([1, 2], "rhino-m8")
 
 
 @pytest.fixture(scope="module")
 def feed_forward():
-    return Captured.of(lambda: SMALL["wide"](classes=1000), 8).problem([1, 2], "rhino-m8")
+    return Captured.saved("wide_1000_classes").problem([1, 2], "rhino-m8")
 
 
 def pick(problem, seconds=None):
@@ -94,13 +82,6 @@ def test_the_time_that_is_given_is_that_of_the_planner_it_takes(
     assert len(given) == 1 and 0 < given[0] <= 50
 
 
-def test_the_summary_says_who_searched():
-    x, y = np.zeros((8, 12), "float32"), np.zeros(8, "int32")
-
-    def build():
-        inputs = keras.Input((12,))
-        x = keras.layers.Dense(16)(inputs)
-        return compile_model(keras.Model(inputs, keras.layers.Dense(300)(x)))
-
-    plan = tap.plan(build, (x, y), [2], cluster="rhino-m8")
+def test_the_summary_says_who_searched(feed_forward):
+    plan = AutoPlanner().solve(feed_forward)
     assert "Found by the rhino level 3 planner" in plan.summary()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import keras
-import numpy as np
 import pytest
-from keras import layers, ops
 
 import tfpar as tap
 from tests.search.by_ops import ByOps
@@ -15,25 +12,13 @@ from tfpar.search.batch import is_taken_in_rows, with_batch_split
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.spec import Shard, replicated
 
-BATCH = 8
-DATA = np.zeros((BATCH, 6), "float32"), np.zeros((BATCH, 3), "float32")
 
-
-def perceptron(cast: bool = False) -> keras.Model:
-    inputs = keras.Input((6,))
-    h = layers.Lambda(lambda x: ops.cast(x, "float64"))(inputs)
-    h = layers.Dense(4, dtype="float64" if cast else "float32")(h if cast else inputs)
-    model = keras.Model(inputs, layers.Dense(3, name="fc2")(h))
-    model.compile("sgd", "mse")
-    return model
-
-
-def problem_of(build, mesh=(2,), constraints=()):
-    return Captured.of(build, BATCH, DATA).problem(mesh, "cpu", constraints)
+def problem_of(name, mesh=(2,), constraints=()):
+    return Captured.saved(name).problem(mesh, "cpu", constraints)
 
 
 def test_what_every_op_takes_in_rows_is_split():
-    problem = problem_of(perceptron)
+    problem = problem_of("perceptron")
     unsaid = ByOps().solve(problem)
     assert unsaid.ops and not unsaid.batch_axes
     whole = partition(problem, unsaid)
@@ -62,7 +47,7 @@ def _column(summary: str, name: str) -> list[str]:
 
 
 def test_ops_that_hand_the_batch_on_are_looked_through():
-    problem = problem_of(lambda: perceptron(cast=True))
+    problem = problem_of("perceptron_with_a_cast")
     plan = ByOps(whole=frozenset({"Cast"})).solve(problem)
     (cast,) = (
         op for op in problem.graph.ops if op.type == "Cast" and {*op.inputs} & problem.batched
@@ -75,7 +60,7 @@ def test_ops_that_hand_the_batch_on_are_looked_through():
 
 
 def test_an_input_that_is_needed_whole_keeps_the_batch_whole():
-    problem = problem_of(perceptron)
+    problem = problem_of("perceptron")
     (labels,) = (t for t in problem.batched if t.shape[1] == 3)
     (reader,) = problem.graph.consumers()[labels]
     plan = ByOps(whole=frozenset({reader.type})).solve(problem)
@@ -89,23 +74,14 @@ def test_an_input_that_is_needed_whole_keeps_the_batch_whole():
 
 
 def test_axes_that_constraints_give_are_left_as_they_are():
-    problem = problem_of(perceptron, constraints=[tap.batch()])
+    problem = problem_of("perceptron", constraints=[tap.batch()])
     unsaid = ByOps().solve(problem)
     assert with_batch_split(unsaid, problem) is unsaid
 
 
 def test_what_rhino_needs_whole_of_an_input_it_says():
     """A frozen layer is computed by every rank whole; the labels are read in rows."""
-
-    def build():
-        inputs = keras.Input((16,))
-        h = layers.Dense(64, "relu", trainable=False)(inputs)
-        model = keras.Model(inputs, layers.Dense(3)(h))
-        model.compile("sgd", "mse")
-        return model
-
-    data = np.zeros((256, 16), "float32"), np.zeros((256, 3), "float32")
-    problem = Captured.of(build, 256, data).problem([2], "cpu")
+    problem = problem_of("frozen")
     plan = find_plan(problem, RhinoPlanner())
     assert plan.ops and not plan.batch_axes
     summary = plan.summary(partition(problem, plan))
@@ -113,11 +89,11 @@ def test_what_rhino_needs_whole_of_an_input_it_says():
 
 
 def test_any_planner_s_plan_is_read():
-    problem = problem_of(perceptron)
+    problem = problem_of("perceptron")
     assert find_plan(problem, ByOps()).batch_axes == ("data",)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_ranks_alone_and_batches_that_do_not_divide(ranks):
-    problem = problem_of(perceptron, mesh=(ranks,))
+    problem = problem_of("perceptron", mesh=(ranks,))
     assert with_batch_split(ByOps().solve(problem), problem).batch_axes == ("data",) * (ranks > 1)

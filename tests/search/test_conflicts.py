@@ -6,12 +6,10 @@ import dataclasses
 import functools
 import itertools
 
-import keras
 import pytest
 
 import tfpar as tap
 from tests.search.problems import Captured, within
-from tests.search.tap.test_planner import rows
 from tests.search.test_cache import problem as tiny
 from tfpar.cluster.named import find_cluster
 from tfpar.planning import Request, find_plan, search_plan
@@ -214,23 +212,9 @@ MESH = Mesh.of([1, 2])
 PLANNERS = pytest.mark.parametrize("planner", [TapPlanner(), RhinoPlanner()], ids=["tap", "rhino"])
 
 
-def build():
-    keras.utils.clear_session()
-    layers = [
-        keras.layers.Dense(width, use_bias=False, name=name)
-        for name, width in (("stem", 512), ("narrow", 32), ("head", 4000))
-    ]
-    model = keras.Sequential([keras.Input((96,)), *layers])
-    model.compile("adam", "mse", jit_compile=False)
-    return model
-
-
-DATA = rows(16, 96)[0], rows(16, 4000)[0]
-
-
 @pytest.fixture(scope="module")
 def captured():
-    return Captured.of(build, 16, DATA)
+    return Captured.saved("three_layers")
 
 
 def cluster(limit):
@@ -277,29 +261,3 @@ def test_where_nothing_fits_in_any_case_constraints_are_not_blamed(planner, capt
     with pytest.raises(MemoryLimitError, match="What would help: more devices") as error:
         search(captured, planner, [HEAD], 1e5)
     assert "Leave out" not in str(error.value)
-
-
-# --- from the public API ---------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_planning_a_model_says_which_constraint_to_leave_out():
-    arguments = dict(mesh=[1, 2], cluster="v100-ethernet", memory_limit="3 MB")
-    assert tap.plan(build, DATA, **arguments).cost.memory_bytes < 3e6
-    with pytest.raises(MemoryLimitError) as error:
-        tap.plan(build, DATA, constraints=[OTHER, HEAD], **arguments)
-    text = str(error.value)
-    assert f"under this constraint: {HEAD}. Leave out {HEAD}: the best plan then stores" in text
-    with tap.auto_parallel(constraints=[OTHER, HEAD], **arguments):
-        model = build()
-    with pytest.raises(MemoryLimitError, match="under this constraint: replicate") as error:
-        model.fit(*DATA, batch_size=16, verbose=0)
-    assert str(OTHER) not in str(error.value)
-
-
-def test_constraints_that_contradict_each_other_are_both_named():
-    one, other = tap.shard("head/.*", 0, "model"), tap.shard("head/k.*", 1, "model")
-    for constraints in ([one, other], [tap.batch("data"), tap.batch("model")]):
-        with pytest.raises(SpecError, match="contradict each other") as error:
-            tap.plan(build, DATA, [1, 2], "v100-ethernet", constraints)
-        assert all(str(constraint) in str(error.value) for constraint in constraints)

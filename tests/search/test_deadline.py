@@ -11,7 +11,6 @@ import pytest
 
 import tfpar as tap
 from tests.search.problems import Captured, assert_priced_as_a_whole, laid, within
-from tests.search.tap.test_planner import mlp, rows
 from tests.search.test_cache import problem as tiny
 from tfpar.planning import find_plan
 from tfpar.plans import Plan
@@ -40,7 +39,7 @@ def ticking(monkeypatch):
 
 @pytest.fixture(scope="module")
 def captured():
-    return Captured.of(mlp, 16, rows(16, 96))
+    return Captured.saved("mlp")
 
 
 def test_a_deadline_knows_what_it_left_out(ticking):

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 import tfpar as tap
-from benchmarks.models import SMALL, gpt
 from tests.search.problems import Captured, laid, partition, price
 from tfpar.cost.cost import Cost
 from tfpar.plans import Plan
@@ -32,8 +31,7 @@ class Candidate:
 @pytest.fixture(scope="module")
 def two_processes():
     """The GPT of `benchmarks.step`, one layer of it, on two processes of a machine."""
-    model = lambda: gpt(8000, length=128, hidden=256, num_layers=1)  # noqa: E731
-    return Captured.of(model, 8)
+    return Captured.saved("gpt_one_layer")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +98,7 @@ def test_data_parallelism_is_taken_where_a_dozen_splits_gain_little(two_processe
 
 
 def test_what_gains_much_is_split_as_before():
-    wide = Captured.of(lambda: SMALL["wide"](classes=20_000), 8)
+    wide = Captured.saved("wide_20000_classes")
     plan = PLANNERS["rhino"].solve(wide.problem([2], "cpu-processes", uncertainty=UNCERTAINTY))
     assert isinstance(plan.variables["head/kernel"].spec[0], tap.Shard)
     assert plan.passed_over is not None, "but less else is"

@@ -3,13 +3,10 @@
 import collections
 import random
 
-import keras
 import pytest
-import tensorflow as tf
 
-from tests.search import Parts, captured, chain, named, parts_of
+from tests.search import Parts, chain, named, parts_of, saved_parts
 from tests.search.problems import Captured
-from tests.search.random_models import TwoSteps
 from tfpar.cluster.named import find_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.patterns import splits
@@ -27,31 +24,23 @@ BATCH = 8
 
 @pytest.fixture(scope="module")
 def vit():
-    return captured("vit", batch=BATCH, num_layers=5)
+    return saved_parts("vit_5_layers")
 
 
 @pytest.fixture(scope="module")
 def vmoe():
-    return captured("vmoe", batch=BATCH, num_layers=8)
+    return saved_parts("vmoe_8_layers")
 
 
 @pytest.fixture(scope="module")
 def t5():
-    return captured("t5", batch=BATCH, num_layers=4)
+    return saved_parts("t5_4_layers")
 
 
 @pytest.fixture(scope="module")
 def mlp():
     """No gradient flows to what the first block reads."""
-
-    def build():
-        x = inputs = keras.Input((16,))
-        for i in range(6):
-            h = keras.layers.Dense(32, activation="relu", name=f"block_{i}_fc1")(x)
-            x = x + keras.layers.Dense(16, name=f"block_{i}_fc2")(h)
-        return keras.Model(inputs, keras.layers.Dense(4, name="head")(x), name="mlp")
-
-    return captured(build, batch=BATCH)
+    return saved_parts("residual_mlp")
 
 
 MODELS = ["vit", "vmoe", "t5", "mlp"]
@@ -69,7 +58,7 @@ def test_op_count_does_not_grow_with_depth():
 
 @pytest.mark.slow
 def test_a_captured_model_does_not_grow_with_depth(vit):
-    deeper = captured("vit", batch=BATCH, num_layers=7)
+    deeper = saved_parts("vit_7_layers")
     assert len(deeper.fold().graph.ops) == len(vit.fold().graph.ops) < len(vit.graph.ops)
 
 
@@ -174,16 +163,7 @@ def test_a_first_block_that_differs_stays_and_shares_its_placement(mlp):
 
 def test_weights_that_a_penalty_reads_too_have_one_place():
     """Five layers, and five squares of their weights, are two repeats of the same weights."""
-
-    def penalized():
-        x = inputs = keras.Input((4,))
-        for _ in range(5):
-            x = keras.layers.Dense(4, "relu")(x)
-        model = TwoSteps(inputs, keras.layers.Dense(3)(x))
-        model.compile("sgd", "mse")
-        return model
-
-    step = Captured.of(penalized, 8, (tf.TensorSpec((8, 4)), tf.TensorSpec((8, 3))))
+    step = Captured.saved("penalized")
     problem = step.problem([2], "cpu")
     model = FoldedModel.of(problem, 2)
     twins = [v.name for found in model.folded.twins.values() for v in found]

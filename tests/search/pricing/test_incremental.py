@@ -3,10 +3,8 @@
 import dataclasses
 import random
 
-import keras
 import pytest
 
-from benchmarks.models import SMALL
 from tests.search.problems import Captured
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
@@ -14,23 +12,13 @@ from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.recompute import Blocks, recomputed_problem
 from tfpar.search.tap.mesh_search import MeshSearch
 
-MODELS = {
-    "gpt": lambda: SMALL["gpt"](num_layers=5),
-    "t5": lambda: SMALL["t5"](num_layers=4),
-    "resnet": SMALL["resnet"],
-    "gshard_moe": lambda: SMALL["gshard_moe"](num_layers=4),
-}
+MODELS = ("gpt_5_layers", "t5_4_layers", "resnet", "moe_4_layers", "gpt_mixed")
 
 
-@pytest.fixture(scope="module", params=[*MODELS, "gpt, mixed precision", "gpt, recomputed"])
+@pytest.fixture(scope="module", params=[*MODELS, "gpt_5_layers, recomputed"])
 def problem(request):
     name, _, how = request.param.partition(", ")
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16" if how == "mixed precision" else before)
-    try:
-        problem = Captured.of(MODELS[name], 8).problem([2, 2], "v100-ethernet")
-    finally:
-        keras.config.set_dtype_policy(before)
+    problem = Captured.saved(name).problem([2, 2], "v100-ethernet")
     if how == "recomputed":
         return recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
     return problem

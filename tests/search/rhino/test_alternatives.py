@@ -3,11 +3,8 @@
 import dataclasses
 import math
 
-import keras
-import numpy as np
 import pytest
 
-from benchmarks.models import SMALL, compile_model
 from tests.search.problems import Captured
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
@@ -17,11 +14,6 @@ from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.rhino.alternatives import alternatives
 from tfpar.spec import Mesh, Replicate, Shard, SpecError, replicated
-
-
-def dense():
-    inputs = keras.Input((12,))
-    return compile_model(keras.Model(inputs, keras.layers.Dense(8, name="dense")(inputs)))
 
 
 def whole(model, mesh):
@@ -41,7 +33,7 @@ def priced(problem, model, mesh, anchors):
 
 
 def test_what_else_a_weight_could_be_is_priced_as_a_whole():
-    problem = Captured.of(SMALL["wide"], 8).problem([1, 4], "v100-ethernet")
+    problem = Captured.saved("wide").problem([1, 4], "v100-ethernet")
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
     anchors = whole(model, mesh)
     cost = priced(problem, model, mesh, anchors)
@@ -56,8 +48,7 @@ def test_what_else_a_weight_could_be_is_priced_as_a_whole():
 
 
 def test_a_split_that_does_not_go_with_a_strided_one_is_no_way():
-    data = np.zeros((8, 12), "float32"), np.zeros(8, "int32")
-    problem = Captured.of(dense, 8, data).problem([1, 4], "v100-ethernet")
+    problem = Captured.saved("dense").problem([1, 4], "v100-ethernet")
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
     anchors, strided = whole(model, mesh), (Replicate(), Shard(0, 4))
     anchors.variables["dense/kernel"] = strided
@@ -79,7 +70,7 @@ def test_a_split_that_does_not_go_with_a_strided_one_is_no_way():
 
 
 def test_plans_have_nothing_cheaper_beside_them():
-    problem = Captured.of(SMALL["gpt"], 8).problem([1, 2], "rhino-m8")
+    problem = Captured.saved("gpt").problem([1, 2], "rhino-m8")
     plan = RhinoPlanner().solve(problem)
     options = [option for v in plan.variables.values() for option in v.alternatives]
     assert options

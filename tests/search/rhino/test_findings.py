@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from benchmarks.models import SMALL
 from tests.search.problems import Captured, laid, partition
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.search.rhino import RhinoPlanner
@@ -32,8 +31,7 @@ def is_data_parallel(problem, plan):
 
 def test_a_classifier_of_many_classes_is_split_and_the_batch_too():
     """VGG19 with a million classes."""
-    sizes = dict(size=32, channels=(64, 128), hidden=1024, classes=200_000)
-    captured = Captured.of(lambda: SMALL["vgg"](**sizes), 256)
+    captured = Captured.saved("vgg")
     problem = captured.problem([1, 4], "rhino-m8")
     plan = RhinoPlanner().solve(problem)
     used = [axis for axis, parts in enumerate(plan.mesh.shape) if parts > 1]
@@ -49,22 +47,20 @@ def test_a_classifier_of_many_classes_is_split_and_the_batch_too():
 
 @pytest.mark.slow
 def test_unet_is_data_parallel():
-    sizes = dict(size=64, channels=32)
-    problem = Captured.of(lambda: SMALL["unet"](**sizes), 64).problem([1, 4], "rhino-m8")
+    problem = Captured.saved("unet").problem([1, 4], "rhino-m8")
     assert is_data_parallel(problem, RhinoPlanner().solve(problem))
 
 
 @pytest.mark.slow
 def test_dnabert_is_data_parallel():
-    problem = Captured.of(SMALL["dnabert"], 64).problem([1, 4], "rhino-m8")
+    problem = Captured.saved("dnabert").problem([1, 4], "rhino-m8")
     assert is_data_parallel(problem, RhinoPlanner().solve(problem))
 
 
 @pytest.mark.slow
 def test_experts_are_parallel():
     """GShard MoE: tokens go to the ranks of their experts, and come back."""
-    sizes = dict(hidden=256, inner=4096, num_layers=2, length=128, experts=4, vocabulary=1000)
-    captured = Captured.of(lambda: SMALL["gshard_moe"](**sizes), 32)
+    captured = Captured.saved("moe_4_experts")
     problem = dataclasses.replace(captured.problem([1, 4], "rhino-m8"), state_ratio=0.0)
     plan = RhinoPlanner().solve(problem)
     found = partition(problem, plan)
@@ -77,8 +73,7 @@ def test_experts_are_parallel():
 @pytest.mark.slow
 def test_projections_and_their_slots_are_split_for_gpt():
     """GPT-Medium on 8 devices: queries, keys and values; slots lie as their weights."""
-    sizes = dict(length=512, hidden=1024, heads=16, num_layers=2)
-    captured = Captured.of(lambda: SMALL["gpt"](**sizes), 4)
+    captured = Captured.saved("gpt_medium")
     problem = captured.problem([1, 8], "rhino-m8")
     plan = RhinoPlanner().solve(problem)
     for projection in ("query", "key", "value"):

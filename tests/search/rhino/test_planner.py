@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import keras
 import pytest
-import tensorflow as tf
 
 import tfpar as tap
-from benchmarks.models import SMALL, compile_model
 from tests.clusters import device, two_levels
 from tests.search.problems import Captured, assert_priced_as_a_whole, laid, partition, price
-from tests.search.tap.test_planner import EXHAUSTIVE, FOLDED, rows
+from tests.search.tap.test_planner import EXHAUSTIVE, FOLDED
 from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
@@ -41,24 +38,12 @@ def solve(problem):
 
 @pytest.fixture(scope="module")
 def two_layers() -> Captured:
-    def build():
-        model = keras.Sequential(
-            [
-                keras.Input((8,)),
-                keras.layers.Dense(8, name="first"),
-                keras.layers.Dense(4, name="second"),
-            ]
-        )
-        model.compile("sgd", "mse")
-        return model
-
-    return Captured.of(build, 16, (tf.TensorSpec((16, 8)), tf.TensorSpec((16, 4))))
+    return Captured.saved("two_layers")
 
 
 @functools.cache
 def small(case):
-    build, data = EXHAUSTIVE[case]
-    return Captured.of(build, len(data[0]), data)
+    return Captured.saved(case)
 
 
 # --- what the network costs -----------------------------------------------------------
@@ -120,16 +105,9 @@ def solve_tap(problem):
 
 def test_one_large_image_is_cut_into_bands():
     """A batch of one cannot be split, and the channels are few: of a band only the edges move."""
-
-    def build():
-        images = x = keras.Input((512, 512, 3))
-        for i in range(3):
-            x = keras.layers.Conv2D(32, 3, padding="same", name=f"conv_{i}")(x)
-        return keras.Model(images, keras.layers.Conv2D(4, 1, name="head")(x))
-
     link = Link(1e10, 1e-6)
     busy = two_levels("busy", 1, 4, device(1e12, 1e12, 1e12, 1e12, 0.0), link, link)
-    problem = Captured.of(build, 1).problem([1, 4], busy)
+    problem = Captured.saved("large_image").problem([1, 4], busy)
     plan = solve(problem)
     partitioned = partition(problem, plan)
     edges = 4 * 2 * 512 * 32 * 4  # of four blocks a row each way
@@ -149,7 +127,7 @@ def test_one_large_image_is_cut_into_bands():
     "name", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "resnet"))]
 )
 def test_what_the_plan_costs_is_what_the_evaluator_says_of_the_whole_model(name):
-    problem = Captured.of(FOLDED[name], 8).problem([2, 2], "rhino-m8")
+    problem = Captured.saved(FOLDED[name]).problem([2, 2], "rhino-m8")
     assert_priced_as_a_whole(problem, solve(problem))
 
 
@@ -158,7 +136,7 @@ def test_what_the_plan_costs_is_what_the_evaluator_says_of_the_whole_model(name)
 
 @pytest.fixture(scope="module")
 def small_gpt():
-    return Captured.of(SMALL["gpt"], 8)
+    return Captured.saved("gpt")
 
 
 def along(plan, ending, axis):
@@ -263,7 +241,7 @@ def test_constraints_cost_time(small_gpt):
 
 
 def test_on_one_device_nothing_is_split():
-    problem = Captured.of(SMALL["gpt"], 8).problem([1], "rhino-m8")
+    problem = Captured.saved("gpt").problem([1], "rhino-m8")
     for level in (2, 3):
         plan, plain = RhinoPlanner(level).solve(problem), TapPlanner().solve(problem)
         assert not plan.ops
@@ -275,18 +253,9 @@ def test_on_one_device_nothing_is_split():
 # --- memory -------------------------------------------------------------------------------
 
 
-def hourglass():
-    """Pairs of large weights, ever smaller."""
-    x = inputs = keras.Input((32,))
-    for width in (2048, 1024, 512, 256):
-        x = keras.layers.Dense(width, "relu", name=f"wide_{width}")(x)
-        x = keras.layers.Dense(32, name=f"narrow_{width}")(x)
-    return compile_model(keras.Model(inputs, x))
-
-
 @pytest.mark.slow
 def test_as_few_weights_are_split_as_memory_asks_for():
-    problem = Captured.of(hourglass, 8, rows(8, 32)).problem([1, 2], SLOW_LINKS)
+    problem = Captured.saved("hourglass").problem([1, 2], SLOW_LINKS)
     plans = [solve(problem)]
     needed = plans[0].cost.memory_bytes
     for part in (0.95, 0.8, 0.7):
@@ -305,7 +274,7 @@ def test_as_few_weights_are_split_as_memory_asks_for():
 
 
 def test_where_nothing_fits_the_plan_is_the_one_that_stores_least():
-    problem = Captured.of(hourglass, 8, rows(8, 32)).problem([1, 2], SLOW_LINKS)
+    problem = Captured.saved("hourglass").problem([1, 2], SLOW_LINKS)
     whole = solve(problem)
     problem = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.0))
     assert solve(problem).cost.memory_bytes < 0.7 * whole.cost.memory_bytes

@@ -6,8 +6,6 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks import models
-from benchmarks.models import SMALL
 from tests.search.problems import Captured, price, within
 from tests.search.rhino.test_network import drawn
 from tfpar.search.deadline import Deadline
@@ -139,15 +137,14 @@ def test_a_family_ends_at_ops_that_compute_much(monkeypatch):
 @pytest.mark.slow
 def test_where_links_are_slow_level_2_comes_near_level_3():
     """All-reduces of gradients hide in part, and weights had better be split with their updates."""
-    sizes = dict(vocabulary=50_257, length=256, hidden=512, heads=8, num_layers=2)
-    problem = Captured.of(lambda: models.gpt(**sizes), 8).problem([2, 1], "rhino-s1")
+    problem = Captured.saved("gpt_50257_words").problem([2, 1], "rhino-s1")
     second, third = (RhinoPlanner(level).solve(problem).cost.seconds for level in (2, 3))
     assert third * (1 - 1e-4) <= second <= 1.02 * third
 
 
 def test_level_3_goes_on_from_the_better_choice_of_the_first_axis(monkeypatch):
     """Whatever its program chose along the first axis, it finds no slower plan than level 2."""
-    problem = Captured.of(SMALL["wide"], 8).problem([2, 2], "v100-ethernet")
+    problem = Captured.saved("wide").problem([2, 2], "v100-ethernet")
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
 
     def seconds(level):
@@ -170,7 +167,7 @@ def test_level_3_goes_on_from_the_better_choice_of_the_first_axis(monkeypatch):
 
 @pytest.mark.parametrize("level", [2, 3])
 def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(level, monkeypatch):
-    problem = Captured.of(SMALL["wide"], 8).problem([2, 2], "v100-ethernet")
+    problem = Captured.saved("wide").problem([2, 2], "v100-ethernet")
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
     search = Search(problem, model, mesh, None, level)
     networks = search.networks(0, Chosen())
@@ -191,7 +188,7 @@ def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(lev
 @pytest.mark.parametrize("links", ["v100-ethernet", "rhino-m8"])
 def test_level_2_begins_where_nothing_is_split_if_that_is_best(links):
     """A small model on slow links is not worth the gradients of data parallelism."""
-    problem = Captured.of(SMALL["wide"], 8).problem([4, 1], links)
+    problem = Captured.saved("wide").problem([4, 1], links)
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (4, 1))
     second, third = (
         Search(problem, model, mesh, None, level).run(Deadline()).cost.seconds for level in (2, 3)
@@ -209,7 +206,7 @@ def test_tables_have_bounds(monkeypatch):
 
 @pytest.fixture(scope="module")
 def small_gpt():
-    return Captured.of(SMALL["gpt"], 8)
+    return Captured.saved("gpt")
 
 
 def test_critical_nodes_are_products_on_the_longest_path(small_gpt):

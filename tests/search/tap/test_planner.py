@@ -3,12 +3,10 @@
 import dataclasses
 import re
 
-import keras
 import numpy as np
 import pytest
 
 import tfpar as tap
-from benchmarks.models import SMALL, compile_model, gpt, wide
 from tests.clusters import joined_by
 from tests.search.problems import (
     Captured,
@@ -42,46 +40,14 @@ def split_kernels(plan):
 # --- the best of its space ------------------------------------------------------------
 
 
-def mlp():
-    x = inputs = keras.Input((96,))
-    x = keras.layers.Dense(512, "relu", name="stem")(x)
-    x = keras.layers.Dense(64, name="narrow")(x)
-    return compile_model(keras.Model(inputs, keras.layers.Dense(4000, name="head")(x)))
-
-
-def embedded():
-    tokens = keras.Input((12,), dtype="int32")
-    x = keras.layers.Embedding(3000, 64, name="tokens")(tokens)
-    x = keras.layers.Dense(128, "relu", name="fc1")(keras.layers.Flatten()(x))
-    return compile_model(keras.Model(tokens, keras.layers.Dense(10, name="head")(x)))
-
-
-def convolutions():
-    x = inputs = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(16, 3, padding="same", name="conv1")(x)
-    x = keras.layers.BatchNormalization()(x)
-    x = keras.layers.Conv2D(24, 3, padding="same", name="conv2")(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return compile_model(keras.Model(inputs, keras.layers.Dense(500, name="head")(x)))
-
-
-def rows(*shape):
-    return np.zeros(shape, "float32"), np.zeros(shape[0], "int32")
-
-
-EXHAUSTIVE = {
-    "mlp": (mlp, rows(16, 96)),
-    "embedding": (embedded, (np.zeros((16, 12), "int32"), np.zeros(16, "int32"))),
-    "convolutions": (convolutions, rows(8, 8, 8, 3)),
-}
+EXHAUSTIVE = ("mlp", "embedded", "convolutions")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["v100-ethernet", "cpu"])
 @pytest.mark.parametrize("case", EXHAUSTIVE)
 def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):
-    build, data = EXHAUSTIVE[case]
-    problem = Captured.of(build, len(data[0]), data).problem([2, 2], cluster)
+    problem = Captured.saved(case).problem([2, 2], cluster)
     plan = solve(problem)
     model, least = FoldedModel.of(problem, 2), np.inf
     for logical in problem.meshes:
@@ -113,17 +79,18 @@ def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):
 
 
 FOLDED = {
-    "gpt": lambda: SMALL["gpt"](num_layers=4, vocabulary=2000),
-    "t5": lambda: SMALL["t5"](num_layers=3, vocabulary=2000),
-    "gshard_moe": lambda: SMALL["gshard_moe"](inner=512),
-    "resnet": lambda: SMALL["resnet"](classes=20000),
+    "gpt": "gpt_2000_words",
+    "t5": "t5_3_layers",
+    "gshard_moe": "moe_inner_512",
+    "resnet": "resnet_20000_classes",
 }
+"""Steps with blocks that repeat, in which something is worth splitting."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDED)
 def test_folding_loses_no_quality(name):
-    problem = Captured.of(FOLDED[name], 8).problem([2, 2], "v100-ethernet")
+    problem = Captured.saved(FOLDED[name]).problem([2, 2], "v100-ethernet")
     folded, whole = solve(problem), solve(problem, min_duplicate=10**6)
     assert folded.cost.seconds <= whole.cost.seconds * (1 + 1e-9)
     assert_priced_as_a_whole(problem, folded)
@@ -135,14 +102,12 @@ def test_folding_loses_no_quality(name):
 @pytest.fixture(scope="module")
 def large_t5():
     """Two blocks to a tower, as wide as T5-Large; one sequence."""
-    sizes = dict(hidden=1024, inner=4096, heads=16, head_dim=64, length=512, vocabulary=32128)
-    return Captured.of(lambda: SMALL["t5"](num_layers=2, **sizes), 1)
+    return Captured.saved("t5_large")
 
 
 @pytest.mark.slow
 def test_megatron_for_gpt_where_one_sequence_is_all_there_is():
-    model = lambda: gpt(8000, length=512, hidden=1024, heads=16, num_layers=4)  # noqa: E731
-    plan = solve(Captured.of(model, 1).problem([1, 4], "rhino-m8"))
+    plan = solve(Captured.saved("gpt_one_sequence").problem([1, 4], "rhino-m8"))
     assert plan.mesh.shape == (1, 4)
     for projection in ("query", "key", "value"):
         assert laid(plan, f"attention/{projection}/kernel") == {"R,S(1)"}  # by heads
@@ -170,8 +135,7 @@ def test_megatron_and_a_split_vocabulary_for_t5(large_t5):
 @pytest.mark.slow
 def test_classes_are_split_where_there_are_many():
     many, few = (
-        solve(Captured.of(lambda n=n: SMALL["resnet"](classes=n), 64).problem([1, 4], "cpu"))
-        for n in (200_000, 10)
+        solve(Captured.saved(f"resnet_{n}_classes").problem([1, 4], "cpu")) for n in (200_000, 10)
     )
     assert laid(many, "head/kernel") == {"R,S(1)"}
     assert split_kernels(many) <= {"head/kernel", "head/bias"}
@@ -181,15 +145,14 @@ def test_classes_are_split_where_there_are_many():
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_wide_head_is_split(ranks):
-    plan = solve(Captured.of(lambda: wide(50_000), 32).problem([1, ranks], "cpu"))
+    plan = solve(Captured.saved("wide_50000_classes").problem([1, ranks], "cpu"))
     (head,) = laid(plan, "head/kernel")
     assert head.startswith("R,S(")
 
 
 @pytest.mark.slow
 def test_experts_are_parallel():
-    sizes = dict(hidden=256, inner=4096, num_layers=4, length=128, experts=8, vocabulary=1000)
-    captured = Captured.of(lambda: SMALL["gshard_moe"](**sizes), 32)
+    captured = Captured.saved("moe_8_experts")
     # With Adam, whose update takes long, more weights would be split for its sake.
     problem = dataclasses.replace(captured.problem([1, 8], "rhino-m8"), state_ratio=0.0)
     plan = solve(problem)
@@ -238,7 +201,7 @@ def test_slow_links_between_nodes_leave_more_weights_whole(large_t5):
 
 @pytest.fixture(scope="module")
 def small_gpt():
-    return Captured.of(SMALL["gpt"], 8)
+    return Captured.saved("gpt")
 
 
 def test_constraints_narrow_the_search(small_gpt):
@@ -257,8 +220,7 @@ def test_a_constraint_that_matches_nothing_is_refused(small_gpt):
 
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_whole_is_split():
-    model = lambda: gpt(8000, length=32, hidden=512, num_layers=2)  # noqa: E731
-    problem = Captured.of(model, 64).problem([1, 4], "rhino-m8")
+    problem = Captured.saved("gpt_short").problem([1, 4], "rhino-m8")
     problem = dataclasses.replace(problem, state_ratio=0.0)  # an update that takes little time
     whole = solve(problem)
     assert not split_kernels(whole)

@@ -2,12 +2,9 @@
 
 import dataclasses
 
-import keras
 import networkx as nx
-import numpy as np
 import pytest
 
-from benchmarks.models import compile_model
 from tests.search.problems import Captured
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.search.model.folded_model import FoldedModel
@@ -18,17 +15,9 @@ from tfpar.search.tap.routing import pattern_routing
 from tfpar.spec import PlanError, Replicate, Shard
 
 
-def convnet():
-    x = inputs = keras.Input((8, 8, 2))
-    x = keras.layers.Conv2D(4, 4, padding="same", name="conv")(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return compile_model(keras.Model(inputs, keras.layers.Dense(6, name="head")(x)))
-
-
 @pytest.fixture(scope="module")
 def problem():
-    data = np.zeros((4, 8, 8, 2), "float32"), np.zeros(4, "int32")
-    return Captured.of(convnet, 4, data).problem([1, 2], "cpu")
+    return Captured.saved("convnet").problem([1, 2], "cpu")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfpar as tap
+from tests.e2e.random_models import Apply, captured
 from tests.equivalence import assert_equivalent
 from tests.search.problems import Captured, assert_priced_as_a_whole, within
-from tests.search.random_models import Apply, captured
 from tfpar.planning import find_plan, lay_out
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.model.folded_model import FoldedModel
