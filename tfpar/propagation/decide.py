@@ -1,11 +1,24 @@
 """How one op runs, given the specs that its inputs arrive with.
 
-Along each mesh axis the op replicates, lets Partials pass, or splits one factor, whichever moves
-the fewest bytes among its inputs (of a sparse op, together with what reducing its outputs moves).
-A factor is a candidate where some input is split there already: propagation follows the plan. It
-starts a split of its own only where Partials meet that would each have to be reduced whole:
-scattered over a factor that they share, they move half as much, and the op's work is shared out
-(ATP §3.2.1: the attention core).
+Take `y = x @ w`, in factors `i k, k j -> i j`, on two ranks. `x` is float32[8,4] and arrives as
+S(0); `w` is float32[4,6] and arrives as S(1). Along the axis the op may
+
+    replicate          x and w are gathered     128 + 96 bytes
+    split i, the rows  w is gathered            96 bytes          S(0),R -> S(0)
+    split j            x is gathered            128 bytes         R,S(1) -> S(1)
+
+and splits the rows, which moves the fewest bytes. One mesh axis is decided after the other; what
+one has split, the next finds smaller.
+
+- An op splits a factor only where some input is split there already: here `k` was no candidate. So
+  propagation follows the plan.
+- Where an input arrives Partial, an op that is linear in it can also *carry* it: let it pass, and
+  make a Partial itself. The sum over ranks is then still to be paid, by what comes later.
+- There is one split that propagation starts of its own. Where several Partials meet in an op, each
+  would have to be reduced whole. Scattered over a factor that they share they move half as much,
+  and the op's work is shared out (ATP §3.2.1: the attention core).
+- For an op whose outputs have to be reduced for its sake (of a sparse op), the bytes of that count
+  too.
 """
 
 from __future__ import annotations
@@ -40,9 +53,11 @@ class Operand:
     """What a decision needs to know of an input tensor.
 
     Attributes:
-        pinned: it stays as it lies (a variable, a list that holds something).
-        confined: nothing of it may cross ranks; each may take a part of a whole value.
-        zero: it is zero everywhere, so Partial costs nothing.
+        num_bytes: of the whole tensor.
+        pinned: it cannot be moved: a variable, or a list that is not empty.
+        confined: nothing of it may cross ranks (in a loop's body); what is replicated may still
+            be cut, since each rank has all of it.
+        zero: it is zero everywhere, so making it Partial costs nothing.
     """
 
     num_bytes: int
@@ -77,8 +92,8 @@ class Strategy:
 
 
 class CannotHold(Exception):
-    """Inputs that cannot move along these mesh axes (a variable, anything in a loop body)
-    exclude every way to run an op."""
+    """An op cannot run: along these mesh axes some inputs cannot be moved (variables, anything in
+    the body of a loop), and no strategy takes them as they are."""
 
     def __init__(self, *axes: int) -> None:
         super().__init__(*axes)
@@ -309,7 +324,8 @@ def _choose_axis(
         )
     found = [s for s in placed if s is not None and s[0] >= 0]
     for split in dict.fromkeys(found or _scatters(rule, placements, sizes, parts)):
-        # An axis before, which this op may undo, had left the input another size to cut.
+        # The input's own spec may split a factor along an earlier axis that this op leaves whole:
+        # then the factor has another size here than it has in the input.
         if not may_split(rule, split, sizes, parts):
             continue
         factor = split[0]
@@ -338,7 +354,8 @@ def _scatters(rule: OpRule, placements: Sequence, sizes: Sequence[int], parts: i
 
 
 def _left(rule: OpRule, sizes: Sequence[int]) -> float:
-    """The part of the outputs that a rank has, with factors of these sizes."""
+    """The share of the outputs that one rank makes, with factors of these sizes: 1/2 if one of
+    them is half as long as that of the rule."""
     factors = {f for dims in rule.outputs for dim in dims for f in dim}
     return math.prod(sizes[f] / rule.sizes[f] for f in factors)
 
@@ -386,8 +403,8 @@ def _carry_cost(
         if isinstance(placement, Replicate):
             if i in group and operand.pinned:
                 return _INFINITE, True
-            # A replicated addend made partial keeps the sum from being whole; but a bias goes
-            # along with a sum that is better reduced later.
+            # Adding a replicated tensor to a Partial one makes it Partial too, and its sum is to
+            # be paid later. That is worth it for a bias, which is small beside the result.
             reduced |= i in group and not operand.zero and operand.num_bytes >= out_bytes
         elif isinstance(placement, Shard):
             cost += operand.moving(operand.num_bytes)

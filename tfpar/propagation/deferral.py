@@ -1,10 +1,23 @@
-"""Where a Partial is resolved: where the fewest bytes cross.
+"""Whether a partial sum is reduced at once, or later where that moves fewer bytes.
 
-A Partial(sum) may be reduced at once or carried through ops that are linear in it.
-Carried through an AddN of several Partials it is reduced once for all (the dX of Q,
-K and V); carried to a product of two of them (Q and K), each is scattered over what they share
-for half of the bytes; carried past a fan-out it would be reduced several times. What is best is
-a property of the graph, worked out once for all plans; a plan may bar it (`Carry.holds`).
+The gradient of an attention layer's input is a sum of three, each from a product that leaves a
+partial sum:
+
+    %dq, %dk, %dv  each P(sum), 1 MB       reduced at once: 3 MB
+    %dx = AddN(%dq, %dk, %dv)  1 MB        carried through the sum, reduced behind it: 1 MB
+
+An op that is linear in a Partial can pass it on, so it may be *carried* from op to op. Three cases
+make up most of what happens:
+
+- Several meet in an AddN, as above: one reduction serves all.
+- Two meet in a product, such as queries and keys. Their product is not linear in both, so they have
+  to be resolved, but each can be scattered over a factor that both have, such as the heads. That
+  moves half of what reducing moves.
+- One is read by several ops: each would carry a Partial of its own, to be reduced several times. It
+  is reduced before.
+
+What is best depends on the graph alone, so it is worked out once for all plans, backwards
+(`carried_tensors`). A plan may make it wrong; `Carry` says on what terms it holds.
 """
 
 from __future__ import annotations
@@ -22,12 +35,13 @@ Factor = tuple[int | None, int]
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """What a plan must grant, so that carrying a Partial on is worth it.
+    """On what terms it is worth carrying a Partial: what must be true of a plan.
 
     Attributes:
-        past: what the ops on the way multiply it with: split along the Partial's own axis, it
-            would have to be gathered.
-        meets: for each product on the way that scatters it, the factors that could be split there.
+        past: the tensors that it is multiplied with on the way. None of them may be split along
+            the axis of the Partial, or it would have to be gathered.
+        meets: for each product that it is scattered for, the factors over which it could be. One
+            of them must be divisible by the size of the axis.
     """
 
     past: tuple[Tensor, ...] = ()
@@ -52,7 +66,11 @@ class Carry:
         )
 
     def before(self, made: Dims, read: Dims) -> Carry:
-        """What holds of an op's input of dims `read`, from what holds of its output of `made`."""
+        """The terms for an op's input, from those for its output.
+
+        Args:
+            made, read: the dims of the output and of the input, in factors.
+        """
         meets = tuple(
             tuple((None if d is None else _led_by(read, made[d][:1]), size) for d, size in factors)
             for factors in self.meets
@@ -66,7 +84,7 @@ def _led_by(dims: Dims, factor: tuple[int, ...]) -> int | None:
 
 
 def _divides(axis: int, made: Spec, mesh: Mesh, dim: int | None, size: int) -> bool:
-    """Whether `axis` can split the factor evenly, with what other axes split of it already."""
+    """Whether `axis` can split the factor evenly, beside the axes that split it already."""
     taken = [a for a, p in enumerate(made) if isinstance(p, Shard) and dim in (None, p.dim)]
     return size % mesh.group_size((axis, *taken)) == 0
 
@@ -76,11 +94,15 @@ def carried_tensors(
 ) -> dict[Tensor, Carry]:
     """The tensors that, when Partial(sum), are better carried on than reduced, and on what terms.
 
-    Backward over the graph: reducing `t` costs its bytes; carrying it costs what
-    its consumers' results cost in turn; an AddN of n results of contractions costs each of
-    them an n-th (other addends, such as a residual's gradient, are whole by then); the products
-    that scatter it cost half of it, once for all. Ties reduce at once, which is where gradients
-    can be packed.
+    The graph is walked backwards. For each tensor two numbers are compared:
+
+    - To reduce it costs its bytes.
+    - To carry it costs what is then paid for the results of its readers, added up. An AddN of n
+      fresh Partials charges each of them an n-th; other addends (the gradient of a residual) are
+      whole by then and pay nothing. Products that scatter it cost half of its bytes, once for all
+      of them.
+
+    If both are the same, it is reduced at once: there gradients can be packed.
 
     Args:
         reduces: see `prepared.prepare`.
@@ -138,7 +160,7 @@ def _carry_cost(
 
 
 def _is_contracted(tensor: Tensor, rules: Mapping[Op, OpRule]) -> bool:
-    """Whether `tensor` is a reduction's result, relabelled at most: a fresh Partial."""
+    """Whether `tensor` is a fresh Partial: the result of a reduction, reshaped or cast at most."""
     while _relabels(rules[tensor.op]):
         tensor = tensor.op.inputs[0]
     return bool(rules[tensor.op].reduce)
@@ -154,13 +176,13 @@ def _relabels(rule: OpRule) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Meetings:
-    """Products in which fresh Partials meet, or one meets what such a product made.
+    """Where fresh Partials meet in products: `Q @ K^T`, and then the scores times `V`.
 
     Attributes:
-        factors: (product, fresh Partial) -> the factors over which it may be scattered: the other
-            operand has them, and the result too.
-        dims: the dims with such factors of what the products make, and of what comes of that
-            before the next product.
+        factors: by (product, fresh Partial that it reads), the factors over which the Partial may
+            be scattered: those that the other operand and the result have too.
+        dims: the dims that have such factors, of the results of these products and of what is
+            made of them before the next product.
     """
 
     factors: Mapping[tuple[Op, Tensor], tuple[Factor, ...]]
@@ -197,14 +219,14 @@ class Meetings:
 def _met(
     op: Op, rule: OpRule, i: int, fresh: Collection[Tensor], dims: Collection[Tensor]
 ) -> list[int]:
-    """The factors that input `i` of a product shares with another fresh Partial, or with what came
-    of two."""
+    """The factors that input `i` of a product shares with another fresh Partial, or with what was
+    made in such a product before."""
     others = (j for j, t in enumerate(op.inputs) if j != i and (t in fresh or t in dims))
     return list(dict.fromkeys(f for j in others for f in _batch_factors(rule, i, j)))
 
 
 def is_product(rule: OpRule) -> bool:
-    """A sum over what several inputs share."""
+    """Whether an op multiplies several inputs and sums over what they share."""
     return any(sum(rule.has_factor(d, f) for d in rule.inputs) > 1 for f in rule.reduce)
 
 

@@ -1,10 +1,17 @@
 """Where a split that propagation started ends: at the next weight.
 
-A split of its own (see `decide`) is a loan. What Partials were scattered over is gathered again
-before it meets a weight, for along a mesh axis that splits no data of the plan's the data comes to
-the weights, not they to it. It is gathered where it is made, once for all its readers (the output
-of an attention core; the gradients of Q, K and V, which meet a weight on the way to the input's
-gradient and the input on the way to the weight's).
+Queries and keys whose hidden dim is split make partial sums in the attention core. Propagation
+scatters them over the batch or the heads, and each rank computes a part of the scores (see
+`decide`). The plan knows nothing of that: along this axis it splits weights, not data.
+
+    %o: float32[8,64] = ...                    // S(0): propagation split the batch
+    %y: float32[8,32] = MatMul(%o, %w_out)     // w_out: float32[64,32] has no batch
+
+Along such an axis the data comes to the weights, not they to it. So `o` is gathered, where it is
+made, once for all its readers: its product with the weight, and that for the weight's gradient.
+That is so if the weight lacks the factor, as here, or if the plan has split another one of its
+factors. If `o` is split by heads and the plan has split the rows of `w_out` in the same way, or not
+at all, the split goes on.
 """
 
 from __future__ import annotations
@@ -30,8 +37,8 @@ def ends_at_weight(view: View, tensor: Tensor, axis: int, made: Spec) -> bool:
 
 
 def _crosses(view: View, op: Op, at: int, tensor: Tensor, axis: int, made: Spec) -> bool:
-    """Whether the weight at input `at` of `op` cannot be split as `tensor` is: it lacks the factor,
-    or the plan has split another one."""
+    """Whether the weight at input `at` of `op` does not go with the split of `tensor`: it does not
+    have the factor, or the plan has split another one of its factors."""
     rule, sizes = view.prepared.rules[op], view.mesh.shape
     weight = rule.inputs[at]
     dims = rule.inputs[op.inputs.index(tensor)]

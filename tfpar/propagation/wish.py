@@ -1,9 +1,22 @@
-"""How the readers of a tensor want it: whole, or split.
+"""In which spec the readers of a tensor want it.
 
-`wish` looks ahead from a Partial, which may be scattered instead of reduced, through pointwise
-ops to variables, anchors and tensors laid already: the slots of ZeRO-1, a residual that is split
-along the sequence. `nearest` looks ahead from what an open weight makes: the embedding whose
-hidden dim the next matrix has split, the scale of a normalisation.
+`wish` is asked when a tensor is made Partial: shall it be reduced whole, or scattered? Here is a
+gradient `g` whose sum over "data" is to be taken, and an optimizer slot `m` that the plan has
+split, as ZeRO-1 does:
+
+    %g:     float32[8,4] = MatMul(...)         // made as P(sum)
+    %scaled = Mul(%g, 0.1)
+    %old    = ReadVariableOp(%m)               // S(0)
+    %new    = AddV2(%old, %scaled)
+
+`AddV2` reads S(0) beside what comes of `g`, so `g` had better be S(0): a reduce-scatter moves half
+as much as an all-reduce. If another reader wanted all of `g`, the wish would be Replicate; if
+all that comes of it is reduced away again, there is none. The search goes through ops dim by dim,
+at most `_LOOKAHEAD` of them, to variables, anchors and tensors that have a spec already.
+
+`nearest` is asked for what an open weight makes, one that the plan leaves to propagation. The rows
+of an embedding are multiplied with a matrix that is split along the hidden dim: then the rows are
+wanted split there, and so is the table.
 """
 
 from __future__ import annotations
@@ -20,10 +33,10 @@ from tfpar.rules.rule import PLAIN, Dims, OpRule
 from tfpar.spec import Replicate, Shard, Spec
 
 _LOOKAHEAD = 12
-"""Ops to look ahead: past Adam's arithmetic from a gradient to its slots."""
+"""How many ops `wish` goes through: enough for Adam's arithmetic, from a gradient to its slots."""
 
 Wish = Shard | Replicate | None
-"""None: no reader cares."""
+"""Split so; whole, or readers that do not agree; None: no reader cares."""
 
 
 def wish(
@@ -37,7 +50,8 @@ def wish(
     """The Shard along `axis` on which all readers of `tensor` (made as `made`) agree.
 
     Args:
-        even: only one that divides the dim.
+        depth: through how many more ops to look.
+        even: wish only for splits into equal parts.
     """
     wanted: Shard | None = None
     for op in view.prepared.consumers.get(tensor, ()):
@@ -80,7 +94,7 @@ def _wish_of(view: View, op: Op, tensor: Tensor, axis: int, depth: int, even: bo
         if not back:
             if dims or not all(f in rule.reduce for f in mine):
                 return Replicate()
-            continue  # reduced away: any placement serves
+            continue  # the op reduces the dims away: it does not matter how they are split
         further = _wish_of_output(view, out, axis, depth - 1, even)
         if further is None:
             continue
@@ -102,14 +116,14 @@ def _wish_of_output(view: View, tensor: Tensor, axis: int, depth: int, even: boo
 
 
 _REACH = 48
-"""Ops to look at for `nearest`: past a normalisation and the way to the next matrices."""
+"""How many ops `nearest` looks at: enough to get past a normalisation to the next matrices."""
 
 
 def nearest(view: View, tensor: Tensor, axis: int) -> Shard | None:
     """The plain Shard of `tensor` along `axis` that what comes of it wants, if anything does.
 
-    Of the ops that it reaches, the first in the graph's order that reads something split along
-    `axis` has the say: forward before backward, the next matrix before later ones.
+    The first op, in the graph's order, that reads both something made of `tensor` and something
+    split along `axis` decides: forward comes before backward, the next matrix before later ones.
     """
     for op in _reached(view.prepared, tensor):
         for other, dims in op.others:
@@ -131,12 +145,12 @@ def nearest(view: View, tensor: Tensor, axis: int) -> Shard | None:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """An op that dims of a tensor reach.
+    """An op that reads what was made of a tensor, with some of its dims still there.
 
     Attributes:
-        mine: those dims, by the factors of the op's rule that they are.
-        others: inputs that can be laid before the tensor is made, with their dims.
-        outputs: with the tensor's dims that reach them, by their own.
+        mine: for factors of the op's rule, the dims of the tensor that they are.
+        others: inputs whose spec can be known before the tensor is made, with their dims.
+        outputs: the op's results; for dims of each, the dims of the tensor that they are.
     """
 
     rule: OpRule

@@ -1,11 +1,19 @@
-"""Folding: a model whose blocks repeat, as one with three of each (TAP §IV-C).
+"""Folding: a model whose blocks repeat becomes one with three of each (TAP §IV-C).
 
-A block's first, second and last instance stay. What lies between is like the second: its ops
-stand for them (`times`). Ops that were clustered under no block's name (residual additions,
-gradients) are found by growing all instances at once along the edges, as far as they stay
-alike. An edge into a dropped instance ends at the nearest kept one on the same side, so that the
-folded graph is the same model with fewer layers; every propagated spec, reshard and cost is that
-of a real graph.
+Here is a chain of six dense layers of one size, of which the last has no activation:
+
+    layer_1 -> layer_2 -> layer_3 -> layer_4 -> layer_5 -> layer_6
+    layer_1 -> layer_2 ----------------------> layer_5 -> layer_6    `times` of layer_2 is 3
+
+The first five are a block that repeats. Its first, second and last instance stay. Those between
+are like the second, whose ops count for them (`times`), whose weights stand for theirs (`twins`).
+`layer_5` read what `layer_4` made; it now reads the same of `layer_2`, the nearest instance that
+is left on that side. So the folded graph is a real graph, of a model with fewer layers, and its
+specs, reshards and costs are found as those of any other.
+
+Two steps: blocks are found by names and weights (`ir.shared_subgraphs`), so ops under no block's
+name (residual additions, gradients) are added to them first, by going along the edges from all
+instances at once, as long as what is found is alike (`grow`). Then all but three are left out.
 """
 
 from __future__ import annotations
@@ -50,11 +58,13 @@ class Folded:
 
 @dataclasses.dataclass(eq=False)
 class _Grown:
-    """A repeated block whose instances own everything that is alike in all of them.
+    """A repeated block, its instances grown as far as they are alike.
 
     Attributes:
-        apart: instances at an end that are not quite alike; their first ops match those of
-            `instances`. They stay, and only share the placement of their weights.
+        instances: the ops of each, those at the same place alike.
+        starts: where each begins, as a position in the graph.
+        apart: instances at an end that could not grow with the others (no gradient flows to what
+            the first one reads). They stay, and their weights share the placement of the others.
     """
 
     instances: list[list[Op]]
@@ -101,8 +111,8 @@ def grow(
     def grown(cuts: Sequence[slice]) -> list[list[tuple[Op, ...]]]:
         return _grown_rows(bases, cuts, consumers, signatures)
 
-    # The first block may read the model's inputs, to which no gradient flows, and the last one
-    # may give part of its results to none: without such an instance the others share more.
+    # The first instance may read the model's inputs, to which no gradient flows, and of the last
+    # one some results may not be read. Without such an instance the others are alike in more ops.
     cuts = [slice(None)] * len(bases)
     best = grown(cuts)
     for cut in (slice(1, None), slice(None, -1), slice(1, -1)):
@@ -132,8 +142,8 @@ def _grown_rows(
 ) -> list[list[tuple[Op, ...]]]:
     owned = {op for base in bases for row in base for op in row}
     grown = [_cut(base, cut) for base, cut in zip(bases, cuts, strict=True)]
-    # Where two reach, the larger one's parts belong to it: the final norms of two towers are
-    # alike too, but the blocks around them are not theirs.
+    # An op that two blocks reach goes to the larger one. The final norms of two towers are alike
+    # too, as a block of two instances, but the layers beside them belong to the towers.
     for rows in sorted(grown, key=_extent):
         at = 0
         while at < len(rows) and len(rows[0]) > 1:
@@ -143,7 +153,7 @@ def _grown_rows(
 
 
 def _extent(rows: Sequence[tuple[Op, ...]]) -> int:
-    """By which blocks are sorted, the one of the most ops first."""
+    """A sort key: blocks of many ops come first."""
     return -len(rows) * len(rows[0])
 
 

@@ -1,7 +1,21 @@
 """What the strategies of a space cost: its network (Rhino §4.2).
 
-The terms are the evaluator's (`cost.terms`): what ops take, what moves between them, and the
-gradients' all-reduces, which the backward pass hides.
+Here is the product of `relu(x @ kernel)`, 64 rows times 1024 by 1024, on two slow devices (its
+strategies are those of `space`). A node costs what its ops take, and what reducing their results
+takes, if they are not kept as they are made:
+
+    MatMul     R,R -> R  134.2 ms    S(0),R -> S(0)  67.1 ms    S(1),S(0) -> P(sum)  67.1 ms    ...
+
+A tensor costs what moving it takes, by how its maker keeps it (rows) and how a reader wants it:
+
+    MatMul to Relu, us     R     S(0)    S(1)
+    R                      0      0       0
+    S(0)                 132      0      67
+    P(sum)               264    132     132
+    S(1)                 132     67       0
+
+The terms are the evaluator's (`cost.terms`), but for one: packed collectives of gradients, which
+the backward pass hides in part, are no sum over nodes. `Gradients` says what stands for them.
 """
 
 from __future__ import annotations
@@ -27,12 +41,12 @@ from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated
 
 
 class Gradients(enum.Enum):
-    """What the evaluator's buckets make of the collectives of gradients, as a network can say it:
-    a sum over them."""
+    """How a network counts the collectives of gradients: each by itself, where the evaluator packs
+    them in buckets, and hides buckets behind the backward pass."""
 
-    HIDDEN = "many buckets: starting them is nothing, and the backward pass hides them"
-    EXPOSED = "few buckets: they are full when nothing is left to hide them"
-    ALONE = "each goes by itself, and is started so; nothing hides it"
+    HIDDEN = "many buckets: latency does not matter, and the backward pass hides them"
+    EXPOSED = "few buckets: they are full when no backward pass is left to hide them"
+    ALONE = "each is a collective of its own, with its latency; nothing hides it"
 
 
 class Costs:
@@ -71,7 +85,8 @@ class Costs:
                 seconds += self._update_seconds(op, strategy)
                 continue
             if op in self.space.fed:
-                # Nobody waits for it, but of equals a rank is to be fed only its part.
+                # No op waits for it. But of plans that are equal, that is better which feeds a rank
+                # only its part.
                 (spec,) = self.space.specs(op, strategy, "kept")
                 read = self.pricer.local_bytes(op.outputs[0], spec)
                 seconds += read / self.space.problem.cluster.device.memory_bandwidth
@@ -98,8 +113,8 @@ class Costs:
         return seconds + more, late
 
     def _add_left_alone(self, terms: Terms, op: Op, strategy: AxisStrategy) -> None:
-        """What an op costs that propagation decides: about what it costs where only the batch is
-        split, or nothing is."""
+        """Add what an op costs that is left to propagation: about as much as under data parallelism
+        or on one rank, divided among the ranks that share its work along the axes before."""
         decision = self.space.data_parallel[op]
         split = strategy.needs == tuple(spec[0] for spec in decision.strategy.in_specs)
         single = Pricer(
@@ -198,7 +213,7 @@ class Costs:
                     )
                     reading.setdefault((node, needs.tobytes()), (node, needs))
         if is_output:
-            # Whoever makes it needs it whole, whatever it chooses.
+            # An output of the graph is wanted whole: its maker stands for whoever reads it.
             whole = needed.setdefault(replicated(self.space.mesh.num_axes), len(needed))
             reading[source, b"output"] = source, np.full(len(made), whole)
         costs = [[self._move(tensor, p, q) for q in needed] for p in states]
@@ -235,8 +250,8 @@ class Costs:
 
 
 def with_split(space: Space, network: Network, names: Collection[str]) -> Network:
-    """`network` without the strategies that leave the variables called so whole, where they have
-    others (§4.4)."""
+    """`network` in which the variables of these names have to be split (§4.4); those that cannot be
+    stay as they are."""
     nodes = list(network.nodes)
     for number, ops in enumerate(space.nodes):
         if any(op in space.variables and space.variables[op].name in names for op in ops):

@@ -1,8 +1,15 @@
 """Which ops a plan has to name: those that would not run as it wants by themselves.
 
-A planner decides every op; propagation, given the variables and a few of these decisions, comes to
-most of the others by itself. A plan that holds only what is needed can be read, and says more for a
-step of another batch size.
+Rhino's planner decides every op. But given the specs of the weights, propagation comes to most of
+these decisions anyhow. Of a layer that the plan splits by columns:
+
+    MatMul   R,S(1) -> S(1)    follows from the kernel's spec
+    Relu     S(1) -> S(1)      follows from its input
+    Sum      R -> R            propagation would split it: its input is gathered before
+
+only the last needs to be said. So the graph is propagated op by op, and an op is named if what
+propagation would do differs from what was decided; what comes after sees it as decided. A plan
+of a few names can be read, and fits a step of another batch size better than one of all.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from tfpar.spec import Mesh
 def needed_ops(
     prepared: PreparedGraph, mesh: Mesh, anchors: Anchors
 ) -> tuple[dict[str, OpPlan], PartitionedGraph]:
-    """The part of `anchors.ops` that propagation would not come to, and what comes of it."""
+    """Those of `anchors.ops` that propagation would decide otherwise, and the graph laid out so."""
     free = dataclasses.replace(anchors, ops={})
 
     def run(whole: Whole) -> tuple[dict[str, OpPlan], PartitionedGraph]:
@@ -45,7 +52,7 @@ def needed_ops(
 
 
 def _runs_so(state: PropagationState, op: Op, planned: OpPlan) -> bool:
-    """Whether `op` would run as planned by itself."""
+    """Whether propagation, asked for `op` alone, would decide as planned."""
     if state.prepared.rules[op].drawn or any(map(state.is_open, op.inputs)):
         return False
     strategy = decide_by_rule(state, op).strategy

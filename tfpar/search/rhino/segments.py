@@ -1,16 +1,26 @@
 """Segments between critical nodes, and the dynamic program over them (Rhino §4.3.1, §4.3.2).
 
-The backbone of a graph are the ops on its longest paths: counted in ops, the earliest at which one
-can run is also the latest. Those of them that compute much are critical nodes. They cut the graph
-into segments, which follow on each other: `top_level` finds for each choice of a critical node the
-best way to get there, segment by segment, each by an integer linear program over what lies within.
+The backbone of a graph are the ops on its longest paths, counted in ops: those for which the
+earliest step at which they can run is also the latest. Those of them that compute much are
+*critical nodes*, and cut the graph into segments. Here nodes 2 and 5 are critical:
 
-The paper's segments are nearly linear, and so are a model's forward and backward pass. What crosses
-a critical node all the same (residuals; activations that the backward pass reads) is priced from
-what was decided on the way there, which the program of a segment takes as given; and late work
-counts as a part `exposed` of its time. That is what this level gives up for its speed. What is
-found is then improved: neighbouring segments together, and what has to agree on how a weight lies
-(`neighbourhoods`), which lies in segments far apart.
+    depth    0     1     2     3         4     5
+    node     0 --> 1 --> 2 --> 3, 4 -------> 5 --> 6
+
+    segments(...)   [0, 1] to 2,   [3, 4] to 5,   [6] to the end
+
+`top_level` goes through the segments in order. For each choice of the critical node at the end of
+a segment it finds the cheapest decisions of the nodes within, from the best found for each choice
+of the critical node before. A small segment is a table (`tables`), a large one an integer program
+(`ilp`).
+
+The paper's segments are nearly linear, and so are a model's forward and backward pass. But some
+tensors pass a critical node by: residuals, and activations that the backward pass reads. Their
+cost is that of what was decided on the way here, which is not revised at once. Likewise late work,
+which hides behind the backward pass only as a whole, is counted at a fixed part `exposed` of its
+time. Both are given up for speed, and won back in part afterwards: pairs of neighbouring segments
+are decided again together, and so are groups of nodes that have to agree on how a weight lies
+(`neighbourhoods`), which may lie far apart.
 """
 
 from __future__ import annotations
@@ -50,9 +60,12 @@ def depths(graph: Graph) -> dict[Op, int]:
 
 
 def depths_when_read(graph: Graph) -> dict[Op, int]:
-    """As `depths`, but weights, and what is made of nothing else, come just before they are first
-    read: among the first of all ops nothing says yet what it costs how a weight lies. Neither of
-    the two is the better one for all models."""
+    """As `depths`, but weights, and what is made of weights alone, come just before they are first
+    read.
+
+    By `depths` all weights are in the first segment, where nothing says yet what their placement
+    will cost. Neither of the two is better for all models, so both are tried.
+    """
     found, readers = depths(graph), graph.consumers()
     fed = {t.op for t in graph.inputs}
     for op in graph.ops:
@@ -72,10 +85,11 @@ MAX_GROUP = 16
 """How many nodes, at most, are found again together around a weight (empirical)."""
 
 HALVINGS = 3
-"""How often the range is halved in which the part of late work that counts is (empirical)."""
+"""How often to halve the range in which `exposed`, the part of late work that counts, is sought
+(empirical)."""
 
 EQUAL_COST_RATIO = 1e-9
-"""Costs that differ by so much of themselves are equal."""
+"""Costs that differ by less than this part of themselves are equal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +135,11 @@ class _Path:
 def neighbourhoods(
     network: Network, weights: Iterable[int], intensive: Collection[int]
 ) -> list[list[int]]:
-    """For each of the nodes `weights` those that have to agree on how it lies: up to ops that are
-    `intensive`, and at most `MAX_GROUP`, the nearest first."""
+    """For each of the nodes `weights`, the nodes that have to agree on how it lies.
+
+    They are those around it up to ops that are `intensive`, at most `MAX_GROUP`, the nearest first:
+    the variable, what reads and casts it, its products, its gradient and its update.
+    """
     beside: list[set[int]] = [set() for _ in network.nodes]
     for moves in network.moves:
         nodes = moves.nodes()
@@ -147,8 +164,11 @@ def solve_by_segments(
     deadline: Deadline | None = None,
     together: Sequence[Sequence[int]] = (),
 ) -> list[int]:
-    """Choices of all nodes, by `top_level` with so large a part of late work exposed that just
-    about all of it hides: with less of it something is left over, with more too much is avoided.
+    """Choices of all nodes, by `top_level`, with the best value for `exposed`.
+
+    If late work counts too little, too much is chosen to hide it all; if it counts too much, work
+    that would have hidden is avoided. The value sought is about the least with which all that was
+    chosen hides. It lies between 0 and 1, and is found by halving.
 
     Args, errors: as of `top_level`.
     """
@@ -177,21 +197,21 @@ def top_level(
     deadline: Deadline | None = None,
     together: Sequence[Sequence[int]] = (),
 ) -> list[list[int]]:
-    """Choices of all nodes, by dynamic programming over the segments, and others from `start`.
+    """Choices of all nodes: those found by dynamic programming, and `start`, all of them improved.
 
-    All are improved: each two neighbouring segments are found again in the surroundings of all
-    others, and so are nodes of `together`, until none gets better. The best comes first, by what
-    they cost with `exposed` of the late work.
+    To improve is to decide two neighbouring segments again while all others stay, then the next
+    two, then each group of `together`, and again until nothing changes. The best comes first, with
+    `exposed` of the late work counted.
 
     Args:
         cuts: the nodes in segments, cut in one way or in several.
         exposed: the part of late work that counts.
         start: choices that are known.
         together: nodes that are improved together, several times over.
-        deadline: when `start`, as far as it is improved, is to do; by default there is none.
+        deadline: when to stop, with what is found by then; by default there is none.
 
     Raises:
-        NoSolution: neither can be: what was decided on the way barred all that came then.
+        NoSolution: every result has an infinite cost: earlier decisions ruled out all later ones.
     """
     run = _TopLevel(network, exposed, deadline or Deadline())
     starts = [picks for picks in (*map(run.through, cuts), list(start)) if picks is not None]
@@ -236,7 +256,7 @@ class _TopLevel:
         return list(paths[0].picks)
 
     def improved(self, picks: list[int], areas: Sequence[Sequence[int]]) -> list[int]:
-        """`picks` with the nodes of each area found again; see `top_level`."""
+        """`picks`, with the nodes of each area decided again; see `top_level`."""
         scopes = [self._scope(free) for free in areas]
         for _ in range(MAX_SWEEPS):
             before = list(picks)
@@ -253,13 +273,13 @@ class _TopLevel:
         return picks
 
     def _scope(self, free: Sequence[int]) -> list[int]:
-        """The nodes `free` and those beside them, whose choices are all that matters to them."""
+        """The nodes `free` and their neighbours: no other choices matter to what they cost."""
         moves = (m for node in free for m in self.of_node[node])
         return sorted({*free, *(node for m in moves for node in m.nodes())})
 
     def _found_again(self, free: Sequence[int], picks: Sequence[int]) -> tuple[int, ...]:
-        """The best choices of the nodes `free` among others as in `picks`; those that they have, if
-        there are none better or finding out takes too large a table."""
+        """The best choices of the nodes `free`, others being as in `picks`. They stay as they are
+        if nothing is better, or if it would take too large a table to find out."""
         now = tuple(picks[node] for node in free)
         around = list(picks)
         for node in free:
@@ -314,10 +334,11 @@ class _TopLevel:
         seconds: list[np.ndarray],
         left: list[Moves],
     ) -> None:
-        """Put what `moves` cost, some of its nodes being decided, where it belongs: to a node that
-        is free, or to the moves that are left.
+        """Charge what `moves` cost, some of its nodes being decided already.
 
-        What was paid on the way here is not paid again; what is made later on is paid then.
+        If one free node is left, the cost becomes its own (`seconds`); if several are, it goes on
+        being a cost of moving, between these (`left`). What an earlier segment has paid is not
+        paid again, and what a later one makes is paid there.
         """
         readers = tuple((place[n], needs) for n, needs in moves.readers if n in place)
         settled = sorted({int(q[picks[n]]) for n, q in moves.readers if picks[n] >= 0})
@@ -342,8 +363,10 @@ class _TopLevel:
 def _from_outside(
     row: np.ndarray, readers: tuple[tuple[int, np.ndarray], ...], choices: int
 ) -> Moves:
-    """What several readers pay once for a tensor whose state is settled: the first of them stands
-    for its maker, whatever its choice."""
+    """What several readers pay together for a tensor whose state is decided already.
+
+    A `Moves` needs a source: the first reader is put there, with the same state for all choices.
+    """
     made = np.zeros(choices, dtype=int)
     return Moves(readers[0][0], made, readers, row[None, :], np.zeros((1, len(row))))
 
@@ -351,8 +374,10 @@ def _from_outside(
 def _best_for_each(
     network: Network, each: bool, deadline: Deadline
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """For each choice of the last node the least that the network costs, and the picks; if it takes
-    programs, only the best unless `each` is asked for."""
+    """For each choice of the last node, the least that the network costs, and the picks.
+
+    Where that takes integer programs, only the best of all, unless `each` is asked for.
+    """
     last = len(network.nodes) - 1
     try:
         return best_for_each(network, last)

@@ -1,8 +1,21 @@
 """What the ops of a graph can do along one mesh axis.
 
+Here is `relu(x @ kernel)` on two ranks. `strategies` has for each node what its ops can do:
+
+    x, fed      R, S(0)
+    kernel      R, S(1), S(0)
+    MatMul      R,R -> R;  S(0),R -> S(0);  S(1),S(0) -> P(sum);  R,S(1) -> S(1)
+    Relu        R -> R;  S(0) -> S(0);  S(1) -> S(1)
+
+A *node* is one op, or all ops at one place of a block that repeats: these are decided together, so
+a deep model is no harder than a shallow one. Batches that are fed are one node too.
+
 Mesh axes are decided one after another (Rhino §4: recursively on each dimension of the mesh). Along
-the axes before, ops run as was chosen; along those behind nothing is split yet. Ops at one place of
-a repeated block are one node, so that depth costs nothing.
+the axes before, ops run as was chosen (`before`); along those behind nothing is split yet. So a
+strategy here is a placement along one axis for each operand, and `Space.specs` gives whole specs.
+
+What one space does not decide: ops that hold graphs, lists or a state of their own are left to
+propagation (`left_alone`), and can run replicated or as where only the batch is split.
 """
 
 from __future__ import annotations
@@ -38,7 +51,7 @@ Chosen = dict[Op, tuple[AxisStrategy, ...]]
 """What is decided of each op: a strategy for each of the first mesh axes."""
 
 _LARGE_PAYLOAD = 2.0**30
-"""A payload in bytes at which the time of a collective is that of its bytes."""
+"""A payload in bytes so large that the latency of a collective does not matter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +70,17 @@ class Given:
 
 
 class Space:
-    """The strategies of all ops along mesh axis `axis`, and the network of what they cost.
+    """The strategies of all ops along mesh axis `axis`.
 
     Args:
         before: what was chosen along the axes before.
         given: what is given along this one.
-        deadline: where finding the strategies, or what they cost, ends if the search is given up.
+        deadline: is looked at while strategies, and what they cost, are worked out, which takes
+            long for large graphs; raises once the search has been given up.
 
     Attributes:
         nodes: the ops of each node; those of one run alike.
+        place: the node of each op.
         strategies: of each node.
     """
 
@@ -150,7 +165,7 @@ class Space:
             elif op.inputs or op in self.variables or op in self.growth.axis_splits:
                 head = leader.get(op, op)
             else:
-                continue  # constants and the like are whole, and cost nothing
+                continue  # constants and the like are replicated, and cost nothing
             if head not in place:
                 place[head] = len(nodes)
                 nodes.append([])
@@ -165,7 +180,7 @@ class Space:
             (rules[one] is rules[other] or one in self.variables)
             and self._given_of(one) == self._given_of(other)
             and self.before.get(one) == self.before.get(other)
-            and all(  # what reads a variable lies as it does
+            and all(  # what reads a variable has the spec of the variable
                 self._are_alike(a.op, b.op)
                 for a, b in zip(one.inputs, other.inputs, strict=True)
                 if a.dtype == "resource"
@@ -202,10 +217,10 @@ class Space:
         return found
 
     def _kept(self, ops: Sequence[Op], strategy: AxisStrategy) -> list[AxisStrategy]:
-        """`strategy` with each placement that its output is worth keeping in.
+        """`strategy`, once for each placement in which its output is worth keeping.
 
-        What one op reads may as well be moved when it is read. What several do is better reduced
-        once for all.
+        A Partial that one op reads may as well be reduced when it is read. One that several read
+        is better reduced once for all of them, or scattered as some of them want it.
         """
         given = self._given_of(ops[0])
         if any(given):
@@ -229,8 +244,8 @@ class Space:
     def _fits(self, op: Op, strategy: AxisStrategy) -> bool:
         """Whether the operands of `op` can be cut so.
 
-        What an op left along the axes before may be kept otherwise (a weight that its reader cuts
-        again), and then the blocks along this axis are not those of what is kept.
+        An operand may be split already along the axes before, and the same dim is then cut once
+        more: what is left of it has to divide as this placement wants.
         """
         tensors = {"needs": op.inputs, "made": op.outputs, "kept": op.outputs}
         return all(
@@ -299,11 +314,11 @@ class Space:
     # --- what is chosen ----------------------------------------------------------
 
     def nothing_split(self) -> Chosen:
-        """`before`, with nothing split along this axis."""
+        """`before`, and nothing split along this axis."""
         return self.chosen([0] * len(self.nodes))
 
     def data_parallel_picks(self) -> list[int]:
-        """What is nearest to splitting the batch, and nothing else, along this axis."""
+        """Data parallelism along this axis, or the nearest to it that the strategies allow."""
         picks = []
         for ops, strategies in zip(self.nodes, self.strategies, strict=True):
             distances = [self._distance(ops[0], strategy) for strategy in strategies]
@@ -311,7 +326,7 @@ class Space:
         return picks
 
     def _distance(self, op: Op, strategy: AxisStrategy) -> int:
-        """How many operands `strategy` places otherwise than where only the batch is split."""
+        """How many operands `strategy` places in another way than data parallelism does."""
         if op in self.fed or op in self.variables:
             return int(isinstance(strategy.kept[0], Shard) != (op in self.fed))
         parallel = self.data_parallel[op].strategy
@@ -319,7 +334,7 @@ class Space:
         return sum(p != w for p, w in zip((*strategy.needs, *strategy.made), wanted, strict=True))
 
     def chosen(self, picks: Sequence[int]) -> Chosen:
-        """`before`, with the strategies that `picks` are along this axis."""
+        """`before`, and along this axis the strategies that `picks` stand for."""
         found: Chosen = {}
         for number, ops in enumerate(self.nodes):
             for op in ops:

@@ -195,8 +195,10 @@ class MeshSearch:
     def _look_closely(self) -> bool:
         """Find out what the laid plan stores at once; whether that changes what fits.
 
-        While plans are compared, all that is kept counts. What is less of it at a time, or more
-        in passing, is taken to be the same for all; the worst that was seen of it.
+        Plans are compared as if all gradients and activations were stored at the same time. How
+        much less that is at the peak (or more, with temporaries) takes a propagation of the whole
+        graph to know. So it is found out for one plan now and then, and then taken for all: as
+        `shared_bytes`, the least that was seen.
         """
         if self.key == INVALID:
             return False

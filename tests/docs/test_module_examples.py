@@ -1,0 +1,115 @@
+"""The numbers of the examples that open modules: they are what the modules do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.propagation.by_hand import PAIR, ByHand, specs
+from tests.search.tiny import Step, chain, problem
+from tfpar.cost.overlap import hidden_by_chunks
+from tfpar.propagation import decide
+from tfpar.propagation.decide import Operand, choose
+from tfpar.propagation.factors import WHOLE
+from tfpar.propagation.prepared import prepare
+from tfpar.rules.rule import PLAIN
+from tfpar.search.meshes import shapes
+from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.rhino.costs import Costs
+from tfpar.search.rhino.mesh_search import Search
+from tfpar.search.rhino.segments import Segment, segments
+from tfpar.search.rhino.space import Chosen, Space
+from tfpar.spec import format_spec
+
+# --- propagation --------------------------------------------------------------------------------
+
+
+def test_a_product_moves_the_smaller_of_its_inputs():
+    """Of `propagation.decide`."""
+    build = ByHand()
+    y = build.product(build.fed("x", 8, 4), build.fed("w", 4, 6))
+    rule, operands = prepare(build.graph).rules[y.op], [Operand.of(t) for t in y.op.inputs]
+    arriving = specs("S(0)", "S(1)")
+    placements = [spec[0] for spec in arriving]
+    placed = [(rule.factor("i"), PLAIN), (rule.factor("j"), PLAIN)]
+
+    def moved(split):
+        costs = decide._split_cost(rule, operands, placements, placed, rule.sizes, split, 2)
+        return costs[0]
+
+    assert decide._replicate_cost(operands, placements) == 128 + 96
+    assert [moved(split) for split in placed] == [96, 128]
+    chosen = choose(rule, operands, arriving, y.num_bytes, PAIR)
+    assert (chosen.in_specs, chosen.out_specs) == (specs("S(0)", "R"), specs("S(0)"))
+    assert chosen.splits[0] == placed[0] != WHOLE
+
+
+# --- Rhino --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def space() -> Space:
+    """`relu(x @ kernel)` on two slow devices."""
+    step = Step(64, 1024)
+    asked = problem(step.forward(step.dense("layer", step.x, 1024, "Relu")), [2])
+    ((mesh, batch_axes),) = shapes(asked.meshes)
+    search = Search(asked, FoldedModel.of(asked, 2), mesh, batch_axes, level=3)
+    return search.networks(0, Chosen()).space
+
+
+def node_of(space: Space, name: str) -> int:
+    return next(i for i, ops in enumerate(space.nodes) if ops[0].name == name)
+
+
+def test_a_product_has_four_strategies(space):
+    """Of `search.rhino.space`."""
+
+    def shown(name):
+        return [
+            f"{format_spec(s.needs)} -> {format_spec(s.made)}"
+            for s in space.strategies[node_of(space, name)]
+        ]
+
+    product = ["R,R -> R", "S(0),R -> S(0)", "S(1),S(0) -> P(sum)", "R,S(1) -> S(1)"]
+    assert shown("layer/MatMul") == product
+    assert shown("layer/Relu") == ["R -> R", "S(0) -> S(0)", "S(1) -> S(1)"]
+
+
+def test_what_a_product_and_its_result_cost(space):
+    """Of `search.rhino.costs`."""
+    network = Costs(space).network()
+    product = node_of(space, "layer/MatMul")
+    milliseconds = [1e3 * s for s in network.nodes[product].seconds]
+    assert milliseconds == pytest.approx([134.2, 67.1, 67.1, 67.1], abs=0.05)
+    (moves,) = (m for m in network.moves if m.source == product)
+    assert list(moves.made) == [0, 1, 2, 3]
+    assert [list(needs) for _, needs in moves.readers] == [[0, 1, 2]]
+    microseconds = [[round(1e6 * s) for s in row] for row in moves.seconds]
+    assert microseconds == [[0, 0, 0], [132, 0, 67], [264, 132, 132], [132, 67, 0]]
+
+
+def test_critical_nodes_cut_a_chain():
+    """Of `search.rhino.segments`."""
+    cut = [Segment((0, 1), 2), Segment((3, 4), 5), Segment((6,), None)]
+    assert segments([0, 1, 2, 3, 3, 4, 5], {2, 5}) == cut
+
+
+# --- models, and what is rewritten --------------------------------------------------------------
+
+
+def test_six_layers_fold_to_three():
+    """Of `search.model.fold`."""
+    folded = FoldedModel.of(problem(chain(8, *[16] * 7, activation="Tanh", train=False), [2]), 2)
+    graph = folded.prepared.graph
+    assert [v.name for v in graph.variables] == [f"layer_{i}/kernel" for i in (1, 2, 5, 6)]
+    ops = {op.name: op for op in graph.ops}
+    assert folded.roles.times[ops["layer_2/MatMul"]] == 3
+    assert ops["layer_5/MatMul"].inputs[0].op.name == "layer_2/Tanh"
+    (twins,) = (ts for v, ts in folded.folded.twins.items() if v.name == "layer_2/kernel")
+    assert [v.name for v in twins] == [f"layer_{i}/kernel" for i in (2, 3, 4)]
+
+
+def test_half_of_what_is_waited_for_hides_behind_two_chunks():
+    """Of `cost.overlap`."""
+    assert hidden_by_chunks(10e-3, 4e-3, 2, 1.0) == pytest.approx(2e-3)
+    assert hidden_by_chunks(10e-3, 4e-3, 4, 1.0) == pytest.approx(3e-3)
+    assert hidden_by_chunks(10e-3, 4e-3, 2, 0.2) == pytest.approx(1e-3)
