@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfpar as tap
@@ -93,6 +93,7 @@ def test_two_tasks_in_each_others_places():
 
 
 @given(st.integers(0, 10**9), st.sampled_from(sorted(FAMILIES)))
+@settings(deadline=None)
 def test_shuffled_orders(seed, name):
     schedule = generate(name, 2, 3)
     orders = [list(order) for order in schedule.orders]
@@ -135,6 +136,7 @@ def test_numbers_other_than_asked():
 
 
 @given(st.lists(st.sets(st.integers(0, 7)), min_size=8, max_size=8))
+@settings(deadline=None)
 def test_cycles_are_cycles(needs):
     cycle = first_cycle(needs)
     for one, other in zip(cycle, [*cycle[1:], *cycle[:1]], strict=True):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfpar as tap
@@ -81,6 +81,7 @@ def test_what_is_no_schedule_is_refused(given, error, message):
 
 
 @given(st.sampled_from(sorted(FAMILIES)), st.integers(1, 4), st.integers(1, 6))
+@settings(deadline=None)
 def test_text_reads_back(name, actors, microbatches):
     schedule = generate(name, actors, microbatches)
     assert tap.Schedule.parse(str(schedule)) == schedule

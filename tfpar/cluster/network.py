@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tfpar.cluster.description import Cluster, Level, Measured, Node
 from tfpar.spec import Mesh
@@ -141,6 +142,44 @@ def transfer_link(cluster: Cluster, pairs: tuple[tuple[int, int], ...]) -> Link:
     """
     placed = [cluster.places(pair) for pair in pairs]
     return _slowest(hop for depth in _depths(cluster) for hop in _transfers(depth, placed))
+
+
+class Shared(NamedTuple):
+    """What transfers that cross it at the same time share.
+
+    Attributes:
+        name: tells it from others of the cluster.
+        bandwidth: bytes/s of all of them together.
+    """
+
+    name: tuple[Any, ...]
+    bandwidth: float
+
+
+@functools.lru_cache(maxsize=65536)
+def path_between(cluster: Cluster, sender: int, receiver: int) -> tuple[tuple[Shared, ...], float]:
+    """What a transfer from rank to rank crosses, and the seconds that it takes to start.
+
+    As `transfer_link` counts them: the link of the member that it leaves, that of the member that
+    it enters, each for one direction, and what joins the two; of a bus, that.
+    """
+    found: list[Shared] = []
+    latency_s = 0.0
+    one, other = cluster.places((sender, receiver))
+    for at, depth in enumerate(_depths(cluster)):
+        leaves, enters = depth.home[one], depth.home[other]
+        if not leaves or not enters or leaves[0] != enters[0] or leaves == enters:
+            continue
+        place = leaves[0]
+        level = depth.levels[place]
+        if level.topology == "bus":
+            found.append(Shared(("bus", at, place), level.bandwidth))
+        else:
+            found.append(Shared(("from", at, *leaves), depth.uplinks[leaves]))
+            found.append(Shared(("to", at, *enters), depth.uplinks[enters]))
+        found.append(Shared(("between", at, *leaves, *enters), level.pair_bandwidth))
+        latency_s = max(latency_s, level.latency_s)
+    return tuple(found), latency_s
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,0 +1,336 @@
+"""What a pipeline takes, second by second and byte by byte: its tasks as events.
+
+An actor runs one task at a time, in its order, each once what it needs is there. What goes to
+another actor is sent as soon as its task ends, beside whatever the actors compute, and shares links
+with what crosses them at the same time (`tfpar.cost.flows`). Collectives within a task are in its
+seconds. The gradients of a stage are summed over its ranks from when its last B or W ends, beside
+what the actor still runs, one stage after the other; its update waits for that.
+
+Memory of an actor changes when a task starts or ends, and when a transfer does:
+
+    always                      what its stages hold: weights, their gradients, slots
+    from when F starts          until B ends: what the backward pass reads of it. With halves until
+                                I ends, and what W reads until that ends
+    while a task runs           what it needs beside
+    while a transfer goes on    its bytes at the sender; at the receiver until its reader has run
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from tfpar.cost.flows import Flow, Flows
+from tfpar.cost.stages import Network, Route, StageCost
+from tfpar.cost.timeline import Peak, Ran, Reduced, Sent, Timeline
+from tfpar.pipeline.graph import Edge, TaskGraph
+from tfpar.pipeline.tasks import LAST, Task
+from tfpar.spec import ArgumentError
+
+__all__ = ["Network", "Route", "StageCost", "Timeline", "simulate"]
+
+
+def simulate(
+    graph: TaskGraph, costs: Sequence[StageCost], network: Network | None = None
+) -> Timeline:
+    """Run the tasks of a pipeline on paper.
+
+    Numbers are only added and compared, but for the rates of transfers: of whole seconds come whole
+    seconds, of fractions fractions.
+
+    Args:
+        costs: of each stage.
+        network: what transfers cross; None: they take no time.
+
+    Raises:
+        ArgumentError: stages without costs, tasks of a kind without seconds, transfers without a
+            route or over links without a bandwidth.
+    """
+    _check(graph, costs, network)
+    run = _Run(graph, costs, network)
+    run.run()
+    return run.timeline()
+
+
+def _check(graph: TaskGraph, costs: Sequence[StageCost], network: Network | None) -> None:
+    num_stages = graph.stages.num_stages
+    if len(costs) != num_stages:
+        raise ArgumentError(f"There are {len(costs)} costs for {num_stages} stages.")
+    for task in itertools.chain.from_iterable(graph.orders):
+        if task.kind not in costs[task.stage].seconds and task.kind not in ("U", "J"):
+            raise ArgumentError(
+                f"The cost of stage {task.stage} has no seconds for {task.kind}, of which the "
+                f"schedule has {task}."
+            )
+    if network is None:
+        return
+    for edge in graph.transfers():
+        stages = edge.producer.stage, edge.consumer.stage
+        if edge.num_bytes and stages not in network.routes:
+            raise ArgumentError(
+                f"{edge.producer} sends {edge.num_bytes:g} bytes to {edge.consumer}, but the "
+                f"network has no route from stage {stages[0]} to stage {stages[1]}."
+            )
+    for stages, routes in network.routes.items():
+        for link in itertools.chain.from_iterable(route.links for route in routes):
+            if not network.bandwidth.get(link, 0) > 0:
+                raise ArgumentError(
+                    f"The route from stage {stages[0]} to stage {stages[1]} crosses {link!r}, "
+                    f"whose bandwidth is not given or 0."
+                )
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+
+class _Memory:
+    """What each actor holds. Changes of one moment count together."""
+
+    def __init__(self, fixed: Sequence[float]) -> None:
+        self.peaks = [Peak(held, 0, None) for held in fixed]
+        self.steps: list[list[tuple[float, float]]] = [[(0, held)] for held in fixed]
+        self._held = list(fixed)
+        self._changed: dict[int, Task | None] = {}
+
+    def free(self, actor: int, num_bytes: float) -> None:
+        if num_bytes:
+            self._held[actor] -= num_bytes
+            self._changed.setdefault(actor, None)
+
+    def take(self, actor: int, num_bytes: float, task: Task) -> None:
+        if num_bytes:
+            self._held[actor] += num_bytes
+            self._changed[actor] = task
+
+    def settle(self, now: float) -> None:
+        """Write down what actors hold, once all that happens at a moment has."""
+        for actor, task in self._changed.items():
+            held = self._held[actor]
+            if self.steps[actor][-1][0] == now:
+                self.steps[actor].pop()
+            self.steps[actor].append((now, held))
+            if held > self.peaks[actor].num_bytes:
+                self.peaks[actor] = Peak(held, now, task)
+        self._changed.clear()
+
+
+# --- events ---------------------------------------------------------------------------------
+
+
+class _Moment(NamedTuple):
+    """When a task, a flow or a reduction ends, or a flow begins.
+
+    Attributes:
+        order: of what is known first, among what happens at the same time.
+        number: of the task, the flow or the stage.
+    """
+
+    time: float
+    order: int
+    what: Literal["task", "begin", "flow", "reduction"]
+    number: int
+
+
+@dataclasses.dataclass
+class _Transfer:
+    """What goes from one actor to another: a flow for each route."""
+
+    edge: Edge
+    source: int
+    target: int
+    reader: int
+    routes: tuple[Route, ...]
+    start: float = 0
+    under_way: int = 0
+
+
+class _Run:
+    """The state of a simulation: what has ended, what is under way, what each actor runs next."""
+
+    def __init__(
+        self, graph: TaskGraph, costs: Sequence[StageCost], network: Network | None
+    ) -> None:
+        self._graph, self._costs = graph, costs
+        self._tasks = list(itertools.chain.from_iterable(graph.orders))
+        self._number = {task: number for number, task in enumerate(self._tasks)}
+        self._actor = [graph.places[task][0] for task in self._tasks]
+        # What each task waits for, besides its actor; and what waits for it.
+        self._waiting = [0] * len(self._tasks)
+        self._readers: list[list[int]] = [[] for _ in self._tasks]
+        self._sends: list[list[_Transfer]] = [[] for _ in self._tasks]
+        self._received: list[list[_Transfer]] = [[] for _ in self._tasks]
+        self._reduces: dict[int, int] = {}  # last B or W of a stage -> the stage
+        self._updates: list[list[int]] = [[] for _ in costs]  # that wait for a stage's reduction
+        self._link(network)
+        # What is under way.
+        self._now: float = 0
+        self._moments: list[_Moment] = []
+        self._order = itertools.count()
+        self._next = [0] * len(graph.orders)
+        self._idle = [True] * len(graph.orders)
+        self._reduced: list[float] = [0] * len(graph.orders)  # when an actor's reductions end
+        self._bandwidth = {} if network is None else network.bandwidth
+        self._flows = Flows(self._bandwidth)
+        self._carried: list[tuple[_Transfer, Route]] = []  # by each flow
+        self._ends: dict[int, int] = {}  # of a flow, the order of the moment at which it ends
+        # What is written down.
+        actors = range(len(graph.orders))
+        stages = [graph.schedule.stages_of(actor) for actor in actors]
+        self._memory = _Memory([sum(costs[s].fixed_bytes for s in held) for held in stages])
+        self._in_flight = [0] * len(costs)
+        self._most_in_flight = [0] * len(costs)
+        self._ran: list[Ran] = []
+        self._sent: list[Sent] = []
+        self._reductions: list[Reduced] = []
+
+    def _link(self, network: Network | None) -> None:
+        """Sort edges: sums that an update waits for, what is sent, and what is there at once."""
+        routes = {} if network is None else network.routes
+        for edge in self._graph.edges:
+            maker, reader = self._number[edge.producer], self._number[edge.consumer]
+            self._waiting[reader] += 1
+            route = routes.get((edge.producer.stage, edge.consumer.stage))
+            apart = self._actor[maker] != self._actor[reader]
+            if edge.consumer.kind == "U" and edge.producer.kind in LAST:
+                self._reduces[maker] = edge.producer.stage
+                self._updates[edge.producer.stage].append(reader)
+            elif apart and route is not None and edge.carries in ("activations", "gradients"):
+                transfer = _Transfer(edge, self._actor[maker], self._actor[reader], reader, route)
+                self._sends[maker].append(transfer)
+                self._received[reader].append(transfer)
+            else:
+                self._readers[maker].append(reader)
+
+    def run(self) -> None:
+        """From the first task to the last."""
+        self._start()
+        while self._moments:
+            self._now = self._moments[0].time
+            passed = []
+            while self._moments and self._moments[0].time == self._now:
+                passed.append(heapq.heappop(self._moments))
+            # What is freed at a moment is, before anything is taken.
+            self._change_flows(passed)
+            for moment in passed:
+                if moment.what == "task":
+                    self._end_task(moment.number)
+                elif moment.what == "reduction":
+                    self._meet(self._updates[moment.number])
+            for moment in passed:
+                if moment.what == "task":
+                    for transfer in self._sends[moment.number]:
+                        self._send(transfer)
+            self._start()
+
+    def timeline(self) -> Timeline:
+        """What was written down."""
+        return Timeline(
+            max(ran.end for ran in self._ran),
+            tuple(self._ran),
+            tuple(sorted(self._sent, key=lambda sent: sent.start)),
+            tuple(self._reductions),
+            tuple(self._memory.peaks),
+            tuple(map(tuple, self._memory.steps)),
+            tuple(self._most_in_flight),
+        )
+
+    # --- tasks
+
+    def _start(self) -> None:
+        """Every actor that waits runs its next task, if what that needs is there."""
+        for actor, order in enumerate(self._graph.orders):
+            if self._idle[actor] and self._next[actor] < len(order):
+                task = order[self._next[actor]]
+                number = self._number[task]
+                if not self._waiting[number]:
+                    self._idle[actor] = False
+                    self._next[actor] += 1
+                    self._start_task(number)
+        self._memory.settle(self._now)
+
+    def _start_task(self, number: int) -> None:
+        task, actor = self._tasks[number], self._actor[number]
+        cost = self._costs[task.stage]
+        end = self._now + cost.seconds.get(task.kind, 0)
+        self._ran.append(Ran(self._now, end, actor, task))
+        self._at(end, "task", number)
+        self._memory.take(actor, cost.working_bytes.get(task.kind, 0), task)
+        if task.kind == "F":
+            self._memory.take(actor, cost.kept_bytes, task)
+            self._in_flight[task.stage] += 1
+            most = max(self._most_in_flight[task.stage], self._in_flight[task.stage])
+            self._most_in_flight[task.stage] = most
+
+    def _end_task(self, number: int) -> None:
+        task, actor = self._tasks[number], self._actor[number]
+        cost = self._costs[task.stage]
+        self._idle[actor] = True
+        self._memory.free(actor, cost.working_bytes.get(task.kind, 0))
+        freed = cost.freed_bytes(task.kind)
+        self._memory.free(actor, max(freed, 0))
+        self._memory.take(actor, max(-freed, 0), task)
+        for transfer in self._received[number]:
+            self._memory.free(actor, transfer.edge.num_bytes)
+        self._in_flight[task.stage] -= task.kind in LAST
+        self._meet(self._readers[number])
+        stage = self._reduces.get(number)
+        if stage is not None:
+            start = max(self._now, self._reduced[actor])
+            self._reduced[actor] = end = start + cost.reduction_s
+            self._reductions.append(Reduced(start, end, stage))
+            self._at(end, "reduction", stage)
+
+    def _meet(self, readers: Iterable[int]) -> None:
+        for reader in readers:
+            self._waiting[reader] -= 1
+
+    def _at(self, time: float, what: Literal["task", "begin", "reduction"], number: int) -> None:
+        heapq.heappush(self._moments, _Moment(time, next(self._order), what, number))
+
+    # --- transfers
+
+    def _send(self, transfer: _Transfer) -> None:
+        transfer.start, transfer.under_way = self._now, 1  # this call, until all have begun
+        num_bytes, reader = transfer.edge.num_bytes, transfer.edge.consumer
+        self._memory.take(transfer.source, num_bytes, transfer.edge.producer)
+        self._memory.take(transfer.target, num_bytes, reader)
+        for route in transfer.routes:
+            transfer.under_way += 1
+            self._carried.append((transfer, route))
+            self._at(self._now + route.latency_s, "begin", len(self._carried) - 1)
+        self._arrive(transfer)
+
+    def _change_flows(self, passed: Iterable[_Moment]) -> None:
+        """End the flows that are through, and begin others, at one moment."""
+        begun: dict[int, Flow] = {}
+        ended: list[int] = []
+        for moment in passed:
+            flow = moment.number
+            if moment.what == "begin":
+                transfer, route = self._carried[flow]
+                num_bytes = transfer.edge.num_bytes * route.part
+                slow = [link for link in route.links if self._bandwidth[link] < math.inf]
+                if num_bytes and slow:
+                    begun[flow] = slow, num_bytes
+                else:
+                    self._arrive(transfer)
+            elif moment.what == "flow" and self._ends[flow] == moment.order:
+                ended.append(flow)  # at the time that was last thought
+        for flow in ended:
+            self._arrive(self._carried[flow][0])
+        if begun or ended:
+            for flow, end in self._flows.change(begun, ended, self._now).items():
+                order = self._ends[flow] = next(self._order)
+                heapq.heappush(self._moments, _Moment(end, order, "flow", flow))
+
+    def _arrive(self, transfer: _Transfer) -> None:
+        """One of its parts is there; with the last one, its reader need not wait for it."""
+        transfer.under_way -= 1
+        if not transfer.under_way:
+            self._sent.append(Sent(transfer.start, self._now, transfer.edge))
+            self._memory.free(transfer.source, transfer.edge.num_bytes)
+            self._meet([transfer.reader])

@@ -1,0 +1,88 @@
+"""`Timeline`: a step of a pipeline as it was simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+from tfpar.pipeline.graph import Edge
+from tfpar.pipeline.tasks import Task
+
+
+class Ran(NamedTuple):
+    """A task from start to end, in seconds from the start of the step."""
+
+    start: float
+    end: float
+    actor: int
+    task: Task
+
+
+class Sent(NamedTuple):
+    """A transfer from start to end."""
+
+    start: float
+    end: float
+    edge: Edge
+
+
+class Reduced(NamedTuple):
+    """A stage's sum of gradients over ranks, from start to end."""
+
+    start: float
+    end: float
+    stage: int
+
+
+class Peak(NamedTuple):
+    """The most that a rank of an actor holds.
+
+    Attributes:
+        time: seconds from the start of the step, when it is first reached.
+        task: whose start, or whose input on its way, it is; None: what is held all the time.
+    """
+
+    num_bytes: float
+    time: float
+    task: Task | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """A step of a pipeline.
+
+    Attributes:
+        seconds: until the last task ends.
+        events: every task, in the order of starts.
+        transfers, reductions: likewise.
+        peaks: of each actor.
+        memory: of each actor, (seconds, bytes from then on) whenever it changes.
+        in_flight: of each stage, the most microbatches of which F has begun and B, or W, not ended.
+    """
+
+    seconds: float
+    events: tuple[Ran, ...]
+    transfers: tuple[Sent, ...]
+    reductions: tuple[Reduced, ...]
+    peaks: tuple[Peak, ...]
+    memory: tuple[tuple[tuple[float, float], ...], ...]
+    in_flight: tuple[int, ...]
+
+    @functools.cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds in which each actor runs tasks."""
+        busy: list[float] = [0] * len(self.peaks)
+        for ran in self.events:
+            busy[ran.actor] += ran.end - ran.start
+        return tuple(busy)
+
+    @property
+    def bubbles(self) -> tuple[float, ...]:
+        """Of each actor, the time that it waits divided by the time that it works."""
+        return tuple((self.seconds - busy) / busy for busy in self.busy_s)
+
+    @property
+    def bubble(self) -> float:
+        """The time that all actors wait divided by the time that they work."""
+        return self.seconds * len(self.busy_s) / sum(self.busy_s) - 1
