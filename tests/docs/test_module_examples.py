@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
+from tests.cost import test_memory
+from tests.partitioned import devices
 from tests.propagation.by_hand import PAIR, ByHand, specs
 from tests.search.tiny import Step, chain, problem
 from tfpar.cost.overlap import hidden_by_chunks
@@ -12,13 +15,15 @@ from tfpar.propagation.decide import Operand, choose
 from tfpar.propagation.factors import WHOLE
 from tfpar.propagation.prepared import prepare
 from tfpar.rules.rule import PLAIN
+from tfpar.runtime.ranks import Ranks
 from tfpar.search.meshes import shapes
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino.costs import Costs
 from tfpar.search.rhino.mesh_search import Search
 from tfpar.search.rhino.segments import Segment, segments
 from tfpar.search.rhino.space import Chosen, Space
-from tfpar.spec import format_spec
+from tfpar.spec import Shard, format_spec
+from tfpar.variables.parallel_variable import ParallelVariable
 
 # --- propagation --------------------------------------------------------------------------------
 
@@ -113,3 +118,23 @@ def test_half_of_what_is_waited_for_hides_behind_two_chunks():
     assert hidden_by_chunks(10e-3, 4e-3, 2, 1.0) == pytest.approx(2e-3)
     assert hidden_by_chunks(10e-3, 4e-3, 4, 1.0) == pytest.approx(3e-3)
     assert hidden_by_chunks(10e-3, 4e-3, 2, 0.2) == pytest.approx(1e-3)
+
+
+def test_a_chain_of_ops_stores_two_tensors_at_once():
+    """Of `cost.memory`."""
+    most = test_memory.peak_of(test_memory.chain("MatMul", "Relu", "MatMul"))
+    assert (most.num_bytes, most.op) == (2048, "op0/MatMul")
+
+
+def test_a_variable_changes_from_state_to_state():
+    """Of `variables.parallel_variable`."""
+    v = ParallelVariable(shape=(4, 6), dtype="float32", initial_value=lambda: tf.zeros((4, 6)))
+    states = [type(v.state).__name__]
+    v.shard(PAIR, (Shard(0),), Ranks(devices(PAIR)))
+    states.append(type(v.state).__name__)
+    assert [tuple(shard.shape) for shard in v.shards.values()] == [(2, 6), (2, 6)]
+    v.assign_add(tf.ones((4, 6)))
+    assert v.numpy().tolist() == [[1.0] * 6] * 4
+    with v.whole():
+        states.append(type(v.state).__name__)
+    assert [*states, type(v.state).__name__] == ["Pending", "Sharded", "Whole", "Sharded"]

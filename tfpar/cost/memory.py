@@ -1,10 +1,17 @@
 """How much of what a step computes is in a rank's memory at once: liveness over the local graph.
 
-A tensor is stored from the op that makes it, in every spec that some op reads it in (it is
-resharded as soon as it is there), to the last op that reads it in that; views of it are it, and
-an elementwise op writes over what nobody reads after it. A collective has its operand and its
-result at once. Ops run in the order of the graph.
-Variables are not counted here (`Pricer.stored_bytes`), but what is gathered of them is.
+Here are three ops on tensors of 1 KB each:
+
+    x = Placeholder                            stored: x            1 KB
+    h = MatMul(x, x)   last to read x                  x, h         2 KB   <- the peak
+    r = Relu(h)        last to read h                  r            1 KB   written over h
+    y = MatMul(r, r)   last to read r                  r, y         2 KB
+
+Ops run in the order of the graph. A tensor is stored from the op that makes it to the last op that
+reads it, once for each spec that it is read in: it is resharded as soon as it is there. Views share
+the memory of what they view, an elementwise op writes over an input that nobody reads after it, and
+a collective has its operand and its result at the same time. Variables are counted elsewhere
+(`Pricer.stored_bytes`), but what is gathered of them is counted here.
 """
 
 from __future__ import annotations
@@ -132,10 +139,10 @@ def live_peak(
     state_ratio: float | None = None,
     show: int = 5,
 ) -> Peak:
-    """The most that a rank stores at once of what a step computes, while it communicates too.
+    """The most that a rank stores at once of what a step computes, communication included.
 
-    Besides, communication libraries keep a buffer into which they pack what they carry; where all
-    ranks have one memory, none is at work.
+    Communication libraries keep a buffer into which they pack tensors: its size is added, unless
+    all ranks have one memory and there is no such library.
 
     Args:
         bucket_bytes: of packed all-reduces.
@@ -214,7 +221,7 @@ class _Lives:
         }
 
     def overwritten(self, op: Op) -> list[Buffer]:
-        """What an elementwise op is the last to read: its result takes the place."""
+        """The input that an elementwise op writes its result over, if nobody reads it later."""
         rule = self.partitioned.prepared.rules[op]
         if len(op.outputs) != 1 or op not in self.dying or not op.inputs:
             return []
@@ -262,8 +269,9 @@ class _Lives:
 
 
 def _copies(made: int, read: int) -> int:
-    """How many there are of what an op makes and another reads last, by what they stand for.
+    """How many of a buffer the whole model has, if its maker stands for `made` ops, and the last to
+    read it for `read`: as many as the fewer of them.
 
-    Stand-ins for the update stand for nothing: there are as many as are made.
+    A stand-in for an update stands for 0 ops; then there are as many as are made.
     """
     return min(made, read) if read else made

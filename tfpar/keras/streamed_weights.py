@@ -1,8 +1,16 @@
 """Loading Keras weights so that no rank reads more than it stores.
 
-Keras walks its layers and assigns what lies in a file, one whole array after another. While
-`streamed_weights` is open, what it is handed of a large dataset is a `StoredValue`, and a variable
-of tfpar's takes that as it is; anything else that Keras, or a layer, does with one sees an array.
+A kernel of 8192 x 8192 floats takes 256 MiB. Split by rows over four ranks, each stores 64 MiB of
+it. But `model.load_weights` reads one whole array after another, so each rank would read all 256
+MiB and need memory for them. While `streamed_weights` is open:
+
+- What Keras reads of a large dataset is a `StoredValue`: a shape, a dtype, and where it lies.
+- A variable of tfpar's takes that as it is, and each rank reads the part that it stores: at once
+  or, if the variable is still pending, when it is sharded.
+- Anything else that Keras or a layer does with it turns it into an ordinary array.
+
+Keras offers no seam for this, so three of its functions and `Variable.assign` are replaced for the
+time being.
 """
 
 from __future__ import annotations
@@ -90,9 +98,9 @@ def streamed_weights(small_bytes: int = SMALL_BYTES) -> Iterator[None]:
 
 
 def _read_in_place(model: keras.Model) -> bool:
-    """Keras's question whether to read a whole archive into memory or to extract it: neither.
+    """Stands for Keras's check whether an archive fits into memory, and has it left where it is.
 
-    On an error it goes on to read what it needs from where it lies.
+    Keras takes an error for an answer, and then reads from the archive what it needs.
     """
     raise MemoryError("weights are read where they lie")
 

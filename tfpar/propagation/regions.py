@@ -1,11 +1,20 @@
 """Loops, branches and calls: their bodies are partitioned like the graph around them.
 
-A body holds no collectives, since every rank runs a loop or branch of its own. It is
-propagated *confined*: whatever would cross ranks in it excludes the mesh axis, and then the
-region's inputs are gathered along that axis before it: first the weights only, then everything.
-What a loop carries must come out as it went in: starting from the specs that arrive,
-values and new lists are cut, and sums over ranks made Partial, until that is so. A
-gradient that a backward loop adds up is thus reduced once, after the loop.
+Here is a recurrent layer, a loop over time with the batch split: `x` arrives as S(0), `w` and `u`
+are replicated, and the state `h` starts as zeros, R.
+
+    h = tanh(x[t] @ w + h @ u)
+
+In a first round the body is propagated with what arrives, and `h` comes out as S(0). A loop has to
+give its state as it took it, so in the second round `h` goes in as S(0) too: each rank takes its
+part of the zeros. Now it comes out as it went in, and the loop is settled.
+
+- A body holds no collectives, for every rank runs a loop or branch of its own. So it is propagated
+  *confined*: what would have to cross ranks in it excludes the mesh axis (`CannotHold`). Then the
+  inputs of the region are gathered along that axis before it: first only the weights, then all
+  that can be moved, then everything.
+- What is added up over trips may come out as a Partial. Then it goes in as one, zeros at first: the
+  gradient of a weight is added up in the backward loop, and reduced once, after it.
 """
 
 from __future__ import annotations
@@ -27,7 +36,7 @@ from tfpar.propagation.prepared import PreparedGraph
 from tfpar.propagation.state import PropagationState
 from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, replicated
 
-# A loop settles in as many rounds as a spec takes to travel through what it carries.
+# In each round a spec gets from one loop variable to the next: many variables take many rounds.
 _MAX_ROUNDS = 16
 
 
@@ -35,7 +44,7 @@ def partition_region(state: PropagationState, op: Op) -> tuple[Decision, tuple[i
     """How the loop, branch or call `op` runs, given the specs that its inputs have.
 
     Returns:
-        The decision, and the mesh axes along which all of it had to run whole.
+        The decision, and the mesh axes along which it had to run replicated.
 
     Raises:
         CannotHold: lists or variables are sharded along an axis that the body cannot keep.
@@ -62,7 +71,7 @@ def _settle(
     inputs = range(len(op.inputs))
     weights = {i for i in inputs if _is_weight(op.inputs[i])}
     pinned = {i for i in inputs if op.inputs[i].dtype in REFERENCES and not loose[i]}
-    # By mesh axis, what is gathered along it: the weights; all that can be; everything.
+    # By mesh axis, the inputs that are gathered along it: the weights; all that can be moved; all.
     lent: dict[int, set[int]] = {axis: set(inputs) for axis in whole}
     while True:
         arriving = [
@@ -224,7 +233,7 @@ class _Region:
         return self._decision(state, state, {op.attrs["body"]: final, op.attrs["cond"]: condition})
 
     def _join(self, position: int, into: Spec, out: Spec) -> Spec:
-        """What to carry where the loop was given `into` and came back with `out`."""
+        """The next spec of a loop variable, which went in as `into` and came out as `out`."""
         fixed = self.op.inputs[position].dtype in REFERENCES and not self.loose[position]
         return tuple(
             self._join_axis(axis, a, b, fixed)

@@ -1,10 +1,22 @@
 """Chunks: a rank computes its part of the batch in a few pieces, one behind the other (ATP §4.1).
 
-A chunk is a rank along one more mesh axis, the minor one, that lies within a rank. Propagation and
-the rewriter know nothing of that: they make the program of the mesh with that axis. Here it
-becomes one for the mesh itself: every op runs once for each chunk, unless the chunks would all
-run it on the same tensors; what crosses the chunk axis is arithmetic within the rank; and what
-crosses ranks goes once for each chunk, so that one chunk computes while another's is in flight.
+On the mesh data=2 a rank has 8 of 16 samples. In two chunks it computes four, then the other four,
+and while it does, what the first four have to send is on its way.
+
+A chunk is treated as a rank along one more mesh axis, the minor one. The step is propagated and
+written for data=2 x chunk=2, as if there were four ranks of four samples each: that takes care of
+normalization, losses, random draws and padding. Then the ranks along `chunk` are made one again
+(`run_chunks`):
+
+    for data=2 x chunk=2                           for data=2
+    %y = MatMul(%x, %w), %x differs by chunk       %y and %y/chunk1
+    %w = ReadVariableOp(...), the same for all     once
+    AllReduce over data                            one for each chunk
+    AllReduce over chunk                           AddN of the two, within the rank
+    AllReduce over data and chunk (a gradient)     AddN, then one AllReduce over data
+
+At last the chunks are put in order, so that one computes while another's tensors are on their way
+(`stagger`).
 """
 
 from __future__ import annotations
@@ -105,8 +117,8 @@ def run_chunks(program: LocalProgram) -> LocalProgram:
 def _sum_before_scattering(graph: Graph, axes: tuple[int, ...]) -> None:
     """Sum over `axes`, the chunks, before what is summed is scattered over ranks; in place.
 
-    Among ranks scattering first leaves less to sum. Within a rank sums move nothing, and then one
-    is scattered instead of one for each chunk.
+    Over ranks it is better to scatter first, since then there is less to sum. But a sum over chunks
+    moves nothing, and if it comes first, one tensor is scattered instead of one for each chunk.
     """
     readers = graph.consumers()
     moved: dict[Tensor, Tensor] = {}

@@ -28,7 +28,8 @@ from tfpar.search.so_far import MakePlan, Offer
 from tfpar.spec import PlanError, SpecError
 
 LEAST_SAVING = 0.01
-"""A repeated block that saves less of what is kept is not worth a search of its own (empirical)."""
+"""The part of all activations that a repeated block has to save to be worth a search of its own
+(empirical)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,10 +1,19 @@
 """Variables that are whole from outside and sharded inside.
 
-A `ParallelVariable` goes through up to three states (`variables.states`): *pending* (a shape and an
-initializer, no memory), *whole* (an ordinary variable on one device) and *sharded*
-(shards with the ranks, the whole value nowhere). Reading gives the whole value and
-assigning takes it in every state; a captured step sees only the handle. Where the ranks are
-processes, each stores its own shard, and all of them read together.
+    v = ParallelVariable(shape=(4, 6), dtype="float32", initial_value=lambda: tf.zeros((4, 6)))
+    v.state                             Pending: a shape and an initializer, no memory
+    v.shard(mesh, (Shard(0),), ranks)
+    v.state                             Sharded: on two ranks, (2, 6) each; the whole nowhere
+    v.numpy()                           (4, 6), put together for the occasion
+    v.assign_add(tf.ones((4, 6)))       takes the whole, stores each rank's part
+    with v.whole():
+        v.state                         Whole: behind v's own handle, as in any tf.Variable
+    v.state                             Sharded, as before
+
+Keras and the user see a `tf.Variable`: reading gives the whole value and assigning takes it, in
+every state (`variables.states`). A step that is captured sees only the handle, whatever the state.
+Where the ranks are processes, each stores its own shard, and reading is a collective: all of them
+read together.
 """
 
 from __future__ import annotations
@@ -174,9 +183,9 @@ class ParallelVariable(UninitializedVariable):
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Behind the handle is the whole value inside; afterwards all is as it was.
+        """Within this context the whole value is behind the handle; afterwards all is as it was.
 
-        Where ranks are processes, the one that leads has it, and the others help.
+        Where ranks are processes, the leading one gets the value, and the others take part.
         """
         told, self.on_outside_read = self.on_outside_read, None
         try:
@@ -216,7 +225,7 @@ class ParallelVariable(UninitializedVariable):
         self._be_whole(value)
 
     def _be_whole(self, value: Any, state: Whole | None = None) -> None:
-        """Put `value` behind the handle, whose memory may have been let go of."""
+        """Put `value` behind the handle, which may have no memory of its own at the moment."""
         value = tf.cast(value, self.dtype)
         self._state = state or Whole()
         store(self, value)
