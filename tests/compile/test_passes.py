@@ -31,9 +31,10 @@ def seen(**changes) -> dict[str, str]:
     step = mlp_step()
     simplify_step(step, observe)
     recompute_step(step, changes.pop("recompute", ()), observe)
-    batched = changes.get("chunks", 1) > 1 and step.arguments
-    options = dataclasses.replace(OPTIONS, batched=batched or (), **changes)
-    compile_step(step, options, prepare_step(step), observe)
+    prepared = prepare_step(step)  # arguments are those of what is prepared
+    batched = step.arguments if changes.get("chunks", 1) > 1 else ()
+    options = dataclasses.replace(OPTIONS, batched=batched, **changes)
+    compile_step(step, options, prepared, observe)
     return found
 
 
@@ -64,6 +65,10 @@ def test_a_pass_shows_what_it_did():
     assert not set(COLLECTIVE_TYPES) & set(types["propagate"])
     assert types["rewrite"].count("AllReduce") > types["pack collectives"].count("AllReduce") == 1
     assert "S(0),R" in graphs["propagate"]
+
+
+def test_chunks_are_in_the_program():
+    assert "%fc0/MatMul/chunk1: " in seen(chunks=2)["rewrite"] and "chunk" not in seen()["rewrite"]
 
 
 def test_gradients_are_marked_until_the_program_is_written():
