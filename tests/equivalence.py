@@ -95,6 +95,7 @@ def train(
     keras.utils.set_random_seed(seed)
     if mesh is None:
         model = build()
+        model.run_eagerly = True  # the same ops: tracing takes longer than a few small steps
     else:
         with tap.auto_parallel(
             mesh, constraints, planner=planner, cluster=cluster, **(options or {})

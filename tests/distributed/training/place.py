@@ -87,6 +87,8 @@ class StepLosses(keras.callbacks.Callback):
 
 def trained(model: keras.Model, *data: Any, callbacks: Sequence[Any] = (), **arguments) -> Results:
     """Fit, and give the losses of all steps, the history and the weights."""
+    if parallel_model(model) is None:
+        model.run_eagerly = True  # the same ops: tracing takes longer than a few small steps
     losses = StepLosses()
     history = model.fit(*data, verbose=0, callbacks=[*callbacks, losses], **arguments).history
     return {"losses": floats(losses.values), **lines(history), **weights(model)}
