@@ -75,7 +75,7 @@ def layout_of_strangers(model: keras.Model, seed: int = 0) -> list[tap.Constrain
 
 def fitted(build: Build, draw: Draw, **arguments: Any) -> Trained:
     """Train from the same start on the same samples, whatever the mesh."""
-    keras.utils.clear_session()  # so that layers get the same names again
+    keras.utils.clear_session(free_memory=False)  # so that layers get the same names again
     return train(build, draw(Samples()), batch_size=BATCH, **arguments)
 
 

@@ -158,7 +158,7 @@ def test_a_plan_is_printed_written_and_used(folder, capsys):
     assert printed.err == "" and (sys.path, sys.argv) == before and "train" not in sys.modules
     assert Plan.load("plan.json").cluster == find_cluster("dgx-a100", Mesh.of([2, 2]))
 
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     with tap.auto_parallel(plan="plan.json"):
         model = keras.Sequential(
             [
@@ -409,6 +409,7 @@ def test_the_process_says_nothing_but_the_plan(folder):
 # --- the page about it -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_s_commands_do_what_it_says(folder, capsys):
     page = (ROOT / "docs/howto/plan_without_devices.md").read_text("utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -85,7 +85,7 @@ MODELS = {
 def captured(name):
     """(graph, prepared, roles, batched) of a training step."""
     build, data = MODELS[name]
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     with tap.auto_parallel(tap.split([2])):
         model = build()
     step = parallel_model(model).step("train").capture(argument_specs((data,)))
@@ -100,7 +100,7 @@ def test_a_step_cut_at_its_update_is_the_one_captured_without(name):
     build, data = MODELS[name]
     cuts = []
     for with_update in (True, False):
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         with tap.auto_parallel(tap.split([2])):
             model = build()
         state = parallel_model(model)  # which holds it weakly

@@ -63,7 +63,7 @@ def build(learning_rate: float = 1e-3) -> keras.Model:
 
 def forget_names() -> None:
     """Have Keras name what has no name as in a new process; outside of blocks, which it ends."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
 
 
 def seeded() -> keras.Model:

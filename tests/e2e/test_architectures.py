@@ -289,7 +289,7 @@ def without_dropout(model: keras.Model) -> keras.Model:
 
 def fitted(architecture: Architecture, **arguments: Any) -> Trained:
     """Train `architecture` from the same start on the same samples, whatever the mesh."""
-    keras.utils.clear_session()  # so that layers get the same names again
+    keras.utils.clear_session(free_memory=False)  # so that layers get the same names again
     keras.config.set_dtype_policy(architecture.policy)
     data: list[Any] = []
 

@@ -28,7 +28,7 @@ NO_MODELS = (None, 3, "model", [X], layers.Dense(2))
 
 
 def build():
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     model = keras.Sequential(
         [keras.Input((6,)), layers.Dense(320, name="fc1"), layers.Dense(2, name="fc2")], name="m"
     )

@@ -16,12 +16,12 @@ from tfpar.spec import PlanError, TfparError
 
 @pytest.fixture
 def plan_file(tmp_path):
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     model = parallel()
     model.fit(X, Y, batch_size=8, verbose=0)
     path = tmp_path / "plan.json"
     tap.plan_of(model).save(path)
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     return path
 
 

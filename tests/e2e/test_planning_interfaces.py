@@ -28,7 +28,7 @@ MESH = Mesh.of([2, 2])
 
 
 def build(activation="relu", optimizer="adam", loss="mse"):
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     model = keras.Sequential(
         [
             keras.Input((6,)),
@@ -164,7 +164,7 @@ def test_fit_and_plan_find_the_same(name):
     mesh, made = Mesh.of([2, 2]), []
 
     def build_one():
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         made.append(models.compile_model(models.SMALL[name]()))
         return made[-1]
 

@@ -31,7 +31,7 @@ def verified(build, data, constraints=None, **arguments) -> Verification:
         keras.utils.set_random_seed(7)
         constraints = layout_of_strangers(build(), seed=1)
         with_policy = keras.config.dtype_policy()
-        keras.utils.clear_session()  # so that layers get the same names again
+        keras.utils.clear_session(free_memory=False)  # so that layers get the same names again
         keras.config.set_dtype_policy(with_policy)
     keras.utils.set_random_seed(7)
     with tap.auto_parallel(tap.split([2, 2]), constraints, planner=None):
@@ -57,7 +57,7 @@ def test_architectures_pass(name, dtype):
         labels = rng.integers(0, shape[-1], (others.NUM_SAMPLES, *shape[:-1]))
         return others.inputs_of(model, rng), labels.astype("int32")
 
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     with policy(dtype):
         report = verified(build, data, batch_size=others.BATCH)
     assert report.ok, str(report)

@@ -184,7 +184,7 @@ def _unseeded() -> None:
     random.seed(os.getpid())
     np.random.seed(os.getpid())
     tf.random.set_seed(None)
-    keras.utils.clear_session()  # and with it the generator of Keras
+    keras.utils.clear_session(free_memory=False)  # and with it the generator of Keras
 
 
 def _falls(results: Results) -> Results:
