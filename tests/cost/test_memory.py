@@ -178,6 +178,12 @@ def model():
     return lambda: gpt(512, length=16, hidden=32, num_layers=4)
 
 
+@pytest.fixture(scope="module")
+def small():
+    """A model that is searched several times."""
+    return lambda: gpt(512, length=16, hidden=32, num_layers=1)
+
+
 @pytest.mark.slow
 def test_folded_models_store_about_what_whole_ones_do(model):
     from tfpar.search.model.folded_model import FoldedModel
@@ -211,19 +217,19 @@ def plan(model, limit=None, **arguments):
 
 
 @pytest.mark.slow
-def test_the_fastest_plan_that_fits_is_taken(model):
-    fastest = plan(model)
+def test_the_fastest_plan_that_fits_is_taken(small):
+    fastest = plan(small)
     needed = fastest.cost.memory_bytes
-    smaller = plan(model, 0.8 * needed)
+    smaller = plan(small, 0.8 * needed)
     assert smaller.cost.memory_bytes <= 0.8 * needed
     assert smaller.cost.seconds >= fastest.cost.seconds
-    assert plan(model, "16 GB").variables == fastest.variables
+    assert plan(small, "16 GB").variables == fastest.variables
 
 
 @pytest.mark.slow
-def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
+def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(small):
     with pytest.raises(MemoryLimitError) as error:
-        plan(model, "100 kB")
+        plan(small, "100 kB")
     text = str(error.value)
     assert error.value.needed_bytes > 100e3
     for part in (
@@ -238,7 +244,7 @@ def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
 
 
 @pytest.mark.parametrize("limit", ["16 GB/s", "much", 0, -1])
-def test_what_is_no_limit(limit, model):
+def test_what_is_no_limit(limit):
     with pytest.raises(TfparError, match="memory_limit"):
         tap.auto_parallel([2], memory_limit=limit)
 

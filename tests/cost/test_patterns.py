@@ -89,7 +89,7 @@ def test_biases_and_scales_have_no_pattern_of_their_own(model):
 
 def build():
     """A GPT for which splitting weights gains more than predictions may be off."""
-    return compile_model(SMALL["gpt"](hidden=512, length=256, vocabulary=4000))
+    return compile_model(SMALL["gpt"](hidden=512, length=256, vocabulary=4000, num_layers=1))
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,7 @@ def test_the_summary_goes_layer_by_layer(plan):
     assert "S(0) over model" in layers and "all_reduce over model" in layers and " us |" in layers
 
 
+@pytest.mark.slow
 def test_a_variable_is_explained_with_the_runner_up(plan):
     text = plan.explain("block_0_fc1/kernel")
     assert "S(1) over model" in text and "chosen by the tap planner" in text
@@ -113,12 +114,14 @@ def test_a_variable_is_explained_with_the_runner_up(plan):
     assert "replicated: " in text and "%)" in others[0]
 
 
+@pytest.mark.slow
 def test_a_layer_is_explained_with_its_patterns(plan):
     text = plan.explain("block_0_fc2")
     assert "Layer 'functional" in text and "Sharding patterns, each by itself:" in text
     assert "kernel S(0) over model:" in text and "all_reduce over model (forward" in text
 
 
+@pytest.mark.slow
 def test_a_name_that_is_nothing_is_refused(plan):
     with pytest.raises(PlanError, match="no variable 'block_9'"):
         plan.explain("block_9")
@@ -133,6 +136,7 @@ def test_diff_tells_what_another_cluster_changes(plan):
     assert plan.diff(plan) == []
 
 
+@pytest.mark.slow
 def test_a_saved_plan_says_the_same_without_the_graph(plan):
     again = tap.Plan.from_json(plan.to_json())
     assert again == plan
