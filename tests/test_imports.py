@@ -51,9 +51,8 @@ def test_planning_imports_no_tensorflow():
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("name", ["Mesh", "split", "Plan", "shard", "Shard", "make_rule"])
-def test_planning_names_import_no_tensorflow(name):
-    result = imported(f"from tfpar import {name}")
+def test_planning_names_import_no_tensorflow():
+    result = imported("from tfpar import Mesh, split, Plan, shard, Shard, make_rule")
     assert result.returncode == 0, result.stderr
 
 

@@ -71,11 +71,6 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory) -> Ran:
-    return Ran(2, "quick", tmp_path_factory.mktemp("quick"))
-
-
-@pytest.fixture(scope="module")
 def two(tmp_path_factory) -> Ran:
     return Ran(2, "two", tmp_path_factory.mktemp("two"))
 
@@ -102,14 +97,8 @@ def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
 
 
 @pytest.mark.slow
-@each(SAME_AS_ONE["quick"])
-def test_two_processes_do_what_one_does(quick: Ran, case: Case, here) -> None:
-    assert_same(quick.results(case), here(case))
-
-
-@pytest.mark.slow
 @each(SAME_AS_ONE["two"])
-def test_two_processes_do_what_one_does_in_every_way(two: Ran, case: Case, here) -> None:
+def test_two_processes_do_what_one_does(two: Ran, case: Case, here) -> None:
     assert_same(two.results(case), here(case))
 
 

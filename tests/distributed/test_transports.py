@@ -46,6 +46,7 @@ def test_on_every_rank(ran: Checked, check: str) -> None:
     ran.assert_held(check)
 
 
+@pytest.mark.slow
 def test_the_job_ends_well(ran: Checked) -> None:
     assert ran.job.code == 0, ran.job.output
 

@@ -283,8 +283,10 @@ def two_dimensional_tensor_parallel_t5(place: Place) -> Results:
     )
 
 
-QUICK: list[Case] = [data_parallel, megatron, megatron_in_chunks]
 ON_TWO: list[Case] = [
+    data_parallel,
+    megatron,
+    megatron_in_chunks,
     megatron_recomputed,
     vocabulary_parallel,
     zero_1,

@@ -6,7 +6,6 @@ from tests.distributed.training import data, files, layouts, refusals, steps
 from tests.distributed.training.place import Case
 
 SAME_AS_ONE: dict[str, list[Case]] = {
-    "quick": layouts.QUICK,
     "two": [*layouts.ON_TWO, *data.SEEDED, *files.CASES, *steps.CASES],
     "four": layouts.ON_FOUR,
 }
