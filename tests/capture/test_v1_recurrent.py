@@ -139,8 +139,8 @@ class Recurrent:
 @pytest.mark.parametrize(
     "cell, optimizer, lengths, mesh, planner",
     [
-        ("BasicLSTMCell", "adam", False, [2], None),
-        ("BasicLSTMCell", "adam", True, [2, 2], None),
+        pytest.param("BasicLSTMCell", "adam", False, [2], None, marks=pytest.mark.slow),
+        pytest.param("BasicLSTMCell", "adam", True, [2, 2], None, marks=pytest.mark.slow),
         ("GRUCell", "descent", True, [2], "tap"),
     ],
 )

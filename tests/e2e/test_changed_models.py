@@ -71,7 +71,14 @@ def placement(weight):
     return spec[mesh.axis("model")]
 
 
-@pytest.mark.parametrize("change", [lora, added, popped, frozen, recompiled, reactivated])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(pytest.param(c, marks=pytest.mark.slow) for c in (lora, added, popped, frozen)),
+        recompiled,
+        pytest.param(reactivated, marks=pytest.mark.slow),
+    ],
+)
 def test_a_changed_model_is_planned_anew_and_stays_split(change, capsys):
     keras.utils.set_random_seed(0)
     with tap.auto_parallel(tap.split([2, 2]), COLUMNS, planner="tap"):

@@ -114,6 +114,7 @@ def test_recomputing_changes_no_number(case):
     assert recomputed_ops(again) and not recomputed_ops(stored)
 
 
+@pytest.mark.slow
 def test_tensor_parallel_blocks_repeat_their_collectives():
     _, stored, again = runs("tensor parallel")
     size = 8 * LENGTH * 16 * 4
@@ -129,6 +130,7 @@ def test_nothing_random_and_nothing_with_an_effect_runs_twice():
     assert not [op for op in clones if op.stateful or "Random" in op.type]
 
 
+@pytest.mark.slow
 def test_what_is_recomputed_waits_for_the_backward_pass():
     again = runs("data parallel")[2]
     clones = recomputed_ops(again)

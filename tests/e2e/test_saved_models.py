@@ -54,7 +54,13 @@ def subclassed():
     return model
 
 
-@pytest.fixture(params=[sequential, functional, subclassed], ids=lambda build: build.__name__)
+@pytest.fixture(
+    params=[
+        functional,
+        *(pytest.param(build, marks=pytest.mark.slow) for build in (sequential, subclassed)),
+    ],
+    ids=lambda build: build.__name__,
+)
 def run(request, tmp_path):
     """A model that has trained an epoch on a mesh, its first weight split, and its files."""
     keras.utils.set_random_seed(3)

@@ -27,7 +27,9 @@ def separable():
     return model
 
 
-@pytest.mark.parametrize("mesh", [[1, 2], [2, 2], [1, 4]])
+@pytest.mark.parametrize(
+    "mesh", [[2, 2], *(pytest.param(m, marks=pytest.mark.slow) for m in ([1, 2], [1, 4]))]
+)
 def test_every_kernel_by_its_last_dim(mesh):
     constraints = [tap.shard(".*kernel", dim=-1, axis="model")]
     parallel, _ = assert_equivalent(separable, images(), tap.split(mesh), constraints, batch_size=8)
@@ -48,5 +50,6 @@ def test_one_dim_over_more_ranks_than_it_has_entries():
     assert parallel.specs()["head/kernel"] == "S(1),R"
 
 
+@pytest.mark.slow
 def test_a_last_batch_of_one():
     assert_equivalent(separable, images(9), tap.split([2, 2]), batch_size=8)

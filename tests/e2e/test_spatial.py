@@ -56,7 +56,8 @@ def classifier():
     return compiled(images, layers.Dense(CLASSES, name="head")(x))
 
 
-@pytest.mark.parametrize("mesh", ["both", pytest.param("rows", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", list(MESHES))
 def test_a_unet_in_bands_of_rows(mesh):
     parallel, _ = assert_equivalent(unet, PIXELS, MESHES[mesh], [ROWS], batch_size=BATCH, rtol=1e-3)
     gathers_only_edges(parallel, BATCH // MESHES[mesh].shape[0])

@@ -28,7 +28,12 @@ SLOW = Cluster.regular(
     Device({"float32": 1e9}, 2**30, 1e9, 1e-7),
     [Level(2, 1e9, 1e-6), Level(2, 4e9, 1e-7)],
 )
-PLANNED = [*((name, "tap") for name in NAMES), ("wide", "rhino"), ("gpt", "rhino")]
+PLANNED = [
+    ("wide", "tap"),
+    ("wide", "rhino"),
+    *(pytest.param(name, "tap", marks=pytest.mark.slow) for name in NAMES if name != "wide"),
+    pytest.param("gpt", "rhino", marks=pytest.mark.slow),
+]
 
 
 @functools.cache
