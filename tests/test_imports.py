@@ -207,7 +207,7 @@ def test_suites_of_what_needs_no_tensorflow_need_none():
 import sys
 sys.modules["tensorflow"] = sys.modules["keras"] = None
 import pytest
-suites = [f"tests/{{name}}" for name in {WITHOUT_TENSORFLOW}]
+suites = [f"tests/{{name}}" for name in {(*WITHOUT_TENSORFLOW, "ir/text")}]
 ignored = [f"--ignore-glob=*/{{name}}" for name in {NEED_TENSORFLOW}]
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--collect-only", *suites, *ignored]))
 """

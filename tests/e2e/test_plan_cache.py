@@ -18,7 +18,7 @@ X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
 
 
 def build():
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name="fc")], name="m")
     model.compile("sgd", "mse", jit_compile=False)
     return model
