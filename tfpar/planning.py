@@ -15,7 +15,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
-from tfpar.ir.graph import Graph, Tensor
+from tfpar.ir.graph import Graph, Tensor, Variable
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
@@ -323,7 +323,7 @@ def _best(problem: Problem, planner: Planner) -> Plan:
     return in_chunks(plan, again, step_anchors(plan, again))
 
 
-def _slot_ratio(step: StepGraph, searched: Sequence) -> float:
+def _slot_ratio(step: StepGraph, searched: Sequence[Variable]) -> float:
     """Bytes of the variables that only the update uses, per byte of weight."""
     names = {v.name for v in searched}
     weights = sum(v.num_bytes for v in step.graph.variables if v.trainable)

@@ -18,7 +18,7 @@ from tfpar.cost.work import flops
 from tfpar.ir.graph import Op, Tensor, Variable, is_floating
 from tfpar.ir.graph_nodes import GraphNode
 from tfpar.ir.traits import READ_PART
-from tfpar.propagation.factors import spec_of, splits_of
+from tfpar.propagation.factors import Split, spec_of, splits_of
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.rules.rule import SAME, relabelled
 from tfpar.spec import Mesh, Placement, Replicate, Shard, Spec, replicated
@@ -148,7 +148,7 @@ def _readers(variable: Variable, prepared: PreparedGraph, node: GraphNode) -> It
 
 def _factor(
     path: _Path, variable: Variable, shard: Shard, axis: int, mesh: Mesh, prepared: PreparedGraph
-) -> tuple[int, tuple] | None:
+) -> Split | None:
     """The factor (and pattern) that `shard` splits in the op at the end of `path`."""
     tensor = variable.handle
     spec = _only(shard, axis, mesh)

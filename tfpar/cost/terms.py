@@ -110,7 +110,8 @@ class Terms:
 
     def _rows(self, when: When) -> np.ndarray:
         packed = self.vector[self._PACKED].reshape(len(_WHENS), len(PACKED_KINDS), -1)
-        return packed[_WHENS.index(when)]
+        rows: np.ndarray = packed[_WHENS.index(when)]
+        return rows
 
     # --- sums --------------------------------------------------------------------------
 

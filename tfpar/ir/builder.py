@@ -6,7 +6,7 @@ its static result shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,15 @@ class GraphBuilder:
         self.graph.ops.append(op)
         return op
 
-    def one(self, op_type, inputs, shape, dtype, attrs=None) -> Tensor:
+    def one(
+        self,
+        op_type: str,
+        inputs: Sequence[Tensor],
+        shape: Shape,
+        dtype: str,
+        attrs: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """As `emit`, of an op with one output."""
         return self.emit(op_type, inputs, [(shape, dtype)], attrs).outputs[0]
 
     # --- sources -----------------------------------------------------------------
@@ -190,7 +198,8 @@ def numpy_dtype(dtype: str) -> np.dtype:
     if dtype in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, dtype))
+        narrow: np.dtype = np.dtype(getattr(ml_dtypes, dtype))
+        return narrow
     return np.dtype({"half": "float16", "string": "object"}.get(dtype, dtype))
 
 
@@ -214,6 +223,3 @@ def _broadcast(*shapes: Shape) -> tuple[Any, ...]:
     if len(set(ranked)) == 1:
         return ranked[0]
     return np.broadcast_shapes(*shapes)
-
-
-ExpansionBuilder = Callable[..., Graph]

@@ -11,10 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.graph import Graph, Op, Shape, Tensor
 
 _MAX_ELEMENTS = 1 << 16
 _FOLDABLE = frozenset({"int32", "int64", "bool", "int8", "int16", "uint8"})
+
+_Folder = Callable[[list[np.ndarray], dict[str, Any]], Any]
+"""From the values of an op's inputs and its attributes to the value of its output, or a list of
+those of several; None where it cannot be told."""
+
+_OfTwo = Callable[[np.ndarray, np.ndarray], Any]
 
 
 class Constants:
@@ -31,7 +37,8 @@ class Constants:
     def value(self, tensor: Tensor) -> np.ndarray | None:
         """The constant value of `tensor`, or None. Large constants come back too."""
         if tensor.op.type == "Const":
-            return tensor.op.attrs["value"]
+            value: np.ndarray = tensor.op.attrs["value"]
+            return value
         if tensor.dtype not in _FOLDABLE or tensor.num_elements > _MAX_ELEMENTS:
             return None
         if tensor not in self._values:
@@ -100,7 +107,7 @@ def _numpy_dtype(dtype: str) -> np.dtype:
     return np.dtype("bool" if dtype == "bool" else dtype)
 
 
-_FROM_SHAPE: dict[str, Callable[[list], Any]] = {
+_FROM_SHAPE: dict[str, Callable[[list[Shape]], Any]] = {
     "Shape": lambda s: np.array(s[0]),
     "ShapeN": lambda s: [np.array(x) for x in s],
     "Size": lambda s: np.prod(s[0], dtype=np.int64),
@@ -125,15 +132,17 @@ def _strided_slice(v: list[np.ndarray], attrs: dict[str, Any]) -> np.ndarray:
             lo = None if attrs.get("begin_mask", 0) & bit else int(begin[i])
             hi = None if attrs.get("end_mask", 0) & bit else int(end[i])
             spec.append(slice(lo, hi, int(strides[i])))
-    return x[tuple(spec)]
+    part: np.ndarray = x[tuple(spec)]
+    return part
 
 
-def _reduce(function: Callable) -> Callable:
+def _reduce(function: Callable[..., Any]) -> _Folder:
     def fold(v: list[np.ndarray], attrs: dict[str, Any]) -> np.ndarray:
         axes = tuple(int(a) for a in np.atleast_1d(v[1]))
         if v[0].ndim == 0:
             return v[0]
-        return function(v[0], axis=axes, keepdims=attrs.get("keep_dims", False))
+        reduced: np.ndarray = function(v[0], axis=axes, keepdims=attrs.get("keep_dims", False))
+        return reduced
 
     return fold
 
@@ -178,16 +187,16 @@ def _dynamic_stitch(v: list[np.ndarray], _: dict[str, Any]) -> np.ndarray:
     return out
 
 
-def _binary(function: Callable) -> Callable:
+def _binary(function: _OfTwo) -> _Folder:
     return lambda v, _: function(v[0], v[1])
 
 
-def _guarded(function: Callable) -> Callable:
+def _guarded(function: _OfTwo) -> _Folder:
     """Integer division that leaves a zero divisor to the kernel (which raises)."""
     return lambda v, _: function(v[0], v[1]) if np.all(v[1] != 0) else None
 
 
-_FOLDERS: dict[str, Callable[[list[np.ndarray], dict[str, Any]], Any]] = {
+_FOLDERS: dict[str, _Folder] = {
     "Identity": lambda v, _: v[0],
     "StopGradient": lambda v, _: v[0],
     "Cast": lambda v, _: v[0],

@@ -27,7 +27,7 @@ class DType(str):
     __slots__ = ()
 
 
-class ShapeAttr(tuple):
+class ShapeAttr(tuple[int, ...]):
     """An attribute value that is a shape of known rank; unknown sizes are -1."""
 
     __slots__ = ()

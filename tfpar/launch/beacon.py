@@ -239,4 +239,5 @@ def _line(connection: socket.socket) -> dict[str, Any]:
         line = stream.readline(4096)
     if not line:
         raise OSError("the connection was closed")
-    return json.loads(line)
+    answer: dict[str, Any] = json.loads(line)
+    return answer

@@ -126,7 +126,8 @@ def _source(address: str) -> str | None:
             probe.connect((address, _DISCARD_PORT))
         except OSError:
             return None
-        return probe.getsockname()[0]
+        own: str = probe.getsockname()[0]
+        return own
 
 
 def _interface_of(address: str) -> str:

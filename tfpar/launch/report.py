@@ -96,7 +96,8 @@ def _short(blamed: Blame) -> str:
         return _name(record.signal)
     if blamed.cause in (Cause.EXITED, Cause.RAISED) and record.exit is not None:
         return f"exit code {record.exit.code}"
-    return blamed.cause.value
+    cause: str = blamed.cause.value
+    return cause
 
 
 def _where(record: Record) -> str:

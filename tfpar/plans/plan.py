@@ -11,8 +11,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import tfpar
 from tfpar.cluster.description import Cluster
@@ -45,7 +44,17 @@ if TYPE_CHECKING:
     from tfpar.propagation.partitioned import PartitionedGraph
 
 
-def _views() -> ModuleType:
+class _Views(Protocol):
+    """The functions of `report.views`."""
+
+    def summary(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> str: ...
+
+    def explain(self, plan: Plan, name: str, partitioned: PartitionedGraph | None, /) -> str: ...
+
+    def plan_graph(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> nx.DiGraph: ...
+
+
+def _views() -> _Views:
     """What shows plans. It reads them: a plan is a value that knows nothing of how it is shown, and
     its methods look the views up when the first is asked for. Nothing else here may import them
     (`tests/test_imports.py`)."""

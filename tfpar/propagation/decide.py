@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tfpar.ir.graph import Tensor
 from tfpar.ir.traits import REFERENCES
@@ -42,7 +42,7 @@ from tfpar.propagation.factors import (
     split_of,
 )
 from tfpar.rules.rule import PLAIN, Dims, OpRule
-from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec
+from tfpar.spec import Mesh, Partial, Placement, Replicate, Shard, Spec
 
 FREE = None
 """In place of a spec: a weight that the plan leaves open takes what its reader wants."""
@@ -311,12 +311,12 @@ def _choose_axis(
     if parts == 1:
         return WHOLE, (), "sum"
     placements = [Replicate() if s is None else s[axis] for s in specs]
-    best = (_replicate_cost(operands, placements), 2, 0.0, WHOLE, (), "sum")
+    best: _Candidate = (_replicate_cost(operands, placements), 2, 0.0, WHOLE, (), "sum")
     if whole:
         if best[0] == _INFINITE:
             raise CannotHold(axis)
         return WHOLE, (), "sum"
-    for group, reduction in _carry_groups(rule, operands, placements):
+    for group, reduction in _carry_groups(rule, placements):
         relabelled = set(group) <= set(rule.monotone)
         cost, forced = _carry_cost(operands, placements, group, out_bytes, deferred or relabelled)
         best = min(
@@ -340,7 +340,9 @@ def _choose_axis(
     return best[3], best[4], best[5]
 
 
-def _scatters(rule: OpRule, placements: Sequence, sizes: Sequence[int], parts: int) -> list[Split]:
+def _scatters(
+    rule: OpRule, placements: Sequence[Placement], sizes: Sequence[int], parts: int
+) -> list[Split]:
     """The factors over which the Partials that meet here could be scattered, evenly."""
     partial = [i for i, p in enumerate(placements) if isinstance(p, Partial)]
     if len(partial) < 2 or any(set(partial) <= set(group) for group in rule.linear):
@@ -360,14 +362,19 @@ def _left(rule: OpRule, sizes: Sequence[int]) -> float:
     return math.prod(sizes[f] / rule.sizes[f] for f in factors)
 
 
-def _order(candidate: tuple) -> tuple:
+_Candidate = tuple[float, int, float, Split, tuple[int, ...], str]
+"""(cost, kind, rank) to compare; what is split, the inputs that stay Partial and by what reduction.
+"""
+
+
+def _order(candidate: _Candidate) -> tuple[float, int, float]:
     return candidate[:3]
 
 
 _INFINITE = float("inf")
 
 
-def _replicate_cost(operands: Sequence[Operand], placements: Sequence) -> float:
+def _replicate_cost(operands: Sequence[Operand], placements: Sequence[Placement]) -> float:
     cost = 0.0
     for operand, placement in zip(operands, placements, strict=True):
         if isinstance(placement, Shard):
@@ -377,19 +384,22 @@ def _replicate_cost(operands: Sequence[Operand], placements: Sequence) -> float:
     return cost
 
 
-def _carry_groups(rule: OpRule, operands: Sequence[Operand], placements: Sequence):
+def _carry_groups(
+    rule: OpRule, placements: Sequence[Placement]
+) -> Iterator[tuple[tuple[int, ...], str]]:
     """(inputs, reduction) for each group through which the Partials here may pass."""
     for group in rule.linear:
         if any(placements[i] is Partial("sum") for i in group):
             yield group, "sum"
     for i in rule.monotone:
-        if isinstance(placements[i], Partial):
-            yield (i,), placements[i].op
+        placement = placements[i]
+        if isinstance(placement, Partial):
+            yield (i,), placement.op
 
 
 def _carry_cost(
     operands: Sequence[Operand],
-    placements: Sequence,
+    placements: Sequence[Placement],
     group: tuple[int, ...],
     out_bytes: int,
     deferred: bool,
@@ -418,7 +428,7 @@ def _carry_cost(
 def _split_cost(
     rule: OpRule,
     operands: Sequence[Operand],
-    placements: Sequence,
+    placements: Sequence[Placement],
     placed: Sequence[Split | None],
     sizes: Sequence[int],
     split: Split,

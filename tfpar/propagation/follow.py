@@ -19,13 +19,18 @@ Follow = tuple[Variable, tuple[int | None, ...]]
 """(weight, for each dim of the slot the weight's dim or None)."""
 
 
+_TensorDim = tuple[Tensor, int]
+_WeightDims = dict[_TensorDim, list[tuple[Variable, int]]]
+"""By root, the dims of weights that are one with it."""
+
+
 class _Union:
     """Union-find over (tensor, dim)."""
 
     def __init__(self) -> None:
-        self.parent: dict = {}
+        self.parent: dict[_TensorDim, _TensorDim] = {}
 
-    def find(self, x):
+    def find(self, x: _TensorDim) -> _TensorDim:
         root = x
         while self.parent.get(root, root) != root:
             root = self.parent[root]
@@ -33,7 +38,7 @@ class _Union:
             self.parent[x], x = root, self.parent[x]
         return root
 
-    def join(self, a, b) -> None:
+    def join(self, a: _TensorDim, b: _TensorDim) -> None:
         a, b = self.find(a), self.find(b)
         if a != b:
             self.parent[a] = b
@@ -58,7 +63,7 @@ def followed_weights(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Variable,
             _join_factors(op, rule, joined)
             if not rule.reduce:  # past a reduction lies the gradient's own tensor
                 stack.extend(t.op for t in op.inputs if t not in handles)
-    by_root: dict = {}
+    by_root: _WeightDims = {}
     for handle in weights:
         for d in range(len(handle.shape or ())):
             by_root.setdefault(joined.find((handle, d)), []).append((handles[handle], d))
@@ -101,7 +106,7 @@ def _is_contraction(rule: OpRule) -> bool:
 
 
 def _join_factors(op: Op, rule: OpRule, joined: _Union) -> None:
-    first: dict[int, tuple[Tensor, int]] = {}
+    first: dict[int, _TensorDim] = {}
     operands = [
         *zip(op.inputs, rule.inputs, strict=True),
         *zip(op.outputs, rule.outputs, strict=True),
@@ -115,7 +120,7 @@ def _join_factors(op: Op, rule: OpRule, joined: _Union) -> None:
                     first[dim[0]] = (tensor, d)
 
 
-def _link(handle: Tensor, joined: _Union, by_root: dict) -> Follow | None:
+def _link(handle: Tensor, joined: _Union, by_root: _WeightDims) -> Follow | None:
     """The one weight that shares the most dims with `handle`; ties give none."""
     hits: dict[Variable, dict[int, int]] = {}
     for d in range(len(handle.shape or ())):

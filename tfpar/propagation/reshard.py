@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 
-from tfpar.spec import Mesh, Partial, Replicate, Shard, Spec, SpecError, local_shape
+from tfpar.spec import Mesh, Partial, Placement, Replicate, Shard, Spec, SpecError, local_shape
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 LOCAL_STEPS = ("slice", "keep_first")
@@ -58,7 +58,7 @@ def lower_reshard(
     current = source
     while current != target:
         step = (
-            _slice_step(shape, current, target, mesh)
+            _slice_step(current, target)
             or _reduce_step(current, target)
             or _all_to_all_step(current, target)
             or _gather_step(current, target)
@@ -71,7 +71,7 @@ def lower_reshard(
     return tuple(steps)
 
 
-def _replace(spec: Spec, axis: int, placement) -> Spec:
+def _replace(spec: Spec, axis: int, placement: Placement) -> Spec:
     return (*spec[:axis], placement, *spec[axis + 1 :])
 
 
@@ -89,7 +89,7 @@ def _may_push(current: Spec, target: Spec, axis: int) -> bool:
     return want[: len(have)] == have and len(want) > len(have) and want[len(have)][0] == axis
 
 
-def _slice_step(shape, current: Spec, target: Spec, mesh: Mesh) -> Step | None:
+def _slice_step(current: Spec, target: Spec) -> Step | None:
     for axis, placement in enumerate(current):
         if isinstance(placement, Replicate) and _may_push(current, target, axis):
             return Step("slice", (axis,), current, _replace(current, axis, target[axis]))

@@ -8,7 +8,8 @@ it wants them: weights that the plan leaves open, and draws of random numbers. E
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.decide import FREE
@@ -20,8 +21,20 @@ from tfpar.spec import Mesh, Spec, replicated
 Root = Variable | Op
 """A weight that the plan leaves open, or an op that draws random numbers."""
 
-Within = Callable[..., PartitionedGraph]
-"""`engine.propagate`, for the graphs within a graph: bodies of loops, decompositions of ops."""
+
+class Within(Protocol):
+    """`engine.propagate`, for the graphs within a graph: bodies of loops, decompositions of ops."""
+
+    def __call__(
+        self,
+        prepared: PreparedGraph,
+        mesh: Mesh,
+        anchors: Anchors,
+        /,
+        *,
+        confined: bool = False,
+        zeros: frozenset[Tensor] = frozenset(),
+    ) -> PartitionedGraph: ...
 
 
 @dataclasses.dataclass(eq=False)

@@ -161,7 +161,7 @@ def _full_name(plan: Plan, name: str) -> str:
     raise PlanError(f"The plan has {count} {name!r}.{hint if near else ''}")
 
 
-def _more(listed: Sequence) -> list[str]:
+def _more(listed: Sequence[object]) -> list[str]:
     return [f"    and {len(listed) - _MAX_LINES} more"] if len(listed) > _MAX_LINES else []
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfpar.ir.graph import Op, itemsize
+from tfpar.ir.graph import Op, Shape, itemsize
 from tfpar.report.layers import collective_times, layer_reports
 from tfpar.report.tables import render_table
 from tfpar.spec import (
@@ -297,7 +297,7 @@ def _padding(plan: Plan, partitioned: PartitionedGraph) -> str:
     mesh = partitioned.mesh
     padded = [v for v, s in partitioned.variable_specs.items() if _is_padded(v.shape, s, mesh)]
     handles = {v.handle for v in partitioned.graph.variables}
-    seen: dict[tuple, bool] = {}
+    seen: dict[tuple[Shape, Spec], bool] = {}
     tensors = 0
     for tensor, spec in partitioned.specs.items():
         if tensor in handles or not tensor.is_static:
@@ -334,8 +334,8 @@ def _is_padded(shape: Sequence[int], spec: Spec, mesh: Mesh) -> bool:
 
 
 def _collectives(plan: Plan, partitioned: PartitionedGraph) -> str:
-    count: collections.Counter = collections.Counter()
-    size: collections.Counter = collections.Counter()
+    count: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
+    size: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
     for kind, axes, num_bytes in partitioned.collectives():
         count[kind, axes] += 1
         size[kind, axes] += num_bytes

@@ -83,4 +83,5 @@ class ChunkBodies:
 
 def of_chunk(op: Op, chunk: int, chunks: int) -> list[np.ndarray]:
     """What a constant of ranks is for the ranks of the mesh, in one of their chunks."""
-    return op.attrs["values"][chunk::chunks]
+    values: list[np.ndarray] = op.attrs["values"]
+    return values[chunk::chunks]

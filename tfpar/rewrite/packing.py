@@ -101,7 +101,7 @@ def _can_join(op: Op) -> bool:
 
 def _fill(graph: Graph, bucket_bytes: int) -> list[_Bucket]:
     buckets: list[_Bucket] = []
-    current: dict[tuple, _Bucket] = {}
+    current: dict[tuple[object, ...], _Bucket] = {}
     needs: dict[Op, int] = {}
     gathers, before = _times_of_need(graph)
     for op in graph.ops:

@@ -113,7 +113,7 @@ def _slice_block(build: GraphBuilder, x: Tensor, shard: Shard, axis: int, mesh: 
 
 
 def _gather(
-    build, x: Tensor, shard: Shard, axis: int, mesh: Mesh, after: tuple[int, ...]
+    build: GraphBuilder, x: Tensor, shard: Shard, axis: int, mesh: Mesh, after: tuple[int, ...]
 ) -> Tensor:
     parts = mesh.shape[axis]
     outer, split, unit = shard.view(after[shard.dim])
@@ -131,7 +131,9 @@ def _gather(
     return build.reshape(out, after)
 
 
-def _all_to_all(build, x: Tensor, step: Step, shape: tuple[int, ...], mesh: Mesh) -> Tensor:
+def _all_to_all(
+    build: GraphBuilder, x: Tensor, step: Step, shape: tuple[int, ...], mesh: Mesh
+) -> Tensor:
     """Blocks of the new dim are exchanged for blocks of the old one; both are plain."""
     axis = step.axes[0]
     old, new = step.before[axis], step.after[axis]
@@ -155,7 +157,7 @@ def _all_to_all(build, x: Tensor, step: Step, shape: tuple[int, ...], mesh: Mesh
     return out
 
 
-def _length_without(step: Step, shape, mesh: Mesh, dim: int, axis: int) -> int:
+def _length_without(step: Step, shape: tuple[int, ...], mesh: Mesh, dim: int, axis: int) -> int:
     """Local length of `dim` once `axis`, innermost on it, no longer splits it."""
     length = shape[dim]
     for a, placement in enumerate(step.before):
@@ -164,6 +166,6 @@ def _length_without(step: Step, shape, mesh: Mesh, dim: int, axis: int) -> int:
     return length
 
 
-def _keep_first(build, x: Tensor, axis: int, reduction: str, mesh: Mesh) -> Tensor:
+def _keep_first(build: GraphBuilder, x: Tensor, axis: int, reduction: str, mesh: Mesh) -> Tensor:
     flags = [np.asarray(mesh.coordinates(r)[axis] == 0) for r in range(mesh.size)]
     return build.select(build.per_rank(flags), x, build.const(neutral(reduction, x.dtype), x.dtype))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
-from tfpar.rules.halo import halo_fields
+from tfpar.rules.halo import HaloFields, halo_fields
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
 from tfpar.rules.windows import (
@@ -22,7 +22,8 @@ from tfpar.rules.windows import (
 
 
 def num_channels(op: Op, image: Tensor) -> int:
-    return image.shape[1 if channels_first(op) else -1]
+    channels: int = image.shape[1 if channels_first(op) else -1]
+    return channels
 
 
 def _filter_dims(rank: int, ins: str, outs: str) -> str:
@@ -39,13 +40,14 @@ def _spatial_fields(
     windows: Windows,
     shape_operands: dict[int, int],
     reduced: str | None,
-) -> dict:
+) -> HaloFields:
     """The arguments of `make_rule` for the spatial dims, and what is summed over."""
     fields = halo_fields(op, notation, windows, shape_operands)
     sums = [reduced] if reduced else []
     if reduced == "b":  # the gradient of the filter lacks the spatial dims too
         sums += [w.factor for w in windows.splits]
-    return fields | {"reduce": dict.fromkeys(sums, "sum")}
+    fields["reduce"] = dict.fromkeys(sums, "sum")
+    return fields
 
 
 def _convolution(
@@ -56,7 +58,7 @@ def _convolution(
     notation: str,
     reduced: str,
     shape_operands: dict[int, int],
-    **fields,
+    linear: tuple[tuple[int, ...], ...],
 ) -> OpRule | None:
     """`notation` in terms of `{x}`, `{k}` and `{y}`, with factors b, i, o and the spatial ones."""
     rank = len(image.shape)
@@ -73,7 +75,7 @@ def _convolution(
             y=image_dims(op, rank, "b", outs, outer),
         ),
         **_spatial_fields(op, notation, windows, shape_operands, reduced),
-        **fields,
+        linear=linear,
     )
 
 
@@ -127,7 +129,7 @@ def _depthwise(
     notation: str,
     reduced: str | None,
     shape_operands: dict[int, int],
-    **fields,
+    linear: tuple[tuple[int, ...], ...],
 ) -> OpRule | None:
     """Output channel c * m + j is made of input channel c alone: dims `(c m)`."""
     if image_dims(op, 4) is None:
@@ -145,7 +147,7 @@ def _depthwise(
             y=image_dims(op, 4, "b", "(c m)", outer),
         ),
         **spatial,
-        **fields,
+        linear=linear,
     )
 
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.rules.local import LocalOp
+from tfpar.rules.rule import Expansion, Lowering
 from tfpar.rules.windows import PADDINGS, Window, Windows
 
 IMAGE, RESULT = "{x}", "{y}"
@@ -35,13 +36,26 @@ _TOLD = frozenset(
 fused a bias into one, oneDNN's rewriting of that ends the process."""
 
 
+class HaloFields(TypedDict, total=False):
+    """Arguments of `make_rule`."""
+
+    sizes: dict[str, int]
+    shape_operands: Mapping[int, int]
+    blocks: dict[str, int]
+    expand: dict[str, Expansion]
+    reduce: dict[str, str]
+    lower: Lowering
+    pseudo: bool
+    any_pattern: bool
+
+
 def halo_fields(
     op: Op,
     notation: str,
     windows: Windows,
     shape_operands: Mapping[int, int],
     reduction: str = "sum",
-) -> dict[str, Any]:
+) -> HaloFields:
     """The arguments of `make_rule` that let the spatial dims of an op with windows split.
 
     Args:
@@ -50,7 +64,7 @@ def halo_fields(
         reduction: what the op does with the entries of a window; padding is neutral in it.
     """
     roles = _roles(notation)
-    fields: dict[str, Any] = {
+    fields: HaloFields = {
         "sizes": {w.factor: w.count for w in windows.splits},
         "shape_operands": shape_operands,
         "blocks": {w.factor: w.shortest for w in windows.splits if w.has_halo},
@@ -71,7 +85,7 @@ def halo_fields(
         lower = functools.partial(
             _lower_padded, windows=windows.along, roles=roles, reduction=reduction
         )
-        fields |= {"lower": lower, "pseudo": True, "any_pattern": True}
+        fields["lower"], fields["pseudo"], fields["any_pattern"] = lower, True, True
     return fields
 
 

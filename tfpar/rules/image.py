@@ -9,7 +9,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
-from tfpar.rules.rule import OpRule, make_rule
+from tfpar.rules.rule import Lowering, OpRule, make_rule
 
 _IMAGE = "b . . c"
 
@@ -82,7 +82,7 @@ def _color_space(op: Op, constants: Constants) -> OpRule:
     return make_rule(op, "... . -> ... .")
 
 
-def _lower_crops(position: int):
+def _lower_crops(position: int) -> Lowering:
     """Boxes that are padding look at the first image, which there always is."""
 
     def lower(local: LocalOp) -> list[Tensor]:

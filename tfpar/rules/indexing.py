@@ -6,13 +6,13 @@ what it holds and gives zeros for the rest, and the results add up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op, Tensor, is_numeric
+from tfpar.ir.graph import Op, Shape, Tensor, is_numeric
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
@@ -57,7 +57,9 @@ def shifted_indices(
     return shifted, inside
 
 
-def _look_up(local: LocalOp, factors: Sequence[str], inside_shape) -> Sequence[Tensor]:
+def _look_up(
+    local: LocalOp, factors: Sequence[str], inside_shape: Callable[[Shape], tuple[int, ...]]
+) -> Sequence[Tensor]:
     """The op on this rank's part of input 0, zero where input 1 points elsewhere.
 
     `inside_shape(local indices shape)` is the shape that broadcasts against the result.
@@ -82,7 +84,7 @@ def _gather_rule(op: Op, axis: int, batch_dims: int) -> OpRule:
     reduction = lookup_reduction(op.outputs[0].dtype)
     looked_up = "v" if reduction else "."
 
-    def inside_shape(shape):
+    def inside_shape(shape: Shape) -> tuple[int, ...]:
         return (
             *shape[:batch_dims],
             *[1] * (axis - batch_dims),

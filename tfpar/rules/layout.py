@@ -68,7 +68,9 @@ def common_factors(
     return sides[0], sides[1], sizes
 
 
-def reshape_notation(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[str, str, dict]:
+def reshape_notation(
+    left: tuple[int, ...], right: tuple[int, ...]
+) -> tuple[str, str, dict[str, int]]:
     """Notation for each side of a reshape, and the factor sizes."""
     a, b, sizes = common_factors(left, right)
 

@@ -7,7 +7,7 @@ Element shapes that ops are given are those of the rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,11 +15,19 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, ShapeAttr, Tensor
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
-from tfpar.rules.rule import SAME, OpRule, make_rule, replicate_rule
+from tfpar.rules.rule import SAME, Lowering, OpRule, make_rule, replicate_rule
 from tfpar.spec import RuleError
 
 
-def _rule(op: Op, notation: str, element: Sequence[int | None], **fields) -> OpRule | None:
+def _rule(
+    op: Op,
+    notation: str,
+    element: Sequence[int | None],
+    *,
+    reduce: Mapping[str, str] | None = None,
+    linear: tuple[tuple[int, ...], ...] = (),
+    lower: Lowering | None = None,
+) -> OpRule | None:
     """A rule in which `E` stands for the dims of an element, `W` for those after its first.
 
     None where the elements of the list are not all alike.
@@ -28,7 +36,7 @@ def _rule(op: Op, notation: str, element: Sequence[int | None], **fields) -> OpR
     whole = 1 if op.attrs.get("element_dtype") == "variant" else 0
     text = notation.replace("E", _dims(element, whole)).replace("W", _dims(element, 1))
     try:
-        return make_rule(op, text, any_pattern=True, **fields)
+        return make_rule(op, text, reduce=reduce, linear=linear, lower=lower, any_pattern=True)
     except RuleError:
         return None
 
@@ -44,10 +52,11 @@ def _about(element: Sequence[int | None]) -> dict[str, str]:
 
 
 def _element(tensor: Tensor) -> tuple[int, ...]:
-    return tensor.shape[1:]
+    shape: tuple[int, ...] = tensor.shape[1:]
+    return shape
 
 
-def _shape_lowering(operand: int, lists: str, position: int = 0):
+def _shape_lowering(operand: int, lists: str, position: int = 0) -> Lowering:
     """Lowering that gives input `operand` the local shape of an element.
 
     The element is that of the list at `position` of the op's `lists`, "inputs" or "outputs".

@@ -108,7 +108,7 @@ class LocalOp:
         shape = self.op.outputs[position].shape
         return local_shape(shape, self.out_specs[position], self.mesh)
 
-    def copy(self, inputs: Sequence[Tensor] | None = None, **attrs) -> Op:
+    def copy(self, inputs: Sequence[Tensor] | None = None, **attrs: Any) -> Op:
         """The op itself on local inputs, with local shape operands; `attrs` replace its own."""
         operands = list(self.inputs if inputs is None else inputs)
         for position, output in self.rule.shape_operands.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tfpar.ir.constants import Constants
@@ -25,8 +27,15 @@ def _lower_on_identity(local: LocalOp) -> list[Tensor]:
     return local.copy(inputs).outputs
 
 
-def _on_matrices(op: Op, notation: str, **fields) -> OpRule:
-    return make_rule(op, notation, lower=_lower_on_identity, any_pattern=True, **fields)
+def _on_matrices(
+    op: Op,
+    notation: str,
+    linear: tuple[tuple[int, ...], ...] = (),
+    reduce: Mapping[str, str] | None = None,
+) -> OpRule:
+    return make_rule(
+        op, notation, reduce=reduce, linear=linear, lower=_lower_on_identity, any_pattern=True
+    )
 
 
 @rule("Cholesky", "MatrixInverse", "MatrixLogarithm", "MatrixSquareRoot")

@@ -35,7 +35,9 @@ def names_of(tensor: Tensor) -> list[str]:
     return [f"d{d}" for d in range(len(tensor.shape))]
 
 
-def _pieces(whole: Tensor, pieces: Sequence[Tensor], axis: int) -> tuple[str, list[str], dict]:
+def _pieces(
+    whole: Tensor, pieces: Sequence[Tensor], axis: int
+) -> tuple[str, list[str], dict[str, int]]:
     """Notation of the whole and of each piece along `axis`, and the factor sizes."""
     names = names_of(whole)
     unit = common_length(*(p.shape[axis] for p in pieces))

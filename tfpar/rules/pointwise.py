@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor, is_floating
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
-from tfpar.rules.rule import OpRule, make_rule
+from tfpar.rules.rule import OpRule, RuleFields, make_rule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-def pointwise(op: Op, **fields) -> OpRule:
+def pointwise(op: Op, **fields: Unpack[RuleFields]) -> OpRule:
     """Every operand broadcasts against the others; every factor passes through."""
     # The length of a tensor list stays whole.
     dims = ". ..." if op.outputs and op.outputs[0].dtype == "variant" else "..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +12,17 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import rule
-from tfpar.rules.rule import OpRule, make_rule
+from tfpar.rules.rule import OpRule, RuleFields, make_rule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _KINDS = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "Any": "any", "All": "all"}
 
 
-def _reduction(op: Op, constants: Constants, kind: str, **fields) -> OpRule | None:
+def _reduction(
+    op: Op, constants: Constants, kind: str, **fields: Unpack[RuleFields]
+) -> OpRule | None:
     axes = constants.value(op.inputs[1])
     if axes is None:
         return None

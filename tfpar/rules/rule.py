@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import CONVERTED
@@ -30,6 +30,9 @@ from tfpar.spec.errors import RuleError
 from tfpar.spec.placement import REDUCTIONS
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tfpar.ir.graph import Graph
     from tfpar.rules.local import LocalOp
 
 Dim = tuple[int, ...]
@@ -41,6 +44,12 @@ PLAIN: Pattern = (None, 1)
 
 SAME = "same"
 """In place of a reduction: the outputs that lack the factor are whole, and alike on every rank."""
+
+Expansion = Callable[[Op, int], "Graph"]
+"""Builds the decomposition of an op for a factor that is split into so many parts."""
+
+Lowering = Callable[["LocalOp"], Sequence[Tensor]]
+"""Emits the local op on what the ranks have; returns its outputs."""
 
 _PLACEHOLDER_TOKENS = {".", "1"}
 
@@ -92,14 +101,14 @@ class OpRule:
     linear: tuple[tuple[int, ...], ...] = ()
     monotone: tuple[int, ...] = ()
     shape_operands: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    lower: Callable[[LocalOp], Sequence[Tensor]] | None = None
+    lower: Lowering | None = None
     pseudo: bool = False
     any_pattern: bool | Collection[str] | None = None
     drawn: bool = False
     generates: bool = False
     masked: bool = True
     sparse: bool = False
-    expand: Mapping[int, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    expand: Mapping[int, Expansion] = dataclasses.field(default_factory=dict)
     blocks: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def takes_pattern(self, factor: int, pattern: Pattern) -> bool:
@@ -157,15 +166,30 @@ def relabelled(op: Op, rule: OpRule) -> tuple[int, ...]:
     return rule.monotone or ((0,) if op.type in CONVERTED else ())
 
 
+class RuleFields(TypedDict, total=False):
+    """Further fields of `OpRule`, as `make_rule` takes them."""
+
+    linear: tuple[tuple[int, ...], ...]
+    monotone: tuple[int, ...]
+    shape_operands: Mapping[int, int]
+    lower: Lowering | None
+    pseudo: bool
+    any_pattern: bool | Collection[str] | None
+    drawn: bool
+    generates: bool
+    masked: bool
+    sparse: bool
+
+
 def make_rule(
     op: Op,
     notation: str,
     *,
     reduce: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
-    expand: Mapping[str, Callable[..., Any]] | None = None,
+    expand: Mapping[str, Expansion] | None = None,
     blocks: Mapping[str, int] | None = None,
-    **fields: Any,
+    **fields: Unpack[RuleFields],
 ) -> OpRule:
     """The rule of `op` in factor notation.
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from tfpar.spec.arguments import integer, one_of
 from tfpar.spec.errors import SpecError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 REDUCTIONS = ("sum", "max", "min", "prod", "any", "all")
 
@@ -21,12 +24,13 @@ class Placement:
     """What one mesh axis does to a tensor; see `Shard`, `Replicate`, `Partial`."""
 
     __slots__: ClassVar[tuple[str, ...]] = ()
-    _interned: ClassVar[dict[tuple, Placement]] = {}
+    _interned: ClassVar[dict[tuple[object, ...], Any]] = {}
+    """By class and fields, the one object of that class."""
 
     @classmethod
-    def _intern(cls, *fields) -> Placement:
+    def _intern(cls, *fields: object) -> Self:
         key = (cls, *fields)
-        self = Placement._interned.get(key)
+        self: Self | None = Placement._interned.get(key)
         if self is None:
             self = object.__new__(cls)
             for name, value in zip(cls.__slots__, fields, strict=True):
@@ -34,10 +38,10 @@ class Placement:
             Placement._interned[key] = self
         return self
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is immutable")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Placement], tuple[object, ...]]:
         return type(self), tuple(getattr(self, n) for n in self.__slots__)
 
     def __repr__(self) -> str:
@@ -60,8 +64,10 @@ class Shard(Placement):
     stride: int | None
     unit: int
 
-    def __new__(cls, dim: int, stride: int | None = None, unit: int = 1):
-        self = Placement._interned.get((cls, dim, stride, unit)) if type(dim) is int else None
+    def __new__(cls, dim: int, stride: int | None = None, unit: int = 1) -> Self:
+        self: Self | None = None
+        if type(dim) is int:
+            self = Placement._interned.get((cls, dim, stride, unit))
         if self is None:
             stride = None if stride is None else integer("Shard: stride", stride, 1)
             self = cls._intern(integer("Shard: dim", dim), stride, integer("Shard: unit", unit, 1))
@@ -104,7 +110,7 @@ class Replicate(Placement):
 
     __slots__ = ()
 
-    def __new__(cls):
+    def __new__(cls) -> Self:
         return cls._intern()
 
     def __str__(self) -> str:
@@ -117,7 +123,7 @@ class Partial(Placement):
     __slots__ = ("op",)
     op: str
 
-    def __new__(cls, op: str = "sum"):
+    def __new__(cls, op: str = "sum") -> Self:
         return cls._intern(one_of("Partial: op", op, REDUCTIONS))
 
     def __str__(self) -> str:

@@ -93,7 +93,7 @@ class CompiledFunction:
             self.executables[self._key(specs, parts)] = known  # a plan may have been found
         return known
 
-    def _key(self, specs: Sequence[Any], parts: int) -> tuple:
+    def _key(self, specs: Sequence[Any], parts: int) -> tuple[Any, int, int]:
         return hashable(specs), parts, self.program.version
 
     def capture(self, specs: Sequence[Any]) -> CapturedStep:

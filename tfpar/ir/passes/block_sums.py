@@ -103,12 +103,14 @@ def _constant_addend(op: Op, constants: Constants) -> tuple[int, np.ndarray | No
 def _bound(index: Tensor, constants: Constants, readers: dict[Tensor, list[Op]]) -> int | None:
     """n where every entry of `index` is known to be in 0..n-1."""
     if index.op.type == "TopKV2" and index.index == 1:
-        return index.op.inputs[0].shape[-1]
+        size: int | None = index.op.inputs[0].shape[-1]
+        return size
     for reader in readers.get(index, ()):
         if reader.type != "GatherV2" or reader.inputs[1] is not index:
             continue
         params = reader.inputs[0]
         axis = constants.value(reader.inputs[2])
         if axis is not None and params.is_static:
-            return params.shape[int(axis) % len(params.shape)]
+            size = params.shape[int(axis) % len(params.shape)]
+            return size
     return None

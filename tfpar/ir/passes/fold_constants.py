@@ -7,6 +7,10 @@ can read them.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Graph, Op, Tensor
 from tfpar.ir.traits import SOURCES
@@ -53,22 +57,24 @@ def fold_constants(graph: Graph, constants: Constants) -> None:
     graph.ops = _without_dead(graph, ops)
 
 
-def _known_values(op: Op, constants: Constants) -> list:
+def _known_values(op: Op, constants: Constants) -> list[np.ndarray]:
     """The values of all outputs of `op`; empty where some are not known or are large."""
     if op.type in SOURCES or not op.outputs:
         return []
     if any(t.num_elements > _MAX_ELEMENTS for t in op.outputs):
         return []
-    values = [constants.value(t) for t in op.outputs]
-    for tensor, value in zip(op.outputs, values, strict=True):
+    values = []
+    for tensor in op.outputs:
+        value = constants.value(tensor)
         if value is None or value.size > _MAX_ELEMENTS:
             return []
         if tensor.is_static and tensor.shape != value.shape:
             return []
+        values.append(value)
     return values
 
 
-def _const_attrs(value, dtype: str) -> dict:
+def _const_attrs(value: np.ndarray, dtype: str) -> dict[str, Any]:
     return {"value": value, "dtype": DType(dtype)}
 
 

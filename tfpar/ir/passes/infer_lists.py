@@ -122,7 +122,8 @@ def _length(tensor: Tensor) -> int | None:
         length = int(tensor.op.attrs["value"])
         return length if length >= 0 else None
     if tensor.op.type == "TensorListLength":
-        return (tensor.op.inputs[0].shape or (None,))[0]
+        known: int | None = (tensor.op.inputs[0].shape or (None,))[0]
+        return known
     return None
 
 

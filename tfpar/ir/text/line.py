@@ -122,9 +122,10 @@ class Line:
 
     def _decoded(self, quoted: str) -> str:
         try:
-            return json.loads(quoted)
+            found: str = json.loads(quoted)
         except ValueError:
             raise self.wrong(f"{quoted} is no text") from None
+        return found
 
     def name(self) -> str:
         found = self._read(_NAME, "a name")

@@ -120,7 +120,8 @@ def _all_alike(flat: np.ndarray) -> bool:
 
 def _array_dtype(array: np.ndarray) -> str:
     """`float32`; `U5` and `S5` for texts and bytes of up to 5."""
-    return array.dtype.str[1:] if array.dtype.kind in "SU" else array.dtype.name
+    name: str = array.dtype.str[1:] if array.dtype.kind in "SU" else array.dtype.name
+    return name
 
 
 def _element_texts(flat: np.ndarray) -> list[str] | None:
@@ -158,4 +159,5 @@ def array_dtype(name: str) -> np.dtype:
 def unpacked(dtype: str, packed: str) -> np.ndarray:
     """The flat array whose bytes were packed."""
     data = zlib.decompress(base64.b64decode(packed, validate=True))
-    return np.frombuffer(data, array_dtype(dtype)).copy()
+    array: np.ndarray = np.frombuffer(data, array_dtype(dtype)).copy()
+    return array

@@ -206,9 +206,9 @@ def _beside(
     for slot in range(len(row[0].inputs)):
         offer(tuple(op.inputs[slot].op for op in row))
     for index in range(len(row[0].outputs)):
-        keyed: list[dict[tuple, list[Op]]] = []
+        keyed: list[dict[tuple[int, int], list[Op]]] = []
         for op in row:
-            by_key: dict[tuple, list[Op]] = {}
+            by_key: dict[tuple[int, int], list[Op]] = {}
             tensor = op.outputs[index]
             for reader in consumers.get(tensor, ()):
                 if reader not in owned:

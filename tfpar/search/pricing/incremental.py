@@ -56,7 +56,7 @@ class IncrementalPricer:
         self.nothing = Outcome({}, pricer.zero())
         self.replicated = replicated(mesh.num_axes)
         self.start = begin(prepared, mesh, anchors)
-        self.initial: dict[Tensor, Seen] = dict(self.start.specs)
+        self.initial: dict[Tensor, Spec | None] = dict(self.start.specs)
         open_handles = {h for h, s in self.initial.items() if s is None}
         self.segments = closed_segments(segments, prepared, open_handles)
         self.segment_of = {op: i for i, ops in enumerate(self.segments) for op in ops}
@@ -76,7 +76,7 @@ class IncrementalPricer:
         count = len(self.segments) + 1  # the last one lays the graph's outputs
         self.outcomes = [Outcomes() for _ in range(count)]
         self.current: list[Outcome | None] = [None] * count
-        self.made: dict[Tensor, tuple[int, Seen]] = {}
+        self.made: dict[Tensor, tuple[int, Spec | None]] = {}
         self.readers: dict[Tensor, set[int]] = {}
         self.dirty = list(range(count))
         self.queued = [True] * count

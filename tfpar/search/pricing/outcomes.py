@@ -13,8 +13,8 @@ began so.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op, Tensor, Variable
@@ -23,10 +23,19 @@ from tfpar.spec import Spec
 Change = tuple[Tensor, Spec, Spec]
 """A reshard as (tensor, from, to)."""
 
-ABSENT = object()
+
+class Absent(enum.Enum):
+    """The type of `ABSENT`."""
+
+    ABSENT = enum.auto()
+
+    __hash__ = object.__hash__  # of one member: by identity, which is quicker than by name
+
+
+ABSENT = Absent.ABSENT
 """In place of the spec of a tensor that is not laid yet."""
 
-Seen = Any
+Seen = Spec | None | Absent
 """A spec, FREE (None) for an open tensor, or ABSENT."""
 
 

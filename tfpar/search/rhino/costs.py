@@ -62,7 +62,7 @@ class Costs:
         self.space, self.surcharge_s = space, surcharge_s
         self.gradients = gradients
         self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
-        self._moved: dict[tuple, tuple[float, float]] = {}
+        self._moved: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def network(self) -> Network:
         """What the strategies cost, and moving tensors between them."""
@@ -159,8 +159,8 @@ class Costs:
         return seconds, late
 
     def _all_moves(self) -> list[Moves]:
-        found: dict[tuple, list[np.ndarray]] = {}
-        described: dict[tuple, Moves] = {}
+        found: dict[tuple[object, ...], list[np.ndarray]] = {}
+        described: dict[tuple[object, ...], Moves] = {}
         outputs = set(self.space.graph.outputs)
         for op in self.space.graph.ops:
             if op not in self.space.place:

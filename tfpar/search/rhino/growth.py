@@ -21,7 +21,7 @@ from tfpar.propagation.decide import may_carry, may_split
 from tfpar.propagation.deferral import is_product
 from tfpar.propagation.factors import split_of
 from tfpar.propagation.prepared import PreparedGraph
-from tfpar.rules.rule import PLAIN
+from tfpar.rules.rule import PLAIN, Dims
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.axis_strategy import AxisSplit, axis_strategy_of, carrying
 from tfpar.spec import Partial, Placement, Shard
@@ -127,7 +127,7 @@ class Growth:
                             if position in group:
                                 self.add(op, carrying(group, placement.op))
 
-    def _grow_along(self, op: Op, dims, placement: Shard) -> None:
+    def _grow_along(self, op: Op, dims: Dims, placement: Shard) -> None:
         if op in self.axis_splits:
             split = split_of(dims, placement, self.sizes_of(op), self.parts)
             if split is not None:

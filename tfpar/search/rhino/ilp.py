@@ -200,7 +200,9 @@ class _Program:
             negative = {x: -self.scale * seconds for x, seconds in late.items()}
             self._add({exposed: 1, **negative}, pulp.LpConstraintGE, 0, "exposed")
 
-    def _add(self, terms: Mapping[pulp.LpVariable, float], sense: int, right: float, name: str):
+    def _add(
+        self, terms: Mapping[pulp.LpVariable, float], sense: int, right: float, name: str
+    ) -> None:
         self.problem.addConstraint(
             pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, right)
         )

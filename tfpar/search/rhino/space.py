@@ -105,7 +105,7 @@ class Space:
         fed = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
         self.fed = {t.op for t in self.graph.inputs if t in fed}
         self.left_alone = frozenset(op for op in self.graph.ops if is_left_alone(op, self.prepared))
-        self._decisions: dict[tuple, Decision] = {}
+        self._decisions: dict[tuple[object, ...], Decision] = {}
         self.data_parallel = model.data_parallel(self.parts, frozenset(self.fed))
         self.growth = self._grown()
         self.nodes, self.place = self._tied()

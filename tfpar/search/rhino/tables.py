@@ -26,6 +26,9 @@ class TooLarge(Exception):
 Table = tuple[tuple[int, ...], np.ndarray]
 """Nodes, ascending, and what each combination of their choices costs."""
 
+_Merged = tuple[int, tuple[int, ...], np.ndarray]
+"""A node that was merged, its neighbours, and its best choice for each combination of theirs."""
+
 
 def best_for_each(network: Network, node: int) -> list[tuple[float, tuple[int, ...]]]:
     """For each choice of `node` the least that the network costs with it, and the picks.
@@ -39,7 +42,7 @@ def best_for_each(network: Network, node: int) -> list[tuple[float, tuple[int, .
     of: list[list[Table]] = [[((i,), n.seconds)] for i, n in enumerate(network.nodes)]
     for moves in network.moves:
         _share(_table(moves, sizes), of)
-    merged: list[tuple[int, tuple[int, ...], np.ndarray]] = []
+    merged: list[_Merged] = []
     alone = 0.0
     beside = {i: _beside(i, of) for i in range(len(sizes)) if i != node}
     entries = {i: math.prod(sizes[n] for n in others) for i, others in beside.items()}
@@ -73,7 +76,7 @@ def _beside(node: int, of: Sequence[Sequence[Table]]) -> tuple[int, ...]:
     return tuple(sorted({n for nodes, _ in of[node] for n in nodes} - {node}))
 
 
-def _picks(merged: Sequence, node: int, choice: int, count: int) -> tuple[int, ...]:
+def _picks(merged: Sequence[_Merged], node: int, choice: int, count: int) -> tuple[int, ...]:
     picks = [-1] * count
     picks[node] = choice
     for at, nodes, best in reversed(merged):
