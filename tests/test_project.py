@@ -11,6 +11,8 @@ import pytest
 import tomlkit
 import yaml
 
+from tests.test_imports import MODULES, PACKAGES
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FOLDERS = {f"tfpar/{p.parent.name}" for p in ROOT.glob("tfpar/*/__init__.py")}
@@ -95,3 +97,12 @@ def test_no_line_keeps_a_layout_of_its_own():
 def test_type_hints_are_shipped():
     assert (ROOT / "tfpar" / "py.typed").exists()
     assert "py.typed" in project()["tool"]["setuptools"]["package-data"]["tfpar"]
+
+
+def test_mypy_is_strict_with_what_imports_no_tensorflow():
+    (strict,) = project()["tool"]["mypy"]["overrides"]
+    checked = {name.removesuffix(".*") for name in strict["module"]}
+    assert {f"tfpar.{name}" for name in (*PACKAGES, *MODULES)} <= checked
+    assert all(
+        value is (key != "implicit_reexport") for key, value in strict.items() if key != "module"
+    )
