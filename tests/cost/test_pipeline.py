@@ -15,7 +15,7 @@ from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.cost.pipeline import Network, Route, StageCost, simulate
 from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.pipeline.graph import task_graph
-from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink
+from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink, Tie
 from tfpar.pipeline.tasks import Task
 from tfpar.spec import ArgumentError
 
@@ -335,6 +335,26 @@ def test_synchronized_updates_wait_for_all_reductions():
     }
     assert sorted(updates["free"]) == [9, 37]
     assert updates["held"] == [37, 37]
+
+
+def test_tied_weights_go_there_as_the_step_begins_and_back_after_the_reduction():
+    stages = StageGraph(2, StageGraph.chain(2).links, ties=(Tie(0, 1, 30),))
+    network = Network({"wire": 10}, {(0, 1): (Route(("wire",)),), (1, 0): (Route(("wire",), 1),)})
+    cost = StageCost({"F": 1, "B": 2, "U": 1}, fixed_bytes=100, reduction_s=5)
+    found = run(tap.Schedule.parse("0F0,0B0\n1F0,1B0"), cost, stages, network)
+    starts = {str(ran.task): ran.start for ran in found.events}
+    # The value takes 3 s; the backward passes end at 6 (and, 1 s later there, at 9), and the sum of
+    # the last stage's gradients at 11: it is there at 11 + 1 + 3, after that of the first at 14.
+    assert (starts["1F0"], starts["1U"], starts["0U"]) == (3, 11, 15)
+    assert [(str(s.edge.producer), s.start, s.end) for s in found.transfers] == [
+        ("0U", 0, 3),
+        ("0F0", 1, 1),
+        ("1B0", 6, 7),
+        ("1B0", 11, 15),
+    ]
+    # The copy of the weight is always held, its gradient while it is on its way and until U ends.
+    assert found.memory[0] == ((0, 100), (11, 130), (16, 100))
+    assert found.memory[1] == ((0, 100), (11, 130), (15, 100))
 
 
 def test_joins_take_their_time_and_hold_up_all_microbatches():

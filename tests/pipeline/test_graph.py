@@ -11,7 +11,7 @@ import tfpar as tap
 from tests.pipeline.greedy import ends
 from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.pipeline.graph import check_schedule, first_cycle, task_graph
-from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink
+from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink, Tie
 from tfpar.pipeline.tasks import Task
 from tfpar.spec import ArgumentError, ScheduleError
 
@@ -183,8 +183,20 @@ def test_updates_of_virtual_stages_run_last_in_the_order_of_their_gradients():
 
 def test_updates_may_wait_for_all_gradients():
     graph = task_graph(generate("1f1b", 2, 2), synchronized=True)
-    last = {(a, b) for a, b, _ in edges(graph, "sum") if b.endswith("U")}
-    assert last == {("0B1", "0U"), ("0B1", "1U"), ("1B1", "0U"), ("1B1", "1U")}
+    assert edges(graph, "sum") >= {("0B1", "0U", 0), ("1B1", "1U", 0)}
+    assert edges(graph, "scalars") == {("0B1", "1U", 0), ("1B1", "0U", 0)}
+    assert not edges(task_graph(generate("1f1b", 2, 2)), "scalars")
+
+
+def test_tied_weights():
+    """The last stage reads the first one's embedding, and sends its gradient once a step."""
+    stages = StageGraph(2, StageGraph.chain(2).links, ties=(Tie(0, 1, 7.0),))
+    graph = task_graph(generate("gpipe", 2, 2), stages)
+    assert ("1B1", "0U", 7.0) in edges(graph, "sum")
+    assert [(str(e.producer), str(e.consumer), *e[2:]) for e in graph.given] == [
+        ("0U", "1F0", "weights", 7.0)
+    ]
+    assert {e.carries for e in graph.transfers()} == {"activations", "gradients", "sum", "weights"}
 
 
 def test_skips_and_towers():
@@ -256,8 +268,11 @@ def test_schedules_that_go_on_with_a_microbatch_cannot_have_joins(name):
         (
             lambda: StageGraph(1, (), (Join(0, (("F", 0),), (("F", 3),)),)),
             ScheduleError,
-            "names stage 3",
+            "A join names stage 3, but there are 1 stages",
         ),
+        (lambda: Tie(1, 1), ScheduleError, "Stage 1 reads its own weight"),
+        (lambda: Tie(0, 1, -1), ArgumentError, "num_bytes is -1"),
+        (lambda: StageGraph(1, (), ties=(Tie(1, 0),)), ScheduleError, "A tie names stage 1"),
     ],
 )
 def test_what_is_no_graph_of_stages_is_refused(make, error, message):

@@ -4,7 +4,8 @@ An actor runs one task at a time, in its order, each once what it needs is there
 another actor is sent as soon as its task ends, beside whatever the actors compute, and shares links
 with what crosses them at the same time (`tfpar.cost.flows`). Collectives within a task are in its
 seconds. The gradients of a stage are summed over its ranks from when its last B or W ends, beside
-what the actor still runs, one stage after the other; its update waits for that.
+what the actor still runs, one stage after the other; its update waits for that, and so does what
+goes to the owner of a tied weight. What a stage reads of such a weight is sent as the step begins.
 
 Memory of an actor changes when a task starts or ends, and when a transfer does:
 
@@ -12,7 +13,8 @@ Memory of an actor changes when a task starts or ends, and when a transfer does:
     from when F starts          until B ends: what the backward pass reads of it. With halves until
                                 I ends, and what W reads until that ends
     while a task runs           what it needs beside
-    while a transfer goes on    its bytes at the sender; at the receiver until its reader has run
+    while a transfer goes on    its bytes at the sender; at the receiver until its reader has run.
+                                Weights that are sent are among what the stages always hold
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from tfpar.pipeline.tasks import LAST, Task
 from tfpar.spec import ArgumentError
 
 __all__ = ["Network", "Route", "StageCost", "Timeline", "simulate"]
+
+SENT = ("activations", "gradients", "weights", "sum")
+"""What goes along routes. What joins and updates exchange besides is in their seconds."""
 
 
 def simulate(
@@ -147,6 +152,11 @@ class _Transfer:
     start: float = 0
     under_way: int = 0
 
+    @property
+    def held(self) -> float:
+        """Bytes at both ends, beside what these always hold."""
+        return 0 if self.edge.carries == "weights" else self.edge.num_bytes
+
 
 class _Run:
     """The state of a simulation: what has ended, what is under way, what each actor runs next."""
@@ -165,6 +175,8 @@ class _Run:
         self._received: list[list[_Transfer]] = [[] for _ in self._tasks]
         self._reduces: dict[int, int] = {}  # last B or W of a stage -> the stage
         self._updates: list[list[int]] = [[] for _ in costs]  # that wait for a stage's reduction
+        self._sums: list[list[_Transfer]] = [[] for _ in costs]  # that are sent after it
+        self._given: list[_Transfer] = []  # that are sent as the step begins
         self._link(network)
         # What is under way.
         self._now: float = 0
@@ -190,23 +202,30 @@ class _Run:
     def _link(self, network: Network | None) -> None:
         """Sort edges: sums that an update waits for, what is sent, and what is there at once."""
         routes = {} if network is None else network.routes
-        for edge in self._graph.edges:
+        for edge in (*self._graph.given, *self._graph.edges):
             maker, reader = self._number[edge.producer], self._number[edge.consumer]
-            self._waiting[reader] += 1
-            route = routes.get((edge.producer.stage, edge.consumer.stage))
-            apart = self._actor[maker] != self._actor[reader]
-            if edge.consumer.kind == "U" and edge.producer.kind in LAST:
-                self._reduces[maker] = edge.producer.stage
-                self._updates[edge.producer.stage].append(reader)
-            elif apart and route is not None and edge.carries in ("activations", "gradients"):
-                transfer = _Transfer(edge, self._actor[maker], self._actor[reader], reader, route)
-                self._sends[maker].append(transfer)
+            stage = edge.producer.stage
+            route = routes.get((stage, edge.consumer.stage))
+            source, target = self._actor[maker], self._actor[reader]
+            transfer = None
+            if source != target and route is not None and edge.carries in SENT:
+                transfer = _Transfer(edge, source, target, reader, route)
+            summed = edge.consumer.kind == "U"
+            if summed and edge.consumer.stage == stage:
+                self._reduces[maker] = stage
+            if transfer:
+                after = self._sums[stage] if summed else self._sends[maker]
+                (self._given if edge.carries == "weights" else after).append(transfer)
                 self._received[reader].append(transfer)
+            elif edge.carries != "weights":
+                (self._updates[stage] if summed else self._readers[maker]).append(reader)
             else:
-                self._readers[maker].append(reader)
+                continue
+            self._waiting[reader] += 1
 
     def run(self) -> None:
         """From the first task to the last."""
+        self._send(self._given)
         self._start()
         while self._moments:
             self._now = self._moments[0].time
@@ -222,8 +241,9 @@ class _Run:
                     self._meet(self._updates[moment.number])
             for moment in passed:
                 if moment.what == "task":
-                    for transfer in self._sends[moment.number]:
-                        self._send(transfer)
+                    self._send(self._sends[moment.number])
+                elif moment.what == "reduction":
+                    self._send(self._sums[moment.number])
             self._start()
 
     def timeline(self) -> Timeline:
@@ -274,7 +294,7 @@ class _Run:
         self._memory.free(actor, max(freed, 0))
         self._memory.take(actor, max(-freed, 0), task)
         for transfer in self._received[number]:
-            self._memory.free(actor, transfer.edge.num_bytes)
+            self._memory.free(actor, transfer.held)
         self._in_flight[task.stage] -= task.kind in LAST
         self._meet(self._readers[number])
         stage = self._reduces.get(number)
@@ -293,16 +313,16 @@ class _Run:
 
     # --- transfers
 
-    def _send(self, transfer: _Transfer) -> None:
-        transfer.start, transfer.under_way = self._now, 1  # this call, until all have begun
-        num_bytes, reader = transfer.edge.num_bytes, transfer.edge.consumer
-        self._memory.take(transfer.source, num_bytes, transfer.edge.producer)
-        self._memory.take(transfer.target, num_bytes, reader)
-        for route in transfer.routes:
-            transfer.under_way += 1
-            self._carried.append((transfer, route))
-            self._at(self._now + route.latency_s, "begin", len(self._carried) - 1)
-        self._arrive(transfer)
+    def _send(self, transfers: Iterable[_Transfer]) -> None:
+        for transfer in transfers:
+            transfer.start, transfer.under_way = self._now, 1  # this call, until all have begun
+            self._memory.take(transfer.source, transfer.held, transfer.edge.producer)
+            self._memory.take(transfer.target, transfer.held, transfer.edge.consumer)
+            for route in transfer.routes:
+                transfer.under_way += 1
+                self._carried.append((transfer, route))
+                self._at(self._now + route.latency_s, "begin", len(self._carried) - 1)
+            self._arrive(transfer)
 
     def _change_flows(self, passed: Iterable[_Moment]) -> None:
         """End the flows that are through, and begin others, at one moment."""
@@ -332,5 +352,5 @@ class _Run:
         transfer.under_way -= 1
         if not transfer.under_way:
             self._sent.append(Sent(transfer.start, self._now, transfer.edge))
-            self._memory.free(transfer.source, transfer.edge.num_bytes)
+            self._memory.free(transfer.source, transfer.held)
             self._meet([transfer.reader])

@@ -4,7 +4,8 @@
     B, I of a stage         need its F, and B or I of the stages that read of it
     W                       needs its I
     sums of gradients       go from one B or W of a stage to the next, and to U
-    U                       runs at the end of an actor's order
+    U                       runs at the end of an actor's order; of a tied weight it needs the sum
+                            of the other stage too, which needed the value of the step before
     J                       needs all microbatches of some tasks, and all of others need it
 
 Together with the order on each actor that must have no cycle. A cycle is a schedule that waits for
@@ -20,12 +21,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from tfpar.pipeline.schedule import Schedule
-from tfpar.pipeline.stage_graph import Join, StageGraph
+from tfpar.pipeline.stage_graph import Join, StageGraph, Tie
 from tfpar.pipeline.tasks import BACKWARD, LAST, Kind, Task
 from tfpar.pipeline.validate import Orders
 from tfpar.spec import ScheduleError
 
-Carries = Literal["activations", "gradients", "kept", "sum", "join"]
+Carries = Literal["activations", "gradients", "kept", "sum", "scalars", "join", "weights"]
 
 
 class Edge(NamedTuple):
@@ -33,7 +34,8 @@ class Edge(NamedTuple):
 
     Attributes:
         carries: activations and gradients between stages, what a backward pass reads of its forward
-            pass (kept), sums of gradients, and what joins read and make.
+            pass (kept), sums of gradients, scalars of these that all updates need, what joins read
+            and make, values of tied weights.
         num_bytes: that are sent where the two tasks are on different actors.
     """
 
@@ -50,12 +52,14 @@ class TaskGraph:
     Attributes:
         orders: of each actor, updates and joins included.
         edges: between tasks.
+        given: from updates of the step before.
     """
 
     schedule: Schedule
     stages: StageGraph
     orders: Orders
     edges: tuple[Edge, ...]
+    given: tuple[Edge, ...] = ()
 
     @functools.cached_property
     def places(self) -> Mapping[Task, tuple[int, int]]:
@@ -69,7 +73,11 @@ class TaskGraph:
     def transfers(self) -> tuple[Edge, ...]:
         """The edges from one actor to another."""
         places = self.places
-        return tuple(e for e in self.edges if places[e.producer][0] != places[e.consumer][0])
+        return tuple(
+            edge
+            for edge in (*self.given, *self.edges)
+            if places[edge.producer][0] != places[edge.consumer][0]
+        )
 
 
 def task_graph(
@@ -105,9 +113,10 @@ def task_graph(
     found = itertools.chain(
         _edges(run, stages),
         (edge for _, edges in joins for edge in edges),
-        _sums(schedule, synchronized),
+        _sums(schedule, stages.ties, synchronized),
     )
-    graph = TaskGraph(schedule, stages, tuple(map(tuple, orders)), tuple(found))
+    given = tuple(_given(schedule, stages.ties))
+    graph = TaskGraph(schedule, stages, tuple(map(tuple, orders)), tuple(found), given)
     _check_order(graph)
     return graph
 
@@ -172,7 +181,7 @@ def _edges(run: _Tasks, stages: StageGraph) -> Iterator[Edge]:
                 yield Edge(back, there, "gradients", link.backward_bytes)
 
 
-def _sums(schedule: Schedule, synchronized: bool) -> Iterator[Edge]:
+def _sums(schedule: Schedule, ties: Sequence[Tie], synchronized: bool) -> Iterator[Edge]:
     """Gradients are added up in the order in which the actor makes them."""
     lasts: dict[int, Task] = {}
     for order in schedule.orders:
@@ -182,8 +191,20 @@ def _sums(schedule: Schedule, synchronized: bool) -> Iterator[Edge]:
                     yield Edge(lasts[task.stage], task, "sum")
                 lasts[task.stage] = task
     for stage, last in lasts.items():
-        updated = sorted(lasts) if synchronized else [stage]
-        yield from (Edge(last, Task("U", one), "sum") for one in updated)
+        yield Edge(last, Task("U", stage), "sum")
+        if synchronized:
+            others = (one for one in sorted(lasts) if one != stage)
+            yield from (Edge(last, Task("U", one), "scalars") for one in others)
+    for tie in ties:
+        yield Edge(lasts[tie.reader], Task("U", tie.owner), "sum", tie.num_bytes)
+
+
+def _given(schedule: Schedule, ties: Sequence[Tie]) -> Iterator[Edge]:
+    """What a stage reads of another's weights, before its first task."""
+    for tie in ties:
+        order = schedule.orders[schedule.actors[tie.reader]]
+        first = next(task for task in order if task.stage == tie.reader)
+        yield Edge(Task("U", tie.owner), first, "weights", tie.num_bytes)
 
 
 def _joins(run: _Tasks, joins: Sequence[Join]) -> Iterator[tuple[Task, list[Edge]]]:

@@ -62,6 +62,29 @@ class Join:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tie:
+    """A weight that another stage than its own reads, such as a tied embedding.
+
+    The owner's value is sent when a step begins, the sum of the reader's gradients when that is
+    done.
+
+    Attributes:
+        num_bytes: each way.
+    """
+
+    owner: int
+    reader: int
+    num_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        integer("owner", self.owner, 0)
+        integer("reader", self.reader, 0)
+        finite("num_bytes", self.num_bytes)
+        if self.owner == self.reader:
+            raise ScheduleError(f"Stage {self.owner} reads its own weight: that is no tie.")
+
+
+@dataclasses.dataclass(frozen=True)
 class StageGraph:
     """The stages of a pipeline, in an order in which each reads of earlier ones only.
 
@@ -70,12 +93,14 @@ class StageGraph:
         StageGraph(3, (StageLink(0, 2), StageLink(1, 2)))                    # two towers
 
     Raises:
-        ScheduleError: a link or a join of a stage that there is not, or two links between the same.
+        ScheduleError: a link, a join or a tie of a stage that there is not, or two links between
+            the same.
     """
 
     num_stages: int
     links: tuple[StageLink, ...]
     joins: tuple[Join, ...] = ()
+    ties: tuple[Tie, ...] = ()
 
     def __post_init__(self) -> None:
         integer("num_stages", self.num_stages, 1)
@@ -93,10 +118,15 @@ class StageGraph:
                 )
             seen.add((link.source, link.target))
         for join in self.joins:
-            named = {join.stage, *(stage for _, stage in (*join.after, *join.before))}
-            if not named <= set(range(self.num_stages)):
+            self._check_named("join", join.stage, *(s for _, s in (*join.after, *join.before)))
+        for tie in self.ties:
+            self._check_named("tie", tie.owner, tie.reader)
+
+    def _check_named(self, what: str, *stages: int) -> None:
+        for stage in stages:
+            if not 0 <= stage < self.num_stages:
                 raise ScheduleError(
-                    f"A join names stage {max(named)}, but there are {self.num_stages} stages."
+                    f"A {what} names stage {stage}, but there are {self.num_stages} stages."
                 )
 
     @classmethod

@@ -30,7 +30,7 @@ from tfpar.spec.arguments import shown
 
 COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
 
-_CELL = re.compile(r"(?P<stage>\d+)(?P<kind>[A-Z_]+)(?P<micro>\d*)", re.ASCII)
+_CELL = re.compile(r"(?P<stage>\d{1,9})(?P<kind>[A-Z_]+)(?P<micro>\d{0,9})", re.ASCII)
 _PAIR = re.compile(r"\((?P<cells>[^()]*)\)OVERLAP_F_B")
 _SEPARATED = re.compile(r"\([^()]*\)[^,\s]*|[^,\s]+")
 

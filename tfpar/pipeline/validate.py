@@ -55,16 +55,17 @@ def check_complete(orders: Orders) -> None:
                 f"schedule is a set of ranks."
             )
     places = _places(orders)
-    stages = {task.stage for task in places}
-    micros = {task.micro for task in places}
-    absent = sorted(set(range(max(stages))) - stages)
-    if absent:
-        raise ScheduleError(
-            f"No actor runs stage {absent[0]}, though there is a stage {max(stages)}: stages are "
-            f"numbered from 0."
-        )
+    stages = sorted({task.stage for task in places})
+    micros = sorted({task.micro for task in places})
+    for who, what, found in (("actor", "stage", stages), ("stage", "microbatch", micros)):
+        absent = next((number for number, one in enumerate(found) if number != one), None)
+        if absent is not None:
+            raise ScheduleError(
+                f"No {who} runs {what} {absent}, though there is a {what} {found[-1]}: they are "
+                f"numbered from 0."
+            )
     _check_homes(places)
-    _check_each(places, len(stages), max(micros) + 1)
+    _check_each(places, len(stages), len(micros))
 
 
 def _places(orders: Orders) -> dict[Task, tuple[int, int]]:
@@ -95,11 +96,10 @@ def _check_homes(places: dict[Task, tuple[int, int]]) -> None:
 
 def _check_each(places: dict[Task, tuple[int, int]], stages: int, micros: int) -> None:
     """Each microbatch has F, and B or I and W, at each stage, in this order."""
-    lacking: list[Task] = []
     for stage in range(stages):
+        lacking: list[Task] = []
         for micro in range(micros):
-            run = [Task(kind, stage, micro) for kind in SCHEDULED]
-            forward, whole, half, weights = run
+            forward, whole, half, weights = (Task(kind, stage, micro) for kind in SCHEDULED)
             halves = [task for task in (half, weights) if task in places]
             if whole in places and halves:
                 raise ScheduleError(
@@ -115,8 +115,8 @@ def _check_each(places: dict[Task, tuple[int, int]], stages: int, micros: int) -
                         f"{after} comes before {before} on actor {places[after][0]}, but needs "
                         f"what that makes."
                     )
-    if lacking:
-        raise ScheduleError(
-            f"The schedule lacks {named(lacking)}: each of {stages} stages needs a forward and a "
-            f"backward pass (B, or I and W) of each of {micros} microbatches."
-        )
+        if lacking:
+            raise ScheduleError(
+                f"The schedule lacks {named(lacking)}: each of {stages} stages needs a forward and "
+                f"a backward pass (B, or I and W) of each of {micros} microbatches."
+            )
