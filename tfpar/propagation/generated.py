@@ -1,8 +1,10 @@
-"""Dims that an op makes of nothing: the rows of a Fill, the segments of a sum, the classes of a
-one-hot.
+"""Dims that an op makes of nothing: the rows of a Fill, the classes of a one-hot.
 
-No input is split there, so nothing asks for a split but the readers: where all of them hold
-a shard (the slots of a vocabulary that is split), a rank makes only its own part.
+    %zeros: float32[1000,8] = Fill([1000, 8], 0)      // no input has these dims
+    %new = AddV2(%zeros, %slot)                       // the plan has %slot as S(0)
+
+No input is split there, so nothing asks for a split but the readers. Where all of them want a
+shard, as here, each rank makes only its own part.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Where a tensor is narrowest: collectives stand on the 16-bit side of a Cast.
 
-Past a Cast down they stand by themselves: it runs on whatever part a rank has, and carrying a
-Partial through it costs fewer bytes (`deferral`). Before a Cast up a Partial is reduced for the
-same reason. What is left is a gradient that comes split in one way and meets its weight split in
-another, after a Cast up and the optimizer's arithmetic: it is moved before.
+Most of that needs nothing done. A Cast down runs on whatever part a rank has, and a Partial is
+carried through it since that costs fewer bytes (`deferral`); before a Cast up it is reduced for the
+same reason. One case is left: a gradient that comes split in one way, is cast up, goes through the
+optimizer's arithmetic and only then meets its weight, split in another way. It is moved before the
+cast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """Weights that the plan leaves open and whose first reader has no wish of its own.
 
-A table that tokens are looked up in, the scale of a normalisation: nothing that is read with them
-is split, so nothing asks for a split but what comes next. Where that is a matrix or an activation
-that the plan has split along an axis, the weight is laid to match.
+    %rows: float32[6,8] = GatherV2(%table, %ids, 0)     // %table is open, %ids: R
+    %y:    float32[6,4] = MatMul(%rows, %w)             // the plan has %w as S(0)
+
+Nothing that is read with the table is split, so the lookup has no reason to split anything. But the
+product wants its rows split along their second dim, as `w` is. So the table is laid as S(1): a rank
+stores half of it, looks up half of each row, and nothing has to be cut later. The scale of a
+normalisation before a split matrix is another such weight.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ def split_opened(
 
 
 def _wanted(view: View, op: Op, axis: int) -> Shard | None:
-    """What comes after `op` wants, if all that `op` itself reads lies whole along `axis`."""
+    """What comes after `op` wants, if everything that `op` itself reads is whole along `axis`."""
     specs = (view.specs[t] for t in op.inputs)
     if any(spec is not FREE and not isinstance(spec[axis], Replicate) for spec in specs):
         return None

@@ -20,10 +20,10 @@ class OpPlan:
 
     Attributes:
         in_specs: the spec in which it reads each input.
-        made: what its outputs come as.
-        kept: what they are kept as: reduced, scattered, or as made.
+        made: the specs in which it makes its outputs.
+        kept: those in which they are kept: as made, or reduced or scattered right away.
 
-    Along mesh axes behind the end of these specs it runs as it would without.
+    The specs may be shorter than the mesh has axes: along the others, propagation decides.
     """
 
     in_specs: tuple[Spec, ...]
@@ -45,11 +45,11 @@ class Anchors:
             (they take what their first reader wants), others follow their
             weight or are replicated.
         inputs: the spec of each graph input.
-        tensors: specs of border tensors by tensor name (`scope/op:0`); along mesh axes behind a
-            spec's end a tensor lies as it would without.
+        tensors: specs of border tensors by tensor name (`scope/op:0`). They may be shorter than
+            the mesh has axes: along the others, propagation decides.
         outputs: specs that graph outputs must have, by position; None leaves one as it comes.
-        ops: how ops run, by name. One that cannot run so (its sizes are others, or what it reads
-            cannot be moved) is decided as if it were not here.
+        ops: how ops run, by name. An op that cannot run so (its sizes are others than those that
+            were planned, or what it reads cannot be moved) is left to propagation.
     """
 
     variables: Mapping[str, Spec] = dataclasses.field(default_factory=dict)

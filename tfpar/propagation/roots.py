@@ -1,8 +1,15 @@
 """Where variables lie, and what is open: weights that the plan leaves open, and random draws.
 
-What is open waits for the first op that does more than relabel it. That op wants its input in some
-spec; `root_spec` says what this makes of the root, and the step lays the root and all that waits
-with it (`step.settle_root`).
+The plan says nothing of this table:
+
+    %t:    resource[100,8] = Placeholder          // open: a *root*
+    %read = ReadVariableOp(%t)                    // only relabels: it waits for the root
+    %rows = GatherV2(%read, %ids, 0)              // wants %read as S(1)
+
+The first op that does more than relabel says in which spec it wants its input. `root_spec` goes
+back from there to the root, here to S(1) for the table, and the step lays the root and all that
+waits for it (`step.settle_root`). Draws are the same: of random numbers that are used split, each
+rank draws its part.
 """
 
 from __future__ import annotations

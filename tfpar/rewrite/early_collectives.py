@@ -1,7 +1,12 @@
 """Collectives that are waited for start early: what could run before them runs behind (ATP §4.2).
 
-Where `Y = X W`, the gradients `dX = dY W^T` and `dW = X^T dY` do not depend on each other, and all
-the layers before wait for dX, for dW the update alone. So dW is computed while dX is all-reduced.
+The backward pass of `Y = X W` has two products of the same gradient `dY`:
+
+    dX = dY W^T       all-reduced, and all the layers before wait for it
+    dW = X^T dY       only the update reads it
+
+Nothing in the graph says which runs first. With a control edge from dX to dW, dX is made first, and
+dW is computed while dX is reduced.
 """
 
 from __future__ import annotations
@@ -23,9 +28,9 @@ _SHOWN = REARRANGED | {"Cast", "Pad"}
 def start_collectives_early(graph: Graph) -> Graph:
     """Add control edges to `graph`, in place; returns it.
 
-    A product waits for what a collective carries if it reads what that was computed of, and if
-    more depends on the collective than on it. The latter also excludes cycles: along every edge
-    the number of ops that are still to follow decreases.
+    A product is made to wait for the operand of a collective if both are computed from the same
+    tensor, and if more ops follow the collective than the product. The latter also excludes cycles:
+    along every edge, old or new, the number of ops that are still to follow decreases.
     """
     left = _ops_left(graph)
     readers: dict[Tensor, list[Op]] = {}

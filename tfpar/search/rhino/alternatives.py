@@ -28,10 +28,10 @@ def alternatives(
 ) -> dict[str, list[Alternative]]:
     """By the name of a variable of the folded graph, what else it could be, and the step's seconds.
 
-    Weights that stand at one place of a block change together; along one mesh axis at a time. All
-    others stay, and so do ops that still can run as planned; if all ops do better as they come,
-    that is what counts. Infinite where an op cannot run, or it would not fit, by what is kept for
-    the backward pass.
+    The placement of a weight is changed along one mesh axis, together with that of the weights at
+    the same place of its block. All other weights stay. Ops run as planned where they still can, or
+    all as propagation has them, whichever takes less. The seconds are infinite where an op cannot
+    run, or where weights and activations would not fit into memory.
 
     Args:
         anchors, cost: the plan and its price; what stores more than it has to fit the device.

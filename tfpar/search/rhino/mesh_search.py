@@ -33,16 +33,17 @@ from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
 from tfpar.spec import Mesh, Shard, replicated
 
 EXPOSED_RATIO = 1.005
-"""How much longer than the network says a step may take before late work is taken to be exposed."""
+"""If a step takes this many times as long as its network says, late work is taken to be exposed
+instead of hidden."""
 
 PROMISING_RATIO = 1.25
-"""How many times as long as what is found along an axis other choices may take that the search goes
-on from (empirical: those that made the faster plan took up to 1.2 times as long)."""
+"""The search also goes on from decisions along an axis that take up to this many times as long as
+the best of them (empirical: those that made the faster plan took up to 1.2 times as long)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a search had before it (Rhino, Table 5), and how near to the optimum it came.
+    """How large a search was (Rhino, Table 5), and how near to the optimum it came.
 
     Attributes:
         instructions: ops of the whole step.
@@ -73,8 +74,11 @@ class OnMesh(FoldedPlan):
 
 
 class Networks:
-    """The networks of a space, by what they take gradients for; iterates over those that may be
-    right, the likeliest first. Once the best one is known (`settle`), that is the only one."""
+    """The networks of a space, one for each way to count gradients (`Gradients`).
+
+    Iterates over those that may be right, the likeliest first. Once it is known which one is
+    (`settle`), that is the only one.
+    """
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -146,7 +150,7 @@ class Search:
         weights = self._by_size()
         try:
             found = self._with_split(networks, weights, report)
-        except NoSolution:  # in this network, whole weights are the only ones that can be
+        except NoSolution:  # not all of these weights can be split
             return best
         if found.cost.memory_bytes > limit:
             return min(best, found, key=lambda f: f.cost.memory_bytes)

@@ -3,8 +3,8 @@
 Breadth first over the GraphNodes, in the order in which their inputs are ready: from the root
 (what nothing feeds) to the leaf (the loss). A node is reached when all it reads from is and its
 pattern takes what arrives: the propagation engine finds the collectives between them. It does not
-if the engine finds no way, or if a split weight would be gathered for an op that every rank
-then computes alike: Split is then a Replica that communicates more.
+take it if the engine finds no strategy for one of its ops, or if a split weight would be gathered
+for an op that every rank then computes alike: such a Split is a Replica that communicates more.
 """
 
 from __future__ import annotations
