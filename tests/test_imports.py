@@ -60,6 +60,7 @@ def test_whatever_is_exported_exists():
     import tfpar
 
     assert all(getattr(tfpar, name) is not None for name in tfpar.__all__)
+    assert tfpar.__all__ == sorted([*tfpar._EXPORTS, *tfpar._MODULES])
 
 
 # --- layers ---------------------------------------------------------------------------------

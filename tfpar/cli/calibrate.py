@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command, its options, and `run` as what it does."""
     parser = commands.add_parser(
         "calibrate",

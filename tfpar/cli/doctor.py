@@ -17,7 +17,7 @@ from tfpar.report.tables import render_table
 SOUND, UNSOUND = 0, 1
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command, its options, and `run` as what it does."""
     parser = commands.add_parser(
         "doctor",

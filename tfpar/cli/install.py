@@ -7,7 +7,7 @@ import argparse
 from tfpar.install import horovod
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of `tfpar`."""
     parser = commands.add_parser(
         "install-horovod",

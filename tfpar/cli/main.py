@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = _parser().parse_args(argv)
     try:
-        code = options.run(options)
+        code: int = options.run(options)
         sys.stdout.flush()  # a closed pipe is noticed here, not at exit
         return code
     except BrokenPipeError:  # `tfpar show plan.json | head`
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_plan(commands: argparse._SubParsersAction) -> None:
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "plan",
         help="search a plan for the model that a script builds",
@@ -149,7 +149,7 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
 
 
-def _add_estimate(commands: argparse._SubParsersAction) -> None:
+def _add_estimate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "estimate",
         help="say whether a model fits on machines that need not be there, and how fast it trains",
@@ -160,7 +160,7 @@ def _add_estimate(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=_estimate)
 
 
-def _add_show(commands: argparse._SubParsersAction) -> None:
+def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("show", help="print a saved plan")
     parser.add_argument("plan", metavar="PLAN.JSON")
     parser.add_argument(
@@ -175,7 +175,7 @@ def _add_show(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=_show)
 
 
-def _add_diff(commands: argparse._SubParsersAction) -> None:
+def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("diff", help="compare two saved plans; exit code 1 if they differ")
     parser.add_argument("first", metavar="A.JSON")
     parser.add_argument("second", metavar="B.JSON")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -101,7 +101,7 @@ def _plan(options: argparse.Namespace, mesh: Mesh, plan_cache: str | None) -> Pl
             batch = call(options.data, data)
         if batch is not None:
             source = options.data or options.build
-            made_up: contextlib.AbstractContextManager = contextlib.nullcontext()
+            made_up: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             batch = _checked_batch(source, batch)
         else:
             batch = _made_up_batch(options, model)
@@ -210,7 +210,7 @@ def _loss_of_each(model: keras.Model, loss: Any) -> list[Any]:
 
 
 def _labels(
-    output: keras.KerasTensor, loss: str | Callable | None, options: argparse.Namespace
+    output: keras.KerasTensor, loss: str | Callable[..., Any] | None, options: argparse.Namespace
 ) -> tf.TensorSpec:
     """Class numbers for a sparse categorical loss, else what the output is."""
     shape, dtype = tuple(output.shape), output.dtype
@@ -230,7 +230,7 @@ def _is_sparse(loss: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _doubting_labels():
+def _doubting_labels() -> Iterator[None]:
     """Where the step cannot be traced, the labels made up for it may be why."""
     try:
         yield

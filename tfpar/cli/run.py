@@ -10,7 +10,7 @@ from tfpar.launch.options import BACKENDS, RunOptions
 from tfpar.spec.errors import TfparError
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command, its options, and `run` as what it does."""
     parser = commands.add_parser(
         "run",

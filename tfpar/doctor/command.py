@@ -78,7 +78,7 @@ def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | Non
         return Ended(code, *printed(), why)
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()  # a launcher ends its ranks, which are in sessions of their own
         with contextlib.suppress(subprocess.TimeoutExpired):

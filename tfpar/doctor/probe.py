@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import sys
+from typing import Any
 
 from tfpar.distributed.job import without_job
 from tfpar.doctor.command import run
@@ -41,7 +42,7 @@ class Probe:
         environ = without_job(os.environ) | {"TF_CPP_MIN_LOG_LEVEL": "3"}
         ended = run([sys.executable, "-m", "tfpar.doctor.probe"], _LIMIT_S, environ)
         lines = ended.out.splitlines()
-        told: dict = {}
+        told: dict[str, Any] = {}
         for line in lines:  # one for each that has been loaded
             told |= json.loads(line) if line.startswith("{") else {}
         told["gpus"] = tuple(told.get("gpus", ()))

@@ -29,7 +29,7 @@ def check_training(mesh: tap.Mesh) -> list[float]:
     return found
 
 
-def _losses(parallel: Callable[[], AbstractContextManager]) -> list[float]:
+def _losses(parallel: Callable[[], AbstractContextManager[object]]) -> list[float]:
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(_BATCH, _FEATURES)).astype("float32")

@@ -77,7 +77,7 @@ class BuildLog:
         return [line[:300] for line in (telling or lines)[-_NUM_LINES:]]
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
