@@ -208,7 +208,7 @@ def test_suites_of_what_needs_no_tensorflow_need_none():
 import sys
 sys.modules["tensorflow"] = sys.modules["keras"] = None
 import pytest
-suites = [f"tests/{{name}}" for name in {(*WITHOUT_TENSORFLOW, "ir/text")}]
+suites = [f"tests/{{name}}" for name in {WITHOUT_TENSORFLOW}]
 ignored = [f"--ignore-glob=*/{{name}}" for name in {NEED_TENSORFLOW}]
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--collect-only", *suites, *ignored]))
 """

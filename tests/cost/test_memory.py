@@ -1,13 +1,10 @@
 """What a rank stores at once, against liveness worked out by hand."""
 
-import keras
-import numpy as np
+import math
+
 import pytest
 
-import tfpar as tap
-from benchmarks.models import batch_of, gpt
-from tests.cost.test_work import R
-from tests.search.problems import Captured
+from tests.search.problems import Captured, price
 from tfpar.cluster.named import find_cluster
 from tfpar.cost.memory import live_peak, operands_of_collectives, peak
 from tfpar.cost.pricer import Pricer
@@ -18,15 +15,17 @@ from tfpar.planning import lay_out
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
+from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.planners import find_planner
-from tfpar.spec import MemoryLimitError, Mesh, Shard, TfparError, local_shape
+from tfpar.search.tap.mesh_search import MeshSearch
+from tfpar.search.tap.planner import TapPlanner
+from tfpar.spec import Mesh, Replicate, Shard, local_shape
 
+R = Replicate()
 KB = 1024
 
 
 def local_bytes(mesh):
-    import math
-
     return lambda tensor, spec: 4 * math.prod(local_shape(tensor.shape, spec, mesh))
 
 
@@ -160,36 +159,16 @@ def test_libraries_keep_a_buffer_for_what_they_pack():
 
 
 def test_an_update_has_a_temporary_for_each_of_two_slots():
-    def large():
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4096, use_bias=False)])
-        model.compile("sgd", "mse")
-        return model
-
-    data = np.zeros((1, 8), "float32"), np.zeros((1, 4096), "float32")
-    problem = Captured.of(large, 1, data).problem([1], "rhino-m8")
+    problem = Captured.saved("one_large_layer").problem([1], "rhino-m8")
     laid = lay_out(find_planner("tap").solve(problem), problem)
     pricer = Pricer(laid.mesh, problem.cluster, Roles.of(laid.graph))
     without, slots = (live_peak(laid, pricer, 0.0, ratio).num_bytes for ratio in (0.0, 2.0))
     assert slots - without == 8 * 4096 * 4
 
 
-@pytest.fixture(scope="module")
-def model():
-    return lambda: gpt(512, length=16, hidden=32, num_layers=4)
-
-
-@pytest.fixture(scope="module")
-def small():
-    """A model that is searched several times."""
-    return lambda: gpt(512, length=16, hidden=32, num_layers=1)
-
-
 @pytest.mark.slow
-def test_folded_models_store_about_what_whole_ones_do(model):
-    from tfpar.search.model.folded_model import FoldedModel
-    from tfpar.search.tap.mesh_search import MeshSearch
-
-    problem = Captured.of(model, 8).problem([2, 2], "cpu")
+def test_folded_models_store_about_what_whole_ones_do():
+    problem = Captured.saved("gpt_narrow").problem([2, 2], "cpu")
     peaks = []
     for min_duplicate in (2, 100):
         parts = FoldedModel.of(problem, min_duplicate)
@@ -198,64 +177,9 @@ def test_folded_models_store_about_what_whole_ones_do(model):
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
-# --- limits -------------------------------------------------------------------------
-
-
-def plan(model, limit=None, **arguments):
-    from benchmarks.models import compile_model
-
-    batch = batch_of(model(), 4)
-    return tap.plan(
-        lambda: compile_model(model()),
-        batch,
-        [4],
-        "v100-ethernet",
-        memory_limit=limit,
-        planner="tap",
-        **arguments,
-    )
-
-
 @pytest.mark.slow
-def test_the_fastest_plan_that_fits_is_taken(small):
-    fastest = plan(small)
-    needed = fastest.cost.memory_bytes
-    smaller = plan(small, 0.8 * needed)
-    assert smaller.cost.memory_bytes <= 0.8 * needed
-    assert smaller.cost.seconds >= fastest.cost.seconds
-    assert plan(small, "16 GB").variables == fastest.variables
-
-
-@pytest.mark.slow
-def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(small):
-    with pytest.raises(MemoryLimitError) as error:
-        plan(small, "100 kB")
-    text = str(error.value)
-    assert error.value.needed_bytes > 100e3
-    for part in (
-        "No plan fits into the memory of a device of 'v100-ethernet'",
-        "where 97.66 KiB may be used",
-        "too much: weights",
-        "weigh most: '",
-        "would help: ",
-        "memory_limit=",
-    ):
-        assert part in text, text
-
-
-@pytest.mark.parametrize("limit", ["16 GB/s", "much", 0, -1])
-def test_what_is_no_limit(limit):
-    with pytest.raises(TfparError, match="memory_limit"):
-        tap.auto_parallel([2], memory_limit=limit)
-
-
-@pytest.mark.slow
-def test_peaks_of_real_steps_lie_between_the_parts(model):
-    from tests.search.problems import price
-
-    problem = Captured.of(model, 8).problem([2, 2], "cpu")
-    from tfpar.search.tap.planner import TapPlanner
-
+def test_peaks_of_real_steps_lie_between_the_parts():
+    problem = Captured.saved("gpt_narrow").problem([2, 2], "cpu")
     found = TapPlanner().solve(problem)
     cost = price(problem, found)
     assert cost.live_bytes >= max(cost.gradient_bytes, cost.activation_bytes)

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 import tfpar as tap
-from benchmarks.models import gpt
 from tests.search.problems import Captured
 from tfpar.cost.overlap import hidden_by_chunks
 from tfpar.planning import find_plan
@@ -31,7 +30,7 @@ def test_devices_that_cannot_overlap_gain_nothing():
 
 @pytest.fixture(scope="module")
 def step():
-    return Captured.of(lambda: gpt(512, length=256, hidden=1024, heads=8, num_layers=2), 16)
+    return Captured.saved("gpt_wide")
 
 
 def planned(step, **changes):

@@ -45,6 +45,10 @@ def dense() -> keras.Model:
     return keras.Model(inputs, layers.Dense(8, name="dense")(inputs))
 
 
+def one_large_layer() -> keras.Model:
+    return compiled(keras.Sequential([keras.Input((8,)), layers.Dense(4096, use_bias=False)]))
+
+
 def two_layers() -> keras.Model:
     both = [layers.Dense(8, name="first"), layers.Dense(4, name="second")]
     return compiled(keras.Sequential([keras.Input((8,)), *both]))
@@ -200,6 +204,7 @@ MODELS: dict[str, tuple[Build, Any]] = {
     **{name: (SMALL[name], BATCH) for name in ("gpt", "wide", "resnet", "gshard_moe", "t5")},
     "mlp": (mlp, rows(16, 96)),
     "dense": (dense, rows(8, 12)),
+    "one_large_layer": (one_large_layer, (rows(1, 8)[0], rows(1, 4096)[0])),
     "two_layers": (two_layers, (tf.TensorSpec((16, 8)), tf.TensorSpec((16, 4)))),
     "three_layers": (three_layers, (rows(16, 96)[0], rows(16, 4000)[0])),
     "hourglass": (hourglass, rows(8, 32)),

@@ -2,19 +2,19 @@
 
 import pytest
 
-from tests.search import block, captured, chain, named, parts_of
+from tests.search import block, chain, named, parts_of, saved_parts
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.roles import BACKWARD, FORWARD
 
 
 @pytest.fixture(scope="module")
 def vit():
-    return captured("vit", num_layers=4)
+    return saved_parts("vit_4_layers")
 
 
 @pytest.fixture(scope="module")
 def t5():
-    return captured("t5", num_layers=4)
+    return saved_parts("t5_4_layers")
 
 
 def test_a_scope_that_reads_weights_is_one_node():

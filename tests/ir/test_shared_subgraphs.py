@@ -1,10 +1,8 @@
 """What a model repeats is found, whatever it is called (TAP §IV-C, Algorithm 1)."""
 
-import keras
 import pytest
-from keras import layers
 
-from tests.search import block, captured, chain, parts_of, weight
+from tests.search import block, chain, parts_of, saved_parts, weight
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.shared_subgraphs import largest
 
@@ -65,7 +63,7 @@ def test_a_stage_of_equal_blocks_is_no_block():
 
 @pytest.mark.slow
 def test_a_model_may_have_several():
-    parts = captured("t5", num_layers=4)
+    parts = saved_parts("t5_4_layers")
     assert sorted(parts.counts().values()) == [4, 4]
     prefixes = {s.blocks[0].prefix for s in largest(parts.subgraphs) if s.count == 4}
     assert len(prefixes) == 2
@@ -74,14 +72,14 @@ def test_a_model_may_have_several():
 
 @pytest.mark.slow
 def test_towers_side_by_side_are_two_repeats():
-    parts = captured("clip", num_layers=4)
+    parts = saved_parts("clip_4_layers")
     first = [f.instances[0][0].name for f in parts.repeats if f.count == 4]
     assert sorted("image" in name for name in first) == [False, True]
 
 
 @pytest.mark.slow
 def test_dense_and_expert_blocks_in_turn_are_one_block():
-    parts = captured("vmoe", num_layers=6)
+    parts = saved_parts("vmoe_6_layers")
     (repeat,) = (f for f in parts.repeats if f.count == 3)
     names = " ".join(n.name for n in repeat.instances[0])
     assert "feed_forward_1/fc1" in names
@@ -90,12 +88,12 @@ def test_dense_and_expert_blocks_in_turn_are_one_block():
 
 @pytest.mark.slow
 def test_blocks_that_share_their_weights_are_found():
-    parts = captured("widenet", num_layers=4)
+    parts = saved_parts("widenet_4_layers")
     assert list(parts.counts().values()) == [4]
 
 
 def test_convolutions_of_unlike_shapes_are_one_subgraph():
-    parts = captured("resnet")
+    parts = saved_parts("resnet")
     convolutions = [
         s
         for s in parts.subgraphs
@@ -108,23 +106,14 @@ def test_convolutions_of_unlike_shapes_are_one_subgraph():
 
 @pytest.mark.slow
 def test_a_bottleneck_is_a_block_but_not_its_stage():
-    parts = captured("resnet", blocks=(4, 4))
+    parts = saved_parts("resnet_two_stages")
     found = largest(parts.subgraphs)
     assert sorted(s.count for s in found if len(s.blocks[0].nodes) > 5) == [2, 6]
     assert sorted(f.count for f in parts.repeats if len(f.instances[0]) > 5) == [3, 3]
 
 
 def test_layers_without_names_fold_by_what_repeats_in_a_row():
-    def mixer(depth):
-        inputs = keras.Input((16,))
-        x = layers.Dense(8)(inputs)
-        for _ in range(depth):
-            h = layers.LayerNormalization()(x)
-            h = layers.Dense(32, activation="gelu")(h)
-            x = layers.Add()([x, layers.Dense(8)(h)])
-        return keras.Model(inputs, layers.Dense(4)(x))
-
-    parts = captured(mixer, depth=5)
+    parts = saved_parts("mixer")
     (repeat,) = (f for f in parts.repeats if f.count >= 4)
     assert repeat.count == 5
     assert sum(len(n.weights) for n in repeat.instances[0]) == 6

@@ -11,8 +11,8 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.captured.cost.test_work import CLUSTER, DEVICE, FOUR, R
 from tests.clusters import two_levels
-from tests.cost.test_work import CLUSTER, DEVICE, FOUR, R
 from tests.e2e.test_patterns import HIDDEN, LENGTH, MEGATRON, VOCABULARY, gpt
 from tests.partitioned import OP_TYPES, ends
 from tests.plan.graphs import mlp, partition
