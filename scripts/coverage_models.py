@@ -17,9 +17,12 @@ import tensorflow as tf
 import tfpar as tap
 from scripts.tables import code, made_with, markdown_table
 from tfpar.compile import prepare_step
+from tfpar.planning import batched_inputs
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.report.coverage import coverage
+from tfpar.search.meshes import input_spec
+from tfpar.spec import Mesh
 
 COMMAND = "python -m scripts.coverage_tables models"
 BATCH, LENGTH, SIDE, NUM_SAMPLES = 4, 8, 64, 2048
@@ -204,15 +207,16 @@ def _arguments(make: Any, own: dict[str, Any]) -> dict[str, Any] | None:
 def probe(name: str, make: Callable[[], keras.Model]) -> Result:
     """Trace, prepare and partition the model's forward and backward pass."""
     try:
-        with tap.auto_parallel([2]) as session:
+        with tap.auto_parallel([2]):
             model = make()
             specs = keras.tree.map_structure(_spec, model._inputs_struct)
             step = tap.function(_step(model))
             captured = step.capture(specs)
         prepared = prepare_step(captured)
         found = coverage(prepared)
-        anchors = Anchors(inputs=session.input_specs(captured, BATCH))
-        partitioned = propagate(prepared, session.mesh, anchors)
+        batched, mesh = batched_inputs(captured, BATCH), Mesh.of([2])
+        inputs = [input_spec(t in batched, mesh, [0]) for t in captured.graph.inputs]
+        partitioned = propagate(prepared, mesh, Anchors(inputs=inputs))
     except Exception as error:  # noqa: BLE001 - the table says what happened
         text = str(error).strip().splitlines()[0][:120]
         return Result(name, error=f"{type(error).__name__}: {text}")

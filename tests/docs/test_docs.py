@@ -11,6 +11,7 @@ import pytest
 
 import tfpar as tap
 from scripts.coverage_layers import layer_classes
+from scripts.coverage_models import probe
 from scripts.coverage_ops import COMMAND, ops_page
 from tests.e2e import test_patterns
 from tfpar.rules import registry
@@ -150,3 +151,9 @@ def test_ops_table_is_current():
 def test_every_keras_layer_is_in_its_table():
     text = (ROOT / "docs/coverage/layers.md").read_text(encoding="utf-8")
     assert [n for n in layer_classes() if f"`{n}`" not in text] == []
+
+
+def test_a_model_is_traced_and_partitioned_for_its_table():
+    layers = [keras.Input((4,)), keras.layers.Dense(2)]
+    result = probe("tiny", lambda: keras.Sequential(layers))
+    assert (result.error, result.num_weights, list(result.gathers)) == ("", 10, [])
