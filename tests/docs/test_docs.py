@@ -154,6 +154,9 @@ def test_every_keras_layer_is_in_its_table():
 
 
 def test_a_model_is_traced_and_partitioned_for_its_table():
-    layers = [keras.Input((4,)), keras.layers.Dense(2)]
-    result = probe("tiny", lambda: keras.Sequential(layers))
+    def make():
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Dense(2)(inputs))
+
+    result = probe("tiny", make)
     assert (result.error, result.num_weights, list(result.gathers)) == ("", 10, [])
