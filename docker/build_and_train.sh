@@ -79,9 +79,11 @@ if ! containers inspect --type image tfpar-base >/dev/null 2>&1; then
   rm -rf --one-file-system "$folder/base" "$folder/base.tar"
 fi
 
-# pip's settings in one file, from wherever they are: files, and variables of the environment.
-python3 - >"$folder/pip.conf" <<'PYTHON'
-import ast, configparser, subprocess, sys
+# pip's settings in one file, from wherever they are: files, and variables of the environment; and
+# the files and folders that they name, such as a file of constraints. An index in a folder is left
+# out: its links may lead anywhere.
+python3 - "$folder/pip.conf" >"$folder/pip.paths" <<'PYTHON'
+import ast, configparser, os, subprocess, sys
 
 command = [sys.executable, "-m", "pip", "config", "list"]
 listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -89,9 +91,18 @@ settings = configparser.RawConfigParser()
 settings["global"] = {}
 for line in listed.splitlines():
     name, _, value = line.partition("=")
-    settings["global"][name.rpartition(".")[2]] = ast.literal_eval(value)
-settings.write(sys.stdout)
+    words = [word for word in ast.literal_eval(value).split() if not word.startswith("file:")]
+    if words:
+        settings["global"][name.rpartition(".")[2]] = " ".join(words)
+with open(sys.argv[1], "w") as file:
+    settings.write(file)
+words = (word for value in settings["global"].values() for word in value.split())
+print(*sorted({w for w in words if w.startswith("/") and os.path.exists(w)}), sep="\n")
 PYTHON
+pip_volumes=()
+while read -r path; do
+  [[ -z $path || $path == /etc/ssl/certs/* ]] || pip_volumes+=(--volume "$path:$path:ro")
+done <"$folder/pip.paths"
 
 image() {
   local tag=$1 file=$2
@@ -99,7 +110,8 @@ image() {
   echo "build_and_train.sh: building $tag"
   timeout "$build_limit" "${build[@]}" build --isolation chroot --tag "$tag" --file "$file" \
     --build-arg BASE=localhost/tfpar-base --secret "id=pip.conf,src=$folder/pip.conf" \
-    --volume /etc/apt:/etc/apt:ro --volume /etc/ssl/certs:/etc/ssl/certs:ro "$@" .
+    --volume /etc/apt:/etc/apt:ro --volume /etc/ssl/certs:/etc/ssl/certs:ro "${pip_volumes[@]}" \
+    "$@" .
 }
 image tfpar:cpu docker/Dockerfile.cpu
 image tfpar:cuda docker/Dockerfile.cuda --build-arg BUILD_BASE=localhost/tfpar-base \

@@ -29,6 +29,7 @@ _EXPORTS = {
     "Level": "tfpar.cluster.description",
     "Node": "tfpar.cluster.description",
     "Options": "tfpar.options",
+    "Pipeline": "tfpar.pipeline",
     "Schedule": "tfpar.pipeline",
     "Plan": "tfpar.plans",
     "batch": "tfpar.constraints",
@@ -105,7 +106,7 @@ if TYPE_CHECKING:
     from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
     from tfpar.keras.data import shard_data
     from tfpar.options import Options
-    from tfpar.pipeline import Schedule
+    from tfpar.pipeline import Pipeline, Schedule
     from tfpar.plans import Plan
     from tfpar.rules import make_rule, register_rule
     from tfpar.search.so_far import SearchInterrupted

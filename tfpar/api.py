@@ -241,6 +241,7 @@ def plan(
         constraints_on(captured, session),
         compression=settings.compression,
         recompute=settings.recompute,
+        microbatches=settings.microbatches or 1,
         budget=settings.budget,
     )
     return plan_step(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from tfpar.cluster.description import Cluster
+from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan
 from tfpar.search.problem import Planner
 from tfpar.settings import ConstraintsLike, MeshLike, Settings
@@ -63,6 +64,9 @@ class Options:
         chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
             the other: while one is summed over ranks, the next is computed. Results do not
             depend on it. By default what the plan says: what costs least.
+        pipeline: a `Pipeline`: microbatches, whose gradients are added up before the weights are
+            updated, so that the activations of one are stored at a time. Results do not depend
+            on it.
         early_collectives: what nothing waits for but the update (the gradients of weights) is
             computed while what everything waits for (the gradients of activations) is summed
             over ranks. False leaves the order to TensorFlow.
@@ -87,6 +91,7 @@ class Options:
     compression: str | None = None
     recompute: bool | str | Sequence[str] | None = None
     chunks: int | None = None
+    pipeline: Pipeline | None = None
     early_collectives: bool = True
     verbose: int = 1
 
@@ -104,6 +109,7 @@ class PlanKeywords(TypedDict, total=False):
     memory_limit: float | str | None
     compression: str | None
     recompute: bool | str | Sequence[str] | None
+    pipeline: Pipeline | None
 
 
 class Keywords(PlanKeywords, total=False):

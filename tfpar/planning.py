@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
 from tfpar.cluster.description import Cluster
@@ -30,6 +31,7 @@ from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
 from tfpar.search.meshes import given_mesh, logical_meshes
+from tfpar.search.microbatches import in_microbatches
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Fixed, Planner, Problem, Progress, step_anchors
@@ -51,7 +53,7 @@ class Request:
         mesh: the physical shape of the ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
-        recompute: see `search.problem.Problem`.
+        recompute, microbatches: see `search.problem.Problem`.
         budget: what each search may take.
     """
 
@@ -61,6 +63,7 @@ class Request:
     base: Plan | None = None
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
+    microbatches: int = 1
     budget: Budget = Budget()
 
 
@@ -127,6 +130,7 @@ def _free_problem(
         state_ratio=state_ratio if step.gradients else None,
         compression=request.compression,
         recompute=False if part else request.recompute,
+        microbatches=1 if part else request.microbatches,
         budget=request.budget,
         progress=progress,
     )
@@ -315,12 +319,26 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
 
 
 def _best(problem: Problem, planner: Planner) -> Plan:
-    """The planner's plan, fitting or not; one that fits as it runs, in chunks."""
+    """The planner's plan, fitting or not, as it runs: in microbatches, or in chunks if it fits."""
+    if problem.microbatches > 1:
+        return _best_in_microbatches(problem, planner)
     plan = with_batch_split(solve_with_recompute(problem, planner), problem)
     if plan.cost is None or problem.excess(plan.cost):
         return plan
     again = recomputed_problem(problem, plan.recompute)
     return in_chunks(plan, again, step_anchors(plan, again))
+
+
+def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
+    """The fastest plan of all if it fits so; else the better of it and what fits in one piece."""
+    plans = []
+    for asked in (problem.aiming(memory_limit=math.inf), problem):
+        plan = with_batch_split(solve_with_recompute(asked, planner), asked)
+        again = recomputed_problem(problem, plan.recompute)
+        plans.append(in_microbatches(plan, again, step_anchors(plan, again)))
+        if not problem.excess(plans[-1].cost):
+            break
+    return min(plans, key=lambda p: problem.excess(p.cost))
 
 
 def _slot_ratio(step: StepGraph, searched: Sequence[Variable]) -> float:

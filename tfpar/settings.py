@@ -19,6 +19,7 @@ from tfpar.cluster.units import parse
 from tfpar.constraints import Constraint, constraints_of
 from tfpar.constraints.kinds import check_pattern
 from tfpar.ir.roles import COMPRESSIONS
+from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.auto import AutoPlanner
@@ -49,6 +50,7 @@ class Settings:
         cluster: not looked up yet: presets are fitted to the mesh.
         memory_limit, bucket_bytes: in bytes.
         compression: the dtype in which gradients travel; None: their own.
+        microbatches: in which a rank computes its part of a training batch; None: as the plan says.
     """
 
     mesh: Mesh | None = None
@@ -64,6 +66,7 @@ class Settings:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     chunks: int | None = None
+    microbatches: int | None = None
     early_collectives: bool = True
     verbose: bool = True
 
@@ -91,6 +94,7 @@ class Settings:
             compression=optional(_carried_as, "compression", options.compression),
             recompute=optional(_recompute, "recompute", options.recompute),
             chunks=optional(_chunks, "chunks", options.chunks),
+            microbatches=optional(_microbatches, "pipeline", options.pipeline),
             early_collectives=flag("early_collectives", options.early_collectives),
             verbose=_verbose("verbose", options.verbose),
         )
@@ -101,6 +105,11 @@ class Settings:
         if settings.plan is not None and settings.recompute is not None:
             raise ArgumentError(
                 "Give a plan or recompute, not both: a plan holds what it recomputes."
+            )
+        if settings.chunks and settings.microbatches:
+            raise ArgumentError(
+                "Give chunks or a pipeline, not both: both cut the batch of a rank, and one runs "
+                "what the other keeps apart."
             )
         return settings
 
@@ -151,6 +160,24 @@ def _carried_as(name: str, value: Any) -> str:
 def _chunks(name: str, value: Any) -> int:
     """A number of chunks that there may be: more start more collectives than they hide."""
     return one_of(name, value, CHUNKS)
+
+
+def _microbatches(name: str, value: Any) -> int:
+    """The microbatches of a pipeline, which has one stage so far."""
+    if not isinstance(value, Pipeline):
+        raise refused(name, value, "a tap.Pipeline, such as tap.Pipeline(microbatches=4)")
+    if value.order.num_stages > 1:
+        raise refused(
+            name,
+            value,
+            "a pipeline of one stage, which accumulates gradients; several stages can be planned "
+            "and simulated (tap.Schedule), and not run yet",
+        )
+    if value.recompute:
+        raise refused(
+            name, value, "one that recomputes nothing; recompute= says what to compute again"
+        )
+    return value.order.num_microbatches
 
 
 def _verbose(name: str, value: Any) -> bool:

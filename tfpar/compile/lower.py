@@ -17,6 +17,7 @@ from tfpar.propagation.prepared import PreparedGraph
 from tfpar.rewrite.chunks import build_chunked_program
 from tfpar.rewrite.early_collectives import start_collectives_early
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
+from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
 from tfpar.spec import Mesh, replicated
 
@@ -31,6 +32,8 @@ class CompileOptions:
         batched: the inputs of which chunks get a part.
         chunks: how many pieces a rank computes its part of a training batch in, one behind the
             other (ATP §4.1).
+        microbatches: how many pieces it computes that part in whose activations are not kept at
+            the same time; their gradients are added up.
         compression: the dtype in which gradients travel; None: their own.
         early_collectives: what could run before a collective that is waited for runs behind it
             (ATP §4.2).
@@ -41,6 +44,7 @@ class CompileOptions:
     anchors: Anchors
     batched: Collection[Tensor] = ()
     chunks: int = 1
+    microbatches: int = 1
     compression: str | None = None
     early_collectives: bool = True
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
@@ -72,19 +76,22 @@ def compile_step(
         prepared: of the step's graph; by default the step is simplified and prepared first.
 
     Raises:
-        CannotChunk: an op that must not run once for each chunk.
+        CannotRepeat: an op that must not run once for each chunk or microbatch.
     """
     prepared = prepared if prepared is not None else prepare_step(step)
     partitioned = _partitioned(step, options, prepared)
     observe("propagate", lambda: str(partitioned))
-    if options.chunks > 1 and options.mesh.size > 1:
-        anchors, batched = options.anchors, options.batched
+    anchors, batched = options.anchors, options.batched
+    if options.microbatches > 1:
+        local = build_microbatched_program(partitioned, anchors, batched, options.microbatches)
+    elif options.chunks > 1 and options.mesh.size > 1:
         local = build_chunked_program(partitioned, anchors, batched, options.chunks)
     else:
         local = build_local_program(partitioned)
     observe("rewrite", lambda: str(local))
     for each in _local_passes(options):
-        each.run(local.graph)
+        for graph in local.graphs():
+            each.run(graph)
         observe(each.name, lambda: str(local))
     return CompiledStep(partitioned, local)
 

@@ -24,6 +24,9 @@ from tfpar.ir.traits import FREE
 from tfpar.propagation.partitioned import Decision, PartitionedGraph
 from tfpar.spec import Mesh, Replicate
 
+PhaseSeconds = tuple[float, float, float]
+"""Of forward, backward and update."""
+
 
 def hidden_by_chunks(compute_s: float, waiting_s: float, chunks: int, overlap: float) -> float:
     """Seconds that a phase saves if it is computed in chunks, one behind the other.
@@ -51,16 +54,7 @@ def chunked_cost(
         laid: the step on `mesh` with the axis of the chunks behind its own.
     """
     chunks = laid.mesh.shape[-1]
-    compute, waiting = [0.0, 0.0, cost.compute_s[2]], [0.0, 0.0, cost.communication_s[2]]
-    pricer = Pricer(laid.mesh, cluster, roles)
-    rules = laid.prepared.rules
-    for op, decision in laid.decisions.items():
-        phase = roles.phase[op]
-        if phase in (FORWARD, BACKWARD) and op.type not in FREE:
-            times = roles.times.get(op, 1) * (chunks if _runs_in_chunks(decision) else 1)
-            compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
-    for phase, seconds in _collectives(laid, mesh, cluster, roles):
-        waiting[phase] += seconds
+    compute, waiting = part_seconds(cost, laid, mesh, cluster, roles)
     hidden = sum(
         hidden_by_chunks(compute[phase], waiting[phase], chunks, cluster.overlap)
         for phase in (FORWARD, BACKWARD)
@@ -68,13 +62,34 @@ def chunked_cost(
     return dataclasses.replace(
         cost,
         seconds=sum(compute) + sum(waiting) + cost.exposed_s + cluster.step_s - hidden,
-        compute_s=tuple(compute),  # type: ignore[arg-type]
-        communication_s=tuple(waiting),  # type: ignore[arg-type]
+        compute_s=compute,
+        communication_s=waiting,
         hidden_s=hidden,
     )
 
 
-def _runs_in_chunks(decision: Decision) -> bool:
+def part_seconds(
+    cost: Cost, laid: PartitionedGraph, mesh: Mesh, cluster: Cluster, roles: Roles
+) -> tuple[PhaseSeconds, PhaseSeconds]:
+    """Seconds of ops, and of the collectives that are waited for, where ops run on parts of a
+    rank's batch, one behind the other; arguments as of `chunked_cost`."""
+    compute, waiting = [0.0, 0.0], [0.0, 0.0]
+    parts, rules = laid.mesh.shape[-1], laid.prepared.rules
+    pricer = Pricer(laid.mesh, cluster, roles)
+    for op, decision in laid.decisions.items():
+        phase = roles.phase[op]
+        if phase in (FORWARD, BACKWARD) and op.type not in FREE:
+            times = roles.times.get(op, 1) * (parts if _runs_in_parts(decision) else 1)
+            compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
+    for phase, seconds in _collectives(laid, mesh, cluster, roles):
+        waiting[phase] += seconds
+    return (
+        (compute[FORWARD], compute[BACKWARD], cost.compute_s[2]),
+        (waiting[FORWARD], waiting[BACKWARD], cost.communication_s[2]),
+    )
+
+
+def _runs_in_parts(decision: Decision) -> bool:
     specs = (*decision.strategy.in_specs, *decision.strategy.out_specs)
     return any(not isinstance(spec[-1], Replicate) for spec in specs)
 

@@ -96,6 +96,11 @@ class GraphBuilder:
     def shape_const(self, shape: Sequence[int]) -> Tensor:
         return self.const(np.array(shape, np.int32))
 
+    def fill(self, shape: Sequence[int], value: Tensor) -> Tensor:
+        """A tensor with the scalar `value` everywhere."""
+        attrs = {"T": DType(value.dtype), "index_type": DType("int32")}
+        return self.one("Fill", (self.shape_const(shape), value), shape, value.dtype, attrs)
+
     def reshape(self, x: Tensor, shape: Sequence[int | None]) -> Tensor:
         if tuple(shape) == x.shape:
             return x

@@ -44,6 +44,8 @@ def difference(plan: Plan, other: Plan) -> list[str]:
     lines += [f"computed again: {n}" for n in other.recompute if n not in plan.recompute]
     if plan.chunks != other.chunks:
         lines.append(f"chunks: {plan.chunks} -> {other.chunks}")
+    if plan.microbatches != other.microbatches:
+        lines.append(f"microbatches: {plan.microbatches} -> {other.microbatches}")
     if plan.planner != other.planner:
         lines.append(f"planner: {plan.planner or 'none'} -> {other.planner or 'none'}")
     machines = [p.cluster and p.cluster.fingerprint() for p in (plan, other)]

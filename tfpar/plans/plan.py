@@ -83,6 +83,8 @@ class Plan:
         recompute: the blocks that are computed again in the backward pass, by name; see
             `search.recompute`.
         chunks: how many pieces a rank computes its part of a training batch in.
+        microbatches: in how many pieces it computes that part whose activations are not stored at
+            the same time; their gradients are added up.
         ops: how ops run that would not run so by themselves, by name.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
             was taken that predictions cannot tell from it (`search.simplest`).
@@ -107,6 +109,7 @@ class Plan:
     layouts: tuple[tuple[str, float], ...] = ()
     recompute: tuple[str, ...] = ()
     chunks: int = 1
+    microbatches: int = 1
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
     cut_short: bool = False
     passed_over: tuple[float, int] | None = None
@@ -120,6 +123,8 @@ class Plan:
                 )
         if self.chunks < 1:
             raise PlanError(f"A plan computes the batch in 1 chunk or more, not in {self.chunks}.")
+        if self.microbatches < 1:
+            raise PlanError(f"A plan has 1 microbatch or more, not {self.microbatches}.")
         for name, variable in self.variables.items():
             if variable.spec is not None:
                 _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)

@@ -38,6 +38,7 @@ def text_of(plan: Plan) -> str:
         ("cluster_fingerprint", json.dumps(plan.cluster and plan.cluster.fingerprint())),
         ("cost", json.dumps(plan.cost and dataclasses.asdict(plan.cost))),
         ("chunks", json.dumps(plan.chunks)),
+        ("microbatches", json.dumps(plan.microbatches)),
         ("cut_short", json.dumps(plan.cut_short)),
         ("passed_over", json.dumps(plan.passed_over)),
         ("layouts", _block("[]", map(json.dumps, plan.layouts))),
@@ -92,6 +93,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             cost=None if cost is None else Cost.of(_table("cost", cost)),
             recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
             chunks=integer("chunks", data.get("chunks", 1)),
+            microbatches=integer("microbatches", data.get("microbatches", 1)),
             cut_short=flag("cut_short", data.get("cut_short", False)),
             passed_over=optional(_passed_over, "passed_over", data.get("passed_over")),
             ops=_each(_read_op, "ops", data.get("ops", {})),

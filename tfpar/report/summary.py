@@ -33,7 +33,8 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
     parts = [
         f"Plan on mesh {plan.mesh} ({ranks}), "
         + (f"batch split over {batch}" if batch else "batch not split")
-        + (f", {plan.chunks} chunks of it one behind the other" if plan.chunks > 1 else ""),
+        + (f", {plan.chunks} chunks of it one behind the other" if plan.chunks > 1 else "")
+        + (f", in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""),
         *_prediction(plan),
         *_recomputed(plan),
         *_layers(plan, partitioned),

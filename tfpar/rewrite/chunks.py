@@ -21,7 +21,6 @@ At last the chunks are put in order, so that one computes while another's tensor
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 
 from tfpar.ir.graph import Graph, Tensor
@@ -58,7 +57,7 @@ def build_chunked_program(
         batched: the inputs of which each chunk gets a part.
 
     Raises:
-        CannotChunk: names the op.
+        CannotRepeat: names the op.
     """
     mesh = with_chunks(partitioned.mesh, chunks)
     laid = propagate(partitioned.prepared, mesh, chunked_anchors(partitioned, anchors, batched))
@@ -90,31 +89,18 @@ def run_chunks(program: LocalProgram) -> LocalProgram:
     """The program for the mesh without its last axis, whose ranks are chunks within a rank.
 
     Raises:
-        CannotChunk: names an op that must not run once for each chunk.
+        CannotRepeat: names an op that must not run once for each chunk.
     """
-    _sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
+    sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
     writer = ChunkWriter(program)
     for op in program.graph.ops:
         writer.write(op)
-    graph = writer.build.graph
-    graph.inputs = [writer.wholes[t] for t in program.graph.inputs]
-    graph.variables = [
-        dataclasses.replace(v, handle=writer.wholes[v.handle]) for v in program.graph.variables
-    ]
-    graph.outputs = [writer.tensors[t][0] for t in program.graph.outputs]
-    graph.effects = list(dict.fromkeys(e for op in program.graph.effects for e in writer.ops[op]))
-    stagger(graph, writer.runs_for, writer.chunks)
-    return LocalProgram(
-        graph,
-        writer.mesh,
-        program.input_shapes,
-        [s[:-1] for s in program.input_specs],
-        [s[:-1] for s in program.output_specs],
-        {name: s[:-1] for name, s in program.variable_specs.items()},
-    )
+    made = writer.finish([e for op in program.graph.effects for e in writer.ops[op]])
+    stagger(made.graph, writer.runs_for, writer.parts)
+    return made
 
 
-def _sum_before_scattering(graph: Graph, axes: tuple[int, ...]) -> None:
+def sum_before_scattering(graph: Graph, axes: tuple[int, ...]) -> None:
     """Sum over `axes`, the chunks, before what is summed is scattered over ranks; in place.
 
     Over ranks it is better to scatter first, since then there is less to sum. But a sum over chunks

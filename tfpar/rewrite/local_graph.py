@@ -23,6 +23,11 @@ from tfpar.rules.local import LocalOp
 from tfpar.rules.rule import SAME
 from tfpar.spec import Mesh, Spec, format_spec, local_shape
 
+TASK = "Task"
+"""An op that calls a part of the program, the function `body`, in which ranks may meet: all of them
+call it together. Of its inputs and outputs, those at the positions `carried` (pairs) go from one
+call to the next."""
+
 
 @dataclasses.dataclass(eq=False)
 class LocalProgram:
@@ -42,6 +47,11 @@ class LocalProgram:
     input_specs: list[Spec]
     output_specs: list[Spec]
     variable_specs: dict[str, Spec]
+
+    def graphs(self) -> list[Graph]:
+        """All graphs in which ranks may meet: that of the program, and those of its tasks."""
+        bodies = dict.fromkeys(op.attrs["body"] for op in self.graph.ops if op.type == TASK)
+        return [self.graph, *(self.graph.functions[body] for body in bodies)]
 
     def __str__(self) -> str:
         """The graph as text, below how its inputs are fed and its outputs come."""

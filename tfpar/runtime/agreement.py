@@ -56,7 +56,8 @@ def agree_on_programs(world: World, programs: ProgramSet) -> Connections:
 def exchanges_of(group: Group, program: LocalProgram) -> dict[str, Any]:
     """What the ranks of a group exchange among themselves and with others, as JSON knows it."""
     graph, mesh = program.graph, program.mesh
-    axes = dict.fromkeys(op.attrs["axes"] for op in graph.ops if op.type in COLLECTIVE_TYPES)
+    ops = (op for each in program.graphs() for op in each.ops)
+    axes = dict.fromkeys(op.attrs["axes"] for op in ops if op.type in COLLECTIVE_TYPES)
     among = dict.fromkeys(g for a in axes for g in mesh.groups(a) if len(g) > 1)
     return {
         "group": group,
@@ -89,7 +90,8 @@ def outline(program: LocalProgram) -> list[tuple[str, int]]:
     """Name and checksum of every op, in order; the same on every rank that runs `program`."""
     return [
         (op.name, zlib.crc32(repr((op.type, _described(op), _shapes(op))).encode()))
-        for op in program.graph.ops
+        for graph in program.graphs()
+        for op in graph.ops
     ]
 
 

@@ -51,7 +51,8 @@ class Executable:
         self.ranks = ranks
         self.packed_bytes = [
             sum(t.num_bytes for t in op.inputs)
-            for op in self.local.graph.ops
+            for graph in self.local.graphs()
+            for op in graph.ops
             if op.type == "AllReduce"
         ]
         self.program = link(ProgramSet.of(self.local), ranks, parts > 1)
@@ -117,6 +118,7 @@ def link(
     if world is None:
         return InProcessProgram(programs, ranks.devices)
     for program in programs.programs.values():
-        reduce_by_blocks(program.graph, program.mesh, MOVED)
+        for graph in program.graphs():
+            reduce_by_blocks(graph, program.mesh, MOVED)
     connections = agree_on_programs(world, programs)
     return ProcessProgram(programs, ranks.devices, world.transport, connections, fed_in_parts)

@@ -92,10 +92,20 @@ class FunctionWriter:
         self.definition.signature.control_output.append(key)
 
     def register(
-        self, stateful: bool = True, bodies: Sequence[RegisteredFunction] = ()
+        self,
+        stateful: bool = True,
+        bodies: Sequence[RegisteredFunction] = (),
+        inline: bool = True,
     ) -> RegisteredFunction:
-        """Hand the function to the runtime; it keeps `bodies`, the functions that it calls."""
+        """Hand the function to the runtime.
+
+        Args:
+            bodies: the functions that it calls, which it keeps.
+            inline: whether TensorFlow may put a copy of it in the place of each call.
+        """
         self.definition.signature.is_stateful = stateful
+        if not inline:
+            self.definition.attr["_noinline"].b = True
         head = self.definition.SerializeToString()
         body = b"".join(_length_delimited(_NODE_DEF_FIELD, n) for n in self._nodes)
         definition = function_pb2.FunctionDef.FromString(head + body)
@@ -110,8 +120,8 @@ class RegisteredFunction:
         self, name: str, outputs: Sequence[tf.DType], bodies: Sequence[RegisteredFunction] = ()
     ) -> None:
         self.name = name
+        self.outputs = list(outputs)
         self._bodies = list(bodies)
-        self._outputs = list(outputs)
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on flat inputs (tensors and variable handles).
@@ -120,19 +130,19 @@ class RegisteredFunction:
         """
         if not tf.executing_eagerly():
             return self._called_in_graph(inputs)
-        return runtime.call_function(self.name, inputs, len(self._outputs))
+        return runtime.call_function(self.name, inputs, len(self.outputs))
 
     def _called_in_graph(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         called, given, made = (attr_value_pb2.AttrValue() for _ in range(3))
         called.func.name = self.name
         given.list.type.extend(t.dtype.as_datatype_enum for t in inputs)
-        made.list.type.extend(dtype.as_datatype_enum for dtype in self._outputs)
+        made.list.type.extend(dtype.as_datatype_enum for dtype in self.outputs)
         # Collectives meet by names, which neither scopes nor serial numbers may change.
         with tf.compat.v1.name_scope(""):
             op = tf.compat.v1.get_default_graph().create_op(
                 "StatefulPartitionedCall",
                 list(inputs),
-                self._outputs,
+                self.outputs,
                 attrs={"f": called, "Tin": given, "Tout": made},
                 name=self.name.rpartition("_")[0],
             )

@@ -79,6 +79,7 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
         problem.state_ratio and round(problem.state_ratio, 3),
         problem.compression,
         problem.recompute,
+        problem.microbatches,
         problem.objective.memory_limit,
         problem.objective.uncertainty,
     ]

@@ -47,6 +47,7 @@ class Problem:
         compression: the dtype in which gradients travel; None: their own.
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
+        microbatches: in which a rank computes its part of a training batch.
         objective: what makes a plan the better one.
         budget: what the search may take.
         progress: is told of the search.
@@ -66,6 +67,7 @@ class Problem:
     state_ratio: float | None = None
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
+    microbatches: int = 1
     objective: Objective = Objective()
     budget: Budget = Budget()
     progress: Progress | None = None

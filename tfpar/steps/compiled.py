@@ -12,18 +12,19 @@ from tfpar.capture.batches import batch_size_of, hashable, of_the_whole
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.compile import CompileOptions, compile_step, recompute_step, simplify_step
 from tfpar.compile.dump import dump_of
-from tfpar.ir.graph import Tensor
+from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.names import VariableName
 from tfpar.planning import batched_inputs
 from tfpar.plans import Plan
 from tfpar.propagation.prepared import prepare
 from tfpar.report.announcement import announcement
 from tfpar.report.warnings import Warnings
-from tfpar.rewrite.chunk_writer import CannotChunk
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES
+from tfpar.rewrite.within_rank import CannotRepeat
 from tfpar.runtime.executable import Executable
 from tfpar.search.meshes import input_spec
 from tfpar.session import Session
+from tfpar.spec import TfparError
 from tfpar.steps.planned import StepPlanner, laid_on
 from tfpar.steps.program import Program
 from tfpar.variables.parallel_variable import ParallelVariable
@@ -117,11 +118,15 @@ class CompiledFunction:
             recompute_step(captured, plan.recompute, observe)
         prepared = prepare(captured.graph)
         self.warnings.fallbacks(prepared)
-        plan = dataclasses.replace(plan, chunks=self._chunks(plan))
+        microbatches = self._microbatches(plan)
+        chunks = 1 if microbatches > 1 else self._chunks(plan)
+        plan = dataclasses.replace(plan, chunks=chunks, microbatches=microbatches)
         asked = self._compile_options(captured, plan, batched_inputs(captured, batch_size))
         try:
             compiled = compile_step(captured, asked, prepared, observe)
-        except CannotChunk as error:
+        except CannotRepeat as error:
+            if plan.microbatches > 1:
+                raise self._repeated(error.op, plan.microbatches) from None
             self.warnings.unchunked(error.op, plan.chunks)
             plan = dataclasses.replace(plan, chunks=1)
             asked = dataclasses.replace(asked, chunks=1)
@@ -162,10 +167,23 @@ class CompiledFunction:
             anchors,
             batched,
             plan.chunks,
+            plan.microbatches,
             options.compression,
             options.early_collectives,
             options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
         )
+
+    def _repeated(self, op: Op, microbatches: int) -> TfparError:
+        """The error that an op cannot run once for each microbatch."""
+        return TfparError(
+            f"{op.type} {op.name!r} of the {self._name.replace('_', ' ')} has an effect, which "
+            f"each of {microbatches} microbatches would have. Take it out of what runs on the "
+            f"batch, or leave out pipeline=."
+        )
+
+    def _microbatches(self, plan: Plan) -> int:
+        """In how many pieces the step computes the batch whose gradients are added up."""
+        return (self.session.options.microbatches or plan.microbatches) if self._trains else 1
 
     def _chunks(self, plan: Plan) -> int:
         """How many chunks of the batch the step computes one behind the other."""

@@ -126,6 +126,7 @@ class StepPlanner:
             session.first,
             options.compression,
             options.recompute,
+            options.microbatches or 1,
             options.budget,
         )
 

@@ -87,6 +87,25 @@ def mlp() -> keras.Model:
     return model
 
 
+def data_parallel_in_microbatches(place: Place) -> Results:
+    pipeline = tap.Pipeline(microbatches=3)
+    return trains(place, mlp, regression(21), kinds={"all_reduce"}, pipeline=pipeline)
+
+
+@precision("float32")
+def megatron_in_microbatches(place: Place) -> Results:
+    return trains(
+        place,
+        gpt,
+        tokens(16),
+        MEGATRON,
+        [1, place.size],
+        kinds={"all_reduce"},
+        split="block_0_fc2/kernel",
+        pipeline=tap.Pipeline(microbatches=4),
+    )
+
+
 def convnet() -> keras.Model:
     inputs = keras.Input((8, 8, 3))
     h = layers.Conv2D(4, 3, padding="same", activation="relu", name="conv1")(inputs)
@@ -294,6 +313,8 @@ ON_TWO: list[Case] = [
     searched_gpt,
     searched_convnet,
     data_parallel_in_chunks,
+    data_parallel_in_microbatches,
+    megatron_in_microbatches,
     *OPTIMIZERS,
     compressed_as("fp16", 2e-3),
     compressed_as("bf16", 2e-2),

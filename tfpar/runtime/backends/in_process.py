@@ -119,6 +119,9 @@ class _Linker(Linker):
         self._sent = sent
         self._bucket = 0
 
+    def inner(self, program: LocalProgram) -> _Linker:
+        return _Linker(program, self.group, self.devices, (), self.scope, self._sent)
+
     def _rank_constant(self, name: str, values: Sequence[np.ndarray], dtype: str, rank: int) -> str:
         attrs = const_attrs(values[rank], dtype)
         self.writer.node(name, "Const", (), attrs, self.devices[rank])

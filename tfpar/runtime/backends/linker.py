@@ -12,9 +12,10 @@ import numpy as np
 
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.ir.traits import VARIABLE_READS
-from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.local_graph import TASK, LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
+from tfpar.runtime.backends.tasks import TaskFunction, link_task
 from tfpar.runtime.bodies import BodyWriter, has_bodies
 from tfpar.runtime.devices import holders, memory_of
 from tfpar.runtime.function_def import (
@@ -39,7 +40,7 @@ def link_function(
             linkers[group].write(op)
     for linker in linkers.values():
         linker.end()
-    bodies = [body for linker in linkers.values() for body in linker.bodies.registered]
+    bodies = [body for linker in linkers.values() for body in linker.registered]
     return writer.register(bodies=bodies)
 
 
@@ -81,10 +82,15 @@ class Linker(abc.ABC):
         self.edges: dict[int, dict[Tensor, str]] = {rank: {} for rank in self.ranks}
         self.nodes: dict[int, dict[Op, str]] = {rank: {} for rank in self.ranks}
         self.bodies = BodyWriter(program.graph.functions)
+        self._tasks: dict[str, list[TaskFunction]] = {}
+
+    def open(self, writer: FunctionWriter) -> None:
+        """Write to this function from now on."""
+        self.writer = writer
 
     def begin(self, writer: FunctionWriter) -> None:
-        """Add the arguments of the program."""
-        self.writer = writer
+        """Write to this function, and add the arguments of the program."""
+        self.open(writer)
         self._arguments()
 
     def write(self, op: Op) -> None:
@@ -94,6 +100,8 @@ class Linker(abc.ABC):
         if op.type in COLLECTIVE_TYPES:
             self._collective(op)
             self._note_nodes(op)
+        elif op.type == TASK:
+            self._task(op)
         elif op.type == "Send":
             self._send(op)
         elif op.type == "Recv":
@@ -107,11 +115,41 @@ class Linker(abc.ABC):
         graph = self.program.graph
         for tensor in graph.outputs:
             self.writer.output(self.edges[self.ranks[0]][tensor], tensor.dtype)
-        nodes = (
-            self.nodes[r][op] for op in graph.effects for r in self.ranks if op in self.nodes[r]
-        )
+        self.write_effects()
+
+    def write_effects(self) -> None:
+        """Make run what nothing reads and has to run all the same."""
+        effects = self.program.graph.effects
+        nodes = (self.nodes[r][op] for op in effects for r in self.ranks if op in self.nodes[r])
         for node in dict.fromkeys(nodes):
             self.writer.effect(node)
+
+    @property
+    def registered(self) -> list[RegisteredFunction]:
+        """The functions that what this linker has written calls."""
+        tasks = [task.function for made in self._tasks.values() for task in made]
+        return [*self.bodies.registered, *tasks]
+
+    @abc.abstractmethod
+    def inner(self, program: LocalProgram) -> Linker:
+        """A linker like this one for a part of its program, which has no variables of its own."""
+
+    def _task(self, op: Op) -> None:
+        """Call the function of a task, for all ranks of this process at once."""
+        made = self._tasks.setdefault(op.attrs["body"], [])
+        given = [[self.edges[rank][t] for rank in self.ranks] for t in op.inputs]
+        task = next((t for t in made if t.takes(given)), None)
+        if task is None:
+            task = link_task(self, op, given)
+            made.append(task)
+        name = f"{self.scope}{op.name}"
+        nodes = (self.nodes[r][c] for r in self.ranks for c in op.control if c in self.nodes[r])
+        control = dict.fromkeys(nodes)
+        task.call(self.writer, name, op, given, self.devices[self.ranks[0]], list(control))
+        for position, rank in enumerate(self.ranks):
+            self.nodes[rank][op] = name
+            for tensor, at in zip(op.outputs, task.results, strict=True):
+                self.edges[rank][tensor] = f"{name}:output:{at[position]}"
 
     @abc.abstractmethod
     def _collective(self, op: Op) -> None:

@@ -79,9 +79,12 @@ class _Linker(Linker):
         self._transport = transport
         self.constants: list[np.ndarray] = []
 
-    def begin(self, writer: FunctionWriter) -> None:
+    def open(self, writer: FunctionWriter) -> None:
+        super().open(writer)
         self._wire = Wire(writer, self._transport)
-        super().begin(writer)
+
+    def inner(self, program: LocalProgram) -> _Linker:
+        return _Linker(program, self.group, self.devices, self._transport, (), self._fed_in_parts)
 
     def _feed(
         self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
