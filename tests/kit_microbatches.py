@@ -1,6 +1,6 @@
 """The acceptance kit with the batch in four microbatches.
 
-    PYTHONPATH=. python ../shared/acceptance/run.py --api tests.kit_microbatches ...
+PYTHONPATH=. python ../shared/acceptance/run.py --api tests.kit_microbatches ...
 """
 
 from __future__ import annotations

@@ -190,4 +190,3 @@ def test_loops_run_in_a_round():
         "While" in op or "StatelessWhile" in op
         for op in rounds(microbatched(cumulated, [numbers(6, 3)], 3))
     )
-

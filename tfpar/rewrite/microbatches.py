@@ -16,6 +16,7 @@ losses, masks, draws and padding lie along the axis. `rewrite.rounds` says what 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, is_floating, itemsize
@@ -197,7 +198,7 @@ class _Task:
         first, made = len(self.read), len(self.made)
         return tuple((first + i, made + i) for i in range(len(self.sums)))
 
-    def copy(self, op: Op, attrs: dict, inside: Collection[Op]) -> None:
+    def copy(self, op: Op, attrs: dict[str, Any], inside: Collection[Op]) -> None:
         """Add an op of the round."""
         clone = self.build.emit(
             op.type,
