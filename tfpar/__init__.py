@@ -67,6 +67,7 @@ __all__ = [
     "Node",
     "Options",
     "Partial",
+    "Pipeline",
     "Plan",
     "Replicate",
     "Schedule",
