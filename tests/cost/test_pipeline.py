@@ -125,7 +125,8 @@ def test_any_graph_of_stages_takes_as_long_as_its_longest_path(drawn, data):
     stages = StageGraph(schedule.num_stages, links)
     routes = {(a, b): (Route((), latency_s),) for a in range(8) for b in range(8)}
     graph = task_graph(schedule, stages, synchronized)
-    found = simulate(graph, costs, Network({}, routes))
+    ahead = data.draw(st.sampled_from([None, 1, 2, 5]))
+    found = simulate(graph, costs, Network({}, routes), ahead)
 
     paths = nx.DiGraph()  # from the start of a node to the start of the next
     reductions = {}
@@ -148,8 +149,12 @@ def test_any_graph_of_stages_takes_as_long_as_its_longest_path(drawn, data):
         if edge.consumer.kind == "U":
             paths.add_edge(("summed", edge.producer.stage), edge.consumer, weight=0)
         else:
-            apart = graph.places[edge.producer][0] != graph.places[edge.consumer][0]
-            paths.add_edge(("end", edge.producer), edge.consumer, weight=latency_s if apart else 0)
+            actor, place = graph.places[edge.consumer]
+            apart = graph.places[edge.producer][0] != actor
+            paths.add_edge(("end", edge.producer), ("sent", edge), weight=0)
+            paths.add_edge(("sent", edge), edge.consumer, weight=latency_s if apart else 0)
+            if apart and ahead and place >= ahead:
+                paths.add_edge(graph.orders[actor][place - ahead], ("sent", edge), weight=0)
     assert found.seconds == nx.dag_longest_path_length(paths)
 
 
@@ -268,6 +273,21 @@ def test_what_is_on_its_way_is_held_at_both_ends():
     assert found.peaks[0] == (40, 6, Task("B", 0, 0))
 
 
+def test_a_receiver_may_keep_transfers_waiting():
+    """Of three microbatches, the second stage is slow: what is sent ahead piles up there."""
+    schedule = generate("gpipe", 2, 3)
+    costs = [StageCost({"F": 1, "B": 2}), StageCost({"F": 10, "B": 2})]
+    network = Network({"wire": 10}, {(0, 1): (Route(("wire",)),), (1, 0): (Route(("wire",)),)})
+    graph = task_graph(schedule, StageGraph.chain(2, 10))
+    ahead, later = simulate(graph, costs, network), simulate(graph, costs, network, 1)
+    assert ahead.seconds == later.seconds == 1 + 1 + 30 + 3 * 2 + 2
+    assert (ahead.peaks[1].num_bytes, later.peaks[1].num_bytes) == (30, 20)
+    # 0F2 ends at 3: what it made is held until 1F1 begins at 12, and a second more.
+    assert ahead.memory[0] == ((0, 0), (1, 10), (4, 0))
+    assert later.memory[0] == ((0, 0), (1, 10), (13, 0))
+    assert later.transfers[2][:2] == (12, 13)
+
+
 def test_of_equal_peaks_the_first_is_named():
     found = run(TWO, dataclasses.replace(EQUAL, kept_bytes=10))
     assert found.peaks[0] == (20, 1, Task("F", 0, 1))
@@ -384,6 +404,7 @@ def test_joins_take_their_time_and_hold_up_all_microbatches():
             lambda: run(TWO, network=Network({"a": 1}, {(0, 1): (Route(("a", "b")),)})),
             "from stage 0 to stage 1 crosses 'b'",
         ),
+        (lambda: simulate(task_graph(TWO), [EQUAL] * 2, None, 0), "receive_ahead is 0"),
         (lambda: StageCost({"F": -1}), r"seconds\['F'\] is -1"),
         (lambda: StageCost({}, fixed_bytes=float("nan")), "fixed_bytes is nan"),
         (lambda: StageCost({}, kept_for_weights_bytes=-1), "kept_for_weights_bytes is -1"),

@@ -13,8 +13,9 @@ Memory of an actor changes when a task starts or ends, and when a transfer does:
     from when F starts          until B ends: what the backward pass reads of it. With halves until
                                 I ends, and what W reads until that ends
     while a task runs           what it needs beside
-    while a transfer goes on    its bytes at the sender; at the receiver until its reader has run.
-                                Weights that are sent are among what the stages always hold
+    what is sent                at the sender from when it is made until it is there; at the
+                                receiver from when it is on its way until its reader has run.
+                                Weights that are sent are among what stages always hold
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from tfpar.cost.flows import Flow, Flows
+from tfpar.cost.held_bytes import HeldBytes
 from tfpar.cost.stages import Network, Route, StageCost
-from tfpar.cost.timeline import Peak, Ran, Reduced, Sent, Timeline
+from tfpar.cost.timeline import Ran, Reduced, Sent, Timeline
 from tfpar.pipeline.graph import Edge, TaskGraph
-from tfpar.pipeline.tasks import LAST, Task
+from tfpar.pipeline.tasks import LAST
 from tfpar.spec import ArgumentError
+from tfpar.spec.arguments import integer, optional
 
 __all__ = ["Network", "Route", "StageCost", "Timeline", "simulate"]
 
@@ -40,7 +43,10 @@ SENT = ("activations", "gradients", "weights", "sum")
 
 
 def simulate(
-    graph: TaskGraph, costs: Sequence[StageCost], network: Network | None = None
+    graph: TaskGraph,
+    costs: Sequence[StageCost],
+    network: Network | None = None,
+    receive_ahead: int | None = None,
 ) -> Timeline:
     """Run the tasks of a pipeline on paper.
 
@@ -50,15 +56,21 @@ def simulate(
     Args:
         costs: of each stage.
         network: what transfers cross; None: they take no time.
+        receive_ahead: a transfer waits until the receiver has begun the task that is so many before
+            its reader, 1 or more; None: it never waits.
 
     Raises:
         ArgumentError: stages without costs, tasks of a kind without seconds, transfers without a
             route or over links without a bandwidth.
     """
     _check(graph, costs, network)
-    run = _Run(graph, costs, network)
+    run = _Run(graph, costs, network, optional(_ahead, "receive_ahead", receive_ahead))
     run.run()
     return run.timeline()
+
+
+def _ahead(name: str, value: int) -> int:
+    return integer(name, value, 1)
 
 
 def _check(graph: TaskGraph, costs: Sequence[StageCost], network: Network | None) -> None:
@@ -89,43 +101,6 @@ def _check(graph: TaskGraph, costs: Sequence[StageCost], network: Network | None
                 )
 
 
-# --- memory ---------------------------------------------------------------------------------
-
-
-class _Memory:
-    """What each actor holds. Changes of one moment count together."""
-
-    def __init__(self, fixed: Sequence[float]) -> None:
-        self.peaks = [Peak(held, 0, None) for held in fixed]
-        self.steps: list[list[tuple[float, float]]] = [[(0, held)] for held in fixed]
-        self._held = list(fixed)
-        self._changed: dict[int, Task | None] = {}
-
-    def free(self, actor: int, num_bytes: float) -> None:
-        if num_bytes:
-            self._held[actor] -= num_bytes
-            self._changed.setdefault(actor, None)
-
-    def take(self, actor: int, num_bytes: float, task: Task) -> None:
-        if num_bytes:
-            self._held[actor] += num_bytes
-            self._changed[actor] = task
-
-    def settle(self, now: float) -> None:
-        """Write down what actors hold, once all that happens at a moment has."""
-        for actor, task in self._changed.items():
-            held = self._held[actor]
-            if self.steps[actor][-1][0] == now:
-                self.steps[actor].pop()
-            self.steps[actor].append((now, held))
-            if held > self.peaks[actor].num_bytes:
-                self.peaks[actor] = Peak(held, now, task)
-        self._changed.clear()
-
-
-# --- events ---------------------------------------------------------------------------------
-
-
 class _Moment(NamedTuple):
     """When a task, a flow or a reduction ends, or a flow begins.
 
@@ -142,13 +117,19 @@ class _Moment(NamedTuple):
 
 @dataclasses.dataclass
 class _Transfer:
-    """What goes from one actor to another: a flow for each route."""
+    """What goes from one actor to another: a flow for each route.
+
+    Attributes:
+        waiting: for its sender, and for its receiver.
+        under_way: flows that have not ended.
+    """
 
     edge: Edge
     source: int
     target: int
     reader: int
     routes: tuple[Route, ...]
+    waiting: int = 1
     start: float = 0
     under_way: int = 0
 
@@ -162,7 +143,11 @@ class _Run:
     """The state of a simulation: what has ended, what is under way, what each actor runs next."""
 
     def __init__(
-        self, graph: TaskGraph, costs: Sequence[StageCost], network: Network | None
+        self,
+        graph: TaskGraph,
+        costs: Sequence[StageCost],
+        network: Network | None,
+        receive_ahead: int | None,
     ) -> None:
         self._graph, self._costs = graph, costs
         self._tasks = list(itertools.chain.from_iterable(graph.orders))
@@ -177,7 +162,8 @@ class _Run:
         self._updates: list[list[int]] = [[] for _ in costs]  # that wait for a stage's reduction
         self._sums: list[list[_Transfer]] = [[] for _ in costs]  # that are sent after it
         self._given: list[_Transfer] = []  # that are sent as the step begins
-        self._link(network)
+        self._expects: list[list[_Transfer]] = [[] for _ in self._tasks]  # from when a task starts
+        self._link(network, receive_ahead)
         # What is under way.
         self._now: float = 0
         self._moments: list[_Moment] = []
@@ -192,14 +178,14 @@ class _Run:
         # What is written down.
         actors = range(len(graph.orders))
         stages = [graph.schedule.stages_of(actor) for actor in actors]
-        self._memory = _Memory([sum(costs[s].fixed_bytes for s in held) for held in stages])
+        self._memory = HeldBytes([sum(costs[s].fixed_bytes for s in held) for held in stages])
         self._in_flight = [0] * len(costs)
         self._most_in_flight = [0] * len(costs)
         self._ran: list[Ran] = []
         self._sent: list[Sent] = []
         self._reductions: list[Reduced] = []
 
-    def _link(self, network: Network | None) -> None:
+    def _link(self, network: Network | None, receive_ahead: int | None) -> None:
         """Sort edges: sums that an update waits for, what is sent, and what is there at once."""
         routes = {} if network is None else network.routes
         for edge in (*self._graph.given, *self._graph.edges):
@@ -217,6 +203,11 @@ class _Run:
                 after = self._sums[stage] if summed else self._sends[maker]
                 (self._given if edge.carries == "weights" else after).append(transfer)
                 self._received[reader].append(transfer)
+                place = self._graph.places[edge.consumer][1]
+                if receive_ahead is not None and place >= receive_ahead:
+                    gate = self._graph.orders[target][place - receive_ahead]
+                    self._expects[self._number[gate]].append(transfer)
+                    transfer.waiting += 1
             elif edge.carries != "weights":
                 (self._updates[stage] if summed else self._readers[maker]).append(reader)
             else:
@@ -225,7 +216,7 @@ class _Run:
 
     def run(self) -> None:
         """From the first task to the last."""
-        self._send(self._given)
+        self._made(self._given)
         self._start()
         while self._moments:
             self._now = self._moments[0].time
@@ -241,9 +232,9 @@ class _Run:
                     self._meet(self._updates[moment.number])
             for moment in passed:
                 if moment.what == "task":
-                    self._send(self._sends[moment.number])
+                    self._made(self._sends[moment.number])
                 elif moment.what == "reduction":
-                    self._send(self._sums[moment.number])
+                    self._made(self._sums[moment.number])
             self._start()
 
     def timeline(self) -> Timeline:
@@ -279,6 +270,7 @@ class _Run:
         self._ran.append(Ran(self._now, end, actor, task))
         self._at(end, "task", number)
         self._memory.take(actor, cost.working_bytes.get(task.kind, 0), task)
+        self._send(self._expects[number])
         if task.kind == "F":
             self._memory.take(actor, cost.kept_bytes, task)
             self._in_flight[task.stage] += 1
@@ -313,10 +305,19 @@ class _Run:
 
     # --- transfers
 
-    def _send(self, transfers: Iterable[_Transfer]) -> None:
+    def _made(self, transfers: Iterable[_Transfer]) -> None:
+        """Hold what is to be sent, and send it if nothing else has to happen first."""
         for transfer in transfers:
-            transfer.start, transfer.under_way = self._now, 1  # this call, until all have begun
             self._memory.take(transfer.source, transfer.held, transfer.edge.producer)
+            self._send([transfer])
+
+    def _send(self, transfers: Iterable[_Transfer]) -> None:
+        """One of the two ends is ready; with the other one, send."""
+        for transfer in transfers:
+            transfer.waiting -= 1
+            if transfer.waiting:
+                continue
+            transfer.start, transfer.under_way = self._now, 1  # this call, until all have begun
             self._memory.take(transfer.target, transfer.held, transfer.edge.consumer)
             for route in transfer.routes:
                 transfer.under_way += 1
