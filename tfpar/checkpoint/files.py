@@ -73,7 +73,8 @@ class Saved:
 
     @property
     def num_bytes(self) -> int:
-        return sum(math.prod(box.size) for box in self.boxes) * self.dtype.size
+        itemsize: int = self.dtype.size
+        return sum(math.prod(box.size) for box in self.boxes) * itemsize
 
     @property
     def slices(self) -> Iterator[Box]:
@@ -308,12 +309,13 @@ def _part_path(folder: str, rank: int) -> str:
 def _read_part(folder: str, rank: int) -> list[dict[str, Any]]:
     try:
         with open(_part_path(folder, rank), encoding="utf-8") as file:
-            return json.load(file)
+            part: list[dict[str, Any]] = json.load(file)
     except FileNotFoundError:
         raise TfparError(
             f"The checkpoint {folder} lacks the part of rank {rank}. Commit after all ranks have "
             f"written theirs, to a folder on a file system that all of them share."
         ) from None
+    return part
 
 
 def _write_json(path: str, content: Any, indent: int | None = None) -> None:

@@ -58,7 +58,8 @@ class Reader:
     @property
     def info(self) -> dict[str, Any]:
         """What was given to `commit`; empty for another's TensorFlow checkpoint."""
-        return self._description.get("info", {})
+        info: dict[str, Any] = self._description.get("info", {})
+        return info
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the logical tensor; TfparError if the checkpoint has none of this name."""
@@ -137,7 +138,7 @@ class Reader:
 
     def _restore(self, name: str, slices: Sequence[str]) -> list[tf.Tensor]:
         try:
-            return tf.raw_ops.RestoreV2(
+            restored: list[tf.Tensor] = tf.raw_ops.RestoreV2(
                 prefix=self._prefix,
                 tensor_names=[name] * len(slices),
                 shape_and_slices=slices,
@@ -145,6 +146,7 @@ class Reader:
             )
         except tf.errors.OpError as error:
             raise self._damaged(f"{name!r} cannot be read: {error}") from error
+        return restored
 
     # --- errors ------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class Reader:
             )
         try:
             with open(path, encoding="utf-8") as file:
-                description = json.load(file)
+                description: dict[str, Any] = json.load(file)
             version = description["format"]
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(f"{folders.DESCRIPTION} cannot be read: {error!r}") from error

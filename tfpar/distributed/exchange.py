@@ -36,7 +36,7 @@ class Exchange:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._everyone = tuple(range(transport.size))
-        self._functions: dict[tuple, RegisteredFunction] = {}
+        self._functions: dict[tuple[object, ...], RegisteredFunction] = {}
 
     def all_gather(
         self, tensor: tf.Tensor, group: tuple[int, ...] | None = None
@@ -46,7 +46,8 @@ class Exchange:
         if len(group) == 1:
             return [tensor]
         gathered = self._run("all_gather", tensor[tf.newaxis], group, 0)
-        return tf.unstack(tf.ensure_shape(gathered, [len(group), *tensor.shape]))
+        parts: list[tf.Tensor] = tf.unstack(tf.ensure_shape(gathered, [len(group), *tensor.shape]))
+        return parts
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """The first rank's tensor; every rank gives one of that shape."""

@@ -187,7 +187,8 @@ def _welcome(
 def _report(job: Job, store: _Store) -> list[dict[str, str]]:
     """Any other rank's side: tell rank 0 of this one's machine, and learn of all."""
     store.put(f"rank{job.rank}", {"host": socket.gethostname(), "address": store.own_address()})
-    return store.get("ranks", "rank 0 waits for other ranks")
+    machines: list[dict[str, str]] = store.get("ranks", "rank 0 waits for other ranks")
+    return machines
 
 
 def _interface(rank: int, machines: Sequence[Mapping[str, str]]) -> str:
@@ -218,7 +219,8 @@ class _Store:
     def own_address(self) -> str:
         """This machine's address towards the server."""
         with self._connected() as connection:
-            return connection.sock.getsockname()[0]
+            own: str = connection.sock.getsockname()[0]
+        return own
 
     def put(self, name: str, value: Any) -> None:
         """Raises TfparError when there is no server in time."""

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
@@ -222,7 +223,7 @@ def _at_the_end(world: World) -> None:
             asked_at[0] = world.beacon.progress
         exit_(status)
 
-    def hook(kind, error, trace):
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         failed.set()
         # Functions of the user's own, with collectives in them, raise TensorFlow's errors.
         peer = isinstance(error, PeerLostError) or (
