@@ -76,6 +76,12 @@ def pytest_runtest_protocol(item):
                 sys.modules[name] = module
 
 
+def pytest_itemcollected(item):
+    """Processes share tests out by files, so that what a module makes once is not made in each."""
+    if item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+
+
 def pytest_collection_finish():
     """What imports made stays; what tests make is much: the collector looks at less, less often."""
     gc.collect()

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.launch.programs import LIGHTER, ROOT
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def run(
     Args:
         timeout_s: how long its ranks wait for each other.
     """
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [
         sys.executable,
         "-m",
@@ -53,7 +53,7 @@ def run(
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, **LIGHTER, **quiet},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
