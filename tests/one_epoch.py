@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.equivalence import Trained, assert_same, train, without_graph_optimizers
+from tests.equivalence import Trained, assert_same, op_by_op, train
 
 BATCH = 5  # no multiple of the ranks
 NUM_SAMPLES = 2 * BATCH
@@ -81,8 +81,7 @@ def fitted(build: Build, draw: Draw, **arguments: Any) -> Trained:
 
 @functools.lru_cache(maxsize=1)
 def on_one_device(build: Build, draw: Draw) -> Trained:
-    with without_graph_optimizers():
-        return fitted(build, draw)
+    return fitted(op_by_op(build), draw)
 
 
 def assert_trains_as_on_one_device(build: Build, draw: Draw, mode: str) -> None:

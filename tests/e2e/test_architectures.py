@@ -21,8 +21,8 @@ from keras.src.applications.convnext import ConvNeXt
 from keras.src.applications.densenet import DenseNet
 
 import tfpar as tap
-from tests.equivalence import Trained, assert_same, train, without_graph_optimizers
-from tests.one_epoch import cases, layout_of_strangers
+from tests.equivalence import Trained, assert_same, op_by_op, train
+from tests.one_epoch import Build, cases, layout_of_strangers
 
 BATCH = 5  # no multiple of the ranks
 NUM_SAMPLES = 2 * BATCH
@@ -287,7 +287,11 @@ def without_dropout(model: keras.Model) -> keras.Model:
     return model
 
 
-def fitted(architecture: Architecture, **arguments: Any) -> Trained:
+def fitted(
+    architecture: Architecture,
+    adapt: Callable[[Build], Build] = lambda build: build,
+    **arguments: Any,
+) -> Trained:
     """Train `architecture` from the same start on the same samples, whatever the mesh."""
     keras.utils.clear_session(free_memory=False)  # so that layers get the same names again
     keras.config.set_dtype_policy(architecture.policy)
@@ -305,15 +309,14 @@ def fitted(architecture: Architecture, **arguments: Any) -> Trained:
         return model
 
     try:
-        return train(build, data, batch_size=BATCH, **arguments)
+        return train(adapt(build), data, batch_size=BATCH, **arguments)
     finally:
         keras.config.set_dtype_policy("float32")
 
 
 @functools.lru_cache(maxsize=1)
 def on_one_device(name: str) -> Trained:
-    with without_graph_optimizers():
-        return fitted(ARCHITECTURES[name])
+    return fitted(ARCHITECTURES[name], op_by_op)
 
 
 @pytest.mark.slow
