@@ -45,7 +45,13 @@ SLOW = {
     "README.md",
     "docs/concepts.md",
     "docs/getting_started.md",
+    "docs/howto/add_planner.md",
+    "docs/howto/analyse_a_plan.md",
+    "docs/howto/calibrate.md",
     "docs/howto/keras_hub.md",
+    "docs/howto/plan_without_devices.md",
+    "docs/howto/shard_in_two_dimensions.md",
+    "docs/rhino.md",
 }
 
 
