@@ -129,6 +129,16 @@ def test_what_is_pinned_stays_and_the_others_come_to_it():
     assert ran(addition(), ("S(0)", "S(1)"), operands=operands) == "S(1); S(1) -> S(1)"
 
 
+def test_a_pinned_input_is_not_cut_for_another_that_is_split():
+    operands = [Operand(LARGE), Operand(SMALL, pinned=True)]
+    assert ran(addition(), ("S(0)", "R"), operands=operands) == "R; R -> R"
+
+
+def test_of_splits_that_move_as_much_the_one_that_keeps_more_in_place_is_taken():
+    """To gather the second moves as much as to exchange the first, which is twice as large."""
+    assert ran(product(), ("S(0)", "S(0)"), (2 * LARGE, LARGE)) == "S(0); R -> S(0)"
+
+
 def test_pinned_inputs_that_contradict_each_other_are_an_error_of_their_axis():
     operands = [Operand(LARGE, pinned=True)] * 2
     with pytest.raises(CannotHold) as error:

@@ -51,6 +51,13 @@ def test_a_sum_is_carried_to_where_it_is_smaller():
     assert made in carried and total not in carried
 
 
+def test_what_is_larger_later_is_reduced_before():
+    build = ByHand()
+    made = build.product(build.fed("x", 4, 6), build.fed("w", 6, 1))
+    wide = build.binary("Mul", made, build.fed("y", 4, 8))
+    assert made not in build.prepared(wide).carried
+
+
 def test_what_is_not_linear_ends_the_way():
     build = ByHand()
     made = build.product(build.fed("x", 4, 6), build.fed("w", 6, 8))

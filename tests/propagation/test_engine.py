@@ -12,7 +12,7 @@ from tfpar.propagation.engine import (
     run_segment,
     with_lists_whole,
 )
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned import Anchors, OpPlan
 from tfpar.propagation.pinned import HoldWhole
 from tfpar.spec import parse_spec
 
@@ -133,6 +133,17 @@ def test_a_pass_begins_anew_with_all_that_must_be_whole_by_then():
     assert with_lists_whole(run) == "it runs"
     both = frozenset({(first, 0), (second, 0)})
     assert tried == [frozenset(), frozenset({(first, 0)}), both]
+
+
+def test_an_op_that_a_plan_names_does_not_run_as_it_ran_before():
+    build = ByHand()
+    y = build.unary("Relu", build.fed("x", 4, 6))
+    prepared = build.prepared(y)
+    for _ in range(2):  # so that it is known by now
+        propagate(prepared, PAIR, Anchors(inputs=[WHOLE]))
+    named = {y.op.name: OpPlan((ROWS,), (ROWS,), (ROWS,))}
+    found = propagate(prepared, PAIR, Anchors(inputs=[WHOLE], ops=named))
+    assert found.specs[y] == ROWS
 
 
 def test_a_pass_leaves_graph_and_anchors_as_they_are():

@@ -94,6 +94,10 @@ def test_a_list_made_in_plain_sight_is_loose_and_one_from_elsewhere_is_not():
     assert is_loose(listed, prepared.rules, ())
     assert not is_loose(fed, prepared.rules, ()) and is_loose(fed, prepared.rules, {fed})
     assert not is_loose(hidden, prepared.rules, ())
+    again = WithLists()
+    kept = again.one("Identity", (again.fed("list", 4, 6, dtype="variant"),), (4, 6), "variant")
+    rules = again.prepared(kept).rules
+    assert not is_loose(kept, rules, ()), "what it is made of came from elsewhere"
     assert not is_loose(build.graph.inputs[0], prepared.rules, ()), "that is no list"
 
 

@@ -116,6 +116,15 @@ def test_a_16_bit_gradient_that_only_updates_is_moved_before_it_is_cast_up():
     assert gradient in prepared.narrow and wide not in prepared.narrow
 
 
+def test_what_the_step_returns_is_no_mere_update():
+    build = ByHand()
+    gradient = build.unary("Neg", build.fed("gradient", 6, 8, dtype="bfloat16"))
+    handle = build.variable("w", 6, 8)
+    build.update(handle, build.binary("Sub", build.read(handle), build.cast(gradient, "float32")))
+    assert gradient in build.prepared().narrow
+    assert gradient not in build.prepared(gradient).narrow
+
+
 def test_not_if_something_else_is_made_of_it():
     prepared, gradient, _ = updated(extra_reader=True)
     assert gradient not in prepared.narrow

@@ -150,11 +150,21 @@ def test_what_the_branch_hangs_on_is_whole():
     assert condition == parse_spec("R,R")
 
 
+def test_a_branch_of_zeros_gives_them_as_the_other_branch_gives_its_values():
+    """Cut where those are split: nothing crosses ranks."""
+    prepared, op = branched(constant, relu)
+    assert run(prepared, op, "R", "S(1)") == (texts("R", "S(1)"), texts("S(1)"), ())
+
+
 # --- loops -----------------------------------------------------------------------------------
 
 
-def loop(carried, *shapes: tuple[int, ...]):
-    """A loop over a counter and tensors of these shapes, of which `carried` makes the next."""
+def loop(carried, *shapes: tuple[int, ...], until=None):
+    """A loop over a counter and tensors of these shapes, of which `carried` makes the next.
+
+    Args:
+        until: what has to hold of counter and tensors; by default, that the count is below 3.
+    """
 
     def body(name: str) -> tuple[ByHand, list]:
         build = ByHand()
@@ -168,7 +178,8 @@ def loop(carried, *shapes: tuple[int, ...]):
     step.graph.outputs = [following, *carried(step, *given)]
     test, (count, *given) = body("t")
     test.graph.inputs = [count, *given]
-    test.graph.outputs = [test.binary("Less", count, test.const(3, "int32"))]
+    short = until or (lambda build, count, *_: build.binary("Less", count, build.const(3, "int32")))
+    test.graph.outputs = [short(test, count, *given)]
     build = ByHand()
     inputs = [build.fed("count", dtype="int32")]
     inputs += [build.fed(f"x{i}", *shape) for i, shape in enumerate(shapes)]
@@ -205,6 +216,18 @@ def test_sums_over_ranks_are_added_up_within_the_loop_and_reduced_after_it():
     zeros = frozenset({op.inputs[1]})
     into, out, held = run(prepared, op, "R", "R", "S(0)", "S(0)", zeros=zeros)
     assert into[1] == out[1] == parse_spec("P(sum)") and not held
+
+
+def test_a_condition_is_whole_on_every_rank():
+    """Else ranks would run the body so many times each: what it sums is gathered first."""
+    prepared, op = loop(
+        lambda build, x: [build.unary("Relu", x)],
+        (4, 6),
+        until=lambda build, count, x: build.binary(
+            "Less", build.reduce("Sum", x, [0, 1]), build.const(9.0, "float32")
+        ),
+    )
+    assert run(prepared, op, "R", "S(0)") == (texts("R", "R"), texts("R", "R"), (0,))
 
 
 def test_a_loop_that_turns_what_it_carries_runs_whole():

@@ -8,7 +8,7 @@ from tfpar.propagation.partitioned import Decision, OpPlan
 from tfpar.propagation.pinned import HoldWhole
 from tfpar.propagation.planned import planned_run
 from tfpar.propagation.step import move, record, settle_root, visit
-from tfpar.spec import SpecError, parse_spec
+from tfpar.spec import Mesh, SpecError, parse_spec
 
 WHOLE, ROWS, COLUMNS, SUM = specs("R", "S(0)", "S(1)", "P(sum)")
 
@@ -81,6 +81,9 @@ def test_what_one_rank_runs_for_all_is_noted():
     state = begun(prepared, PAIR, {}, ["R"])
     visit(state, op)
     assert state.result.shared == {op}
+    alone = begun(prepared, Mesh.of([1]), {}, ["R"])
+    visit(alone, op)
+    assert not alone.result.shared, "one rank has nobody to send to"
     confined = begun(prepared, PAIR, {}, ["R"], confined=True)
     visit(confined, op)
     assert not confined.result.shared, "the op around it is run by one rank"
