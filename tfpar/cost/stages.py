@@ -86,16 +86,15 @@ class Network:
 
         Args:
             sent: from stage to stage, (sender, receiver, part of the bytes) of each pair of ranks.
-                A rank that keeps its part sends nothing.
+                A rank that keeps its part crosses no links.
         """
         bandwidth: dict[Hashable, float] = {}
         routes = {}
         for stages, pairs in sent.items():
             found = []
             for sender, receiver, part in pairs:
-                if sender != receiver:
-                    shared, latency_s = path_between(cluster, sender, receiver)
-                    bandwidth.update((link.name, link.bandwidth) for link in shared)
-                    found.append(Route(tuple(link.name for link in shared), latency_s, part))
+                shared, latency_s = path_between(cluster, sender, receiver)
+                bandwidth.update((link.name, link.bandwidth) for link in shared)
+                found.append(Route(tuple(link.name for link in shared), latency_s, part))
             routes[stages] = tuple(found)
         return cls(bandwidth, routes)
