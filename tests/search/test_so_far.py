@@ -19,6 +19,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.rhino import RhinoPlanner, ilp
 from tfpar.search.rhino.planner import _side_by_side
 from tfpar.search.so_far import SearchInterrupted, SoFar
+from tfpar.search.solver import PROGRAM_SECONDS
 from tfpar.search.tap.planner import TapPlanner
 
 AT_ONCE_S = 1.0
@@ -189,7 +190,7 @@ def test_the_solver_does_not_keep_a_search_from_ending():
     assert time.monotonic() - seen[0] < AT_ONCE_S
     assert deadline.stopped
     for thread in set(threading.enumerate()) - before:
-        thread.join(ilp.PROGRAM_SECONDS / 2)
+        thread.join(PROGRAM_SECONDS / 2)
         assert not thread.is_alive(), "the solver runs on"
 
 
@@ -215,7 +216,7 @@ def test_one_search_that_fails_ends_the_others():
 
 def test_a_program_that_is_stopped_marks_the_plan(monkeypatch, tmp_path):
     assert not RhinoPlanner().solve(tiny()).cut_short
-    monkeypatch.setattr(ilp._Program, "_gap", lambda program: 0.5)
+    monkeypatch.setattr(ilp, "gap_of", lambda problem: 0.5)
     plan = find_plan(tiny(), RhinoPlanner(), PlanCache(str(tmp_path)))
     assert plan.cut_short and "there may be better" in plan.summary()
     assert not list(tmp_path.iterdir())
@@ -223,7 +224,7 @@ def test_a_program_that_is_stopped_marks_the_plan(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("gap", [0.0, 0.5])
 def test_a_deadline_knows_of_programs_that_were_stopped(monkeypatch, gap):
-    monkeypatch.setattr(ilp._Program, "_gap", lambda program: gap)
+    monkeypatch.setattr(ilp, "gap_of", lambda problem: gap)
     deadline = Deadline()
     ilp.solve_network(hard(nodes=2), deadline)
     assert deadline.cut_short == (gap > 0) and not deadline.over()

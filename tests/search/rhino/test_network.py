@@ -14,6 +14,7 @@ from tfpar.search.rhino.cones import merge
 from tfpar.search.rhino.ilp import NoSolution, Solution
 from tfpar.search.rhino.ilp import solve_network as solve
 from tfpar.search.rhino.network import Moves, Network, Node
+from tfpar.search.solver import RELATIVE_GAP
 
 SEEDS = range(25)
 
@@ -85,7 +86,7 @@ def test_the_program_finds_the_least_of_all_choices(seed):
         assert found is None
     else:
         assert found.seconds == network.cost(found.picks) == pytest.approx(best)
-        assert found.gap <= ilp.RELATIVE_GAP
+        assert found.gap <= RELATIVE_GAP
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -241,7 +242,7 @@ def test_where_time_is_up_the_best_so_far_comes_with_its_gap():
         solve(network, Deadline(1e-3))
     assert error.value.timed_out
     found = solve(network, Deadline(3.0))
-    assert found.gap > ilp.RELATIVE_GAP
+    assert found.gap > RELATIVE_GAP
     assert found.seconds == pytest.approx(network.cost(found.picks))
     rng = np.random.default_rng(1)
     chance = min(network.cost(rng.integers(0, 5, 36)) for _ in range(50))

@@ -26,24 +26,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pulp
 
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.network import Moves, Network
-
-PROGRAM_SECONDS = 20.0
-"""What one program may take, in seconds, however long the search may."""
-
-MIN_PROGRAM_SECONDS = 1e-3
-"""What a program gets, in seconds, that is stated when the time is over: HiGHS takes a negative
-limit for none."""
-
-RELATIVE_GAP = 1e-5
-"""The relative gap at which a solution counts as optimal: to close the rest of it took programs of
-small models on slow links seconds more, for the same plans."""
+from tfpar.search.solver import RELATIVE_GAP, gap_of, solver
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +68,7 @@ def solve_network(network: Network, deadline: Deadline | None = None) -> Solutio
     program = _Program(network)
     deadline.check()
     try:
-        solution = program.solve(
-            solver(min(max(deadline.left, MIN_PROGRAM_SECONDS), PROGRAM_SECONDS), deadline)
-        )
+        solution = program.solve(solver(deadline))
     except NoSolution as error:
         deadline.check()
         deadline.cut_short |= error.timed_out
@@ -89,26 +76,6 @@ def solve_network(network: Network, deadline: Deadline | None = None) -> Solutio
     deadline.check()
     deadline.cut_short |= solution.gap > RELATIVE_GAP
     return solution
-
-
-def solver(time_limit_s: float, deadline: Deadline) -> pulp.LpSolver:
-    """HiGHS, which looks now and then whether the search was given up, or CBC where it is not
-    installed."""
-    options = {"msg": False, "timeLimit": time_limit_s, "gapRel": RELATIVE_GAP, "threads": 1}
-    highs = pulp.getSolver("HiGHS", **options)
-    if highs.available():
-        import highspy  # of which there is no need where CBC is
-
-        def look(kind: Any, message: str, so_far: Any, told: Any, data: Any) -> None:
-            told.user_interrupt = deadline.stopped
-
-        highs.callbackTuple = (look, None)
-        highs.callbacksToActivate = [highspy.cb.HighsCallbackType.kCallbackMipInterrupt]
-        return highs
-    cbc = pulp.getSolver("PULP_CBC_CMD", **options)
-    if cbc.available():
-        return cbc
-    raise RuntimeError("PuLP finds neither HiGHS nor CBC; pip install highspy")
 
 
 class _Program:
@@ -220,14 +187,7 @@ class _Program:
             if max(values) < 0.5:
                 raise NoSolution(True)
             picks.append(int(np.argmax(values)))
-        return Solution(tuple(picks), self.network.cost(picks), self._gap())
-
-    def _gap(self) -> float:
-        """The relative gap that the solver leaves; HiGHS knows it, CBC is taken at its word."""
-        model: Any = getattr(self.problem, "solverModel", None)
-        if hasattr(model, "getInfo") and np.isfinite(model.getInfo().mip_gap):
-            return float(max(0.0, model.getInfo().mip_gap))
-        return 0.0 if self.problem.sol_status == pulp.LpSolutionOptimal else float("inf")
+        return Solution(tuple(picks), self.network.cost(picks), gap_of(self.problem))
 
 
 def _is_free(moves: Moves, left: Collection[int], needed: Collection[int]) -> bool:

@@ -18,7 +18,7 @@ from tfpar.search.problem import Problem
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
 from tfpar.search.rhino.growth import is_compute_intensive
-from tfpar.search.rhino.ilp import RELATIVE_GAP, NoSolution, solve_network
+from tfpar.search.rhino.ilp import NoSolution, solve_network
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import (
@@ -30,6 +30,7 @@ from tfpar.search.rhino.segments import (
     solve_by_segments,
 )
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
+from tfpar.search.solver import RELATIVE_GAP
 from tfpar.spec import Mesh, Shard, replicated
 
 EXPOSED_RATIO = 1.005

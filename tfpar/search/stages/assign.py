@@ -1,0 +1,80 @@
+"""Units to stages (Rhino §5): what stages send each other is least, while they take alike.
+
+    assign(graph, num_stages) -> Assignment
+
+No stage takes more than the average and a tolerance. Where units are too large for that, none takes
+more than in the best cut of the units in their order, which is an assignment to begin with too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.search.deadline import Deadline
+from tfpar.search.stages.bounds import SLACK, Bounds, balanced_bounds, fixed_bounds
+from tfpar.search.stages.cuts import Stages, best_cut, levelled
+from tfpar.search.stages.ilp import fastest_stages, least_sent
+from tfpar.search.stages.units import UnitGraph
+from tfpar.spec.arguments import finite, integer
+
+TOLERANCE = 0.1
+"""By how much, relative to the average, a stage may take longer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """Units in stages.
+
+    Attributes:
+        stages: of each unit.
+        sent_bytes: between stages, in a step.
+        seconds: of each stage.
+        most_seconds: that a stage was allowed.
+        gap: how far, at most, `sent_bytes` are above the least, relative to them; infinite where
+            the time was over before anything was known.
+    """
+
+    stages: Stages
+    sent_bytes: float
+    seconds: tuple[float, ...]
+    most_seconds: float
+    gap: float = 0.0
+
+
+def assign(
+    graph: UnitGraph,
+    num_stages: int,
+    *,
+    tolerance: float = TOLERANCE,
+    deadline: Deadline | None = None,
+) -> Assignment:
+    """The assignment that sends least, each stage with a unit at least; among those that the solver
+    could have taken, one whose stages take more alike.
+
+    Args:
+        tolerance: by how much, relative to the average, a stage may take longer.
+        deadline: what is found by then is used; it is cut short if something better may be left.
+
+    Raises:
+        PlanError: there are more stages than units, or what is fixed leaves no assignment.
+        SearchStopped: the search was given up meanwhile.
+    """
+    integer("num_stages", num_stages, 1)
+    finite("tolerance", tolerance)
+    deadline = deadline or Deadline()
+    bounds = fixed_bounds(graph, num_stages)
+    start = best_cut(graph, bounds, num_stages) or fastest_stages(
+        graph, bounds, num_stages, deadline
+    )
+    average = graph.seconds / num_stages
+    most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, num_stages)))
+    narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds) or bounds
+    stages, gap = least_sent(graph, narrowed, num_stages, most_seconds, start, deadline)
+    stages = levelled(graph, narrowed, num_stages, stages)
+    return Assignment(
+        stages,
+        graph.sent_bytes(stages),
+        tuple(graph.stage_seconds(stages, num_stages)),
+        most_seconds * (1 + SLACK),
+        gap,
+    )
