@@ -431,6 +431,14 @@ def depth(result: Result) -> str:
 
 
 _BENCHMARKS, _RHINO = "docs/benchmarks.md", "docs/rhino.md"
+ACCUMULATION: list[Column] = [
+    ("microbatches", lambda row: str(row["microbatches"] or "plain Keras")),
+    ("peak MiB", _number("peak_bytes", ".0f", 1 / 2**20)),
+    ("predicted MiB", _number("predicted_bytes", ".0f", 1 / 2**20)),
+    ("CPU s", _number("cpu_s", ".2f")),
+    ("loss", lambda row: f"{row['losses'][-1]:.6f}"),
+]
+
 BLOCKS = {
     "planning-in-words": Block("README.md", "search", planning_in_words),
     "search": Block(_BENCHMARKS, "search", table(SEARCH)),
@@ -443,6 +451,7 @@ BLOCKS = {
     "atp-meshes": Block(_BENCHMARKS, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),
     "atp-selected": Block(_BENCHMARKS, "atp", atp_selected),
     "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),
+    "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
     "prediction": Block(_BENCHMARKS, "prediction", table(PREDICTION)),
     "memory": Block(_BENCHMARKS, "prediction_memory", table(MEMORY)),
     "depth": Block(_RHINO, "planners_depth", depth),
