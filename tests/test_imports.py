@@ -72,7 +72,7 @@ BELOW = {
     "rules": "ir spec",
     "propagation": "ir rules spec",
     "cluster": "spec writable",
-    "pipeline": "spec",
+    "pipeline": "ir spec",
     "cost": "cluster ir pipeline propagation rules spec",
     "constraints": "ir spec",
     "plans": "cluster constraints cost ir propagation spec",

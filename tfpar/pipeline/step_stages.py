@@ -1,0 +1,203 @@
+"""Where the backward pass and the update run, once the forward ops have their stages.
+
+    forward     as given; what is not given reads no data, and goes where it is read first
+    variable    the stage that writes it, or else that reads it first, owns it
+    update      where what it updates lies, slots with their weight
+    backward    where what it reads of the forward pass lies: where that was made or sent to
+
+A gradient only ever goes to earlier stages, from its loss to the owner of a weight: an op of the
+backward pass lies between the stages of what reads it and of the gradients that it reads. Within
+that it runs as late as the tensors of the forward pass allow that it reads. Only what reads no more
+than it gives (a cast, a sum that is spread again) goes on to where it is read, so that the least is
+sent.
+
+A weight that several stages read, such as a tied embedding, is owned by the first of them. The
+gradients of all its uses are added up there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.ir.traits import CONSTANTS, SIZES, VARIABLE_READS
+from tfpar.pipeline.owners import update_stages, variable_owners
+
+
+def assignable(graph: Graph, roles: Roles) -> list[Op]:
+    """The forward ops that stages are to be given for, in graph order.
+
+    They depend on what the step is fed; or on weights, and the backward pass reads what comes of
+    them (penalties). All else goes where it is read: constants, the values of variables, random
+    draws and their seeds, what the update reads of the weights.
+    """
+    consumers = graph.consumers()
+    weights = {v.handle for v in graph.variables if v.trainable}
+    fed: set[Op] = {t.op for t in graph.inputs}
+    weighted: set[Op] = set()
+    leading: set[Op] = set()
+    for op in graph.ops:
+        if any(t.op in fed for t in op.inputs):
+            fed.add(op)
+        if any(t.op in weighted or t in weights for t in op.inputs):
+            weighted.add(op)
+    for op in reversed(graph.ops):
+        readers = (r for t in op.outputs for r in consumers.get(t, ()))
+        if roles.phase[op] == BACKWARD or any(r in leading for r in readers):
+            leading.add(op)
+    return [
+        op
+        for op in graph.ops
+        if roles.phase[op] == FORWARD
+        and op.inputs
+        and op.type != "ReadVariableOp"
+        and (op in fed or (op in weighted and op in leading))
+    ]
+
+
+def stages_of_step(graph: Graph, roles: Roles, forward_stage: Mapping[Op, int]) -> dict[Op, int]:
+    """The stage of every op of a training step.
+
+    Args:
+        forward_stage: of the ops that `assignable` lists, others may be left out. An op comes in no
+            earlier stage than what it reads.
+
+    Raises:
+        PlanError: a variable is written, or one op updates variables, in several stages.
+    """
+    consumers = graph.consumers()
+    stage = dict(forward_stage)
+
+    def where_read(ops: Sequence[Op], which: Callable[[Iterable[int]], int]) -> None:
+        for op in reversed(ops):
+            if op not in stage:
+                readers = (r for t in op.outputs for r in consumers.get(t, ()))
+                stages = [stage[r] for r in readers if r in stage]
+                if stages:
+                    stage[op] = which(stages)
+
+    forward = [op for op in graph.ops if roles.phase[op] == FORWARD]
+    where_read(forward, min)
+    owners = variable_owners(graph, roles.phase, stage)
+    for handle, owner in owners.items():
+        for op in (handle.op, *consumers.get(handle, ())):
+            if roles.phase[op] == FORWARD and op not in forward_stage:
+                stage[op] = owner
+    where_read(forward, min)
+    stage.update(update_stages(graph, roles.phase, stage, owners))
+    backward = _Backward(graph, roles, consumers, stage)
+    stage.update(backward.stages())
+    late = {*backward.ops}
+    for op in graph.ops:  # what reads gradients and belongs to no weight
+        stages = [stage[t.op] for t in op.inputs if t.op in late]
+        if stages:
+            late.add(op)
+            stage.setdefault(op, min(stages))
+    where_read(graph.ops, max)
+    return {op: stage.get(op, 0) for op in graph.ops}
+
+
+class _Backward:
+    """The backward pass, between the forward pass and the update, whose stages are known."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        roles: Roles,
+        consumers: Mapping[Tensor, Sequence[Op]],
+        stage: Mapping[Op, int],
+    ) -> None:
+        constant = _constants(graph)
+        self.ops = [op for op in graph.ops if roles.phase[op] == BACKWARD and op not in constant]
+        self.members = frozenset(self.ops)
+        self.constant = constant
+        self.phase = roles.phase
+        self.consumers = consumers
+        self.stage = dict(stage)
+        self.last = max(stage.values(), default=0)
+        self._variables = self._stages_with_variable(graph)
+
+    def stages(self) -> dict[Op, int]:
+        """Of its ops that are no constants."""
+        least: dict[Op, int] = {}
+        for op in reversed(self.ops):
+            read = (least.get(r, self.stage.get(r, 0)) for r in self._readers(op))
+            least[op] = max(read, default=0)
+        for op in self.ops:
+            gradients = [self.stage[t.op] for t in op.inputs if t.op in self.members]
+            most = min(gradients, default=self.last)
+            self.stage[op] = self._latest(self._kept(op), least[op], most)
+        for op in reversed(self.ops):
+            self._hand_on(op)
+        return {op: self.stage[op] for op in self.ops}
+
+    def _latest(self, kept: Sequence[Tensor], least: int, most: int) -> int:
+        """The last stage from `least` to `most` that has all of `kept`; or near where the last of
+        them was made."""
+        if not kept:
+            return most
+        able = [s for s in range(least, most + 1) if all(s in self._having(t) for t in kept)]
+        return max(able, default=min(max(least, *(self.stage[t.op] for t in kept)), most))
+
+    def _hand_on(self, op: Op) -> None:
+        """Move an op to where it is read, if no more is sent then."""
+        readers = [self.stage[r] for r in self._readers(op) if r in self.stage]
+        goal = max(readers, default=self.stage[op])
+        if goal >= self.stage[op] or not all(goal in self._having(t) for t in self._kept(op)):
+            return
+        gradients = {t for t in op.inputs if t.op in self.members and self.stage[t.op] > goal}
+        more = (t for t in gradients if not self._is_sent(t, goal, op))
+        made = (t for t in op.outputs if self.consumers.get(t))
+        if sum(t.num_bytes for t in more) <= sum(t.num_bytes for t in made):
+            self.stage[op] = goal
+
+    def _is_sent(self, tensor: Tensor, stage: int, reader: Op) -> bool:
+        """Whether others than `reader` read `tensor` in that stage."""
+        readers = self.consumers.get(tensor, ())
+        return any(r is not reader and self.stage.get(r) == stage for r in readers)
+
+    def _readers(self, op: Op) -> Iterable[Op]:
+        return (r for t in op.outputs for r in self.consumers.get(t, ()))
+
+    def _kept(self, op: Op) -> list[Tensor]:
+        """The tensors of the forward pass whose values an op reads."""
+        if op.type in SIZES:
+            return []
+        return [t for t in op.inputs if t.op not in self.members and t.op not in self.constant]
+
+    def _having(self, tensor: Tensor) -> set[int]:
+        """The stages that have `tensor` once the forward pass is done."""
+        handle = _variable_read(tensor)
+        if handle in self._variables:
+            return self._variables[handle]
+        return {self.stage[tensor.op]} | self._reading(tensor)
+
+    def _reading(self, tensor: Tensor) -> set[int]:
+        readers = self.consumers.get(tensor, ())
+        return {self.stage[r] for r in readers if self.phase[r] == FORWARD and r in self.stage}
+
+    def _stages_with_variable(self, graph: Graph) -> dict[Tensor, set[int]]:
+        """By handle, the stages whose forward pass has the variable's value."""
+        found = {}
+        for variable in graph.variables:
+            found[variable.handle] = stages = self._reading(variable.handle)
+            for op in self.consumers.get(variable.handle, ()):
+                if op.type in VARIABLE_READS:
+                    stages.update(*(self._reading(t) for t in op.outputs))
+        return found
+
+
+def _variable_read(tensor: Tensor) -> Tensor:
+    """The handle of the variable whose value `tensor` is; else itself."""
+    return tensor.op.inputs[0] if tensor.op.type == "ReadVariableOp" else tensor
+
+
+def _constants(graph: Graph) -> frozenset[Op]:
+    """The ops that depend on constants alone."""
+    found: set[Op] = set()
+    for op in graph.ops:
+        reads = all(t.op in found for t in op.inputs) and not op.stateful
+        if op.type in CONSTANTS or (op.inputs and reads):
+            found.add(op)
+    return frozenset(found)
