@@ -20,7 +20,7 @@ runs beside its backward pass, and nothing of it is kept meanwhile.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -58,11 +58,10 @@ def rounds_of(program: LocalProgram, repetition: Repetition) -> Rounds:
         CannotRepeat: names an op with an effect that would come once for each microbatch.
     """
     differing = _differing(program, repetition)
-    early = _placed(program, differing, lambda op, earliest: earliest)
-    count = max(early.each.values(), default=0)
-    latest = _latest(program, early)
-    late = _placed(program, differing, lambda op, earliest: max(earliest, latest[op]))
-    return Rounds(count, late.each, late.once)
+    each, _ = _placed(program, differing, lambda op, earliest: earliest)
+    latest = _latest(program, each)
+    each, once = _placed(program, differing, lambda op, earliest: max(earliest, latest[op]))
+    return Rounds(max(each.values(), default=0), each, once)
 
 
 def _differing(program: LocalProgram, repetition: Repetition) -> set[Op]:
@@ -106,8 +105,8 @@ def is_made_in_rounds(op: Op, axis: int, differing: Iterable[Op]) -> bool:
 
 def _placed(
     program: LocalProgram, differing: set[Op], round_of: Callable[[Op, int], int]
-) -> Rounds:
-    """Every op as early as it can be, but those of rounds where `round_of` says."""
+) -> tuple[dict[Op, int], dict[Op, int]]:
+    """`Rounds.each` and `Rounds.once`: all as early as can be, but in rounds as `round_of` says."""
     axis = program.mesh.num_axes - 1
     each: dict[Op, int] = {}
     once: dict[Op, int] = {}
@@ -119,7 +118,7 @@ def _placed(
             each[op] = round_of(op, max([1, *rounds, *(n + 1 for n in done)]))
         else:
             once[op] = max([0, *rounds, *done])
-    return Rounds(0, each, once)
+    return each, once
 
 
 def _before(op: Op) -> list[Op]:
@@ -127,18 +126,18 @@ def _before(op: Op) -> list[Op]:
     return [] if op.type in CONSTANTS else [*(t.op for t in op.inputs), *op.control]
 
 
-def _latest(program: LocalProgram, early: Rounds) -> dict[Op, int]:
+def _latest(program: LocalProgram, each: Mapping[Op, int]) -> dict[Op, int]:
     """The last round in which each op can run and be in time for all that reads it."""
-    count = max(early.each.values(), default=0)
+    count = max(each.values(), default=0)
     readers: dict[Op, list[Op]] = {}
     for op in program.graph.ops:
         for before in dict.fromkeys(_before(op)):
             readers.setdefault(before, []).append(op)
     latest: dict[Op, int] = {}
     for op in reversed(program.graph.ops):
-        wait = 0 if op in early.each else 1  # what runs once has to be there before a round begins
+        wait = 0 if op in each else 1  # what runs once has to be there before a round begins
         latest[op] = min(
-            (latest[r] - (wait if r in early.each else 0) for r in readers.get(op, ())),
+            (latest[r] - (wait if r in each else 0) for r in readers.get(op, ())),
             default=count,
         )
     return latest

@@ -6,12 +6,10 @@ import dataclasses
 
 from tfpar.cost.overlap import chunked_cost
 from tfpar.ir.collection import collection_paused
-from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.plans import Plan
-from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
-from tfpar.rewrite.chunks import CHUNKS, chunked_anchors, with_chunks
+from tfpar.rewrite.chunks import CHUNKS
+from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem
 
 MIN_SAVING = 0.02
@@ -31,21 +29,12 @@ def in_chunks(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
     samples = min((t.shape[0] for t in problem.batched), default=0) // ranks
     best, least = plan, plan.cost.seconds
     with collection_paused():
-        prepared = prepare(problem.graph)  # which has ops of its own: roles are those of its graph
-        roles = Roles.of(
-            prepared.graph,
-            times=dict.fromkeys(problem.stand_ins, 0),
-            compression=problem.compression,
-        )
-        if BACKWARD not in roles.phase.values():
-            return plan
-        laid = propagate(prepared, plan.mesh, anchors)
+        step = StepInParts.of(plan, problem, anchors)
         for chunks in CHUNKS[1:]:
-            if samples < chunks:
+            if step is None or samples < chunks:
                 break
-            started = chunked_anchors(laid, anchors, problem.batched)
-            cut = propagate(laid.prepared, with_chunks(plan.mesh, chunks), started)
-            cost = chunked_cost(plan.cost, cut, plan.mesh, problem.cluster, roles)
+            cut = step.cut(chunks)
+            cost = chunked_cost(plan.cost, cut, plan.mesh, problem.cluster, step.roles)
             if cost.seconds < (1 - MIN_SAVING) * least:
                 best, least = dataclasses.replace(plan, chunks=chunks, cost=cost), cost.seconds
     return best

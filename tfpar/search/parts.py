@@ -1,0 +1,50 @@
+"""A planned step with the batch of a rank in parts, chunks or microbatches: what is priced."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.plans import Plan
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.propagation.prepared import prepare
+from tfpar.rewrite.chunks import chunked_anchors, with_chunks
+from tfpar.search.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepInParts:
+    """A training step under a plan.
+
+    Attributes:
+        whole: the step in one piece, from `anchors`.
+        roles: of its ops.
+    """
+
+    problem: Problem
+    anchors: Anchors
+    whole: PartitionedGraph
+    roles: Roles
+
+    @classmethod
+    def of(cls, plan: Plan, problem: Problem, anchors: Anchors) -> StepInParts | None:
+        """The problem's step under `plan`; None if it does not train.
+
+        Args:
+            anchors: what `plan` fixes of the problem's graph.
+        """
+        prepared = prepare(problem.graph)  # which has ops of its own: roles are those of its graph
+        roles = Roles.of(
+            prepared.graph,
+            times=dict.fromkeys(problem.stand_ins, 0),
+            compression=problem.compression,
+        )
+        if BACKWARD not in roles.phase.values():
+            return None
+        return cls(problem, anchors, propagate(prepared, plan.mesh, anchors), roles)
+
+    def cut(self, parts: int) -> PartitionedGraph:
+        """The step on the mesh with an axis of so many parts behind its own."""
+        started = chunked_anchors(self.whole, self.anchors, self.problem.batched)
+        return propagate(self.whole.prepared, with_chunks(self.whole.mesh, parts), started)
