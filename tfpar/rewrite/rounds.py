@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from tfpar.ir.graph import Op
-from tfpar.ir.traits import CONSTANTS
+from tfpar.ir.traits import CONSTANTS, SOURCES
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.part_bodies import of_part
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
@@ -100,7 +100,7 @@ def meets(op: Op, axis: int) -> bool:
 
 def is_made_in_rounds(op: Op, axis: int, differing: Iterable[Op]) -> bool:
     """Whether `op` runs once for each microbatch, and is not merely cut into blocks."""
-    return op in differing and not (op.type in ("Placeholder", "RankConst") or meets(op, axis))
+    return op in differing and not (op.type in SOURCES or meets(op, axis))
 
 
 def _placed(
