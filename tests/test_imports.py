@@ -82,7 +82,7 @@ BELOW = {
     "capture": "interop ir spec variables",
     "runtime": "cluster compile distributed interop ir launch rewrite spec variables",
     "report": "cluster constraints cost ir plans propagation rules spec",
-    "search": "cluster constraints cost ir plans propagation rewrite rules spec",
+    "search": "cluster constraints cost ir pipeline plans propagation rewrite rules spec",
 }
 """What each package may import, on the planning side and around variables: the search knows nothing
 of how plans are shown, what shows them nothing of how they were found, and a plan neither."""

@@ -205,6 +205,22 @@ def test_a_global_norm_is_summed_where_it_is_read_first():
     assert step.stages("norm") == (0,)
 
 
+def test_gradients_that_are_clipped_before_the_optimizer_stay_where_they_are():
+    """Their norm is part of the backward pass then, and read in both stages."""
+    step = two_layers(update=False)
+    squares = [
+        step.back("L2Loss", f"square_{i}", gradient, shape=())
+        for i, gradient in enumerate(step.gradients)
+    ]
+    scale = step.op("AddN", "norm", *squares, shape=())
+    for i, name in enumerate("ab"):
+        clipped = step.back("Mul", f"clipped_{name}", step.gradients[i], scale)
+        step.gradients[i] = clipped
+        step.assign(f"update_{name}", step.named[name].outputs[0], clipped)
+    assert step.stages("square_0", "square_1", "clipped_a", "clipped_b") == (0, 1, 0, 1)
+    assert step.stages("dy", "db", "dr", "dh", "da") == (1, 1, 1, 0, 0)
+
+
 def test_weights_without_dims_have_slots_too():
     step = Step()
     x, gain = step.fed("x"), step.variable("gain", ())

@@ -88,9 +88,10 @@ def stages_of_step(graph: Graph, roles: Roles, forward_stage: Mapping[Op, int]) 
     stage.update(update_stages(graph, roles.phase, stage, owners))
     backward = _Backward(graph, roles, consumers, stage)
     stage.update(backward.stages())
+    where_read(backward.ops, max)
     late = {*backward.ops}
     for op in graph.ops:  # what reads gradients and belongs to no weight
-        stages = [stage[t.op] for t in op.inputs if t.op in late]
+        stages = [stage[t.op] for t in op.inputs if t.op in late and t.op in stage]
         if stages:
             late.add(op)
             stage.setdefault(op, min(stages))
@@ -119,34 +120,48 @@ class _Backward:
         self._variables = self._stages_with_variable(graph)
 
     def stages(self) -> dict[Op, int]:
-        """Of its ops that are no constants."""
+        """Of its ops that read of the forward pass, or gradients that come of what does.
+
+        Scalars bind nothing: a global norm may be read by what it is made of. The rest (what the
+        backward pass begins with, what works on scalars) can run where it is read.
+        """
         least: dict[Op, int] = {}
         for op in reversed(self.ops):
-            read = (least.get(r, self.stage.get(r, 0)) for r in self._readers(op))
+            tensors = [t for t in op.outputs if t.shape != ()]
+            readers = (r for t in tensors for r in self.consumers.get(t, ()))
+            read = (least.get(r, self.stage.get(r, 0)) for r in readers)
             least[op] = max(read, default=0)
         for op in self.ops:
-            gradients = [self.stage[t.op] for t in op.inputs if t.op in self.members]
-            most = min(gradients, default=self.last)
-            self.stage[op] = self._latest(self._kept(op), least[op], most)
-        for op in reversed(self.ops):
+            gradients = [self.stage[t.op] for t in op.inputs if self._is_gradient(t)]
+            kept = self._kept(op)
+            if gradients or kept:
+                most = min(gradients, default=self.last)
+                self.stage[op] = self._latest(kept, least[op], most)
+        placed = [op for op in self.ops if op in self.stage]
+        for op in reversed(placed):
             self._hand_on(op)
-        return {op: self.stage[op] for op in self.ops}
+        return {op: self.stage[op] for op in placed}
+
+    def _is_gradient(self, tensor: Tensor) -> bool:
+        return tensor.shape != () and tensor.op in self.members and tensor.op in self.stage
 
     def _latest(self, kept: Sequence[Tensor], least: int, most: int) -> int:
         """The last stage from `least` to `most` that has all of `kept`; or near where the last of
         them was made."""
         if not kept:
             return most
-        able = [s for s in range(least, most + 1) if all(s in self._having(t) for t in kept)]
+        able = [s for s in set.intersection(*map(self._having, kept)) if least <= s <= most]
         return max(able, default=min(max(least, *(self.stage[t.op] for t in kept)), most))
 
     def _hand_on(self, op: Op) -> None:
         """Move an op to where it is read, if no more is sent then."""
-        readers = [self.stage[r] for r in self._readers(op) if r in self.stage]
+        readers = [
+            self.stage[r] for t in op.outputs for r in self.consumers.get(t, ()) if r in self.stage
+        ]
         goal = max(readers, default=self.stage[op])
         if goal >= self.stage[op] or not all(goal in self._having(t) for t in self._kept(op)):
             return
-        gradients = {t for t in op.inputs if t.op in self.members and self.stage[t.op] > goal}
+        gradients = {t for t in op.inputs if self._is_gradient(t) and self.stage[t.op] > goal}
         more = (t for t in gradients if not self._is_sent(t, goal, op))
         made = (t for t in op.outputs if self.consumers.get(t))
         if sum(t.num_bytes for t in more) <= sum(t.num_bytes for t in made):
@@ -156,9 +171,6 @@ class _Backward:
         """Whether others than `reader` read `tensor` in that stage."""
         readers = self.consumers.get(tensor, ())
         return any(r is not reader and self.stage.get(r) == stage for r in readers)
-
-    def _readers(self, op: Op) -> Iterable[Op]:
-        return (r for t in op.outputs for r in self.consumers.get(t, ()))
 
     def _kept(self, op: Op) -> list[Tensor]:
         """The tensors of the forward pass whose values an op reads."""

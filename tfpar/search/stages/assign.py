@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.search.deadline import Deadline
-from tfpar.search.stages.bounds import SLACK, Bounds, balanced_bounds, fixed_bounds
+from tfpar.search.stages.bounds import Bounds, balanced_bounds, fixed_bounds
 from tfpar.search.stages.cuts import Stages, best_cut, levelled
-from tfpar.search.stages.ilp import fastest_stages, least_sent
+from tfpar.search.stages.ilp import SOLVER_SLACK, fastest_stages, least_sent
 from tfpar.search.stages.units import UnitGraph
 from tfpar.spec.arguments import finite, integer
 
@@ -75,6 +75,6 @@ def assign(
         stages,
         graph.sent_bytes(stages),
         tuple(graph.stage_seconds(stages, num_stages)),
-        most_seconds * (1 + SLACK),
+        most_seconds * (1 + SOLVER_SLACK),
         gap,
     )
