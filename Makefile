@@ -28,7 +28,7 @@ quickstart: $(STAMP)
 test: lint $(HOROVOD)
 	$(PYTEST)
 
-## The quick part of the suite: some 270 s of processor time, two to three minutes on two cores.
+## The quick part of the suite: some 240 s of processor time, under three minutes on two cores.
 test-fast: $(STAMP) $(HOROVOD)
 	$(PYTEST) -m "not slow"
 
