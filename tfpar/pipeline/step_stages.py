@@ -17,11 +17,12 @@ gradients of all its uses are added up there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.ir.traits import CONSTANTS, SIZES, VARIABLE_READS
+from tfpar.ir.traits import CONSTANTS, REFERENCES, SIZES, VARIABLE_READS
 from tfpar.pipeline.owners import update_stages, variable_owners
 
 
@@ -164,7 +165,7 @@ class _Backward:
         gradients = {t for t in op.inputs if self._is_gradient(t) and self.stage[t.op] > goal}
         more = (t for t in gradients if not self._is_sent(t, goal, op))
         made = (t for t in op.outputs if self.consumers.get(t))
-        if sum(t.num_bytes for t in more) <= sum(t.num_bytes for t in made):
+        if sum(map(_sent_bytes, more)) <= sum(map(_sent_bytes, made)):
             self.stage[op] = goal
 
     def _is_sent(self, tensor: Tensor, stage: int, reader: Op) -> bool:
@@ -198,6 +199,11 @@ class _Backward:
                 if op.type in VARIABLE_READS:
                     stages.update(*(self._reading(t) for t in op.outputs))
         return found
+
+
+def _sent_bytes(tensor: Tensor) -> float:
+    """Infinite for a list, which cannot be sent."""
+    return math.inf if tensor.dtype in REFERENCES else tensor.num_bytes
 
 
 def _variable_read(tensor: Tensor) -> Tensor:

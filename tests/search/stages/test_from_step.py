@@ -182,8 +182,29 @@ def test_what_writes_a_variable_stays_together():
         step.assign(f"m/layer_{i}/move", count, value)
     found = assigned(step, 3)
     assert found["m/layer_1/move"] == found["m/layer_2/move"]
-    with pytest.raises(PlanError, match="they write and read one variable. Give them one stage"):
+    with pytest.raises(PlanError, match="they touch one variable or list. Give them one stage"):
         assigned(step, 3, **{"m/layer_1/move": 0, "m/layer_2/move": 1})
+
+
+def test_lists_are_not_sent():
+    """Neither in the forward pass nor in the backward pass."""
+    step = Step()
+    x, w = step.fed("x"), step.variable("w")
+    h = step.op("MatMul", "h", x, step.read(w, "read"))
+    rows = step.op("TensorListFromTensor", "rows", h)
+    rows.dtype = "variant"
+    y = step.op("TensorListStack", "y", rows)
+    z = step.op("Relu", "z", y)
+    found = assigned(step, 2)
+    assert found["rows"] == found["y"]
+    assert len({*found.values()}) == 2
+    dz = step.back("ReluGrad", "dz", z, z)
+    pieces = step.back("TensorListFromTensor", "pieces", dz)
+    pieces.dtype = "variant"
+    dh = step.back("TensorListStack", "dh", pieces, h)
+    step.gradients = [step.back("MatMul", "dw", x, dh)]
+    step.forward = {step.named[n]: int(n == "z") for n in ("h", "rows", "y", "z")}
+    assert step.stages("dz", "pieces", "dh", "dw") == (1, 0, 0, 0)
 
 
 def test_a_step_that_reads_nothing():

@@ -4,7 +4,8 @@ Units are taken as coarse as balance allows, from three levels: blocks that repe
 GraphNodes between them; GraphNodes; single ops. So a deep model is a short program, and a shallow
 one can still be cut anywhere. Where units of a level read of each other in a circle (a scope that
 is left and entered again), or are to be in two stages at once, the next level takes their place.
-What touches a variable that the forward pass writes, such as running statistics, stays together.
+What touches a variable that the forward pass writes, such as running statistics, stays together, as
+does what reads a list and what makes it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tfpar.ir.graph import Graph, Op, Tensor, is_floating
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import FORWARD, UPDATE, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
-from tfpar.ir.traits import VARIABLE_READS
+from tfpar.ir.traits import REFERENCES, VARIABLE_READS
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.search.deadline import Deadline
 from tfpar.search.stages.assign import TOLERANCE, Assignment, assign
@@ -117,8 +118,12 @@ def _levels(graph: Graph, roles: Roles, ops: Sequence[Op]) -> list[_Level]:
 
 
 def _joined(graph: Graph, ops: Sequence[Op]) -> list[tuple[Op, Op]]:
-    """(earlier, later) of ops that have to be in one stage: they touch what one of them writes."""
-    members, consumers, found = set(ops), graph.consumers(), []
+    """(earlier, later) of ops that have to be in one stage: they touch a variable that one of them
+    writes, or one reads a list of the other, which cannot be sent."""
+    members, consumers = set(ops), graph.consumers()
+    found = [
+        (t.op, op) for op in ops for t in op.inputs if t.dtype in REFERENCES and t.op in members
+    ]
     for variable in graph.variables:
         touching = [op for op in consumers.get(variable.handle, ()) if op in members]
         if any(op.type not in VARIABLE_READS for op in touching):
@@ -191,7 +196,8 @@ def _step_units(
             (stage, op), (other_stage, other) = [*given.items()][:2]
             raise PlanError(
                 f"{op.name!r} is to be in stage {stage} and {other.name!r} in stage {other_stage}, "
-                f"but they write and read one variable. Give them one stage."
+                f"but they have to stay together: they touch one variable or "
+                f"list. Give them one stage."
             )
         units.append(Unit(_name(part), taken[i], own.get(i, 0.0), next(iter(given), None)))
     return StepUnits(UnitGraph(tuple(units), _flows(graph, roles, unit_of), ties), unit_of)
