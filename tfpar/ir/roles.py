@@ -10,6 +10,7 @@ from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.traits import (
     ASSIGNMENTS,
     FREE,
+    NEW_LISTS,
     REARRANGED,
     SIZES,
     TO_THE_UPDATE,
@@ -84,11 +85,14 @@ class Roles:
         leads = _leading_to_gradients(graph, marked, consumers)
         decay = _decaying_weights(graph, leads, consumers)
         phase: dict[Op, int] = {}
+        empty = _filled_forward(graph, consumers)
         updated: set[Tensor] = set()  # handles of what the update has written: slots, weights
         for op in graph.ops:
             own = BACKWARD if op.name.startswith(_BACKWARD_SCOPES) else FORWARD
             for tensor in op.inputs:
                 own = max(own, phase[tensor.op])
+            if op in empty:
+                own = FORWARD
             if op in decay:
                 own = UPDATE
             elif op in leads:  # a gradient that is the optimizer's may go on in the backward pass
@@ -148,6 +152,21 @@ def widened(graph: Graph) -> dict[Tensor, str]:
         elif op.type in REARRANGED and op.inputs[0] in found:
             found[op.outputs[0]] = found[op.inputs[0]]
     return found
+
+
+def _filled_forward(graph: Graph, consumers: Mapping[Tensor, Sequence[Op]]) -> set[Op]:
+    """The empty lists that loops of the forward pass fill for the backward pass, whose names they
+    bear."""
+    return {
+        op
+        for op in graph.ops
+        if op.type in NEW_LISTS
+        and any(
+            not r.name.startswith(_BACKWARD_SCOPES)
+            for t in op.outputs
+            for r in consumers.get(t, ())
+        )
+    }
 
 
 def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], activations: set[Tensor]) -> bool:

@@ -46,7 +46,7 @@ def assigned(step: Step, num_stages: int, each=lambda op: 1.0, **fixed: int):
 
 @pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize(
-    "name", ["gpt", "unet", "resnet", "dnabert", "clip_4_layers", "gshard_moe"]
+    "name", ["gpt", "unet", "resnet", "dnabert", "clip_4_layers", "gshard_moe", "recurrent"]
 )
 def test_what_units_say_is_sent_is_what_the_step_sends(name, num_stages):
     """Activations, and as much of gradients, but for what AddN adds up in another stage."""
