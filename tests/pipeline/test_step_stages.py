@@ -305,6 +305,14 @@ def test_a_variable_that_two_stages_write_is_refused():
         step.stages()
 
 
+def test_an_op_without_a_stage_is_named():
+    step = Step()
+    x = step.fed("x")
+    step.op("Relu", "y", step.op("Neg", "h", x), stage=1)
+    with pytest.raises(PlanError, match=r"No stage is given for 'h' of the forward pass"):
+        step.stages()
+
+
 def test_an_op_that_updates_weights_of_two_stages_is_refused():
     step = two_layers(update=False)
     a, b = (step.named[n].outputs[0] for n in "ab")

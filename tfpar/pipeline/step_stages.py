@@ -24,6 +24,7 @@ from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.ir.traits import CONSTANTS, REFERENCES, SIZES, VARIABLE_READS
 from tfpar.pipeline.owners import update_stages, variable_owners
+from tfpar.spec import PlanError
 
 
 def assignable(graph: Graph, roles: Roles) -> list[Op]:
@@ -65,8 +66,13 @@ def stages_of_step(graph: Graph, roles: Roles, forward_stage: Mapping[Op, int]) 
             earlier stage than what it reads.
 
     Raises:
-        PlanError: a variable is written, or one op updates variables, in several stages.
+        PlanError: an op that `assignable` lists has no stage; a variable is written, or one op
+            updates variables, in several stages.
     """
+    missing = [op.name for op in assignable(graph, roles) if op not in forward_stage]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise PlanError(f"No stage is given for {missing[0]!r}{more} of the forward pass.")
     consumers = graph.consumers()
     stage = dict(forward_stage)
 
