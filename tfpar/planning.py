@@ -342,8 +342,8 @@ def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
 
 
 def _slot_ratio(step: StepGraph, searched: Sequence[Variable]) -> float:
-    """Bytes of the variables that only the update uses, per byte of weight."""
+    """Bytes of the variables that only the update uses, but counters, per byte of weight."""
     names = {v.name for v in searched}
     weights = sum(v.num_bytes for v in step.graph.variables if v.trainable)
-    slots = sum(v.num_bytes for v in step.graph.variables if v.name not in names)
+    slots = sum(v.num_bytes for v in step.graph.variables if v.shape and v.name not in names)
     return slots / weights if weights else 0.0

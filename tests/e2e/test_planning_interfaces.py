@@ -178,7 +178,8 @@ def test_fit_and_plan_find_the_same(name):
     assert (found.mesh, found.batch_axes) == (ahead.mesh, ahead.batch_axes)
     specs = [{n: v.spec for n, v in p.variables.items() if v.trainable} for p in (ahead, found)]
     assert specs[0] == specs[1] and {v.path for v in model.trainable_variables} <= set(specs[0])
-    assert found.cost.seconds == pytest.approx(ahead.cost.seconds, rel=0.02)
+    # The step itself knows of moving statistics too, beside the slots of the optimizer.
+    assert found.cost.seconds == pytest.approx(ahead.cost.seconds, rel=1e-4)
 
 
 # --- progress --------------------------------------------------------------------------
