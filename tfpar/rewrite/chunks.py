@@ -59,10 +59,22 @@ def build_chunked_program(
     Raises:
         CannotRepeat: names the op.
     """
-    mesh = with_chunks(partitioned.mesh, chunks)
+    return run_chunks(build_local_program(cut_in_parts(partitioned, anchors, batched, chunks)))
+
+
+def cut_in_parts(
+    partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor], parts: int
+) -> PartitionedGraph:
+    """The same step on the mesh with an axis of so many parts of a rank's batch behind its own.
+
+    Args:
+        partitioned: the step in one piece, from `anchors`.
+        batched: the inputs of which each part gets its own.
+    """
+    mesh = with_chunks(partitioned.mesh, parts)
     laid = propagate(partitioned.prepared, mesh, chunked_anchors(partitioned, anchors, batched))
     laid.wire_dtypes = partitioned.wire_dtypes
-    return run_chunks(build_local_program(laid))
+    return laid
 
 
 def chunked_anchors(

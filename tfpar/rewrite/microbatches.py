@@ -21,9 +21,8 @@ from typing import Any
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, is_floating, itemsize
 from tfpar.ir.traits import CONSTANTS
-from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
-from tfpar.rewrite.chunks import chunked_anchors, sum_before_scattering, with_chunks
+from tfpar.rewrite.chunks import cut_in_parts, sum_before_scattering
 from tfpar.rewrite.local_graph import TASK, LocalProgram, build_local_program
 from tfpar.rewrite.part_bodies import of_part
 from tfpar.rewrite.rounds import Rounds, rounds_of
@@ -44,9 +43,7 @@ def build_microbatched_program(
     Raises:
         CannotRepeat: names an op whose effect would come once for each microbatch.
     """
-    mesh = with_chunks(partitioned.mesh, microbatches)
-    laid = propagate(partitioned.prepared, mesh, chunked_anchors(partitioned, anchors, batched))
-    laid.wire_dtypes = partitioned.wire_dtypes
+    laid = cut_in_parts(partitioned, anchors, batched, microbatches)
     return run_microbatches(build_local_program(laid))
 
 

@@ -20,7 +20,7 @@ runs beside its backward pass, and nothing of it is kept meanwhile.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def meets(op: Op, axis: int) -> bool:
     return op.type in COLLECTIVE_TYPES and axis in op.attrs["axes"]
 
 
-def is_made_in_rounds(op: Op, axis: int, differing: Iterable[Op]) -> bool:
+def is_made_in_rounds(op: Op, axis: int, differing: Collection[Op]) -> bool:
     """Whether `op` runs once for each microbatch, and is not merely cut into blocks."""
     return op in differing and not (op.type in SOURCES or meets(op, axis))
 

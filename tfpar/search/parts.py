@@ -9,7 +9,7 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import prepare
-from tfpar.rewrite.chunks import chunked_anchors, with_chunks
+from tfpar.rewrite.chunks import cut_in_parts
 from tfpar.search.problem import Problem
 
 
@@ -46,5 +46,4 @@ class StepInParts:
 
     def cut(self, parts: int) -> PartitionedGraph:
         """The step on the mesh with an axis of so many parts behind its own."""
-        started = chunked_anchors(self.whole, self.anchors, self.problem.batched)
-        return propagate(self.whole.prepared, with_chunks(self.whole.mesh, parts), started)
+        return cut_in_parts(self.whole, self.anchors, self.problem.batched, parts)
