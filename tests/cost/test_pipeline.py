@@ -361,7 +361,7 @@ def test_synchronized_updates_wait_for_all_reductions():
 
 
 def test_tied_weights_go_there_as_the_step_begins_and_back_after_the_reduction():
-    stages = StageGraph(2, StageGraph.chain(2).links, ties=(Tie(0, 1, 30),))
+    stages = StageGraph(2, StageGraph.chain(2).links, ties=(Tie(0, 1, 30, 30),))
     network = Network({"wire": 10}, {(0, 1): (Route(("wire",)),), (1, 0): (Route(("wire",), 1),)})
     cost = StageCost({"F": 1, "B": 2, "U": 1}, fixed_bytes=100, reduction_s=5)
     found = run(tap.Schedule.parse("0F0,0B0\n1F0,1B0"), cost, stages, network)

@@ -190,13 +190,17 @@ def test_updates_may_wait_for_all_gradients():
 
 def test_tied_weights():
     """The last stage reads the first one's embedding, and sends its gradient once a step."""
-    stages = StageGraph(2, StageGraph.chain(2).links, ties=(Tie(0, 1, 7.0),))
+    stages = StageGraph(2, StageGraph.chain(2).links, ties=(Tie(0, 1, 8.0, 7.0),))
     graph = task_graph(generate("gpipe", 2, 2), stages)
     assert ("1B1", "0U", 7.0) in edges(graph, "sum")
     assert [(str(e.producer), str(e.consumer), *e[2:]) for e in graph.given] == [
-        ("0U", "1F0", "weights", 7.0)
+        ("0U", "1F0", "weights", 8.0)
     ]
     assert {e.carries for e in graph.transfers()} == {"activations", "gradients", "sum", "weights"}
+    untrained = StageGraph(2, StageGraph.chain(2).links, ties=(Tie(0, 1, 8.0, None),))
+    assert ("1B1", "0U") not in {
+        e[:2] for e in edges(task_graph(generate("gpipe", 2, 2), untrained), "sum")
+    }
 
 
 def test_skips_and_towers():
@@ -272,6 +276,7 @@ def test_schedules_that_go_on_with_a_microbatch_cannot_have_joins(name):
         ),
         (lambda: Tie(1, 1), ScheduleError, "Stage 1 reads its own weight"),
         (lambda: Tie(0, 1, -1), ArgumentError, "num_bytes is -1"),
+        (lambda: Tie(0, 1, 1, -1), ArgumentError, "gradient_bytes is -1"),
         (lambda: StageGraph(1, (), ties=(Tie(1, 0),)), ScheduleError, "A tie names stage 1"),
     ],
 )

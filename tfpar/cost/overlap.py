@@ -19,9 +19,10 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
 from tfpar.cost.pricer import Pricer
+from tfpar.cost.runs import runs_in_parts
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles, When
 from tfpar.ir.traits import FREE
-from tfpar.propagation.partitioned import Decision, PartitionedGraph
+from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.spec import Mesh, Replicate
 
 PhaseSeconds = tuple[float, float, float]
@@ -79,7 +80,7 @@ def part_seconds(
     for op, decision in laid.decisions.items():
         phase = roles.phase[op]
         if phase in (FORWARD, BACKWARD) and op.type not in FREE:
-            times = roles.times.get(op, 1) * (parts if _runs_in_parts(decision) else 1)
+            times = roles.times.get(op, 1) * (parts if runs_in_parts(decision) else 1)
             compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
     for phase, seconds in _collectives(laid, mesh, cluster, roles):
         waiting[phase] += seconds
@@ -87,11 +88,6 @@ def part_seconds(
         (compute[FORWARD], compute[BACKWARD], cost.compute_s[2]),
         (waiting[FORWARD], waiting[BACKWARD], cost.communication_s[2]),
     )
-
-
-def _runs_in_parts(decision: Decision) -> bool:
-    specs = (*decision.strategy.in_specs, *decision.strategy.out_specs)
-    return any(not isinstance(spec[-1], Replicate) for spec in specs)
 
 
 def _collectives(

@@ -196,7 +196,8 @@ def _sums(schedule: Schedule, ties: Sequence[Tie], synchronized: bool) -> Iterat
             others = (one for one in sorted(lasts) if one != stage)
             yield from (Edge(last, Task("U", one), "scalars") for one in others)
     for tie in ties:
-        yield Edge(lasts[tie.reader], Task("U", tie.owner), "sum", tie.num_bytes)
+        if tie.gradient_bytes is not None:
+            yield Edge(lasts[tie.reader], Task("U", tie.owner), "sum", tie.gradient_bytes)
 
 
 def _given(schedule: Schedule, ties: Sequence[Tie]) -> Iterator[Edge]:

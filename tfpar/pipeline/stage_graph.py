@@ -66,20 +66,24 @@ class Tie:
     """A weight that another stage than its own reads, such as a tied embedding.
 
     The owner's value is sent when a step begins, the sum of the reader's gradients when that is
-    done.
+    done. So is whatever else one stage has as a step begins and another reads.
 
     Attributes:
-        num_bytes: each way.
+        num_bytes: of the value.
+        gradient_bytes: of the sum; None: there is none, and the owner's update does not wait.
     """
 
     owner: int
     reader: int
     num_bytes: float = 0.0
+    gradient_bytes: float | None = 0.0
 
     def __post_init__(self) -> None:
         integer("owner", self.owner, 0)
         integer("reader", self.reader, 0)
         finite("num_bytes", self.num_bytes)
+        if self.gradient_bytes is not None:
+            finite("gradient_bytes", self.gradient_bytes)
         if self.owner == self.reader:
             raise ScheduleError(f"Stage {self.owner} reads its own weight: that is no tie.")
 

@@ -116,7 +116,7 @@ class _Backward:
         consumers: Mapping[Tensor, Sequence[Op]],
         stage: Mapping[Op, int],
     ) -> None:
-        constant = _constants(graph)
+        constant = constant_ops(graph)
         self.ops = [op for op in graph.ops if roles.phase[op] == BACKWARD and op not in constant]
         self.members = frozenset(self.ops)
         self.constant = constant
@@ -217,7 +217,7 @@ def _variable_read(tensor: Tensor) -> Tensor:
     return tensor.op.inputs[0] if tensor.op.type == "ReadVariableOp" else tensor
 
 
-def _constants(graph: Graph) -> frozenset[Op]:
+def constant_ops(graph: Graph) -> frozenset[Op]:
     """The ops that depend on constants alone."""
     found: set[Op] = set()
     for op in graph.ops:
