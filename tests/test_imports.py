@@ -75,7 +75,7 @@ BELOW = {
     "pipeline": "ir spec",
     "cost": "cluster ir pipeline propagation rules spec",
     "constraints": "ir spec",
-    "plans": "cluster constraints cost ir propagation spec",
+    "plans": "cluster constraints cost ir pipeline propagation spec",
     "rewrite": "ir propagation rules spec",
     "interop": "ir spec",
     "variables": "interop ir propagation rewrite rules spec",

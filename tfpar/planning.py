@@ -67,6 +67,25 @@ class Request:
     budget: Budget = Budget()
 
 
+def machines_of_a_stage(cluster: Cluster, mesh: Mesh, stage_mesh: Mesh) -> Cluster:
+    """What a plan for the ranks of one stage is searched on: the machines of the first stage.
+
+    Args:
+        mesh: of all ranks.
+
+    Raises:
+        TfparError: more ranks than devices.
+    """
+    num_actors = mesh.size // stage_mesh.size
+    if num_actors == 1:
+        return cluster
+    cluster.check(mesh)
+    part = cluster.part(range(stage_mesh.size))
+    # The search prices the whole model on these ranks, but they store that of one stage only: about
+    # this part of it. The limit as it is would refuse plans that fit.
+    return part.with_memory(part.device.memory_bytes * num_actors)
+
+
 def batched_inputs(step: StepGraph, batch_size: int | None) -> frozenset[Tensor]:
     """The step's arguments whose first dim is the batch."""
     if batch_size is None:

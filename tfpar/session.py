@@ -39,6 +39,7 @@ class Session:
 
     Attributes:
         mesh: the ranks; what axes are laid over them is the planner's choice where there is one.
+        stage_mesh: those that are planned for: all, or those of one stage of a pipeline.
         options: what the user asked for.
         cluster: what plans are made for; the machine as detected if None.
         interrupted: searches that Ctrl-C ended: what they had found is used if a plan for the same
@@ -54,8 +55,18 @@ class Session:
     interrupted: Interrupted = dataclasses.field(default_factory=dict)
     first: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
+    stage_mesh: Mesh = dataclasses.field(init=False)
     _warned: bool = False
     _unreached: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises SpecError where the mesh has not as many parts as the pipeline sets of ranks."""
+        plan, pipeline = self.options.plan, self.options.pipeline
+        if plan is not None:
+            self.stage_mesh = plan.mesh
+        else:
+            parts = 1 if pipeline is None else pipeline.order.num_actors
+            self.stage_mesh = self.mesh.divided(parts)
 
     @classmethod
     def of(cls, options: Settings) -> Session:
@@ -67,7 +78,7 @@ class Session:
         """
         plan, mesh = options.plan, options.mesh
         if mesh is None:
-            mesh = every_rank() if plan is None else plan.mesh
+            mesh = every_rank() if plan is None else plan.whole_mesh
         batch_axes(options.constraints, mesh)  # refuses unknown axes before anything is built
         cluster = None
         if options.cluster is not None:

@@ -50,7 +50,7 @@ class Settings:
         cluster: not looked up yet: presets are fitted to the mesh.
         memory_limit, bucket_bytes: in bytes.
         compression: the dtype in which gradients travel; None: their own.
-        microbatches: in which a rank computes its part of a training batch; None: as the plan says.
+        pipeline: the stages and microbatches of a training step; None: as the plan says.
     """
 
     mesh: Mesh | None = None
@@ -66,7 +66,7 @@ class Settings:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     chunks: int | None = None
-    microbatches: int | None = None
+    pipeline: Pipeline | None = None
     early_collectives: bool = True
     verbose: bool = True
 
@@ -94,7 +94,7 @@ class Settings:
             compression=optional(_carried_as, "compression", options.compression),
             recompute=optional(_recompute, "recompute", options.recompute),
             chunks=optional(_chunks, "chunks", options.chunks),
-            microbatches=optional(_microbatches, "pipeline", options.pipeline),
+            pipeline=optional(_pipeline, "pipeline", options.pipeline),
             early_collectives=flag("early_collectives", options.early_collectives),
             verbose=_verbose("verbose", options.verbose),
         )
@@ -106,18 +106,31 @@ class Settings:
             raise ArgumentError(
                 "Give a plan or recompute, not both: a plan holds what it recomputes."
             )
-        if settings.chunks and settings.microbatches:
+        plan = settings.plan
+        if settings.chunks and (
+            settings.pipeline is not None or (plan is not None and plan.in_microbatches)
+        ):
             raise ArgumentError(
-                "Give chunks or a pipeline, not both: both cut the batch of a rank, and one runs "
-                "what the other keeps apart."
+                "Give chunks or a pipeline (a plan may have one), not both: both cut the batch of "
+                "a rank, and one runs what the other keeps apart."
             )
+        if plan is not None and settings.pipeline is not None:
+            _check_agreed(plan, settings.pipeline)
         return settings
+
+    @property
+    def microbatches(self) -> int | None:
+        """In how many pieces a rank computes its batch in training; None: as the plan says."""
+        return None if self.pipeline is None else self.pipeline.order.num_microbatches
 
 
 def _plan(name: str, value: Any) -> Plan:
     if isinstance(value, Plan):
-        return value
-    return Plan.load(path(name, value, "a Plan, or the path of a plan file"))
+        found = value
+    else:
+        found = Plan.load(path(name, value, "a Plan, or the path of a plan file"))
+    _runnable(name, value, 1 if found.stages is None else found.stages.num_stages)
+    return found
 
 
 def _cluster(name: str, value: Any) -> Cluster | Mapping[str, Any] | str:
@@ -162,22 +175,55 @@ def _chunks(name: str, value: Any) -> int:
     return one_of(name, value, CHUNKS)
 
 
-def _microbatches(name: str, value: Any) -> int:
-    """The microbatches of a pipeline, which has one stage so far."""
+def _pipeline(name: str, value: Any) -> Pipeline:
     if not isinstance(value, Pipeline):
         raise refused(name, value, "a tap.Pipeline, such as tap.Pipeline(microbatches=4)")
-    if value.order.num_stages > 1:
+    _runnable(name, value, value.order.num_stages)
+    if value.recompute and value.order.num_stages == 1:
+        raise refused(
+            name,
+            value,
+            "one that recomputes nothing, as it has one stage; recompute= says what to compute "
+            "again",
+        )
+    return value
+
+
+def _runnable(name: str, value: Any, num_stages: int) -> None:
+    """Refuse what has more stages than can be run so far."""
+    if num_stages > 1:
         raise refused(
             name,
             value,
             "a pipeline of one stage, which accumulates gradients; several stages can be planned "
             "and simulated (tap.Schedule), and not run yet",
         )
-    if value.recompute:
-        raise refused(
-            name, value, "one that recomputes nothing; recompute= says what to compute again"
+
+
+def _check_agreed(plan: Plan, pipeline: Pipeline) -> None:
+    """Refuse a pipeline that is not the plan's.
+
+    Raises:
+        ArgumentError: says what differs.
+    """
+    order, stages = pipeline.order, plan.stages
+    differing = []
+    for what, planned, asked in (
+        ("stages", 1 if stages is None else stages.num_stages, order.num_stages),
+        ("microbatches", plan.microbatches, order.num_microbatches),
+    ):
+        if planned != asked:
+            differing.append(f"{asked} {what}, not {planned}")
+    if stages is not None and not differing:
+        if stages.schedule != order:
+            differing.append("another schedule")
+        if stages.recompute != pipeline.recompute:
+            differing.append(f"recompute={pipeline.recompute}")
+    if differing:
+        raise ArgumentError(
+            f"The pipeline is not the plan's: it has {' and '.join(differing)}. Leave it out, "
+            f"since a plan holds its pipeline, or make a plan with this one."
         )
-    return value.order.num_microbatches
 
 
 def _verbose(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -14,7 +15,8 @@ from tfpar.cluster.description import Measured
 from tfpar.cluster.files import cluster_of, cluster_text, describe, read_cluster, write_cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.cost.cost import Cost
-from tfpar.plans import Alternative, Plan, PlannedVariable
+from tfpar.pipeline.generators import generate
+from tfpar.plans import Alternative, Plan, PlannedStages, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.spec import Mesh, PlanError, TfparError, parse_spec
 
@@ -141,6 +143,22 @@ def test_mutated_plans_load_and_work_or_are_refused(examples):
     use_plan(TEXT)
     fuzzed(use_plan, mutated(json.loads(TEXT)).map(json.dumps), examples)
     fuzzed(use_plan, mutated_text(TEXT), examples // 4)
+
+
+@pytest.mark.parametrize("examples", AMOUNTS)
+def test_mutated_stages_load_and_work_or_are_refused(examples):
+    stages = PlannedStages(
+        generate("zb-h1", 2, 2), {"m/a": 0, "m/b": 1}, True, {"m/a/kernel": 0, "m/b/kernel": 1}
+    )
+    fields = json.loads(
+        dataclasses.replace(PLAN, chunks=1, microbatches=2, stages=stages).to_json()
+    )
+    use_plan(json.dumps(fields))
+
+    def use(stages: object) -> None:
+        use_plan(json.dumps({**fields, "stages": stages}))
+
+    fuzzed(use, mutated(fields["stages"]), examples)
 
 
 @pytest.mark.parametrize("examples", AMOUNTS)

@@ -63,8 +63,8 @@ class ParallelModel:
 
     @property
     def mesh(self) -> Mesh:
-        """That of the plan in force; without one, the ranks'."""
-        return self.plan.mesh if self.plan is not None else self.session.mesh
+        """That of the plan in force; without one, that of the ranks that are planned for."""
+        return self.plan.mesh if self.plan is not None else self.session.stage_mesh
 
     @property
     def session(self) -> Session:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tfpar.pipeline.generators import name_of
 from tfpar.spec import Spec, format_spec
 from tfpar.spec.quantities import format_seconds
 
 if TYPE_CHECKING:
     from tfpar.plans.plan import Plan
+    from tfpar.plans.stages import PlannedStages
 
 
 def difference(plan: Plan, other: Plan) -> list[str]:
@@ -46,6 +48,7 @@ def difference(plan: Plan, other: Plan) -> list[str]:
         lines.append(f"chunks: {plan.chunks} -> {other.chunks}")
     if plan.microbatches != other.microbatches:
         lines.append(f"microbatches: {plan.microbatches} -> {other.microbatches}")
+    lines += stages_difference(plan.stages, other.stages)
     if plan.planner != other.planner:
         lines.append(f"planner: {plan.planner or 'none'} -> {other.planner or 'none'}")
     machines = [p.cluster and p.cluster.fingerprint() for p in (plan, other)]
@@ -58,6 +61,32 @@ def difference(plan: Plan, other: Plan) -> list[str]:
     if plan.fingerprint != other.fingerprint:
         lines.append(f"graph: {plan.fingerprint} -> {other.fingerprint}")
     return lines
+
+
+def stages_difference(plan: PlannedStages | None, other: PlannedStages | None) -> list[str]:
+    """What differs in the stages of another plan."""
+    if plan is None or other is None:
+        counts = ("one" if one is None else str(one.num_stages) for one in (plan, other))
+        return [] if plan is other else [f"stages: {' -> '.join(counts)}"]
+    lines = []
+    if plan.num_stages != other.num_stages:
+        lines.append(f"stages: {plan.num_stages} -> {other.num_stages}")
+    if plan.schedule != other.schedule:
+        names = name_of(plan.schedule), name_of(other.schedule)
+        alike = names[0] == names[1]
+        lines.append(f"schedule: {'another' if alike else ' -> '.join(names)}")
+    if plan.recompute != other.recompute:
+        lines.append(f"stages recompute: {plan.recompute} -> {other.recompute}")
+    for table, others in ((plan.owners, other.owners), (plan.scopes, other.scopes)):
+        for name in dict.fromkeys((*table, *others)):
+            before, after = table.get(name), others.get(name)
+            if before != after and (table is plan.scopes or None not in (before, after)):
+                lines.append(f"{name}: {_stage(before)} -> {_stage(after)}")
+    return lines
+
+
+def _stage(stage: int | None) -> str:
+    return "no stage of its own" if stage is None else f"stage {stage}"
 
 
 def some_of(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:

@@ -21,6 +21,7 @@ from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.plans.difference import difference, some_of
+from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import Anchors, OpPlan
@@ -68,6 +69,7 @@ class Plan:
     """What is fixed of a partitioned program.
 
     Attributes:
+        mesh: of all ranks; of a pipeline, those of one stage.
         batch_axes: names of the mesh axes that split the batch; a rank along another one is given
             all of it.
         variables: by path; all variables of the graph.
@@ -85,6 +87,7 @@ class Plan:
         chunks: how many pieces a rank computes its part of a training batch in.
         microbatches: in how many pieces it computes that part whose activations are not stored at
             the same time; their gradients are added up.
+        stages: of a pipeline of several stages; None: there is one.
         ops: how ops run that would not run so by themselves, by name.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
             was taken that predictions cannot tell from it (`search.simplest`).
@@ -110,6 +113,7 @@ class Plan:
     recompute: tuple[str, ...] = ()
     chunks: int = 1
     microbatches: int = 1
+    stages: PlannedStages | None = None
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
     cut_short: bool = False
     passed_over: tuple[float, int] | None = None
@@ -125,6 +129,8 @@ class Plan:
             raise PlanError(f"A plan computes the batch in 1 chunk or more, not in {self.chunks}.")
         if self.microbatches < 1:
             raise PlanError(f"A plan has 1 microbatch or more, not {self.microbatches}.")
+        if self.stages is not None:
+            self._check_stages(self.stages)
         for name, variable in self.variables.items():
             if variable.spec is not None:
                 _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)
@@ -136,9 +142,39 @@ class Plan:
             for spec in (*op.in_specs, *op.made, *op.kept):
                 _check_spec(f"an operand of {name!r}", spec, None, self.mesh)
 
+    def _check_stages(self, stages: PlannedStages) -> None:
+        scheduled = stages.schedule.num_microbatches
+        if self.microbatches != scheduled:
+            raise PlanError(
+                f"The plan has {self.microbatches} microbatches, but its schedule {scheduled}."
+            )
+        if self.chunks > 1:
+            raise PlanError("A plan has chunks or stages, not both.")
+        unknown = [name for name in stages.owners if name not in self.variables]
+        if unknown:
+            raise PlanError(
+                f"The plan puts variables into stages that it does not have: {some_of(unknown)}."
+            )
+
     def __repr__(self) -> str:
         fixed = sum(v.spec is not None for v in self.variables.values())
         return f"<Plan on {self.mesh}: {fixed} of {len(self.variables)} variables fixed>"
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks: those of the mesh, for each set of ranks of a pipeline."""
+        return self.mesh.size * (1 if self.stages is None else self.stages.num_actors)
+
+    @property
+    def whole_mesh(self) -> Mesh:
+        """All ranks: those of each set of ranks of a pipeline behind those of the one before."""
+        first, *rest = self.mesh.shape
+        return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
+
+    @property
+    def in_microbatches(self) -> bool:
+        """Whether a training step runs as a pipeline, be it of one stage."""
+        return self.microbatches > 1 or self.stages is not None
 
     # --- use ---------------------------------------------------------------------
 
@@ -219,7 +255,8 @@ class Plan:
         if all(name == before for before, name in now.items()):
             return self
         variables = {now.get(n, n): v for n, v in self.variables.items()}
-        return dataclasses.replace(self, variables=variables)
+        stages = None if self.stages is None else self.stages.renamed(now)
+        return dataclasses.replace(self, variables=variables, stages=stages)
 
     def check_ranks(self, mesh: Mesh, cluster: Cluster | None = None) -> None:
         """Check that the plan is one for as many ranks as `mesh` has, and for `cluster`.
@@ -227,9 +264,12 @@ class Plan:
         Raises:
             PlanError: says what differs.
         """
-        if mesh.size != self.mesh.size:
+        if mesh.size != self.num_ranks:
+            each = f"{self.mesh}"
+            if self.stages is not None:
+                each += f" for each of {self.stages.num_actors} sets of ranks"
             raise PlanError(
-                f"The plan is for {self.mesh.size} ranks ({self.mesh}), not for the {mesh.size} of "
+                f"The plan is for {self.num_ranks} ranks ({each}), not for the {mesh.size} of "
                 f"{mesh}. Use a mesh of that size, or make a plan for this one."
             )
         planned = self.cluster

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tfpar
 from tfpar.cluster.files import cluster_of, describe
 from tfpar.cost.cost import Cost
+from tfpar.pipeline import Schedule
+from tfpar.plans.stages import PlannedStages
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.spec import Mesh, PlanError, Spec, TfparError, format_spec, parse_spec
@@ -39,6 +41,7 @@ def text_of(plan: Plan) -> str:
         ("cost", json.dumps(plan.cost and dataclasses.asdict(plan.cost))),
         ("chunks", json.dumps(plan.chunks)),
         ("microbatches", json.dumps(plan.microbatches)),
+        ("stages", _stages_json(plan.stages)),
         ("cut_short", json.dumps(plan.cut_short)),
         ("passed_over", json.dumps(plan.passed_over)),
         ("layouts", _block("[]", map(json.dumps, plan.layouts))),
@@ -94,6 +97,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
             chunks=integer("chunks", data.get("chunks", 1)),
             microbatches=integer("microbatches", data.get("microbatches", 1)),
+            stages=optional(_read_stages, "stages", data.get("stages")),
             cut_short=flag("cut_short", data.get("cut_short", False)),
             passed_over=optional(_passed_over, "passed_over", data.get("passed_over")),
             ops=_each(_read_op, "ops", data.get("ops", {})),
@@ -120,6 +124,19 @@ def _variable_json(variable: PlannedVariable) -> str:
     )
 
 
+def _stages_json(stages: PlannedStages | None) -> str:
+    """A line for each actor, scope and variable; scopes stay in graph order."""
+    if stages is None:
+        return json.dumps(None)
+    fields = {
+        "schedule": _block("[]", map(json.dumps, str(stages.schedule).splitlines()), 6),
+        "recompute": json.dumps(stages.recompute),
+        "scopes": _block("{}", (f"{json.dumps(n)}: {s}" for n, s in stages.scopes.items()), 6),
+        "owners": _block("{}", _pairs(stages.owners, json.dumps), 6),
+    }
+    return _block("{}", (f"{json.dumps(key)}: {value}" for key, value in fields.items()))
+
+
 def _op_json(op: OpPlan) -> str:
     made, kept = ([format_spec(s) for s in specs] for specs in (op.made, op.kept))
     fields = {"in": [format_spec(s) for s in op.in_specs], "out": made}
@@ -133,6 +150,16 @@ def _read_op(name: str, value: Any) -> OpPlan:
     data = _table(name, value)
     read, made = (_specs(f"{name}.{key}", data[key]) for key in ("in", "out"))
     return OpPlan(read, made, _specs(f"{name}.kept", data.get("kept", data["out"])))
+
+
+def _read_stages(name: str, value: Any) -> PlannedStages:
+    data = _table(name, value)
+    return PlannedStages(
+        Schedule.parse("\n".join(_texts(f"{name}.schedule", data["schedule"]))),
+        _each(integer, f"{name}.scopes", data["scopes"]),
+        flag(f"{name}.recompute", data["recompute"]),
+        _each(integer, f"{name}.owners", data["owners"]),
+    )
 
 
 def _read_variable(name: str, value: Any) -> PlannedVariable:
@@ -219,6 +246,6 @@ def _pairs(values: Mapping[str, Any], to_json: Any) -> list[str]:
     return [f"{json.dumps(name)}: {to_json(values[name])}" for name in sorted(values)]
 
 
-def _block(brackets: str, items: Any) -> str:
-    lines = ",\n".join(f"    {item}" for item in items)
-    return f"{brackets[0]}\n{lines}\n  {brackets[1]}" if lines else brackets
+def _block(brackets: str, items: Any, indent: int = 4) -> str:
+    lines = ",\n".join(f"{' ' * indent}{item}" for item in items)
+    return f"{brackets[0]}\n{lines}\n{' ' * (indent - 2)}{brackets[1]}" if lines else brackets

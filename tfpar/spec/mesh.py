@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfpar.spec.arguments import as_integer, listed
+from tfpar.spec.arguments import as_integer, integer, listed
 from tfpar.spec.errors import SpecError
 
 DEFAULT_AXIS_NAMES = {1: ("data",), 2: ("data", "model")}
@@ -123,6 +123,37 @@ class Mesh:
 
     def group_size(self, axes: tuple[int, ...]) -> int:
         return math.prod(self.shape[a] for a in axes)
+
+    def divided(self, parts: int) -> Mesh:
+        """The mesh of one of `parts` equal runs of ranks, one behind the other.
+
+        Leading axes are used up (size 1, the name stays) until what is left divides the next one:
+        `[2, 8]` is `[1, 8]` in 2 parts and `[1, 4]` in 4. Part `i` has the ranks from
+        `i * size / parts` on, in the order that they have here.
+
+        Raises:
+            ArgumentError: not a number of parts.
+            SpecError: the axes cannot be divided so; says which numbers can be.
+        """
+        left, shape = integer("parts", parts, 1), list(self.shape)
+        for axis, size in enumerate(shape):
+            common = math.gcd(left, size)
+            shape[axis], left = size // common, left // common
+            if shape[axis] > 1:
+                break
+        if left > 1:
+            fitting = [
+                math.prod(self.shape[:axis]) * part
+                for axis, size in enumerate(self.shape)
+                for part in range(1, size + 1)
+                if size % part == 0
+            ]
+            raise SpecError(
+                f"The mesh {self} cannot be divided into {parts} parts, since each axis is used up "
+                f"before the next one is divided. Numbers of parts that it has: "
+                f"{', '.join(map(str, dict.fromkeys(fitting)))}."
+            )
+        return Mesh(self.axis_names, tuple(shape))
 
     def __str__(self) -> str:
         return " x ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True))

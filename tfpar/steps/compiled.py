@@ -183,7 +183,9 @@ class CompiledFunction:
 
     def _microbatches(self, plan: Plan) -> int:
         """In how many pieces the step computes the batch whose gradients are added up."""
-        return (self.session.options.microbatches or plan.microbatches) if self._trains else 1
+        if self._trains:
+            return self.session.options.microbatches or plan.microbatches
+        return 1 if plan.stages is None else plan.microbatches
 
     def _chunks(self, plan: Plan) -> int:
         """How many chunks of the batch the step computes one behind the other."""

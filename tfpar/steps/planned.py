@@ -7,7 +7,7 @@ import time
 
 from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
-from tfpar.planning import Request, cost_on_one_device, search_plan
+from tfpar.planning import Request, cost_on_one_device, machines_of_a_stage, search_plan
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.announcement import Search
 from tfpar.runtime.detect import detect_cluster
@@ -54,7 +54,7 @@ class StepPlanner:
         if session.options.planner is None:
             plan = plan_from_constraints(
                 captured.graph,
-                session.mesh,
+                session.stage_mesh,
                 constraints_on(captured, session),
                 gradients=captured.gradients,
                 part=part,
@@ -120,8 +120,8 @@ class StepPlanner:
         cluster = session.cluster or detect_cluster(session.mesh)
         cluster = cluster.with_memory(options.memory_limit)
         request = Request(
-            session.mesh,
-            cluster,
+            session.stage_mesh,
+            machines_of_a_stage(cluster, session.mesh, session.stage_mesh),
             constraints_on(captured, session),
             session.first,
             options.compression,
@@ -169,4 +169,4 @@ def constraints_on(captured: CapturedStep, session: Session) -> tuple[Constraint
     """The session's constraints, and what layers say of their own weights."""
     names = (v.name for v in captured.graph.variables)
     pairs = zip(names, captured.variables, strict=True)
-    return (*session.options.constraints, *laid_by_layers(pairs, session.mesh))
+    return (*session.options.constraints, *laid_by_layers(pairs, session.stage_mesh))

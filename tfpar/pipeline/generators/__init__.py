@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from tfpar.pipeline.generators.one_forward_one_backward import (
 )
 from tfpar.pipeline.generators.zero_bubble import zb_h1, zb_v
 from tfpar.pipeline.schedule import Schedule
+from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import integer, one_of, refused
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "generate",
     "gpipe",
     "interleaved",
+    "name_of",
     "one_forward_one_backward",
     "zb_h1",
     "zb_v",
@@ -69,6 +72,17 @@ def generate(
     family = FAMILIES[one_of("schedule", name, FAMILIES)]
     actors, microbatches = integer("actors", actors, 1), integer("microbatches", microbatches, 1)
     return family.rule(actors, microbatches, stages_of_each(name, virtual_stages))
+
+
+def name_of(schedule: Schedule) -> str:
+    """The family that a schedule is of; `"given"` if it is of none."""
+    each, rest = divmod(schedule.num_stages, schedule.num_actors)
+    for name in sorted(FAMILIES, key=lambda name: name != "1f1b"):  # several with one microbatch
+        with contextlib.suppress(ArgumentError):
+            made = generate(name, schedule.num_actors, schedule.num_microbatches, each)
+            if made == schedule and not rest:
+                return name
+    return "given"
 
 
 def stages_of_each(name: str, virtual_stages: int | None) -> int:

@@ -1,0 +1,73 @@
+"""What a pipeline that is asked for has to fit: the plan, the mesh, what runs so far."""
+
+import dataclasses
+
+import pytest
+
+from tests.plan.test_stages import MESH, staged
+from tfpar.cluster.named import read_preset
+from tfpar.options import Options
+from tfpar.pipeline import Pipeline
+from tfpar.pipeline.generators import generate
+from tfpar.planning import machines_of_a_stage
+from tfpar.settings import Settings, _check_agreed
+from tfpar.spec import ArgumentError, Mesh, TfparError
+
+
+def settings(**options) -> Settings:
+    return Settings.of(None, (), Options(**options))
+
+
+def alone(microbatches: int):
+    """A plan of one stage."""
+    return dataclasses.replace(staged(), stages=None, microbatches=microbatches)
+
+
+def test_a_pipeline_of_one_stage_is_its_microbatches():
+    found = settings(pipeline=Pipeline(microbatches=4))
+    assert found.pipeline == Pipeline(microbatches=4) and found.microbatches == 4
+    assert settings().microbatches is None
+
+
+def test_what_has_several_stages_is_not_run_yet():
+    message = "it must be a pipeline of one stage"
+    with pytest.raises(ArgumentError, match=rf"^pipeline is .*{message}"):
+        settings(pipeline=Pipeline(stages=2, microbatches=2))
+    with pytest.raises(ArgumentError, match=rf"^plan is .*{message}"):
+        settings(plan=staged())
+
+
+def test_a_plan_and_a_pipeline_have_to_agree():
+    """A plan of other microbatches neither wins nor loses silently."""
+    given = settings(plan=alone(4), pipeline=Pipeline(microbatches=4))
+    assert given.plan.microbatches == given.microbatches == 4
+    with pytest.raises(ArgumentError, match="it has 2 microbatches, not 4. Leave it out"):
+        settings(plan=alone(4), pipeline=Pipeline(microbatches=2))
+    with pytest.raises(ArgumentError, match="it has 4 microbatches, not 1. Leave it out"):
+        settings(plan=alone(1), pipeline=Pipeline(microbatches=4))
+    with pytest.raises(ArgumentError, match="chunks or a pipeline"):
+        settings(plan=alone(4), chunks=2)
+    assert settings(plan=alone(1), chunks=2).chunks == 2
+
+
+def test_a_plan_of_several_stages_has_to_agree_in_all():
+    _check_agreed(staged(), Pipeline(2, 4))
+    _check_agreed(staged(), Pipeline(schedule=generate("1f1b", 2, 4)))
+    for pipeline, message in (
+        (Pipeline(4, 2), "4 stages, not 2 and 2 microbatches, not 4"),
+        (Pipeline(microbatches=4), "1 stages, not 2"),
+        (Pipeline(2, 4, "gpipe"), "another schedule"),
+        (Pipeline(2, 4, recompute=True), "recompute=True"),
+    ):
+        with pytest.raises(ArgumentError, match=f"not the plan's: it has {message}"):
+            _check_agreed(staged(), pipeline)
+
+
+def test_a_stage_is_planned_on_the_first_of_its_ranks_with_the_memory_of_all():
+    cluster = read_preset("dgx-a100")
+    assert machines_of_a_stage(cluster, MESH, MESH) is cluster
+    part = machines_of_a_stage(cluster, Mesh.of([2, 4]), Mesh.of([1, 4]))
+    assert part.size == 4 and part.places(range(4)) == (0, 1, 2, 3)
+    assert part.device.memory_bytes == 2 * cluster.device.memory_bytes
+    with pytest.raises(TfparError, match="ranks, but cluster"):
+        machines_of_a_stage(cluster, Mesh.of([2, 1024]), Mesh.of([1, 1024]))
