@@ -19,6 +19,8 @@ from tfpar.rewrite.early_collectives import start_collectives_early
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
+from tfpar.rewrite.programs import ProgramSet
+from tfpar.rewrite.stages import StagedStep, split_stages
 from tfpar.spec import Mesh, replicated
 
 
@@ -27,13 +29,14 @@ class CompileOptions:
     """What a plan and a user fix of the program.
 
     Attributes:
-        mesh: the logical one.
+        mesh: the logical one; of one set of ranks, where the step is in stages.
         anchors: what lies how; the step's outputs come whole, whatever this says of them.
         batched: the inputs of which chunks get a part.
         chunks: how many pieces a rank computes its part of a training batch in, one behind the
             other (ATP §4.1).
         microbatches: how many pieces it computes that part in whose activations are not kept at
             the same time; their gradients are added up.
+        stages: how the step runs in stages, if there are several.
         compression: the dtype in which gradients travel; None: their own.
         early_collectives: what could run before a collective that is waited for runs behind it
             (ATP §4.2).
@@ -45,6 +48,7 @@ class CompileOptions:
     batched: Collection[Tensor] = ()
     chunks: int = 1
     microbatches: int = 1
+    stages: StagedStep | None = None
     compression: str | None = None
     early_collectives: bool = True
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
@@ -56,11 +60,13 @@ class CompiledStep:
 
     Attributes:
         partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
-        local: the program of every rank.
+        local: the program of every rank; of a step in stages all of it.
+        programs: what each set of ranks runs.
     """
 
     partitioned: PartitionedGraph
     local: LocalProgram
+    programs: ProgramSet
 
 
 def compile_step(
@@ -81,19 +87,29 @@ def compile_step(
     prepared = prepared if prepared is not None else prepare_step(step)
     partitioned = _partitioned(step, options, prepared)
     observe("propagate", lambda: str(partitioned))
-    anchors, batched = options.anchors, options.batched
-    if options.microbatches > 1:
-        local = build_microbatched_program(partitioned, anchors, batched, options.microbatches)
-    elif options.chunks > 1 and options.mesh.size > 1:
-        local = build_chunked_program(partitioned, anchors, batched, options.chunks)
-    else:
-        local = build_local_program(partitioned)
+    local = _written(partitioned, options)
     observe("rewrite", lambda: str(local))
-    for each in _local_passes(options):
+    for each in _local_passes(options, local):
         for graph in local.graphs():
             each.run(graph)
         observe(each.name, lambda: str(local))
-    return CompiledStep(partitioned, local)
+    if options.stages is None:
+        return CompiledStep(partitioned, local, ProgramSet.of(local))
+    programs = split_stages(local, options.stages.schedule)
+    observe("split stages", lambda: "\n\n".join(map(str, programs.programs.values())))
+    return CompiledStep(partitioned, local, programs)
+
+
+def _written(partitioned: PartitionedGraph, options: CompileOptions) -> LocalProgram:
+    """The program of every rank, its batch in one piece or in several."""
+    anchors, batched, stages = options.anchors, options.batched, options.stages
+    if options.microbatches > 1:
+        return build_microbatched_program(
+            partitioned, anchors, batched, options.microbatches, stages
+        )
+    if options.chunks > 1 and options.mesh.size > 1:
+        return build_chunked_program(partitioned, anchors, batched, options.chunks)
+    return build_local_program(partitioned, None if stages is None else stages.places)
 
 
 def _partitioned(
@@ -111,10 +127,12 @@ def _partitioned(
     return partitioned
 
 
-def _local_passes(options: CompileOptions) -> list[Pass]:
+def _local_passes(options: CompileOptions, local: LocalProgram) -> list[Pass]:
     """What is done to the program of every rank, in place and in this order."""
     passes = (
         [Pass("early collectives", start_collectives_early)] if options.early_collectives else []
     )
-    pack = functools.partial(pack_collectives, bucket_bytes=options.bucket_bytes)
+    pack = functools.partial(
+        pack_collectives, bucket_bytes=options.bucket_bytes, places=local.places
+    )
     return [*passes, Pass("pack collectives", pack)]

@@ -49,9 +49,10 @@ class Exchange:
         parts: list[tf.Tensor] = tf.unstack(tf.ensure_shape(gathered, [len(group), *tensor.shape]))
         return parts
 
-    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The first rank's tensor; every rank gives one of that shape."""
-        return self._run("broadcast", tensor, self._everyone)
+    def broadcast(self, tensor: tf.Tensor, source: int = 0) -> tf.Tensor:
+        """The tensor of one rank; every rank gives one of that shape."""
+        others = (rank for rank in self._everyone if rank != source)
+        return self._run("broadcast", tensor, (source, *others))
 
     def leave(self) -> None:
         """Wait until all ranks leave; others that have something to say learn that this one does.

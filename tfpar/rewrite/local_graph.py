@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import Graph, Op, Shape, Tensor, Variable
-from tfpar.ir.traits import NEW_LISTS, REGIONS
+from tfpar.ir.traits import CONSTANTS, NEW_LISTS, REGIONS
 from tfpar.propagation.lists import remaking
 from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.rewrite.regions import write_region
@@ -29,6 +30,17 @@ call it together. Of its inputs and outputs, those at the positions `carried` (p
 call to the next."""
 
 
+class Place(NamedTuple):
+    """Where and when an op of a step in stages runs: at which stage, and in which of its passes."""
+
+    stage: int
+    backward: bool = False
+
+
+NOWHERE = Place(0)
+"""Of an op without one, where only the order of ops is asked for."""
+
+
 @dataclasses.dataclass(eq=False)
 class LocalProgram:
     """The program of every rank.
@@ -39,6 +51,8 @@ class LocalProgram:
         input_shapes: the global shape of each graph input.
         input_specs, output_specs: how each graph input is fed and output comes.
         variable_specs: by variable name.
+        places: of the ops of a step in stages. An op without one is made wherever it is read:
+            constants, inputs, and what comes of these alone.
     """
 
     graph: Graph
@@ -47,6 +61,7 @@ class LocalProgram:
     input_specs: list[Spec]
     output_specs: list[Spec]
     variable_specs: dict[str, Spec]
+    places: dict[Op, Place] = dataclasses.field(default_factory=dict)
 
     def graphs(self) -> list[Graph]:
         """All graphs in which ranks may meet: that of the program, and those of its tasks."""
@@ -62,39 +77,59 @@ class LocalProgram:
         return "\n".join([*lines, f"// returned: {specs}", str(self.graph)])
 
 
-def build_local_program(partitioned: PartitionedGraph) -> LocalProgram:
-    """Emit the local program of a partitioned graph."""
+def build_local_program(
+    partitioned: PartitionedGraph, places: Mapping[Op, Place] | None = None
+) -> LocalProgram:
+    """Emit the local program of a partitioned graph.
+
+    Args:
+        places: of all its ops, if they are in stages. What moves a tensor runs where it is made.
+    """
     source = partitioned.graph
-    graph = _write_graph(partitioned, {})
+    writer = _Writer(partitioned, GraphBuilder(Graph(functions={})), places)
     return LocalProgram(
-        graph,
+        _write_graph(writer),
         partitioned.mesh,
         [t.shape for t in source.inputs],
         [partitioned.specs[t] for t in source.inputs],
         list(partitioned.output_specs),
         {v.name: s for v, s in partitioned.variable_specs.items()},
+        writer.places,
     )
 
 
-def _write_graph(partitioned: PartitionedGraph, functions: dict[str, Graph]) -> Graph:
-    """The local graph; bodies of its regions go to `functions`."""
-    source = partitioned.graph
-    writer = _Writer(partitioned, GraphBuilder(Graph(functions=functions)))
+def _write_graph(writer: _Writer) -> Graph:
+    """The local graph."""
+    source = writer.partitioned.graph
     writer.bind_sources()
     writer.write()
     graph = writer.build.graph
     graph.outputs = [
         writer.local(tensor, spec)
-        for tensor, spec in zip(source.outputs, partitioned.output_specs, strict=True)
+        for tensor, spec in zip(source.outputs, writer.partitioned.output_specs, strict=True)
     ]
     graph.effects = [op for e in source.effects for op in writer.effects.get(e, ())]
     return graph
 
 
 class _Writer:
-    """Emits one partitioned graph into a builder; expansions nest."""
+    """Emits one partitioned graph into a builder; expansions nest.
 
-    def __init__(self, partitioned: PartitionedGraph, build: GraphBuilder) -> None:
+    Args:
+        stages: the places of the graph's ops, if they have any.
+
+    Attributes:
+        places: of the ops that are emitted.
+    """
+
+    def __init__(
+        self,
+        partitioned: PartitionedGraph,
+        build: GraphBuilder,
+        stages: Mapping[Op, Place] | None = None,
+    ) -> None:
+        self.places: dict[Op, Place] = {}
+        self._stages = stages or {}
         self.partitioned = partitioned
         self.mesh = partitioned.mesh
         self.build = build
@@ -137,8 +172,16 @@ class _Writer:
         versions = self.tensors[tensor]
         if spec not in versions:
             kept = self.partitioned.specs[tensor]
+            first = len(self.build.graph.ops)
             versions[spec] = self.reshard(versions[kept], Reshard(tensor, kept, spec))
+            self._place(tensor.op, self.build.graph.ops[first:])
         return versions[spec]
+
+    def _place(self, op: Op, emitted: Sequence[Op]) -> None:
+        """What has been emitted for `op` runs where that runs, but for what is made anywhere."""
+        if op in self._stages and op.type != "Placeholder":
+            placed = (e for e in emitted if e.type not in CONSTANTS)
+            self.places.update(dict.fromkeys(placed, self._stages[op]))
 
     def reshard(self, local: Tensor, reshard: Reshard) -> Tensor:
         tensor = reshard.tensor
@@ -189,12 +232,13 @@ class _Writer:
                 inputs,
                 self.build,
                 self.mesh,
-                lambda inner: _write_graph(inner, functions),
+                lambda inner: _write_graph(
+                    _Writer(inner, GraphBuilder(Graph(functions=functions)))
+                ),
             )
         else:
             outputs = self._write_plain(op, decision, inputs)
-        emitted = self.build.graph.ops[first:]
-        self._keep_order(op, emitted)
+        self._keep_order(op, self.build.graph.ops[first:])
         for tensor, local, made in zip(
             op.outputs, outputs, decision.strategy.out_specs, strict=True
         ):
@@ -203,6 +247,7 @@ class _Writer:
                 self.bind(tensor, resolution.target, self.reshard(local, resolution))
             else:
                 self.bind(tensor, made, local)
+        self._place(op, self.build.graph.ops[first:])
 
     def _keep_order(self, op: Op, emitted: Sequence[Op]) -> None:
         """Control edges between global ops become edges between their local effects."""

@@ -16,21 +16,30 @@ losses, masks, draws and padding lie along the axis. `rewrite.rounds` says what 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from tfpar.ir.builder import GraphBuilder, neutral
-from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, is_floating, itemsize
+from tfpar.ir.builder import neutral
+from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import CONSTANTS
+from tfpar.pipeline import Schedule
+from tfpar.pipeline.generators import generate
+from tfpar.pipeline.tasks import Task
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.rewrite.chunks import cut_in_parts, sum_before_scattering
-from tfpar.rewrite.local_graph import TASK, LocalProgram, build_local_program
+from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.part_bodies import of_part
 from tfpar.rewrite.rounds import Rounds, rounds_of
-from tfpar.rewrite.within_rank import COMBINE, WithinRank, is_narrowed
+from tfpar.rewrite.stages import StagedStep
+from tfpar.rewrite.task_body import TaskBody, operand_of, summed_as
+from tfpar.rewrite.task_cut import TaskCut, TaskKey
+from tfpar.rewrite.within_rank import WithinRank
 
 
 def build_microbatched_program(
-    partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor], microbatches: int
+    partitioned: PartitionedGraph,
+    anchors: Anchors,
+    batched: Collection[Tensor],
+    microbatches: int,
+    stages: StagedStep | None = None,
 ) -> LocalProgram:
     """The program of a partitioned graph with the batch in microbatches.
 
@@ -39,22 +48,35 @@ def build_microbatched_program(
     Args:
         partitioned: the graph without microbatches, from `anchors`.
         batched: the inputs of which each microbatch gets a part.
+        stages: in which the step runs, if there are several.
 
     Raises:
         CannotRepeat: names an op whose effect would come once for each microbatch.
     """
     laid = cut_in_parts(partitioned, anchors, batched, microbatches)
-    return run_microbatches(build_local_program(laid))
+    if stages is None:
+        return run_microbatches(build_local_program(laid))
+    return run_microbatches(
+        build_local_program(laid, stages.places), stages.schedule, stages.recompute
+    )
 
 
-def run_microbatches(program: LocalProgram) -> LocalProgram:
+def run_microbatches(
+    program: LocalProgram, schedule: Schedule | None = None, recompute: bool = False
+) -> LocalProgram:
     """The program for the mesh without its last axis, whose ranks are microbatches within a rank.
+
+    Args:
+        schedule: of a program in stages; by default it has one.
+        recompute: the backward pass of a stage runs its forward pass again, and keeps of it only
+            what that read.
 
     Raises:
         CannotRepeat: names an op with an effect that would come once for each microbatch.
     """
     sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
-    writer = _Writer(program)
+    schedule = schedule or generate("1f1b", 1, program.mesh.shape[-1])
+    writer = _Writer(program, schedule, recompute)
     for done in range(writer.rounds.count + 1):
         if done:
             writer.write_round(done)
@@ -65,11 +87,13 @@ def run_microbatches(program: LocalProgram) -> LocalProgram:
 
 
 class _Writer(WithinRank):
-    """Writes what runs once as ops, and each round as a function with its calls."""
+    """Writes what runs once as ops, and each round as functions with their calls."""
 
-    def __init__(self, program: LocalProgram) -> None:
+    def __init__(self, program: LocalProgram, schedule: Schedule, recompute: bool) -> None:
         super().__init__(program)
         self.rounds: Rounds = rounds_of(program, self.repetition)
+        self._schedule = schedule
+        self._recompute = recompute
         self._sums: dict[tuple[Tensor, str], Tensor] = {}
         self._readers: dict[Tensor, list[Op]] = program.graph.consumers()
         self._returned = set(program.graph.outputs)
@@ -82,6 +106,7 @@ class _Writer(WithinRank):
     def write_once(self, op: Op) -> None:
         """Emit an op that runs once for all microbatches."""
         self.build.name = op.name
+        first = len(self.build.graph.ops)
         if op.type == "Placeholder":
             self.write_source(op)
         elif self.meets(op):
@@ -103,146 +128,117 @@ class _Writer(WithinRank):
             self.ops[op] = [clone] * self.parts
             for old, new in zip(op.outputs, clone.outputs, strict=True):
                 self.tensors[old] = [new] * self.parts
+        self._place(first, self.program.places.get(op))
+
+    def _place(self, first: int, place: Place | None) -> None:
+        """What has been emitted from the op at `first` on runs at `place`."""
+        if place is not None:
+            emitted = (op for op in self.build.graph.ops[first:] if op.type not in CONSTANTS)
+            self.places.update(dict.fromkeys(emitted, place))
 
     def write_round(self, number: int) -> None:
-        """Emit the calls of a round, one for each microbatch, one behind the other."""
-        ops = [op for op, of in self.rounds.each.items() if of == number]
-        differ = any(self.repetition.bodies.differ(op) for op in ops)
-        outside = dict.fromkeys(c for op in ops for c in op.control if c in self.rounds.once)
-        task = self._task(number, ops, 0)
-        carried = [self._start(key) for key in task.summed]
-        calls: list[Op] = []
-        for part in range(self.parts):
-            if part and differ:
-                task = self._task(number, ops, part)
-            inputs = [self.tensors[t][part] for t in task.read] + carried
-            made = [*task.made, *task.sums]
-            call = self.build.emit(
-                TASK,
-                inputs,
-                [(t.shape, t.dtype) for t in made],
-                {
-                    "body": task.name,
-                    "carried": task.carried,
-                },
-                name=f"round{number}/microbatch{part}",
-                control=[*calls[-1:], *(self.ops[c][-1] for c in outside)],
-                stateful=True,
-            )
-            carried = call.outputs[len(task.made) :]
-            calls.append(call)
-        self.ops.update(dict.fromkeys(ops, calls))
-        for i, tensor in enumerate(task.made):
-            self.tensors[tensor] = [call.outputs[i] for call in calls]
-        self._sums.update(zip(task.summed, carried, strict=True))
+        """Emit the calls of a round: each task of each microbatch, in the order of the schedule."""
+        cut = TaskCut(self.rounds, number, self.program, self._schedule, self._is_summed)
+        bodies = [self._bodies(number, cut, 0)]
+        if any(self.repetition.bodies.differ(op) for op in cut.key_of):
+            bodies += [self._bodies(number, cut, part) for part in range(1, self.parts)]
+        carried: dict[TaskKey, Sequence[Tensor]] = {}
+        for key, body in bodies[0].items():
+            first = len(self.build.graph.ops)
+            carried[key] = [self._start(summed) for summed in body.summed]
+            self._place(first, self._place_of(key))
+        ops = {op: [op] * self.parts for op in cut.key_of}
+        made = {t: [t] * self.parts for body in bodies[0].values() for t in body.made}
+        self.ops.update(ops)  # what calls read is put in the place of these, one by one
+        self.tensors.update(made)
+        last: dict[int, Op] = {}  # call of each actor
+        for task in cut.in_order({key: body.read for key, body in bodies[0].items()}):
+            key, actor = TaskKey(task.kind, task.stage), self._schedule.actors[task.stage]
+            body = bodies[task.micro % len(bodies)][key]
+            control = self._awaited(cut.members[key], last.get(actor))
+            last[actor] = call = self._call(number, task, body, carried[key], control)
+            carried[key] = call.outputs[len(body.made) :]
+            for op in cut.members[key]:
+                ops[op][task.micro] = call
+            for tensor, output in zip(body.made, call.outputs, strict=False):
+                made[tensor][task.micro] = output
+        for key, body in bodies[0].items():
+            self._sums.update(zip(body.summed, carried[key], strict=True))
 
-    def _start(self, key: tuple[Tensor, str]) -> Tensor:
-        """What a sum begins with."""
-        tensor, reduction = key
-        dtype = _summed_as(_operand(tensor))
-        self.build.name = f"{tensor.op.name}/sum"
-        value = self.build.const(neutral(reduction, dtype), dtype)
-        return self.build.fill(tensor.shape, value)
+    def _bodies(self, number: int, cut: TaskCut, part: int) -> dict[TaskKey, TaskBody]:
+        """The functions of a round: what they do for microbatch `part`, and all like it."""
+        functions, bodies = self.build.graph.functions, {}
+        suffix = f"_part{part}" if part else ""
+        for key, ops in cut.members.items():
+            own = f"_{key.kind}{key.stage}" if self.program.places else ""
+            name = f"round{number}{own}{suffix}"
+            bodies[key] = body = TaskBody(name, functions)
+            for op in (*self._again(cut, key), *ops):
+                body.copy(op, self.repetition.bodies.attrs(op, part))
+        given = {t for body in bodies.values() for t in body.read}
+        for key, body in bodies.items():
+            for tensor in [t for op in cut.members[key] for t in op.outputs]:
+                readers = [r for r in self._readers.get(tensor, ()) if r not in cut.key_of]
+                sums = {r.attrs["reduction"] for r in readers if self._is_summed(r, tensor)}
+                for reduction in sorted(sums):
+                    body.add_up(tensor, reduction)
+                whole = any(not self._is_summed(r, tensor) for r in readers)
+                if whole or tensor in given or tensor in self._returned:
+                    body.made.append(tensor)
+            effects = [op for op in self.program.graph.effects if cut.key_of.get(op) == key]
+            functions[body.name] = body.finish(effects)
+        return bodies
 
-    def _task(self, number: int, ops: Sequence[Op], part: int) -> _Task:
-        """The function of a round: what it does for microbatch `part`, and all like it."""
-        name = FunctionRef(f"round{number}" if not part else f"round{number}_part{part}")
-        functions = self.build.graph.functions
-        task = _Task(name, GraphBuilder(Graph(functions=functions)))
-        inside = set(ops)
-        for op in ops:
-            task.copy(op, self.repetition.bodies.attrs(op, part), inside)
-        for tensor in [t for op in ops for t in op.outputs]:
-            readers = [r for r in self._readers.get(tensor, ()) if r not in inside]
-            sums = {r.attrs["reduction"] for r in readers if self._is_summed(r, tensor)}
-            for reduction in sorted(sums):
-                task.add_up(tensor, reduction)
-            if tensor in self._returned or any(not self._is_summed(r, tensor) for r in readers):
-                task.made.append(tensor)
-        task.finish([op for op in self.program.graph.effects if op in inside])
-        functions[name] = task.build.graph
-        return task
+    def _again(self, cut: TaskCut, key: TaskKey) -> list[Op]:
+        """What a backward pass runs again of the forward pass of its stage, to read it."""
+        if not self._recompute or key.kind == "F":
+            return []
+        read = {t.op for op in cut.members[key] for t in op.inputs}
+        again: list[Op] = []
+        for op in reversed(cut.members.get(TaskKey("F", key.stage), ())):
+            if op in read and not self.repetition.has_effects(op):
+                again.append(op)
+                read.update(t.op for t in op.inputs)
+        return again[::-1]
 
     def _is_summed(self, op: Op, tensor: Tensor) -> bool:
         """Whether `op` takes of `tensor` only what all microbatches come to."""
         return self.meets(op) and op.type in ("AllReduce", "ReduceScatter") and tensor.is_static
 
+    def _awaited(self, ops: Sequence[Op], before: Op | None) -> list[Op]:
+        """What a call of `ops` waits for: that `before` it on its ranks, and all they wait for."""
+        outside = dict.fromkeys(c for op in ops for c in op.control if c in self.rounds.once)
+        return [*([before] if before else []), *(self.ops[c][-1] for c in outside)]
 
-class _Task:
-    """The function of one round.
-
-    Attributes:
-        read: the program's tensors that it is given, in the order of its arguments; behind them
-            come the sums so far.
-        made: those that it returns; behind them come the sums.
-        summed: what is added up, and how.
-        sums: the sums in its body.
-    """
-
-    def __init__(self, name: FunctionRef, build: GraphBuilder) -> None:
-        self.name = name
-        self.build = build
-        self.read: list[Tensor] = []
-        self.made: list[Tensor] = []
-        self.summed: list[tuple[Tensor, str]] = []
-        self.sums: list[Tensor] = []
-        self._tensors: dict[Tensor, Tensor] = {}
-        self._ops: dict[Op, Op] = {}
-
-    @property
-    def carried(self) -> tuple[tuple[int, int], ...]:
-        """Where the sums are among the arguments, and among the results."""
-        first, made = len(self.read), len(self.made)
-        return tuple((first + i, made + i) for i in range(len(self.sums)))
-
-    def copy(self, op: Op, attrs: dict[str, Any], inside: Collection[Op]) -> None:
-        """Add an op of the round."""
-        clone = self.build.emit(
-            op.type,
-            [self._local(t, inside) for t in op.inputs],
-            [(t.shape, t.dtype) for t in op.outputs],
-            attrs,
-            op.name,
-            [self._ops[c] for c in op.control if c in self._ops],
-            op.stateful,
+    def _call(
+        self,
+        number: int,
+        task: Task,
+        body: TaskBody,
+        carried: Sequence[Tensor],
+        control: Sequence[Op],
+    ) -> Op:
+        """Emit the call of a task."""
+        own = f"{task.kind}{task.stage}/" if self.program.places else ""
+        call = self.build.emit(
+            TASK,
+            [*(self.tensors[t][task.micro] for t in body.read), *carried],
+            [(t.shape, t.dtype) for t in (*body.made, *body.sums)],
+            {"body": body.name, "carried": body.carried},
+            name=f"round{number}/{own}microbatch{task.micro}",
+            control=control,
+            stateful=True,
         )
-        self._ops[op] = clone
-        self._tensors.update(zip(op.outputs, clone.outputs, strict=True))
+        self._place(len(self.build.graph.ops) - 1, self._place_of(task))
+        return call
 
-    def _local(self, tensor: Tensor, inside: Collection[Op]) -> Tensor:
-        """`tensor` in the body: computed there, written there, or an argument."""
-        if tensor not in self._tensors and tensor.op.type == "Const":
-            self.copy(tensor.op, tensor.op.attrs, inside)
-        elif tensor not in self._tensors:
-            self.read.append(tensor)
-            name = f"{tensor.op.name}/given{tensor.index}"
-            self._tensors[tensor] = self.build.placeholder(tensor, name)
-        return self._tensors[tensor]
+    def _place_of(self, task: Task | TaskKey) -> Place | None:
+        return Place(task.stage, task.kind != "F") if self.program.places else None
 
-    def add_up(self, tensor: Tensor, reduction: str) -> None:
-        """Return the sum so far with `tensor` added to it."""
-        operand = _operand(self._tensors[tensor])
+    def _start(self, summed: tuple[Tensor, str]) -> Tensor:
+        """What a sum begins with."""
+        tensor, reduction = summed
+        dtype = summed_as(operand_of(tensor))
         self.build.name = f"{tensor.op.name}/sum"
-        operand = self.build.cast(operand, _summed_as(operand))
-        attrs = {"dtype": operand.dtype}
-        so_far = self.build.one("Placeholder", (), operand.shape, operand.dtype, attrs)
-        self.summed.append((tensor, reduction))
-        self.sums.append(self.build.binary(COMBINE[reduction], so_far, operand))
-
-    def finish(self, effects: Sequence[Op]) -> None:
-        """Say what the body takes and gives."""
-        graph = self.build.graph
-        graph.inputs += [t.op.inputs[0] for t in self.sums]
-        graph.outputs = [*(self._tensors[t] for t in self.made), *self.sums]
-        graph.effects = [self._ops[op] for op in effects]
-
-
-def _operand(tensor: Tensor) -> Tensor:
-    """What is added up for `tensor`: as it was before it was narrowed to be carried."""
-    return tensor.op.inputs[0] if is_narrowed(tensor) else tensor
-
-
-def _summed_as(tensor: Tensor) -> str:
-    """The dtype of a sum: many terms in 16 bits would lose what one product's sum keeps."""
-    short = is_floating(tensor.dtype) and itemsize(tensor.dtype) < 4
-    return "float32" if short else tensor.dtype
+        value = self.build.const(neutral(reduction, dtype), dtype)
+        return self.build.fill(tensor.shape, value)

@@ -14,10 +14,12 @@ time: if nothing that reads one of them has to wait for another.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.traits import HANDED_ON
+from tfpar.rewrite.local_graph import NOWHERE, Place
 from tfpar.rewrite.reshard import CHUNK, DIMS
 from tfpar.rewrite.transfers import TRANSFER_TYPES
 
@@ -45,19 +47,28 @@ class _Bucket:
     before: int = 0
 
 
-def pack_collectives(graph: Graph, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Graph:
+def pack_collectives(
+    graph: Graph, bucket_bytes: int = DEFAULT_BUCKET_BYTES, places: dict[Op, Place] | None = None
+) -> Graph:
     """Merge independent collectives of `graph`, in place; returns it.
 
     Two may share a bucket only if none needs the other's result, also through other buckets: that
     would be a cycle. A tensor larger than `bucket_bytes` travels alone.
+
+    Args:
+        places: of the ops of a step in stages, kept up to date: those of two stages stay apart.
     """
-    buckets = [bucket for bucket in _fill(graph, bucket_bytes) if len(bucket.members) > 1]
+    places = {} if places is None else places
+    filled = _fill(graph, bucket_bytes, places)
+    buckets = [bucket for bucket in filled if len(bucket.members) > 1]
     if not buckets:
         return graph
     replacement: dict[Tensor, Tensor] = {}
     moved: dict[Op, Op] = {}
     for bucket in buckets:
         op = _merged(bucket.members)
+        if bucket.members[0] in places:
+            places[op] = places[bucket.members[0]]
         moved.update(dict.fromkeys(bucket.members, op))
         replacement.update(zip((m.outputs[0] for m in bucket.members), op.outputs, strict=True))
     ops = [op for op in graph.ops if op not in moved] + list(dict.fromkeys(moved.values()))
@@ -99,7 +110,7 @@ def _can_join(op: Op) -> bool:
     return op.type in DIMS and known and not op.control
 
 
-def _fill(graph: Graph, bucket_bytes: int) -> list[_Bucket]:
+def _fill(graph: Graph, bucket_bytes: int, places: Mapping[Op, Place]) -> list[_Bucket]:
     buckets: list[_Bucket] = []
     current: dict[tuple[object, ...], _Bucket] = {}
     needs: dict[Op, int] = {}
@@ -117,6 +128,7 @@ def _fill(graph: Graph, bucket_bytes: int) -> list[_Bucket]:
                 op.attrs.get("reduction"),
                 op.outputs[0].dtype,
                 op.attrs.get(CHUNK),
+                places.get(op, NOWHERE).stage,
             )
             size, own, others = payload(op), gathers.get(op, 0), before.get(op, 0)
             bucket = current.get(key)

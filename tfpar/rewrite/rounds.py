@@ -15,18 +15,22 @@ where something that runs for each of them reads what all of them made, such as 
 normalisation takes over the batch, or the sum of a batch's sample weights. What a round needs not
 is left to the last round that can do it, so that the forward pass of a batch with sample weights
 runs beside its backward pass, and nothing of it is kept meanwhile.
+
+Where the step is in stages, a microbatch goes through them in two *sweeps* a round: up through all
+stages, which is the forward pass, and back down. What would be read of a later stage on the way up,
+or of an earlier one on the way down, waits for the next sweep.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from tfpar.ir.graph import Op
 from tfpar.ir.traits import CONSTANTS, SOURCES
-from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.local_graph import NOWHERE, LocalProgram
 from tfpar.rewrite.part_bodies import of_part
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.rewrite.within_rank import CannotRepeat, Repetition
@@ -38,14 +42,32 @@ class Rounds:
     """When the ops of a program run.
 
     Attributes:
-        count: the number of rounds.
-        each: of ops that run once for each microbatch: in which round, from 1.
+        sweep_of: of ops that run once for each microbatch: in which sweep, from 0. Two make a
+            round: the first goes up through the stages, the second back down.
         once: of all others: after how many rounds they can run.
     """
 
-    count: int
-    each: dict[Op, int]
+    sweep_of: dict[Op, int]
     once: dict[Op, int]
+
+    @property
+    def count(self) -> int:
+        """The number of rounds."""
+        return max(map(_round, self.sweep_of.values()), default=0)
+
+    def of(self, number: int) -> list[Op]:
+        """The ops that run for each microbatch in a round, from 1."""
+        return [op for op, sweep in self.sweep_of.items() if _round(sweep) == number]
+
+
+def goes_down(sweep: int) -> bool:
+    """Whether a sweep goes from the last stage to the first."""
+    return sweep % 2 == 1
+
+
+def _round(sweep: int) -> int:
+    """The round of a sweep, from 1."""
+    return sweep // 2 + 1
 
 
 def rounds_of(program: LocalProgram, repetition: Repetition) -> Rounds:
@@ -58,10 +80,8 @@ def rounds_of(program: LocalProgram, repetition: Repetition) -> Rounds:
         CannotRepeat: names an op with an effect that would come once for each microbatch.
     """
     differing = _differing(program, repetition)
-    each, _ = _placed(program, differing, lambda op, earliest: earliest)
-    latest = _latest(program, each)
-    each, once = _placed(program, differing, lambda op, earliest: max(earliest, latest[op]))
-    return Rounds(max(each.values(), default=0), each, once)
+    placed = _placed(program, differing, {})
+    return _placed(program, differing, _latest(program, placed))
 
 
 def _differing(program: LocalProgram, repetition: Repetition) -> set[Op]:
@@ -103,22 +123,34 @@ def is_made_in_rounds(op: Op, axis: int, differing: Collection[Op]) -> bool:
     return op in differing and not (op.type in SOURCES or meets(op, axis))
 
 
-def _placed(
-    program: LocalProgram, differing: set[Op], round_of: Callable[[Op, int], int]
-) -> tuple[dict[Op, int], dict[Op, int]]:
-    """`Rounds.each` and `Rounds.once`: all as early as can be, but in rounds as `round_of` says."""
-    axis = program.mesh.num_axes - 1
-    each: dict[Op, int] = {}
-    once: dict[Op, int] = {}
+def _placed(program: LocalProgram, differing: set[Op], latest: Mapping[Op, int]) -> Rounds:
+    """All as early as can be, but in no round before `latest`."""
+    axis, places = program.mesh.num_axes - 1, program.places
+    found = Rounds({}, {})
     for op in program.graph.ops:
-        before = _before(op)
-        rounds = [each[b] for b in before if b in each]
-        done = [once[b] for b in before if b in once]
+        place = places.get(op, NOWHERE)
+        rounds = [0]
+        sweeps = [2 * (latest.get(op, 1) - 1)]
+        for before in _before(op):
+            if before in found.once:
+                rounds.append(found.once[before])
+                sweeps.append(2 * found.once[before])  # all microbatches have gone by
+            else:
+                sweep = found.sweep_of[before]
+                rounds.append(_round(sweep))
+                sweeps.append(_next(sweep, places.get(before, NOWHERE).stage, place.stage))
         if is_made_in_rounds(op, axis, differing):
-            each[op] = round_of(op, max([1, *rounds, *(n + 1 for n in done)]))
+            sweep = max(sweeps)
+            found.sweep_of[op] = sweep + (place.backward and not goes_down(sweep))
         else:
-            once[op] = max([0, *rounds, *done])
-    return each, once
+            found.once[op] = max(rounds)
+    return found
+
+
+def _next(sweep: int, maker: int, reader: int) -> int:
+    """The first sweep, from that of a tensor on, that comes to its reader's stage afterwards."""
+    comes = reader <= maker if goes_down(sweep) else reader >= maker
+    return sweep if comes else sweep + 1
 
 
 def _before(op: Op) -> list[Op]:
@@ -126,18 +158,18 @@ def _before(op: Op) -> list[Op]:
     return [] if op.type in CONSTANTS else [*(t.op for t in op.inputs), *op.control]
 
 
-def _latest(program: LocalProgram, each: Mapping[Op, int]) -> dict[Op, int]:
+def _latest(program: LocalProgram, placed: Rounds) -> dict[Op, int]:
     """The last round in which each op can run and be in time for all that reads it."""
-    count = max(each.values(), default=0)
     readers: dict[Op, list[Op]] = {}
     for op in program.graph.ops:
         for before in dict.fromkeys(_before(op)):
             readers.setdefault(before, []).append(op)
+    each = placed.sweep_of
     latest: dict[Op, int] = {}
     for op in reversed(program.graph.ops):
         wait = 0 if op in each else 1  # what runs once has to be there before a round begins
         latest[op] = min(
             (latest[r] - (wait if r in each else 0) for r in readers.get(op, ())),
-            default=count,
+            default=placed.count,
         )
     return latest

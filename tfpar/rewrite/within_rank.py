@@ -16,7 +16,7 @@ import numpy as np
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Op, Tensor, is_floating, itemsize
 from tfpar.ir.traits import REPEATABLE, VARIABLE_READS
-from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.local_graph import LocalProgram, Place
 from tfpar.rewrite.part_bodies import PartBodies
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.spec import Mesh, Shard, local_shape
@@ -83,6 +83,7 @@ class WithinRank:
         mesh: of the new program; `parts` of the old one's batch are those of a rank.
         tensors, ops: what each of the program's has become, by part.
         wholes: what inputs and variables have become.
+        places: of the new program's ops, where the step is in stages.
     """
 
     def __init__(self, program: LocalProgram) -> None:
@@ -94,6 +95,7 @@ class WithinRank:
         self.tensors: dict[Tensor, Sequence[Tensor]] = {}
         self.ops: dict[Op, Sequence[Op]] = {}
         self.wholes: dict[Tensor, Tensor] = {}
+        self.places: dict[Op, Place] = {}
         self.repetition = Repetition(program, self.build.graph.functions)
         self._variables = program.graph.variable_of()
 
@@ -117,6 +119,7 @@ class WithinRank:
             [s[:-1] for s in old.input_specs],
             [s[:-1] for s in old.output_specs],
             {name: s[:-1] for name, s in old.variable_specs.items()},
+            self.places,
         )
 
     # --- sources -----------------------------------------------------------------

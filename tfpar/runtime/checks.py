@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,16 +20,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfpar")
 
 
-def check_placement(
-    variables: Sequence[ParallelVariable], specs: Sequence[Spec], mesh: Mesh, ranks: Ranks
-) -> None:
+class Placed(NamedTuple):
+    """A variable, and how the plan lays it on some ranks."""
+
+    variable: ParallelVariable
+    spec: Spec
+    mesh: Mesh
+    ranks: Ranks
+
+
+def check_placement(placed: Sequence[Placed], world: World | None) -> None:
     """Check that every variable lies where the plan says and that ranks agree.
+
+    Args:
+        world: the processes; None if there is one.
 
     Raises:
         RuntimeMismatchError: names the first variable and rank that differ.
     """
-    for variable, spec in zip(variables, specs, strict=True):
-        if variable.layout != (mesh, spec):
+    for variable, spec, mesh, ranks in placed:
+        if variable.layout != (mesh, spec) or variable.ranks is not ranks:
             raise RuntimeMismatchError(
                 f"Variable {variable.name!r} is laid as {variable.layout}, not as the plan's "
                 f"{format_spec(spec)} on {mesh}."
@@ -38,14 +48,14 @@ def check_placement(
             device = ranks.devices[variable.holders[rank]]
             if not shard.device.endswith(device.rpartition("/")[2]):
                 raise RuntimeMismatchError(
-                    f"The shard of variable {variable.name!r} for rank {rank} lies on "
-                    f"{shard.device}, not on {device}."
+                    f"The shard of variable {variable.name!r} for rank {ranks.members[rank]} lies "
+                    f"on {shard.device}, not on {device}."
                 )
-    copies = [_Copies(v, spec, mesh) for v, spec in zip(variables, specs, strict=True)]
-    if ranks.world is None:
+    copies = [_Copies(one) for one in placed]
+    if world is None:
         _check_here(copies)
     else:
-        _check_between(copies, ranks.world)
+        _check_between(copies, world)
 
 
 AGREEMENT = {8: 1e-8, 4: 1e-3, 2: 1e-1}
@@ -61,25 +71,31 @@ blow up the rounding of gradients that are truly zero (the bias of attention key
 class _Copies:
     """A variable of which several ranks hold the same shard."""
 
-    def __init__(self, variable: ParallelVariable, spec: Spec, mesh: Mesh) -> None:
-        self.variable = variable
-        self.spec = spec
-        self.mesh = mesh
+    def __init__(self, placed: Placed) -> None:
+        self.variable, self.spec, self.mesh, ranks = placed
+        self.members = ranks.members
+        variable = self.variable
         self.is_weight = bool(variable.dtype.is_floating and variable.shape.rank)
 
+    @property
+    def shards(self) -> dict[int, tf.Variable]:
+        """What each rank of this process uses, by its rank in the job."""
+        return {self.members[rank]: shard for rank, shard in self.variable.shards.items()}
+
     def pairs(self) -> Iterator[tuple[int, int]]:
-        """Ranks that differ only in replicated axes."""
+        """Ranks of the job that differ only in replicated axes."""
         axes = tuple(a for a, p in enumerate(self.spec) if isinstance(p, Replicate))
         holders = self.variable.holders
         for group in self.mesh.groups(axes):
             for rank in group[1:]:
                 if holders[rank] != holders[group[0]]:
-                    yield group[0], rank
+                    yield self.members[group[0]], self.members[rank]
 
     def judge(self, ranks: tuple[int, int], apart: float, own: float, largest: float) -> bool:
         """Whether two copies that are `apart` agree; False after a warning.
 
         Args:
+            ranks: that have them, of the job.
             own: how large the values of the copy are.
             largest: how large those of the model's weights.
         """
@@ -100,10 +116,10 @@ class _Copies:
 
 def _check_here(copies: Sequence[_Copies]) -> None:
     """All ranks are in this process."""
-    weights = (c.variable.shards[0].numpy() for c in copies if c.is_weight)
+    weights = (next(iter(c.shards.values())).numpy() for c in copies if c.is_weight)
     largest = max(map(_largest, weights), default=0.0)
     for copy in copies:
-        shards = copy.variable.shards
+        shards = copy.shards
         for ranks in copy.pairs():
             first, other = (shards[rank].numpy() for rank in ranks)
             same = np.array_equal(first, other, equal_nan=first.dtype.kind in "fc")
@@ -114,7 +130,9 @@ def _check_here(copies: Sequence[_Copies]) -> None:
 
 def _check_between(copies: Sequence[_Copies], world: World) -> None:
     """Each rank is a process: they compare a few numbers that tell of each shard."""
-    own = np.array([_traits(c.variable.shards[world.rank].numpy()) for c in copies])
+    nothing = (0.0, 0.0, 0.0)
+    shards = [copy.shards.get(world.rank) for copy in copies]
+    own = np.array([nothing if s is None else _traits(s.numpy()) for s in shards])
     with world.at("comparing variables"):
         traits = [t.numpy() for t in world.exchange.all_gather(tf.constant(own))]
     weights = [i for i, copy in enumerate(copies) if copy.is_weight]

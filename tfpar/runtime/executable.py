@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from tfpar.compile import CompiledStep
 from tfpar.rewrite.blocks import reduce_by_blocks
-from tfpar.rewrite.programs import ProgramSet
+from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.runtime.agreement import agree_on_programs
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.runtime.backends.process import ProcessProgram
 from tfpar.runtime.backends.wire import MOVED
-from tfpar.runtime.checks import check_placement
+from tfpar.runtime.checks import Placed, check_placement
 from tfpar.runtime.ranks import Ranks
-from tfpar.spec import Mesh, Spec
+from tfpar.spec import Mesh
 from tfpar.variables.states import State
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Executable:
         parts: of how many parts of a global batch this rank is given one; 1: it is given the whole.
         captured: the step as captured; its variables are all `ParallelVariable`s.
         partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
-        local: what every rank runs.
+        local: what every rank runs; of a step in stages all of it.
         packed_bytes: payload of each all-reduce once they are packed, in program order.
     """
 
@@ -55,7 +55,9 @@ class Executable:
             for op in graph.ops
             if op.type == "AllReduce"
         ]
-        self.program = link(ProgramSet.of(self.local), ranks, parts > 1)
+        self._programs = compiled.programs
+        self.program = link(compiled.programs, ranks, parts > 1)
+        self._owned = self._variables_by_group()
         self._place_variables()
         self._handles: list[dict[int, tf.Tensor]] = []
         self._states: list[State] = []
@@ -76,19 +78,47 @@ class Executable:
 
     def _run(self, fed: Sequence[tf.Tensor]) -> Any:
         self._refresh_handles()
-        flat = self.program([*fed, *self.captured.closure], self._handles)
+        inputs = [*fed, *self.captured.closure] * len(self._linked)
+        flat = self.program(inputs, self._handles)[: len(self.local.graph.outputs)]
         if not self._checked:
             self._checked = True
-            check_placement(self.captured.variables, self._specs(), self.mesh, self.ranks)
+            check_placement(self._placed(), self.ranks.world)
         return self.captured.pack_outputs(flat)
 
-    def _specs(self) -> list[Spec]:
-        return [self.partitioned.variable_specs[v] for v in self.partitioned.graph.variables]
+    @property
+    def _linked(self) -> list[Group]:
+        """The groups of ranks whose programs this process runs, in their order."""
+        world, groups = self.ranks.world, self._programs.programs
+        return [group for group in groups if world is None or world.rank in group]
+
+    def _variables_by_group(self) -> dict[Group, list[int]]:
+        """The variables of each group's program, by their place among the step's."""
+        place = {v.name: i for i, v in enumerate(self.partitioned.graph.variables)}
+        return {
+            group: [place[v.name] for v in program.graph.variables]
+            for group, program in self._programs.programs.items()
+        }
+
+    def _placed(self) -> list[Placed]:
+        """Where each variable of the step lies."""
+        specs, logical = self.partitioned.variable_specs, self.partitioned.graph.variables
+        return [
+            Placed(
+                self.captured.variables[i],
+                specs[logical[i]],
+                self.mesh,
+                self.ranks.part(group),
+            )
+            for group, owned in self._owned.items()
+            for i in owned
+        ]
 
     def _place_variables(self) -> None:
-        placed = zip(self.captured.variables, self._specs(), self.program.holders, strict=True)
-        for variable, spec, holders in placed:
-            variable.shard(self.mesh, spec, self.ranks, holders)
+        holders = iter(self.program.holders)
+        own = {i: next(holders) for group in self._linked for i in self._owned[group]}
+        order = (i for owned in self._owned.values() for i in owned)
+        for i, (variable, spec, mesh, ranks) in zip(order, self._placed(), strict=True):
+            variable.shard(mesh, spec, ranks, own.get(i))
 
     def _refresh_handles(self) -> None:
         """Variables may have been gathered or laid otherwise since the last call."""
@@ -99,9 +129,10 @@ class Executable:
             return
         self._place_variables()
         self._states = [v.state for v in self.captured.variables]
+        linked = (i for group in self._linked for i in self._owned[group])
         self._handles = [
-            {rank: shard.handle for rank, shard in v.shards.items()}
-            for v in self.captured.variables
+            {rank: shard.handle for rank, shard in self.captured.variables[i].shards.items()}
+            for i in linked
         ]
 
 

@@ -1,4 +1,7 @@
-"""Where the ranks of a mesh live: all in this process, or one in each process of a job."""
+"""Where the ranks of a mesh live: all in this process, or one in each process of a job.
+
+The mesh is that of all ranks, or of a part of them: of the ranks that run a stage.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,13 @@ class Ranks:
         devices: of each rank, as this process names it; those of other processes differ in
             their job.
         world: the processes; None if all ranks are in this one.
+        members: the rank in the job of each.
     """
 
     devices: Sequence[str]
-    world: World | None = None
+    world: World | None
+    members: tuple[int, ...]
+    _parts: dict[tuple[int, ...], Ranks] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, size: int, world: World | None) -> Ranks:
@@ -34,7 +40,7 @@ class Ranks:
             TfparError: the job has another number of processes.
         """
         if world is None:
-            return cls(rank_devices(size))
+            return cls(rank_devices(size), None, tuple(range(size)))
         if world.size != size:
             raise TfparError(
                 f"The mesh has {size} ranks and the job {world.size} processes (started by "
@@ -44,9 +50,25 @@ class Ranks:
         kind = world.device.rpartition("/")[2]
         devices = [f"/job:rank{r}/replica:0/task:0/{kind}" for r in range(size)]
         devices[world.rank] = world.device
-        return cls(devices, world)
+        return cls(devices, world, tuple(range(size)))
+
+    def part(self, group: tuple[int, ...]) -> Ranks:
+        """Some of all ranks: the i-th of them is `group[i]`. Of the same ones the same object."""
+        if group == self.members:
+            return self
+        if group not in self._parts:
+            devices = [self.devices[rank] for rank in group]
+            self._parts[group] = Ranks(devices, self.world, group)
+        return self._parts[group]
 
     @property
     def local(self) -> Sequence[int]:
-        """The ranks that live in this process."""
-        return range(len(self.devices)) if self.world is None else (self.world.rank,)
+        """The ranks that live in this process, none or one of several processes."""
+        if self.world is None:
+            return range(len(self.devices))
+        return [i for i, member in enumerate(self.members) if member == self.world.rank]
+
+    @property
+    def is_everyone(self) -> bool:
+        """Whether these are all the ranks of the job."""
+        return self.world is None or len(self.members) == self.world.size

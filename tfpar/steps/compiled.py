@@ -166,11 +166,12 @@ class CompiledFunction:
             mesh,
             anchors,
             batched,
-            plan.chunks,
-            plan.microbatches,
-            options.compression,
-            options.early_collectives,
-            options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
+            chunks=plan.chunks,
+            microbatches=plan.microbatches,
+            stages=stages,
+            compression=options.compression,
+            early_collectives=options.early_collectives,
+            bucket_bytes=options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
         )
 
     def _repeated(self, op: Op, microbatches: int) -> TfparError:

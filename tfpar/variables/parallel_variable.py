@@ -129,6 +129,11 @@ class ParallelVariable(UninitializedVariable):
         return self._state.shards if isinstance(self._state, Sharded) else {}
 
     @property
+    def ranks(self) -> Ranks | None:
+        """Those among which the variable is split, all of a job or some; None unless sharded."""
+        return self._state.ranks if isinstance(self._state, Sharded) else None
+
+    @property
     def holders(self) -> tuple[int, ...]:
         """For each rank, the rank in whose memory its shard lies; empty unless sharded."""
         return self._state.holders if isinstance(self._state, Sharded) else ()
@@ -258,7 +263,7 @@ class ParallelVariable(UninitializedVariable):
         assert isinstance(state, Sharded)
         if state.needs_others and state.ranks.world is not None:
             state.ranks.world.lead.ask(self._key, "_assembled")
-        return state.assemble(self.name, self.shape)
+        return state.assemble(self.name, self.shape, self.dtype)
 
     def _whole(self) -> tf.Tensor:
         """The assembled value, as a read of this variable to gradient tapes."""

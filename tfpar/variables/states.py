@@ -19,6 +19,7 @@ from tfpar.spec import Mesh, Shard, Spec
 from tfpar.variables.pieces import cut, join
 
 if TYPE_CHECKING:
+    from tfpar.distributed.world import World
     from tfpar.runtime.ranks import Ranks
 
 
@@ -68,33 +69,47 @@ class Sharded:
 
     @property
     def needs_others(self) -> bool:
-        """Whether the whole value takes shards of other processes."""
-        return self.ranks.world is not None and any(isinstance(p, Shard) for p in self.spec)
+        """Whether the whole value takes shards of other processes, for any of them."""
+        split = any(isinstance(p, Shard) for p in self.spec)
+        return self.ranks.world is not None and (split or not self.ranks.is_everyone)
 
     def assign(self, value: tf.Tensor) -> None:
         """Store of the whole `value` what each rank of this process has."""
         for rank, shard in self.stored.items():
             shard.assign(cut(value, self.spec, self.mesh, rank))
 
-    def assemble(self, name: str, shape: tf.TensorShape) -> tf.Tensor:
+    def assemble(self, name: str, shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
         """The whole value; where it needs others, all processes call this together.
 
         Args:
             name: of the variable, for messages.
-            shape: of the whole value.
+            shape, dtype: of the whole value.
         """
-        mesh, spec, world = self.mesh, self.spec, self.ranks.world
+        mesh, world = self.mesh, self.ranks.world
         own = {rank: shard.read_value() for rank, shard in self.shards.items()}
         if world is None:
-            return join([own[r] for r in range(mesh.size)], shape.as_list(), spec, mesh)
-        (value,) = own.values()
-        axes = tuple(a for a, placement in enumerate(spec) if isinstance(placement, Shard))
-        if not axes:
+            return join([own[r] for r in range(mesh.size)], shape.as_list(), self.spec, mesh)
+        axes = tuple(a for a, placement in enumerate(self.spec) if isinstance(placement, Shard))
+        if not self.needs_others:
+            (value,) = own.values()
             return value
-        group = next(g for g in mesh.groups(axes) if world.rank in g)
         with world.at(f"gathering {name}"):
-            world.transport.connect([g for g in mesh.groups(axes) if len(g) > 1])
-            gathered = world.exchange.all_gather(value, group)
+            members = self.ranks.members
+            groups = [tuple(members[r] for r in group) for group in mesh.groups(axes)]
+            world.transport.connect([group for group in groups if len(group) > 1])
+            whole = tf.zeros(shape, dtype)
+            for rank, value in own.items():  # one, or none
+                whole = self._joined(world, rank, value, shape) if axes else value
+            if not self.ranks.is_everyone:
+                whole = world.exchange.broadcast(whole, members[0])
+            return whole
+
+    def _joined(self, world: World, rank: int, own: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+        """The whole value, of the shards of the ranks that have some; `own` is that of `rank`."""
+        mesh, spec, members = self.mesh, self.spec, self.ranks.members
+        axes = tuple(a for a, placement in enumerate(spec) if isinstance(placement, Shard))
+        group = next(g for g in mesh.groups(axes) if rank in g)
+        gathered = world.exchange.all_gather(own, tuple(members[r] for r in group))
         # Ranks of other groups hold what their counterparts of this one do.
         at = {
             tuple(mesh.coordinates(r)[a] for a in axes): v

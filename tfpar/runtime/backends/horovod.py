@@ -45,9 +45,9 @@ class HorovodTransport:
         }
 
     def connect(self, groups: Sequence[tuple[int, ...]], channels: Sequence[Channel] = ()) -> None:
-        for group in (*groups, *map(_pair, channels)):
-            if group not in self._sets:
-                self._sets[group] = hvd.add_process_set(group)
+        for group in (*groups, *(c[:2] for c in channels)):
+            if _members(group) not in self._sets:
+                self._sets[_members(group)] = hvd.add_process_set(_members(group))
 
     def close(self) -> None:
         hvd.shutdown()
@@ -130,7 +130,7 @@ class HorovodTransport:
 
     def _broadcast(self, writer: FunctionWriter, channel: Channel, edge: str, dtype: str) -> None:
         attrs = {"T": DType(dtype), "root_rank": channel.source}
-        self._emit(writer, channel.name, "HorovodBroadcast", [edge], attrs, _pair(channel))
+        self._emit(writer, channel.name, "HorovodBroadcast", [edge], attrs, channel[:2])
 
     def _emit(
         self,
@@ -141,11 +141,11 @@ class HorovodTransport:
         attrs: dict,
         group: tuple[int, ...],
     ) -> None:
-        process_set = self._sets[group].process_set_id
+        process_set = self._sets[_members(group)].process_set_id
         common = {"ignore_name_scope": False, "process_set_id": process_set}
         writer.node(name, op_type, inputs, serialize_attrs({**attrs, **common}), self.device)
 
 
-def _pair(channel: Channel) -> tuple[int, int]:
-    """The two ranks in their order: Horovod has one set of them, whichever sends."""
-    return min(channel[:2]), max(channel[:2])
+def _members(group: tuple[int, ...]) -> tuple[int, ...]:
+    """The ranks of a group in their order: Horovod has one set of the same ones."""
+    return tuple(sorted(group))

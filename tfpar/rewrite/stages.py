@@ -1,0 +1,153 @@
+"""A step in stages: the program of each set of ranks, and what these send each other.
+
+    stage 0    h = MatMul(x, a)         ->    rank 0, 1    h = MatMul(x, a); Send(h)
+    stage 1    y = MatMul(h, b)               rank 2, 3    h = Recv();  y = MatMul(h, b)
+
+The whole step is written first, for one set of ranks as if it ran all stages; every op has its
+place. Here each set of ranks gets the ops of its stages. A tensor is sent once to each set that
+reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
+what is fed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.traits import REFERENCES
+from tfpar.pipeline import Schedule
+from tfpar.rewrite.local_graph import LocalProgram, Place
+from tfpar.rewrite.programs import Group, ProgramSet
+from tfpar.rewrite.transfers import recv, send
+from tfpar.spec import TfparError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StagedStep:
+    """How a step runs in stages.
+
+    Attributes:
+        places: of all ops of the step.
+        schedule: in which order each set of ranks (actor) runs the tasks of its stages.
+        recompute: the backward pass of a stage runs its forward pass again.
+    """
+
+    places: Mapping[Op, Place]
+    schedule: Schedule
+    recompute: bool = False
+
+
+def split_stages(program: LocalProgram, schedule: Schedule) -> ProgramSet:
+    """The program of each actor; the i-th has the i-th ranks of the job, as many as the mesh.
+
+    All of them are fed alike, and give what the step gives.
+
+    Args:
+        program: of the whole step; its ops have places.
+
+    Raises:
+        TfparError: what one actor makes and another reads cannot be sent; names it.
+    """
+    size = program.mesh.size
+    groups = [tuple(range(a * size, (a + 1) * size)) for a in range(schedule.num_actors)]
+    writers = [_Actor(program, group) for group in groups]
+    split = _Split(program, schedule, writers)
+    split.write()
+    return ProgramSet({writer.group: writer.finish() for writer in writers})
+
+
+class _Actor:
+    """The program of one set of ranks, as it is written."""
+
+    def __init__(self, program: LocalProgram, group: Group) -> None:
+        self.program = program
+        self.group = group
+        self.build = GraphBuilder(Graph(functions=program.graph.functions))
+        self.tensors: dict[Tensor, Tensor] = {}
+        self.ops: dict[Op, Op] = {}
+
+    def copy(self, op: Op) -> None:
+        """Add an op whose inputs are there."""
+        clone = self.build.emit(
+            op.type,
+            [self.tensors[t] for t in op.inputs],
+            [(t.shape, t.dtype) for t in op.outputs],
+            op.attrs,
+            op.name,
+            [self.ops[c] for c in op.control if c in self.ops],  # of others it waits for data only
+            op.stateful,
+        )
+        self.ops[op] = clone
+        self.tensors.update(zip(op.outputs, clone.outputs, strict=True))
+
+    def finish(self) -> LocalProgram:
+        whole, graph = self.program, self.build.graph
+        graph.inputs = [self.tensors[t] for t in whole.graph.inputs]
+        graph.outputs = [self.tensors[t] for t in whole.graph.outputs]
+        graph.variables = [
+            dataclasses.replace(v, handle=self.tensors[v.handle])
+            for v in whole.graph.variables
+            if v.handle in self.tensors
+        ]
+        graph.effects = [self.ops[e] for e in whole.graph.effects if e in self.ops] + [
+            op for op in graph.effects if op.type == "Send"
+        ]
+        return dataclasses.replace(whole, graph=graph, places={})
+
+
+class _Split:
+    """Shares out the ops of a step among actors."""
+
+    def __init__(self, program: LocalProgram, schedule: Schedule, actors: list[_Actor]) -> None:
+        self.program = program
+        self.actors = actors
+        self._actor_of = schedule.actors
+
+    def write(self) -> None:
+        graph = self.program.graph
+        for actor in self.actors:
+            for tensor in graph.inputs:
+                actor.copy(tensor.op)
+        for op in graph.ops:
+            place = self.program.places.get(op)
+            if place is not None:
+                actor = self.actors[self._actor_of[place.stage]]
+                for tensor in op.inputs:
+                    self._bring(tensor, actor)
+                actor.copy(op)
+        read = {t for actor in self.actors for t in actor.tensors}
+        for variable in graph.variables:
+            if variable.handle not in read:
+                self._bring(variable.handle, self.actors[0])
+        for actor in self.actors:
+            for tensor in graph.outputs:
+                self._bring(tensor, actor)
+
+    def _bring(self, tensor: Tensor, actor: _Actor) -> None:
+        """Have `actor` make a tensor that it reads, or receive it."""
+        if tensor in actor.tensors:
+            return
+        place = self.program.places.get(tensor.op)
+        if place is not None:
+            self._send(tensor, self.actors[self._actor_of[place.stage]], actor)
+            return
+        for read in tensor.op.inputs:
+            self._bring(read, actor)
+        actor.copy(tensor.op)
+
+    def _send(self, tensor: Tensor, source: _Actor, target: _Actor) -> None:
+        if tensor.dtype in REFERENCES or tensor.dtype == "string" or not tensor.is_static:
+            raise TfparError(
+                f"{tensor.name!r} ({tensor.dtype}, shape {tensor.shape}) is made by the ranks "
+                f"{list(source.group)} and read by {list(target.group)}, but cannot be sent: "
+                f"only tensors of numbers, of known shape. Keep what makes and what reads it in "
+                f"one stage: tap.stage(...)."
+            )
+        key = re.sub(r"[^A-Za-z0-9_.\-/]", ".", f"{tensor.op.name}/{tensor.index}")
+        source.build.name = target.build.name = f"{tensor.op.name}/to{target.group[0]}"
+        send(source.build, source.tensors[tensor], key, target.group)
+        received = recv(target.build, tensor.shape, tensor.dtype, key, source.group)
+        target.tensors[tensor] = received
