@@ -76,7 +76,7 @@ BELOW = {
     "cost": "cluster ir pipeline propagation rules spec",
     "constraints": "ir spec",
     "plans": "cluster constraints cost ir pipeline propagation spec",
-    "rewrite": "ir propagation rules spec",
+    "rewrite": "ir pipeline propagation rules spec",
     "interop": "ir spec",
     "variables": "interop ir propagation rewrite rules spec",
     "capture": "interop ir spec variables",

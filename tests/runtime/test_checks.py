@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import devices
-from tfpar.runtime.checks import check_placement
+from tfpar.runtime.checks import Placed, check_placement
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
 from tfpar.variables.parallel_variable import ParallelVariable
@@ -23,7 +23,7 @@ def sharded() -> ParallelVariable:
 
 
 def check(variable, spec=SPEC, mesh=MESH):
-    check_placement([variable], [spec], mesh, Ranks(devices(mesh)))
+    check_placement([Placed(variable, spec, mesh, Ranks(devices(mesh)))], None)
 
 
 def test_shards_as_planned():
@@ -51,4 +51,4 @@ def test_another_layout():
 
 def test_another_device():
     with pytest.raises(RuntimeMismatchError, match="rank 1 lies on .*CPU:1, not on .*CPU:0"):
-        check_placement([sharded()], [SPEC], MESH, Ranks([devices(MESH)[0]] * 4))
+        check_placement([Placed(sharded(), SPEC, MESH, Ranks([devices(MESH)[0]] * 4))], None)

@@ -39,10 +39,11 @@ def check_placement(placed: Sequence[Placed], world: World | None) -> None:
         RuntimeMismatchError: names the first variable and rank that differ.
     """
     for variable, spec, mesh, ranks in placed:
-        if variable.layout != (mesh, spec) or variable.ranks is not ranks:
+        lain_on = None if variable.ranks is None else variable.ranks.members
+        if variable.layout != (mesh, spec) or lain_on != ranks.members:
             raise RuntimeMismatchError(
-                f"Variable {variable.name!r} is laid as {variable.layout}, not as the plan's "
-                f"{format_spec(spec)} on {mesh}."
+                f"Variable {variable.name!r} is laid as {variable.layout} on the ranks {lain_on}, "
+                f"not as the plan's {format_spec(spec)} on {mesh}, the ranks {ranks.members}."
             )
         for rank, shard in variable.shards.items():
             device = ranks.devices[variable.holders[rank]]

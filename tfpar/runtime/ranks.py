@@ -24,13 +24,16 @@ class Ranks:
         devices: of each rank, as this process names it; those of other processes differ in
             their job.
         world: the processes; None if all ranks are in this one.
-        members: the rank in the job of each.
+        members: the rank in the job of each; by default these are all of them.
     """
 
     devices: Sequence[str]
-    world: World | None
-    members: tuple[int, ...]
+    world: World | None = None
+    members: tuple[int, ...] = ()
     _parts: dict[tuple[int, ...], Ranks] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", self.members or tuple(range(len(self.devices))))
 
     @classmethod
     def of(cls, size: int, world: World | None) -> Ranks:
@@ -40,7 +43,7 @@ class Ranks:
             TfparError: the job has another number of processes.
         """
         if world is None:
-            return cls(rank_devices(size), None, tuple(range(size)))
+            return cls(rank_devices(size))
         if world.size != size:
             raise TfparError(
                 f"The mesh has {size} ranks and the job {world.size} processes (started by "
@@ -50,7 +53,7 @@ class Ranks:
         kind = world.device.rpartition("/")[2]
         devices = [f"/job:rank{r}/replica:0/task:0/{kind}" for r in range(size)]
         devices[world.rank] = world.device
-        return cls(devices, world, tuple(range(size)))
+        return cls(devices, world)
 
     def part(self, group: tuple[int, ...]) -> Ranks:
         """Some of all ranks: the i-th of them is `group[i]`. Of the same ones the same object."""

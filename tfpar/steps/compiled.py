@@ -27,6 +27,7 @@ from tfpar.session import Session
 from tfpar.spec import TfparError
 from tfpar.steps.planned import StepPlanner, laid_on
 from tfpar.steps.program import Program
+from tfpar.steps.staged import staged_step
 from tfpar.variables.parallel_variable import ParallelVariable
 
 VariableNames = Callable[[tf.Variable], VariableName]
@@ -154,6 +155,7 @@ class CompiledFunction:
     ) -> CompileOptions:
         """What the plan and the session's options fix of the program."""
         options, mesh = self.session.options, plan.mesh
+        stages = None if plan.stages is None else staged_step(captured, plan.stages, self._part)
         axes = [mesh.axis(n) for n in plan.batch_axes]
         anchors = plan.anchors()
         anchors = dataclasses.replace(

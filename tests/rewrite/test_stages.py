@@ -1,0 +1,226 @@
+"""Steps in stages: each set of ranks has its own program, and all together compute the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.partitioned import Traced, devices
+from tfpar.ir.graph import Op
+from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.pipeline import Schedule
+from tfpar.pipeline.generators import generate
+from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import Anchors
+from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
+from tfpar.rewrite.microbatches import build_microbatched_program
+from tfpar.rewrite.packing import pack_collectives
+from tfpar.rewrite.programs import ProgramSet
+from tfpar.rewrite.stages import StagedStep, split_stages
+from tfpar.runtime.backends.in_process import InProcessProgram
+from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated
+
+ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})
+rng = np.random.default_rng(0)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype("float32")
+
+
+def three_layers(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
+    """A loss, and its gradients by the weights."""
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        h = x
+        for weight in weights[:-1]:
+            h = tf.tanh(h @ weight)
+        loss = tf.reduce_mean((h @ weights[-1] - y) ** 2)
+    return [loss, *tape.gradient(loss, weights)]
+
+
+def normalized(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
+    """The same, with statistics of the batch between layers."""
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        h = x
+        for weight in weights[:-1]:
+            h = h @ weight
+            h = tf.tanh((h - tf.reduce_mean(h, 0)) / (1 + tf.math.reduce_std(h, 0)))
+        loss = tf.reduce_mean((h @ weights[-1] - y) ** 2)
+    return [loss, *tape.gradient(loss, weights)]
+
+
+def tied(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
+    """The last layer reads the weight of the first, too."""
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        h = tf.tanh(x @ weights[0])
+        h = tf.tanh(h @ weights[1])
+        loss = tf.reduce_mean((tf.tanh(h @ tf.transpose(weights[0])) @ weights[2] - y) ** 2)
+    return [loss, *tape.gradient(loss, weights)]
+
+
+@functools.cache
+def traced(function=three_layers, rows: int = 8) -> Traced:
+    last = 4 if function is tied else 5
+    args = [numbers(rows, 4), numbers(rows, 3), numbers(4, 5), numbers(5, 5), numbers(last, 3)]
+    return Traced.of(function, args)
+
+
+@dataclasses.dataclass
+class Staged:
+    """A step cut in stages: its parts equal numbers of ops, in their order."""
+
+    whole: LocalProgram
+    programs: ProgramSet
+
+    def calls(self, actor: int) -> list[str]:
+        """The tasks that an actor runs, in order, as a schedule names them."""
+        ops = [*self.programs.programs.values()][actor].graph.ops
+        names = [op.name.split("/") for op in ops if op.type == TASK]
+        return [f"{task[1:]}{task[0]}{micro[10:]}" for _, task, micro in names]
+
+    def types(self, actor: int) -> list[str]:
+        return [op.type for op in [*self.programs.programs.values()][actor].graph.ops]
+
+
+def staged(
+    step: Traced,
+    schedule: Schedule,
+    mesh: Mesh = ONE,
+    recompute: bool = False,
+    weights: tuple = (),
+) -> Staged:
+    """The step in stages, checked by running it."""
+    graph, microbatches = step.prepared.graph, schedule.num_microbatches
+    roles = Roles.of(graph)
+    ops = assignable(graph, roles)
+    cut = {op: i * schedule.num_stages // len(ops) for i, op in enumerate(ops)}
+    stage = stages_of_step(graph, roles, cut)
+    places = {op: Place(stage[op], roles.phase[op] == BACKWARD) for op in graph.ops}
+    whole = replicated(mesh.num_axes)
+    batch = (Shard(0), *whole[1:])
+    anchors = Anchors(
+        inputs=[batch, batch, *(weights or [whole] * 3)], outputs=[whole] * len(graph.outputs)
+    )
+    partitioned = propagate(step.prepared, mesh, anchors)
+    if microbatches > 1:
+        fed = set(graph.inputs[:2])
+        asked = StagedStep(places, schedule, recompute)
+        program = build_microbatched_program(partitioned, anchors, fed, microbatches, asked)
+    else:
+        program = build_local_program(partitioned, places)
+    for each in program.graphs():
+        pack_collectives(each, places=program.places)
+    programs = split_stages(program, schedule)
+    everyone = Mesh.of([mesh.size * schedule.num_actors])
+    fed = [tf.constant(a) for a in step.args] * schedule.num_actors
+    results = InProcessProgram(programs, devices(everyone))(fed, [])
+    for i, want in enumerate(step.expected * schedule.num_actors):
+        np.testing.assert_allclose(results[i].numpy(), want, 1e-4, 1e-5)
+    return Staged(program, programs)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"])
+@pytest.mark.parametrize("function", [three_layers, tied])
+def test_every_schedule_computes_the_step(function, name):
+    schedule = generate(name, 2, 4)
+    found = staged(traced(function), schedule)
+    for actor, order in enumerate(schedule.orders):
+        ran = found.calls(actor)
+        assert ran == [str(task) for task in order if str(task) in ran]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 3])
+def test_data_parallel_stages_with_ragged_batches(microbatches):
+    staged(traced(rows=7), generate("1f1b", 2, microbatches), TWO)
+
+
+def test_layers_split_within_stages():
+    mesh = Mesh.of({"data": 1, "model": 2})
+    across = [(Replicate(), Shard(1)), (Replicate(), Shard(0)), (Replicate(), Replicate())]
+    found = staged(traced(), generate("1f1b", 2, 2), mesh, weights=tuple(across))
+    assert any(op.type == "AllReduce" for body in found.whole.graphs()[1:] for op in body.ops)
+
+
+def test_three_stages_hand_on_from_one_to_the_next():
+    found = staged(traced(), generate("gpipe", 3, 2))
+    assert found.types(0).count("Send") and found.types(2).count("Recv")
+    for actor in range(3):
+        assert {call[0] for call in found.calls(actor)} == {str(actor)}
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_joins_hold_up_all_stages(name):
+    found = staged(traced(normalized), generate(name, 2, 3))
+    rounds = {op.name.split("/")[0] for op in found.whole.graph.ops if op.type == TASK}
+    assert len(rounds) > 4, "mean and deviation of two layers, and the sums of their gradients"
+
+
+def returned(program: LocalProgram, task: str) -> int:
+    """How many tensors a task gives, sums aside."""
+    call = next(op for op in program.graph.ops if op.type == TASK and f"/{task}/" in op.name)
+    return len(call.outputs) - len(call.attrs["carried"])
+
+
+def test_recomputed_stages_keep_only_what_they_read():
+    schedule = generate("1f1b", 2, 4)
+    kept, again = (staged(traced(), schedule, recompute=r).whole for r in (False, True))
+    assert returned(again, "F0") < returned(kept, "F0")
+
+    def tanhs(program: LocalProgram) -> int:
+        return [op.type for body in program.graphs()[1:] for op in body.ops].count("Tanh")
+
+    assert tanhs(again) > tanhs(kept)
+
+
+def test_the_halves_of_the_backward_pass_are_what_is_waited_for_and_sums():
+    found = staged(traced(), generate("zb-h1", 2, 4))
+    halves = [op for op in calls(found.whole) if "/W1/" in op.name]
+    assert halves and all(len(op.outputs) == len(op.attrs["carried"]) for op in halves)
+
+
+def calls(program: LocalProgram) -> list[Op]:
+    return [op for op in program.graph.ops if op.type == TASK]
+
+
+def test_programs_grow_with_microbatches_by_calls_and_what_these_read():
+    sizes = [
+        len(staged(traced(rows=16), generate("1f1b", 2, m)).whole.graph.ops) for m in (2, 4, 8)
+    ]
+    assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
+    assert len(staged(traced(), generate("1f1b", 2, 2)).whole.graphs()) == 1 + 4
+
+
+def test_each_tensor_is_sent_once_to_each_reader():
+    found = staged(traced(), generate("1f1b", 2, 4))
+    keys = [
+        (op.attrs["key"], op.attrs["targets"])
+        for program in found.programs.programs.values()
+        for op in program.graph.ops
+        if op.type == "Send"
+    ]
+    assert keys and len(keys) == len(set(keys))
+
+
+def test_what_cannot_be_sent_is_named():
+    def worded(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        words = tf.strings.as_string(x)
+        return tf.reduce_sum(tf.strings.to_number(words) @ w)
+
+    step = Traced.of(worded, [numbers(4, 3), numbers(3, 2)])
+    graph, whole = step.prepared.graph, replicated(1)
+    anchors = Anchors(inputs=[whole] * 2, outputs=[whole])
+    places = {op: Place(int(op.type == "StringToNumber")) for op in graph.ops}
+    for op in graph.ops:
+        if any(places[t.op].stage for t in op.inputs):
+            places[op] = Place(1)
+    program = build_local_program(propagate(step.prepared, ONE, anchors), places)
+    with pytest.raises(TfparError, match=r"AsString.*string.*cannot be sent.*tap\.stage"):
+        split_stages(program, generate("1f1b", 2, 1))
