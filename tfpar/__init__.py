@@ -37,6 +37,7 @@ _EXPORTS = {
     "replicate": "tfpar.constraints",
     "shard": "tfpar.constraints",
     "shard_output": "tfpar.constraints",
+    "stage": "tfpar.constraints",
     "make_rule": "tfpar.rules",
     "register_rule": "tfpar.rules",
     "Checkpoint": "tfpar.keras.checkpoint",
@@ -93,6 +94,7 @@ __all__ = [
     "shard_data",
     "shard_output",
     "split",
+    "stage",
     "verify",
 ]
 """Written out: type checkers take names for exported that they read here."""
@@ -102,7 +104,7 @@ if TYPE_CHECKING:
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.calibration.calibrate import calibrate
     from tfpar.cluster.description import Cluster, Device, Level, Node
-    from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output
+    from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output, stage
     from tfpar.graph_program import GraphProgram
     from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
     from tfpar.keras.data import shard_data

@@ -29,7 +29,7 @@ from tfpar.options import (
     takes,
     with_keywords,
 )
-from tfpar.planning import Request, machines_of_a_stage, plan_step
+from tfpar.planning import Request, plan_step
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
@@ -237,11 +237,11 @@ def plan(
     captured = state.capture_gradients(specs)
     request = Request(
         session.stage_mesh,
-        machines_of_a_stage(machines, mesh, session.stage_mesh),
+        machines,
         constraints_on(captured, session),
         compression=settings.compression,
         recompute=settings.recompute,
-        microbatches=settings.microbatches or 1,
+        pipeline=settings.pipeline,
         budget=settings.budget,
     )
     return plan_step(

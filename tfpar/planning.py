@@ -11,7 +11,13 @@ from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from tfpar.cluster.description import Cluster
 from tfpar.compile.passes import Observer, unobserved
 from tfpar.compile.simplify import simplify_step
-from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
+from tfpar.constraints import (
+    Constraint,
+    PutInStage,
+    batch_axes,
+    resolve_outputs,
+    resolve_variables,
+)
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
@@ -20,6 +26,7 @@ from tfpar.ir.graph import Graph, Tensor, Variable
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
+from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import PartitionedGraph
@@ -37,6 +44,7 @@ from tfpar.search.objective import Budget
 from tfpar.search.problem import Fixed, Planner, Problem, Progress, step_anchors
 from tfpar.search.recompute import recomputed_problem, solve_with_recompute
 from tfpar.search.so_far import SearchInterrupted, SoFar
+from tfpar.search.stages.planned import in_stages
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
 logger = logging.getLogger("tfpar")
@@ -50,11 +58,14 @@ class Request:
     """What a user asks of a planner.
 
     Attributes:
-        mesh: the physical shape of the ranks.
+        mesh: the physical shape of the ranks; of a pipeline, of those of one stage.
+        cluster: the machines of all ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
-        recompute, microbatches: see `search.problem.Problem`.
+        recompute: see `search.problem.Problem`.
+        pipeline: the stages and microbatches of a training step; None: one of each.
         budget: what each search may take.
+        owners: the stages that variables of the pipeline lie in already, by name.
     """
 
     mesh: Mesh
@@ -63,27 +74,26 @@ class Request:
     base: Plan | None = None
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
-    microbatches: int = 1
+    pipeline: Pipeline | None = None
     budget: Budget = Budget()
+    owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
+    @property
+    def machines(self) -> Cluster:
+        """Those on which plans are priced: of all ranks, or of the first set of a pipeline.
 
-def machines_of_a_stage(cluster: Cluster, mesh: Mesh, stage_mesh: Mesh) -> Cluster:
-    """What a plan for the ranks of one stage is searched on: the machines of the first stage.
-
-    Args:
-        mesh: of all ranks.
-
-    Raises:
-        TfparError: more ranks than devices.
-    """
-    num_actors = mesh.size // stage_mesh.size
-    if num_actors == 1:
-        return cluster
-    cluster.check(mesh)
-    part = cluster.part(range(stage_mesh.size))
-    # The search prices the whole model on these ranks, but they store that of one stage only: about
-    # this part of it. The limit as it is would refuse plans that fit.
-    return part.with_memory(part.device.memory_bytes * num_actors)
+        Raises:
+            TfparError: more ranks than devices.
+        """
+        actors = 1 if self.pipeline is None else self.pipeline.order.num_actors
+        if actors == 1:
+            self.cluster.check(self.mesh)
+            return self.cluster
+        self.cluster.check(Mesh.of(actors * self.mesh.size))
+        part = self.cluster.part(range(self.mesh.size))
+        # The whole model is priced on these ranks, but they store one stage of it: about this part.
+        # The limit as it is would refuse plans that fit.
+        return part.with_memory(part.device.memory_bytes * actors)
 
 
 def batched_inputs(step: StepGraph, batch_size: int | None) -> frozenset[Tensor]:
@@ -129,18 +139,19 @@ def _free_problem(
     progress: Progress | None,
 ) -> Problem:
     """What would have to be solved without constraints; arguments as of `state_problem`."""
-    request.cluster.check(request.mesh)
+    machines = request.machines
     cut = planning_graph(step.graph, step.gradients)
     if request.base is not None:
         meshes = [given_mesh(request.base.mesh, request.base.batch_axes)]
     else:
         meshes = logical_meshes(request.mesh)
+    pipeline = request.pipeline
     if step.gradients and state_ratio is None:
         state_ratio = _slot_ratio(step, cut.graph.variables)
     return Problem(
         graph=cut.graph,
         meshes=meshes,
-        cluster=request.cluster,
+        cluster=machines,
         batched=batched_inputs(step, batch_size),
         fingerprint=fingerprint(cut.graph),
         variables=step.graph.variables,
@@ -149,7 +160,7 @@ def _free_problem(
         state_ratio=state_ratio if step.gradients else None,
         compression=request.compression,
         recompute=False if part else request.recompute,
-        microbatches=1 if part else request.microbatches,
+        microbatches=1 if part or pipeline is None else pipeline.order.num_microbatches,
         budget=request.budget,
         progress=progress,
     )
@@ -162,7 +173,8 @@ def _constrained(free: Problem, graph: Graph, request: Request, must_match: bool
         graph: the whole step.
         must_match: see `resolve_variables`.
     """
-    constraints, mesh = request.constraints, request.mesh
+    mesh = request.mesh
+    constraints = [c for c in request.constraints if not isinstance(c, PutInStage)]
     if not constraints:
         return free
     shapes = [(v.name, v.shape) for v in graph.variables]
@@ -197,6 +209,7 @@ def search_plan(
         SpecError: a constraint that matches nothing or cannot hold.
         PlanError: no plan satisfies the constraints, or fits under them (a MemoryLimitError);
             says which of them conflict.
+        ScheduleError: the pipeline's schedule can never end with the stages that it has.
         SearchInterrupted: Ctrl-C; knows the best plan so far.
     """
 
@@ -211,7 +224,19 @@ def search_plan(
     with searching() as progress:
         free = _free_problem(step, request, batch_size, laid, state_ratio, part, progress)
         problem = _constrained(free, step.graph, request, must_match=not part)
-        return find_plan(problem, planner, cache, relaxed, interrupted), problem
+        plan = find_plan(problem, planner, cache, relaxed, interrupted)
+    if request.pipeline is not None:
+        plan = in_stages(
+            plan,
+            step,
+            request.pipeline,
+            request.cluster,
+            request.constraints,
+            owners=request.owners,
+            part=part,
+            deadline=request.budget.start(),
+        )
+    return plan, problem
 
 
 def plan_step(

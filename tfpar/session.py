@@ -91,6 +91,12 @@ class Session:
             share_seeds(world)
         return session
 
+    @property
+    def in_stages(self) -> bool:
+        """Whether steps are to be planned as a pipeline of several stages."""
+        pipeline = self.options.pipeline
+        return pipeline is not None and pipeline.order.num_stages > 1
+
     @functools.cached_property
     def ranks(self) -> Ranks:
         """Where the ranks live; starts TensorFlow's runtime."""

@@ -18,6 +18,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.units import parse
 from tfpar.constraints import Constraint, constraints_of
 from tfpar.constraints.kinds import check_pattern
+from tfpar.constraints.stages import check_stages
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan
@@ -97,6 +98,10 @@ class Settings:
             pipeline=optional(_pipeline, "pipeline", options.pipeline),
             early_collectives=flag("early_collectives", options.early_collectives),
             verbose=_verbose("verbose", options.verbose),
+        )
+        check_stages(
+            settings.constraints,
+            1 if settings.pipeline is None else settings.pipeline.order.num_stages,
         )
         if settings.plan is not None and settings.constraints:
             raise ArgumentError(

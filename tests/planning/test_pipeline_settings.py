@@ -6,12 +6,13 @@ import pytest
 
 from tests.plan.test_stages import MESH, staged
 from tfpar.cluster.named import read_preset
+from tfpar.constraints import stage
 from tfpar.options import Options
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import generate
-from tfpar.planning import machines_of_a_stage
+from tfpar.planning import Request
 from tfpar.settings import Settings, _check_agreed
-from tfpar.spec import ArgumentError, Mesh, TfparError
+from tfpar.spec import ArgumentError, Mesh, SpecError, TfparError
 
 
 def settings(**options) -> Settings:
@@ -65,9 +66,18 @@ def test_a_plan_of_several_stages_has_to_agree_in_all():
 
 def test_a_stage_is_planned_on_the_first_of_its_ranks_with_the_memory_of_all():
     cluster = read_preset("dgx-a100")
-    assert machines_of_a_stage(cluster, MESH, MESH) is cluster
-    part = machines_of_a_stage(cluster, Mesh.of([2, 4]), Mesh.of([1, 4]))
-    assert part.size == 4 and part.places(range(4)) == (0, 1, 2, 3)
-    assert part.device.memory_bytes == 2 * cluster.device.memory_bytes
+    assert Request(MESH, cluster).machines is cluster
+    assert Request(MESH, cluster, pipeline=Pipeline(microbatches=4)).machines is cluster
+    for pipeline in (Pipeline(2, 4), Pipeline(2, 4, "zb-v")):
+        part = Request(Mesh.of([1, 4]), cluster, pipeline=pipeline).machines
+        assert part.size == 4 and part.places(range(4)) == (0, 1, 2, 3)
+        assert part.device.memory_bytes == 2 * cluster.device.memory_bytes
     with pytest.raises(TfparError, match="ranks, but cluster"):
-        machines_of_a_stage(cluster, Mesh.of([2, 1024]), Mesh.of([1, 1024]))
+        _ = Request(Mesh.of([2**15]), cluster, pipeline=Pipeline(2, 4)).machines
+
+
+def test_stages_are_for_pipelines_that_have_them():
+    with pytest.raises(SpecError, match="no pipeline of several stages"):
+        Settings.of(None, stage("head", 1), Options(pipeline=Pipeline(microbatches=2)))
+    with pytest.raises(SpecError, match="no pipeline of several stages"):
+        Settings.of(None, stage("head", 1), Options())

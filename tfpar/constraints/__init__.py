@@ -14,18 +14,22 @@ from tfpar.constraints.activations import resolve_outputs
 from tfpar.constraints.axes import batch_axes, check_axes
 from tfpar.constraints.kinds import (
     Constraint,
+    PutInStage,
     batch,
     constraints_of,
     from_layout_map,
     replicate,
     shard,
     shard_output,
+    stage,
 )
 from tfpar.constraints.laid import laid_by_layers
+from tfpar.constraints.stages import resolve_stages
 from tfpar.constraints.variables import Resolution, resolve, resolve_variables
 
 __all__ = [
     "Constraint",
+    "PutInStage",
     "Resolution",
     "batch",
     "batch_axes",
@@ -36,7 +40,9 @@ __all__ = [
     "replicate",
     "resolve",
     "resolve_outputs",
+    "resolve_stages",
     "resolve_variables",
     "shard",
     "shard_output",
+    "stage",
 ]

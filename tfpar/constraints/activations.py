@@ -32,7 +32,7 @@ def resolve_outputs(
     for constraint in wanted:
         tensors = _border_tensors(graph, constraint.pattern)
         if not tensors and must_match:
-            scopes = sorted({s for op in graph.ops for s in _scopes(op)})
+            scopes = sorted({s for op in graph.ops for s in scopes_of(op)})
             raise SpecError(matches_nothing(constraint, constraint.pattern, scopes, "scope or op"))
         for tensor in tensors:
             axis, placement = mesh.axis(constraint.axis), constraint.placement(tensor)
@@ -57,7 +57,7 @@ def _is_forward(op: Op) -> bool:
     return not op.name.startswith(f"{_BACKWARD_SCOPE}/")
 
 
-def _scopes(op: Op) -> list[str]:
+def scopes_of(op: Op) -> list[str]:
     """The name scopes around a forward op, outermost first."""
     parts = op.name.split("/")
     if not _is_forward(op):
@@ -74,7 +74,7 @@ def _border_tensors(graph: Graph, pattern: str) -> list[Tensor]:
     members: dict[str, list[Op]] = {}
     for op in graph.ops:
         # The outermost scope that matches; those inside belong to it.
-        scope = next((s for s in _scopes(op) if matches(s)), None)
+        scope = next((s for s in scopes_of(op) if matches(s)), None)
         if scope is not None:
             members.setdefault(scope, []).append(op)
     if not members:

@@ -13,7 +13,7 @@ from tfpar.spec.arguments import integer, listed, optional, refused, text
 
 
 class Constraint:
-    """Base of all constraints; made by `shard`, `replicate`, `shard_output`, `batch`."""
+    """Base of all constraints; made by `shard`, `replicate`, `shard_output`, `batch`, `stage`."""
 
     @property
     def named_axes(self) -> tuple[str, ...]:
@@ -166,6 +166,21 @@ class SplitBatch(Constraint):
         return f"batch({', '.join(map(repr, self.axes))})"
 
 
+@dataclasses.dataclass(frozen=True)
+class PutInStage(Constraint):
+    """See `stage`."""
+
+    pattern: str
+    index: int
+
+    def __post_init__(self) -> None:
+        check_pattern(self, self.pattern)
+        object.__setattr__(self, "index", integer(f"{self}: index", self.index, 0))
+
+    def __str__(self) -> str:
+        return f"stage({self.pattern!r}, {self.index})"
+
+
 def shard(pattern: str, dim: int, axis: str, stride: int | None = None) -> Constraint:
     """Split dimension `dim` of the variables that match over mesh axis `axis`.
 
@@ -201,6 +216,21 @@ def shard_output(pattern: str, dim: int | None, axis: str) -> Constraint:
 def batch(*axes: str) -> Constraint:
     """Split the batch over exactly these mesh axes; none at all for `batch()`."""
     return SplitBatch(axes)
+
+
+def stage(pattern: str, index: int) -> Constraint:
+    """Put the layers that match into stage `index` of the pipeline; others are assigned.
+
+        stage("block_1[2-9]", 2)
+
+    Args:
+        pattern: for the name, or its end, of a layer (a scope of forward ops, with or without the
+            number of the call): what is inside goes with it. Where no layer matches, the ops of
+            that name.
+        index: counted from 0, virtual stages too. A layer cannot be in an earlier stage than what
+            it reads.
+    """
+    return PutInStage(pattern, index)
 
 
 def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
@@ -250,7 +280,7 @@ def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
 
 
 _A_CONSTRAINT = (
-    "a constraint, which tap.shard, tap.replicate, tap.shard_output, tap.batch and "
+    "a constraint, which tap.shard, tap.replicate, tap.shard_output, tap.batch, tap.stage and "
     "tap.from_layout_map make"
 )
 _CONSTRAINTS = f"{_A_CONSTRAINT}, or a list of them"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
-from tfpar.planning import Request, cost_on_one_device, machines_of_a_stage, search_plan
+from tfpar.planning import Request, cost_on_one_device, search_plan
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.announcement import Search
 from tfpar.runtime.detect import detect_cluster
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import Blocks
+from tfpar.search.stages.planned import in_stages
 from tfpar.session import Session
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TimeLimitError
 from tfpar.steps.program import Program
@@ -51,26 +53,48 @@ class StepPlanner:
         given = session.options.plan
         if given is not None:
             return given.fitted(captured.graph, gradients=captured.gradients, part=part)
-        if session.options.planner is None:
-            plan = plan_from_constraints(
-                captured.graph,
-                session.stage_mesh,
-                constraints_on(captured, session),
-                gradients=captured.gradients,
-                part=part,
-            )
-            return dataclasses.replace(plan, recompute=self._recomputed(captured, part))
+        searches, staged = session.options.planner is not None, session.in_stages
+        if not searches and not staged:
+            return self._from_constraints(captured, part)
         found = self._known(captured, part)
         if found is not None:
             return found
-        plan = self._search(captured, batch_size, part)
+        make = self._solve if searches else self._in_given_stages
+        plan = self._agreed(lambda: make(captured, batch_size, part))
         self._found = plan
+        if plan.stages is not None:
+            program.owners.update(plan.stages.owners)
         if part:
             program.told = False
         else:
             program.use(plan)
             session.first = session.first or plan
         return plan
+
+    def _from_constraints(self, captured: CapturedStep, part: bool) -> Plan:
+        """What the constraints make of the step."""
+        plan = plan_from_constraints(
+            captured.graph,
+            self.session.stage_mesh,
+            constraints_on(captured, self.session),
+            gradients=captured.gradients,
+            part=part,
+        )
+        return dataclasses.replace(plan, recompute=self._recomputed(captured, part))
+
+    def _in_given_stages(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
+        """The same in stages, which are found even where nothing else is searched."""
+        session, plan = self.session, self._from_constraints(captured, part)
+        assert session.options.pipeline is not None
+        return in_stages(
+            plan,
+            captured,
+            session.options.pipeline,
+            session.cluster or detect_cluster(session.mesh),
+            constraints_on(captured, session),
+            owners=self.program.owners,
+            part=part,
+        )
 
     def _known(self, captured: CapturedStep, part: bool) -> Plan | None:
         """The plan found before, for another batch or for training; None if it does not fit.
@@ -101,15 +125,12 @@ class StepPlanner:
             return ()
         return Blocks.of(captured.graph, captured.gradients).chosen(asked)
 
-    def _search(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
-        """The planner's plan; of several processes the first one's."""
+    def _agreed(self, make: Callable[[], Plan]) -> Plan:
+        """The plan that `make` makes; of several processes the first one's."""
         world = self.session.ranks.world
         if world is None:
-            return self._solve(captured, batch_size, part)
-        text = world.first(
-            f"planning {self._name}", lambda: self._solve(captured, batch_size, part).to_json()
-        )
-        return Plan.from_json(text)
+            return make()
+        return Plan.from_json(world.first(f"planning {self._name}", lambda: make().to_json()))
 
     def _solve(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
         session, options, planner = self.session, self.session.options, self.session.options.planner
@@ -121,13 +142,14 @@ class StepPlanner:
         cluster = cluster.with_memory(options.memory_limit)
         request = Request(
             session.stage_mesh,
-            machines_of_a_stage(cluster, session.mesh, session.stage_mesh),
+            cluster,
             constraints_on(captured, session),
             session.first,
             options.compression,
             options.recompute,
-            options.microbatches or 1,
+            options.pipeline,
             options.budget,
+            self.program.owners,
         )
 
         def search(request: Request, laid: dict[str, Spec]) -> tuple[Plan, Problem]:

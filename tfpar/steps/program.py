@@ -15,6 +15,7 @@ class Program:
     Attributes:
         plan: found for its training step; None before that, or where none is searched.
         version: is another one once `plan` is.
+        owners: the stages of a pipeline that its variables lie in, by name, as far as known.
         told: whether the user has been told of the plan in force.
     """
 
@@ -22,6 +23,7 @@ class Program:
     plan: Plan | None = None
     version: int = 0
     told: bool = False
+    owners: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def use(self, plan: Plan | None) -> None:
         """Take another plan, or none."""

@@ -127,12 +127,12 @@ def _joined(graph: Graph, ops: Sequence[Op]) -> list[tuple[Op, Op]]:
     for variable in graph.variables:
         touching = [op for op in consumers.get(variable.handle, ()) if op in members]
         if any(op.type not in VARIABLE_READS for op in touching):
-            touching += _readers(variable.handle, consumers, members)
+            touching += readers_of(variable.handle, consumers, members)
             found += [(touching[0], op) for op in touching[1:]]
     return found
 
 
-def _readers(
+def readers_of(
     handle: Tensor, consumers: Mapping[Tensor, Sequence[Op]], members: set[Op]
 ) -> Iterator[Op]:
     """The members that read a variable's value from an op that is no member itself."""
@@ -247,7 +247,7 @@ def _weights(
     ties = []
     for variable in graph.variables:
         touching = [op for op in consumers.get(variable.handle, ()) if op in unit_of]
-        touching += _readers(variable.handle, consumers, members)
+        touching += readers_of(variable.handle, consumers, members)
         readers = tuple(sorted({unit_of[op] for op in touching}))
         if len(readers) > 1:
             ties.append(TiedWeight(readers, (2 if variable.trainable else 1) * variable.num_bytes))

@@ -1,0 +1,174 @@
+"""Plans of pipelines: ops and variables in stages, the schedule checked against what is read."""
+
+from __future__ import annotations
+
+import pytest
+
+import tfpar as tap
+from tests.graphs import saved
+from tests.pipeline.test_step_stages import Step
+from tfpar.cluster.named import read_preset
+from tfpar.ir.planning_graph import planning_graph
+from tfpar.ir.roles import Roles
+from tfpar.ir.step import StepGraph
+from tfpar.pipeline import Pipeline, Schedule
+from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.planning import Request, search_plan
+from tfpar.plans import Plan, plan_from_constraints
+from tfpar.search.planners import find_planner
+from tfpar.search.stages.planned import in_stages
+from tfpar.spec import Mesh, PlanError, ScheduleError, SpecError
+
+CLUSTER = read_preset("dgx-a100")
+MESH = Mesh.of([1, 2])
+
+
+def made(step: StepGraph, pipeline: Pipeline, *constraints, **options) -> Plan:
+    plan = plan_from_constraints(step.graph, MESH, gradients=step.gradients)
+    return in_stages(plan, step, pipeline, CLUSTER, constraints, **options)
+
+
+def layers_in(plan: Plan, step: StepGraph) -> list[set[str]]:
+    """By stage, the parts of a functional model that have weights there."""
+    found: list[set[str]] = [set() for _ in range(plan.stages.num_stages)]
+    for variable in step.graph.variables:
+        if variable.trainable:
+            found[plan.stages.owners[variable.name]].add(variable.name.partition("/")[0])
+    return found
+
+
+@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize("name", ["gpt_5_layers", "t5_4_layers", "unet", "clip_4_layers"])
+def test_every_op_and_variable_has_a_stage(name, num_stages):
+    step = saved(name)
+    plan = made(step, Pipeline(num_stages, 4))
+    roles = Roles.of(step.graph, step.gradient_tensors)
+    ops = assignable(step.graph, roles)
+    stage = stages_of_step(step.graph, roles, plan.stages.forward_stages(ops))
+    assert {*stage.values()} == {*range(num_stages)}
+    assert {*plan.stages.owners} == {v.name for v in step.graph.variables} == {*plan.variables}
+    assert all(plan.stages.owners[v.name] == stage[v.handle.op] for v in step.graph.variables)
+    assert plan.num_ranks == 2 * num_stages and plan.microbatches == 4
+    assert Plan.from_json(plan.to_json()) == plan
+    again = saved(name)
+    fitted = plan.fitted(again.graph, gradients=again.gradients)
+    assert fitted.stages == plan.stages
+
+
+def test_blocks_of_a_deep_model_are_shared_out():
+    step = saved("gpt_5_layers")
+    plan = made(step, Pipeline(2, 4))
+    first, last = layers_in(plan, step)
+    assert "tokens" in first and "head" in last and first.isdisjoint(last)
+    blocks = [{n.split("_")[1] for n in names if n.startswith("block")} for names in (first, last)]
+    assert len(blocks[0] & blocks[1]) <= 1 and blocks[0] | blocks[1] == {*"01234"}
+    assert max(blocks[0]) <= min(blocks[1])
+
+
+def test_slots_lie_with_their_weights_and_a_tied_table_with_its_first_reader():
+    step = saved("t5_4_layers")
+    assert made(step, Pipeline(2, 4)).stages.owners["tokens/embeddings"] == 0
+
+
+def test_virtual_stages_are_stages():
+    step = saved("gpt_5_layers")
+    for name in ("interleaved", "zb-v"):
+        plan = made(step, Pipeline(2, 4, name))
+        assert plan.stages.num_stages == 4 and plan.num_ranks == 4
+        assert {*plan.stages.owners.values()} == {0, 1, 2, 3}
+
+
+def test_a_pipeline_of_one_stage_leaves_the_plan_as_it_is():
+    step = saved("gpt")
+    plan = plan_from_constraints(step.graph, MESH, gradients=step.gradients)
+    assert in_stages(plan, step, Pipeline(microbatches=4), CLUSTER) is plan
+
+
+def test_what_the_user_puts_into_a_stage_is_there():
+    step = saved("gpt_5_layers")
+    constraints = (tap.stage("block_[01]_.*", 0), tap.stage("block_2.*|head", 1), tap.batch("data"))
+    plan = made(step, Pipeline(2, 4, recompute=True), *constraints)
+    first, last = layers_in(plan, step)
+    assert {n[:7] for n in first if n.startswith("block")} == {"block_0", "block_1"}
+    assert {n[:7] for n in last if n.startswith("block")} == {"block_2", "block_3", "block_4"}
+    assert plan.constraints == tuple(map(str, constraints[:2])) and plan.stages.recompute
+    graph = planning_graph(step.graph, step.gradients).graph
+    scopes = plan.stages.scopes
+    assert len(scopes) < len(assignable(graph, Roles.of(graph, step.gradient_tensors))) / 3
+
+
+def test_what_cannot_be_is_refused_with_its_reason():
+    step = saved("gpt")
+    with pytest.raises(PlanError, match="'functional_1/tokens_1.* reads what comes of"):
+        made(step, Pipeline(2, 4), tap.stage("tokens", 1), tap.stage("block_0_fc1", 0))
+    with pytest.raises(SpecError, match=r"stage\('blok', 1\) matches no layer or op"):
+        made(step, Pipeline(2, 4), tap.stage("blok", 1))
+    assert made(step, Pipeline(2, 4), tap.stage("blok", 1), part=True).stages is not None
+    with pytest.raises(SpecError, match="there are 2 stages"):
+        made(step, Pipeline(2, 4), tap.stage("head", 2))
+
+
+def by_hand(step: Step) -> StepGraph:
+    graph = step.build.graph
+    return StepGraph(graph, len(graph.inputs))
+
+
+def test_more_stages_than_parts_say_the_most_there_can_be():
+    step = Step()
+    x = step.fed("x")
+    step.build.graph.outputs.append(step.op("Neg", "m/b", step.op("Relu", "m/a", x)))
+    with pytest.raises(PlanError, match="3 stages are too many.* 2 is the most there can be"):
+        made(by_hand(step), Pipeline(3, 2))
+
+
+def test_a_schedule_that_can_never_end_with_these_stages_is_refused():
+    """It runs where two towers do not read of each other, and not in a chain."""
+    orders = Schedule.parse("1F0,0F0,0B0,1B0\n2F0,2B0")
+    chain = Step()
+    x = chain.fed("x")
+    for name in "abc":
+        x = chain.op("Relu", f"m/{name}", x)
+    chain.build.graph.outputs.append(x)
+    with pytest.raises(ScheduleError, match="wait for each other: .*1F0"):
+        made(by_hand(chain), Pipeline(schedule=orders))
+    towers = Step()
+    a = towers.op("Relu", "m/a", towers.fed("x"))
+    b = towers.op("Relu", "m/b", towers.fed("y"))
+    towers.build.graph.outputs.append(towers.op("AddV2", "m/c", a, b))
+    fixed = tap.stage("m/a", 0), tap.stage("m/b", 1)
+    plan = made(by_hand(towers), Pipeline(schedule=orders), *fixed)
+    assert [*plan.stages.scopes.items()] == [("m/a", 0), ("m/b", 1), ("m/c", 2)]
+
+
+# --- searched plans ---------------------------------------------------------------------------
+
+
+def searched(name: str, pipeline: Pipeline | None, planner: str = "tap", *constraints) -> Plan:
+    request = Request(Mesh.of([1, 4]), CLUSTER, constraints, pipeline=pipeline)
+    plan, problem = search_plan(saved(name), request, 8, find_planner(planner), None, None, 2.0)
+    assert problem.cluster.size == (4 if pipeline and pipeline.order.num_actors > 1 else 16)
+    return plan
+
+
+@pytest.mark.parametrize("planner", ["tap", pytest.param("rhino", marks=pytest.mark.slow)])
+def test_a_searched_plan_is_that_of_a_stage_of_ranks(planner):
+    plan = searched("wide", Pipeline(2, 4), planner, tap.stage("head", 1))
+    assert plan.mesh.size == 4 and plan.num_ranks == 8 and plan.planner.startswith(planner)
+    assert plan.stages.owners["head/kernel"] == 1 and plan.cluster == CLUSTER
+    assert plan.constraints == ("stage('head', 1)",)
+    plan.check_ranks(Mesh.of([2, 4]), CLUSTER)
+    assert plan.cost is None, "what was priced is not in stages"
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_constraints_of_stages_alone_leave_the_search_free():
+    plain = searched("wide", None)
+    staged = searched("wide", Pipeline(2, 1), "tap", tap.stage("head", 1))
+    assert staged.mesh == plain.mesh and staged.batch_axes == plain.batch_axes
+    specs = [{n: v.spec for n, v in p.variables.items()} for p in (plain, staged)]
+    assert specs[0] == specs[1]
+
+
+def test_microbatches_alone_are_as_before():
+    plan = searched("wide", Pipeline(microbatches=4))
+    assert plan.stages is None and plan.microbatches == 4 and plan.cost is not None

@@ -1,0 +1,110 @@
+"""The stages of a planned step: a plan for one set of ranks becomes one for a pipeline of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.constraints import Constraint, PutInStage, resolve_stages
+from tfpar.ir.graph import Graph, Op
+from tfpar.ir.planning_graph import planning_graph
+from tfpar.ir.roles import Roles
+from tfpar.ir.step import StepGraph
+from tfpar.pipeline import Pipeline
+from tfpar.pipeline.graph import check_schedule
+from tfpar.pipeline.step_graph import stage_graph_of
+from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.plans import Plan, PlannedStages
+from tfpar.propagation.prepared import prepare
+from tfpar.search.deadline import Deadline
+from tfpar.search.stages.from_step import assign_step, readers_of
+from tfpar.search.stages.one_device import one_device_seconds
+
+
+def in_stages(
+    plan: Plan,
+    step: StepGraph,
+    pipeline: Pipeline,
+    cluster: Cluster,
+    constraints: Sequence[Constraint] = (),
+    *,
+    owners: Mapping[str, int] | None = None,
+    part: bool = False,
+    deadline: Deadline | None = None,
+) -> Plan:
+    """`plan`, made for the ranks of one stage, with the stages of a pipeline.
+
+    Where ops lie follows from what they take on one device of `cluster`, and from what stages send
+    each other (`from_step`); a pipeline of one stage leaves the plan as it is.
+
+    Args:
+        step: captured and simplified.
+        cluster: the machines of all ranks.
+        constraints: those of `tap.stage` fix stages.
+        owners: the stages that variables lie in already, by name: their first readers stay there,
+            where no constraint says otherwise.
+        part: the step is part of what the constraints speak of: they may match nothing in it.
+        deadline: what is found by then is used.
+
+    Raises:
+        SpecError: a constraint that matches nothing, or two that contradict each other.
+        PlanError: there are more stages than units, or what is fixed leaves no assignment.
+        ScheduleError: the schedule can never end with what these stages read of each other.
+        SearchStopped: the search was given up meanwhile.
+    """
+    schedule = pipeline.order
+    if schedule.num_stages == 1:
+        return plan
+    deadline = deadline or Deadline()
+    cut = planning_graph(step.graph, step.gradients).graph
+    roles = Roles.of(cut, step.gradient_tensors)
+    ops = assignable(cut, roles)
+    fixed = {
+        **dict(_first_readers(cut, ops, owners or {})),
+        **resolve_stages(constraints, cut, ops, schedule.num_stages, must_match=not part),
+    }
+    seconds = one_device_seconds(prepare(cut), cluster, roles)
+    units, found = assign_step(
+        cut, roles, seconds.__getitem__, schedule.num_stages, fixed=fixed, deadline=deadline
+    )
+    forward = units.forward_stages(found.stages)
+    stage = stages_of_step(cut, roles, forward)
+    check_schedule(schedule, stage_graph_of(cut, roles, stage, schedule.num_stages))
+    planned = PlannedStages.of(schedule, forward, pipeline.recompute)
+    planned = dataclasses.replace(planned, owners=_owners(step, planned, plan))
+    asked = [str(c) for c in constraints if isinstance(c, PutInStage)]
+    return dataclasses.replace(
+        plan,
+        stages=planned,
+        microbatches=schedule.num_microbatches,
+        chunks=1,
+        constraints=tuple(dict.fromkeys((*plan.constraints, *asked))),
+        cluster=plan.cluster and cluster,
+        # What was priced is the whole model on the ranks of one stage.
+        cost=None,
+        layouts=(),
+        passed_over=None,
+        cut_short=plan.cut_short or deadline.cut_short,
+    )
+
+
+def _first_readers(
+    graph: Graph, ops: Sequence[Op], owners: Mapping[str, int]
+) -> Iterator[tuple[Op, int]]:
+    """Of variables that lie in a stage already, the first op that reads each, and the stage."""
+    members, consumers = set(ops), graph.consumers()
+    place = {op: i for i, op in enumerate(ops)}
+    for variable in graph.variables:
+        touching = [op for op in consumers.get(variable.handle, ()) if op in members]
+        touching += readers_of(variable.handle, consumers, members)
+        if variable.name in owners and touching:
+            yield min(touching, key=place.__getitem__), owners[variable.name]
+
+
+def _owners(step: StepGraph, planned: PlannedStages, plan: Plan) -> dict[str, int]:
+    """The stage of each variable of the whole step, slots and other state included."""
+    roles = Roles.of(step.graph, step.gradient_tensors)
+    forward = planned.forward_stages(assignable(step.graph, roles))
+    stage = stages_of_step(step.graph, roles, forward)
+    return {v.name: stage[v.handle.op] for v in step.graph.variables if v.name in plan.variables}
