@@ -10,13 +10,14 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfpar.checkpoint import (
+    Box,
     Reader,
     Saved,
     boxes,
@@ -185,13 +186,13 @@ def save(state: ParallelModel, folder: str, position: Position, keep: int = 2) -
     Raises:
         TfparError: a file cannot be written, here or on another rank.
     """
-    world, mesh = state.world, state.mesh
+    world, everyone = state.world, state.session.mesh
     token = _first(state, "starting a checkpoint", lambda: secrets.token_hex(4))
     temporary = temporary_folder(folder, position.step, token)
-    variables = list(state.named_variables().items())
-    specs = [_spec_of(v, mesh) for _, v in variables]
-    chosen = writers([v.dtype.size * v.shape.num_elements() for _, v in variables], specs, mesh)
-    ranks = range(mesh.size) if world is None else [world.rank]
+    variables = state.named_variables()
+    laid = {name: _Laid.of(v, everyone) for name, v in variables.items()}
+    chosen = _writers(variables, laid)
+    ranks = range(everyone.size) if world is None else [world.rank]
 
     def write() -> None:
         for rank in ranks:
@@ -203,15 +204,15 @@ def save(state: ParallelModel, folder: str, position: Position, keep: int = 2) -
                         name,
                         tuple(v.shape),
                         v.dtype,
-                        boxes(tuple(v.shape), spec, mesh, rank) if rank in writing else [],
-                        functools.partial(_shard_of, v, rank),
+                        laid[name].boxes(v.shape, rank) if rank in chosen[name] else [],
+                        functools.partial(_shard_of, v, laid[name].place(rank)),
                     )
-                    for (name, v), spec, writing in zip(variables, specs, chosen, strict=True)
+                    for name, v in variables.items()
                 ],
             )
 
     def finish() -> str:
-        path = commit(temporary, mesh.size, dataclasses.asdict(position))
+        path = commit(temporary, everyone.size, dataclasses.asdict(position))
         prune(folder, keep)
         return path
 
@@ -330,13 +331,47 @@ def _assign(variable: tf.Variable, reader: Reader, name: str) -> None:
         variable.assign(reader.read_whole(name))
 
 
-def _spec_of(variable: tf.Variable, mesh: Mesh) -> Spec:
-    layout = variable.layout if isinstance(variable, ParallelVariable) else None
-    return layout[1] if layout is not None else replicated(mesh.num_axes)
+class _Laid(NamedTuple):
+    """How a variable lies on ranks of the job, all or some: whose ranks those of `mesh` are."""
+
+    mesh: Mesh
+    spec: Spec
+    members: tuple[int, ...]
+
+    @classmethod
+    def of(cls, variable: tf.Variable, everyone: Mesh) -> _Laid:
+        """What is not laid out counts as replicated."""
+        if isinstance(variable, ParallelVariable) and variable.layout and variable.ranks:
+            return cls(*variable.layout, variable.ranks.members)
+        return cls(everyone, replicated(everyone.num_axes), tuple(range(everyone.size)))
+
+    def place(self, rank: int) -> int:
+        """The rank of the mesh that `rank` of the job is; -1 for none."""
+        return self.members.index(rank) if rank in self.members else -1
+
+    def boxes(self, shape: Sequence[int], rank: int) -> list[Box]:
+        """What `rank` of the job stores."""
+        return boxes(tuple(shape), self.spec, self.mesh, self.place(rank))
+
+
+def _writers(
+    variables: Mapping[str, tf.Variable], laid: Mapping[str, _Laid]
+) -> dict[str, frozenset[int]]:
+    """The ranks of the job that write their shard of each variable."""
+    together: dict[tuple[Mesh, tuple[int, ...]], list[str]] = {}
+    for name, (mesh, _, members) in laid.items():
+        together.setdefault((mesh, members), []).append(name)
+    chosen: dict[str, frozenset[int]] = {}
+    for (mesh, members), names in together.items():
+        sizes = [variables[n].dtype.size * variables[n].shape.num_elements() for n in names]
+        found = writers(sizes, [laid[n].spec for n in names], mesh)
+        for name, writing in zip(names, found, strict=True):
+            chosen[name] = frozenset(members[rank] for rank in writing)
+    return chosen
 
 
 def _shard_of(variable: tf.Variable, rank: int) -> tf.Tensor:
-    """What `rank` stores; the whole of what is not laid out."""
+    """What `rank` of its mesh stores; the whole of what is not laid out."""
     if isinstance(variable, ParallelVariable) and variable.is_sharded:
         return variable.shards[rank].read_value()
     return variable.read_value()
