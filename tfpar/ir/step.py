@@ -35,11 +35,13 @@ class StepGraph:
 
     def rewrite(self, passes: Callable[[Graph], Graph]) -> None:
         """Put `passes(graph)` in the place of `graph`; what marks tensors follows them."""
-        count = len(self.graph.outputs)
-        self.graph.outputs = [*self.graph.outputs, *self.gradient_tensors]
-        self.graph = passes(self.graph)
-        rewritten = iter(self.graph.outputs[count:])
+        before, outputs = self.graph, self.graph.outputs
+        before.outputs = [*outputs, *self.gradient_tensors]
+        self.graph = passes(before)
+        rewritten = iter(self.graph.outputs[len(outputs) :])
         self.gradients = [
             Gradient(g.variable, *(next(rewritten) for _ in g.tensors)) for g in self.gradients
         ]
-        del self.graph.outputs[count:]
+        del self.graph.outputs[len(outputs) :]
+        if self.graph is not before:
+            before.outputs = outputs

@@ -1,0 +1,43 @@
+"""A step cut into stages: which runs what, with as little sent between them as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tfpar.ir.graph import Graph, Op
+from tfpar.ir.passes.copy import copy_graph
+from tfpar.ir.roles import Roles
+from tfpar.ir.step import StepGraph
+from tfpar.pipeline.copies import own_constants, read_once
+from tfpar.pipeline.partial_sums import sum_by_stage
+from tfpar.pipeline.step_stages import stages_of_step
+
+
+def stage_step(step: StepGraph, forward_stage: Mapping[Op, int]) -> dict[Op, int]:
+    """Cut a simplified step into stages, in place; of one stage it stays as it is.
+
+    Args:
+        forward_stage: of ops of the forward pass; see `stages_of_step`.
+
+    Returns:
+        the stage of every op of the step's graph, which is another one now.
+
+    Raises:
+        PlanError: as of `stages_of_step`.
+    """
+    roles = Roles.of(step.graph, step.gradient_tensors)
+    stage = stages_of_step(step.graph, roles, forward_stage)
+    if len({*stage.values()}) == 1:
+        return stage
+    found: dict[Op, int] = {}
+
+    def cut(graph: Graph) -> Graph:
+        staged, copies = copy_graph(graph)
+        stages = {copies[op]: s for op, s in stage.items()}
+        for each in (sum_by_stage, read_once, own_constants):
+            stages = each(staged, stages)
+        found.update(stages)
+        return staged
+
+    step.rewrite(cut)
+    return found
