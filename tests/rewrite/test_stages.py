@@ -12,11 +12,14 @@ import tensorflow as tf
 from tests.partitioned import Traced, devices
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
-from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.pipeline.staged import sent_whole, stage_step
+from tfpar.pipeline.step_stages import assignable
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import pack_collectives
@@ -66,6 +69,18 @@ def tied(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
     return [loss, *tape.gradient(loss, weights)]
 
 
+def attending(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
+    """Later layers read what the first ones give, and the weight of these, again and again."""
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        first = tf.tanh(tf.tanh(x @ weights[0]) @ weights[1])
+        h = tf.tanh(first @ weights[1])
+        for _ in range(3):
+            h = tf.tanh((h * first) @ weights[1]) + first
+        loss = tf.reduce_mean((h @ weights[2] - y) ** 2)
+    return [loss, *tape.gradient(loss, weights)]
+
+
 @functools.cache
 def traced(function=three_layers, rows: int = 8) -> Traced:
     last = 4 if function is tied else 5
@@ -98,18 +113,17 @@ def staged(
     weights: tuple = (),
 ) -> Staged:
     """The step in stages, checked by running it."""
-    graph, microbatches = step.prepared.graph, schedule.num_microbatches
-    roles = Roles.of(graph)
-    ops = assignable(graph, roles)
-    cut = {op: i * schedule.num_stages // len(ops) for i, op in enumerate(ops)}
-    stage = stages_of_step(graph, roles, cut)
+    cut, microbatches = StepGraph(step.prepared.graph, 2), schedule.num_microbatches
+    ops = assignable(cut.graph, Roles.of(cut.graph))
+    stage = stage_step(cut, {op: i * schedule.num_stages // len(ops) for i, op in enumerate(ops)})
+    graph, roles = cut.graph, Roles.of(cut.graph)
     places = {op: Place(stage[op], roles.phase[op] == BACKWARD) for op in graph.ops}
     whole = replicated(mesh.num_axes)
     batch = (Shard(0), *whole[1:])
     anchors = Anchors(
         inputs=[batch, batch, *(weights or [whole] * 3)], outputs=[whole] * len(graph.outputs)
     )
-    partitioned = propagate(step.prepared, mesh, anchors)
+    partitioned = propagate(prepare(graph, whole=sent_whole(graph, stage)), mesh, anchors)
     if microbatches > 1:
         fed = set(graph.inputs[:2])
         asked = StagedStep(places, schedule, recompute)
@@ -128,7 +142,7 @@ def staged(
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"])
-@pytest.mark.parametrize("function", [three_layers, tied])
+@pytest.mark.parametrize("function", [three_layers, tied, attending])
 def test_every_schedule_computes_the_step(function, name):
     schedule = generate(name, 2, 4)
     found = staged(traced(function), schedule)
@@ -207,6 +221,17 @@ def test_each_tensor_is_sent_once_to_each_reader():
         if op.type == "Send"
     ]
     assert keys and len(keys) == len(set(keys))
+
+
+def test_gradients_of_what_a_stage_reads_often_are_sent_as_one():
+    """Those of activations for each microbatch, that of the weight once a step."""
+    microbatches = 3
+    found = staged(traced(attending), generate("1f1b", 2, microbatches))
+    sent = [op for op in found.programs.programs[1,].graph.ops if op.type == "Send"]
+    gradients = [op.inputs[0].shape for op in sent if op.inputs[0].op.type == TASK]
+    assert gradients.count((3, 5)) == 2 * microbatches, "of two tensors, of three rows each"
+    assert gradients.count((5, 5)) == 1
+    assert len(gradients) == 2 * microbatches + 1
 
 
 def test_what_cannot_be_sent_is_named():

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfpar.ir.graph import Graph, Op
+from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
+from tfpar.ir.traits import ADDITIONS, REARRANGED
 from tfpar.pipeline.copies import own_constants, read_once
 from tfpar.pipeline.partial_sums import sum_by_stage
 from tfpar.pipeline.step_stages import stages_of_step
+
+_HANDED_ON = REARRANGED | ADDITIONS | {"Cast"}
+"""They are linear in what they read."""
 
 
 def stage_step(step: StepGraph, forward_stage: Mapping[Op, int]) -> dict[Op, int]:
@@ -41,3 +45,26 @@ def stage_step(step: StepGraph, forward_stage: Mapping[Op, int]) -> dict[Op, int
 
     step.rewrite(cut)
     return found
+
+
+def sent_whole(graph: Graph, stage: Mapping[Op, int]) -> frozenset[Tensor]:
+    """What is summed over ranks and microbatches where it is made: what is sent, and what is added
+    to it in another stage.
+
+    So the gradient of a weight that several stages read is sent once a step, and added to that of
+    its owner after the last microbatch.
+
+    Args:
+        stage: of every op.
+    """
+    readers = graph.consumers()
+    sent: set[Tensor] = set()
+    found: set[Tensor] = set()
+    for op in graph.ops:
+        came = [t for t in op.inputs if t in sent or stage[t.op] != stage[op]]
+        found.update(came)
+        if came and op.type in ADDITIONS:
+            found.update(op.inputs)
+        if came and op.type in _HANDED_ON:
+            sent.update(t for t in op.outputs if len(readers.get(t, ())) == 1)
+    return frozenset(found)

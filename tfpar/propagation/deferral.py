@@ -90,7 +90,11 @@ def _divides(axis: int, made: Spec, mesh: Mesh, dim: int | None, size: int) -> b
 
 
 def carried_tensors(
-    graph: Graph, rules: Mapping[Op, OpRule], meetings: Meetings, reduces: bool = True
+    graph: Graph,
+    rules: Mapping[Op, OpRule],
+    meetings: Meetings,
+    reduces: bool = True,
+    whole: Collection[Tensor] = (),
 ) -> dict[Tensor, Carry]:
     """The tensors that, when Partial(sum), are better carried on than reduced, and on what terms.
 
@@ -105,7 +109,7 @@ def carried_tensors(
     If both are the same, it is reduced at once: there gradients can be packed.
 
     Args:
-        reduces: see `prepared.prepare`.
+        reduces, whole: see `prepared.prepare`.
     """
     cost: dict[Tensor, float] = {}
     consumers = graph.consumers()
@@ -127,7 +131,8 @@ def carried_tensors(
                 later, terms = later + further, terms.joined(on)
                 if later >= own:
                     break
-            if later + scattered < own and (leaves or consumers.get(tensor)):
+            used = leaves or consumers.get(tensor)
+            if later + scattered < own and used and tensor not in whole:
                 carried[tensor] = terms
                 cost[tensor] = later + scattered
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,12 +89,18 @@ class PreparedGraph:
 
 
 def prepare(
-    graph: Graph, known: Mapping[Tensor, np.ndarray] | None = None, *, reduces: bool = True
+    graph: Graph,
+    known: Mapping[Tensor, np.ndarray] | None = None,
+    *,
+    reduces: bool = True,
+    whole: Collection[Tensor] = (),
 ) -> PreparedGraph:
     """Fold what is known, look up every rule once and decide where Partials are resolved.
 
     Args:
         reduces: what the graph gives is reduced within it; else by who reads it.
+        whole: tensors that are reduced where they are made, such as those that are sent to other
+            ranks.
     """
     constants = Constants(graph, known)
     fold_constants(graph, constants)
@@ -120,7 +126,7 @@ def prepare(
     meetings = Meetings.of(graph, rules)
     leaving = _leaving(graph, rules, weights, meetings)
     narrow = narrow_gradients(graph, rules)
-    carried = carried_tensors(graph, rules, meetings, reduces)
+    carried = carried_tensors(graph, rules, meetings, reduces, whole)
     consumers = graph.consumers()
     deferred = frozenset(op for op in graph.ops if all(t in carried for t in op.outputs))
     sparse = frozenset(

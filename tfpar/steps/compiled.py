@@ -16,10 +16,10 @@ from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.names import VariableName
 from tfpar.planning import batched_inputs
 from tfpar.plans import Plan
-from tfpar.propagation.prepared import prepare
 from tfpar.report.announcement import announcement
 from tfpar.report.warnings import Warnings
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES
+from tfpar.rewrite.stages import StagedStep
 from tfpar.rewrite.within_rank import CannotRepeat
 from tfpar.runtime.executable import Executable
 from tfpar.search.meshes import input_spec
@@ -27,7 +27,7 @@ from tfpar.session import Session
 from tfpar.spec import TfparError
 from tfpar.steps.planned import StepPlanner, laid_on
 from tfpar.steps.program import Program
-from tfpar.steps.staged import staged_step
+from tfpar.steps.staged import prepare_staged, staged_step
 from tfpar.variables.parallel_variable import ParallelVariable
 
 VariableNames = Callable[[tf.Variable], VariableName]
@@ -117,12 +117,14 @@ class CompiledFunction:
         plan = self.planner.plan(captured, batch_size, self._part)
         if not self._part:
             recompute_step(captured, plan.recompute, observe)
-        prepared = prepare(captured.graph)
+        stages = None if plan.stages is None else staged_step(captured, plan.stages, self._part)
+        prepared = prepare_staged(captured.graph, stages)
         self.warnings.fallbacks(prepared)
         microbatches = self._microbatches(plan)
         chunks = 1 if microbatches > 1 else self._chunks(plan)
         plan = dataclasses.replace(plan, chunks=chunks, microbatches=microbatches)
-        asked = self._compile_options(captured, plan, batched_inputs(captured, batch_size))
+        batched = batched_inputs(captured, batch_size)
+        asked = self._compile_options(captured, plan, stages, batched)
         try:
             compiled = compile_step(captured, asked, prepared, observe)
         except CannotRepeat as error:
@@ -151,11 +153,14 @@ class CompiledFunction:
         return self.planner.plan(captured, batch_size_of(specs), self._part)
 
     def _compile_options(
-        self, captured: CapturedStep, plan: Plan, batched: Collection[Tensor]
+        self,
+        captured: CapturedStep,
+        plan: Plan,
+        stages: StagedStep | None,
+        batched: Collection[Tensor],
     ) -> CompileOptions:
         """What the plan and the session's options fix of the program."""
         options, mesh = self.session.options, plan.mesh
-        stages = None if plan.stages is None else staged_step(captured, plan.stages, self._part)
         axes = [mesh.axis(n) for n in plan.batch_axes]
         anchors = plan.anchors()
         anchors = dataclasses.replace(

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.ir.step import StepGraph
-from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.pipeline.staged import sent_whole, stage_step
+from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.stages import PlannedStages
+from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.rewrite.local_graph import Place
 from tfpar.rewrite.stages import StagedStep
 
 
 def staged_step(step: StepGraph, planned: PlannedStages, part: bool = False) -> StagedStep:
-    """The stages of a simplified step.
+    """Cut a simplified step into the stages of a plan, in place.
 
     Args:
         part: the step is part of the planned one, such as an evaluation: its ops have other
@@ -27,9 +29,18 @@ def staged_step(step: StepGraph, planned: PlannedStages, part: bool = False) -> 
     roles = Roles.of(graph, step.gradient_tensors)
     ops = assignable(graph, roles)
     forward = with_what_they_read(graph, planned.owners) if part else planned.forward_stages(ops)
-    stage = stages_of_step(graph, roles, {op: forward[op] for op in ops if op in forward})
-    places = {op: Place(stage[op], roles.phase[op] == BACKWARD) for op in graph.ops}
+    stage = stage_step(step, {op: forward[op] for op in ops if op in forward})
+    roles = Roles.of(step.graph, step.gradient_tensors)
+    places = {op: Place(stage[op], roles.phase[op] == BACKWARD) for op in step.graph.ops}
     return StagedStep(places, planned.schedule, planned.recompute)
+
+
+def prepare_staged(graph: Graph, staged: StagedStep | None) -> PreparedGraph:
+    """Look up the rules of a step's ops; what is sent from stage to stage is reduced before."""
+    if staged is None:
+        return prepare(graph)
+    stage = {op: place.stage for op, place in staged.places.items()}
+    return prepare(graph, whole=sent_whole(graph, stage))
 
 
 def with_what_they_read(graph: Graph, owners: Mapping[str, int]) -> dict[Op, int]:
