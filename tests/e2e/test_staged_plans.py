@@ -15,13 +15,15 @@ from tests.e2e.test_recurrent import RECURRENT
 from tests.e2e.test_recurrent import classifier as recurrent
 from tests.e2e.test_recurrent import tokens as sentences
 from tfpar.capture.step import argument_specs
+from tfpar.cluster.named import read_preset
 from tfpar.compile import simplify_step
 from tfpar.ir.roles import UPDATE, Roles
 from tfpar.keras import adapter
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.plans import Plan
+from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.planners import find_planner
+from tfpar.search.stages.planned import in_stages
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, SpecError
@@ -102,6 +104,32 @@ def test_a_training_step_has_stages_at_every_batch_size(name):
         owners = found.plan(batch).stages.owners
         assert owners == {v.name: stage[v.handle.op] for v in step.graph.variables}
         assert found.plan(batch).stages.scopes == plan.stages.scopes
+
+
+@pytest.mark.parametrize("name", ["penalties, clipping and EMA", "gpt"])
+def test_a_plan_made_without_an_optimizer_is_one_for_training(name):
+    """Names of models and of what lies outside of them are counted up: they are others by then."""
+    build, data, last = MODELS[name]
+    pipeline, constraints = Pipeline(2, 2), [tap.stage(last, 1)]
+    planned = Planned(build, pipeline, constraints)
+    gradients = planned.state.capture_gradients(argument_specs((data(8),)))
+    simplify_step(gradients)
+    plan = plan_from_constraints(
+        gradients.graph, planned.session.stage_mesh, constraints, gradients=gradients.gradients
+    )
+    plan = in_stages(plan, gradients, pipeline, read_preset("dgx-a100"), constraints)
+    assert all("/" in scope or scope == "compile_loss" for scope in plan.stages.scopes)
+    plan = Plan.from_json(plan.to_json())
+
+    trained = Planned(build, pipeline)
+    step = trained.captured(data(5))
+    fitted = plan.fitted(step.graph, gradients=step.gradients).stages
+    assert {*fitted.scopes} != {*plan.stages.scopes}, "the model's name is another"
+    roles = Roles.of(step.graph, step.gradient_tensors)
+    stage = stages_of_step(step.graph, roles, fitted.forward_stages(assignable(step.graph, roles)))
+    weights = {v.name: stage[v.handle.op] for v in step.graph.variables if v.trainable}
+    assert weights == {n: s for n, s in plan.stages.owners.items() if n in weights}
+    assert {*weights.values()} == {0, 1}
 
 
 @pytest.mark.parametrize("planner", [None, "tap"])

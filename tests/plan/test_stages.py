@@ -18,7 +18,7 @@ from tfpar.pipeline.generators import FAMILIES, generate, name_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.plans import Plan, PlannedStages, plan_from_constraints
 from tfpar.search.stages.from_step import assign_step
-from tfpar.spec import ArgumentError, Mesh, PlanError
+from tfpar.spec import ArgumentError, Mesh, OtherModelError, PlanError
 
 MESH = Mesh.of([1, 2])
 SCHEDULE = generate("1f1b", 2, 4)
@@ -111,6 +111,78 @@ def test_the_longest_scope_decides_on_whole_parts_of_a_name():
     assert [*planned.forward_stages([*named, *others]).items()] == [
         *zip(named, (0, 1, 1), strict=True)
     ]
+
+
+def reading(name: str, *makers: Op) -> Op:
+    found = op(name)
+    found.add_output((2,), "float32")
+    found.inputs = [maker.outputs[0] for maker in makers]
+    return found
+
+
+def test_what_lies_in_no_scope_goes_with_what_it_reads_or_what_reads_it():
+    """Labels are masked before the loss reads them; a metric comes of the outputs."""
+    labels = reading("Placeholder")
+    hidden = reading("m/hidden")
+    mask = reading("Less", labels)
+    both = reading("LogicalAnd", mask)
+    outputs = reading("m/outputs", hidden)
+    loss = reading("compile_loss/loss", outputs, both)
+    metric = reading("Equal", hidden)
+    ops = [hidden, mask, both, outputs, loss, metric]
+    planned = PlannedStages(SCHEDULE, {"m/hidden": 0, "m/outputs": 1, "compile_loss": 1})
+    expected = {hidden: 0, mask: 1, both: 1, outputs: 1, loss: 1, metric: 0}
+    assert planned.forward_stages(ops) == expected
+    assert PlannedStages.of(SCHEDULE, expected).scopes == planned.scopes
+    elsewhere = PlannedStages.of(SCHEDULE, {**expected, metric: 1})
+    assert elsewhere.scopes == {**planned.scopes, "Equal": 1}
+    assert elsewhere.forward_stages(ops)[metric] == 1
+
+
+def test_what_reads_weights_alone_goes_with_them():
+    handle = Op("handle", "Placeholder")
+    handle.add_output((2,), "resource")
+    value, again = Op("m/fc/read", "ReadVariableOp"), Op("read", "ReadVariableOp")
+    for read in (value, again):
+        read.inputs = [handle.outputs[0]]
+        read.add_output((2,), "float32")
+    layer, penalty = reading("m/fc/MatMul", value), reading("L2Loss", again)
+    loss = reading("compile_loss/Sum", layer)
+    total = reading("AddN", loss, penalty)
+    planned = PlannedStages(SCHEDULE, {"m": 0, "compile_loss": 1})
+    ops = [layer, penalty, loss, total]
+    assert [*planned.forward_stages(ops).values()] == [0, 0, 1, 1]
+
+
+def test_no_op_is_in_an_earlier_stage_than_what_it_reads():
+    """Whatever a name says that was counted up for another op."""
+    first = reading("m/first")
+    second = reading("m/second", first)
+    third = reading("Add_1", second)
+    planned = PlannedStages(SCHEDULE, {"m/first": 0, "m/second": 1, "Add_1": 0})
+    assert [*planned.forward_stages([first, second, third]).values()] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("scopes", "names", "expected"),
+    [
+        (["net_1/a", "net_1/b"], ["net_1/a/x", "net_1/b/x"], ["net_1/a", "net_1/b"]),
+        (["net_1/a", "net_1/b"], ["net_5_1/a/x", "net_5_1/b/x"], ["net_5_1/a", "net_5_1/b"]),
+        (["net_1/a", "loss"], ["other/a/x", "loss/x"], ["other/a", "loss"]),
+        (["f_1/a", "f_3/b"], ["f_3/a/x", "f_5/b/x"], ["f_3/a", "f_5/b"]),
+        (["f_1", "Add"], ["f_2/a", "Add"], ["f_2", "Add"]),
+        (["one/a", "two/b"], ["first/a/x", "last/b/x"], None),
+        (["net/a", "net/b"], ["net/a/x", "head/x"], None),
+    ],
+)
+def test_stages_fit_models_of_other_names(scopes, names, expected):
+    planned = PlannedStages(SCHEDULE, dict(zip(scopes, (0, 1), strict=True)))
+    ops = [op(name) for name in names]
+    if expected is None:
+        with pytest.raises(OtherModelError, match="its stages say nothing of '.*Build the model"):
+            planned.fitted(ops)
+    else:
+        assert [*planned.fitted(ops).scopes] == expected
 
 
 @pytest.mark.parametrize(

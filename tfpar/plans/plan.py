@@ -20,6 +20,8 @@ from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
+from tfpar.ir.roles import Roles
+from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.difference import difference, some_of
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
@@ -246,9 +248,13 @@ class Plan:
                 f"Keras updated? Make a new plan.",
                 "other ops",
             )
-        if fitting is self:
+        stages = fitting.stages
+        if stages is not None:
+            roles = Roles.of(searched, [t for g in gradients for t in g.tensors])
+            stages = stages.fitted(assignable(searched, roles))
+        if fitting is self and stages == self.stages:
             return self
-        return dataclasses.replace(fitting, fingerprint=fingerprint(searched))
+        return dataclasses.replace(fitting, fingerprint=fingerprint(searched), stages=stages)
 
     def _renamed(self, now: Mapping[str, str]) -> Plan:
         """The plan with new names for variables, given by their old ones."""

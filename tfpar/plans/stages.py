@@ -1,18 +1,19 @@
 """`PlannedStages`: what a plan says of the stages of a pipeline.
 
-Which forward ops lie in which stage is kept by scope: where all ops under a scope are in one stage,
-the scope stands for them. So the table is short, people can read it, and it holds for steps of
-other batch shapes, whose ops differ in places.
+Which forward ops lie in which stage is kept by scope (`plans.scopes`). So the table is short,
+people can read it, and it holds for steps of other batch shapes, and for those of an optimizer,
+whose ops differ in places.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfpar.ir.graph import Op
 from tfpar.pipeline import Schedule
-from tfpar.spec import PlanError
+from tfpar.plans.scopes import renamed_scopes, stages_by_scope, table_of
+from tfpar.spec import OtherModelError, PlanError
 from tfpar.spec.arguments import flag, integer, text
 
 
@@ -25,7 +26,7 @@ class PlannedStages:
 
     Attributes:
         scopes: the stage of forward ops, by name scope or by the whole name of an op, in graph
-            order. Of an op the longest one decides that its name begins with.
+            order; see `plans.scopes`.
         recompute: the backward pass of a stage runs its forward pass again.
         owners: the stage that each variable of the step lies in, by path; slots lie with their
             weights.
@@ -67,11 +68,13 @@ class PlannedStages:
     ) -> PlannedStages:
         """The stages that forward ops are given, in the smallest table.
 
+        Args:
+            forward_stages: in the order of the graph.
+
         Raises:
             PlanError: as of `PlannedStages`.
         """
-        by_name = {op.name: stage for op, stage in forward_stages.items()}
-        return cls(schedule, _smallest_table(by_name), recompute, owners or {})
+        return cls(schedule, table_of(forward_stages), recompute, owners or {})
 
     @property
     def num_stages(self) -> int:
@@ -84,65 +87,37 @@ class PlannedStages:
         return self.schedule.num_actors
 
     def forward_stages(self, ops: Iterable[Op]) -> dict[Op, int]:
-        """The stages of those `ops` that a scope names.
+        """The stages of `ops`, as far as anything is known of them.
 
-        A scope may hold ops that are given no stage, such as the reads of variables:
-        `pipeline.step_stages.assignable` lists those that are.
+        Args:
+            ops: those that `pipeline.step_stages.assignable` lists, in the order of their graph.
+                Scopes hold others too that are given no stage, such as reads of variables.
         """
-        stages = ((op, _longest(self.scopes, op.name)) for op in ops)
-        return {op: stage for op, stage in stages if stage is not None}
+        return stages_by_scope(self.scopes, ops)
 
     def renamed(self, now: Mapping[str, str]) -> PlannedStages:
         """The same with new names for variables, given by their old ones."""
         owners = {now.get(name, name): stage for name, stage in self.owners.items()}
         return dataclasses.replace(self, owners=owners)
 
+    def fitted(self, ops: Sequence[Op]) -> PlannedStages:
+        """The same with the names that models have in a step.
 
-def _longest(scopes: Mapping[str, int], name: str) -> int | None:
-    while name:
-        if name in scopes:
-            return scopes[name]
-        name = name.rpartition("/")[0]
-    return None
+        Args:
+            ops: of it, as of `forward_stages`.
 
-
-@dataclasses.dataclass
-class _Scope:
-    """A part of a name: what lies under it, by the next part, and the stage of an op of that
-    name."""
-
-    below: dict[str, _Scope] = dataclasses.field(default_factory=dict)
-    own: int | None = None
-    stages: set[int] = dataclasses.field(default_factory=set)
-
-    def table(self, name: str, inherited: int | None) -> Iterator[tuple[str, int]]:
-        """The fewest entries for this scope and all below.
-
-        A scope whose ops are in one stage takes one entry, or none where that of a longer name
-        around it says the same. Where it takes one for the op of its name, what lies below
-        inherits that.
+        Raises:
+            OtherModelError: nothing is known of the stage of an op.
         """
-        if name and len(self.stages) == 1:
-            (stage,) = self.stages
-            if stage != inherited:
-                yield name, stage
-            return
-        if self.own is not None:
-            if self.own != inherited:
-                yield name, self.own
-            inherited = self.own
-        for part, scope in self.below.items():
-            yield from scope.table(f"{name}/{part}" if name else part, inherited)
-
-
-def _smallest_table(stages: Mapping[str, int]) -> dict[str, int]:
-    """A stage for scopes whose ops are all in it, and for ops, such that all names get theirs."""
-    root = _Scope()
-    for name, stage in stages.items():
-        scope = root
-        scope.stages.add(stage)
-        for part in name.split("/"):
-            scope = scope.below.setdefault(part, _Scope())
-            scope.stages.add(stage)
-        scope.own = stage
-    return dict(root.table("", None))
+        found = dataclasses.replace(self, scopes=renamed_scopes(self.scopes, ops))
+        known = found.forward_stages(ops)
+        missing = [repr(op.name) for op in ops if op not in known]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise OtherModelError(
+                f"The plan is for another step: its stages say nothing of {missing[0]}{more}. "
+                f"Build the model with the names that it had when the plan was made, or make a new "
+                f"plan.",
+                "other stages",
+            )
+        return found

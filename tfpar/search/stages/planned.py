@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,7 +10,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, PutInStage, resolve_stages
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.graph import check_schedule
@@ -20,6 +21,7 @@ from tfpar.propagation.prepared import prepare
 from tfpar.search.deadline import Deadline
 from tfpar.search.stages.from_step import assign_step, readers_of
 from tfpar.search.stages.one_device import one_device_seconds
+from tfpar.spec import PlanError
 
 
 def in_stages(
@@ -68,10 +70,10 @@ def in_stages(
     units, found = assign_step(
         cut, roles, seconds.__getitem__, schedule.num_stages, fixed=fixed, deadline=deadline
     )
-    forward = units.forward_stages(found.stages)
-    stage = stages_of_step(cut, roles, forward)
+    assigned = units.forward_stages(found.stages)
+    planned = _planned(cut, roles, {op: assigned[op] for op in ops}, pipeline)
+    stage = stages_of_step(cut, roles, planned.forward_stages(ops))
     check_schedule(schedule, stage_graph_of(cut, roles, stage, schedule.num_stages))
-    planned = PlannedStages.of(schedule, forward, pipeline.recompute)
     planned = dataclasses.replace(planned, owners=_owners(step, planned, plan))
     asked = [str(c) for c in constraints if isinstance(c, PutInStage)]
     return dataclasses.replace(
@@ -87,6 +89,40 @@ def in_stages(
         passed_over=None,
         cut_short=plan.cut_short or deadline.cut_short,
     )
+
+
+def _planned(
+    graph: Graph, roles: Roles, forward: Mapping[Op, int], pipeline: Pipeline
+) -> PlannedStages:
+    """The stages of a forward pass.
+
+    What lies in no scope and has no gradients (metrics, masks of labels) goes with what it reads or
+    what reads it, if nothing is against that: its names are counted up in each step anew, so that a
+    table of them holds for one step only.
+    """
+    bound = _with_gradients(graph, roles)
+    kept = {op: stage for op, stage in forward.items() if "/" in op.name or op in bound}
+    with contextlib.suppress(PlanError):  # no stage without ops, no variable written in two
+        known = PlannedStages.of(pipeline.order, kept, pipeline.recompute).forward_stages(forward)
+        settled = {op: known.get(op, stage) for op, stage in forward.items()}
+        stages_of_step(graph, roles, settled)
+        forward = settled
+    return PlannedStages.of(pipeline.order, forward, pipeline.recompute)
+
+
+def _with_gradients(graph: Graph, roles: Roles) -> set[Op]:
+    """The ops of the forward pass that depend on weights and that the backward pass depends on."""
+    weights, consumers = {v.handle for v in graph.variables if v.trainable}, graph.consumers()
+    trained: set[Op] = set()
+    leading: set[Op] = set()
+    for op in graph.ops:
+        if any(t in weights or t.op in trained for t in op.inputs):
+            trained.add(op)
+    for op in reversed(graph.ops):
+        readers = (r for t in op.outputs for r in consumers.get(t, ()))
+        if any(r in leading or roles.phase[r] == BACKWARD for r in readers):
+            leading.add(op)
+    return trained & leading
 
 
 def _first_readers(
