@@ -8,7 +8,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.memory import live_peak
 from tfpar.cost.overlap import part_seconds
-from tfpar.cost.pricer import Pricer
+from tfpar.cost.parts import PartPricer
 from tfpar.ir.graph import Tensor, Variable
 from tfpar.ir.roles import Roles
 from tfpar.propagation.partitioned import PartitionedGraph
@@ -29,7 +29,7 @@ def microbatched_cost(
         laid: the step on `mesh` with the axis of the microbatches behind its own.
     """
     compute, waiting = part_seconds(cost, laid, mesh, cluster, roles)
-    pricer = _OneMicrobatch(laid.mesh, cluster, roles)
+    pricer = OneMicrobatch(laid.mesh, cluster, roles)
     most = live_peak(laid, pricer, cost.bucket_bytes, show=0)
     return dataclasses.replace(
         cost,
@@ -43,7 +43,7 @@ def microbatched_cost(
     )
 
 
-class _OneMicrobatch(Pricer):
+class OneMicrobatch(PartPricer):
     """What a rank stores besides the sums of gradients: a gradient of one microbatch is added to
     its sum as soon as it is there."""
 

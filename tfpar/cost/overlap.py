@@ -13,17 +13,16 @@ once for each chunk. `chunked_cost` counts both.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
-from tfpar.cost.pricer import Pricer
+from tfpar.cost.parts import PartPricer, moved_between_ranks
 from tfpar.cost.runs import runs_in_parts
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles, When
 from tfpar.ir.traits import FREE
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.spec import Mesh, Replicate
+from tfpar.spec import Mesh
 
 PhaseSeconds = tuple[float, float, float]
 """Of forward, backward and update."""
@@ -76,33 +75,19 @@ def part_seconds(
     rank's batch, one behind the other; arguments as of `chunked_cost`."""
     compute, waiting = [0.0, 0.0], [0.0, 0.0]
     parts, rules = laid.mesh.shape[-1], laid.prepared.rules
-    pricer = Pricer(laid.mesh, cluster, roles)
+    pricer = PartPricer(laid.mesh, cluster, roles)
     for op, decision in laid.decisions.items():
         phase = roles.phase[op]
         if phase in (FORWARD, BACKWARD) and op.type not in FREE:
             times = roles.times.get(op, 1) * (parts if runs_in_parts(decision) else 1)
             compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
-    for phase, seconds in _collectives(laid, mesh, cluster, roles):
-        waiting[phase] += seconds
+    for moved, axes, each in moved_between_ranks(laid, roles):
+        phase = roles.phase[moved.op]
+        if phase in (FORWARD, BACKWARD) and moved.when(roles) is When.BETWEEN:
+            times = roles.times.get(moved.op, 1) * (parts if each else 1)
+            seconds = collective_seconds(moved.kind, axes, moved.num_bytes, mesh, cluster)
+            waiting[phase] += times * seconds
     return (
         (compute[FORWARD], compute[BACKWARD], cost.compute_s[2]),
         (waiting[FORWARD], waiting[BACKWARD], cost.communication_s[2]),
     )
-
-
-def _collectives(
-    laid: PartitionedGraph, mesh: Mesh, cluster: Cluster, roles: Roles
-) -> Iterator[tuple[int, float]]:
-    """(phase, seconds) of what is waited for and crosses ranks; chunks exchange nothing."""
-    chunk = mesh.num_axes
-    for moved in laid.communications(roles.wire_dtypes):
-        phase = roles.phase[moved.op]
-        axes = tuple(a for a in moved.axes if a != chunk)
-        if phase in (FORWARD, BACKWARD) and moved.when(roles) is When.BETWEEN and axes:
-            times = roles.times.get(moved.op, 1)
-            if not isinstance(moved.step.after[chunk], Replicate):
-                times *= laid.mesh.shape[chunk]
-            yield (
-                phase,
-                times * collective_seconds(moved.kind, axes, moved.num_bytes, mesh, cluster),
-            )

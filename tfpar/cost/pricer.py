@@ -135,9 +135,9 @@ class Pricer:
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
         moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
         seconds = max(arithmetic, moved / device.memory_bandwidth)
-        return device.launch_s + seconds / self._alike(*strategy.in_specs, *strategy.out_specs)
+        return device.launch_s + seconds / self.alike(*strategy.in_specs, *strategy.out_specs)
 
-    def _alike(self, *specs: Spec) -> int:
+    def alike(self, *specs: Spec) -> int:
         """How many ranks store or compute the same together, as they have one memory."""
         if not self.cluster.one_memory:
             return 1
@@ -153,15 +153,15 @@ class Pricer:
             return 0
         times = 1 if op.type == "AssignVariableOp" else 2  # the others read it too
         item = itemsize(str(op.attrs.get("dtype", op.attrs.get("T", ""))))
-        return times * _local_bytes(tuple(handle.shape or ()), item, spec, self.mesh)
+        return times * shard_bytes(tuple(handle.shape or ()), item, spec, self.mesh)
 
     def local_bytes(self, tensor: Tensor | Variable, spec: Spec) -> int:
         """What a rank stores of `tensor`, padding included, in bytes."""
-        return _local_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
+        return shard_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
 
     def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
         """Its part of what there is in memory of `tensor`, in bytes."""
-        return self.local_bytes(tensor, spec) / self._alike(spec)
+        return self.local_bytes(tensor, spec) / self.alike(spec)
 
     def stored_bytes(
         self, variable: Variable, spec: Spec, state_ratio: float | None
@@ -219,6 +219,7 @@ def _is_list(tensor: Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=65536)
-def _local_bytes(shape: tuple[int, ...], item: int, spec: Spec, mesh: Mesh) -> int:
+def shard_bytes(shape: tuple[int, ...], item: int, spec: Spec, mesh: Mesh) -> int:
+    """Bytes of a rank's part of a tensor with entries of `item` bytes, padding included."""
     known = tuple(1 if n is None else n for n in shape)
     return math.prod(local_shape(known, spec, mesh)) * item

@@ -1,0 +1,60 @@
+"""What a step costs whose last mesh axis lies within a rank: parts are chunks or microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tfpar.cost.pricer import Pricer
+from tfpar.ir.roles import Roles
+from tfpar.propagation.communication import Communication
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.spec import Mesh, Replicate, Spec
+
+
+class PartPricer(Pricer):
+    """What ops on one part take, and what is stored of it; parts are no ranks of their own."""
+
+    def alike(self, *specs: Spec) -> int:
+        found = super().alike(*specs)
+        if self.cluster.one_memory and all(isinstance(spec[-1], Replicate) for spec in specs):
+            found //= self.mesh.shape[-1]
+        return found
+
+
+class Moved(NamedTuple):
+    """A collective of a step in parts.
+
+    Attributes:
+        axes: those of ranks that it goes over.
+        each: whether it runs once for each part; else once for all.
+    """
+
+    communication: Communication
+    axes: tuple[int, ...]
+    each: bool
+
+
+def moved_between_ranks(laid: PartitionedGraph, roles: Roles) -> Iterator[Moved]:
+    """The collectives of a step in parts that cross ranks; what parts exchange moves nothing."""
+    for communication in laid.communications(roles.wire_dtypes):
+        moved = without_parts(communication, laid.mesh)
+        if moved is not None:
+            yield moved
+
+
+def without_parts(communication: Communication, mesh: Mesh) -> Moved | None:
+    """A collective as ranks see it; None if it stays within each.
+
+    Args:
+        mesh: with the axis of the parts behind those of ranks.
+    """
+    part = mesh.num_axes - 1
+    axes = tuple(axis for axis in communication.axes if axis != part)
+    each = not isinstance(communication.step.after[part], Replicate)
+    return Moved(communication, axes, each) if axes else None
+
+
+def mesh_of_ranks(mesh: Mesh) -> Mesh:
+    """The mesh without its last axis, the parts of a rank."""
+    return Mesh(mesh.axis_names[:-1], mesh.shape[:-1])
