@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from tfpar.ir.roles import Roles
+from tfpar.ir.traits import SOURCES
 from tfpar.pipeline.step_graph import Runs
 from tfpar.propagation.partitioned import Decision, PartitionedGraph
 from tfpar.spec import Replicate
 
 
-def runs_of(laid: PartitionedGraph) -> Runs:
+def runs_of(laid: PartitionedGraph, roles: Roles) -> Runs:
     """What runs once for each microbatch, and which of it needs all of them.
+
+    One microbatch is the whole batch: it waits for no others.
 
     Args:
         laid: the step on a mesh with the axis of the microbatches behind its own.
     """
-    each = {op for op, decision in laid.decisions.items() if runs_in_parts(decision)}
+    if laid.mesh.shape[-1] == 1:
+        return Runs.without_joins(laid.graph, roles)
+    each = {
+        op
+        for op, decision in laid.decisions.items()
+        if runs_in_parts(decision) and op.type not in SOURCES
+    }
     met = set()
     for op, decision in laid.decisions.items():
         for position, tensor in enumerate(op.inputs):

@@ -81,7 +81,11 @@ def crossings(graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs) -
     Raises:
         PlanError: the backward pass of a stage reads what that of an earlier one makes.
     """
-    constant, handles, waits = constant_ops(graph), graph.variable_of(), _waits(graph, roles, runs)
+    constant, handles, waits = (
+        constant_ops(graph),
+        graph.variable_of(),
+        waits_of(graph, roles, runs),
+    )
     fed, late = set(graph.inputs), _after_the_forward_pass(graph, roles)
     found: dict[tuple[Tensor, int], Crossing] = {}
     for op in graph.ops:
@@ -121,22 +125,22 @@ def stage_graph_of(
     num_stages: int,
     *,
     runs: Runs | None = None,
-    num_bytes: Callable[[Tensor], float] | None = None,
+    num_bytes: Callable[[Crossing], float] | None = None,
 ) -> StageGraph:
     """The stage graph of a step.
 
     Args:
         stage: of every op, as `stages_of_step` gives it.
         runs: how often ops run; None: as `Runs.without_joins` says.
-        num_bytes: that are sent of a tensor, of one microbatch if it goes once for each; of a
-            variable by its handle. By default the bytes of the whole.
+        num_bytes: that cross, of one microbatch if the tensor goes once for each. By default the
+            bytes of the whole.
 
     Raises:
         PlanError: see `crossings`.
     """
     runs = runs or Runs.without_joins(graph, roles)
     sizes = {v.handle: float(v.num_bytes) for v in graph.variables}
-    size = num_bytes or (lambda tensor: sizes.get(tensor, tensor.num_bytes))
+    size = num_bytes or (lambda crossing: sizes.get(crossing[0], crossing.tensor.num_bytes))
     sent = crossings(graph, roles, stage, runs)
     links = tuple(_links(sent, size))
     joins = tuple(_joins(graph, roles, stage, runs, links))
@@ -153,28 +157,30 @@ def is_synchronized(sent: Iterable[Crossing]) -> bool:
     return any(crossing.carries == "scalars" for crossing in sent)
 
 
-def _links(sent: list[Crossing], num_bytes: Callable[[Tensor], float]) -> Iterator[StageLink]:
+def _links(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iterator[StageLink]:
     there: dict[tuple[int, int], float] = {}
     back: dict[tuple[int, int], float] = {}
-    for tensor, source, target, carries in sent:
+    for crossing in sent:
+        _, source, target, carries = crossing
         if carries == "activations":
-            there[source, target] = there.get((source, target), 0.0) + num_bytes(tensor)
+            there[source, target] = there.get((source, target), 0.0) + num_bytes(crossing)
         elif carries == "gradients":
-            back[target, source] = back.get((target, source), 0.0) + num_bytes(tensor)
+            back[target, source] = back.get((target, source), 0.0) + num_bytes(crossing)
     for source, target in sorted({*there, *back}):
         forward = there.get((source, target), 0.0)
         yield StageLink(source, target, forward, back.get((source, target)))
 
 
-def _ties(sent: list[Crossing], num_bytes: Callable[[Tensor], float]) -> Iterator[Tie]:
+def _ties(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iterator[Tie]:
     """What goes as the step begins, and sums of gradients."""
     values: dict[tuple[int, int], float] = {}
     sums: dict[tuple[int, int], float] = {}
-    for tensor, source, target, carries in sent:
+    for crossing in sent:
+        _, source, target, carries = crossing
         if carries == "weights":
-            values[source, target] = values.get((source, target), 0.0) + num_bytes(tensor)
+            values[source, target] = values.get((source, target), 0.0) + num_bytes(crossing)
         elif carries == "sum":
-            sums[target, source] = sums.get((target, source), 0.0) + num_bytes(tensor)
+            sums[target, source] = sums.get((target, source), 0.0) + num_bytes(crossing)
     for owner, reader in sorted({*values, *sums}):
         yield Tie(owner, reader, values.get((owner, reader), 0.0), sums.get((owner, reader)))
 
@@ -209,7 +215,7 @@ def _joins(
     whose midst microbatches join runs up to there, and the join runs the rest of it for all of
     them: so it holds up what reads of the task.
     """
-    waits = _waits(graph, roles, runs)
+    waits = waits_of(graph, roles, runs)
     joins: dict[tuple[int, frozenset[_Place]], set[_Place]] = {}
     for op in graph.ops:
         if op not in runs.each or not waits[op]:
@@ -224,7 +230,7 @@ def _joins(
             yield Join(where, tuple(sorted(after)), tuple(sorted(before)))
 
 
-def _waits(graph: Graph, roles: Roles, runs: Runs) -> dict[Op, frozenset[Op]]:
+def waits_of(graph: Graph, roles: Roles, runs: Runs) -> dict[Op, frozenset[Op]]:
     """Of each op, the ops whose results it needs of all microbatches; of one that runs for each,
     without what those before it need.
 
