@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tfpar.cost.pricer import Pricer
 from tfpar.cost.update import temporaries
@@ -66,13 +66,13 @@ def peak(
         show: how many of the largest tensors to name.
     """
     times, passing = times or {}, passing or {}
-    lives = _Lives(partitioned, times)
+    lives = Lives(partitioned, times)
     stored: dict[Buffer, float] = {}
     base, best = 0.0, Peak(0.0)
     for count, ops in itertools.groupby(partitioned.graph.ops, lambda op: times.get(op, 1) or 1):
         run = _Run()
         for op in ops:
-            over = lives.overwritten(op)
+            over = lives.overwritten(op, lives.dying.get(op, ()))
             for buffer in over:
                 run.free(stored.pop(buffer), lives.copies[buffer], buffer in run.made)
             for buffer in lives.made.get(op, ()):
@@ -192,7 +192,7 @@ class _Run:
             self.freed_once -= size
 
 
-class _Lives:
+class Lives:
     """Where buffers begin and end.
 
     Attributes:
@@ -208,7 +208,7 @@ class _Lives:
         self._of: dict[Buffer, Buffer | None] = {}
         last: dict[Buffer, Op] = {}
         for op in partitioned.graph.ops:
-            for buffer in self._used(op):
+            for buffer in self.used(op):
                 if buffer not in last:
                     self.made.setdefault(buffer[0].op, []).append(buffer)
                 last[buffer] = op
@@ -220,20 +220,21 @@ class _Lives:
             b: _copies(times.get(b[0].op, 1), times.get(op, 1)) for b, op in last.items()
         }
 
-    def overwritten(self, op: Op) -> list[Buffer]:
-        """The input that an elementwise op writes its result over, if nobody reads it later."""
+    def overwritten(self, op: Op, dying: Collection[Buffer]) -> list[Buffer]:
+        """The input that an elementwise op writes its result over, of those that nobody reads
+        later."""
         rule = self.partitioned.prepared.rules[op]
-        if len(op.outputs) != 1 or op not in self.dying or not op.inputs:
+        if len(op.outputs) != 1 or not dying or not op.inputs:
             return []
         specs = self.partitioned.decisions[op].strategy.in_specs
         found = []
         for tensor, spec, dims in zip(op.inputs, specs, rule.inputs, strict=True):
             buffer = self._buffer(tensor, spec)
-            if dims == rule.outputs[0] and buffer in self.dying[op]:
+            if dims == rule.outputs[0] and buffer is not None and buffer in dying:
                 found.append(buffer)
         return found[:1]
 
-    def _used(self, op: Op) -> Iterator[Buffer]:
+    def used(self, op: Op) -> Iterator[Buffer]:
         """The buffers that an op reads or makes."""
         decision = self.partitioned.decisions.get(op)
         if decision is not None:

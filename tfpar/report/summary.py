@@ -111,6 +111,8 @@ def _prediction(plan: Plan) -> list[str]:
             f"{format_seconds(cost.exposed_s)} of it after the backward pass, in buckets of "
             f"{format_bytes(cost.bucket_bytes)}"
         )
+    if cost.bubble_s:
+        text += f"; {format_seconds(cost.bubble_s)} are spent waiting for other stages"
     memory = (
         f"Memory of a device: {format_bytes(cost.memory_bytes)} of "
         f"{format_bytes(machines.device.memory_bytes)} (weights "

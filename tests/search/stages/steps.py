@@ -1,0 +1,108 @@
+"""Saved steps in stages and microbatches, on slow machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+from tests.search.problems import Captured
+from tests.search.stages.test_from_step import seconds
+from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cost.staged_prices import StagedPrices
+from tfpar.cost.step_in_stages import StepInStages
+from tfpar.ir.graph import Op
+from tfpar.ir.roles import BACKWARD
+from tfpar.pipeline import Schedule
+from tfpar.pipeline.step_stages import stages_of_step
+from tfpar.plans import Plan
+from tfpar.plans.variables import PlannedVariable
+from tfpar.rewrite.local_graph import LocalProgram, Place
+from tfpar.rewrite.microbatches import build_microbatched_program
+from tfpar.rewrite.stages import StagedStep, split_stages
+from tfpar.search.parts import StepInParts
+from tfpar.search.problem import step_anchors
+from tfpar.search.stages.from_step import assign_step
+from tfpar.spec import Mesh, Shard, Spec, replicated
+
+DEVICE = Device({"float32": 1e9}, 2**30, 1e9, 1e-7)
+
+
+def machines(between: float = 1e9, within: float = 4e9) -> Cluster:
+    """Four nodes of four devices, with so many bytes/s between and within them."""
+    levels = [Level(4, between, 1e-6), Level(4, within, 1e-7)]
+    return Cluster.regular("slow", DEVICE, levels)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Staged:
+    """A saved step under a plan, with the stages of its ops."""
+
+    step: StepInParts
+    stage: Mapping[Op, int]
+    num_stages: int
+
+    @classmethod
+    @functools.cache
+    def of(cls, name: str, num_stages: int, model: int = 1) -> Staged:
+        """Split over two ranks.
+
+        Args:
+            model: 2: the ranks split what widens and narrows in each block (Megatron's MLP), and
+                not the batch.
+        """
+        mesh = Mesh.of({"data": 2 // model, "model": model} if model > 1 else {"data": 2})
+        problem = Captured.saved(name).problem([2], machines())
+
+        def spec(variable: str) -> Spec:
+            whole = replicated(mesh.num_axes)
+            if model > 1 and variable.endswith(("fc1/kernel", "fc2/kernel")):
+                return (*whole[:-1], Shard(1 if "fc1" in variable else 0))
+            return whole
+
+        variables = {
+            v.name: PlannedVariable(v.shape, v.dtype, v.trainable, spec(v.name))
+            for v in problem.variables
+        }
+        plan: Plan = problem.plan(
+            mesh=mesh,
+            variables=variables,
+            batch_axes=("data",),
+            planner="by hand",
+            tfpar_version="0",
+        )
+        step = StepInParts.of(plan, problem, step_anchors(plan, problem))
+        assert step is not None
+        graph, roles = step.whole.graph, step.roles
+        units, found = assign_step(graph, roles, seconds, num_stages)
+        stage = stages_of_step(graph, roles, units.forward_stages(found.stages))
+        return cls(step, stage, num_stages)
+
+    @functools.cache  # noqa: B019 - there are as many as tests ask for
+    def cut(self, microbatches: int) -> StepInStages:
+        laid = self.step.cut(microbatches)
+        ratio = self.step.problem.state_ratio
+        return StepInStages(laid, self.step.roles, self.stage, self.num_stages, ratio)
+
+    def programs(self, microbatches: int, schedule: Schedule) -> list[LocalProgram]:
+        """The program of each actor."""
+        whole, roles = self.step.whole, self.step.roles
+        places = {op: Place(stage, roles.phase[op] == BACKWARD) for op, stage in self.stage.items()}
+        program = build_microbatched_program(
+            whole,
+            self.step.anchors,
+            self.step.problem.batched,
+            microbatches,
+            StagedStep(places, schedule),
+        )
+        return [*split_stages(program, schedule).programs.values()]
+
+    def priced(
+        self,
+        microbatches: int = 4,
+        cluster: Cluster | None = None,
+        actors: tuple[int, ...] | None = None,
+        recompute: bool = False,
+    ) -> StagedPrices:
+        actors = actors or tuple(range(self.num_stages))
+        return StagedPrices.of(self.cut(microbatches), actors, cluster or machines(), recompute)

@@ -1,0 +1,355 @@
+"""What steps in stages cost: against prices of steps in one stage, and by what has to hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.search.stages.steps import DEVICE, Staged, machines
+from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cost.evaluate import evaluate
+from tfpar.cost.memory import Lives, peak
+from tfpar.cost.microbatches import microbatched_cost
+from tfpar.cost.pricer import Pricer
+from tfpar.cost.staged import StagedCost
+from tfpar.cost.staged_prices import StagedPrices, cost_of_stages, staged_cost
+from tfpar.cost.task_memory import task_peak
+from tfpar.pipeline.generators import generate
+from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.rounds import rounds_of
+from tfpar.rewrite.within_rank import Repetition
+from tfpar.search.stages.priced import priced_in_stages
+from tfpar.spec import ArgumentError, ScheduleError, TfparError
+
+MODELS = ["gpt", "t5_3_layers", "unet"]
+MEMORY = {"unet": 0.04, "t5_3_layers": 0.08}
+"""How far apart two estimates may be: gradients of one weight that are added up, from two uses of a
+tied table, or convolutions, are counted as they come in one, as a sum from the beginning in the
+other."""
+
+
+# --- one stage --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+@pytest.mark.parametrize("name, model", [*((name, 1) for name in MODELS), ("gpt", 2)])
+def test_one_stage_costs_what_accumulation_does(name, model, microbatches):
+    staged = Staged.of(name, 1, model)
+    cluster, step = machines().part(range(2)), staged.step
+    whole = evaluate(step.whole, cluster, step.roles, step.problem.state_ratio)
+    laid = staged.cut(microbatches).laid
+    expected = microbatched_cost(whole, laid, step.whole.mesh, cluster, step.roles)
+
+    schedule = generate("1f1b", 1, microbatches)
+    found, _ = priced_in_stages(step, staged.stage, schedule, machines())
+    assert found.seconds == pytest.approx(expected.seconds, rel=1e-3)
+    # What runs once a step, such as the sum of a loss, is counted with the update.
+    assert found.compute_s[:2] == pytest.approx(expected.compute_s[:2], rel=0.03)
+    assert sum(found.compute_s) == pytest.approx(sum(expected.compute_s), rel=1e-3)
+    waiting, expected_waiting = sum(found.communication_s), sum(expected.communication_s)
+    assert waiting == pytest.approx(expected_waiting, rel=0.02)
+    for field in ("weight_bytes", "state_bytes", "gradient_bytes"):
+        assert getattr(found, field) == getattr(expected, field)
+    assert found.memory_bytes == pytest.approx(expected.memory_bytes, rel=MEMORY.get(name, 0.02))
+    # What is computed of weights alone, such as a table transposed, is no microbatch's.
+    assert 0.84 < found.activation_bytes / expected.activation_bytes < 1.01
+    assert found.bubble_s == pytest.approx(0, abs=1e-12)
+
+
+def test_one_microbatch_is_the_whole_batch():
+    staged = Staged.of("gpt", 2)
+    one, two = (staged.priced(m).run(generate("gpipe", 2, m)) for m in (1, 2))
+    assert one.seconds > two.seconds
+    assert one.in_flight == (1, 1)
+    price = staged.priced(1).stages[0]
+    assert price.compute_s["F"] > price.compute_s["U"] > 0 and not price.waiting_s["F"]
+
+
+# --- several stages ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, model", [*((name, 1) for name in MODELS), ("gpt", 2)])
+def test_stages_do_the_work_of_one(name, model):
+    (whole,), parts = (Staged.of(name, stages, model).priced().stages for stages in (1, 3))
+    for kinds in ("F", "IW", "U"):
+        work, waits = (
+            [sum(getattr(price, field)[kind] for kind in kinds) for price in (whole, *parts)]
+            for field in ("compute_s", "waiting_s")
+        )
+        assert work[0] == pytest.approx(sum(work[1:]), rel=1e-9)
+        assert waits[0] == pytest.approx(sum(waits[1:]), rel=1e-3, abs=1e-6)
+        assert min(work) > 0
+    if model > 1:
+        assert whole.waiting_s["F"] > 0
+    for field in ("weight_bytes", "state_bytes"):
+        assert getattr(whole, field) == sum(getattr(price, field) for price in parts)
+
+
+def test_equal_stages_have_the_bubble_of_the_closed_form():
+    """The second of two halves of four equal blocks, and the first with the embedding."""
+    prices = Staged.of("gpt_5_layers", 2).priced(4, machines(1e15, 1e15))
+    equal = dataclasses.replace(
+        prices.stages[0].cost, seconds={**prices.stages[0].cost.seconds, "U": 0.0}, reduction_s=0.0
+    )
+    stages = tuple(dataclasses.replace(price, cost=equal) for price in prices.stages)
+    alike = dataclasses.replace(prices, stages=stages)
+    for microbatches in (2, 4, 8):
+        for name in ("gpipe", "1f1b"):
+            found = alike.run(generate(name, 2, microbatches))
+            assert found.bubble == pytest.approx(1 / microbatches, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_1f1b_holds_no_more_for_more_microbatches_and_gpipe_does(name):
+    prices = Staged.of(name, 2).priced()
+    peaks = {
+        (family, m): [found.num_bytes for found in prices.run(generate(family, 2, m)).peaks]
+        for family in ("gpipe", "1f1b")
+        for m in (4, 8, 16)
+    }
+    assert peaks["1f1b", 4] == peaks["1f1b", 8] == peaks["1f1b", 16]
+    for actor, price in enumerate(prices.stages):
+        assert peaks["gpipe", 8][actor] > peaks["1f1b", 8][actor]
+        grown = peaks["gpipe", 16][actor] - peaks["gpipe", 8][actor]
+        assert grown == pytest.approx(8 * price.cost.kept_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["gpipe", "1f1b", "zb-h1", "interleaved"])
+@pytest.mark.parametrize("name, model", [("gpt", 1), ("gpt", 2), ("unet", 1)])
+def test_what_stages_send_is_what_their_programs_send(name, model, family):
+    num_stages, microbatches = 2 + 2 * (family == "interleaved"), 4
+    staged = Staged.of(name, num_stages, model)
+    schedule = generate(family, 2, microbatches)
+    programs = staged.programs(microbatches, schedule)
+    sent = {
+        actor: sum(
+            op.inputs[0].num_bytes
+            for op in program.graph.ops
+            if op.type == "Send" and op.inputs[0].shape  # but for the loss that is given
+        )
+        for actor, program in enumerate(programs)
+    }
+    _, found = priced_in_stages(staged.step, staged.stage, schedule, machines())
+    for actor, num_bytes in sent.items():
+        shares = [found.stages[stage] for stage in schedule.stages_of(actor)]
+        assert sum(share.sent_bytes for share in shares) == num_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["resnet", "clip_4_layers", "gshard_moe", "gpt_mixed"])
+def test_what_other_models_send_is_what_their_programs_send(name):
+    staged, schedule = Staged.of(name, 2), generate("1f1b", 2, 4)
+    sent = sum(
+        op.inputs[0].num_bytes
+        for program in staged.programs(4, schedule)
+        for op in program.graph.ops
+        if op.type == "Send" and op.inputs[0].shape
+    )
+    _, found = priced_in_stages(staged.step, staged.stage, schedule, machines())
+    assert sum(share.sent_bytes for share in found.stages) == sent > 0
+
+
+@pytest.mark.parametrize("name", ["dnabert", "t5_3_layers"])
+def test_a_tied_weight_is_sent_once_a_step_and_its_gradient_too(name):
+    staged = Staged.of(name, 2)
+    table = next(v for v in staged.step.problem.variables if v.name == "tokens/embeddings")
+    found = {}
+    for microbatches in (2, 4):
+        prices = staged.priced(microbatches)
+        transfers = prices.run(generate("1f1b", 2, microbatches)).transfers
+        for carries in ("weights", "sum"):
+            sizes = [t.edge.num_bytes for t in transfers if t.edge.carries == carries]
+            found[carries, microbatches] = sizes
+            assert len(sizes) == 1 and sizes[0] >= table.num_bytes
+    assert found["weights", 2] == found["weights", 4] and found["sum", 2] == found["sum", 4]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_slower_link_makes_a_step_longer(name):
+    staged, schedule = Staged.of(name, 4), generate("1f1b", 4, 4)
+    taken = [
+        staged.priced(4, machines(between)).run(schedule).seconds
+        for between in (1e12, 1e7, 1e6, 1e5)
+    ]
+    assert taken == sorted(taken) and len({*taken}) == 4
+
+
+def test_links_within_a_node_and_between_nodes():
+    """Two stages of two ranks lie in one node of four; the next two in another."""
+    staged, schedule = Staged.of("gpt", 4), generate("1f1b", 4, 4)
+    prices = staged.priced(4, machines(1e6, 1e9))
+    ends = {}
+    for sent in prices.run(schedule).transfers:
+        if sent.edge.carries == "activations":
+            pair = sent.edge.producer.stage, sent.edge.consumer.stage
+            ends.setdefault(pair, []).append(sent.end - sent.start)
+    assert min(ends[1, 2]) > 100 * max(ends[0, 1])
+    assert max(ends[2, 3]) < min(ends[1, 2])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_zero_bubble_is_no_slower(name, microbatches):
+    staged = Staged.of(name, 2)
+    taken = {
+        family: staged.priced(microbatches).run(generate(family, 2, microbatches)).seconds
+        for family in ("1f1b", "zb-h1")
+    }
+    assert taken["zb-h1"] < taken["1f1b"]
+
+
+def test_virtual_stages_share_ranks():
+    staged = Staged.of("gpt", 4)
+    schedule = generate("interleaved", 2, 4)
+    prices = staged.priced(4, actors=schedule.actors)
+    assert prices.ranks == (range(0, 2), range(2, 4))
+    timeline = prices.run(schedule)
+    sent = {(t.edge.producer.stage, t.edge.consumer.stage) for t in timeline.transfers}
+    assert (0, 1) in sent and (0, 2) not in sent
+    _, found = priced_in_stages(staged.step, staged.stage, schedule, machines())
+    first, _, third, _ = found.stages
+    assert first.ranks == third.ranks == (0, 1)
+    assert first.peak_bytes == third.peak_bytes >= first.fixed_bytes + third.fixed_bytes
+
+
+def test_a_stage_on_slower_devices_takes_longer():
+    half = Device({"float32": 5e8}, 2**30, 5e8, 2e-7)
+    level = (Level(2, 4e9, 1e-7),)
+    nodes = (Node(DEVICE, level), Node(half, level))
+    cluster = Cluster("mixed", nodes, (Level(2, 1e9, 1e-6),))
+    staged = Staged.of("gpt", 2)
+    for kind in "FIW":
+        fast, slow = (
+            [price.compute_s[kind] for price in staged.priced(4, machine).stages]
+            for machine in (machines(), cluster)
+        )
+        assert slow == pytest.approx([fast[0], 2 * fast[1]])
+
+
+def test_recompute_keeps_what_is_received_and_runs_the_forward_pass_again():
+    staged = Staged.of("gpt", 2)
+    plain, again = (staged.priced(recompute=recompute).stages for recompute in (False, True))
+    for before, after in zip(plain, again, strict=True):
+        seconds = before.cost.seconds
+        assert after.cost.seconds["B"] == pytest.approx(seconds["B"] + seconds["F"])
+        assert after.cost.seconds["W"] == seconds["W"]
+    assert again[0].cost.kept_bytes == 0  # it is fed what it reads
+    assert 0 < again[1].cost.kept_bytes < plain[1].cost.kept_bytes / 4
+    schedule = generate("1f1b", 2, 4)
+    before, after = (staged.priced(recompute=r).run(schedule).peaks for r in (False, True))
+    assert after[0].num_bytes < before[0].num_bytes
+    assert after[1].num_bytes == pytest.approx(before[1].num_bytes, rel=0.01)  # one in flight
+
+
+def test_the_second_stage_waits_for_gradients_alone():
+    """`I` is what the stage before waits for; nothing waits for the first stage."""
+    first, second = Staged.of("gpt", 2).priced().stages
+    assert first.compute_s["I"] == 0 and first.compute_s["W"] > 0
+    assert 0.4 < second.compute_s["W"] / second.compute_s["I"] < 1.2
+    assert first.cost.kept_for_weights_bytes >= first.cost.kept_bytes
+
+
+def test_tied_weights_are_held_twice():
+    staged = Staged.of("dnabert", 2)
+    (tie,) = staged.priced().graph.ties
+    table = next(v for v in staged.step.problem.variables if v.name == "tokens/embeddings")
+    assert tie == type(tie)(0, 1, table.num_bytes, table.num_bytes)
+    second = staged.priced().stages[1]
+    assert second.sum_bytes == second.weight_bytes + table.num_bytes
+    fixed = 2 * second.weight_bytes + second.state_bytes + 2 * table.num_bytes
+    once = table.num_bytes  # transposed for the logits
+    batch = sum(t.num_bytes for t in staged.step.whole.graph.inputs) / 2
+    assert fixed + once < second.cost.fixed_bytes < fixed + once + 2 * batch
+
+
+# --- joins ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt", "t5_3_layers", "unet", "resnet", "clip_4_layers", "gshard_moe", "penalized"]
+)
+def test_there_are_joins_where_programs_have_several_rounds(name):
+    staged = Staged.of(name, 2).cut(4)
+    program = build_local_program(staged.laid)
+    rounds = rounds_of(program, Repetition(program, {}))
+    assert bool(staged.stage_graph((0, 1)).joins) == (rounds.count > 1)
+
+
+def test_exact_batch_statistics_keep_all_microbatches_whatever_the_schedule():
+    prices = Staged.of("resnet", 2).priced()
+    found = {name: prices.run(generate(name, 2, 4)) for name in ("gpipe", "1f1b")}
+    assert found["gpipe"].seconds == found["1f1b"].seconds
+    assert found["1f1b"].in_flight == (4, 4)
+    assert found["1f1b"].bubble > 0.7  # one stage after the other
+
+
+def test_what_is_read_after_a_join_is_kept():
+    """The gradients that statistics are computed from, too."""
+    with_joins = Staged.of("resnet", 1).cut(4)
+    without = dataclasses.replace(with_joins)
+    without.__dict__["joined"] = frozenset()
+    kept = [
+        StagedPrices.of(step, (0,), machines()).stages[0].cost.kept_bytes
+        for step in (with_joins, without)
+    ]
+    assert kept[0] > 1.3 * kept[1]
+
+
+def test_a_schedule_for_other_stages():
+    with pytest.raises(ScheduleError, match="4 stages, but the model is cut in 2"):
+        Staged.of("gpt", 2).priced().run(generate("1f1b", 4, 4))
+
+
+# --- memory of tasks --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*MODELS, "resnet"])
+def test_a_task_of_all_ops_holds_what_the_step_does(name):
+    step = Staged.of(name, 1).step
+    pricer = Pricer(step.whole.mesh, machines(), step.roles)
+    lives = Lives(step.whole, {})
+    outputs = set(step.whole.graph.outputs)
+    ops = step.whole.graph.ops
+    ends = {buffer for op in ops for buffer in lives.used(op) if buffer[0] in outputs}
+    found = task_peak(lives, ops, lambda buffer: pricer.stored(*buffer), ends)
+    assert found == peak(step.whole, pricer.stored).num_bytes > 0
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def test_what_it_comes_to():
+    staged, schedule = Staged.of("gpt", 2), generate("1f1b", 2, 4)
+    cost, found = priced_in_stages(staged.step, staged.stage, schedule, machines())
+    prices = staged.priced()
+    timeline = prices.run(schedule)
+    assert cost == cost_of_stages(prices, schedule, timeline)
+    assert found == staged_cost(prices, schedule, timeline)
+    assert cost.seconds == found.seconds == timeline.seconds
+    parts = (*cost.compute_s, *cost.communication_s, cost.exposed_s, cost.bubble_s)
+    assert sum(parts) == pytest.approx(cost.seconds) and cost.bubble_s > 0
+    assert cost.memory_bytes == max(share.peak_bytes for share in found.stages)
+    assert [share.in_flight for share in found.stages] == [2, 1]
+    assert [share.ranks for share in found.stages] == [(0, 1), (2, 3)]
+    for share in found.stages:
+        least = share.fixed_bytes + share.in_flight * share.kept_bytes
+        assert share.peak_bytes >= least and share.peak_task
+    assert StagedCost.of(json.loads(json.dumps(dataclasses.asdict(found)))) == found
+
+
+def test_a_staged_cost_that_is_none():
+    staged, schedule = Staged.of("gpt", 2), generate("1f1b", 2, 4)
+    _, found = priced_in_stages(staged.step, staged.stage, schedule, machines())
+    fields = dataclasses.asdict(found)
+    with pytest.raises(ArgumentError, match=r"staged.bubble is 'much'"):
+        StagedCost.of({**fields, "bubble": "much"})
+    with pytest.raises(ArgumentError, match=r"stages.peak_task is 3; it must be text"):
+        StagedCost.of({**fields, "stages": [{**fields["stages"][0], "peak_task": 3}]})
+    with pytest.raises(TypeError):
+        StagedCost.of({"seconds": 1.0})
+
+
+def test_fewer_ranks_than_stages_have():
+    with pytest.raises(TfparError, match="beyond those of its 16 devices"):
+        Staged.of("gpt", 2).priced(4, machines().part(range(2)))

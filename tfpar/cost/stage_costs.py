@@ -1,0 +1,142 @@
+"""What each stage of a step takes, from what its ops, collectives and tensors do.
+
+F, I, W     the ops of a microbatch, and the collectives that they wait for
+B           I and W
+U           the update, and what runs once as the step begins (what is computed of weights)
+reduction   the sums of gradients over ranks, packed in buckets
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.buckets import best_buckets
+from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.microbatches import OneMicrobatch
+from tfpar.cost.parts import mesh_of_ranks, without_parts
+from tfpar.cost.stage_memory import ORDER, StageMemory
+from tfpar.cost.stages import StageCost
+from tfpar.cost.step_in_stages import StepInStages
+from tfpar.cost.terms import Terms
+from tfpar.cost.update import update_seconds
+from tfpar.ir.roles import When
+from tfpar.ir.traits import FREE
+from tfpar.propagation.communication import Communication
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePrice:
+    """What a stage takes, and of what it is made up.
+
+    Attributes:
+        cost: what is simulated.
+        compute_s, waiting_s: of ops, and of the collectives that they wait for, by kind of task
+            (F, I, W, U).
+        weight_bytes, state_bytes: of the variables that lie in it.
+        sum_bytes: of its sums of gradients.
+        bucket_bytes: of packed gradients.
+        collectives: that a rank takes part in, packed ones counted as one.
+    """
+
+    cost: StageCost
+    compute_s: Mapping[str, float]
+    waiting_s: Mapping[str, float]
+    weight_bytes: float
+    state_bytes: float
+    sum_bytes: float
+    bucket_bytes: int
+    collectives: int
+
+
+def stage_prices(
+    step: StepInStages,
+    actors: Sequence[int],
+    clusters: Sequence[Cluster],
+    recompute: bool = False,
+) -> list[StagePrice]:
+    """What each stage takes.
+
+    Args:
+        actors: that run each stage.
+        clusters: the part of the machines that each actor is.
+        recompute: the backward pass of a stage runs its forward pass again.
+    """
+    stages = [_Collectives(step, clusters[actor]) for actor in actors]
+    for communication in step.laid.communications(step.roles.wire_dtypes):
+        stages[step.stage[communication.op]].add(communication)
+    return [
+        _price(step, found, StageMemory(step, stage, actors, found.pricer, recompute))
+        for stage, found in enumerate(stages)
+    ]
+
+
+class _Collectives:
+    """The collectives of a stage.
+
+    Attributes:
+        pricer: for the machines of its actor.
+        waiting: seconds of those that ops wait for, by kind of task.
+        terms: those that are packed.
+        count: how often a rank waits in a step.
+    """
+
+    def __init__(self, step: StepInStages, cluster: Cluster) -> None:
+        self.step, self.pricer = step, OneMicrobatch(step.laid.mesh, cluster, step.roles)
+        self.mesh = mesh_of_ranks(step.laid.mesh)
+        self.waiting: dict[str, float] = dict.fromkeys(ORDER, 0.0)
+        self.terms = Terms(self.mesh.num_axes)
+        self.count = 0.0
+
+    def add(self, communication: Communication) -> None:
+        """Count a collective: it runs in the task that makes what it moves."""
+        moved, op = without_parts(communication, self.step.laid.mesh), communication.op
+        times = self.step.roles.times.get(op, 1)
+        if moved is None or not times:
+            return
+        when, kind, size = communication.when(self.step.roles), communication.kind, communication[1]
+        if when is When.BETWEEN:
+            cluster = self.pricer.cluster
+            seconds = collective_seconds(kind, moved.axes, size, self.mesh, cluster)
+            each = moved.each or self.step.microbatches == 1
+            self.waiting[self.step.kinds[op] if each else "U"] += times * seconds
+            self.count += times * (self.step.microbatches if each else 1)
+        else:
+            self.terms.pack(when, kind, moved.axes, times * size)
+
+
+def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> StagePrice:
+    cluster = found.pricer.cluster
+    compute: dict[str, float] = dict.fromkeys(ORDER, 0.0)
+    for kind in ORDER:
+        for op in step.ops(memory.stage, (kind,)):
+            decision = step.laid.decisions.get(op)
+            if decision is not None and op.type not in FREE:
+                rule = step.laid.prepared.rules[op]
+                seconds = found.pricer.op_seconds(op, rule, decision)
+                compute[kind] += step.roles.times.get(op, 1) * seconds
+    weights, state = memory.variables()
+    if step.state_ratio is not None:
+        compute["U"] += update_seconds(weights, step.state_ratio, cluster)
+    packed = best_buckets(found.terms, 0.0, found.mesh, cluster)
+    waiting = dict(found.waiting)
+    waiting["U"] += packed.after_s
+    if memory.recompute:
+        compute["I"] += compute["F"]
+        waiting["I"] += waiting["F"]
+    taken: dict[str, float] = {kind: compute[kind] + waiting[kind] for kind in ORDER}
+    kept, for_weights = memory.kept()
+    sums = weights + memory.sums()
+    cost = StageCost(
+        {**taken, "B": taken["I"] + taken["W"]},
+        weights + state + sums + memory.copies() + memory.inputs() + memory.made_once(),
+        kept,
+        for_weights,
+        memory.working(kept, for_weights),
+        packed.seconds,
+    )
+    count = found.count + packed.num_buckets
+    return StagePrice(
+        cost, compute, waiting, weights, state, sums, packed.bucket_bytes, round(count)
+    )

@@ -1,0 +1,189 @@
+"""What a rank of a stage holds: all the time, from a forward to a backward pass, during a task."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tfpar.cost.memory import Buffer, operands_of_collectives
+from tfpar.cost.microbatches import OneMicrobatch
+from tfpar.cost.step_in_stages import StepInStages
+from tfpar.cost.task_memory import task_peak
+from tfpar.cost.update import temporaries
+from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.roles import FORWARD, UPDATE
+from tfpar.ir.traits import WHOLE_UPDATES
+from tfpar.pipeline.graph import Carries
+from tfpar.pipeline.tasks import Kind
+from tfpar.spec import Replicate, Spec
+
+ORDER: tuple[Kind, ...] = ("F", "I", "W", "U")
+"""The kinds of tasks, as those of a microbatch come."""
+
+
+class StageMemory:
+    """The bytes of one stage.
+
+    Args:
+        actors: that run each stage.
+        pricer: for the machines of its actor.
+        recompute: the backward pass of a stage runs its forward pass again.
+    """
+
+    def __init__(
+        self,
+        step: StepInStages,
+        stage: int,
+        actors: Sequence[int],
+        pricer: OneMicrobatch,
+        recompute: bool,
+    ) -> None:
+        self.step, self.stage, self.actors, self.pricer = step, stage, actors, pricer
+        self.recompute = recompute
+
+    # --- all the time
+
+    def variables(self) -> tuple[float, float]:
+        """Of weights, and of slots and other state."""
+        weights = state = 0.0
+        for variable, spec in self.step.laid.variable_specs.items():
+            if self.step.stage[variable.handle.op] == self.stage:
+                found = self.pricer.stored_bytes(variable, spec, self.step.state_ratio)
+                weights, state = weights + found[0], state + found[1]
+        return weights, state
+
+    def copies(self) -> float:
+        """Of weights that lie in other stages."""
+        handles = self.step.variables
+        return sum(
+            self.step.sent_bytes(crossing)
+            for crossing in self.step.crossings
+            if self._is_sent(crossing.source, crossing.target)
+            and crossing.target == self.stage
+            and crossing.tensor in handles
+        )
+
+    def sums(self) -> float:
+        """Of gradients of weights that lie in other stages, until they are sent."""
+        return sum(
+            self.step.sent_bytes(crossing)
+            for crossing in self.step.crossings
+            if self._is_sent(crossing.source, crossing.target)
+            and crossing.source == self.stage
+            and crossing.carries == "sum"
+        )
+
+    def inputs(self) -> float:
+        """Of the parts of the batch that the stage is fed, for all microbatches."""
+        total = 0.0
+        for tensor in self.step.laid.graph.inputs:
+            spec = self.step.laid.specs[tensor]
+            if self._reads(tensor, spec):
+                parts = 1 if isinstance(spec[-1], Replicate) else self.step.microbatches
+                total += parts * self.pricer.stored(tensor, spec)
+        return total
+
+    def made_once(self) -> float:
+        """Of what is made once a step and read for each microbatch, such as gathered weights."""
+        found = 0.0
+        for tensor, spec in self.step.users:
+            op = tensor.op
+            is_once = self.step.kinds[op] == "U" and self.step.roles.phase[op] != UPDATE
+            if is_once and op.type != "Placeholder" and self._reads(tensor, spec):
+                found += self.pricer.stored(tensor, spec)
+        return found
+
+    def _reads(self, tensor: Tensor, spec: Spec) -> bool:
+        users = self.step.users.get((tensor, spec), ())
+        return any(stage == self.stage and kind != "U" for stage, kind in users)
+
+    def _is_sent(self, source: int, target: int) -> bool:
+        return self.actors[source] != self.actors[target]
+
+    # --- of a microbatch
+
+    def kept(self) -> tuple[float, float]:
+        """What the backward pass finds when it begins, and what W does when I has ended.
+
+        What is read after a join is stored for all microbatches, whatever reads it.
+        """
+        kept = for_weights = 0.0
+        backward = ORDER[:3] if self.recompute else ORDER[1:3]
+        for buffer, users in self.step.users.items():
+            maker = buffer[0].op
+            here = {kind for stage, kind in users if stage == self.stage}
+            is_mine = self.step.stage[maker] == self.stage
+            if "W" in here and not (is_mine and self.step.kinds[maker] == "W"):
+                for_weights += self._size(buffer)
+            is_read = self.step.roles.phase[maker] == FORWARD and not here.isdisjoint(backward)
+            if (is_read and not (self.recompute and is_mine)) or (
+                here and buffer in self.step.joined
+            ):
+                kept += self._size(buffer)
+        return kept, for_weights
+
+    def working(self, kept: float, for_weights: float) -> dict[str, float]:
+        """What a task of each kind holds beside what is kept, and received while it runs."""
+        activations, gradients = self._received("activations"), self._received("gradients")
+        again = ORDER[: int(self.recompute)]
+        return {
+            "F": self._beyond(kept + activations, "F"),
+            "B": self._beyond(kept + gradients, *again, "I", "W"),
+            "I": self._beyond(kept + gradients, *again, "I"),
+            "W": self._beyond(for_weights, "W"),
+            "U": self._updating(),
+        }
+
+    def _received(self, carries: Carries) -> float:
+        return sum(
+            self.step.sent_bytes(crossing)
+            for crossing in self.step.crossings
+            if self._is_sent(crossing.source, crossing.target)
+            and crossing.target == self.stage
+            and crossing.carries == carries
+        )
+
+    def _size(self, buffer: Buffer) -> float:
+        """Bytes of what is made for each microbatch; the rest is counted as held all the time."""
+        return self.pricer.stored(*buffer) if buffer[0].op in self.step.runs.each else 0.0
+
+    def _beyond(self, counted: float, *kinds: Kind) -> float:
+        """What a task of these kinds holds at most, less what is counted elsewhere."""
+        ops = self.step.ops(self.stage, kinds)
+        last, made = ORDER.index(kinds[-1]), kinds[-2:] if kinds[-1] == "W" else kinds[-1:]
+
+        def is_needed(buffer: Buffer) -> bool:
+            maker = buffer[0].op
+            is_sent = self.step.stage[maker] == self.stage and self.step.kinds[maker] in made
+            return any(
+                ORDER.index(kind) > last if stage == self.stage else is_sent
+                for stage, kind in self.step.users[buffer]
+            )
+
+        used = dict.fromkeys(buffer for op in ops for buffer in self.step.lives.used(op))
+        outliving = {buffer for buffer in used if is_needed(buffer)}
+        passing = {op: self._passing[op] for op in ops if op in self._passing}
+        packed = 0.0 if self.pricer.cluster.one_memory else max(passing.values(), default=0.0)
+        most = task_peak(self.step.lives, ops, self._size, outliving, passing)
+        return max(0.0, most - counted) + packed
+
+    @functools.cached_property
+    def _passing(self) -> dict[Op, float]:
+        return operands_of_collectives(self.step.laid, self.pricer.stored, self.step.roles, 0.0)
+
+    def _updating(self) -> float:
+        """What the update holds beside weights, slots and gradients."""
+        step, ops = self.step, self.step.ops(self.stage, ("U",))
+        updating = [op for op in ops if step.roles.phase[op] == UPDATE]
+        passing = {}
+        for op in updating:
+            variable = step.variables.get(op.inputs[0]) if op.inputs else None
+            if op.type in WHOLE_UPDATES and variable is not None:
+                written = self.pricer.stored(variable, step.laid.variable_specs[variable])
+                passing[op] = written * temporaries(variable.trainable, step.state_ratio)
+
+        def size(buffer: Buffer) -> float:
+            is_own = step.roles.phase[buffer[0].op] == UPDATE
+            return self.pricer.stored(*buffer) if is_own else 0.0
+
+        return task_peak(step.lives, updating, size, passing=passing)

@@ -1,0 +1,105 @@
+"""`StagedCost`: what a step of several stages takes, as plans carry it and reports show it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfpar.spec.arguments import finite, integer, listed, refused
+
+
+@dataclasses.dataclass(frozen=True)
+class StageShare:
+    """What a stage takes of a step: seconds (`_s`), and bytes of one rank.
+
+    Attributes:
+        ranks: that run it.
+        forward_s, backward_s: of one microbatch.
+        update_s: of a step, with what runs once as it begins.
+        reduction_s: that the sum of gradients over its ranks takes.
+        bubble: the time that its ranks wait, divided by the time that they work.
+        sent_bytes: that a rank sends to other stages in a step.
+        in_flight: the most microbatches at once.
+        fixed_bytes: held all the time: weights, slots, sums of gradients.
+        kept_bytes: of a microbatch in flight.
+        peak_bytes: the most that a rank holds, of all its stages.
+        peak_task: what it runs, or is sent something for, then; empty if it never holds more than
+            `fixed_bytes`.
+    """
+
+    ranks: tuple[int, ...]
+    forward_s: float
+    backward_s: float
+    update_s: float
+    reduction_s: float
+    bubble: float
+    sent_bytes: float
+    in_flight: int
+    fixed_bytes: float
+    kept_bytes: float
+    peak_bytes: float
+    peak_task: str
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> StageShare:
+        """Inverse of `dataclasses.asdict`, through JSON.
+
+        Raises:
+            ArgumentError: a field is no such number.
+            TypeError: a field is missing or not known.
+        """
+        return cls(**_read("stages", cls, fields))
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedCost:
+    """What a step of several stages takes.
+
+    Attributes:
+        seconds: of a step.
+        bubble: the time that ranks wait, divided by the time that they work.
+        stages: in their order.
+    """
+
+    seconds: float
+    bubble: float
+    stages: tuple[StageShare, ...]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> StagedCost:
+        """Inverse of `dataclasses.asdict`, through JSON.
+
+        Raises:
+            ArgumentError: a field is no such number.
+            TypeError: a field is missing or not known.
+        """
+        return cls(**_read("staged", cls, fields))
+
+
+def _read(what: str, cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    known = {f.name: str(f.type) for f in dataclasses.fields(cls)}
+    return {
+        name: _READERS[known[name]](f"{what}.{name}", value) if name in known else value
+        for name, value in fields.items()
+    }
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise refused(name, value, "text")
+    return value
+
+
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "float": finite,
+    "int": integer,
+    "str": _text,
+    "tuple[int, ...]": lambda name, value: tuple(
+        integer(name, one) for one in listed(name, value, "a list of ranks")
+    ),
+    "tuple[StageShare, ...]": lambda name, value: tuple(
+        StageShare.of(one) for one in listed(name, value, "a list of stages")
+    ),
+}
+"""How a field is read, by its type."""

@@ -1,0 +1,183 @@
+"""What a step of several stages costs: its tasks are priced, and then simulated.
+
+A stage is priced as any step is, by its ops, collectives and tensors (`cost.stage_costs`), on the
+ranks that it has. What stages send goes from each rank to its like in another stage. The simulation
+(`cost.pipeline`) says what happens when, and `StagedCost` what comes of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.cost import Cost
+from tfpar.cost.pipeline import simulate
+from tfpar.cost.stage_costs import StagePrice, stage_prices
+from tfpar.cost.staged import StagedCost, StageShare
+from tfpar.cost.stages import Network
+from tfpar.cost.step_in_stages import StepInStages
+from tfpar.cost.timeline import Timeline
+from tfpar.pipeline.graph import TaskGraph, task_graph
+from tfpar.pipeline.schedule import Schedule
+from tfpar.pipeline.stage_graph import StageGraph
+from tfpar.pipeline.step_graph import is_synchronized
+from tfpar.pipeline.tasks import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedPrices:
+    """A step's stages priced for a schedule's actors, ready to be simulated.
+
+    Attributes:
+        ranks: of each actor: those of actor `a` of n ranks each are `a * n` to `(a + 1) * n - 1`.
+        stages: the price of each.
+        graph: what stages read of each other, in bytes of a rank.
+        synchronized: whether updates wait for the gradients of all stages.
+        network: between ranks of different actors.
+        step_s: that a step takes besides; see `Cluster`.
+    """
+
+    ranks: tuple[range, ...]
+    stages: tuple[StagePrice, ...]
+    graph: StageGraph
+    synchronized: bool
+    network: Network
+    step_s: float
+
+    @classmethod
+    def of(
+        cls, step: StepInStages, actors: Sequence[int], cluster: Cluster, recompute: bool = False
+    ) -> StagedPrices:
+        """Price the stages of a step.
+
+        Args:
+            actors: that run each stage.
+            recompute: the backward pass of a stage runs its forward pass again.
+
+        Raises:
+            TfparError: the cluster has fewer ranks.
+        """
+        size = step.laid.mesh.size // step.microbatches
+        ranks = tuple(range(a * size, (a + 1) * size) for a in range(max(actors) + 1))
+        parts = [cluster.part(own) for own in ranks]
+        prices = stage_prices(step, actors, parts, recompute)
+        graph = step.stage_graph(actors)
+        pairs = {(link.source, link.target) for link in graph.links}
+        pairs |= {(tie.owner, tie.reader) for tie in graph.ties}
+        sent = {
+            (one, other): [
+                (a, b, 1.0) for a, b in zip(ranks[actors[one]], ranks[actors[other]], strict=True)
+            ]
+            for pair in pairs
+            for one, other in (pair, pair[::-1])
+        }
+        return cls(
+            ranks,
+            tuple(prices),
+            graph,
+            is_synchronized(step.crossings),
+            Network.of(cluster, sent),
+            cluster.step_s,
+        )
+
+    def tasks(self, schedule: Schedule) -> TaskGraph:
+        """The tasks of a schedule for these stages.
+
+        Where microbatches join, a stage is through with all of them before the next begins, in
+        whatever order they come.
+
+        Raises:
+            ScheduleError: other stages, or tasks that wait for each other; shows the cycle.
+        """
+        if self.graph.joins:
+            orders = [sorted(order, key=_by_stage) for order in schedule.orders]
+            schedule = Schedule(tuple(map(tuple, orders)))
+        return task_graph(schedule, self.graph, self.synchronized)
+
+    def run(self, schedule: Schedule, receive_ahead: int | None = None) -> Timeline:
+        """Simulate a step; see `cost.pipeline.simulate`."""
+        costs = [stage.cost for stage in self.stages]
+        return simulate(self.tasks(schedule), costs, self.network, receive_ahead)
+
+
+def _by_stage(task: Task) -> tuple[bool, int, int]:
+    is_forward = task.kind == "F"
+    return not is_forward, task.stage if is_forward else -task.stage, task.micro
+
+
+def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) -> StagedCost:
+    """What a simulated step takes, by stage.
+
+    Args:
+        timeline: of `prices`, in the order of `schedule`.
+    """
+    sent = [0.0] * len(prices.stages)
+    for transfer in timeline.transfers:
+        sent[transfer.edge.producer.stage] += transfer.edge.num_bytes
+    shares = []
+    for stage, price in enumerate(prices.stages):
+        actor, cost = schedule.actors[stage], price.cost
+        peak = timeline.peaks[actor]
+        shares.append(
+            StageShare(
+                tuple(prices.ranks[actor]),
+                cost.seconds["F"],
+                cost.seconds["B"],
+                cost.seconds["U"],
+                cost.reduction_s,
+                timeline.bubbles[actor],
+                sent[stage],
+                timeline.in_flight[stage],
+                cost.fixed_bytes,
+                cost.kept_bytes,
+                peak.num_bytes,
+                "" if peak.task is None else str(peak.task),
+            )
+        )
+    return StagedCost(timeline.seconds + prices.step_s, timeline.bubble, tuple(shares))
+
+
+def cost_of_stages(prices: StagedPrices, schedule: Schedule, timeline: Timeline) -> Cost:
+    """What a simulated step takes on one rank: time of the actor that works most, memory of the one
+    that holds most.
+
+    Args:
+        timeline: of `prices`, in the order of `schedule`.
+    """
+    actors, micro = range(schedule.num_actors), schedule.num_microbatches
+    busiest = max(actors, key=timeline.busy_s.__getitem__)
+    fullest = max(actors, key=lambda actor: timeline.peaks[actor].num_bytes)
+    working = [prices.stages[stage] for stage in schedule.stages_of(busiest)]
+    holding = [prices.stages[stage] for stage in schedule.stages_of(fullest)]
+    kept = sum(
+        timeline.in_flight[stage] * prices.stages[stage].cost.kept_bytes
+        for stage in schedule.stages_of(fullest)
+    )
+
+    def by_phase(found: Sequence[Mapping[str, float]]) -> tuple[float, float, float]:
+        total = {kind: sum(one[kind] for one in found) for kind in "FIWU"}
+        return micro * total["F"], micro * (total["I"] + total["W"]), total["U"]
+
+    compute = by_phase([price.compute_s for price in working])
+    waiting = by_phase([price.waiting_s for price in working])
+    busy = sum(compute) + sum(waiting)
+    weights = sum(price.weight_bytes for price in holding)
+    state = sum(price.state_bytes for price in holding)
+    reduction = sum(price.cost.reduction_s for price in working)
+    exposed = min(reduction, max(0.0, timeline.seconds - busy))
+    return Cost(
+        timeline.seconds + prices.step_s,
+        compute,
+        waiting,
+        reduction,
+        exposed,
+        max(price.bucket_bytes for price in working),
+        weights,
+        state,
+        sum(price.sum_bytes for price in holding),
+        kept,
+        timeline.peaks[fullest].num_bytes - weights - state,
+        bubble_s=max(0.0, timeline.seconds - busy - exposed),
+        collectives=sum(price.collectives for price in working),
+    )

@@ -1,0 +1,172 @@
+"""`StepInStages`: a step in microbatches and stages, and which of its ops make up which task."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+
+from tfpar.cost.memory import Buffer, Lives
+from tfpar.cost.pricer import shard_bytes
+from tfpar.cost.runs import runs_of
+from tfpar.ir.graph import Op, Tensor, Variable, itemsize
+from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.pipeline.halves import weight_half
+from tfpar.pipeline.stage_graph import StageGraph
+from tfpar.pipeline.step_graph import Crossing, Runs, crossings, stage_graph_of, waits_of
+from tfpar.pipeline.tasks import Kind
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepInStages:
+    """A step in microbatches and stages, before it is known when its tasks run.
+
+    Attributes:
+        laid: the step on the mesh of a stage, with the axis of the microbatches behind its own.
+        roles: of its ops.
+        stage: of every op, as `pipeline.step_stages` gives it.
+        num_stages: with none empty.
+        state_ratio: bytes of optimizer slots per byte of weight; None if the graph holds the
+            update itself.
+    """
+
+    laid: PartitionedGraph
+    roles: Roles
+    stage: Mapping[Op, int]
+    num_stages: int
+    state_ratio: float | None = None
+
+    @property
+    def microbatches(self) -> int:
+        """In which the batch of a rank is cut."""
+        return self.laid.mesh.shape[-1]
+
+    @functools.cached_property
+    def runs(self) -> Runs:
+        """How often its ops run."""
+        return runs_of(self.laid, self.roles)
+
+    @functools.cached_property
+    def lives(self) -> Lives:
+        """The buffers of its ops."""
+        return Lives(self.laid, self.roles.times)
+
+    @functools.cached_property
+    def crossings(self) -> list[Crossing]:
+        """What its stages send each other."""
+        return crossings(self.laid.graph, self.roles, self.stage, self.runs)
+
+    @functools.cached_property
+    def kinds(self) -> Mapping[Op, Kind]:
+        """Of every op, the kind of the task that runs it: F, I, W; or U for what runs once a step,
+        at its beginning or at its end."""
+        weights = weight_half(self.laid.graph, self.roles, self.stage, self.runs)
+        kinds: dict[Op, Kind] = {}
+        for op in self.laid.graph.ops:
+            phase = self.roles.phase[op]
+            kinds[op] = "U"
+            if op in self.runs.each and phase in (FORWARD, BACKWARD):
+                kinds[op] = "F" if phase == FORWARD else "W" if op in weights else "I"
+        return kinds
+
+    @functools.cached_property
+    def tasks(self) -> Mapping[tuple[int, Kind], Sequence[Op]]:
+        """The ops of each kind at each stage, in the order of the graph."""
+        found: dict[tuple[int, Kind], list[Op]] = {}
+        for op in self.laid.graph.ops:
+            found.setdefault((self.stage[op], self.kinds[op]), []).append(op)
+        return found
+
+    def ops(self, stage: int, kinds: Sequence[Kind]) -> Sequence[Op]:
+        """The ops of a task of these kinds, in the order of the graph."""
+        found = [self.tasks.get((stage, kind), ()) for kind in kinds]
+        if len(found) == 1:
+            return found[0]
+        return sorted(itertools.chain.from_iterable(found), key=self._places.__getitem__)
+
+    @functools.cached_property
+    def users(self) -> Mapping[Buffer, frozenset[tuple[int, Kind]]]:
+        """The tasks that make or read each buffer."""
+        found: dict[Buffer, set[tuple[int, Kind]]] = {}
+        for op in self.laid.graph.ops:
+            for buffer in self.lives.used(op):
+                found.setdefault(buffer, set()).add((self.stage[op], self.kinds[op]))
+        return {buffer: frozenset(users) for buffer, users in found.items()}
+
+    @functools.cached_property
+    def joined(self) -> frozenset[Buffer]:
+        """The buffers that are made before some join and read of each microbatch after it."""
+        waits = waits_of(self.laid.graph, self.roles, self.runs)
+        if not any(waits.values()):
+            return frozenset()
+        joins: dict[Op, int] = {}  # before an op, one after the other
+        for op in self.laid.graph.ops:
+            before = [joins[t.op] for t in op.inputs] + [joins[w] + 1 for w in waits[op]]
+            joins[op] = max(before, default=0)
+        return frozenset(
+            buffer
+            for op in self.laid.graph.ops
+            if op in self.runs.each
+            for buffer in self.lives.used(op)
+            if joins[op] > joins[buffer[0].op]
+        )
+
+    def sent_bytes(self, crossing: Crossing) -> float:
+        """What a rank sends of a tensor, or of a variable's value, to its like in another stage:
+        its part, as it is read there. Tensors are resharded where they are made."""
+        tensor, _, target, _ = crossing
+        variable = self.variables.get(tensor)
+        if variable is not None and (tensor, target) not in self._read:
+            specs = {self.laid.variable_specs[variable]}
+        else:
+            specs = self._read[tensor, target]
+        found = variable or tensor
+        shape, size = tuple(found.shape), itemsize(found.dtype)
+        return sum(shard_bytes(shape, size, spec, self.laid.mesh) for spec in specs)
+
+    @functools.cached_property
+    def _read(self) -> Mapping[tuple[Tensor, int], set[Spec]]:
+        """The specs in which a stage reads a tensor, or by its handle the value of a variable."""
+        found: dict[tuple[Tensor, int], set[Spec]] = {}
+        for op, decision in self.laid.decisions.items():
+            for tensor, spec in zip(op.inputs, decision.strategy.in_specs, strict=True):
+                if tensor.op.type == "ReadVariableOp":
+                    tensor = tensor.op.inputs[0]
+                found.setdefault((tensor, self.stage[op]), set()).add(spec)
+        return found
+
+    @functools.cached_property
+    def variables(self) -> Mapping[Tensor, Variable]:
+        """Its variables, by their handles."""
+        return self.laid.graph.variable_of()
+
+    @functools.cached_property
+    def _places(self) -> Mapping[Op, int]:
+        return {op: i for i, op in enumerate(self.laid.graph.ops)}
+
+    def stage_graph(self, actors: Sequence[int]) -> StageGraph:
+        """What its stages read of each other, in bytes of a rank.
+
+        Args:
+            actors: that run each stage. A tensor is sent once to each that reads it.
+        """
+        first: dict[tuple[Tensor, int], int] = {}
+        for tensor, source, target, _ in self.crossings:
+            stages = [target, first.get((tensor, actors[target]), target)]
+            first[tensor, actors[target]] = min(stages) if source < target else max(stages)
+
+        def num_bytes(crossing: Crossing) -> float:
+            is_first = first[crossing.tensor, actors[crossing.target]] == crossing.target
+            return self.sent_bytes(crossing) if is_first else 0.0
+
+        return stage_graph_of(
+            self.laid.graph,
+            self.roles,
+            self.stage,
+            self.num_stages,
+            runs=self.runs,
+            num_bytes=num_bytes,
+        )

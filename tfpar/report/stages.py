@@ -1,0 +1,42 @@
+"""The stages of a plan as a table: who runs them, what they take, what they hold and send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfpar.cost.staged import StagedCost
+from tfpar.report.tables import render_table
+from tfpar.spec.quantities import format_bytes, format_seconds
+
+
+def stages_table(cost: StagedCost) -> str:
+    """A line for each stage."""
+    rows = [
+        [
+            str(stage),
+            ranks_text(share.ranks),
+            format_seconds(share.forward_s),
+            format_seconds(share.backward_s),
+            format_seconds(share.update_s),
+            f"{100 * share.bubble:.0f} %",
+            format_bytes(share.sent_bytes),
+            str(share.in_flight),
+            format_bytes(share.peak_bytes),
+            share.peak_task,
+        ]
+        for stage, share in enumerate(cost.stages)
+    ]
+    columns = ("Stage", "Ranks", "F", "B", "U", "Bubble", "Sent", "In flight", "Memory", "At")
+    title = (
+        f"Stages (forward pass F and backward pass B of a microbatch; update U; what a rank waits "
+        f"beside its work, of all {100 * cost.bubble:.0f} %; bytes that a rank sends to other "
+        f"stages in a step; microbatches at once; the most that a rank holds, and the task then)"
+    )
+    return render_table(title, columns, rows, numeric=range(2, 9))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`0-3`, `4`; with gaps `0, 2`."""
+    if len(ranks) > 1 and tuple(ranks) == tuple(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks))
