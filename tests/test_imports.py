@@ -81,7 +81,7 @@ BELOW = {
     "variables": "interop ir propagation rewrite rules spec",
     "capture": "interop ir spec variables",
     "runtime": "cluster compile distributed interop ir launch rewrite spec variables",
-    "report": "cluster constraints cost ir plans propagation rules spec",
+    "report": "cluster constraints cost ir pipeline plans propagation rules spec",
     "search": "cluster constraints cost ir pipeline plans propagation rewrite rules spec",
 }
 """What each package may import, on the planning side and around variables: the search knows nothing

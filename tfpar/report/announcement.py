@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tfpar.report.summary import variable_specs
+from tfpar.report.pipeline import mesh_text
+from tfpar.report.variables import variable_specs
 from tfpar.spec import Shard, Spec
 from tfpar.spec.quantities import format_bytes, format_seconds
 
@@ -34,7 +35,7 @@ def announcement(plan: Plan, partitioned: PartitionedGraph, search: Search | Non
     Args:
         search: None if the plan was not searched for now.
     """
-    where = f"{plan.mesh}, {_planner(plan, search)}"
+    where = f"{mesh_text(plan)}, {_planner(plan, search)}"
     split = _what_is_split(plan, partitioned)
     if plan.mesh.size > 1 and not split:
         reason = ": one device would be as fast" if plan.cost is not None else ""

@@ -14,13 +14,9 @@ from tfpar.ir.graph_nodes import GraphNode
 from tfpar.ir.traits import HANDED_ON
 from tfpar.propagation.follow import followed_weights
 from tfpar.report.layers import LayerReport, layer_reports
-from tfpar.report.summary import (
-    placement_text,
-    shard_bytes,
-    simpler_than,
-    variable_bytes,
-    variable_specs,
-)
+from tfpar.report.pipeline import ranks_of_stage
+from tfpar.report.summary import simpler_than
+from tfpar.report.variables import placement_text, shard_bytes, variable_bytes, variable_specs
 from tfpar.spec import Mesh, PlanError, Replicate, Spec, format_spec, local_shape
 from tfpar.spec.quantities import format_bytes, format_seconds
 
@@ -54,13 +50,14 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     simpler = [f"  {line}" for line in simpler_than(plan)]
     if spec is None:
         left = "  Left to propagation: run a step, or pass what was partitioned."
-        return "\n".join([head, left, *simpler])
+        return "\n".join([head, *_stage(plan, name), left, *simpler])
     lines = [
         head,
         f"  Placement: {placement_text(spec, plan.mesh)} ({format_spec(spec)} on {plan.mesh})",
         f"  Per device: {local_shape(variable.shape, spec, plan.mesh)}, "
         f"{format_bytes(shard_bytes(variable, spec, plan.mesh))}",
     ]
+    lines += _stage(plan, name)
     lines += _alternatives(plan, variable, spec)
     lines += simpler
     found = None
@@ -85,6 +82,15 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     return "\n".join([*lines, *_more(touching)])
 
 
+def _stage(plan: Plan, name: str) -> list[str]:
+    """In which stage of a pipeline the variable lies."""
+    if plan.stages is None or name not in plan.stages.owners:
+        return []
+    stage = plan.stages.owners[name]
+    ranks = ranks_of_stage(plan.stages, stage, plan.mesh)
+    return [f"  Stage: {stage} of {plan.stages.num_stages}, on ranks {ranks}"]
+
+
 def _is_variable(plan: Plan, name: str) -> bool:
     return any(path == name or path.endswith(f"/{name}") for path in plan.variables)
 
@@ -100,6 +106,7 @@ def _explain_layer(plan: Plan, report: LayerReport, partitioned: PartitionedGrap
         spec = specs[weight.name]
         assert spec is not None
         lines.append(f"  {weight.name} {weight.shape}: {placement_text(spec, plan.mesh)}")
+        lines += [f"  {line}" for line in _stage(plan, weight.name)]
         planned = plan.variables[weight.name]
         lines += [f"  {line}" for line in _alternatives(plan, planned, spec)]
     lines += _patterns(plan, node, partitioned)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, Shape, itemsize
 from tfpar.report.layers import collective_times, layer_reports
+from tfpar.report.pipeline import mesh_text, stage_table
 from tfpar.report.tables import render_table
+from tfpar.report.variables import local_text, placement_text, variable_bytes, variable_specs
 from tfpar.spec import (
     Mesh,
-    Replicate,
     Shard,
     Spec,
     dim_is_even,
@@ -21,7 +22,7 @@ from tfpar.spec import (
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from tfpar.plans import Plan, PlannedVariable
+    from tfpar.plans import Plan
     from tfpar.propagation.partitioned import PartitionedGraph
 
 
@@ -29,14 +30,16 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
     """The plan as tables: placements and bytes; with `partitioned` also what one step moves."""
     split = [n for n in plan.batch_axes if plan.mesh.shape[plan.mesh.axis(n)] > 1]
     batch = " and ".join(split)
-    ranks = f"{plan.mesh.size} rank{'s' if plan.mesh.size > 1 else ''}"
+    ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
+    stages = plan.stages
     parts = [
-        f"Plan on mesh {plan.mesh} ({ranks}), "
+        f"Plan on {'mesh ' if stages is None else ''}{mesh_text(plan)} ({ranks}), "
         + (f"batch split over {batch}" if batch else "batch not split")
         + (f", {plan.chunks} chunks of it one behind the other" if plan.chunks > 1 else "")
         + (f", in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""),
         *_prediction(plan),
         *_recomputed(plan),
+        *([] if stages is None else [stage_table(plan, stages, variable_specs(plan, partitioned))]),
         *_layers(plan, partitioned),
         _variable_table(plan, partitioned),
         _totals(plan, partitioned),
@@ -57,16 +60,6 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         if partitioned.replicated_regions:
             parts.append(_held(partitioned))
     return "\n".join(parts)
-
-
-def placement_text(spec: Spec, mesh: Mesh) -> str:
-    """`S(1) over model`, axis by axis; `replicated` where no axis does anything."""
-    texts = [
-        f"{placement} over {name}"
-        for placement, name, size in zip(spec, mesh.axis_names, mesh.shape, strict=True)
-        if not isinstance(placement, Replicate) and size > 1
-    ]
-    return ", ".join(texts) or "replicated"
 
 
 # --- cost -----------------------------------------------------------------------
@@ -193,22 +186,6 @@ def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
 # --- variables -------------------------------------------------------------------
 
 
-def variable_specs(plan: Plan, partitioned: PartitionedGraph | None) -> dict[str, Spec | None]:
-    """The spec of each variable, as propagation left it where that is known."""
-    specs = {name: variable.spec for name, variable in plan.variables.items()}
-    if partitioned is not None:
-        specs.update({v.name: s for v, s in partitioned.variable_specs.items()})
-    return specs
-
-
-def variable_bytes(variable: PlannedVariable) -> int:
-    return math.prod(variable.shape) * itemsize(variable.dtype)
-
-
-def shard_bytes(variable: PlannedVariable, spec: Spec, mesh: Mesh) -> int:
-    return math.prod(local_shape(variable.shape, spec, mesh)) * itemsize(variable.dtype)
-
-
 def _variable_table(plan: Plan, partitioned: PartitionedGraph | None) -> str:
     specs = variable_specs(plan, partitioned)
     rows = []
@@ -218,52 +195,43 @@ def _variable_table(plan: Plan, partitioned: PartitionedGraph | None) -> str:
             rest.append(name)
             continue
         spec = specs[name]
-        rows.append(
-            [
-                name,
-                str(variable.shape),
-                "left to propagation" if spec is None else placement_text(spec, plan.mesh),
-                format_bytes(variable_bytes(variable)),
-                _local_text(plan, [name], specs),
-            ]
-        )
+        laid = "left to propagation" if spec is None else placement_text(spec, plan.mesh)
+        size, local = format_bytes(variable_bytes(variable)), local_text(plan, [name], specs)
+        rows.append([name, str(variable.shape), laid, *_stages_of(plan, [name]), size, local])
     if rest:
         sharded = sum(any(isinstance(p, Shard) for p in specs[n] or ()) for n in rest)
         total = sum(variable_bytes(plan.variables[n]) for n in rest)
         placement = f"{sharded} sharded, as their weights" if sharded else "replicated"
         if any(specs[n] is None for n in rest):
             placement = "left to propagation"
-        rows.append(
-            [
-                f"{len(rest)} optimizer and other state",
-                "",
-                placement,
-                format_bytes(total),
-                _local_text(plan, rest, specs),
-            ]
-        )
-    columns = ("Variable", "Shape", "Placement", "Bytes", "Per device")
-    return render_table("Variables", columns, rows, numeric=(3, 4))
+        # No rank of a pipeline holds all of them; the table of stages says what each does.
+        local = local_text(plan, rest, specs) if plan.stages is None else ""
+        head = f"{len(rest)} optimizer and other state"
+        size = format_bytes(total)
+        rows.append([head, "", placement, *_stages_of(plan, rest), size, local])
+    columns = ["Variable", "Shape", "Placement", "Bytes", "Per device"]
+    if plan.stages is not None:
+        columns.insert(3, "Stage")
+    return render_table("Variables", columns, rows, numeric=(len(columns) - 2, len(columns) - 1))
 
 
-def _local_text(plan: Plan, names: Sequence[str], specs: dict[str, Spec | None]) -> str:
-    total = 0
-    for name in names:
-        spec = specs[name]
-        if spec is None:
-            return "?"
-        total += shard_bytes(plan.variables[name], spec, plan.mesh)
-    return format_bytes(total)
+def _stages_of(plan: Plan, names: Sequence[str]) -> list[str]:
+    """A cell with the stages of these variables, in a plan that has stages."""
+    if plan.stages is None:
+        return []
+    found = {plan.stages.owners[name] for name in names if name in plan.stages.owners}
+    return [f"{min(found)}-{max(found)}" if len(found) > 1 else "".join(map(str, found))]
 
 
 def _totals(plan: Plan, partitioned: PartitionedGraph | None) -> str:
     specs = variable_specs(plan, partitioned)
     whole = sum(map(variable_bytes, plan.variables.values()))
     weights = sum(variable_bytes(v) for v in plan.variables.values() if v.trainable)
-    return (
-        f"Total: {format_bytes(whole)} in {len(plan.variables)} variables (weights "
-        f"{format_bytes(weights)}); per device {_local_text(plan, list(plan.variables), specs)}"
-    )
+    text = f"Total: {format_bytes(whole)} in {len(plan.variables)} variables (weights "
+    text += f"{format_bytes(weights)})"
+    if plan.stages is not None:
+        return text
+    return f"{text}; per device {local_text(plan, list(plan.variables), specs)}"
 
 
 # --- what one step does ----------------------------------------------------------

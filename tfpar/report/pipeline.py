@@ -1,0 +1,63 @@
+"""The stages of a plan and their schedule, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tfpar.pipeline.generators import name_of
+from tfpar.report.tables import render_table
+from tfpar.report.variables import local_text, variable_bytes
+from tfpar.spec import Mesh, Spec
+from tfpar.spec.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from tfpar.plans import Plan, PlannedStages
+
+
+def stage_table(plan: Plan, stages: PlannedStages, specs: Mapping[str, Spec | None]) -> str:
+    """Where each stage runs, what lies there, and in which order tasks run."""
+    rows = []
+    for stage in range(stages.num_stages):
+        names = [name for name, owner in stages.owners.items() if owner == stage]
+        scopes = [name for name, where in stages.scopes.items() if where == stage]
+        rows.append(
+            [
+                str(stage),
+                ranks_of_stage(stages, stage, plan.mesh),
+                _first_and_last(scopes),
+                format_bytes(sum(variable_bytes(plan.variables[n]) for n in names)),
+                local_text(plan, names, specs),
+            ]
+        )
+    again = ", forward passes run again in the backward pass" if stages.recompute else ""
+    title = f"Stages ({schedule_text(stages)}{again})"
+    columns = ("Stage", "Ranks", "Layers", "Variables", "Per device")
+    return render_table(title, columns, rows, numeric=(3, 4))
+
+
+def schedule_text(stages: PlannedStages) -> str:
+    """`schedule 1f1b`; a given one has no name."""
+    name = name_of(stages.schedule)
+    return "a given schedule" if name == "given" else f"schedule {name}"
+
+
+def mesh_text(plan: Plan) -> str:
+    """The mesh, for each stage or set of stages that there is."""
+    if plan.stages is None:
+        return str(plan.mesh)
+    count, actors = plan.stages.num_stages, plan.stages.num_actors
+    where = f"{count} stages" if count == actors else f"{count} stages on {actors} sets of ranks"
+    return f"{where}, each {plan.mesh}"
+
+
+def ranks_of_stage(stages: PlannedStages, stage: int, mesh: Mesh) -> str:
+    """The ranks of the job that run a stage: `4-7`, or `3`."""
+    first = stages.schedule.actors[stage] * mesh.size
+    return f"{first}-{first + mesh.size - 1}" if mesh.size > 1 else str(first)
+
+
+def _first_and_last(names: Sequence[str]) -> str:
+    if len(names) <= 2:
+        return ", ".join(names)
+    return f"{names[0]} ... {names[-1]} ({len(names)})"
