@@ -105,8 +105,11 @@ def crossings(graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs) -
             elif phase == UPDATE:
                 carries = "scalars" if maker in late else "weights"
             elif maker not in runs.each or (op, position) in runs.met:
-                before = phase == FORWARD and maker not in runs.each and not waits[maker]
-                carries = "weights" if before else "join" if phase == FORWARD else "scalars"
+                before = maker not in runs.each and not waits[maker]
+                if phase == FORWARD:
+                    carries = "weights" if before else "join"
+                else:
+                    carries = "sum" if tensor.shape else "scalars"
             else:
                 carries = "activations" if source < target else "gradients"
                 if source < target and phase == BACKWARD:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
+from tfpar.ir.graph import Tensor
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
@@ -28,13 +30,18 @@ class StepInParts:
     roles: Roles
 
     @classmethod
-    def of(cls, plan: Plan, problem: Problem, anchors: Anchors) -> StepInParts | None:
+    def of(
+        cls, plan: Plan, problem: Problem, anchors: Anchors, whole: Collection[Tensor] = ()
+    ) -> StepInParts | None:
         """The problem's step under `plan`; None if it does not train.
 
         Args:
             anchors: what `plan` fixes of the problem's graph.
+            whole: see `propagation.prepare`.
         """
-        prepared = prepare(problem.graph)  # which has ops of its own: roles are those of its graph
+        prepared = prepare(
+            problem.graph, whole=whole
+        )  # which has ops of its own: roles are those of its graph
         roles = Roles.of(
             prepared.graph,
             times=dict.fromkeys(problem.stand_ins, 0),

@@ -12,17 +12,18 @@ from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.cost.staged_prices import StagedPrices
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.ir.graph import Op
-from tfpar.ir.roles import BACKWARD
+from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.pipeline import Schedule
-from tfpar.pipeline.step_stages import stages_of_step
-from tfpar.plans import Plan
+from tfpar.pipeline.generators import generate
+from tfpar.plans import Plan, PlannedStages
 from tfpar.plans.variables import PlannedVariable
 from tfpar.rewrite.local_graph import LocalProgram, Place
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.stages import StagedStep, split_stages
 from tfpar.search.parts import StepInParts
-from tfpar.search.problem import step_anchors
+from tfpar.search.problem import Problem
 from tfpar.search.stages.from_step import assign_step
+from tfpar.search.stages.priced import cut_in_stages
 from tfpar.spec import Mesh, Shard, Spec, replicated
 
 DEVICE = Device({"float32": 1e9}, 2**30, 1e9, 1e-7)
@@ -38,6 +39,8 @@ def machines(between: float = 1e9, within: float = 4e9) -> Cluster:
 class Staged:
     """A saved step under a plan, with the stages of its ops."""
 
+    plan: Plan
+    problem: Problem
     step: StepInParts
     stage: Mapping[Op, int]
     num_stages: int
@@ -64,19 +67,21 @@ class Staged:
             v.name: PlannedVariable(v.shape, v.dtype, v.trainable, spec(v.name))
             for v in problem.variables
         }
-        plan: Plan = problem.plan(
+        plan = problem.plan(
             mesh=mesh,
             variables=variables,
             batch_axes=("data",),
             planner="by hand",
             tfpar_version="0",
         )
-        step = StepInParts.of(plan, problem, step_anchors(plan, problem))
-        assert step is not None
-        graph, roles = step.whole.graph, step.roles
-        units, found = assign_step(graph, roles, seconds, num_stages)
-        stage = stages_of_step(graph, roles, units.forward_stages(found.stages))
-        return cls(step, stage, num_stages)
+        roles = Roles.of(problem.graph)
+        units, found = assign_step(problem.graph, roles, seconds, num_stages)
+        forward = units.forward_stages(found.stages)
+        stages = PlannedStages.of(generate("gpipe", num_stages, 1), forward)
+        plan = dataclasses.replace(plan, stages=stages)
+        cut = cut_in_stages(plan, problem)
+        assert cut is not None
+        return cls(plan, problem, *cut, num_stages)
 
     @functools.cache  # noqa: B019 - there are as many as tests ask for
     def cut(self, microbatches: int) -> StepInStages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from tfpar.cluster.description import Cluster
@@ -9,9 +10,75 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.staged import StagedCost
 from tfpar.cost.staged_prices import StagedPrices, cost_of_stages, staged_cost
 from tfpar.cost.step_in_stages import StepInStages
-from tfpar.ir.graph import Op
+from tfpar.ir.collection import collection_paused
+from tfpar.ir.graph import Graph, Op
+from tfpar.ir.roles import Roles
+from tfpar.ir.step import StepGraph
 from tfpar.pipeline.schedule import Schedule
+from tfpar.pipeline.staged import sent_whole, stage_step
+from tfpar.pipeline.step_stages import assignable
+from tfpar.plans import Plan
 from tfpar.search.parts import StepInParts
+from tfpar.search.problem import Problem, step_anchors
+from tfpar.search.recompute import recomputed_problem
+
+
+def price_plan(plan: Plan, problem: Problem, cluster: Cluster) -> tuple[Cost, StagedCost] | None:
+    """What a plan with stages costs, as plans compare it and stage by stage; None if the step does
+    not train.
+
+    Args:
+        problem: that `plan` is for, of the ranks of one stage.
+        cluster: of all ranks.
+
+    Raises:
+        PlanError: the plan gives an op no stage, or a variable two.
+        ScheduleError: tasks wait for each other.
+        TfparError: the cluster has fewer ranks.
+    """
+    assert plan.stages is not None, "a plan with stages"
+    schedule, recompute = plan.stages.schedule, plan.stages.recompute
+    with collection_paused():
+        found = cut_in_stages(plan, problem)
+        return None if found is None else priced_in_stages(*found, schedule, cluster, recompute)
+
+
+def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, int]] | None:
+    """The problem's step as it runs in the stages of `plan`, and the stage of every op; None if it
+    does not train.
+
+    Raises:
+        PlanError: the plan gives an op no stage, or a variable two.
+    """
+    assert plan.stages is not None, "a plan with stages"
+    problem = recomputed_problem(problem, plan.recompute)
+    step = StepGraph(problem.graph, len(problem.graph.inputs))
+    forward = plan.stages.forward_stages(assignable(step.graph, Roles.of(step.graph)))
+    stage = stage_step(step, forward)
+    ops = {op.name: op for op in step.graph.ops}
+    batched = [tensor in problem.batched for tensor in problem.graph.inputs]
+    problem = dataclasses.replace(
+        problem,
+        graph=step.graph,
+        batched=frozenset(
+            t for t, is_cut in zip(step.graph.inputs, batched, strict=True) if is_cut
+        ),
+        stand_ins=frozenset(ops[op.name] for op in problem.stand_ins),
+    )
+    whole = sent_whole(step.graph, stage)
+    found = StepInParts.of(plan, problem, step_anchors(plan, problem), whole)
+    return None if found is None else (found, _with_new_ops(found.whole.graph, stage))
+
+
+def _with_new_ops(graph: Graph, stage: Mapping[Op, int]) -> dict[Op, int]:
+    """The stage of every op: those that were added lie where they are read."""
+    readers = graph.consumers()
+    found = dict(stage)
+    for op in reversed(graph.ops):
+        if op not in found:
+            reading = (found[r] for t in op.outputs for r in readers.get(t, ()))
+            found[op] = max(reading, default=0)
+    return found
 
 
 def priced_in_stages(
@@ -21,11 +88,11 @@ def priced_in_stages(
     cluster: Cluster,
     recompute: bool = False,
 ) -> tuple[Cost, StagedCost]:
-    """What a step under a plan costs in stages: as plans compare it, and stage by stage.
+    """What a step costs in stages: as plans compare it, and stage by stage.
 
     Args:
         step: on the mesh of one stage.
-        stage: of every op of the step, as `pipeline.step_stages` gives it.
+        stage: of every op of it.
         cluster: the ranks of all stages: a mesh of them for each line of the schedule, in order.
         recompute: the backward pass of a stage runs its forward pass again.
 
@@ -34,7 +101,8 @@ def priced_in_stages(
         TfparError: the cluster has fewer ranks.
     """
     cut = step.cut(schedule.num_microbatches)
-    staged = StepInStages(cut, step.roles, stage, schedule.num_stages, step.problem.state_ratio)
+    ratio = step.problem.state_ratio
+    staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio)
     prices = StagedPrices.of(staged, schedule.actors, cluster, recompute)
     timeline = prices.run(schedule)
     return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)
