@@ -439,6 +439,38 @@ def test_what_is_computed_again_can_be_said(folder, capsys):
     assert "recompute='['" in capsys.readouterr().err
 
 
+def test_a_pipeline_can_be_asked_for(folder, capsys):
+    command = "plan train.py:both --mesh 2 --cluster v100-ethernet"
+    assert tfpar(f"{command} -o plan.json --microbatches 2") == 0
+    assert Plan.load("plan.json").microbatches == 2
+    assert "in 2 microbatches" in capsys.readouterr().out
+    Path("mine.csv").write_text("0F0,0F1,0B1,0B0\n")
+    assert tfpar(f"{command} -o plan.json --schedule mine.csv --quiet") == 0
+    assert Plan.load("plan.json").microbatches == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--stages 2 --microbatches 2", "it must be a pipeline of one stage"),
+        ("--stages 2", "A pipeline needs --microbatches"),
+        ("--schedule gpipe", "A pipeline needs --microbatches"),
+        ("--microbatches 0", "microbatches is 0; it must be a whole number, 1 or more"),
+        ("--schedule gpype", "--schedule 'gpype' is neither one of gpipe, .* nor a file .*No such"),
+        ("--schedule two.csv --stages 3", "stages is 3; it must be 2: the schedule has 2 lines"),
+        ("--schedule broken.csv", "broken.csv.*line 1, cell 2: cannot read '0X0'"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused_before_the_script_runs(
+    arguments, message, folder, capsys
+):
+    Path("two.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    Path("broken.csv").write_text("0F0,0X0\n")
+    assert tfpar(f"plan broken.py:build --mesh 2 {arguments}") == 2
+    _, err = capsys.readouterr()
+    assert re.search(message, err), err
+
+
 # --- estimates --------------------------------------------------------------------------
 
 

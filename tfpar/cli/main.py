@@ -20,6 +20,7 @@ from tfpar.cli import calibrate as calibrate_command
 from tfpar.cli import doctor as doctor_command
 from tfpar.cli import install as install_command
 from tfpar.cli import run as run_command
+from tfpar.cli.pipeline import add_pipeline
 from tfpar.spec.errors import TfparError
 
 FAILED, DIFFERENT = 2, 1
@@ -146,6 +147,7 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
         help="what to compute again in the backward pass: all (blocks that repeat), none, or a "
         "regular expression, which may be given several times (default: what memory asks for)",
     )
+    add_pipeline(parser)
     parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
 
 

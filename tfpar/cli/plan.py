@@ -13,8 +13,11 @@ import tensorflow as tf
 
 from tfpar import api
 from tfpar.capture.step import argument_specs
+from tfpar.cli.pipeline import pipeline_of
 from tfpar.cli.script import call, scripts
 from tfpar.keras import adapter
+from tfpar.options import Options
+from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan
 from tfpar.runtime.detect import machines_for
 from tfpar.search.planners import budget_for, find_planner
@@ -55,7 +58,10 @@ def plan_of(options: argparse.Namespace, plan_cache: str | None = None) -> Plan:
         machines_for(mesh, options.cluster)
     if options.batch_size is not None and options.batch_size < 1:
         raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
-    return _plan(options, mesh, plan_cache)
+    pipeline = pipeline_of(options)
+    Options(pipeline=pipeline)  # refuses what cannot be run
+    mesh.divided(1 if pipeline is None else pipeline.order.num_actors)
+    return _plan(options, mesh, plan_cache, pipeline)
 
 
 def parse_mesh(text: str) -> Mesh:
@@ -86,7 +92,9 @@ def _check_output(path: str) -> None:
         raise PlanError(f"Cannot write the plan file {path!r}: {wrong}. Name another file with -o.")
 
 
-def _plan(options: argparse.Namespace, mesh: Mesh, plan_cache: str | None) -> Plan:
+def _plan(
+    options: argparse.Namespace, mesh: Mesh, plan_cache: str | None, pipeline: Pipeline | None
+) -> Plan:
     with scripts() as load:
         build = load(options.build)
         data = load(options.data) if options.data is not None else None
@@ -118,6 +126,7 @@ def _plan(options: argparse.Namespace, mesh: Mesh, plan_cache: str | None) -> Pl
                 recompute=_recompute(options.recompute),
                 level=options.level,
                 search_seconds=options.search_seconds,
+                pipeline=pipeline,
             )
 
 

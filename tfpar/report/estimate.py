@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tfpar.cost.work import flops
 from tfpar.plans import Plan
+from tfpar.report.pipeline import mesh_text
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 
@@ -17,13 +18,13 @@ def estimate(plan: Plan) -> str:
     limit = cluster.device.memory_bytes
     axes = " and ".join(plan.batch_axes) or "no axis"
     waiting = sum(cost.communication_s) + cost.exposed_s - cost.hidden_s
-    rate = work / cost.seconds / plan.mesh.size
+    rate = work / cost.seconds / plan.num_ranks
     return "\n".join(
         [
             f"Fits: {format_bytes(cost.memory_bytes)} of {format_bytes(limit)} a "
             f"device ({cost.memory_bytes / limit:.0%}), on {cluster.shape_text()} of "
             f"{cluster.name!r}",
-            f"Plan: {plan.mesh}, batch of {batch} over {axes}",
+            f"Plan: {mesh_text(plan)}, batch of {batch} over {axes}",
             f"Step: {format_seconds(cost.seconds)}, {waiting / cost.seconds:.0%} of it waiting for "
             f"other devices",
             f"Speed: {batch / cost.seconds:.4g} samples/s, {rate / 1e12:.3g} TFLOP/s a device",
