@@ -452,7 +452,7 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--stages 2 --microbatches 2", "it must be a pipeline of one stage"),
+        ("--stages 3 --microbatches 2", "pipeline"),
         ("--stages 2", "A pipeline needs --microbatches"),
         ("--schedule gpipe", "A pipeline needs --microbatches"),
         ("--microbatches 0", "microbatches is 0; it must be a whole number, 1 or more"),
