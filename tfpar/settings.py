@@ -131,11 +131,8 @@ class Settings:
 
 def _plan(name: str, value: Any) -> Plan:
     if isinstance(value, Plan):
-        found = value
-    else:
-        found = Plan.load(path(name, value, "a Plan, or the path of a plan file"))
-    _runnable(name, value, 1 if found.stages is None else found.stages.num_stages)
-    return found
+        return value
+    return Plan.load(path(name, value, "a Plan, or the path of a plan file"))
 
 
 def _cluster(name: str, value: Any) -> Cluster | Mapping[str, Any] | str:
@@ -183,7 +180,6 @@ def _chunks(name: str, value: Any) -> int:
 def _pipeline(name: str, value: Any) -> Pipeline:
     if not isinstance(value, Pipeline):
         raise refused(name, value, "a tap.Pipeline, such as tap.Pipeline(microbatches=4)")
-    _runnable(name, value, value.order.num_stages)
     if value.recompute and value.order.num_stages == 1:
         raise refused(
             name,
@@ -192,17 +188,6 @@ def _pipeline(name: str, value: Any) -> Pipeline:
             "again",
         )
     return value
-
-
-def _runnable(name: str, value: Any, num_stages: int) -> None:
-    """Refuse what has more stages than can be run so far."""
-    if num_stages > 1:
-        raise refused(
-            name,
-            value,
-            "a pipeline of one stage, which accumulates gradients; several stages can be planned "
-            "and simulated (tap.Schedule), and not run yet",
-        )
 
 
 def _check_agreed(plan: Plan, pipeline: Pipeline) -> None:

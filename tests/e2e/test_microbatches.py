@@ -186,7 +186,6 @@ def test_a_searched_plan_is_priced_in_its_microbatches():
     ("pipeline", "message"),
     [
         (4, "tap.Pipeline"),
-        (tap.Pipeline(stages=2, microbatches=2), "one stage"),
         (tap.Pipeline(microbatches=2, recompute=True), "recompute="),
     ],
 )

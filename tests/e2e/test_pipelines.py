@@ -1,0 +1,241 @@
+"""Stages on ranks of their own, with the numbers of one device."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfpar as tap
+from tests.e2e.test_microbatches import busy
+from tests.e2e.test_mixed_precision import numbers, perceptron, policy
+from tests.e2e.test_overlap import classifier, samples
+from tests.e2e.test_patterns import MEGATRON, gpt, moe, tokens
+from tests.e2e.test_recurrent import classifier as recurrent
+from tests.e2e.test_recurrent import tokens as sentences
+from tests.equivalence import Trained, assert_equivalent, train
+from tfpar.rewrite.local_graph import TASK
+
+rng = np.random.default_rng(0)
+
+
+def piped(stages: int = 2, microbatches: int = 4, schedule: str = "1f1b", **more):
+    return {"pipeline": tap.Pipeline(stages, microbatches, schedule, **more)}
+
+
+def tasks(trained: Trained, kind: str = "train") -> list[str]:
+    """The tasks that run, in the order in which they were written."""
+    ops = trained.executable(kind).local.graph.ops
+    names = [op.name.split("/") for op in ops if op.type == TASK]
+    return [f"{task[1:]}{task[0]}{micro[10:]}" for _, task, micro in names]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches"),
+    [("gpipe", 2), ("1f1b", 1), ("1f1b", 3), ("interleaved", 4), ("zb-h1", 4), ("zb-v", 4)],
+)
+def test_every_schedule_trains_as_one_device(schedule, microbatches):
+    # Batches of 8, 8 and 4: ragged in microbatches, and in the last batch.
+    parallel, _ = assert_equivalent(
+        perceptron, numbers(20), tap.split([2]), options=piped(2, microbatches, schedule)
+    )
+    plan = tap.plan_of(parallel.model)
+    assert plan.stages.num_actors == 2 and plan.mesh.size == 1
+    order = plan.stages.schedule.orders
+    if microbatches > 1:
+        ran = tasks(parallel)
+        for actor in order:
+            mine = [str(t) for t in actor if str(t) in ran]
+            assert [t for t in ran if t in mine] == mine
+
+
+@pytest.mark.slow
+def test_a_transformer_in_stages_on_a_mesh_of_data_and_model():
+    def adamw() -> keras.Model:
+        return gpt(optimizer=keras.optimizers.AdamW(1e-3, global_clipnorm=1.0))
+
+    parallel, _ = assert_equivalent(
+        adamw, tokens(14), tap.split([4, 2]), MEGATRON, options=piped(2, 3)
+    )
+    assert tap.plan_of(parallel.model).mesh.shape == (2, 2)
+
+
+def test_batch_statistics_and_dropout_are_those_of_the_whole_batch():
+    assert_equivalent(classifier, samples(21), tap.split([4]), options=piped(2, 3))
+
+
+@pytest.mark.slow
+def test_weights_clipping_averages_and_added_losses():
+    x, y = samples(19)
+    weight = rng.uniform(0.1, 2.0, 19).astype("float32")
+    assert_equivalent(busy, (x, y, weight), tap.split([2]), options=piped(2, 3, "zb-h1"))
+
+
+@pytest.mark.slow
+def test_a_loop_over_time_runs_in_its_stage():
+    def build() -> keras.Model:
+        return recurrent(lambda: [layers.LSTM(5, use_cudnn=False)], mask=True)
+
+    x, y, *_ = sentences()
+    assert_equivalent(build, (x, y), tap.split([2]), options=piped(2, 2))
+
+
+@pytest.mark.slow
+def test_experts_exchange_tokens_within_a_stage():
+    x = rng.normal(size=(14, 6, 8)).astype("float32")
+    y = rng.normal(size=(14, 6, 3)).astype("float32")
+    experts = [tap.batch("data"), tap.shard("moe/w_(in|out)", dim=0, axis="data")]
+    assert_equivalent(moe, (x, y), tap.split([4]), experts, options=piped(2, 2))
+
+
+class Tied(layers.Layer):
+    """Logits by the weights of an embedding."""
+
+    def __init__(self, embedding: layers.Embedding, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
+
+
+def tied() -> keras.Model:
+    words = keras.Input((6,), dtype="int32")
+    embedding = layers.Embedding(11, 8)
+    h = embedding(words)
+    for _ in range(3):
+        h = layers.LayerNormalization()(h + layers.Dense(8, "gelu")(h))
+    model = keras.Model(words, Tied(embedding)(h))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+def test_a_tied_weight_lies_in_one_stage():
+    x = rng.integers(0, 11, (16, 6))
+    parallel, _ = assert_equivalent(tied, (x, np.roll(x, 1)), tap.split([2]), options=piped())
+    stages = tap.plan_of(parallel.model).stages
+    assert stages.owners[next(n for n in stages.owners if n.endswith("embeddings"))] == 0
+
+
+def two_towers() -> keras.Model:
+    """A tower for each input, one with a skip past the other stage, and two outputs."""
+    a, b = keras.Input((6,), name="a"), keras.Input((5,), name="b")
+    left = layers.Dense(8, "relu")(layers.Dense(8, "relu")(a))
+    right = layers.Dense(8, "relu")(layers.Dense(8, "relu")(b))
+    met = layers.Concatenate()([left, right])
+    skipped = layers.Concatenate()([layers.Dense(8, "relu")(met), a])
+    outputs = {"one": layers.Dense(2, name="one")(skipped), "two": layers.Dense(1, name="two")(met)}
+    model = keras.Model({"a": a, "b": b}, outputs)
+    model.compile("sgd", {"one": "mse", "two": "mae"})
+    return model
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_several_inputs_and_outputs_with_skips(stages):
+    x = {"a": rng.normal(size=(12, 6)), "b": rng.normal(size=(12, 5))}
+    y = {"one": rng.normal(size=(12, 2)), "two": rng.normal(size=(12, 1))}
+    assert_equivalent(two_towers, (x, y), tap.split([stages]), options=piped(stages, 2, "gpipe"))
+
+
+def test_recomputing_stages_give_the_same():
+    assert_equivalent(perceptron, numbers(16), tap.split([2]), options=piped(recompute=True))
+
+
+def test_evaluation_and_prediction_go_through_the_stages():
+    parallel, plain = assert_equivalent(perceptron, numbers(16), tap.split([2]), options=piped())
+    x, y = numbers(11)
+    np.testing.assert_allclose(
+        parallel.model.evaluate(x, y, verbose=0), plain.model.evaluate(x, y, verbose=0), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        parallel.model.predict(x, verbose=0),
+        plain.model.predict(x, verbose=0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    assert {task[1] for task in tasks(parallel, "test")} == {"F"}
+
+
+@pytest.mark.slow
+def test_a_microbatch_that_overflows_skips_the_step_in_all_stages():
+    x, y = numbers(3 * 64)
+    y[64 + 50] = 2e4  # in the second step
+    with policy("mixed_float16"):
+        plain = train(perceptron, (x, y), batch_size=64)
+        parts = train(
+            perceptron, (x, y), batch_size=64, mesh=[2], start=plain.start, options=piped()
+        )
+    for run in (plain, parts):
+        assert float(run.model.optimizer.dynamic_scale) == 2.0**14
+        assert int(run.model.optimizer.inner_optimizer.iterations) == 2
+    for got, wanted in zip(parts.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-2, atol=1e-3)
+
+
+def test_weights_move_from_one_pipeline_to_another(tmp_path):
+    """A pipeline of two, then data parallelism, then a pipeline of four, as one device trains."""
+
+    def fit(epochs: int, mesh: list[int], options: dict) -> list[np.ndarray]:
+        keras.utils.set_random_seed(7)
+        with tap.auto_parallel(mesh, planner=None, **options):
+            model = perceptron()
+        kept = tap.Checkpoint(tmp_path / "kept")
+        x, y = data
+        model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=[kept])
+        model.save(tmp_path / "model.keras")
+        return [np.array(w) for w in model.get_weights()]
+
+    data = numbers(16)
+    fit(1, [2], piped())
+    fit(2, [4], {})
+    weights = fit(3, [4], piped(4))
+    plain = train(perceptron, data, epochs=3)
+    loaded = keras.models.load_model(tmp_path / "model.keras").get_weights()
+    for got, read, wanted in zip(weights, loaded, plain.weights, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(got, read)
+
+
+def test_a_saved_plan_runs_the_same_stages(tmp_path):
+    first = train(perceptron, numbers(16), mesh=[2], options=piped())
+    plan = tap.plan_of(first.model)
+    plan.save(tmp_path / "plan.json")
+    again = train(perceptron, numbers(16), options={"plan": tmp_path / "plan.json"}, mesh=[2])
+    found = tap.plan_of(again.model).stages
+    assert found.schedule == plan.stages.schedule
+    assert [*found.scopes.values()] == [*plan.stages.scopes.values()]
+    for got, wanted in zip(again.weights, first.weights, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_layers_go_to_the_stages_that_are_given():
+    constraint = tap.stage("dense.*", 1)
+    names = ["first", "dense_a", "dense_b"]
+
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), *(layers.Dense(4, name=n) for n in names)])
+        model.compile("sgd", "mse")
+        return model
+
+    x = rng.normal(size=(8, 4)).astype("float32")
+    parallel, _ = assert_equivalent(build, (x, x), tap.split([2]), [constraint], options=piped())
+    owners = tap.plan_of(parallel.model).stages.owners
+    kernels = {n.split("/")[-2]: s for n, s in owners.items() if n.endswith("/kernel")}
+    assert kernels == {"first": 0, "dense_a": 1, "dense_b": 1}
+
+
+def test_a_stage_stores_its_own_weights_alone():
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((64,)), *(layers.Dense(64) for _ in range(4))])
+        model.compile("adam", "mse")
+        return model
+
+    x = rng.normal(size=(64, 64)).astype("float32")
+    trained = train(build, (x, x), batch_size=64, mesh=[2], options=piped())
+    lies = {v.path: v._value.ranks.members for v in trained.model.variables}
+    in_order = [lies[v.path] for v in trained.model.weights]
+    assert in_order == sorted(in_order) and set(in_order) == {(0,), (1,)}
+    owners = tap.plan_of(trained.model).stages.owners
+    assert {lies[name][0] - stage for name, stage in owners.items() if name in lies} == {0}
