@@ -10,13 +10,13 @@ from keras import ops
 
 import tfpar as tap
 from tests.e2e.features import COLUMN, MESH, f, perceptron, same
-from tests.equivalence import train
+from tests.equivalence import op_by_op, train
 
 
 @pytest.mark.slow
 def test_training_inside_the_block():
     data = f(12, 6), f(12, 2)
-    plain = train(perceptron, data, batch_size=4)
+    plain = train(op_by_op(perceptron), data, batch_size=4)
     keras.utils.set_random_seed(7)
     with tap.auto_parallel(MESH, COLUMN):
         model = perceptron()

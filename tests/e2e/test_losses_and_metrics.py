@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.e2e.features import compiled, f, i, same
+from tests.equivalence import traced
 
 
 class Penalty(layers.Layer):
@@ -48,8 +49,8 @@ def test_several_inputs_outputs_losses_weights_and_regularizers():
     x = {"wide": f(14, 6), "ids": i(7, 14, 3)}
     y = {"label": i(3, 14), "size": f(14, 1)}
     weights = {"label": np.abs(f(14)), "size": np.abs(f(14))}
-    same(several_heads, (x, y, weights), epochs=2)
-    parallel, plain = same(several_heads, (x, y), validation_split=0.3)
+    same(several_heads, (x, y, weights), epochs=2, plainly=traced)
+    parallel, plain = same(several_heads, (x, y), validation_split=0.3, plainly=traced)
     for kind in ("evaluate", "predict"):
         arguments = (x, y) if kind == "evaluate" else (x,)
         got = getattr(parallel.model, kind)(*arguments, batch_size=5, verbose=0)
@@ -93,7 +94,7 @@ def test_losses():
 
     y = np.eye(4, dtype="float32")[i(4, 10)]
     weights = [np.abs(f(10)) + 0.1 for _ in losses]
-    same(build, (f(10, 6), [y] * len(losses), weights), rtol=5e-3)
+    same(build, (f(10, 6), [y] * len(losses), weights), rtol=5e-3, plainly=traced)
 
 
 @pytest.mark.slow
@@ -169,4 +170,4 @@ def test_metrics():
         return compiled(x, heads, loss=losses, metrics=metrics)
 
     y = i(4, 14)
-    same(build, (f(14, 6), [np.eye(4, dtype="float32")[y], y]), epochs=2)
+    same(build, (f(14, 6), [np.eye(4, dtype="float32")[y], y]), epochs=2, plainly=traced)

@@ -15,7 +15,7 @@ from keras import layers
 
 import tfpar as tap
 from tests.clusters import device, two_levels
-from tests.equivalence import Trained, assert_same, train
+from tests.equivalence import Trained, assert_same, op_by_op, train
 from tests.search.problems import Captured, price
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import Link
@@ -87,7 +87,7 @@ CASES = {
 def runs(case: str) -> tuple[Trained, Trained, Trained]:
     """A case on one device, and on a mesh with activations stored and computed again."""
     build, data, mesh, constraints = CASES[case]
-    plain = train(build, data())
+    plain = train(op_by_op(build), data())
     stored, again = (
         train(
             build,
