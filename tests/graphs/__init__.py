@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gzip
 import pathlib
+import pickle
 
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import parse_step
@@ -32,4 +33,10 @@ def saved_text(name: str) -> str:
 
 def saved(name: str) -> StepGraph:
     """The step of this model: a new value each time, as passes change graphs in place."""
-    return parse_step(saved_text(name))
+    return pickle.loads(_pickled(name))
+
+
+@functools.cache
+def _pickled(name: str) -> bytes:
+    """Reads ten times as fast as text."""
+    return pickle.dumps(parse_step(saved_text(name)))
