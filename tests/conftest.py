@@ -44,6 +44,9 @@ class DevicesOnImport(importlib.abc.MetaPathFinder):
 
 
 def pytest_configure(config):
+    # Keras imports it wherever it is installed, which takes longer than Keras itself. No test
+    # needs it but one that starts a program of its own.
+    sys.modules.setdefault("sklearn", None)
     if sys.modules.get("tensorflow") is not None:  # a plugin has it already
         make_devices(sys.modules["tensorflow"])
     else:

@@ -11,16 +11,24 @@ import pytest
 
 from tests.distributed import jobs
 
-keras_hub = pytest.importorskip("keras_hub")
-ranks = pytest.importorskip("tests.distributed.hub_ranks")
-
 pytestmark = pytest.mark.xdist_group("processes")
 
 _SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def keras_hub():
+    """Imported late: it takes long, and the quick part of the suite does without."""
+    return pytest.importorskip("keras_hub")
+
+
+@pytest.fixture(scope="module")
+def ranks(keras_hub):
+    return pytest.importorskip("tests.distributed.hub_ranks")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, ranks) -> Path:
     """What plain Keras makes."""
     folder = tmp_path_factory.mktemp("hub")
     found = ranks.functions(ranks.dense())
@@ -43,7 +51,7 @@ def test_two_processes(job, check):
 
 
 @pytest.mark.slow
-def test_what_two_processes_saved_is_ordinary(job, folder):
+def test_what_two_processes_saved_is_ordinary(keras_hub, ranks, job, folder):
     job.assert_held("save")
     task = keras_hub.models.CausalLM.from_preset(str(folder / "task"))
     backbone = ranks.build().backbone
@@ -62,7 +70,7 @@ def test_what_two_processes_saved_is_ordinary(job, folder):
 
 
 @pytest.mark.slow
-def test_lora_weights_of_two_processes_load_in_plain_keras_hub(job, folder):
+def test_lora_weights_of_two_processes_load_in_plain_keras_hub(ranks, job, folder):
     job.assert_held("lora")
     backbone = ranks.build().backbone
     backbone.load_lora_weights(str(folder / "trained.lora.h5"))

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 
 import tfpar as tap
 
-keras_hub = pytest.importorskip("keras_hub")
-ranks = pytest.importorskip("tests.distributed.hub_ranks")
-
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "dog"]
 TEXT, LABELS = ["the fox", "dog", "the dog", "fox fox"] * 2, np.arange(8) % 3
 
 
 @pytest.fixture(scope="module")
-def generated():
+def keras_hub():
+    """Imported late: it takes long, and the quick part of the suite does without."""
+    return pytest.importorskip("keras_hub")
+
+
+@pytest.fixture(scope="module")
+def ranks(keras_hub):
+    return pytest.importorskip("tests.distributed.hub_ranks")
+
+
+@pytest.fixture(scope="module")
+def generated(ranks):
     """What one device generates after `fit`."""
     return ranks.generated(ranks.trained(ranks.build()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh, split",
-    [
-        ({"data": 1}, [tap.batch()]),
-        ({"data": 2, "model": 2}, [tap.batch("data"), *ranks.SPLIT[:2]]),
-    ],
-    ids=["1", "2x2"],
-)
-def test_generates_the_tokens_of_one_device_after_fit(generated, mesh, split):
+@pytest.mark.parametrize("mesh", [{"data": 1}, {"data": 2, "model": 2}], ids=["1", "2x2"])
+def test_generates_the_tokens_of_one_device_after_fit(ranks, generated, mesh):
+    split = [tap.batch("data"), *ranks.SPLIT[:2]] if "model" in mesh else [tap.batch()]
     with tap.auto_parallel(tap.Mesh.of(mesh), split, planner=None):
         model = ranks.build()
     assert ranks.generated(ranks.trained(model)) == generated
 
 
 @pytest.mark.slow
-def test_a_function_made_before_a_model_is_parallel_is_made_anew():
+def test_a_function_made_before_a_model_is_parallel_is_made_anew(ranks):
     plain, model = ranks.build("greedy"), ranks.build("greedy")
     before = model.generate("abc")
     assert before == plain.generate("abc")
@@ -46,7 +50,7 @@ def test_a_function_made_before_a_model_is_parallel_is_made_anew():
     assert tap.plan_of(model).mesh.size == 2
 
 
-def classifier() -> keras.Model:
+def classifier(keras_hub) -> keras.Model:
     keras.utils.set_random_seed(0)
     tokenizer = keras_hub.models.BertTokenizer(vocabulary=WORDS)
     backbone = keras_hub.models.BertBackbone(
@@ -69,19 +73,18 @@ def classifier() -> keras.Model:
 
 
 @pytest.mark.slow
-def test_a_task_is_planned_for_what_its_preprocessor_makes_of_strings():
-    made = classifier().preprocessor(TEXT)
-    plans = [
-        tap.plan(classifier, (x, LABELS), [2], planner="tap") for x in (TEXT, np.array(TEXT), made)
-    ]
+def test_a_task_is_planned_for_what_its_preprocessor_makes_of_strings(keras_hub):
+    build = functools.partial(classifier, keras_hub)
+    made = build().preprocessor(TEXT)
+    plans = [tap.plan(build, (x, LABELS), [2], planner="tap") for x in (TEXT, np.array(TEXT), made)]
     kernels = [{k: v for k, v in p.variables.items() if "seed" not in k} for p in plans]
     assert kernels[0] and kernels[0] == kernels[1] == kernels[2]
 
 
 @pytest.mark.slow
-def test_a_task_is_verified_and_covered_with_strings():
+def test_a_task_is_verified_and_covered_with_strings(keras_hub):
     with tap.auto_parallel([2], planner=None):
-        model = classifier()
+        model = classifier(keras_hub)
     without = tap.coverage(model)  # of the length to which its preprocessor pads
     with_data = tap.coverage(model, TEXT, LABELS)
     assert 0 < len(without.op_types) < len(with_data.op_types)
