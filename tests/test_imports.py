@@ -201,6 +201,7 @@ def test_only_interop_takes_insides_of_tensorflow_and_keras():
     assert takers == {"tfpar/interop"}
 
 
+@pytest.mark.slow
 def test_suites_of_what_needs_no_tensorflow_need_none():
     """They are collected where it cannot be imported; `conftest` sees to it that they run so. What
     does need it says so in the names of its files."""

@@ -94,6 +94,7 @@ def test_a_changed_model_is_planned_anew_and_stays_split(change, capsys):
     assert set(parallel_model(model).plan.variables) >= {w.path for w in model.weights}
 
 
+@pytest.mark.slow
 def test_a_quantized_model_predicts_as_one_device_does():
     keras.utils.set_random_seed(0)
     with tap.auto_parallel(tap.split([2, 2]), COLUMNS, planner="tap"):

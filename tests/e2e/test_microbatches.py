@@ -32,7 +32,9 @@ def calls_of(trained: Trained) -> int:
     return sum(op.type == TASK for op in trained.executable().local.graph.ops)
 
 
-@pytest.mark.parametrize(("mesh", "microbatches"), [([1], 4), ([2], 3), ([2, 2], 2)])
+@pytest.mark.parametrize(
+    ("mesh", "microbatches"), [([1], 4), ([2, 2], 2), pytest.param([2], 3, marks=pytest.mark.slow)]
+)
 def test_batch_statistics_dropout_and_metrics_are_those_of_the_whole_batch(mesh, microbatches):
     # Batches of 8, 8 and 5, of which ranks and microbatches get padded parts.
     parallel, _ = assert_equivalent(
@@ -168,6 +170,7 @@ def test_an_effect_that_each_microbatch_would_have_is_an_error():
         model.fit(*samples(8), verbose=0)
 
 
+@pytest.mark.slow
 def test_a_searched_plan_is_priced_in_its_microbatches():
     def price(microbatches: int | None) -> tap.Plan:
         pipeline = microbatches and tap.Pipeline(microbatches=microbatches)

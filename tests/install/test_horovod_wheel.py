@@ -205,6 +205,7 @@ def test_the_build_environment_is_not_that_of_make_or_of_the_user(tmp_path, monk
     assert not {"HOROVOD_WITHOUT_GLOO", "HOROVOD_GPU_OPERATIONS"} & set(environment)
 
 
+@pytest.mark.slow
 def test_two_who_want_the_wheel_build_it_once(tools, publish, tmp_path):
     publish()
     said: list[str] = []

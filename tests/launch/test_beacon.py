@@ -125,6 +125,7 @@ def test_the_watchdog_ends_what_is_bounded_without_a_launcher():
     assert 'File "<string>", line 3' in done.stderr  # where it hangs
 
 
+@pytest.mark.slow
 def test_the_watchdog_spares_what_goes_on_or_has_no_bound():
     text = """
 b = Beacon.alone(3, os.environ)

@@ -34,6 +34,7 @@ def test_too_few_that_are_left_end_the_run(capfd, tmp_path):
     assert "1 slots are left, fewer than --min-np 2" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_restarts_have_an_end(capfd, tmp_path):
     command = program(tmp_path, DIES.format(least=0, end="os._exit(75)"))
     assert run(command, 2, hosts="localhost:9", min_ranks=1, restarts=1) == 75
@@ -64,6 +65,7 @@ def test_a_rank_that_hangs_is_left_out(capfd, tmp_path):
     assert "rank 1 (host localhost) was lost: did not come along" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_output_files_hold_all_attempts(tmp_path, capfd):
     folder = tmp_path / "out"
     command = program(tmp_path, DIES.format(least=1, end=KILL))

@@ -234,7 +234,13 @@ def least(captured, planner, constraints):
     return error.value.needed_bytes
 
 
-@PLANNERS
+@pytest.mark.parametrize(
+    "planner",
+    [
+        pytest.param(TapPlanner(), id="tap"),
+        pytest.param(RhinoPlanner(), id="rhino", marks=pytest.mark.slow),
+    ],
+)
 def test_constraints_under_which_nothing_fits_are_named_and_those_that_do_not_matter_are_not(
     planner, captured
 ):

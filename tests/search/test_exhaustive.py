@@ -65,15 +65,27 @@ def test_tap_is_near_where_it_searches_layer_by_layer(seed):
     assert 1 - 1e-9 <= compared(seed, TapPlanner()) <= 1.02, "layers that are alike lie alike"
 
 
+MANY_PLANS = {2, 4, 8, 15, 26, 32, 39, 45, 52, 66, 67, 71}
+"""Seeds of long steps whose plans take seconds to try; a few more such steps are among the rest."""
+
+
 @pytest.mark.slow
 def test_tap_is_seldom_off_and_never_far():
-    behind = [compared(seed, UNFOLDED) for seed in range(60)]
+    behind = [compared(seed, UNFOLDED) for seed in range(72) if seed not in MANY_PLANS]
+    assert len(behind) == 60
     assert min(behind) >= 1 - 1e-9
     assert sum(times > 1 + 1e-6 for times in behind) <= 1 and max(behind) <= 1.005
 
 
+LONGEST = "its activation"
+"""That one of the smallest graphs has the most ways to run its ops."""
+
+
 @pytest.mark.parametrize("mesh", [[2], [3]], ids=str)
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n == LONGEST else []) for n in SMALLEST],
+)
 def test_rhino_finds_the_best_of_all_ways_to_run_few_ops(name, mesh):
     asked = problem(SMALLEST[name](), mesh)
     least = seconds(ExhaustivePlanner("ops"), asked)

@@ -121,6 +121,7 @@ def test_nothing_is_split_where_that_gains_nothing(two_processes, planner):
     assert "Every rank computes the same" in plan.summary()
 
 
+@pytest.mark.slow
 def test_a_summary_tells_what_ranks_take_of_a_batch_that_is_not_split(two_processes):
     """Every rank looks up its columns of all tokens; of the labels it needs its own."""
     problem = two_processes.problem([2], "cpu-processes")

@@ -104,8 +104,8 @@ def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
         (TapPlanner(), 1),
         (TapPlanner(), 3),
         (RhinoPlanner(level=2), 1),
-        (RhinoPlanner(level=2), 2),
-        (RhinoPlanner(level=3), 3),
+        pytest.param(RhinoPlanner(level=2), 2, marks=pytest.mark.slow),
+        pytest.param(RhinoPlanner(level=3), 3, marks=pytest.mark.slow),
     ],
     ids=["tap-1", "tap-3", "rhino-2-1", "rhino-2-2", "rhino-3-3"],
 )

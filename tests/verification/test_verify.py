@@ -130,6 +130,7 @@ def counting() -> keras.Model:
     return compiled(inputs, layers.Dense(CLASSES, name="head")(h))
 
 
+@pytest.mark.slow
 def test_every_variable_is_compared_and_put_back():
     model = parallel(counting)
     model.fit(X, Y, batch_size=8, verbose=0)

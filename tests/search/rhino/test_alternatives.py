@@ -69,6 +69,7 @@ def test_a_split_that_does_not_go_with_a_strided_one_is_no_way():
     assert bias[Shard(0), Replicate()] < math.inf
 
 
+@pytest.mark.slow
 def test_plans_have_nothing_cheaper_beside_them():
     problem = Captured.saved("gpt").problem([1, 2], "rhino-m8")
     plan = RhinoPlanner().solve(problem)

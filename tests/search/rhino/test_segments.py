@@ -142,6 +142,7 @@ def test_where_links_are_slow_level_2_comes_near_level_3():
     assert third * (1 - 1e-4) <= second <= 1.02 * third
 
 
+@pytest.mark.slow
 def test_level_3_goes_on_from_the_better_choice_of_the_first_axis(monkeypatch):
     """Whatever its program chose along the first axis, it finds no slower plan than level 2."""
     problem = Captured.saved("wide").problem([2, 2], "v100-ethernet")
@@ -165,7 +166,7 @@ def test_level_3_goes_on_from_the_better_choice_of_the_first_axis(monkeypatch):
     assert seconds(3) > second * 1.1
 
 
-@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(level, monkeypatch):
     problem = Captured.saved("wide").problem([2, 2], "v100-ethernet")
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
@@ -268,6 +269,7 @@ def test_past_the_deadline_the_start_is_what_there_is():
     assert network.cost(top_level(network, [cuts], 0.0, worse)[0]) < network.cost(worse)
 
 
+@pytest.mark.slow
 def test_a_shape_without_a_plan_in_time_leaves_those_of_others(small_gpt, monkeypatch):
     problem = small_gpt.problem([1, 4], "v100-ethernet")
     last_networks = Search._last_networks
