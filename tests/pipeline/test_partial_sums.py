@@ -121,6 +121,16 @@ def test_what_is_reshaped_on_the_way_is_reshaped_where_it_is_made():
     assert [found[t.op] for t in views] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("rows", "sends"), [(1, 1), (2, 3)])
+def test_a_sum_over_nothing_is_a_view(rows, sends):
+    """As in gradients of what may have been spread; one over something makes it smaller."""
+    made = Arithmetic()
+    terms = [made.source(1, (rows, N)) for _ in range(3)]
+    sums = [made.at(0, made.build.reduce("Sum", t, [0])) for t in terms]
+    made.graph.outputs = [made.sum(0, *sums, made.source(0))]
+    assert len(sent(made, summed(made))) == sends
+
+
 def test_one_that_is_reshaped_alone_stays():
     made = Arithmetic()
     view = made.at(0, made.build.reshape(made.source(1), (2, 3)))

@@ -120,6 +120,24 @@ def test_a_bias_gradient_is_summed_before_it_is_sent():
     assert step.stages("ds", "dbias", "update_bias", "dh", "da") == (1, 1, 1, 0, 0)
 
 
+def test_the_gradient_of_a_weight_is_computed_with_it_though_it_is_a_product_and_a_sum():
+    """A layer that is cut before its bias: what its product gives is read behind the cut."""
+    step = Step()
+    x, a, skip = step.fed("x", (2, N, N)), step.variable("a"), (2, N, N)
+    e = step.op("Neg", "e", x, shape=skip, stage=0)
+    read = step.read(a, "read_a")
+    h = step.op("BatchMatMulV2", "h", e, read, shape=skip, stage=0)
+    y = step.op("AddV2", "y", h, e, shape=skip, stage=1)
+    dy = step.back("Square", "dy", y, shape=skip)
+    both = step.back("BatchMatMulV2", "both", e, dy, shape=skip)
+    da = step.back("Sum", "da", both)
+    de = step.back("BatchMatMulV2", "de", dy, read, shape=skip)
+    step.back("L2Loss", "square_e", de, shape=())
+    step.gradients = [da, step.named["square_e"].outputs[0]]
+    step.assign("update_a", a, da)
+    assert step.stages("dy", "de", "both", "da") == (1, 0, 0, 0)
+
+
 def test_gradients_of_a_tied_weight_are_added_up_with_its_owner():
     step = Step()
     x, table, b = step.fed("x"), step.variable("table"), step.variable("b")

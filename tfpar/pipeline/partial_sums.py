@@ -30,8 +30,9 @@ from tfpar.ir.traits import ADDITIONS, CONSTANTS, REARRANGED, REFERENCES
 _REDUCTIONS = frozenset({"Sum", "Prod", "Max", "Min", "All", "Any"})
 """Reductions of what was reduced in parts already give the same."""
 
-_HANDED_ON = REARRANGED | {"Cast"}
-"""What may lie between an operand and its sum, and moves to the operand's stage."""
+_HANDED_ON = REARRANGED | {"Cast", "Sum"}
+"""What may lie between an operand and its sum, and moves to the operand's stage: a sum, as in the
+gradients of what is spread, if it is over nothing."""
 
 
 def sum_by_stage(graph: Graph, stage: Mapping[Op, int]) -> dict[Op, int]:
@@ -169,9 +170,12 @@ class _Rewriting:
         return _Operand(tensor, () if found == at else tuple(views), found)
 
     def _may_move(self, op: Op) -> bool:
-        """Whether it hands on what it reads, to one reader."""
-        rest = (t.op.type in CONSTANTS for t in op.inputs[1:])
-        return op.type in _HANDED_ON and self._is_free(op) and all(rest)
+        """Whether it hands on all of what it reads, to one reader."""
+        if op.type not in _HANDED_ON or not self._is_free(op):
+            return False
+        source, *rest = op.inputs
+        same = source.is_static and source.num_elements == op.outputs[0].num_elements
+        return same and all(t.op.type in CONSTANTS for t in rest)
 
     def _is_sent_anyway(self, operand: _Operand, target: int, tree: Collection[Op]) -> bool:
         """Whether others in `target` read what the operand is sent as."""

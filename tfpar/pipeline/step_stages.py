@@ -106,6 +106,10 @@ def stages_of_step(graph: Graph, roles: Roles, forward_stage: Mapping[Op, int]) 
     return {op: stage.get(op, 0) for op in graph.ops}
 
 
+_MOST_TOGETHER = 8
+"""How many ops of the backward pass move to where they are read together."""
+
+
 class _Backward:
     """The backward pass, between the forward pass and the update, whose stages are known."""
 
@@ -121,6 +125,7 @@ class _Backward:
         self.members = frozenset(self.ops)
         self.constant = constant
         self.phase = roles.phase
+        self.deferrable = roles.deferrable
         self.consumers = consumers
         self.stage = dict(stage)
         self.last = max(stage.values(), default=0)
@@ -145,8 +150,8 @@ class _Backward:
                 most = min(gradients, default=self.last)
                 self.stage[op] = self._latest(kept, least[op], most)
         placed = [op for op in self.ops if op in self.stage]
-        for op in reversed(placed):
-            self._hand_on(op)
+        while any([self._hand_on(op) for op in reversed(placed)]):  # what one moves lets others
+            pass
         return {op: self.stage[op] for op in placed}
 
     def _is_gradient(self, tensor: Tensor) -> bool:
@@ -160,24 +165,49 @@ class _Backward:
         able = [s for s in set.intersection(*map(self._having, kept)) if least <= s <= most]
         return max(able, default=min(max(least, *(self.stage[t.op] for t in kept)), most))
 
-    def _hand_on(self, op: Op) -> None:
-        """Move an op to where it is read, if no more is sent then."""
-        readers = [
-            self.stage[r] for t in op.outputs for r in self.consumers.get(t, ()) if r in self.stage
-        ]
-        goal = max(readers, default=self.stage[op])
-        if goal >= self.stage[op] or not all(goal in self._having(t) for t in self._kept(op)):
-            return
-        gradients = {t for t in op.inputs if self._is_gradient(t) and self.stage[t.op] > goal}
-        more = (t for t in gradients if not self._is_sent(t, goal, op))
-        made = (t for t in op.outputs if self.consumers.get(t))
-        if sum(map(_sent_bytes, more)) <= sum(map(_sent_bytes, made)):
-            self.stage[op] = goal
+    def _hand_on(self, op: Op) -> bool:
+        """Move an op to where it is read, if no more is sent then; or the gradient of a weight with
+        ops whose results it alone reads, if less is: that may be a product, and then a sum."""
+        own = self.stage[op]
+        readers = (r for t in op.outputs for r in self.consumers.get(t, ()))
+        goal = max((self.stage[r] for r in readers if r in self.stage), default=own)
+        group = [op]
+        while goal < own and all(goal in self._having(t) for t in self._kept(group[-1])):
+            made = self._sent_of(group, goal)
+            read, then = (self._sent_to(group, stage) for stage in (own, goal))
+            if then < read + made or (then <= made and len(group) == 1):
+                self.stage.update(dict.fromkeys(group, goal))
+                return True
+            source = self._only_for(group) if self.deferrable.issuperset(op.outputs) else None
+            if source is None or len(group) == _MOST_TOGETHER:
+                return False
+            group.append(source)
+        return False
 
-    def _is_sent(self, tensor: Tensor, stage: int, reader: Op) -> bool:
-        """Whether others than `reader` read `tensor` in that stage."""
+    def _only_for(self, group: Sequence[Op]) -> Op | None:
+        """An op of their stage that works for these alone."""
+        for source in (t.op for op in group for t in op.inputs if self._is_gradient(t)):
+            readers = (r for t in source.outputs for r in self.consumers.get(t, ()))
+            if source not in group and self.stage[source] == self.stage[group[0]]:
+                if all(r in group for r in readers):
+                    return source
+        return None
+
+    def _sent_of(self, group: Sequence[Op], target: int) -> float:
+        """Bytes that others read of these ops in that stage."""
+        made = (t for op in group for t in op.outputs)
+        return sum(_sent_bytes(t) for t in made if self._is_read_in(t, target, group))
+
+    def _sent_to(self, group: Sequence[Op], target: int) -> float:
+        """Bytes of the gradients that these ops alone read, if they are in that stage."""
+        read = {t for op in group for t in op.inputs if t.op not in group and self._is_gradient(t)}
+        sent = (t for t in read if self.stage[t.op] != target)
+        return sum(_sent_bytes(t) for t in sent if not self._is_read_in(t, target, group))
+
+    def _is_read_in(self, tensor: Tensor, stage: int, besides: Sequence[Op]) -> bool:
+        """Whether others read `tensor` in that stage."""
         readers = self.consumers.get(tensor, ())
-        return any(r is not reader and self.stage.get(r) == stage for r in readers)
+        return any(r not in besides and self.stage.get(r) == stage for r in readers)
 
     def _kept(self, op: Op) -> list[Tensor]:
         """The tensors of the forward pass whose values an op reads."""

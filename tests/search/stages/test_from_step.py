@@ -12,6 +12,8 @@ from tests.search import chain
 from tfpar.ir.graph import Op
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.ir.step import StepGraph
+from tfpar.pipeline.staged import stage_step
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.search.deadline import Deadline, SearchStopped
 from tfpar.search.stages.from_step import assign_step
@@ -49,17 +51,16 @@ def assigned(step: Step, num_stages: int, each=lambda op: 1.0, **fixed: int):
     "name", ["gpt", "unet", "resnet", "dnabert", "clip_4_layers", "gshard_moe", "recurrent"]
 )
 def test_what_units_say_is_sent_is_what_the_step_sends(name, num_stages):
-    """Activations, and as much of gradients, but for what AddN adds up in another stage."""
+    """Activations, and no more of gradients; scalars aside, such as sums of losses."""
     graph, roles = planned(name)
     units, found = assign_step(graph, roles, seconds, num_stages)
     forward = units.forward_stages(found.stages)
     assert [op for op in graph.ops if op in forward] == assignable(graph, roles)
-    stages = stages_of_step(graph, roles, forward)
     activations = {
-        (t, stages[op])
+        (t, forward[op])
         for op in forward
         for t in op.inputs
-        if t.op in forward and stages[t.op] != stages[op]
+        if t.op in forward and forward[t.op] != forward[op]
     }
     there = sum(t.num_bytes for t, _ in activations)
     tied = found.sent_bytes - sum(
@@ -67,7 +68,10 @@ def test_what_units_say_is_sent_is_what_the_step_sends(name, num_stages):
         for flow in units.graph.flows
     )
     assert there <= found.sent_bytes - tied <= 2 * there
-    assert there + sent(graph, stages, BACKWARD, roles) <= 1.01 * found.sent_bytes
+    step = StepGraph(graph, 0)
+    stages = stage_step(step, forward)
+    back = sent(step.graph, stages, BACKWARD, Roles.of(step.graph))
+    assert there + back <= found.sent_bytes + 16
 
 
 @pytest.mark.parametrize("num_stages", [2, 4])
