@@ -44,6 +44,7 @@ from tfpar.search.objective import Budget
 from tfpar.search.problem import Fixed, Planner, Problem, Progress, step_anchors
 from tfpar.search.recompute import recomputed_problem, solve_with_recompute
 from tfpar.search.so_far import SearchInterrupted, SoFar
+from tfpar.search.stages.fitting import find_in_stages
 from tfpar.search.stages.planned import in_stages
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
@@ -91,8 +92,8 @@ class Request:
             return self.cluster
         self.cluster.check(Mesh.of(actors * self.mesh.size))
         part = self.cluster.part(range(self.mesh.size))
-        # The whole model is priced on these ranks, but they store one stage of it: about this part.
-        # The limit as it is would refuse plans that fit.
+        # A search prices the whole model on these ranks, but they store one stage of it, about this
+        # part: the limit as it is would refuse plans that fit. See `search.stages.fitting`.
         return part.with_memory(part.device.memory_bytes * actors)
 
 
@@ -224,19 +225,27 @@ def search_plan(
     with searching() as progress:
         free = _free_problem(step, request, batch_size, laid, state_ratio, part, progress)
         problem = _constrained(free, step.graph, request, must_match=not part)
-        plan = find_plan(problem, planner, cache, relaxed, interrupted)
-    if request.pipeline is not None:
-        plan = in_stages(
-            plan,
-            step,
-            request.pipeline,
-            request.cluster,
-            request.constraints,
-            owners=request.owners,
-            part=part,
-            deadline=request.budget.start(),
-        )
-    return plan, problem
+
+        def find(asked: Problem) -> Plan:
+            return find_plan(asked, planner, cache, relaxed, interrupted)
+
+        pipeline = request.pipeline
+        if pipeline is None or pipeline.order.num_stages == 1:
+            return find(problem), problem
+
+        def staged(plan: Plan) -> Plan:
+            return in_stages(
+                plan,
+                step,
+                pipeline,
+                request.cluster,
+                request.constraints,
+                owners=request.owners,
+                part=part,
+                deadline=request.budget.start(),
+            )
+
+        return find_in_stages(find, staged, problem, request.cluster), problem
 
 
 def plan_step(

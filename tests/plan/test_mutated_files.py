@@ -15,6 +15,7 @@ from tfpar.cluster.description import Measured
 from tfpar.cluster.files import cluster_of, cluster_text, describe, read_cluster, write_cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.cost.cost import Cost
+from tfpar.cost.staged import StagedCost, StageShare
 from tfpar.pipeline.generators import generate
 from tfpar.plans import Alternative, Plan, PlannedStages, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
@@ -147,8 +148,13 @@ def test_mutated_plans_load_and_work_or_are_refused(examples):
 
 @pytest.mark.parametrize("examples", AMOUNTS)
 def test_mutated_stages_load_and_work_or_are_refused(examples):
+    share = StageShare((0, 1, 2, 3), 1e-3, 2e-3, 1e-4, 0.0, 0.2, 1e6, 2, 1e6, 1e5, 2e6, "0B0")
     stages = PlannedStages(
-        generate("zb-h1", 2, 2), {"m/a": 0, "m/b": 1}, True, {"m/a/kernel": 0, "m/b/kernel": 1}
+        generate("zb-h1", 2, 2),
+        {"m/a": 0, "m/b": 1},
+        True,
+        {"m/a/kernel": 0, "m/b/kernel": 1},
+        StagedCost(1e-2, 0.2, (share, dataclasses.replace(share, ranks=(4, 5, 6, 7)))),
     )
     fields = json.loads(
         dataclasses.replace(PLAN, chunks=1, microbatches=2, stages=stages).to_json()

@@ -272,6 +272,11 @@ def test_a_file_without_stages_has_none():
         (lambda p: p["stages"]["scopes"].update({"mlp/head": 7}), "'mlp/head' into stage 7"),
         (lambda p: p["stages"]["scopes"].update({"mlp/head": "1"}), "is '1'"),
         (lambda p: p["stages"]["owners"].update({"tail": 0}), "does not have: 'tail'"),
+        (lambda p: p["stages"].update(cost=1), "stages.cost is 1"),
+        (
+            lambda p: p["stages"].update(cost={"seconds": 1.0, "bubble": 0.0, "stages": []}),
+            "prices of 0 stages, but 2 stages",
+        ),
         (lambda p: p["stages"].update(recompute=0), "stages.recompute is 0"),
     ],
 )

@@ -78,6 +78,8 @@ class StagedCost:
 
 
 def _read(what: str, cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(fields, Mapping):
+        raise refused(what, fields, "an object with fields")
     known = {f.name: str(f.type) for f in dataclasses.fields(cls)}
     return {
         name: _READERS[known[name]](f"{what}.{name}", value) if name in known else value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from tfpar.cost.staged import StagedCost
 from tfpar.ir.graph import Op
 from tfpar.pipeline import Schedule
 from tfpar.plans.scopes import renamed_scopes, stages_by_scope, table_of
@@ -30,6 +31,7 @@ class PlannedStages:
         recompute: the backward pass of a stage runs its forward pass again.
         owners: the stage that each variable of the step lies in, by path; slots lie with their
             weights.
+        cost: what each stage takes, where that was priced; what a step does is `Plan.cost`.
 
     Raises:
         PlanError: a stage that the schedule does not have, or one without ops.
@@ -40,6 +42,7 @@ class PlannedStages:
     scopes: Mapping[str, int]
     recompute: bool = False
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    cost: StagedCost | None = None
 
     def __post_init__(self) -> None:
         flag("recompute", self.recompute)
@@ -51,6 +54,11 @@ class PlannedStages:
                         f"The plan puts {what} {name!r} into stage {stage}; its schedule has "
                         f"{self.num_stages} stages, numbered from 0."
                     )
+        if self.cost is not None and len(self.cost.stages) != self.num_stages:
+            raise PlanError(
+                f"The plan has prices of {len(self.cost.stages)} stages, but {self.num_stages} "
+                f"stages."
+            )
         empty = sorted({*range(self.num_stages)} - {*self.scopes.values()})
         if empty:
             raise PlanError(

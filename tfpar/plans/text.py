@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tfpar
 from tfpar.cluster.files import cluster_of, describe
 from tfpar.cost.cost import Cost
+from tfpar.cost.staged import StagedCost
 from tfpar.pipeline import Schedule
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.variables import Alternative, PlannedVariable
@@ -133,6 +134,7 @@ def _stages_json(stages: PlannedStages | None) -> str:
         "recompute": json.dumps(stages.recompute),
         "scopes": _block("{}", (f"{json.dumps(n)}: {s}" for n, s in stages.scopes.items()), 6),
         "owners": _block("{}", _pairs(stages.owners, json.dumps), 6),
+        "cost": json.dumps(stages.cost and dataclasses.asdict(stages.cost)),
     }
     return _block("{}", (f"{json.dumps(key)}: {value}" for key, value in fields.items()))
 
@@ -159,7 +161,12 @@ def _read_stages(name: str, value: Any) -> PlannedStages:
         _each(integer, f"{name}.scopes", data["scopes"]),
         flag(f"{name}.recompute", data["recompute"]),
         _each(integer, f"{name}.owners", data["owners"]),
+        optional(_staged_cost, f"{name}.cost", data.get("cost")),
     )
+
+
+def _staged_cost(name: str, value: Any) -> StagedCost:
+    return StagedCost.of(_table(name, value))
 
 
 def _read_variable(name: str, value: Any) -> PlannedVariable:

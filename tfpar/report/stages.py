@@ -37,6 +37,6 @@ def stages_table(cost: StagedCost) -> str:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """`0-3`, `4`; with gaps `0, 2`."""
-    if len(ranks) > 1 and tuple(ranks) == tuple(range(ranks[0], ranks[-1] + 1)):
+    if len(ranks) > 1 and all(b == a + 1 for a, b in zip(ranks, ranks[1:], strict=False)):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tfpar.ir.graph import Op, Shape, itemsize
 from tfpar.report.layers import collective_times, layer_reports
 from tfpar.report.pipeline import mesh_text, stage_table
+from tfpar.report.stages import stages_table
 from tfpar.report.tables import render_table
 from tfpar.report.variables import local_text, placement_text, variable_bytes, variable_specs
 from tfpar.spec import (
@@ -39,7 +40,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         + (f", in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""),
         *_prediction(plan),
         *_recomputed(plan),
-        *([] if stages is None else [stage_table(plan, stages, variable_specs(plan, partitioned))]),
+        *_stages(plan, partitioned),
         *_layers(plan, partitioned),
         _variable_table(plan, partitioned),
         _totals(plan, partitioned),
@@ -150,6 +151,13 @@ def _recomputed(plan: Plan) -> list[str]:
     shown = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
     blocks = f"{len(names)} block{'s' if len(names) > 1 else ''}"
     return [f"Computed again in the backward pass, to store less: {blocks} ({shown})"]
+
+
+def _stages(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
+    if plan.stages is None:
+        return []
+    lines = [stage_table(plan, plan.stages, variable_specs(plan, partitioned))]
+    return lines if plan.stages.cost is None else [*lines, stages_table(plan.stages.cost)]
 
 
 def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import tfpar as tap
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import Step
 from tfpar.cluster.named import read_preset
+from tfpar.cost.cost import Cost
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.planning import Request, search_plan
+from tfpar.planning import Request, search_plan, state_problem
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.planners import find_planner
+from tfpar.search.problem import Problem
+from tfpar.search.stages.fitting import find_in_stages
 from tfpar.search.stages.planned import in_stages
-from tfpar.spec import Mesh, PlanError, ScheduleError, SpecError
+from tfpar.spec import MemoryLimitError, Mesh, PlanError, ScheduleError, SpecError
 
 CLUSTER = read_preset("dgx-a100")
 MESH = Mesh.of([1, 2])
@@ -143,8 +148,10 @@ def test_a_schedule_that_can_never_end_with_these_stages_is_refused():
 # --- searched plans ---------------------------------------------------------------------------
 
 
-def searched(name: str, pipeline: Pipeline | None, planner: str = "tap", *constraints) -> Plan:
-    request = Request(Mesh.of([1, 4]), CLUSTER, constraints, pipeline=pipeline)
+def searched(
+    name: str, pipeline: Pipeline | None, planner: str = "tap", *constraints, cluster=CLUSTER
+) -> Plan:
+    request = Request(Mesh.of([1, 4]), cluster, constraints, pipeline=pipeline)
     plan, problem = search_plan(saved(name), request, 8, find_planner(planner), None, None, 2.0)
     assert problem.cluster.size == (4 if pipeline and pipeline.order.num_actors > 1 else 16)
     return plan
@@ -157,8 +164,10 @@ def test_a_searched_plan_is_that_of_a_stage_of_ranks(planner):
     assert plan.stages.owners["head/kernel"] == 1 and plan.cluster == CLUSTER
     assert plan.constraints == ("stage('head', 1)",)
     plan.check_ranks(Mesh.of([2, 4]), CLUSTER)
-    assert plan.cost is None, "what was priced is not in stages"
+    assert plan.cost.seconds == plan.stages.cost.seconds and len(plan.stages.cost.stages) == 2
     assert Plan.from_json(plan.to_json()) == plan
+    shown = plan.summary()
+    assert "are spent waiting for other stages" in shown and "In flight" in shown
 
 
 def test_constraints_of_stages_alone_leave_the_search_free():
@@ -167,6 +176,57 @@ def test_constraints_of_stages_alone_leave_the_search_free():
     assert staged.mesh == plain.mesh and staged.batch_axes == plain.batch_axes
     specs = [{n: v.spec for n, v in p.variables.items()} for p in (plain, staged)]
     assert specs[0] == specs[1]
+
+
+class Searched:
+    """Stands for a planner that knows two plans: one with whole weights, and one that splits them
+    and stores less."""
+
+    def __init__(self) -> None:
+        self.step = saved("wide")
+        request = Request(Mesh.of([1, 4]), CLUSTER, pipeline=Pipeline(2, 4))
+        self.problem = state_problem(self.step, request, 8, state_ratio=2.0)
+        none = (0.0, 0.0, 0.0)
+        whole = plan_from_constraints(self.step.graph, Mesh.of([1, 4]), [tap.replicate(".*kernel")])
+        split = [tap.shard(".*kernel", 1, "model"), tap.batch("data")]
+        split = plan_from_constraints(self.step.graph, Mesh.of([1, 4]), split)
+        self.plans = [
+            dataclasses.replace(plan, cost=Cost(1.0, none, none, 0.0, 0.0, 1, weight_bytes=stored))
+            for plan, stored in ((whole, 100.0), (split, 25.0))
+        ]
+        self.limits: list[float] = []
+
+    def find(self, problem: Problem) -> Plan:
+        self.limits.append(problem.memory_limit)
+        for plan in self.plans:
+            if plan.cost.memory_bytes <= problem.memory_limit:
+                return plan
+        raise MemoryLimitError("none", 25.0)
+
+    def plan(self, memory: float) -> Plan:
+        def staged(plan: Plan) -> Plan:
+            return in_stages(plan, self.step, Pipeline(2, 4), CLUSTER)
+
+        self.limits.clear()
+        return find_in_stages(self.find, staged, self.problem, CLUSTER.with_memory(memory))
+
+
+def test_a_plan_fits_where_each_stage_does():
+    """What a stage stores is known once there are stages: if it is too much, the search is asked
+    again with less memory, until it finds nothing."""
+    search = Searched()
+    most = search.plan(1e12)
+    assert len(search.limits) == 1 and most.variables["head/kernel"].why.startswith("replicate")
+    needed = most.cost.memory_bytes
+    assert needed == max(share.peak_bytes for share in most.stages.cost.stages)
+    less = search.plan(needed * 0.6)
+    assert less.variables["head/kernel"].why.startswith("shard")
+    assert less.cost.memory_bytes <= needed * 0.6
+    assert search.limits == [search.problem.memory_limit, pytest.approx(60.0)]
+    message = r"in 2 stages: a rank of stage 0 stores .* that it may, .* 2 microbatches in flight"
+    with pytest.raises(MemoryLimitError, match=message) as caught:
+        search.plan(needed * 0.05)
+    assert caught.value.needed_bytes == needed and len(search.limits) == 2
 
 
 def test_microbatches_alone_are_as_before():

@@ -83,7 +83,7 @@ def in_stages(
         chunks=1,
         constraints=tuple(dict.fromkeys((*plan.constraints, *asked))),
         cluster=plan.cluster and cluster,
-        # What was priced is the whole model on the ranks of one stage.
+        # What was priced is the whole model on the ranks of one stage; see `fitting`.
         cost=None,
         layouts=(),
         passed_over=None,
