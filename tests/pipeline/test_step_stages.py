@@ -303,6 +303,20 @@ def test_what_is_to_be_assigned():
     assert step.stages("norm", "again", "scaled") == (1, 1, 1)
 
 
+def test_penalties_are_computed_where_their_weights_lie():
+    """Though they are read with the loss, and nothing of the backward pass needs their values."""
+    step = two_layers()
+    a, b = (step.named[f"read_{n}"].outputs[0] for n in "ab")
+    sums = [
+        step.op("Sum", f"sum_{i}", step.op("Square", f"square_{i}", read), shape=())
+        for i, read in enumerate((a, b))
+    ]
+    y = step.op("Sum", "loss", step.named["y"].outputs[0], shape=(), stage=1)
+    penalty = step.op("AddV2", "penalty", *sums, shape=())
+    step.build.graph.outputs = [step.op("AddV2", "total", y, penalty, shape=(), stage=1)]
+    assert step.stages("square_0", "sum_0", "square_1", "sum_1", "penalty") == (0, 0, 1, 1, 1)
+
+
 def test_constants_lie_where_they_are_read_first():
     step = Step()
     x = step.fed("x")

@@ -18,7 +18,7 @@ gradients of all its uses are added up there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
@@ -91,6 +91,9 @@ def stages_of_step(graph: Graph, roles: Roles, forward_stage: Mapping[Op, int]) 
         for op in (handle.op, *consumers.get(handle, ())):
             if roles.phase[op] == FORWARD and op not in forward_stage:
                 stage[op] = owner
+    for op in _smaller_of_weights(graph, forward):
+        if op not in forward_stage:
+            stage[op] = max(stage[t.op] for t in op.inputs if t.op in stage)
     where_read(forward, min)
     stage.update(update_stages(graph, roles.phase, stage, owners))
     backward = _Backward(graph, roles, consumers, stage)
@@ -104,6 +107,22 @@ def stages_of_step(graph: Graph, roles: Roles, forward_stage: Mapping[Op, int]) 
             stage.setdefault(op, min(stages))
     where_read(graph.ops, max)
     return {op: stage.get(op, 0) for op in graph.ops}
+
+
+def _smaller_of_weights(graph: Graph, ops: Iterable[Op]) -> Iterator[Op]:
+    """Those of `ops` that read weights or what comes of these alone, and give no more than that:
+    the penalties for them, whose gradients do not need their values."""
+    weights = {v.handle for v in graph.variables if v.trainable}
+    constant = constant_ops(graph)
+    values: set[Tensor] = set()
+    for op in ops:
+        read = [t for t in op.inputs if t.op not in constant]
+        if op.type == "ReadVariableOp" and read[0] in weights:
+            values.update(op.outputs)
+        elif read and all(t in values for t in read):
+            if sum(t.num_bytes for t in op.outputs) <= sum(t.num_bytes for t in {*read}):
+                values.update(op.outputs)
+                yield op
 
 
 _MOST_TOGETHER = 8
