@@ -245,6 +245,15 @@ def test_a_join_that_holds_up_no_task_of_its_actor_comes_after_what_it_waits_for
     assert [*map(str, graph.orders[0])] == "0F0 0F1 0J0 0B0 0B1 0U".split()
 
 
+def test_a_join_that_waits_for_its_own_actor_alone_comes_after_that():
+    """Stage 1, which lies elsewhere, and stage 2 wait for it, long before stage 0 does again."""
+    join = Join(0, (("F", 0),), (("F", 1), ("B", 0)))
+    schedule = tap.Schedule.parse("0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,1F1,1B0,1B1")
+    graph = task_graph(schedule, StageGraph(3, StageGraph.chain(3).links, (join,)))
+    order = "0F0 0F1 0J0 2F0 2F1 2B0 2B1 0B0 0B1 2U 0U"
+    assert [*map(str, graph.orders[0])] == order.split()
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved", "zb-v"])
 def test_schedules_that_go_on_with_a_microbatch_cannot_have_joins(name):
     schedule = generate(name, 2, 6)

@@ -222,12 +222,15 @@ def _joins(run: _Tasks, joins: Sequence[Join]) -> Iterator[tuple[Task, list[Edge
 def _place(order: Sequence[Task], join: Task, edges: Iterable[Edge]) -> int:
     """Where in its actor's order a join runs.
 
-    Before the first task that it holds up, since what comes earlier can run while the join waits
-    for other actors; if it holds up none of this actor, after the last one that it waits for.
+    After the last task that it waits for, if all of these are this actor's or it holds up none of
+    this actor. Else before the first one that it holds up, since what comes earlier can run while
+    the join waits for other actors.
     """
     held = {edge.consumer for edge in edges if edge.producer == join}
     needed = {edge.producer for edge in edges if edge.consumer == join}
     after = [at + 1 for at, task in enumerate(order) if task in needed]
+    if len(after) == len(needed):
+        return max(after)
     return next((at for at, task in enumerate(order) if task in held), max(after, default=0))
 
 

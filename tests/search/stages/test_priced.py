@@ -291,6 +291,14 @@ def test_exact_batch_statistics_keep_all_microbatches_whatever_the_schedule():
     assert found["1f1b"].bubble > 0.7  # one stage after the other
 
 
+@pytest.mark.parametrize("family", ["interleaved", "zb-v"])
+def test_virtual_stages_with_exact_batch_statistics(family):
+    staged, schedule = Staged.of("resnet", 4), generate(family, 2, 4)
+    timeline = staged.priced(4, actors=schedule.actors).run(schedule)
+    assert timeline.in_flight == (4,) * 4
+    assert timeline.seconds > staged.priced(4).run(generate("gpipe", 4, 4)).seconds * 0.99
+
+
 def test_what_is_read_after_a_join_is_kept():
     """The gradients that statistics are computed from, too."""
     with_joins = Staged.of("resnet", 1).cut(4)
