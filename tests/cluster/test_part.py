@@ -113,6 +113,16 @@ def test_the_device_of_a_part_is_the_slowest_that_it_has():
     assert unequal.part([0]).with_memory(1e6).device.memory_bytes == 1e6
 
 
+def test_every_rank_has_its_own_device_and_machine():
+    whole = find_cluster("auto3d-heterogeneous")
+    names = ["A100-SXM4-40GB"] * 12 + ["K80"] * 4
+    assert [device.name for device in whole.devices] == names
+    assert whole.machines == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6)
+    part = whole.part([15, 3, 4])
+    assert [device.name for device in part.devices] == ["K80", *["A100-SXM4-40GB"] * 2]
+    assert part.machines == (6, 0, 1)
+
+
 def test_a_part_is_written_and_read_as_clusters_are():
     part = CLUSTER.part([5, 4])
     assert cluster_of(describe(part)) == part != CLUSTER

@@ -257,6 +257,19 @@ class Cluster:
         return tuple(ranks if self.ranks is None else map(self.ranks.__getitem__, ranks))
 
     @functools.cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of each rank."""
+        everyone = [node.device for node in self.nodes for _ in range(node.count * node.size)]
+        return tuple(everyone[place] for place in self.places(range(self.size)))
+
+    @functools.cached_property
+    def machines(self) -> tuple[int, ...]:
+        """The number, in the whole, of the machine that each rank is in."""
+        machines = (node.size for node in self.nodes for _ in range(node.count))
+        everyone = [number for number, size in enumerate(machines) for _ in range(size)]
+        return tuple(everyone[place] for place in self.places(range(self.size)))
+
+    @functools.cached_property
     def device(self) -> Device:
         """What a step that gives all ranks the same work waits for: the least of each rate."""
         devices = self._kinds_of_devices()

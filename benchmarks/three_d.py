@@ -1,0 +1,106 @@
+"""Strategies of stages x data x tensor: what we predict, and what was measured or is found.
+
+    python -m benchmarks.three_d --trials FILE [--json OUT]
+
+`--trials` predicts each trial of a file that others measured (`benchmarks.trials`), by the formulas
+(eq. 1-4 of auto3d) and by simulation, and compares the orders: Spearman's rho, and how much longer
+than the best the strategy took that we would choose. Trials are run as they were: with their own
+layers in each stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.results import save
+from benchmarks.trials import Setting, Trial, read_trials
+from tfpar.search.three_d.price import quick_seconds, simulated
+from tfpar.spec import TfparError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--trials", metavar="FILE", required=True, help="measured trials")
+    parser.add_argument("--json", metavar="OUT", help="write the rows")
+    arguments = parser.parse_args()
+    try:
+        rows = [compare(setting) for setting in read_trials(arguments.trials)]
+    except TfparError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for row in rows:
+        print(
+            "{setting}: {trials} trials, rho {rho}, by the formulas alone {rho_formulas}; "
+            "first choice {first_choice}: {measured_over_best} of the best".format_map(
+                {name: _shown(value) for name, value in row.items()}
+            )
+        )
+    save(arguments.json, rows)
+    return 0
+
+
+def compare(setting: Setting) -> dict[str, Any]:
+    """A row: how well the order of a setting's trials is predicted."""
+    measured = [trial.measured_s for trial in setting.trials]
+    quick = [quick_seconds(setting.model, trial.strategy) for trial in setting.trials]
+    events = [simulated(setting.model, trial.strategy).seconds for trial in setting.trials]
+    row: dict[str, Any] = {
+        "setting": setting.name,
+        "trials": len(measured),
+        "rho": spearman(events, measured),
+        "rho_formulas": spearman(quick, measured),
+    }
+    if not measured:
+        return row | {"first_choice": None, "measured_over_best": None, "predictions": []}
+    first = min(range(len(events)), key=events.__getitem__)
+    predictions = [
+        _in_row(trial) | {"measured_s": trial.measured_s, "simulated_s": s, "formulas_s": q}
+        for trial, s, q in zip(setting.trials, events, quick, strict=True)
+    ]
+    return row | {
+        "first_choice": _in_row(setting.trials[first]),
+        "measured_over_best": measured[first] / min(measured),
+        "predictions": predictions,
+    }
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; None where one of the two has a single rank."""
+    ranks = [_ranks(values) for values in (one, other)]
+    mean = (len(one) + 1) / 2
+    (x, y) = ([rank - mean for rank in found] for found in ranks)
+    size = (sum(a * a for a in x) * sum(b * b for b in y)) ** 0.5
+    return sum(a * b for a, b in zip(x, y, strict=True)) / size if size else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """From 1; equal values have the mean of theirs."""
+    below = [sum(v < value for v in values) for value in values]
+    equal = [sum(v == value for v in values) for value in values]
+    return [b + (e + 1) / 2 for b, e in zip(below, equal, strict=True)]
+
+
+def _in_row(trial: Trial) -> dict[str, Any]:
+    strategy = trial.strategy
+    return {
+        "tensor": strategy.tensor,
+        "data": strategy.data,
+        "pipeline": strategy.stages,
+        "microbatch": strategy.microbatch,
+        "cuts": [0, *(run.stop for run in strategy.runs)],
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, dict):
+        return " ".join(f"{name} {entry}" for name, entry in value.items() if name != "cuts")
+    return str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

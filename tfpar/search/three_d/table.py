@@ -1,0 +1,115 @@
+"""`LayerTable`: what the layers of a model take and store, measured or computed, as plain values.
+
+Times are by device, tensor degree and microbatch size, because none of them follows from another:
+a smaller part of a matrix product runs at a smaller part of a device's rate. What ranks exchange is
+given in bytes, and priced on the links that they have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tfpar.spec import PlanError
+from tfpar.spec.arguments import finite
+
+
+class Case(NamedTuple):
+    """What the time of a layer depends on.
+
+    Attributes:
+        device: its name.
+        tensor: over how many ranks the layer is split.
+        microbatch: samples of a microbatch.
+    """
+
+    device: str
+    tensor: int
+    microbatch: int
+
+
+class Passes(NamedTuple):
+    """Seconds of the forward and of the backward pass of a microbatch."""
+
+    forward: float
+    backward: float
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerKind:
+    """Layers that are alike.
+
+    Attributes:
+        seconds: of a microbatch on one rank, without what ranks exchange.
+        fixed_bytes: of the whole layer: weights, their gradients, slots of the optimizer.
+        gradient_bytes: of the whole layer, that data-parallel ranks sum once a step.
+        kept_bytes: of a sample, of the whole layer: what the backward pass reads.
+        reduced_bytes: of a sample, that the ranks over which the layer is split sum in the forward
+            pass; the backward pass sums as many.
+        sent_bytes: of a sample, that the next layer reads: every one of these ranks has all of it.
+    """
+
+    seconds: Mapping[Case, Passes]
+    fixed_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    reduced_bytes: float = 0.0
+    sent_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for case, passes in self.seconds.items():
+            for name, value in passes._asdict().items():
+                finite(f"seconds[{tuple(case)}].{name}", value)
+        for field in dataclasses.fields(self)[1:]:
+            finite(field.name, getattr(self, field.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerTable:
+    """The layers of a model, each of which reads of the one before.
+
+    Attributes:
+        kinds: by name.
+        layers: the kind of each, in order.
+
+    Raises:
+        PlanError: there is no layer, or one of an unknown kind.
+    """
+
+    kinds: Mapping[str, LayerKind]
+    layers: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise PlanError("A table without layers: give one at least.")
+        for name in self.layers:
+            if name not in self.kinds:
+                raise PlanError(
+                    f"A layer is of kind {name!r}; there are {', '.join(map(repr, self.kinds))}."
+                )
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def kind(self, layer: int) -> LayerKind:
+        """That of one of the layers."""
+        return self.kinds[self.layers[layer]]
+
+    def passes(self, layer: int, case: Case) -> Passes:
+        """Seconds of a layer.
+
+        Raises:
+            PlanError: the table has no time for this device, tensor degree and microbatch size.
+        """
+        found = self.kind(layer).seconds.get(case)
+        if found is None:
+            raise PlanError(
+                f"Layer {layer} ({self.layers[layer]}) has no time on {case.device!r} with tensor "
+                f"degree {case.tensor} and microbatches of {case.microbatch}."
+            )
+        return found
+
+    def has(self, case: Case) -> bool:
+        """Whether all layers have a time for it."""
+        return all(case in self.kinds[name].seconds for name in set(self.layers))
