@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import Traced, devices
-from tfpar.ir.graph import Op
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import DType, Op
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
@@ -24,7 +25,7 @@ from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_pro
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.stages import StagedStep, split_stages
+from tfpar.rewrite.stages import StagedStep, receive_before_growing, split_stages
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated
 
@@ -249,3 +250,21 @@ def test_what_cannot_be_sent_is_named():
     program = build_local_program(propagate(step.prepared, ONE, anchors), places)
     with pytest.raises(TfparError, match=r"AsString.*string.*cannot be sent.*tap\.stage"):
         split_stages(program, generate("1f1b", 2, 1))
+
+
+def test_parts_are_sent_and_gathered_where_they_are_read():
+    build = GraphBuilder()
+    attrs = {"dtype": DType("float32")}
+    fed = build.emit("Placeholder", (), [((4, 3), "float32")], attrs, "x").outputs[0]
+    build.graph.inputs.append(fed)
+    half = build.one("Tanh", (fed,), (4, 3), "float32", {"T": DType("float32")})
+    whole = build.one("AllGather", (half,), (8, 3), "float32", {"axes": (0,), "dims": (0,)})
+    read = build.one("Exp", (whole,), (8, 3), "float32", {"T": DType("float32")})
+    build.graph.outputs.append(read)
+    places = {half.op: Place(0), whole.op: Place(0), read.op: Place(1)}
+    program = LocalProgram(build.graph, TWO, [(8, 3)], [(Shard(0),)], [(Replicate(),)], {}, places)
+    receive_before_growing(program)
+    first, second = split_stages(program, generate("1f1b", 2, 1)).programs.values()
+    assert [op.inputs[0].shape for op in first.graph.ops if op.type == "Send"] == [(4, 3)]
+    assert "AllGather" not in {op.type for op in first.graph.ops}
+    assert "AllGather" in {op.type for op in second.graph.ops}

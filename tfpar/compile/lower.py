@@ -20,7 +20,7 @@ from tfpar.rewrite.local_graph import LocalProgram, build_local_program
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
 from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.stages import StagedStep, split_stages
+from tfpar.rewrite.stages import StagedStep, split_stages, write_in_stages
 from tfpar.spec import Mesh, replicated
 
 
@@ -109,7 +109,7 @@ def _written(partitioned: PartitionedGraph, options: CompileOptions) -> LocalPro
         )
     if options.chunks > 1 and options.mesh.size > 1:
         return build_chunked_program(partitioned, anchors, batched, options.chunks)
-    return build_local_program(partitioned, None if stages is None else stages.places)
+    return write_in_stages(partitioned, stages) if stages else build_local_program(partitioned)
 
 
 def _partitioned(

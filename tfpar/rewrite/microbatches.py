@@ -28,7 +28,7 @@ from tfpar.rewrite.chunks import cut_in_parts, sum_before_scattering
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.part_bodies import of_part
 from tfpar.rewrite.rounds import Rounds, rounds_of
-from tfpar.rewrite.stages import StagedStep
+from tfpar.rewrite.stages import StagedStep, write_in_stages
 from tfpar.rewrite.task_body import TaskBody, operand_of, summed_as
 from tfpar.rewrite.task_cut import TaskCut, TaskKey
 from tfpar.rewrite.within_rank import WithinRank
@@ -56,9 +56,8 @@ def build_microbatched_program(
     laid = cut_in_parts(partitioned, anchors, batched, microbatches)
     if stages is None:
         return run_microbatches(build_local_program(laid))
-    return run_microbatches(
-        build_local_program(laid, stages.places), stages.schedule, stages.recompute
-    )
+    program = write_in_stages(laid, stages)
+    return run_microbatches(program, stages.schedule, stages.recompute)
 
 
 def run_microbatches(
