@@ -167,7 +167,8 @@ def _losses(folder: Path) -> Iterator[tuple[int, float]]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def main() -> int:

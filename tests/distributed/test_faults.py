@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kills
-from tests.launch.programs import environ, kill_marked, marked, run, start, wait_until
+from tests.launch.programs import LIGHTER, environ, kill_marked, marked, run, start, wait_until
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -231,7 +231,9 @@ def test_a_lost_rank_is_planned_without(capfd, tmp_path, uninterrupted):
 
 
 @pytest.mark.slow
-def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(tmp_path):
+def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(tmp_path, monkeypatch):
+    for name, value in LIGHTER.items():
+        monkeypatch.setenv(name, value)
     result = kills.run(4, tmp_path)
     assert result.code == 0 and result.kills == 4 and not result.lost
     assert result.largest_difference < 1e-4
