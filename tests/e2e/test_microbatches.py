@@ -33,7 +33,12 @@ def calls_of(trained: Trained) -> int:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "microbatches"), [([1], 4), ([2, 2], 2), pytest.param([2], 3, marks=pytest.mark.slow)]
+    ("mesh", "microbatches"),
+    [
+        ([2, 2], 2),
+        pytest.param([1], 4, marks=pytest.mark.slow),
+        pytest.param([2], 3, marks=pytest.mark.slow),
+    ],
 )
 def test_batch_statistics_dropout_and_metrics_are_those_of_the_whole_batch(mesh, microbatches):
     # Batches of 8, 8 and 5, of which ranks and microbatches get padded parts.

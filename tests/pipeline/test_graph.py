@@ -76,6 +76,7 @@ def test_a_task_with_another_number_or_kind():
                     assert refused(with_order(schedule, actor, order))
 
 
+@pytest.mark.slow
 def test_two_tasks_in_each_others_places():
     """All pairs: refused if and only if the schedule, run by the book, never ends."""
     found = {True: 0, False: 0}
