@@ -36,7 +36,8 @@ class Exchange:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._everyone = tuple(range(transport.size))
-        self._functions: dict[tuple[object, ...], RegisteredFunction] = {}
+        # By the ranks that call them: others know nothing of these, and do not count them.
+        self._functions: dict[frozenset[int], dict[tuple[object, ...], RegisteredFunction]] = {}
 
     def all_gather(
         self, tensor: tf.Tensor, group: tuple[int, ...] | None = None
@@ -96,18 +97,19 @@ class Exchange:
     def _run(self, kind: str, tensor: tf.Tensor, group: tuple[int, ...], *dims: int) -> tf.Tensor:
         dtype = tensor.dtype.name
         key = (kind, dtype, tuple(tensor.shape), group, dims)
-        if key not in self._functions:
+        functions = self._functions.setdefault(frozenset(group), {})
+        if key not in functions:
             self._transport.connect([group])
             writer = FunctionWriter(f"tfpar_{kind}")
             edge = writer.argument("value", dtype)
             writer.argument("order", "resource", [], "int32")
             wire = Wire(writer, self._transport)
-            name = f"tfpar/{kind}_{dtype}_{len(self._functions)}"
+            name = f"tfpar/{kind}_{dtype}_{len(functions)}"
             result = getattr(wire, kind)(name, edge, dtype, *dims, group)
             writer.output(result, dtype)
             writer.effect(result.partition(":")[0])  # what comes after it waits for it
-            self._functions[key] = writer.register()
-        (result,) = self._functions[key]([tensor, self._order])
+            functions[key] = writer.register()
+        (result,) = functions[key]([tensor, self._order])
         return result
 
     @functools.cached_property
