@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
+from tests.cut_steps import attending, cut, traced
 from tests.distributed.transport_kit import Rank, same
 from tests.staged import Stored, batch, initial, plainly, two_stages
+from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.executable import link
 from tfpar.runtime.ranks import Ranks
@@ -32,6 +35,19 @@ def two_stages_are_the_step_that_they_make_up(rank: Rank) -> None:
         for got, wanted in zip(results, expected[1:] if stage else expected[:1], strict=True):
             same(got, wanted, (stage, step))
         stored.check(weights[stage])
+
+
+def every_schedule_ends_and_computes_the_step(rank: Rank) -> None:
+    """A stage, or two, on each rank; more microbatches than tensors are asked for ahead."""
+    step = traced(attending, 16)
+    ranks = Ranks.of(rank.size, rank.world)
+    for name in FAMILIES:
+        programs = cut(step, generate(name, rank.size, 8)).programs
+        run = link(programs, ranks, fed_in_parts=False)
+        fed = [tf.constant(a) for a in step.args]
+        for _ in range(2):
+            for got, wanted in zip(run(fed, []), step.expected, strict=True):
+                np.testing.assert_allclose(got.numpy(), wanted, 1e-4, 1e-5, err_msg=name)
 
 
 def programs_that_do_not_fit_are_refused(rank: Rank) -> None:

@@ -33,6 +33,7 @@ from tests.distributed.collective_checks import (
     what_cannot_be_reduced_is_refused,
 )
 from tests.distributed.program_checks import (
+    every_schedule_ends_and_computes_the_step,
     programs_that_do_not_fit_are_refused,
     two_stages_are_the_step_that_they_make_up,
 )
@@ -103,6 +104,7 @@ CHECKS: dict[str, Callable[[Rank], None]] = {
         channels_serve_one_function_after_another,
         transfers_wait_for_what_they_are_told_to,
         two_stages_are_the_step_that_they_make_up,
+        every_schedule_ends_and_computes_the_step,
         programs_that_do_not_fit_are_refused,
         ranks_exchange_messages,
         ranks_exchange_tensors,

@@ -2,144 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cut_steps import (
+    ONE,
+    TWO,
+    Staged,
+    attending,
+    cut,
+    normalized,
+    numbers,
+    three_layers,
+    tied,
+    traced,
+)
 from tests.partitioned import Traced, devices
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op
-from tfpar.ir.roles import BACKWARD, Roles
-from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
-from tfpar.pipeline.staged import sent_whole, stage_step
-from tfpar.pipeline.step_stages import assignable
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
-from tfpar.rewrite.microbatches import build_microbatched_program
-from tfpar.rewrite.packing import pack_collectives
-from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.stages import StagedStep, receive_before_growing, split_stages
+from tfpar.rewrite.stages import RECEIVE_AHEAD, receive_before_growing, split_stages
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated
 
-ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})
-rng = np.random.default_rng(0)
 
-
-def numbers(*shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype("float32")
-
-
-def three_layers(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
-    """A loss, and its gradients by the weights."""
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        h = x
-        for weight in weights[:-1]:
-            h = tf.tanh(h @ weight)
-        loss = tf.reduce_mean((h @ weights[-1] - y) ** 2)
-    return [loss, *tape.gradient(loss, weights)]
-
-
-def normalized(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
-    """The same, with statistics of the batch between layers."""
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        h = x
-        for weight in weights[:-1]:
-            h = h @ weight
-            h = tf.tanh((h - tf.reduce_mean(h, 0)) / (1 + tf.math.reduce_std(h, 0)))
-        loss = tf.reduce_mean((h @ weights[-1] - y) ** 2)
-    return [loss, *tape.gradient(loss, weights)]
-
-
-def tied(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
-    """The last layer reads the weight of the first, too."""
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        h = tf.tanh(x @ weights[0])
-        h = tf.tanh(h @ weights[1])
-        loss = tf.reduce_mean((tf.tanh(h @ tf.transpose(weights[0])) @ weights[2] - y) ** 2)
-    return [loss, *tape.gradient(loss, weights)]
-
-
-def attending(x: tf.Tensor, y: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
-    """Later layers read what the first ones give, and the weight of these, again and again."""
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        first = tf.tanh(tf.tanh(x @ weights[0]) @ weights[1])
-        h = tf.tanh(first @ weights[1])
-        for _ in range(3):
-            h = tf.tanh((h * first) @ weights[1]) + first
-        loss = tf.reduce_mean((h @ weights[2] - y) ** 2)
-    return [loss, *tape.gradient(loss, weights)]
-
-
-@functools.cache
-def traced(function=three_layers, rows: int = 8) -> Traced:
-    last = 4 if function is tied else 5
-    args = [numbers(rows, 4), numbers(rows, 3), numbers(4, 5), numbers(5, 5), numbers(last, 3)]
-    return Traced.of(function, args)
-
-
-@dataclasses.dataclass
-class Staged:
-    """A step cut in stages: its parts equal numbers of ops, in their order."""
-
-    whole: LocalProgram
-    programs: ProgramSet
-
-    def calls(self, actor: int) -> list[str]:
-        """The tasks that an actor runs, in order, as a schedule names them."""
-        ops = [*self.programs.programs.values()][actor].graph.ops
-        names = [op.name.split("/") for op in ops if op.type == TASK]
-        return [f"{task[1:]}{task[0]}{micro[10:]}" for _, task, micro in names]
-
-    def types(self, actor: int) -> list[str]:
-        return [op.type for op in [*self.programs.programs.values()][actor].graph.ops]
-
-
-def staged(
-    step: Traced,
-    schedule: Schedule,
-    mesh: Mesh = ONE,
-    recompute: bool = False,
-    weights: tuple = (),
-) -> Staged:
+def staged(step: Traced, schedule: Schedule, mesh: Mesh = ONE, **asked: Any) -> Staged:
     """The step in stages, checked by running it."""
-    cut, microbatches = StepGraph(step.prepared.graph, 2), schedule.num_microbatches
-    ops = assignable(cut.graph, Roles.of(cut.graph))
-    stage = stage_step(cut, {op: i * schedule.num_stages // len(ops) for i, op in enumerate(ops)})
-    graph, roles = cut.graph, Roles.of(cut.graph)
-    places = {op: Place(stage[op], roles.phase[op] == BACKWARD) for op in graph.ops}
-    whole = replicated(mesh.num_axes)
-    batch = (Shard(0), *whole[1:])
-    anchors = Anchors(
-        inputs=[batch, batch, *(weights or [whole] * 3)], outputs=[whole] * len(graph.outputs)
-    )
-    partitioned = propagate(prepare(graph, whole=sent_whole(graph, stage)), mesh, anchors)
-    if microbatches > 1:
-        fed = set(graph.inputs[:2])
-        asked = StagedStep(places, schedule, recompute)
-        program = build_microbatched_program(partitioned, anchors, fed, microbatches, asked)
-    else:
-        program = build_local_program(partitioned, places)
-    for each in program.graphs():
-        pack_collectives(each, places=program.places)
-    programs = split_stages(program, schedule)
+    found = cut(step, schedule, mesh, **asked)
     everyone = Mesh.of([mesh.size * schedule.num_actors])
     fed = [tf.constant(a) for a in step.args] * schedule.num_actors
-    results = InProcessProgram(programs, devices(everyone))(fed, [])
+    results = InProcessProgram(found.programs, devices(everyone))(fed, [])
     for i, want in enumerate(step.expected * schedule.num_actors):
         np.testing.assert_allclose(results[i].numpy(), want, 1e-4, 1e-5)
-    return Staged(program, programs)
+    return found
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"])
@@ -222,6 +124,26 @@ def test_each_tensor_is_sent_once_to_each_reader():
         if op.type == "Send"
     ]
     assert keys and len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"])
+def test_a_tensor_is_asked_for_two_tasks_before_the_one_that_reads_it(name):
+    found = cut(traced(normalized if name == "gpipe" else attending), generate(name, 2, 8))
+    for program in found.programs.programs.values():
+        ran = [op for op in program.graph.ops if op.type == TASK]
+        place = {op: i for i, op in enumerate(ran)}
+        readers = program.graph.consumers()
+        late = 0
+        for op in program.graph.ops:
+            if op.type != "Recv":
+                continue
+            tasks = [place[r] for r in readers.get(op.outputs[0], ()) if r in place]
+            if not tasks:
+                continue
+            begun = min(tasks) - RECEIVE_AHEAD  # has begun once the one before it has ended
+            assert op.control == ran[max(0, begun - 1) : max(0, begun)]
+            late += bool(op.control)
+        assert late, "some wait"
 
 
 def test_gradients_of_what_a_stage_reads_often_are_sent_as_one():

@@ -7,6 +7,10 @@ The whole step is written first, for one set of ranks as if it ran all stages; e
 place. Here each set of ranks gets the ops of its stages. A tensor is sent once to each set that
 reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
 what is fed.
+
+A rank asks for a tensor when it begins the task that comes `RECEIVE_AHEAD` before the one that
+reads it. Asked for at the beginning of the step, the tensors of all microbatches would pile up
+there; later, the rank would wait for what is on its way.
 """
 
 from __future__ import annotations
@@ -20,10 +24,13 @@ from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.traits import CONSTANTS, REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.rewrite.local_graph import LocalProgram, Place, build_local_program
+from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.transfers import recv, send
 from tfpar.spec import TfparError
+
+RECEIVE_AHEAD = 2
+"""How many tasks before the one that reads it a tensor is asked for, at the earliest."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,6 +112,7 @@ class _Actor:
         self.build = GraphBuilder(Graph(functions=program.graph.functions))
         self.tensors: dict[Tensor, Tensor] = {}
         self.ops: dict[Op, Op] = {}
+        self.calls: list[Op] = []
 
     def copy(self, op: Op) -> None:
         """Add an op whose inputs are there."""
@@ -119,6 +127,12 @@ class _Actor:
         )
         self.ops[op] = clone
         self.tensors.update(zip(op.outputs, clone.outputs, strict=True))
+        if clone.type == TASK:
+            self.calls.append(clone)
+
+    def awaited(self) -> list[Op]:
+        """What has to end before a tensor is asked for that the next op reads."""
+        return self.calls[-1 - RECEIVE_AHEAD : -RECEIVE_AHEAD]
 
     def finish(self) -> LocalProgram:
         whole, graph = self.program, self.build.graph
@@ -186,5 +200,6 @@ class _Split:
         key = re.sub(r"[^A-Za-z0-9_.\-/]", ".", f"{tensor.op.name}/{tensor.index}")
         source.build.name = target.build.name = f"{tensor.op.name}/to{target.group[0]}"
         send(source.build, source.tensors[tensor], key, target.group)
-        received = recv(target.build, tensor.shape, tensor.dtype, key, source.group)
-        target.tensors[tensor] = received
+        target.tensors[tensor] = recv(
+            target.build, tensor.shape, tensor.dtype, key, source.group, target.awaited()
+        )
