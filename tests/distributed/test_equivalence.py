@@ -52,10 +52,12 @@ class Ran:
         folder: of the files of each case.
     """
 
-    def __init__(self, size: int, cases: str, folder: Path) -> None:
+    def __init__(self, size: int, cases: str, folder: Path, backend: str = "horovod") -> None:
         self.folder = folder
         ranks = "tests.distributed.training"
-        self.job = jobs.run(size, ranks, folder, cases, seconds=_SECONDS, timeout_s=120)
+        self.job = jobs.run(
+            size, ranks, folder, cases, seconds=_SECONDS, timeout_s=120, backend=backend
+        )
 
     def results(self, case: Case) -> list[Results]:
         """Of each rank."""
@@ -78,6 +80,12 @@ def two(tmp_path_factory) -> Ran:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory) -> Ran:
     return Ran(4, "four", tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(scope="module")
+def four_with_tensorflow(tmp_path_factory) -> Ran:
+    folder = tmp_path_factory.mktemp("four_with_tensorflow")
+    return Ran(4, "four_with_tensorflow", folder, "tensorflow")
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +114,14 @@ def test_two_processes_do_what_one_does(two: Ran, case: Case, here) -> None:
 @each(SAME_AS_ONE["four"])
 def test_four_processes_do_what_one_does(four: Ran, case: Case, here) -> None:
     assert_same(four.results(case), here(case))
+
+
+@pytest.mark.slow
+@each(SAME_AS_ONE["four_with_tensorflow"])
+def test_four_processes_over_tensorflow_do_what_one_does(
+    four_with_tensorflow: Ran, case: Case, here
+) -> None:
+    assert_same(four_with_tensorflow.results(case), here(case))
 
 
 @pytest.mark.slow
@@ -155,7 +171,7 @@ def test_files_of_two_processes_are_those_of_one(two: Ran) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["two", "four"])
+@pytest.mark.parametrize("job", ["two", "four", "four_with_tensorflow"])
 def test_the_job_ends_well(job: str, request) -> None:
     ran = request.getfixturevalue(job)
     assert ran.job.code == 0, ran.job.output

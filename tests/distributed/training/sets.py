@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from tests.distributed.training import data, files, layouts, refusals, steps
+from tests.distributed.training import (
+    data,
+    files,
+    layouts,
+    pipelines,
+    refusals,
+    steps,
+)
 from tests.distributed.training.place import Case
 
 SAME_AS_ONE: dict[str, list[Case]] = {
     "two": [*layouts.ON_TWO, *data.SEEDED, *files.CASES, *steps.CASES],
-    "four": layouts.ON_FOUR,
+    "four": [*layouts.ON_FOUR, *pipelines.ON_FOUR],
+    "four_with_tensorflow": pipelines.WITH_TENSORFLOW,
 }
 """What gives the same on so many ranks as on one device."""
 
