@@ -7,7 +7,7 @@ import pytest
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import N, Step, two_layers
 from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import check_schedule
 from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink, Tie
@@ -150,6 +150,20 @@ def test_a_backward_pass_that_reads_of_an_earlier_ones_is_refused():
     stage[step.named["dr"]], stage[step.named["dh"]] = 0, 1
     with pytest.raises(PlanError, match="stage 1 reads 'gradient_tape/dr:0', which stage 0 makes"):
         found(step, stage=stage)
+
+
+def test_a_norm_of_the_backward_pass_comes_from_all_stages():
+    """A step of the user's clips before the optimizer: no update waits yet, but gradients do."""
+    step = two_layers(update=False)
+    squares = [step.op("L2Loss", f"l2_{g.op.name}", g, shape=()) for g in step.gradients]
+    norm = step.op("Sqrt", "norm", step.op("AddN", "total", *squares, shape=()), shape=())
+    step.gradients = [step.op("Mul", f"clipped_{g.op.name}", g, norm) for g in step.gradients]
+    for name, gradient in zip("ab", step.gradients, strict=True):
+        step.assign(f"update_{name}", step.named[name].outputs[0], gradient)
+    assert sent(step)["l2_gradient_tape/da 01"] == "scalars"
+    graph = step.build.graph
+    assert Roles.of(graph, step.gradients).phase[step.named["norm"]] == BACKWARD
+    check_schedule(generate("zb-h1", 2, 3), found(step))
 
 
 # --- joins ------------------------------------------------------------------------------------

@@ -110,6 +110,8 @@ def crossings(graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs) -
                     carries = "weights" if before else "join"
                 else:
                     carries = "sum" if tensor.shape else "scalars"
+            elif phase == BACKWARD and source < target and tensor.shape == ():
+                carries = "scalars"  # of gradients that it scales: a norm, in a step of the user's
             else:
                 carries = "activations" if source < target else "gradients"
                 if source < target and phase == BACKWARD:
