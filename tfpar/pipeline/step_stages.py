@@ -256,9 +256,14 @@ class _Backward:
         return found
 
 
+def can_be_sent(tensor: Tensor) -> bool:
+    """Whether stages can send it each other: numbers, of known shape."""
+    return tensor.is_static and tensor.dtype != "string" and tensor.dtype not in REFERENCES
+
+
 def _sent_bytes(tensor: Tensor) -> float:
-    """Infinite for a list, which cannot be sent."""
-    return math.inf if tensor.dtype in REFERENCES else tensor.num_bytes
+    """Infinite for what cannot be sent, such as a list."""
+    return tensor.num_bytes if can_be_sent(tensor) else math.inf
 
 
 def _variable_read(tensor: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.ir.traits import CONSTANTS, REFERENCES
+from tfpar.ir.traits import CONSTANTS
 from tfpar.pipeline import Schedule
+from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.programs import Group, ProgramSet
@@ -190,7 +191,7 @@ class _Split:
         actor.copy(tensor.op)
 
     def _send(self, tensor: Tensor, source: _Actor, target: _Actor) -> None:
-        if tensor.dtype in REFERENCES or tensor.dtype == "string" or not tensor.is_static:
+        if not can_be_sent(tensor):
             raise TfparError(
                 f"{tensor.name!r} ({tensor.dtype}, shape {tensor.shape}) is made by the ranks "
                 f"{list(source.group)} and read by {list(target.group)}, but cannot be sent: "

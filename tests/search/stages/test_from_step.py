@@ -211,6 +211,19 @@ def test_lists_are_not_sent():
     assert step.stages("dz", "pieces", "dh", "dw") == (1, 0, 0, 0)
 
 
+def test_what_has_no_known_shape_is_not_sent():
+    step = Step()
+    x, w = step.fed("x"), step.variable("w")
+    h = step.op("MatMul", "h", x, step.read(w, "read"))
+    kept = step.op("BooleanMask", "kept", h, shape=(None, 4))
+    squares = step.op("Square", "squares", kept, shape=(None, 4))
+    total = step.op("Sum", "total", squares, shape=())
+    step.op("Relu", "rest", total, shape=())
+    found = assigned(step, 2)
+    assert found["kept"] == found["squares"] == found["total"]
+    assert len({*found.values()}) == 2
+
+
 def test_a_step_that_reads_nothing():
     step = Step()
     step.build.const(1.0)

@@ -5,7 +5,7 @@ GraphNodes between them; GraphNodes; single ops. So a deep model is a short prog
 one can still be cut anywhere. Where units of a level read of each other in a circle (a scope that
 is left and entered again), or are to be in two stages at once, the next level takes their place.
 What touches a variable that the forward pass writes, such as running statistics, stays together, as
-does what reads a list and what makes it.
+does what reads a list, or a tensor of unknown shape, and what makes it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tfpar.ir.graph import Graph, Op, Tensor, is_floating
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import FORWARD, UPDATE, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
-from tfpar.ir.traits import REFERENCES, VARIABLE_READS
-from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.ir.traits import VARIABLE_READS
+from tfpar.pipeline.step_stages import assignable, can_be_sent, stages_of_step
 from tfpar.search.deadline import Deadline
 from tfpar.search.stages.assign import TOLERANCE, Assignment, assign
 from tfpar.search.stages.bounds import fixed_bounds
@@ -119,11 +119,10 @@ def _levels(graph: Graph, roles: Roles, ops: Sequence[Op]) -> list[_Level]:
 
 def _joined(graph: Graph, ops: Sequence[Op]) -> list[tuple[Op, Op]]:
     """(earlier, later) of ops that have to be in one stage: they touch a variable that one of them
-    writes, or one reads a list of the other, which cannot be sent."""
+    writes, or one reads of the other what cannot be sent: a list, strings, a tensor whose shape is
+    known only when the step runs."""
     members, consumers = set(ops), graph.consumers()
-    found = [
-        (t.op, op) for op in ops for t in op.inputs if t.dtype in REFERENCES and t.op in members
-    ]
+    found = [(t.op, op) for op in ops for t in op.inputs if t.op in members and not can_be_sent(t)]
     for variable in graph.variables:
         touching = [op for op in consumers.get(variable.handle, ()) if op in members]
         if any(op.type not in VARIABLE_READS for op in touching):
