@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.ir.traits import CONSTANTS
+from tfpar.ir.traits import CONSTANTS, REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned import PartitionedGraph
