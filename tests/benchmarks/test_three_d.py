@@ -84,7 +84,7 @@ def test_time_grows_with_the_microbatch_by_the_work_alone(tmp_path):
     known["settings"]["small"]["trials"] += [trial(2, 1, [0, 15, 30], 1.0, 4)]
     (setting,) = read_trials(written(tmp_path, known))
     passes = {
-        (name, size): setting.model.table.passes(0, Case(name, 2, size))
+        (name, size): setting.model.table.passes("layer 0", Case(name, 2, size))
         for name in ("gpt2_P3", "gpt2_G4")
         for size in (1, 4)
     }

@@ -101,7 +101,7 @@ def test_what_does_not_fit_together_is_named():
         quick_seconds(model(), Strategy(1, 1, 1, (4,), ranks=(7,)))
     with pytest.raises(PlanError, match="batch of 8 does not divide into 3 copies"):
         quick_seconds(model(), Strategy(3, 1, 1, (4,)))
-    with pytest.raises(PlanError, match="no time on 'other' with tensor degree 1"):
+    with pytest.raises(PlanError, match="'block' have no time on 'other' with tensor"):
         quick_seconds(model(on=cluster(("other", 1, 1.0, 1.0))), Strategy(1, 1, 1, (4,)))
     with pytest.raises(PlanError, match="need 4 different ranks; the placement has 3"):
         Strategy(4, 1, 1, (4,), ranks=(0, 1, 2, 2))

@@ -15,11 +15,14 @@ parts all move at once, the slowest link alone counts, and not their sum.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import math
 import operator
 
 from tfpar.cluster.description import Cluster
+from tfpar.cluster.network import transfer_link
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.cost.pipeline import simulate
 from tfpar.cost.stages import Network, StageCost
@@ -55,10 +58,10 @@ def quick_seconds(model: Model, strategy: Strategy) -> float:
     Raises:
         PlanError: the table has no times for it, or it does not fit the model.
     """
-    cluster = _one_ring(model.cluster)
+    cluster = one_ring(model.cluster)
     microbatches = _microbatches(model, strategy)
     sent = [2 * seconds for seconds in _sent_seconds(model, strategy)]
-    stages = [_passes(model, cluster, strategy, s) for s in range(strategy.stages)]
+    stages = [_passes(model, cluster, strategy, s, run) for s, run in enumerate(strategy.runs)]
     copies = zip(*([sum(passes) for passes in stage] for stage in stages), strict=True)
     pipeline = max(pipeline_seconds(own, sent, microbatches) for own in copies)
     return pipeline + max(_sync_seconds(model, cluster, strategy, s) for s in range(len(stages)))
@@ -76,7 +79,7 @@ def simulated(model: Model, strategy: Strategy, schedule: str = "1f1b") -> Timel
     microbatches = _microbatches(model, strategy)
     costs, links, pairs = [], [], {}
     for s, run in enumerate(strategy.runs):
-        copies = _passes(model, model.cluster, strategy, s)
+        copies = _passes(model, model.cluster, strategy, s, run)
         kinds = [model.table.kind(layer) for layer in run]
         costs.append(
             StageCost(
@@ -140,22 +143,51 @@ def _microbatches(model: Model, strategy: Strategy) -> int:
     return strategy.microbatches(model.batch)
 
 
-def _passes(model: Model, cluster: Cluster, strategy: Strategy, stage: int) -> list[Passes]:
-    """Of each copy of a stage, what a microbatch takes: eq. 3, both passes apart."""
-    layers = strategy.runs[stage]
-    reduced = strategy.microbatch * sum(model.table.kind(layer).reduced_bytes for layer in layers)
-    summing = _all_reduce(cluster, strategy, stage, TENSOR, reduced)
+def layer_seconds(model: Model, strategy: Strategy, stage: int) -> list[float]:
+    """What each layer of the model takes of a microbatch, both passes, on the ranks of a stage."""
+    cluster = one_ring(model.cluster)
+    known: dict[str, float] = {}
+    for layer, name in enumerate(model.table.layers):
+        if name not in known:
+            run = range(layer, layer + 1)
+            known[name] = max(map(sum, _passes(model, cluster, strategy, stage, run)))
+    return [known[name] for name in model.table.layers]
+
+
+def transfer_rates(model: Model, strategy: Strategy) -> list[float]:
+    """Bytes/s from each rank of a stage to the next stage, when all of them send; infinite without
+    links between them."""
+    found = []
+    for s in range(strategy.stages - 1):
+        pairs = tuple(zip(strategy.stage(s), strategy.stage(s + 1), strict=True))
+        found.append(transfer_link(model.cluster, tuple(sorted(pairs))).bandwidth)
+    return found
+
+
+def _passes(
+    model: Model, cluster: Cluster, strategy: Strategy, stage: int, layers: range
+) -> list[Passes]:
+    """Of each copy of a stage, what a microbatch takes in some layers: eq. 3, both passes apart."""
+    kinds = collections.Counter(model.table.layers[layer] for layer in layers)
     ranks, devices = strategy.stage(stage), cluster.devices
+    summing = sum(
+        count * _all_reduce(cluster, strategy, stage, TENSOR, strategy.microbatch * num_bytes)
+        for name, count in kinds.items()
+        if (num_bytes := model.table.kinds[name].reduced_bytes)
+    )
+    known: dict[frozenset[str], Passes] = {}
     found = []
     for first in range(0, len(ranks), strategy.tensor):
-        names = {devices[rank].name for rank in ranks[first : first + strategy.tensor]}
-        forward = backward = summing
-        for layer in layers:
-            cases = (Case(name, strategy.tensor, strategy.microbatch) for name in names)
-            each = [model.table.passes(layer, case) for case in cases]
-            forward += max(passes.forward for passes in each)
-            backward += max(passes.backward for passes in each)
-        found.append(Passes(forward, backward))
+        names = frozenset(devices[rank].name for rank in ranks[first : first + strategy.tensor])
+        if names not in known:
+            forward = backward = summing
+            for kind, count in kinds.items():
+                cases = (Case(name, strategy.tensor, strategy.microbatch) for name in names)
+                each = [model.table.passes(kind, case) for case in cases]
+                forward += count * max(passes.forward for passes in each)
+                backward += count * max(passes.backward for passes in each)
+            known[names] = Passes(forward, backward)
+        found.append(known[names])
     return found
 
 
@@ -206,6 +238,13 @@ def _part(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
 
 
 @functools.lru_cache(maxsize=64)
-def _one_ring(cluster: Cluster) -> Cluster:
+def one_ring(cluster: Cluster) -> Cluster:
     """The cluster with eq. 1's all-reduce and no other."""
     return dataclasses.replace(cluster, algorithms=("heterogeneous-ring",))
+
+
+def widest_link(cluster: Cluster) -> float:
+    """Bytes/s that no link between two devices is above."""
+    levels = [*cluster.levels, *(level for node in cluster.nodes for level in node.levels)]
+    uplinks = [node.uplink for node in cluster.nodes if node.uplink is not None]
+    return max([*(level.bandwidth for level in levels), *uplinks], default=math.inf)

@@ -96,17 +96,17 @@ class LayerTable:
         """That of one of the layers."""
         return self.kinds[self.layers[layer]]
 
-    def passes(self, layer: int, case: Case) -> Passes:
-        """Seconds of a layer.
+    def passes(self, name: str, case: Case) -> Passes:
+        """Seconds of a layer of this kind.
 
         Raises:
             PlanError: the table has no time for this device, tensor degree and microbatch size.
         """
-        found = self.kind(layer).seconds.get(case)
+        found = self.kinds[name].seconds.get(case)
         if found is None:
             raise PlanError(
-                f"Layer {layer} ({self.layers[layer]}) has no time on {case.device!r} with tensor "
-                f"degree {case.tensor} and microbatches of {case.microbatch}."
+                f"Layers of kind {name!r} have no time on {case.device!r} with tensor degree "
+                f"{case.tensor} and microbatches of {case.microbatch}."
             )
         return found
 

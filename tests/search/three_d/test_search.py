@@ -1,0 +1,156 @@
+"""Searches agree with each other where all can be tried, and are never worse than Megatron's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.search.three_d.random_models import some
+from tests.search.three_d.tables import cluster, equal_layers
+from tfpar.search.three_d.anneal import anneal
+from tfpar.search.three_d.baselines import alpa, megatron, random_search
+from tfpar.search.three_d.evaluate import Evaluation, lower_bound
+from tfpar.search.three_d.exhaustive import exhaustive
+from tfpar.search.three_d.find import find
+from tfpar.search.three_d.price import Model, fits, simulated
+from tfpar.search.three_d.space import Degrees, Point, Space
+from tfpar.spec import MemoryLimitError, PlanError
+
+SEEDS = range(50)
+
+
+def quickest(found):
+    return min(priced.quick_s for priced in found.finalists)
+
+
+def every_point(model):
+    """Seconds of all points, by degrees, none left out."""
+    space = Space(model)
+    evaluation = Evaluation(space)
+    return {d: min(map(evaluation.price, space.points(d))) for d in space.degrees}
+
+
+@pytest.mark.slow
+def test_annealing_finds_what_exhaustive_search_does():
+    compared = 0
+    for seed in SEEDS:
+        model = some(seed)
+        try:
+            best = exhaustive(model)
+        except MemoryLimitError:
+            with pytest.raises(MemoryLimitError):
+                anneal(model, seed=seed)
+            continue
+        assert best.complete
+        assert quickest(anneal(model, seed=seed)) == pytest.approx(quickest(best))
+        compared += 1
+    assert compared >= 40
+
+
+@pytest.mark.slow
+def test_pruning_loses_nothing():
+    for seed in range(12):
+        model = some(seed)
+        prices = every_point(model)
+        for degrees, seconds in prices.items():
+            assert lower_bound(model, degrees) <= seconds * (1 + 1e-9)
+        best = min(prices.values())
+        if math.isinf(best):
+            with pytest.raises(MemoryLimitError, match="None of .* strategies fits"):
+                exhaustive(model)
+        else:
+            assert quickest(exhaustive(model)) == pytest.approx(best)
+
+
+@pytest.mark.slow
+def test_what_is_found_is_never_worse_than_megatron_s_heuristic():
+    better = 0
+    for seed in range(25):
+        model = some(seed)
+        theirs = [simulated(model, strategy).seconds for strategy in megatron(model)]
+        if theirs:
+            ours = find(model, seed=seed, iterations=20).best
+            assert ours.simulated_s <= min(theirs)
+            assert fits(model, ours.strategy)
+            better += ours.simulated_s < 0.99 * min(theirs)
+    assert better >= 5
+
+
+@pytest.mark.slow
+def test_annealing_beats_random_search_at_equal_budget():
+    ours, theirs = [], []
+    for seed in range(25):
+        model = some(seed)
+        try:
+            drawn = random_search(model, seed=seed, trials=40)
+        except MemoryLimitError:
+            continue
+        ours.append(quickest(anneal(model, seed=seed, iterations=40)))
+        theirs.append(quickest(drawn))
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    assert len(ratios) >= 15
+    assert math.prod(ratios) ** (1 / len(ratios)) < 1
+
+
+def test_the_same_seed_finds_the_same():
+    model = some(10)
+    found = [anneal(model, seed=3, iterations=60) for _ in range(2)]
+    assert found[0] == found[1]
+    assert random_search(model, seed=3) == random_search(model, seed=3)
+
+
+def test_a_search_ends_when_its_time_is_over():
+    model = some(10)
+    assert anneal(model, seconds=0.0).evaluated == 1
+    with pytest.raises(MemoryLimitError):
+        exhaustive(model, seconds=0.0)
+    assert not exhaustive(model, seconds=0.0, starts=megatron(model)).complete
+
+
+def test_dominoes_lie_or_stand():
+    on = cluster(*[("fast", 4, 100.0, 10.0)] * 2)
+    space = Space(Model(equal_layers(4, {"fast": 1.0}), on, 8))
+    degrees = Degrees(2, 2, 1)
+    ranks = {p.standing: space.strategy(p).ranks for p in space.points(degrees)}
+    assert ranks == {(False,): (0, 1, 2, 3, 4, 5, 6, 7), (True,): (0, 1, 4, 5, 2, 3, 6, 7)}
+
+
+def test_machines_follow_in_any_order_of_their_kinds():
+    """Equal ones are not told apart."""
+    on = cluster(("slow", 1, 1.0, 1.0), ("fast", 1, 1.0, 1.0), ("slow", 1, 1.0, 1.0))
+    space = Space(Model(equal_layers(6, {"fast": 1.0, "slow": 0.5}), on, 8))
+    ranks = {space.strategy(p).ranks for p in space.points(Degrees(1, 1, 1))}
+    assert ranks == {(0, 2, 1), (0, 1, 2), (1, 0, 2)}
+
+
+def test_slow_devices_get_fewer_layers_and_alpa_does_not_see_it():
+    on = cluster(*[("fast", 1, 1.0, 100.0)] * 2, *[("slow", 1, 1.0, 100.0)] * 2)
+    model = Model(equal_layers(8, {"fast": 3.0, "slow": 1.0}, gradient_bytes=1e4), on, 8)
+    best = find(model).best
+    slowest = max(range(best.strategy.stages), key=lambda s: best.strategy.stage(s)[-1])
+    assert best.strategy.counts[slowest] < 8 / best.strategy.stages
+    assert best.simulated_s < simulated(model, alpa(model)).seconds
+
+
+def test_megatron_takes_the_smallest_product_that_holds_the_model():
+    on = cluster(*[("fast", 2, 100.0, 10.0)] * 2, memory_bytes=250.0)
+    model = Model(equal_layers(4, {"fast": 1.0}, fixed_bytes=100.0), on, 8)
+    assert [s.tensor * s.stages for s in megatron(model)] == [2, 2, 2, 4]
+    assert all(s.tensor == 2 for s in megatron(model))
+
+
+def test_a_table_without_the_cluster_s_devices_has_no_strategy():
+    on = cluster(("other", 2, 1.0, 1.0))
+    with pytest.raises(PlanError, match="No strategy: the table has no times"):
+        find(Model(equal_layers(4, {"fast": 1.0}), on, 8))
+
+
+def test_a_point_says_all_but_the_layers():
+    model = some(3)
+    space = Space(model)
+    point = space.lying(space.degrees[0], space.plain_order)
+    assert isinstance(point, Point)
+    strategy = space.strategy(point)
+    assert strategy.ranks == tuple(range(model.cluster.size))
+    assert sum(strategy.counts) == len(model.table)

@@ -1,0 +1,96 @@
+"""What others choose, in the same space and priced the same way: to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+
+from tfpar.cluster.description import Cluster
+from tfpar.search.three_d.assign import even_counts
+from tfpar.search.three_d.evaluate import Evaluation, Found
+from tfpar.search.three_d.price import Model, fits
+from tfpar.search.three_d.space import Degrees, Space
+from tfpar.search.three_d.strategy import Strategy
+from tfpar.spec import PlanError
+
+
+def megatron(model: Model) -> list[Strategy]:
+    """Megatron-LM's heuristic (auto3d, §5): a strategy for each microbatch size that it tries.
+
+    Layers are split over no more devices than the smallest machine has; tensor x stages is the
+    least that holds the model, tensor before stages. Stages have equally many layers, and take the
+    ranks in their order.
+    """
+    smallest = min(Counter(model.cluster.machines).values())
+    space = Space(model)
+    found = []
+    for microbatch in sorted({degrees.microbatch for degrees in space.degrees}):
+        tried = [d for d in space.degrees if d.microbatch == microbatch and d.tensor <= smallest]
+        for degrees in sorted(tried, key=lambda d: (-d.data, -d.tensor)):
+            strategy = _even(model, degrees)
+            if fits(model, strategy):
+                found.append(strategy)
+                break
+    return found
+
+
+def random_search(model: Model, *, seed: int = 0, trials: int = 50) -> Found:
+    """The best of strategies that are drawn from the whole space (auto3d, §5).
+
+    Raises:
+        PlanError: there is no strategy; a MemoryLimitError if none that was drawn fits.
+    """
+    rng = random.Random(seed)
+    space = Space(model)
+    evaluation = Evaluation(space)
+    for _ in range(trials):
+        evaluation.price(space.sample(rng, rng.choice(space.degrees)))
+    return evaluation.chosen()
+
+
+def alpa(model: Model) -> Strategy:
+    """What Alpa's two levels find with stages of equal size (Zheng et al. 2022, §5).
+
+    Its inner level takes the best shape of a stage's devices, its outer one the best number of
+    stages and their layers, by a dynamic program. Both take all machines to be alike: here, as the
+    slowest device and the slowest link are.
+
+    Raises:
+        PlanError: nothing fits.
+    """
+    alike = dataclasses.replace(model, cluster=_all_as_the_slowest(model))
+    space = Space(alike)
+    evaluation = Evaluation(space)
+    for degrees in space.degrees:
+        evaluation.price(space.lying(degrees, space.plain_order))
+    ranked = evaluation.ranked()
+    if not ranked:
+        raise PlanError(f"No strategy fits into the memory of {model.cluster.name!r}.")
+    return ranked[0].strategy
+
+
+def _even(model: Model, degrees: Degrees) -> Strategy:
+    data, tensor, microbatch = degrees
+    stages = model.cluster.size // (data * tensor)
+    return Strategy(data, tensor, microbatch, even_counts(len(model.table), stages))
+
+
+def _all_as_the_slowest(model: Model) -> Cluster:
+    cluster = model.cluster
+    table = model.table
+
+    def seconds(name: str) -> float:
+        cases = [case for case in table.kind(0).seconds if case.device == name]
+        return sum(sum(table.passes(kind, case)) for kind in table.layers for case in cases)
+
+    slowest = max(cluster.devices, key=lambda device: seconds(device.name))
+    slowest = dataclasses.replace(
+        slowest, memory_bytes=min(device.memory_bytes for device in cluster.devices)
+    )
+    uplinks = [node.uplink for node in cluster.nodes if node.uplink is not None]
+    uplink = min(uplinks, default=None)
+    nodes = tuple(
+        dataclasses.replace(node, device=slowest, uplink=uplink) for node in cluster.nodes
+    )
+    return dataclasses.replace(cluster, nodes=nodes)

@@ -1,0 +1,187 @@
+"""The strategies that a search chooses from (auto3d, §4.1 and §4.4).
+
+A point says everything but the layers of the stages, which `pipe_dp` finds. Placement is a tiling
+with dominoes: machines are rows of devices, and a stage is a domino of data x tensor of them. As
+many equal machines as there are copies are a block, in which the dominoes lie or stand:
+
+    2 data x 2 tensor, 2 machines of 4        lying    0 0 0 0    standing    0 0 1 1
+                                                       1 1 1 1                0 0 1 1
+
+Standing ones have copies in different machines and the pipeline within, lying ones the other way
+round. Where no block comes out even, stages take ranks one after the other. Machines follow each
+other in any order of their kinds, those of one kind in the order of their ranks: equal ones are not
+told apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tfpar.cluster.description import Node
+from tfpar.search.three_d.assign import assigned, even_counts
+from tfpar.search.three_d.price import Model
+from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.table import Case
+from tfpar.spec import PlanError
+
+Row = Sequence[int]
+"""The ranks of a machine."""
+
+
+class Degrees(NamedTuple):
+    """A point without its placement; the number of stages follows."""
+
+    data: int
+    tensor: int
+    microbatch: int
+
+
+class Point(NamedTuple):
+    """A strategy without the layers of its stages.
+
+    Attributes:
+        order: the kind of each machine, in the order in which stages take them.
+        standing: of each block, whether its dominoes stand.
+    """
+
+    degrees: Degrees
+    order: tuple[int, ...]
+    standing: tuple[bool, ...]
+
+
+class Space:
+    """All points of a model on a cluster.
+
+    Attributes:
+        kinds: machines that are alike, by kind.
+        degrees: those for which the table has times on every device.
+
+    Raises:
+        PlanError: there are none.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.kinds = _alike(model)
+        self.degrees = list(_degrees(model))
+        if not self.degrees:
+            raise PlanError(
+                f"No strategy: the table has no times whose tensor degree and microbatches divide "
+                f"{model.cluster.size} devices and a batch of {model.batch}."
+            )
+
+    @property
+    def plain_order(self) -> tuple[int, ...]:
+        """Machines in the order of their ranks."""
+        first = sorted(
+            (row[0], kind) for kind, machines in enumerate(self.kinds) for row in machines
+        )
+        return tuple(kind for _, kind in first)
+
+    @property
+    def num_points(self) -> int:
+        """How many there are at most."""
+        counts = [len(machines) for machines in self.kinds]
+        orders = math.factorial(sum(counts)) // math.prod(map(math.factorial, counts))
+        return sum(orders * 2 ** (sum(counts) // d.data) for d in self.degrees)
+
+    def points(self, degrees: Degrees) -> Iterator[Point]:
+        """All with these degrees."""
+        for order in _orders([len(machines) for machines in self.kinds]):
+            blocks = self._num_blocks(degrees, order)
+            for standing in itertools.product((False, True), repeat=blocks):
+                yield Point(degrees, order, standing)
+
+    def sample(
+        self, rng: random.Random, degrees: Degrees, order: tuple[int, ...] | None = None
+    ) -> Point:
+        """One with these degrees, and this order of machines if one is given."""
+        if order is None:
+            order = tuple(rng.sample(self.plain_order, len(self.plain_order)))
+        blocks = self._num_blocks(degrees, order)
+        return Point(degrees, order, tuple(rng.random() < 0.5 for _ in range(blocks)))
+
+    def lying(self, degrees: Degrees, order: tuple[int, ...]) -> Point:
+        """The one whose dominoes all lie: stages take ranks one after the other."""
+        return Point(degrees, order, (False,) * self._num_blocks(degrees, order))
+
+    def strategy(self, point: Point) -> Strategy | None:
+        """The point with its layers in stages; None if it needs more memory than there is."""
+        data, tensor, microbatch = point.degrees
+        stages = self.model.cluster.size // (data * tensor)
+        counts = even_counts(len(self.model.table), stages)
+        strategy = Strategy(data, tensor, microbatch, counts, self._ranks(point))
+        return assigned(self.model, strategy)
+
+    def _ranks(self, point: Point) -> tuple[int, ...]:
+        standing = iter(point.standing)
+        found: list[int] = []
+        for rows, either in self._blocks(point.degrees, point.order):
+            if either and next(standing):
+                tensor = point.degrees.tensor
+                starts = range(0, len(rows[0]), tensor)
+                rows = [row[first : first + tensor] for first in starts for row in rows]
+            found.extend(itertools.chain.from_iterable(rows))
+        return tuple(found)
+
+    def _num_blocks(self, degrees: Degrees, order: tuple[int, ...]) -> int:
+        return sum(either for _, either in self._blocks(degrees, order))
+
+    def _blocks(self, degrees: Degrees, order: tuple[int, ...]) -> Iterator[tuple[list[Row], bool]]:
+        """Machines that follow each other, and whether dominoes may lie or stand in them."""
+        left = [iter(machines) for machines in self.kinds]
+        rows = [next(left[kind]) for kind in order]
+        at = 0
+        while at < len(rows):
+            width = len(rows[at])
+            block = rows[at : at + degrees.data]
+            either = (
+                1 < degrees.data == len(block)
+                and len(set(order[at : at + degrees.data])) == 1
+                and width % degrees.tensor == 0
+                and width > degrees.tensor
+            )
+            yield (block, True) if either else ([rows[at]], False)
+            at += degrees.data if either else 1
+
+
+def _alike(model: Model) -> list[list[Row]]:
+    """The rows of machines that are equal and have as many ranks."""
+    cluster = model.cluster
+    rows: dict[int, list[int]] = {}
+    for rank, machine in enumerate(cluster.machines):
+        rows.setdefault(machine, []).append(rank)
+    nodes = [dataclasses.replace(n, count=1) for n in cluster.nodes for _ in range(n.count)]
+    found: dict[tuple[Node, int], list[Row]] = {}
+    for machine, ranks in rows.items():
+        found.setdefault((nodes[machine], len(ranks)), []).append(ranks)
+    return list(found.values())
+
+
+def _degrees(model: Model) -> Iterator[Degrees]:
+    table, size = model.table, model.cluster.size
+    names = {device.name for device in model.cluster.devices}
+    first = table.kind(0).seconds
+    for tensor, microbatch in sorted({(case.tensor, case.microbatch) for case in first}):
+        known = all(table.has(Case(name, tensor, microbatch)) for name in names)
+        if not known or size % tensor:
+            continue
+        for data in range(1, size // tensor + 1):
+            stages, rest = divmod(size // tensor, data)
+            if not rest and stages <= len(table) and model.batch % (data * microbatch) == 0:
+                yield Degrees(data, tensor, microbatch)
+
+
+def _orders(counts: list[int]) -> Iterator[tuple[int, ...]]:
+    """All sequences with as many of each kind."""
+    if not any(counts):
+        yield ()
+    for kind, count in enumerate(counts):
+        if count:
+            rest = [n - (other == kind) for other, n in enumerate(counts)]
+            yield from ((kind, *order) for order in _orders(rest))
