@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import batch_axes
+from tfpar.distributed.pipelines import agree_on_pipeline
 from tfpar.distributed.seeds import share_seeds
 from tfpar.distributed.world import this_world
 from tfpar.interop.keras_internals import print_msg
@@ -88,6 +89,7 @@ class Session:
         session = cls(mesh, options, cluster)
         world = session.ranks.world  # devices can only be configured before TensorFlow has started
         if world is not None:
+            agree_on_pipeline(world, options.schedule, options.recomputes_stages)
             share_seeds(world)
         return session
 

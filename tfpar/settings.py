@@ -20,7 +20,8 @@ from tfpar.constraints import Constraint, constraints_of
 from tfpar.constraints.kinds import check_pattern
 from tfpar.constraints.stages import check_stages
 from tfpar.ir.roles import COMPRESSIONS
-from tfpar.pipeline import Pipeline
+from tfpar.pipeline import Pipeline, Schedule
+from tfpar.pipeline.generators import generate
 from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.auto import AutoPlanner
@@ -122,6 +123,21 @@ class Settings:
         if plan is not None and settings.pipeline is not None:
             _check_agreed(plan, settings.pipeline)
         return settings
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the pipeline, or the plan's; with neither, one stage runs one microbatch."""
+        if self.pipeline is not None:
+            return self.pipeline.order
+        if self.plan is None or self.plan.stages is None:
+            return generate("1f1b", 1, 1 if self.plan is None else self.plan.microbatches)
+        return self.plan.stages.schedule
+
+    @property
+    def recomputes_stages(self) -> bool:
+        """Whether the backward pass of each stage runs its forward pass again."""
+        asked = self.pipeline or (self.plan and self.plan.stages)
+        return bool(asked and asked.recompute)
 
     @property
     def microbatches(self) -> int | None:

@@ -130,6 +130,15 @@ def test_a_group_with_ranks_that_the_job_has_not():
     refused(programs, r"Rank 0 .* the ranks \[0, 1, 2\], and rank 2 is not in the job")
 
 
+def test_a_stage_that_no_rank_holds():
+    """Of two stages of three ranks each, a job has the ranks of the first."""
+    refused(own_only(6)[:3], "'first/h' goes from rank 0 to rank 3, but the job has 3 ranks: the s")
+
+
+def test_some_ranks_of_a_stage_are_missing():
+    refused(own_only(6)[:4], r"Rank 3 .* the ranks \[3, 4, 5\], and rank 4 is not in the job")
+
+
 def test_transfers_within_one_program_are_compared_too():
     stage = Stage("ring", 2, 4, (4, 2))
     send(stage.build, stage.fed, "x", [1, 0])

@@ -42,10 +42,13 @@ def agree_on_programs(world: World, programs: ProgramSet) -> Connections:
     digest = hashlib.sha256(repr((group, ops, program.mesh)).encode()).hexdigest()
     with world.at("comparing programs"):
         digests = world.exchange.messages(digest)
+        own = exchanges_of(group, program)
         if len(set(digests)) == 1:
-            return connections([exchanges_of(group, program)])
-        told = world.exchange.messages(exchanges_of(group, program))
+            _check_held([own], len(digests))
+            return connections([own])
+        told = world.exchange.messages(own)
         _check_groups([tuple(t["group"]) for t in told])
+        _check_held(told, len(digests))
         pair = _first_pair(digests, told)
         if pair is None:
             return connections(told)
@@ -115,6 +118,19 @@ def _check_groups(groups: Sequence[Group]) -> None:
                 raise RuntimeMismatchError(
                     f"Rank {rank} runs its program with the ranks {list(group)}, and rank {other} "
                     f"{has}. Every rank has to group the ranks alike."
+                )
+
+
+def _check_held(told: Sequence[Mapping[str, Any]], size: int) -> None:
+    """Check that the job has the ranks that others send to and receive from."""
+    for t in told:
+        for end in (_end(*values) for key in ("sends", "receives") for values in t[key]):
+            missing = max(end.source, end.target)
+            if missing >= size:
+                raise RuntimeMismatchError(
+                    f"{end.key!r} goes from rank {end.source} to rank {end.target}, but the job "
+                    f"has {size} ranks: the stage of rank {missing} is on no rank. Start as many "
+                    f"processes as the plan has ranks, or make a plan for these."
                 )
 
 

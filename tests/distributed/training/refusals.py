@@ -54,6 +54,31 @@ def a_mesh_of_another_size(place: Place) -> Results:
     return refused(TfparError, lambda: tap.auto_parallel([place.size + 1]))
 
 
+def _pipelines(name: str, first: tap.Pipeline | None, other: tap.Pipeline | None) -> Case:
+    """Rank 1 asks for another pipeline than rank 0."""
+
+    def case(place: Place) -> Results:
+        asked = other if place.rank else first
+        return refused(
+            RuntimeMismatchError, lambda: tap.auto_parallel([place.size], pipeline=asked)
+        )
+
+    case.__name__ = name
+    return case
+
+
+TWO = tap.Pipeline(2, 4)
+SWAPPED = tap.Schedule.parse("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1")
+KEPT = tap.Schedule.parse("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1")
+another_schedule = _pipelines("another_schedule", TWO, tap.Pipeline(2, 4, "gpipe"))
+other_microbatches = _pipelines("other_microbatches", TWO, tap.Pipeline(2, 2))
+fewer_stages = _pipelines("fewer_stages", TWO, tap.Pipeline(1, 4))
+no_pipeline = _pipelines("no_pipeline", tap.Pipeline(microbatches=4), None)
+another_order = _pipelines(
+    "another_order", tap.Pipeline(schedule=KEPT), tap.Pipeline(schedule=SWAPPED)
+)
+
+
 def training_goes_on(place: Place) -> Results:
     """After all of that."""
     with place.parallel():
@@ -67,5 +92,10 @@ MESSAGES: dict[Case, str] = {
     another_model: r"different programs.*rank 0 has .*Tanh.*rank 1 .*Relu.*same model",
     another_size_of_batch: r"different programs.*batches of the same shape",
     a_mesh_of_another_size: r"mesh has 3 ranks and the job 2 processes.*Start as many",
+    another_schedule: "schedule='1f1b' on rank 0 and 'gpipe' on rank 1.*same pipeline=",
+    other_microbatches: "differ in their pipelines: microbatches=4 on rank 0 and 2 on rank 1",
+    fewer_stages: "stages=2 on rank 0 and 1 on rank 1, sets of ranks=2",
+    no_pipeline: "microbatches=4 on rank 0 and 1 on rank 1",
+    another_order: "set of ranks 1 runs 1F1 on rank 0 where rank 1 has 1B0",
 }
 CASES: list[Case] = [*MESSAGES, training_goes_on]

@@ -1,0 +1,53 @@
+"""Ranks ask for one pipeline, or learn at once that they do not.
+
+The first rank plans for all. Without this a rank that was started with another schedule would build
+the plan of the first with microbatches of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tfpar.distributed.world import World
+from tfpar.pipeline import Schedule
+from tfpar.pipeline.generators import name_of
+
+_TASKS = "tasks"
+
+
+def agree_on_pipeline(world: World, schedule: Schedule, recompute: bool) -> None:
+    """Check that every rank asks for this pipeline, which may be one of one stage.
+
+    Raises:
+        RuntimeMismatchError: on every rank; names two ranks and what they differ in.
+    """
+    asked = {
+        "stages": schedule.num_stages,
+        "sets of ranks": schedule.num_actors,
+        "microbatches": schedule.num_microbatches,
+        "schedule": name_of(schedule),
+        "recompute": recompute,
+        _TASKS: [[str(task) for task in order] for order in schedule.orders],
+    }
+    world.agree("their pipelines", asked, _difference)
+
+
+def _difference(told: list[dict[str, Any]]) -> str:
+    """What the first rank that differs from rank 0 asks for."""
+    first, (rank, other) = told[0], next((r, a) for r, a in enumerate(told) if a != told[0])
+    differing = [
+        f"{name}={value!r} on rank 0 and {other[name]!r} on rank {rank}"
+        for name, value in first.items()
+        if name != _TASKS and value != other[name]
+    ]
+    if not differing:
+        pairs = zip(first[_TASKS], other[_TASKS], strict=True)
+        actor, lines = next((a, pair) for a, pair in enumerate(pairs) if pair[0] != pair[1])
+        tasks = itertools.zip_longest(*lines, fillvalue="nothing")
+        one, two = next(pair for pair in tasks if pair[0] != pair[1])
+        differing = [f"set of ranks {actor} runs {one} on rank 0 where rank {rank} has {two}"]
+    return (
+        f"{', '.join(differing)}. Give every rank the same pipeline= or plan=; do the processes "
+        f"run the same script with the same arguments?"
+    )
