@@ -32,6 +32,7 @@ class Task:
         epochs: to train.
         every: steps between checkpoints; 0 for none at all, not even after SIGTERM.
         mesh: of ranks; None leaves it to tfpar.
+        stages: of a pipeline with four microbatches; 0 for none.
         searched: the plan is searched; else it is plain data parallelism.
         fault: what happens (see `FAULTS`), on rank `of` before step `at`; `random_kill`: a
             rank is killed at a random moment of its first `LIFE` steps.
@@ -43,6 +44,7 @@ class Task:
     epochs: int = 2
     every: int = 0
     mesh: list[int] | None = None
+    stages: int = 0
     searched: bool = False
     fault: str = ""
     of: int = 1
@@ -65,7 +67,8 @@ def main(task: Task) -> None:
     fault = task.fault if attempt < task.attempts and (rank == task.of or task.of < 0) else ""
     keras.utils.set_random_seed(7)
     planner = {"planner": "tap"} if task.searched else {"planner": None}
-    with tap.auto_parallel(task.mesh, **planner):
+    pipeline = tap.Pipeline(task.stages, 4) if task.stages else None
+    with tap.auto_parallel(task.mesh, pipeline=pipeline, **planner):
         model = keras.Sequential(
             [
                 keras.Input((8,)),

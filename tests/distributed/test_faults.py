@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,37 @@ def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
     assert process.returncode != 0
     if fault == "hang":
         assert "rank 0 made no progress in 'train step 4' for 8 s" in out
+
+
+COUNTED = "after gathering adam/iteration:0"
+"""What a rank of a pipeline has done last: the counter lies in one stage, and the callback that
+brings the fault about reads it."""
+
+
+@pytest.mark.slow
+@needs_horovod
+@pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
+def test_a_killed_rank_is_named_with_its_stage_and_what_did_not_come_of_it(
+    capfd, tmp_path, backend
+):
+    options = {"backend": backend, "timeout_s": 20.0}
+    assert train(tmp_path, fault="kill", stages=2, pause_s=0.3, options=options) == 137
+    err = capfd.readouterr().err
+    assert f"rank 1 (host localhost, stage 1) was killed by SIGKILL {COUNTED}" in err
+    assert re.search(r"What (0F|1B)\d makes did not get from rank (0 to rank 1|1 to rank 0)", err)
+    table = err.partition("was killed by")[2]
+    assert re.search(r"^ +rank +host +at +stage +for", table, re.M)
+    assert re.search(r"^ +0 +localhost +train step 4 +0 ", table, re.M)
+
+
+@pytest.mark.slow
+@needs_horovod
+def test_a_rank_that_hangs_is_named_with_its_stage(capfd, tmp_path):
+    assert train(tmp_path, fault="hang", of=0, stages=2, options={"timeout_s": 10.0}) == 70
+    err = capfd.readouterr().err
+    assert f"rank 0 (host localhost, stage 0) hung {COUNTED}" in err
+    missing = err.partition("Missing ranks:")[2]
+    assert "transfer/0_to_1/round" in missing and "F0/microbatch0" in missing
 
 
 # --- training goes on ------------------------------------------------------------------

@@ -34,6 +34,15 @@ def culprits(*records: Record) -> list[tuple[int, Cause]]:
     return [(b.record.rank, b.cause) for b in blame(records, LIMITS, NOW)]
 
 
+def test_the_stages_of_a_pipeline_are_told():
+    records = [rank(0, of=signs(stages=(0, 3))), rank(1, -9, of=signs(stages=(1,)))]
+    text = report(blame(records, LIMITS, NOW), records, NOW)
+    assert "rank 1 (host h, stage 1) was killed by SIGKILL at train step 17" in text
+    assert "  0     h     train step 17  0, 3   10.0 s  still running" in text
+    plain = [rank(0, of=signs()), rank(1, -9, of=signs())]
+    assert "stage" not in report(blame(plain, LIMITS, NOW), plain, NOW)
+
+
 def test_all_is_well_while_ranks_run_or_have_ended_well():
     for records in (
         [rank(0, of=signs()), rank(1, of=signs("reading data"))],

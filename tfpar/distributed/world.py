@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -87,7 +88,7 @@ class World:
             if _is_of_a_peer(error):
                 raise PeerLostError(
                     f"Rank {self.rank} cannot go on in {activity}: another rank has ended or "
-                    f"left the job. Its own output says why."
+                    f"left the job. Its own output says why.{_waited_for(str(error))}"
                 ) from error
             raise
         finally:
@@ -248,6 +249,19 @@ def _is_of_a_peer(error: tf.errors.OpError) -> bool:
     text = str(error)
     return any(sign in text for sign in _SIGNS_OF_A_PEER)
 
+
+def _waited_for(error: str) -> str:
+    """What a transfer that failed was to bring: the task that makes it, and the ranks."""
+    found = _TRANSFER.search(error)
+    if found is None:
+        return ""
+    source, target, kind, stage, micro = found.groups()
+    return f" What {stage}{kind}{micro} makes did not get from rank {source} to rank {target}."
+
+
+# A channel's name, with the call of a task that makes what is sent: `rewrite.microbatches` and
+# `rewrite.transfers`.
+_TRANSFER = re.compile(r"transfer/(\d+)_to_(\d+)/round\d+/([A-Z])(\d+)/microbatch(\d+)")
 
 # What the transports' errors say when another rank has gone: Horovod; Gloo; TensorFlow.
 _SIGNS_OF_A_PEER = (

@@ -50,6 +50,7 @@ class Beacon:
         self._send_lock = threading.Lock()
         self._now = ("starting", False, time.monotonic())
         self._told: tuple[str, bool, float] = self._now
+        self._stages: tuple[int, ...] = ()
         self._heard_from = b""
         self._closed = threading.Event()
         self._process = os.getpid()
@@ -94,6 +95,10 @@ class Beacon:
         Each call counts as progress, even if it says the same again.
         """
         self._now = (activity, bounded, time.monotonic())
+
+    def runs(self, stages: tuple[int, ...]) -> None:
+        """This rank runs these stages of a pipeline in what it does next; none without one."""
+        self._stages = stages
 
     def failed(self, kind: str, message: str) -> None:
         """Tell at once of an exception.
@@ -182,7 +187,8 @@ class Beacon:
         activity, bounded, since = current
         age = time.monotonic() - since
         text = activity[:_LONGEST_TEXT]
-        self._send({"say": "at", "activity": text, "bounded": bounded, "age": age})
+        said = {"say": "at", "activity": text, "bounded": bounded, "age": age}
+        self._send({**said, "stages": self._stages})
 
     def _send(self, message: dict[str, Any]) -> None:
         """Send, unless there is nobody: that is noticed where the thread listens."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tfpar.launch.blame import Blame, Cause, Record
 
 _MESSAGE_CHARACTERS = 400
-_HEADERS = ("rank", "host", "at", "for", "end")
+_HEADERS = ("rank", "host", "at", "stage", "for", "end")
 
 
 def headline(blamed: Sequence[Blame]) -> str:
@@ -38,18 +38,27 @@ def report(blamed: Sequence[Blame], records: Sequence[Record], now: float) -> st
 
 def table(records: Sequence[Record], now: float) -> str:
     """What each rank was at, since when, and how it ended."""
-    rows = [_HEADERS, *(_row(record, now) for record in records)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADERS))]
+    rows = _columns([_HEADERS, *(_row(record, now) for record in records)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(f"  {line.rstrip()}" for line in lines)
 
 
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Without the column of stages, where no rank runs one."""
+    at = _HEADERS.index("stage")
+    if any(row[at] for row in rows[1:]):
+        return [*rows]
+    return [row[:at] + row[at + 1 :] for row in rows]
+
+
 def _row(record: Record, now: float) -> tuple[str, ...]:
-    at, since = "", ""
+    at, since, stages = "", "", ""
     if record.signs is not None:
         ended = record.exit.at if record.exit is not None else now
         at, since = record.signs.activity, f"{max(0.0, ended - record.signs.since):.1f} s"
-    return str(record.rank), record.host, at, since, _ending(record)
+        stages = ", ".join(map(str, record.signs.stages))
+    return str(record.rank), record.host, at, stages, since, _ending(record)
 
 
 def _ending(record: Record) -> str:
@@ -108,7 +117,9 @@ def _where(record: Record) -> str:
 
 
 def _who(record: Record) -> str:
-    return f"rank {record.rank} (host {record.host})"
+    stages = record.signs.stages if record.signs is not None else ()
+    runs = f", stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}" if stages else ""
+    return f"rank {record.rank} (host {record.host}{runs})"
 
 
 def _name(number: int | None) -> str:

@@ -36,6 +36,7 @@ class Signs:
 
     Attributes:
         since: when the activity began.
+        stages: of a pipeline, which its last step runs on this rank.
         heard_at: when anything came from it.
         hung_after: how long it waited before it gave up, seconds.
         done_at: when its program came to its end.
@@ -53,6 +54,7 @@ class Signs:
     done_at: float | None = None
     left: bool = False
     lost_at: float | None = None
+    stages: tuple[int, ...] = ()
 
 
 class Supervisor:
@@ -130,6 +132,7 @@ class Supervisor:
                     activity=str(message["activity"]),
                     bounded=bool(message["bounded"]),
                     since=now - float(message["age"]),
+                    stages=tuple(map(int, message["stages"])),
                 )
             elif say == "failed":
                 failure = Failure(str(message["kind"]), str(message["message"]), now)

@@ -25,12 +25,16 @@ class ProgramSet:
 
     Where ranks are processes, each may know the program of its own group alone.
 
+    Attributes:
+        stages: of each group those that it runs, where the step has several.
+
     Raises:
         TfparError: a group is not as large as its program's mesh, does not ascend, or shares a
             rank with another.
     """
 
     programs: Mapping[Group, LocalProgram]
+    stages: Mapping[Group, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         owner: dict[int, Group] = {}
@@ -65,6 +69,10 @@ class ProgramSet:
                 return group
         known = ", ".join(str(list(group)) for group in self.programs)
         raise TfparError(f"Rank {rank} runs no program; there are some for the ranks {known}.")
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that `rank` runs; none where the step has one."""
+        return self.stages.get(self.group_of(rank), ())
 
     def channels(self) -> list[Channel]:
         """What goes between ranks by `Send` and `Recv`.

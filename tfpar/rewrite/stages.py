@@ -65,7 +65,10 @@ def split_stages(program: LocalProgram, schedule: Schedule) -> ProgramSet:
     writers = [_Actor(program, group) for group in groups]
     split = _Split(program, schedule, writers)
     split.write()
-    return ProgramSet({writer.group: writer.finish() for writer in writers})
+    return ProgramSet(
+        {writer.group: writer.finish() for writer in writers},
+        {group: schedule.stages_of(actor) for actor, group in enumerate(groups)},
+    )
 
 
 def write_in_stages(partitioned: PartitionedGraph, step: StagedStep) -> LocalProgram:

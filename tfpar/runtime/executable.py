@@ -73,6 +73,7 @@ class Executable:
         if world is None:
             return self._run(fed)
         alike = fed if self.parts == 1 else []
+        world.beacon.runs(self._programs.stages_of(world.rank))
         with world.lockstep.step(self.name, alike, first=not self._checked):
             return self._run(fed)
 

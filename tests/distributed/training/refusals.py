@@ -68,8 +68,8 @@ def _pipelines(name: str, first: tap.Pipeline | None, other: tap.Pipeline | None
 
 
 TWO = tap.Pipeline(2, 4)
-SWAPPED = tap.Schedule.parse("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1")
-KEPT = tap.Schedule.parse("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1")
+SWAPPED = tap.Schedule.parse("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1B0,1F2,1B1,1B2")
+KEPT = tap.Schedule.parse("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1B0,1B1,1F2,1B2")
 another_schedule = _pipelines("another_schedule", TWO, tap.Pipeline(2, 4, "gpipe"))
 other_microbatches = _pipelines("other_microbatches", TWO, tap.Pipeline(2, 2))
 fewer_stages = _pipelines("fewer_stages", TWO, tap.Pipeline(1, 4))
@@ -96,6 +96,6 @@ MESSAGES: dict[Case, str] = {
     other_microbatches: "differ in their pipelines: microbatches=4 on rank 0 and 2 on rank 1",
     fewer_stages: "stages=2 on rank 0 and 1 on rank 1, sets of ranks=2",
     no_pipeline: "microbatches=4 on rank 0 and 1 on rank 1",
-    another_order: "set of ranks 1 runs 1F1 on rank 0 where rank 1 has 1B0",
+    another_order: "set of ranks 1 runs 1B1 on rank 0 where rank 1 has 1F2",
 }
 CASES: list[Case] = [*MESSAGES, training_goes_on]
