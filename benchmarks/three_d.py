@@ -1,6 +1,11 @@
 """Strategies of stages x data x tensor: what we predict, and what was measured or is found.
 
+    python -m benchmarks.three_d [--json FILE]
     python -m benchmarks.three_d --trials FILE [--json OUT]
+
+Without arguments the set-ups of auto3d (§5) are searched, with layer times from the devices'
+descriptions (`benchmarks.gpt_layers`): by Megatron's heuristic, at random, as Alpa does, and by our
+search; all seconds are simulated.
 
 `--trials` predicts each trial of a file that others measured (`benchmarks.trials`), by the formulas
 (eq. 1-4 of auto3d) and by simulation, and compares the orders: Spearman's rho, and how much longer
@@ -12,20 +17,43 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.gpt_layers import MICROBATCHES, gpt_table
 from benchmarks.results import save
 from benchmarks.trials import Setting, Trial, read_trials
-from tfpar.search.three_d.price import quick_seconds, simulated
+from tfpar.cluster.named import read_preset
+from tfpar.search.three_d.anneal import anneal
+from tfpar.search.three_d.baselines import alpa, megatron, random_search
+from tfpar.search.three_d.find import find
+from tfpar.search.three_d.price import Model, quick_seconds, simulated
+from tfpar.search.three_d.strategy import Strategy
 from tfpar.spec import TfparError
+
+SETUPS = {
+    "homogeneous": ("auto3d-homogeneous", MICROBATCHES),
+    "heterogeneous": ("auto3d-heterogeneous", MICROBATCHES),
+    "heterogeneous, microbatch 1": ("auto3d-heterogeneous", (1,)),
+    "aws-p3-g4dn": ("aws-p3-g4dn", MICROBATCHES),
+    "aws-p3-g4dn, microbatch 1": ("aws-p3-g4dn", (1,)),
+}
+"""Cluster and microbatch sizes."""
+BATCH = 32
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--trials", metavar="FILE", required=True, help="measured trials")
+    parser.add_argument("--trials", metavar="FILE", help="measured trials")
     parser.add_argument("--json", metavar="OUT", help="write the rows")
     arguments = parser.parse_args()
+    if arguments.trials is None:
+        rows = [row for name in SETUPS for row in searched(name)]
+        for row in rows:
+            print("{setup}: {system}: {seconds:.3f} s, {strategy}".format_map(row))
+        save(arguments.json, rows)
+        return 0
     try:
         rows = [compare(setting) for setting in read_trials(arguments.trials)]
     except TfparError as error:
@@ -40,6 +68,40 @@ def main() -> int:
         )
     save(arguments.json, rows)
     return 0
+
+
+def searched(setup: str) -> list[dict[str, Any]]:
+    """A row for each way to choose a strategy: what it takes, and how long the choice took."""
+    preset, microbatches = SETUPS[setup]
+    cluster = read_preset(preset)
+    model = Model(gpt_table(cluster, microbatches), cluster, BATCH)
+    ways: dict[str, Callable[[], Strategy]] = {
+        "Megatron's heuristic": lambda: min(
+            megatron(model), key=lambda strategy: simulated(model, strategy).seconds
+        ),
+        "random, 50 trials": lambda: random_search(model).best.strategy,
+        "Alpa's two levels": lambda: alpa(model),
+        "annealing": lambda: anneal(model, starts=megatron(model)).best.strategy,
+        "search": lambda: find(model).best.strategy,
+    }
+    rows: list[dict[str, Any]] = []
+    for system, choose in ways.items():
+        start = time.process_time()
+        strategy = choose()
+        search_s = time.process_time() - start
+        seconds = simulated(model, strategy).seconds
+        rows.append(
+            {
+                "setup": setup,
+                "system": system,
+                "seconds": seconds,
+                "speedup": (rows[0]["seconds"] if rows else seconds) / seconds,
+                "strategy": str(strategy),
+                "ranks": list(strategy.ranks),
+                "search_cpu_s": search_s,
+            }
+        )
+    return rows
 
 
 def compare(setting: Setting) -> dict[str, Any]:

@@ -155,6 +155,16 @@ def test_what_is_no_json_is_refused(tmp_path, monkeypatch, capsys):
     assert "Cannot read the trials" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setup, at_least", [("homogeneous", 1.0), ("heterogeneous, microbatch 1", 1.5)]
+)
+def test_the_search_is_as_fast_as_megatron_and_faster_on_unlike_machines(setup, at_least):
+    rows = {row["system"]: row for row in three_d.searched(setup)}
+    assert rows["search"]["speedup"] >= at_least
+    assert rows["annealing"]["speedup"] >= at_least
+
+
 def test_rank_correlation():
     assert three_d.spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
     assert three_d.spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
