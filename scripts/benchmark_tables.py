@@ -439,6 +439,22 @@ ACCUMULATION: list[Column] = [
     ("loss", lambda row: f"{row['losses'][-1]:.6f}"),
 ]
 
+THREE_D: list[Column] = [
+    ("set-up", _text("setup")),
+    ("chosen by", _text("system")),
+    ("step s", _number("seconds", ".3f")),
+    ("times as fast as Megatron's", _number("speedup", ".2f")),
+    ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),
+    ("search CPU s", _number("search_cpu_s", ".2f")),
+]
+TRIALS: list[Column] = [
+    ("setting", _text("setting")),
+    ("trials", _number("trials")),
+    ("rho", _number("rho", ".3f")),
+    ("rho of the formulas alone", _number("rho_formulas", ".3f")),
+    ("first choice over the best", _number("measured_over_best", ".3f")),
+]
+
 BLOCKS = {
     "planning-in-words": Block("README.md", "search", planning_in_words),
     "search": Block(_BENCHMARKS, "search", table(SEARCH)),
@@ -452,6 +468,8 @@ BLOCKS = {
     "atp-selected": Block(_BENCHMARKS, "atp", atp_selected),
     "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),
     "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
+    "three-d": Block(_BENCHMARKS, "three_d", table(THREE_D)),
+    "three-d-trials": Block(_BENCHMARKS, "three_d_trials", table(TRIALS)),
     "prediction": Block(_BENCHMARKS, "prediction", table(PREDICTION)),
     "memory": Block(_BENCHMARKS, "prediction_memory", table(MEMORY)),
     "depth": Block(_RHINO, "planners_depth", depth),
