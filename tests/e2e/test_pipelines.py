@@ -485,3 +485,23 @@ def test_a_function_of_tensors_runs_in_stages():
         return [float(run(x, y)) for _ in range(3)]
 
     np.testing.assert_allclose(losses(True), losses(False), rtol=1e-5)
+
+
+def test_a_schedule_of_others_runs(tmp_path):
+    """As PyTorch's pipelining writes it: idle cells, halves, a pair, and what it sends."""
+    path = tmp_path / "schedule.csv"
+    path.write_text(
+        "0F0,0SEND_F0,0F1,,(0F2;0I0)OVERLAP_F_B,0W0,0I1,0W1,0I2,0W2\n"
+        "1RECV_F0,1F0,1B0,1F1,1B1,1F2,1B2\n"
+    )
+    schedule = tap.Schedule.load(path)
+    parallel, _ = assert_equivalent(
+        perceptron,
+        numbers(12),
+        tap.split([2]),
+        [tap.stage("fc2", 1)],
+        options={"pipeline": tap.Pipeline(schedule=schedule)},
+    )
+    assert tap.plan_of(parallel.model).stages.schedule == schedule
+    ran = tasks(parallel)
+    assert [t for t in ran if t[0] == "1"] == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]
