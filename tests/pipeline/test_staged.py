@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -64,9 +65,12 @@ def check_sent(step: StepGraph, stages: Mapping[Op, int]) -> None:
 QUICK = ("gpt", "gpt_mixed", "t5", "unet", "resnet", "dnabert", "clip_4_layers", "recurrent")
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in saved_names()]
+    ("name", "num_stages"),
+    [
+        *itertools.product(QUICK, (2, 3, 4)),
+        *(pytest.param(n, 3, marks=pytest.mark.slow) for n in saved_names() if n not in QUICK),
+    ],
 )
 def test_all_that_crosses_can_be_sent_and_goes_its_way(name, num_stages):
     step = planned(name)
