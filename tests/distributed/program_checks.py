@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tests.cut_steps import attending, cut, traced
+from tests.cut_steps import attending, cut, three_layers, traced
 from tests.distributed.transport_kit import Rank, same
 from tests.staged import Stored, batch, initial, plainly, two_stages
 from tfpar.pipeline.generators import FAMILIES, generate
+from tfpar.rewrite.local_graph import TASK
 from tfpar.rewrite.programs import ProgramSet
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.rewrite.transfers import TRANSFER_TYPES, channels_of
 from tfpar.runtime.executable import link
 from tfpar.runtime.ranks import Ranks
-from tfpar.spec import RuntimeMismatchError
+from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
 
 
 def own_program(rank: Rank) -> ProgramSet:
@@ -48,6 +58,59 @@ def every_schedule_ends_and_computes_the_step(rank: Rank) -> None:
         for _ in range(2):
             for got, wanted in zip(run(fed, []), step.expected, strict=True):
                 np.testing.assert_allclose(got.numpy(), wanted, 1e-4, 1e-5, err_msg=name)
+
+
+def transfers_and_collectives_run_as_often_as_programs_say(rank: Rank) -> None:
+    """Counted while a step runs, its layers split over half of the ranks in each of two stages."""
+    mesh = Mesh.of({"data": 1, "model": rank.size // 2})
+    split = [(Replicate(), Shard(1)), (Replicate(), Shard(0)), (Replicate(), Replicate())]
+    step, microbatches = traced(three_layers, 16), 4
+    programs = cut(step, generate("1f1b", 2, microbatches), mesh, weights=tuple(split)).programs
+    run = link(programs, Ranks.of(rank.size, rank.world), fed_in_parts=False)
+    fed = [tf.constant(a) for a in step.args]
+    run(fed, [])
+    ran = nodes_that_run(lambda: run(fed, []))
+
+    group = programs.group_of(rank.rank)
+    program, at = programs.programs[group], group.index(rank.rank)
+    ends = [op for op in program.graph.ops if op.type in TRANSFER_TYPES]
+    own = Counter(channels_of(op, group)[at].name for op in ends)
+    received = {channels_of(op, group)[at].name for op in ends if op.type == "Recv"}
+    if rank.transport.name == "horovod":  # whose ops run where no tracer sees them
+        found = Counter(n.removesuffix("/blank") for n, _ in ran if n.endswith("/blank"))
+        assert found == Counter(received), (found, received)
+        return
+    sent = Counter(n for n, kind in ran if kind.startswith("CollectiveBcast"))
+    assert sent == own, (sent - own, own - sent)
+    calls = Counter(op.attrs["body"] for op in program.graph.ops if op.type == TASK)
+    written = Counter(op.name for op in program.graph.ops if op.type in COLLECTIVE_TYPES)
+    for name, count in calls.items():
+        for op in program.graph.functions[name].ops:
+            written[op.name] += count * (op.type in COLLECTIVE_TYPES)
+    reduced = Counter(n.partition("/tensorflow")[0] for n, kind in ran if kind in OTHER_COLLECTIVES)
+    assert reduced == +written, (reduced, written)
+
+
+OTHER_COLLECTIVES = ("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveAllToAllV2")
+
+
+def nodes_that_run(action: Callable[[], object]) -> list[tuple[str, str]]:
+    """Name and op type of each node that runs meanwhile, as often as it does."""
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder, options)
+        action()
+        time.sleep(0.1)  # the threads that ran the last of them note its end
+        tf.profiler.experimental.stop()
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(file.read_bytes())
+    names = [
+        plane.event_metadata[event.metadata_id].name
+        for plane in space.planes
+        for line in plane.lines
+        for event in line.events
+    ]
+    return [(name, kind) for name, _, kind in (n.partition(":") for n in names) if kind]
 
 
 def programs_that_do_not_fit_are_refused(rank: Rank) -> None:

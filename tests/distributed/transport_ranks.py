@@ -35,6 +35,7 @@ from tests.distributed.collective_checks import (
 from tests.distributed.program_checks import (
     every_schedule_ends_and_computes_the_step,
     programs_that_do_not_fit_are_refused,
+    transfers_and_collectives_run_as_often_as_programs_say,
     two_stages_are_the_step_that_they_make_up,
 )
 from tests.distributed.transfer_checks import (
@@ -105,6 +106,7 @@ CHECKS: dict[str, Callable[[Rank], None]] = {
         transfers_wait_for_what_they_are_told_to,
         two_stages_are_the_step_that_they_make_up,
         every_schedule_ends_and_computes_the_step,
+        transfers_and_collectives_run_as_often_as_programs_say,
         programs_that_do_not_fit_are_refused,
         ranks_exchange_messages,
         ranks_exchange_tensors,
