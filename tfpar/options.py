@@ -66,7 +66,8 @@ class Options:
             depend on it. By default what the plan says: what costs least.
         pipeline: a `Pipeline`: microbatches, whose gradients are added up before the weights are
             updated, so that the activations of one are stored at a time. Results do not depend
-            on it. By default what the plan says; with a `plan` it has to be the plan's.
+            on it, unless it has `batch_statistics="microbatch"`. By default what the plan says;
+            with a `plan` it has to be the plan's.
         early_collectives: what nothing waits for but the update (the gradients of weights) is
             computed while what everything waits for (the gradients of activations) is summed
             over ranks. False leaves the order to TensorFlow.

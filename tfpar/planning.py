@@ -162,6 +162,7 @@ def _free_problem(
         compression=request.compression,
         recompute=False if part else request.recompute,
         microbatches=1 if part or pipeline is None else pipeline.order.num_microbatches,
+        batch_statistics="exact" if pipeline is None else pipeline.batch_statistics,
         budget=request.budget,
         progress=progress,
     )

@@ -225,6 +225,8 @@ def _check_agreed(plan: Plan, pipeline: Pipeline) -> None:
             differing.append("another schedule")
         if stages.recompute != pipeline.recompute:
             differing.append(f"recompute={pipeline.recompute}")
+    if plan.batch_statistics != pipeline.batch_statistics:
+        differing.append(f"batch_statistics={pipeline.batch_statistics!r}")
     if differing:
         raise ArgumentError(
             f"The pipeline is not the plan's: it has {' and '.join(differing)}. Leave it out, "

@@ -455,6 +455,7 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
         ("--stages 3 --microbatches 2", "pipeline"),
         ("--stages 2", "A pipeline needs --microbatches"),
         ("--schedule gpipe", "A pipeline needs --microbatches"),
+        ("--batch-statistics microbatch", "A pipeline needs --microbatches"),
         ("--microbatches 0", "microbatches is 0; it must be a whole number, 1 or more"),
         ("--schedule gpype", "--schedule 'gpype' is neither one of gpipe, .* nor a file .*No such"),
         ("--schedule two.csv --stages 3", "stages is 3; it must be 2: the schedule has 2 lines"),

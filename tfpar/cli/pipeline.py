@@ -6,6 +6,7 @@ import argparse
 
 from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES
+from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.spec import TfparError
 
 
@@ -26,6 +27,13 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help=f"order of a pipeline's tasks: {', '.join(FAMILIES)}, or a file (default: 1f1b)",
     )
+    parser.add_argument(
+        "--batch-statistics",
+        choices=BATCH_STATISTICS,
+        default=BATCH_STATISTICS[0],
+        help="what batch normalisation takes its statistics over: the batch (default), or one "
+        "microbatch of all ranks, which is another model",
+    )
 
 
 def pipeline_of(options: argparse.Namespace) -> Pipeline | None:
@@ -35,11 +43,17 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | None:
         TfparError: no such schedule, or numbers that it does not have.
     """
     stages, microbatches, schedule = options.stages, options.microbatches, options.schedule
-    if stages is None and microbatches is None and schedule is None:
+    exact = options.batch_statistics == BATCH_STATISTICS[0]
+    if stages is None and microbatches is None and schedule is None and exact:
         return None
     if schedule is not None and schedule not in FAMILIES:
         try:
-            return Pipeline(stages, microbatches, Schedule.load(schedule))
+            return Pipeline(
+                stages,
+                microbatches,
+                Schedule.load(schedule),
+                batch_statistics=options.batch_statistics,
+            )
         except OSError as error:
             raise TfparError(
                 f"--schedule {schedule!r} is neither one of {', '.join(FAMILIES)} nor a file that "
@@ -49,4 +63,6 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | None:
         raise TfparError(
             "A pipeline needs --microbatches: in how many pieces a rank's batch runs through it."
         )
-    return Pipeline(stages, microbatches, schedule or "1f1b")
+    return Pipeline(
+        stages, microbatches, schedule or "1f1b", batch_statistics=options.batch_statistics
+    )

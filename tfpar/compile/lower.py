@@ -11,6 +11,7 @@ from tfpar.compile.simplify import prepare_step
 from tfpar.ir.graph import Tensor
 from tfpar.ir.roles import Roles, widened
 from tfpar.ir.step import StepGraph
+from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
@@ -36,6 +37,8 @@ class CompileOptions:
             other (ATP §4.1).
         microbatches: how many pieces it computes that part in whose activations are not kept at
             the same time; their gradients are added up.
+        statistics: where normalisations take those of a batch in microbatches; see
+            `pipeline.Pipeline`.
         stages: how the step runs in stages, if there are several.
         compression: the dtype in which gradients travel; None: their own.
         early_collectives: what could run before a collective that is waited for runs behind it
@@ -48,6 +51,7 @@ class CompileOptions:
     batched: Collection[Tensor] = ()
     chunks: int = 1
     microbatches: int = 1
+    statistics: BatchStatisticsOf = "exact"
     stages: StagedStep | None = None
     compression: str | None = None
     early_collectives: bool = True
@@ -87,7 +91,7 @@ def compile_step(
     prepared = prepared if prepared is not None else prepare_step(step)
     partitioned = _partitioned(step, options, prepared)
     observe("propagate", lambda: str(partitioned))
-    local = _written(partitioned, options)
+    local = _written(step, partitioned, options)
     observe("rewrite", lambda: str(local))
     for each in _local_passes(options, local):
         for graph in local.graphs():
@@ -100,12 +104,16 @@ def compile_step(
     return CompiledStep(partitioned, local, programs)
 
 
-def _written(partitioned: PartitionedGraph, options: CompileOptions) -> LocalProgram:
+def _written(
+    step: StepGraph, partitioned: PartitionedGraph, options: CompileOptions
+) -> LocalProgram:
     """The program of every rank, its batch in one piece or in several."""
     anchors, batched, stages = options.anchors, options.batched, options.stages
     if options.microbatches > 1:
+        own = options.statistics == "microbatch"
+        roles = Roles.of(partitioned.graph, step.gradient_tensors) if own else None
         return build_microbatched_program(
-            partitioned, anchors, batched, options.microbatches, stages
+            partitioned, anchors, batched, options.microbatches, stages, roles
         )
     if options.chunks > 1 and options.mesh.size > 1:
         return build_chunked_program(partitioned, anchors, batched, options.chunks)

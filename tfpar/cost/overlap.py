@@ -21,6 +21,7 @@ from tfpar.cost.parts import PartPricer, moved_between_ranks
 from tfpar.cost.runs import runs_in_parts
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles, When
 from tfpar.ir.traits import FREE
+from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.spec import Mesh
 
@@ -69,22 +70,33 @@ def chunked_cost(
 
 
 def part_seconds(
-    cost: Cost, laid: PartitionedGraph, mesh: Mesh, cluster: Cluster, roles: Roles
+    cost: Cost,
+    laid: PartitionedGraph,
+    mesh: Mesh,
+    cluster: Cluster,
+    roles: Roles,
+    statistics: BatchStatistics = EXACT,
 ) -> tuple[PhaseSeconds, PhaseSeconds]:
     """Seconds of ops, and of the collectives that are waited for, where ops run on parts of a
-    rank's batch, one behind the other; arguments as of `chunked_cost`."""
+    rank's batch, one behind the other; arguments as of `chunked_cost`.
+
+    Args:
+        statistics: of the batch, those that each part has of its own.
+    """
     compute, waiting = [0.0, 0.0], [0.0, 0.0]
     parts, rules = laid.mesh.shape[-1], laid.prepared.rules
     pricer = PartPricer(laid.mesh, cluster, roles)
     for op, decision in laid.decisions.items():
         phase = roles.phase[op]
         if phase in (FORWARD, BACKWARD) and op.type not in FREE:
-            times = roles.times.get(op, 1) * (parts if runs_in_parts(decision) else 1)
+            each = runs_in_parts(decision) or op in statistics.each
+            times = roles.times.get(op, 1) * (parts if each else 1)
             compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
     for moved, axes, each in moved_between_ranks(laid, roles):
         phase = roles.phase[moved.op]
         if phase in (FORWARD, BACKWARD) and moved.when(roles) is When.BETWEEN:
-            times = roles.times.get(moved.op, 1) * (parts if each else 1)
+            own = each or moved.op in statistics.sums
+            times = roles.times.get(moved.op, 1) * (parts if own else 1)
             seconds = collective_seconds(moved.kind, axes, moved.num_bytes, mesh, cluster)
             waiting[phase] += times * seconds
     return (

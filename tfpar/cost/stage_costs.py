@@ -99,7 +99,8 @@ class _Collectives:
         if when is When.BETWEEN:
             cluster = self.pricer.cluster
             seconds = collective_seconds(kind, moved.axes, size, self.mesh, cluster)
-            each = moved.each or self.step.microbatches == 1
+            own = op in self.step.statistics.sums
+            each = moved.each or own or self.step.microbatches == 1
             self.waiting[self.step.kinds[op] if each else "U"] += times * seconds
             self.count += times * (self.step.microbatches if each else 1)
         else:

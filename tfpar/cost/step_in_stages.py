@@ -14,6 +14,7 @@ from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.pipeline.halves import weight_half
 from tfpar.pipeline.stage_graph import StageGraph
+from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.pipeline.step_graph import Crossing, Runs, crossings, stage_graph_of, waits_of
 from tfpar.pipeline.tasks import Kind
 from tfpar.propagation.partitioned import PartitionedGraph
@@ -31,6 +32,7 @@ class StepInStages:
         num_stages: with none empty.
         state_ratio: bytes of optimizer slots per byte of weight; None if the graph holds the
             update itself.
+        statistics: of the batch, those that each microbatch has of its own.
     """
 
     laid: PartitionedGraph
@@ -38,6 +40,7 @@ class StepInStages:
     stage: Mapping[Op, int]
     num_stages: int
     state_ratio: float | None = None
+    statistics: BatchStatistics = EXACT
 
     @property
     def microbatches(self) -> int:
@@ -47,7 +50,7 @@ class StepInStages:
     @functools.cached_property
     def runs(self) -> Runs:
         """How often its ops run."""
-        return runs_of(self.laid, self.roles)
+        return runs_of(self.laid, self.roles, self.statistics)
 
     @functools.cached_property
     def lives(self) -> Lives:

@@ -7,6 +7,7 @@ import functools
 
 from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
 from tfpar.pipeline.schedule import Schedule
+from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import flag, integer, one_of, refused
 
@@ -29,6 +30,11 @@ class Pipeline:
             1. A given schedule says that itself.
         recompute: the backward pass of a stage runs its forward pass again; only what the stage
             reads of others is kept for each microbatch.
+        batch_statistics: what a layer with running averages, such as batch normalisation, takes
+            its mean and variance over in training. `"exact"`: the batch, so that numbers are those
+            of one device; microbatches wait for each other, and all their activations are stored.
+            `"microbatch"`: each microbatch, of all ranks ("ghost batches"). That is another model.
+            Running averages move once a step, by the average over microbatches.
 
     Raises:
         ArgumentError: of another type or out of range, or not what the given schedule has; names
@@ -40,9 +46,11 @@ class Pipeline:
     schedule: str | Schedule = "1f1b"
     virtual_stages: int | None = None
     recompute: bool = False
+    batch_statistics: BatchStatisticsOf = "exact"
 
     def __post_init__(self) -> None:
         flag("recompute", self.recompute)
+        one_of("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
         for name in ("stages", "microbatches"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1)

@@ -48,6 +48,8 @@ def difference(plan: Plan, other: Plan) -> list[str]:
         lines.append(f"chunks: {plan.chunks} -> {other.chunks}")
     if plan.microbatches != other.microbatches:
         lines.append(f"microbatches: {plan.microbatches} -> {other.microbatches}")
+    if plan.batch_statistics != other.batch_statistics:
+        lines.append(f"batch statistics: {plan.batch_statistics} -> {other.batch_statistics}")
     lines += stages_difference(plan.stages, other.stages)
     if plan.planner != other.planner:
         lines.append(f"planner: {plan.planner or 'none'} -> {other.planner or 'none'}")

@@ -21,6 +21,7 @@ from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
+from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.difference import difference, some_of
 from tfpar.plans.stages import PlannedStages
@@ -89,6 +90,8 @@ class Plan:
         chunks: how many pieces a rank computes its part of a training batch in.
         microbatches: in how many pieces it computes that part whose activations are not stored at
             the same time; their gradients are added up.
+        batch_statistics: `"microbatch"`: batch normalisation takes those of one such piece, of all
+            ranks; see `pipeline.Pipeline`.
         stages: of a pipeline of several stages; None: there is one.
         ops: how ops run that would not run so by themselves, by name.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
@@ -115,6 +118,7 @@ class Plan:
     recompute: tuple[str, ...] = ()
     chunks: int = 1
     microbatches: int = 1
+    batch_statistics: BatchStatisticsOf = "exact"
     stages: PlannedStages | None = None
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
     cut_short: bool = False
@@ -131,6 +135,7 @@ class Plan:
             raise PlanError(f"A plan computes the batch in 1 chunk or more, not in {self.chunks}.")
         if self.microbatches < 1:
             raise PlanError(f"A plan has 1 microbatch or more, not {self.microbatches}.")
+        arguments.one_of("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
         if self.stages is not None:
             self._check_stages(self.stages)
         for name, variable in self.variables.items():
@@ -177,6 +182,11 @@ class Plan:
     def in_microbatches(self) -> bool:
         """Whether a training step runs as a pipeline, be it of one stage."""
         return self.microbatches > 1 or self.stages is not None
+
+    @property
+    def takes_own_statistics(self) -> bool:
+        """Whether batch statistics in training are those of one of several microbatches."""
+        return self.microbatches > 1 and self.batch_statistics == "microbatch"
 
     # --- use ---------------------------------------------------------------------
 

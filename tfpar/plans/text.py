@@ -13,11 +13,12 @@ from tfpar.cluster.files import cluster_of, describe
 from tfpar.cost.cost import Cost
 from tfpar.cost.staged import StagedCost
 from tfpar.pipeline import Schedule
+from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.spec import Mesh, PlanError, Spec, TfparError, format_spec, parse_spec
-from tfpar.spec.arguments import finite, flag, integer, listed, optional, refused
+from tfpar.spec.arguments import finite, flag, integer, listed, one_of, optional, refused
 
 if TYPE_CHECKING:
     from tfpar.plans.plan import Plan
@@ -42,6 +43,7 @@ def text_of(plan: Plan) -> str:
         ("cost", json.dumps(plan.cost and dataclasses.asdict(plan.cost))),
         ("chunks", json.dumps(plan.chunks)),
         ("microbatches", json.dumps(plan.microbatches)),
+        ("batch_statistics", json.dumps(plan.batch_statistics)),
         ("stages", _stages_json(plan.stages)),
         ("cut_short", json.dumps(plan.cut_short)),
         ("passed_over", json.dumps(plan.passed_over)),
@@ -98,6 +100,9 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
             chunks=integer("chunks", data.get("chunks", 1)),
             microbatches=integer("microbatches", data.get("microbatches", 1)),
+            batch_statistics=one_of(
+                "batch_statistics", data.get("batch_statistics", "exact"), BATCH_STATISTICS
+            ),
             stages=optional(_read_stages, "stages", data.get("stages")),
             cut_short=flag("cut_short", data.get("cut_short", False)),
             passed_over=optional(_passed_over, "passed_over", data.get("passed_over")),

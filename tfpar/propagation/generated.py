@@ -35,7 +35,7 @@ def split_generated(view: View, op: Op, decision: Decision, whole: Collection[in
     for axis, parts in enumerate(view.mesh.shape):
         if splits[axis][0] != REPLICATE or parts == 1 or axis in whole:
             continue
-        wanted = wish(view, tensor, axis, made, even=False)
+        wanted = wish(view, tensor, axis, (), even=False)  # dims that are split already count too
         if not isinstance(wanted, Shard) or (wanted.stride, wanted.unit) != PLAIN:
             continue
         dim = dims[wanted.dim]

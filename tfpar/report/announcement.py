@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tfpar.report.pipeline import mesh_text
+from tfpar.report.pipeline import mesh_text, statistics_text
 from tfpar.report.variables import variable_specs
 from tfpar.spec import Shard, Spec
 from tfpar.spec.quantities import format_bytes, format_seconds
@@ -36,6 +36,8 @@ def announcement(plan: Plan, partitioned: PartitionedGraph, search: Search | Non
         search: None if the plan was not searched for now.
     """
     where = f"{mesh_text(plan)}, {_planner(plan, search)}"
+    if plan.takes_own_statistics:
+        where += f", {statistics_text(plan)}"
     split = _what_is_split(plan, partitioned)
     if plan.mesh.size > 1 and not split:
         reason = ": one device would be as fast" if plan.cost is not None else ""

@@ -51,6 +51,14 @@ def mesh_text(plan: Plan) -> str:
     return f"{where}, each {plan.mesh}"
 
 
+def statistics_text(plan: Plan) -> str:
+    """That batch statistics are not those of the batch."""
+    return (
+        f"batch statistics of each of {plan.microbatches} microbatches (not of the batch: another "
+        f"model)"
+    )
+
+
 def ranks_of_stage(stages: PlannedStages, stage: int, mesh: Mesh) -> str:
     """The ranks of the job that run a stage: `4-7`, or `3`."""
     first = stages.schedule.actors[stage] * mesh.size

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, Shape, itemsize
 from tfpar.report.layers import collective_times, layer_reports
-from tfpar.report.pipeline import mesh_text, stage_table
+from tfpar.report.pipeline import mesh_text, stage_table, statistics_text
 from tfpar.report.stages import stages_table
 from tfpar.report.tables import render_table
 from tfpar.report.variables import local_text, placement_text, variable_bytes, variable_specs
@@ -37,7 +37,8 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         f"Plan on {'mesh ' if stages is None else ''}{mesh_text(plan)} ({ranks}), "
         + (f"batch split over {batch}" if batch else "batch not split")
         + (f", {plan.chunks} chunks of it one behind the other" if plan.chunks > 1 else "")
-        + (f", in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""),
+        + (f", in {plan.microbatches} microbatches" if plan.microbatches > 1 else "")
+        + (f", {statistics_text(plan)}" if plan.takes_own_statistics else ""),
         *_prediction(plan),
         *_recomputed(plan),
         *_stages(plan, partitioned),

@@ -53,6 +53,8 @@ class LocalProgram:
         variable_specs: by variable name.
         places: of the ops of a step in stages. An op without one is made wherever it is read:
             constants, inputs, and what comes of these alone.
+        origins: of the ops of a program as it was first written: the op of the partitioned graph
+            for which each was.
     """
 
     graph: Graph
@@ -62,6 +64,7 @@ class LocalProgram:
     output_specs: list[Spec]
     variable_specs: dict[str, Spec]
     places: dict[Op, Place] = dataclasses.field(default_factory=dict)
+    origins: dict[Op, Op] = dataclasses.field(default_factory=dict)
 
     def graphs(self) -> list[Graph]:
         """All graphs in which ranks may meet: that of the program, and those of its tasks."""
@@ -95,6 +98,7 @@ def build_local_program(
         list(partitioned.output_specs),
         {v.name: s for v, s in partitioned.variable_specs.items()},
         writer.places,
+        writer.origins,
     )
 
 
@@ -120,6 +124,7 @@ class _Writer:
 
     Attributes:
         places: of the ops that are emitted.
+        origins: of each, the op of the graph for which it is.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class _Writer:
         stages: Mapping[Op, Place] | None = None,
     ) -> None:
         self.places: dict[Op, Place] = {}
+        self.origins: dict[Op, Op] = {}
         self._stages = stages or {}
         self.partitioned = partitioned
         self.mesh = partitioned.mesh
@@ -174,11 +180,12 @@ class _Writer:
             kept = self.partitioned.specs[tensor]
             first = len(self.build.graph.ops)
             versions[spec] = self.reshard(versions[kept], Reshard(tensor, kept, spec))
-            self._place(tensor.op, self.build.graph.ops[first:])
+            self._note(tensor.op, self.build.graph.ops[first:])
         return versions[spec]
 
-    def _place(self, op: Op, emitted: Sequence[Op]) -> None:
-        """What has been emitted for `op` runs where that runs, but for what is made anywhere."""
+    def _note(self, op: Op, emitted: Sequence[Op]) -> None:
+        """`emitted` is for `op`: it runs where that runs, but for what is made anywhere."""
+        self.origins.update(dict.fromkeys(emitted, op))
         if op in self._stages and op.type != "Placeholder":
             placed = (e for e in emitted if e.type not in CONSTANTS)
             self.places.update(dict.fromkeys(placed, self._stages[op]))
@@ -247,7 +254,7 @@ class _Writer:
                 self.bind(tensor, resolution.target, self.reshard(local, resolution))
             else:
                 self.bind(tensor, made, local)
-        self._place(op, self.build.graph.ops[first:])
+        self._note(op, self.build.graph.ops[first:])
 
     def _keep_order(self, op: Op, emitted: Sequence[Op]) -> None:
         """Control edges between global ops become edges between their local effects."""

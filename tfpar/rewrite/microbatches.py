@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 
 from tfpar.ir.builder import neutral
 from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.roles import Roles
 from tfpar.ir.traits import CONSTANTS
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
@@ -26,6 +27,7 @@ from tfpar.pipeline.tasks import Task
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.rewrite.chunks import cut_in_parts, sum_before_scattering
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
+from tfpar.rewrite.microbatch_statistics import take_of_microbatches
 from tfpar.rewrite.part_bodies import of_part
 from tfpar.rewrite.rounds import Rounds, rounds_of
 from tfpar.rewrite.stages import StagedStep, write_in_stages
@@ -40,6 +42,7 @@ def build_microbatched_program(
     batched: Collection[Tensor],
     microbatches: int,
     stages: StagedStep | None = None,
+    statistics: Roles | None = None,
 ) -> LocalProgram:
     """The program of a partitioned graph with the batch in microbatches.
 
@@ -49,14 +52,19 @@ def build_microbatched_program(
         partitioned: the graph without microbatches, from `anchors`.
         batched: the inputs of which each microbatch gets a part.
         stages: in which the step runs, if there are several.
+        statistics: the roles of the graph's ops, if normalisations take the statistics of one
+            microbatch (`rewrite.microbatch_statistics`); None: those of the whole batch.
 
     Raises:
         CannotRepeat: names an op whose effect would come once for each microbatch.
+        TfparError: what is made of statistics cannot be averaged over microbatches.
     """
     laid = cut_in_parts(partitioned, anchors, batched, microbatches)
+    program = write_in_stages(laid, stages) if stages else build_local_program(laid)
+    if statistics is not None:
+        take_of_microbatches(program, statistics)
     if stages is None:
-        return run_microbatches(build_local_program(laid))
-    program = write_in_stages(laid, stages)
+        return run_microbatches(program)
     return run_microbatches(program, stages.schedule, stages.recompute)
 
 

@@ -79,12 +79,12 @@ def rounds_of(program: LocalProgram, repetition: Repetition) -> Rounds:
     Raises:
         CannotRepeat: names an op with an effect that would come once for each microbatch.
     """
-    differing = _differing(program, repetition)
+    differing = differing_ops(program, repetition)
     placed = _placed(program, differing, {})
     return _placed(program, differing, _latest(program, placed))
 
 
-def _differing(program: LocalProgram, repetition: Repetition) -> set[Op]:
+def differing_ops(program: LocalProgram, repetition: Repetition) -> set[Op]:
     """The ops that make another tensor for each microbatch."""
     graph, axis = program.graph, program.mesh.num_axes - 1
     cut = {

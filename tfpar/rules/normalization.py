@@ -18,6 +18,14 @@ from tfpar.rules.registry import rule
 from tfpar.rules.rule import SAME, OpRule, make_rule
 from tfpar.rules.windows import image_dims, spatial_factors
 
+NUM_AVERAGED = "_tfpar_num_averaged"
+"""Attribute of an op that multiplies a variance by `unbiasing`: how many numbers it is of."""
+
+
+def unbiasing(count: float) -> float:
+    """What makes the variance of a sample of so many numbers that of what they are drawn from."""
+    return count / max(count - 1, 1)
+
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", partly_static=True)
 def _forward(op: Op, constants: Constants) -> OpRule | None:
@@ -88,7 +96,8 @@ def _expand_forward(op: Op, parts: int) -> Graph:
     s = _Statistics(op, build, image, wide)
     y = s.times(s.centered, build.binary("Mul", s.rsqrt, scale))
     y = build.cast(build.binary("AddV2", y, s.spread(offset)), image.dtype)
-    unbiased = build.binary("Mul", s.variance, build.const(s.count / max(s.count - 1, 1), wide))
+    unbiased = build.binary("Mul", s.variance, build.const(unbiasing(s.count), wide))
+    unbiased.op.attrs[NUM_AVERAGED] = s.count
     factor = op.attrs.get("exponential_avg_factor", 1.0)
     outputs = [
         y,

@@ -18,7 +18,9 @@ def in_microbatches(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
     Args:
         anchors: what `plan` fixes of the problem's graph.
     """
-    plan = dataclasses.replace(plan, microbatches=problem.microbatches)
+    plan = dataclasses.replace(
+        plan, microbatches=problem.microbatches, batch_statistics=problem.batch_statistics
+    )
     if plan.cost is None:
         return plan
     with collection_paused():
@@ -26,5 +28,7 @@ def in_microbatches(plan: Plan, problem: Problem, anchors: Anchors) -> Plan:
         if step is None:
             return plan
         cut = step.cut(problem.microbatches)
-        cost = microbatched_cost(plan.cost, cut, plan.mesh, problem.cluster, step.roles)
+        cost = microbatched_cost(
+            plan.cost, cut, plan.mesh, problem.cluster, step.roles, step.statistics(cut)
+        )
     return dataclasses.replace(plan, cost=cost)

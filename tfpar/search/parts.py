@@ -7,10 +7,12 @@ from collections.abc import Collection
 
 from tfpar.ir.graph import Tensor
 from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import prepare
+from tfpar.rewrite.batch_statistics import statistics_of
 from tfpar.rewrite.chunks import cut_in_parts
 from tfpar.search.problem import Problem
 
@@ -54,3 +56,13 @@ class StepInParts:
     def cut(self, parts: int) -> PartitionedGraph:
         """The step on the mesh with an axis of so many parts behind its own."""
         return cut_in_parts(self.whole, self.anchors, self.problem.batched, parts)
+
+    def statistics(self, cut: PartitionedGraph) -> BatchStatistics:
+        """Of the batch, those that each microbatch has of its own.
+
+        Args:
+            cut: the step in microbatches.
+        """
+        if self.problem.batch_statistics == "exact" or cut.mesh.shape[-1] == 1:
+            return EXACT
+        return statistics_of(cut, self.roles)

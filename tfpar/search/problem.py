@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.meshes import LogicalMesh, input_spec
@@ -48,6 +49,7 @@ class Problem:
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
         microbatches: in which a rank computes its part of a training batch.
+        batch_statistics: what normalisations take them over; see `pipeline.Pipeline`.
         objective: what makes a plan the better one.
         budget: what the search may take.
         progress: is told of the search.
@@ -68,6 +70,7 @@ class Problem:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     microbatches: int = 1
+    batch_statistics: BatchStatisticsOf = "exact"
     objective: Objective = Objective()
     budget: Budget = Budget()
     progress: Progress | None = None

@@ -14,6 +14,7 @@ from tfpar.compile import CompileOptions, compile_step, recompute_step, simplify
 from tfpar.compile.dump import dump_of
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.names import VariableName
+from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning import batched_inputs
 from tfpar.plans import Plan
 from tfpar.report.announcement import announcement
@@ -122,7 +123,12 @@ class CompiledFunction:
         self.warnings.fallbacks(prepared)
         microbatches = self._microbatches(plan)
         chunks = 1 if microbatches > 1 else self._chunks(plan)
-        plan = dataclasses.replace(plan, chunks=chunks, microbatches=microbatches)
+        plan = dataclasses.replace(
+            plan,
+            chunks=chunks,
+            microbatches=microbatches,
+            batch_statistics=self._batch_statistics(plan),
+        )
         batched = batched_inputs(captured, batch_size)
         asked = self._compile_options(captured, plan, stages, batched)
         try:
@@ -175,6 +181,7 @@ class CompiledFunction:
             batched,
             chunks=plan.chunks,
             microbatches=plan.microbatches,
+            statistics=plan.batch_statistics,
             stages=stages,
             compression=options.compression,
             early_collectives=options.early_collectives,
@@ -194,6 +201,11 @@ class CompiledFunction:
         if self._trains:
             return self.session.options.microbatches or plan.microbatches
         return 1 if plan.stages is None else plan.microbatches
+
+    def _batch_statistics(self, plan: Plan) -> BatchStatisticsOf:
+        """What normalisations take their statistics over."""
+        pipeline = self.session.options.pipeline
+        return plan.batch_statistics if pipeline is None else pipeline.batch_statistics
 
     def _chunks(self, plan: Plan) -> int:
         """How many chunks of the batch the step computes one behind the other."""

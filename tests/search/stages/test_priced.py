@@ -15,10 +15,12 @@ from tfpar.cost.microbatches import microbatched_cost
 from tfpar.cost.pricer import Pricer
 from tfpar.cost.staged import StagedCost
 from tfpar.cost.staged_prices import StagedPrices, cost_of_stages, staged_cost
+from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.task_memory import task_peak
 from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.pipeline.generators import generate
+from tfpar.rewrite.batch_statistics import statistics_of
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.rounds import rounds_of
 from tfpar.rewrite.within_rank import Repetition
@@ -394,3 +396,40 @@ def test_a_staged_cost_that_is_none():
 def test_fewer_ranks_than_stages_have():
     with pytest.raises(TfparError, match="beyond those of its 16 devices"):
         Staged.of("gpt", 2).priced(4, machines().part(range(2)))
+
+
+# --- batch statistics -------------------------------------------------------------------------
+
+
+def test_statistics_of_a_microbatch_hold_nothing_up():
+    staged = Staged.of("resnet", 2)
+    schedule = generate("1f1b", 2, 4)
+
+    def priced(batch_statistics):
+        problem = dataclasses.replace(staged.step.problem, batch_statistics=batch_statistics)
+        step = dataclasses.replace(staged.step, problem=problem)
+        cut = step.cut(4)
+        found = StepInStages(cut, step.roles, staged.stage, 2, None, step.statistics(cut))
+        cost, _ = priced_in_stages(step, staged.stage, schedule, machines())
+        return found.stage_graph((0, 1)), cost
+
+    (exact, exact_cost), (own, own_cost) = map(priced, ("exact", "microbatch"))
+    assert exact.joins and not own.joins
+    assert own.links == exact.links
+    assert own_cost.activation_bytes < exact_cost.activation_bytes / 2
+    assert own_cost.seconds < exact_cost.seconds
+
+
+def test_activations_that_wait_for_a_join_are_stored_for_all_microbatches():
+    staged = Staged.of("resnet", 1)
+    cluster, step = machines().part(range(2)), staged.step
+    whole = evaluate(step.whole, cluster, step.roles, step.problem.state_ratio)
+    laid = staged.cut(4).laid
+    own = statistics_of(laid, step.roles)
+    args = (whole, laid, step.whole.mesh, cluster, step.roles)
+    exact, alone = microbatched_cost(*args), microbatched_cost(*args, own)
+    assert alone.activation_bytes == pytest.approx(whole.activation_bytes / 4)
+    assert exact.activation_bytes > 0.6 * whole.activation_bytes
+    assert exact.memory_bytes > alone.memory_bytes
+    # Mean and variance travel over ranks for each microbatch.
+    assert alone.communication_s[0] == pytest.approx(4 * exact.communication_s[0], rel=0.05)

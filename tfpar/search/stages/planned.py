@@ -80,6 +80,7 @@ def in_stages(
         plan,
         stages=planned,
         microbatches=schedule.num_microbatches,
+        batch_statistics=pipeline.batch_statistics,
         chunks=1,
         constraints=tuple(dict.fromkeys((*plan.constraints, *asked))),
         cluster=plan.cluster and cluster,

@@ -102,7 +102,8 @@ def priced_in_stages(
     """
     cut = step.cut(schedule.num_microbatches)
     ratio = step.problem.state_ratio
-    staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio)
+    own = step.statistics(cut)
+    staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio, own)
     prices = StagedPrices.of(staged, schedule.actors, cluster, recompute)
     timeline = prices.run(schedule)
     return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)
