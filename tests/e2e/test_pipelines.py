@@ -463,7 +463,8 @@ def test_tensors_of_unknown_shape_stay_in_their_stage():
     assert_equivalent(build, (texts, labels), tap.split([2]), options=piped(2, 2))
 
 
-def test_a_function_of_tensors_runs_in_stages():
+def test_functions_of_one_model_have_stages_of_their_own():
+    """A step, one that computes nothing of what it is fed, and one of the last layer alone."""
     x, y = numbers(8)
 
     def losses(parallel: bool) -> list[float]:
@@ -481,8 +482,20 @@ def test_a_function_of_tensors_runs_in_stages():
                 model.optimizer.apply(gradients, model.trainable_variables)
                 return loss
 
-            run = tap.function(step) if parallel else step
-        return [float(run(x, y)) for _ in range(3)]
+            def decay():
+                for weight in model.trainable_variables:
+                    weight.assign(0.9 * weight)
+
+            def last(h):
+                return tf.reduce_sum(tf.square(model.get_layer("fc2")(h)))
+
+            wrap = tap.function if parallel else lambda function: function
+            step, decay, last = wrap(step), wrap(decay), wrap(last)
+        found = []
+        for _ in range(2):
+            decay()
+            found += [float(step(x, y)), float(last(tf.ones((8, 16))))]
+        return found
 
     np.testing.assert_allclose(losses(True), losses(False), rtol=1e-5)
 

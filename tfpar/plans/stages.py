@@ -27,14 +27,15 @@ class PlannedStages:
 
     Attributes:
         scopes: the stage of forward ops, by name scope or by the whole name of an op, in graph
-            order; see `plans.scopes`.
+            order; see `plans.scopes`. Without any, the step computes nothing of what it is fed: it
+            reads or writes variables, where these lie.
         recompute: the backward pass of a stage runs its forward pass again.
         owners: the stage that each variable of the step lies in, by path; slots lie with their
             weights.
         cost: what each stage takes, where that was priced; what a step does is `Plan.cost`.
 
     Raises:
-        PlanError: a stage that the schedule does not have, or one without ops.
+        PlanError: a stage that the schedule does not have, or one of several without ops.
         ArgumentError: of another type.
     """
 
@@ -60,7 +61,7 @@ class PlannedStages:
                 f"stages."
             )
         empty = sorted({*range(self.num_stages)} - {*self.scopes.values()})
-        if empty:
+        if empty and self.scopes:
             raise PlanError(
                 f"The plan puts no ops into stage {empty[0]}; its schedule has {self.num_stages} "
                 f"stages."

@@ -66,11 +66,13 @@ def in_stages(
         **dict(_first_readers(cut, ops, owners or {})),
         **resolve_stages(constraints, cut, ops, schedule.num_stages, must_match=not part),
     }
-    seconds = one_device_seconds(prepare(cut), cluster, roles)
-    units, found = assign_step(
-        cut, roles, seconds.__getitem__, schedule.num_stages, fixed=fixed, deadline=deadline
-    )
-    assigned = units.forward_stages(found.stages)
+    assigned: Mapping[Op, int] = {}
+    if ops:
+        seconds = one_device_seconds(prepare(cut), cluster, roles)
+        units, found = assign_step(
+            cut, roles, seconds.__getitem__, schedule.num_stages, fixed=fixed, deadline=deadline
+        )
+        assigned = units.forward_stages(found.stages)
     planned = _planned(cut, roles, {op: assigned[op] for op in ops}, pipeline)
     stage = stages_of_step(cut, roles, planned.forward_stages(ops))
     check_schedule(schedule, stage_graph_of(cut, roles, stage, schedule.num_stages))
