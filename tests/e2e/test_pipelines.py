@@ -518,3 +518,20 @@ def test_a_schedule_of_others_runs(tmp_path):
     assert tap.plan_of(parallel.model).stages.schedule == schedule
     ran = tasks(parallel)
     assert [t for t in ran if t[0] == "1"] == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]
+
+
+def test_what_cannot_be_sent_is_returned_all_the_same():
+    """Strings, and tensors whose shape is known only then: stages that need them make them."""
+    with tap.auto_parallel(tap.split([2]), verbose=0, **piped(2, 1)):
+        weight, bias = tf.Variable(tf.eye(3)), tf.Variable(tf.ones(3))
+
+        @tap.function
+        def step(x, name):
+            h = tf.tanh(tf.matmul(tf.tanh(tf.matmul(x, weight)), weight)) + bias
+            return h, tf.strings.join([name, "!"]), tf.boolean_mask(x, x > 0)
+
+    x = rng.normal(size=(4, 3)).astype("float32")
+    h, name, positive = step(x, tf.constant("a"))
+    np.testing.assert_allclose(h, np.tanh(np.tanh(x)) + 1, rtol=1e-5)
+    assert name.numpy() == b"a!"
+    np.testing.assert_array_equal(positive, x[x > 0])

@@ -6,7 +6,7 @@
 The whole step is written first, for one set of ranks as if it ran all stages; every op has its
 place. Here each set of ranks gets the ops of its stages. A tensor is sent once to each set that
 reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
-what is fed.
+what is fed. So is what cannot be sent: strings, and what has no known shape.
 
 A rank asks for a tensor when it begins the task that comes `RECEIVE_AHEAD` before the one that
 reads it. Asked for at the beginning of the step, the tensors of all microbatches would pile up
@@ -186,7 +186,7 @@ class _Split:
         if tensor in actor.tensors:
             return
         place = self.program.places.get(tensor.op)
-        if place is not None:
+        if place is not None and not _is_made_again(tensor):
             self._send(tensor, self.actors[self._actor_of[place.stage]], actor)
             return
         for read in tensor.op.inputs:
@@ -207,3 +207,10 @@ class _Split:
         target.tensors[tensor] = recv(
             target.build, tensor.shape, tensor.dtype, key, source.group, target.awaited()
         )
+
+
+def _is_made_again(tensor: Tensor) -> bool:
+    """Whether a tensor that cannot be sent, such as a string, can be computed where it is read."""
+    op = tensor.op
+    pure = bool(op.inputs) and not op.stateful and op.type != TASK
+    return pure and tensor.dtype not in REFERENCES and not can_be_sent(tensor)
