@@ -205,3 +205,12 @@ def test_what_cannot_be_run_is_said(pipeline, message):
 def test_chunks_and_microbatches_exclude_each_other():
     with pytest.raises(ArgumentError, match="chunks or a pipeline"):
         tap.Options(pipeline=tap.Pipeline(microbatches=2), chunks=2)
+
+
+def test_one_stage_and_one_microbatch_are_no_pipeline():
+    programs = []
+    for options in ({}, accumulating(1)):
+        keras.backend.clear_session()
+        trained = train(perceptron, numbers(8), mesh=[2], options=options)
+        programs.append(str(trained.executable().local))
+    assert programs[0] == programs[1]
