@@ -89,7 +89,9 @@ class Session:
         session = cls(mesh, options, cluster)
         world = session.ranks.world  # devices can only be configured before TensorFlow has started
         if world is not None:
-            agree_on_pipeline(world, options.schedule, options.recomputes_stages)
+            agree_on_pipeline(
+                world, options.schedule, options.recomputes_stages, options.batch_statistics
+            )
             share_seeds(world)
         return session
 

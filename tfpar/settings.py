@@ -22,6 +22,7 @@ from tfpar.constraints.stages import check_stages
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import generate
+from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.auto import AutoPlanner
@@ -138,6 +139,12 @@ class Settings:
         """Whether the backward pass of each stage runs its forward pass again."""
         asked = self.pipeline or (self.plan and self.plan.stages)
         return bool(asked and asked.recompute)
+
+    @property
+    def batch_statistics(self) -> BatchStatisticsOf:
+        """What normalisations take their statistics over."""
+        asked = self.pipeline or self.plan
+        return "exact" if asked is None else asked.batch_statistics
 
     @property
     def microbatches(self) -> int | None:

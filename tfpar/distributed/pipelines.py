@@ -12,12 +12,21 @@ from typing import Any
 from tfpar.distributed.world import World
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import name_of
+from tfpar.pipeline.statistics import BatchStatisticsOf
 
 _TASKS = "tasks"
 
 
-def agree_on_pipeline(world: World, schedule: Schedule, recompute: bool) -> None:
+def agree_on_pipeline(
+    world: World,
+    schedule: Schedule,
+    recompute: bool,
+    batch_statistics: BatchStatisticsOf = "exact",
+) -> None:
     """Check that every rank asks for this pipeline, which may be one of one stage.
+
+    Args:
+        recompute, batch_statistics: see `pipeline.Pipeline`.
 
     Raises:
         RuntimeMismatchError: on every rank; names two ranks and what they differ in.
@@ -28,6 +37,7 @@ def agree_on_pipeline(world: World, schedule: Schedule, recompute: bool) -> None
         "microbatches": schedule.num_microbatches,
         "schedule": name_of(schedule),
         "recompute": recompute,
+        "batch_statistics": batch_statistics,
         _TASKS: [[str(task) for task in order] for order in schedule.orders],
     }
     world.agree("their pipelines", asked, _difference)

@@ -74,6 +74,9 @@ another_schedule = _pipelines("another_schedule", TWO, tap.Pipeline(2, 4, "gpipe
 other_microbatches = _pipelines("other_microbatches", TWO, tap.Pipeline(2, 2))
 fewer_stages = _pipelines("fewer_stages", TWO, tap.Pipeline(1, 4))
 no_pipeline = _pipelines("no_pipeline", tap.Pipeline(microbatches=4), None)
+other_statistics = _pipelines(
+    "other_statistics", TWO, tap.Pipeline(2, 4, batch_statistics="microbatch")
+)
 another_order = _pipelines(
     "another_order", tap.Pipeline(schedule=KEPT), tap.Pipeline(schedule=SWAPPED)
 )
@@ -96,6 +99,7 @@ MESSAGES: dict[Case, str] = {
     other_microbatches: "differ in their pipelines: microbatches=4 on rank 0 and 2 on rank 1",
     fewer_stages: "stages=2 on rank 0 and 1 on rank 1, sets of ranks=2",
     no_pipeline: "microbatches=4 on rank 0 and 1 on rank 1",
+    other_statistics: "batch_statistics='exact' on rank 0 and 'microbatch' on rank 1",
     another_order: "set of ranks 1 runs 1B1 on rank 0 where rank 1 has 1F2",
 }
 CASES: list[Case] = [*MESSAGES, training_goes_on]
