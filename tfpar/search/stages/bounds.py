@@ -32,8 +32,9 @@ def fixed_bounds(graph: UnitGraph, num_stages: int) -> Bounds:
     """
     count = len(graph.units)
     if num_stages > count:
+        parts = "1 part" if count == 1 else f"{count} parts"
         raise PlanError(
-            f"{num_stages} stages are too many: the model has {count} parts that can be assigned "
+            f"{num_stages} stages are too many: the model has {parts} that can be assigned "
             f"to stages, so {count} is the most there can be."
         )
     first, last = [0] * count, [num_stages - 1] * count
