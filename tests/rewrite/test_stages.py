@@ -28,7 +28,7 @@ from tfpar.pipeline.generators import generate
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
-from tfpar.rewrite.stages import RECEIVE_AHEAD, receive_before_growing, split_stages
+from tfpar.rewrite.stages import RECEIVE_AHEAD, gather_where_read, split_stages
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated
 
@@ -186,7 +186,7 @@ def test_parts_are_sent_and_gathered_where_they_are_read():
     build.graph.outputs.append(read)
     places = {half.op: Place(0), whole.op: Place(0), read.op: Place(1)}
     program = LocalProgram(build.graph, TWO, [(8, 3)], [(Shard(0),)], [(Replicate(),)], {}, places)
-    receive_before_growing(program)
+    gather_where_read(program)
     first, second = split_stages(program, generate("1f1b", 2, 1)).programs.values()
     assert [op.inputs[0].shape for op in first.graph.ops if op.type == "Send"] == [(4, 3)]
     assert "AllGather" not in {op.type for op in first.graph.ops}

@@ -119,8 +119,10 @@ class StepInStages:
 
     def sent_bytes(self, crossing: Crossing) -> float:
         """What a rank sends of a tensor, or of a variable's value, to its like in another stage:
-        its part, as it is read there. Tensors are resharded where they are made."""
+        its part, as it is read there. Tensors are resharded where they are made, but gathered where
+        the whole is read, if no other stage reads that."""
         tensor, _, target, _ = crossing
+        mesh = self.laid.mesh
         variable = self.variables.get(tensor)
         if variable is not None and (tensor, target) not in self._read:
             specs = {self.laid.variable_specs[variable]}
@@ -128,7 +130,16 @@ class StepInStages:
             specs = self._read[tensor, target]
         found = variable or tensor
         shape, size = tuple(found.shape), itemsize(found.dtype)
-        return sum(shard_bytes(shape, size, spec, self.laid.mesh) for spec in specs)
+        kept = self.laid.variable_specs[variable] if variable else self.laid.specs[tensor]
+        least = shard_bytes(shape, size, kept, mesh)
+        sent = {spec: shard_bytes(shape, size, spec, mesh) for spec in specs}
+        elsewhere = self._read_elsewhere(tensor, target)
+        return sum(num if spec in elsewhere else min(num, least) for spec, num in sent.items())
+
+    def _read_elsewhere(self, tensor: Tensor, target: int) -> set[Spec]:
+        """The specs in which other stages than `target` read a tensor."""
+        stages = {*range(self.num_stages)} - {target}
+        return set().union(*(self._read.get((tensor, stage), set()) for stage in stages))
 
     @functools.cached_property
     def _read(self) -> Mapping[tuple[Tensor, int], set[Spec]]:

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.ir.traits import CONSTANTS, REFERENCES
+from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned import PartitionedGraph
@@ -74,37 +74,26 @@ def split_stages(program: LocalProgram, schedule: Schedule) -> ProgramSet:
 def write_in_stages(partitioned: PartitionedGraph, step: StagedStep) -> LocalProgram:
     """The program of a whole step whose ops have places, as if one set of ranks ran all of it."""
     program = build_local_program(partitioned, step.places)
-    receive_before_growing(program)
+    gather_where_read(program)
     return program
 
 
-def receive_before_growing(program: LocalProgram) -> None:
-    """Let what makes more than it reads run in the stage that alone reads it, in place.
-
-    So the parts of a tensor are sent and gathered there, and numbers of 16 bits widened there.
+def gather_where_read(program: LocalProgram) -> None:
+    """Gather in the stage that alone reads the whole, in place: its parts are sent.
 
     Args:
         program: of the whole step; its ops have places, which change.
     """
     graph, places = program.graph, program.places
     readers, kept = graph.consumers(), {*graph.outputs}
-    effects = {*graph.effects}
     for op in reversed(graph.ops):
+        if op.type != "AllGather" or op not in places or any(t in kept for t in op.outputs):
+            continue
         reading = [places.get(r) for t in op.outputs for r in readers.get(t, ())]
         stages = {place.stage for place in reading if place is not None}
-        if op not in places or None in reading or len(stages) != 1:
-            continue
-        if op.stateful or op in effects or any(t in kept for t in op.outputs):
-            continue
-        movable = all(t.is_static and t.dtype not in REFERENCES for t in (*op.inputs, *op.outputs))
-        if movable and _num_bytes(op.outputs) > _num_bytes(op.inputs):
+        if None not in reading and len(stages) == 1:
             (stage,) = stages
             places[op] = places[op]._replace(stage=stage)
-
-
-def _num_bytes(tensors: Sequence[Tensor]) -> int:
-    """Constants cost nothing: they are made where they are read."""
-    return sum(t.num_bytes for t in tensors if t.op.type not in CONSTANTS)
 
 
 class _Actor:
