@@ -452,7 +452,7 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--stages 3 --microbatches 2", "pipeline"),
+        ("--stages 3 --microbatches 2", "The mesh data=2 cannot be divided into 3 parts"),
         ("--stages 2", "A pipeline needs --microbatches"),
         ("--schedule gpipe", "A pipeline needs --microbatches"),
         ("--batch-statistics microbatch", "A pipeline needs --microbatches"),
