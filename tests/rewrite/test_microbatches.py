@@ -128,6 +128,23 @@ def test_a_join_of_inputs_alone_leaves_the_work_to_the_last_round():
     assert {"MatMul", "Tanh"} <= second and not {"MatMul", "Tanh"} & first
 
 
+def test_what_reads_a_join_does_not_hold_up_what_only_reads_activations():
+    """As where a plan gathers the losses of all samples: the backward pass does not read them."""
+
+    def with_softmax_of_losses(x: tf.Tensor, w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        h = tf.tanh(x @ w)
+        losses = tf.reduce_mean(h, 1)
+        spread = tf.reduce_sum(tf.exp(losses - tf.reduce_max(losses)))
+        return tf.matmul(x, tf.square(h), transpose_a=True), spread
+
+    program = microbatched(with_softmax_of_losses, [numbers(8, 3), numbers(3, 5)], 4)
+    first, second = rounds(program)
+    assert "Square" in first and "Square" not in second
+    assert "Exp" in second  # it is what waits
+    kept = [t.shape for t in calls(program)[4].inputs if t.op in calls(program)[:4]]
+    assert (2,) in kept and (2, 5) not in kept  # losses, not activations
+
+
 @pytest.mark.parametrize("rows", [5, 7, 1])
 def test_ragged_batches_are_padded_and_masked(rows):
     def loss(x: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:

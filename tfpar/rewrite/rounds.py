@@ -14,7 +14,9 @@ A round is one pass over all microbatches. A second one is there only where micr
 where something that runs for each of them reads what all of them made, such as the mean that batch
 normalisation takes over the batch, or the sum of a batch's sample weights. What a round needs not
 is left to the last round that can do it, so that the forward pass of a batch with sample weights
-runs beside its backward pass, and nothing of it is kept meanwhile.
+runs beside its backward pass, and nothing of it is kept meanwhile. But where a round computes the
+forward pass anyway, such as for losses that a plan gathers from all ranks, the backward pass that
+needs no join runs in it: left to the next round, it would read activations of all microbatches.
 
 Where the step is in stages, a microbatch goes through them in two *sweeps* a round: up through all
 stages, which is the forward pass, and back down. What would be read of a later stage on the way up,
@@ -24,11 +26,11 @@ or of an earlier one on the way down, waits for the next sweep.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tfpar.ir.graph import Op
+from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import CONSTANTS, SOURCES
 from tfpar.rewrite.local_graph import NOWHERE, LocalProgram
 from tfpar.rewrite.part_bodies import of_part
@@ -81,7 +83,8 @@ def rounds_of(program: LocalProgram, repetition: Repetition) -> Rounds:
     """
     differing = differing_ops(program, repetition)
     placed = _placed(program, differing, {})
-    return _placed(program, differing, _latest(program, placed))
+    latest = _least_kept(program, placed, _latest(program, placed))
+    return _placed(program, differing, latest)
 
 
 def differing_ops(program: LocalProgram, repetition: Repetition) -> set[Op]:
@@ -173,3 +176,38 @@ def _latest(program: LocalProgram, placed: Rounds) -> dict[Op, int]:
             default=placed.count,
         )
     return latest
+
+
+def _least_kept(program: LocalProgram, placed: Rounds, latest: Mapping[Op, int]) -> dict[Op, int]:
+    """`latest`, but earlier rounds for what would otherwise read more of them than it leaves.
+
+    Args:
+        placed: all as early as can be.
+    """
+    readers = program.graph.consumers()
+    rounds = {op: latest[op] for op in placed.sweep_of}
+    for number in range(1, placed.count):
+        moved = {
+            op: number
+            for op, sweep in placed.sweep_of.items()
+            if _round(sweep) <= number < rounds[op]
+        }
+        if moved:
+            near = dict.fromkeys(t for op in moved for t in (*op.inputs, *op.outputs))
+            earlier = {**rounds, **moved}
+            if _kept_bytes(near, readers, earlier) < _kept_bytes(near, readers, rounds):
+                rounds = earlier
+    return rounds
+
+
+def _kept_bytes(
+    tensors: Iterable[Tensor], readers: Mapping[Tensor, Sequence[Op]], rounds: Mapping[Op, int]
+) -> int:
+    """Bytes that microbatches make in one round and read in a later one."""
+    return sum(
+        tensor.num_bytes
+        for tensor in tensors
+        if tensor.op in rounds
+        and tensor.is_static
+        and any(rounds.get(r, 0) > rounds[tensor.op] for r in readers.get(tensor, ()))
+    )
