@@ -101,6 +101,9 @@ class Contender:
         elif self.config["layout"] == "model":
             constraints = models.layout(self.config["model"])
             context = tap.auto_parallel(tap.split([1, ranks]), constraints, planner=None)
+        elif self.config["layout"] == "pipeline":
+            pipeline = tap.Pipeline(stages=ranks, microbatches=8)
+            context = tap.auto_parallel(tap.split([ranks]), pipeline=pipeline, planner=None)
         else:
             context = tap.auto_parallel(tap.split([ranks, 1]), planner=None)
         with context:

@@ -455,6 +455,44 @@ TRIALS: list[Column] = [
     ("first choice over the best", _number("measured_over_best", ".3f")),
 ]
 
+_NAMES = {"data": "data", "megatron": "Megatron", "pipeline": "pipeline"}
+_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "accumulation": "accumulation"}
+
+
+def _most(key: str, scale: float) -> Callable[[Row], str]:
+    """Of all ranks or stages."""
+    return lambda row: f"{max(row[key]) * scale:.1f}"
+
+
+PIPELINE_LINKS: list[Column] = [
+    ("Mbit/s", lambda row: f"{row['mbit']:g}"),
+    ("layout", lambda row: _NAMES[row["layout"]]),
+    ("s", _number("step_s", ".2f")),
+    ("predicted s", _number("planned_s", ".2f")),
+    ("a node sends MB, at most", _most("sent_bytes", 1e-6)),
+    ("predicted MB", _most("planned_bytes", 1e-6)),
+]
+PIPELINE_IN_PROCESS: list[Column] = [
+    ("layout", lambda row: _NAMES[row["layout"]]),
+    ("CPU s", _number("cpu_s", ".2f")),
+    ("wall s", _number("wall_s", ".2f")),
+    ("predicted s", _number("planned_s", ".2f")),
+]
+PIPELINE_MEMORY: list[Column] = [
+    ("microbatches", _text("microbatches")),
+    ("schedule", lambda row: _SCHEDULES[row["system"]]),
+    ("first rank MiB", lambda row: f"{row['peak_bytes'][0] / 2**20:.0f}"),
+    ("predicted MiB", lambda row: f"{row['predicted_bytes'][0] / 2**20:.0f}"),
+    ("last rank MiB", lambda row: f"{row['peak_bytes'][-1] / 2**20:.0f}"),
+    ("predicted MiB", lambda row: f"{row['predicted_bytes'][-1] / 2**20:.0f}"),
+]
+PIPELINE_FIRST_STEP: list[Column] = [
+    ("layout", lambda row: _NAMES[row["layout"]]),
+    ("layers", _text("layers")),
+    ("CPU s", _number("cpu_s", ".1f")),
+    ("ratio", _number("ratio", ".2f")),
+]
+
 BLOCKS = {
     "planning-in-words": Block("README.md", "search", planning_in_words),
     "search": Block(_BENCHMARKS, "search", table(SEARCH)),
@@ -470,6 +508,10 @@ BLOCKS = {
     "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
     "three-d": Block(_BENCHMARKS, "three_d", table(THREE_D)),
     "three-d-trials": Block(_BENCHMARKS, "three_d_trials", table(TRIALS)),
+    "pipeline-links": Block(_BENCHMARKS, "pipeline_links", table(PIPELINE_LINKS)),
+    "pipeline-in-process": Block(_BENCHMARKS, "pipeline_in_process", table(PIPELINE_IN_PROCESS)),
+    "pipeline-memory": Block(_BENCHMARKS, "pipeline_memory", table(PIPELINE_MEMORY)),
+    "pipeline-first-step": Block(_BENCHMARKS, "pipeline_first_step", table(PIPELINE_FIRST_STEP)),
     "prediction": Block(_BENCHMARKS, "prediction", table(PREDICTION)),
     "memory": Block(_BENCHMARKS, "prediction_memory", table(MEMORY)),
     "depth": Block(_RHINO, "planners_depth", depth),

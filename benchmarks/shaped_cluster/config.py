@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 MARK = "@shaped "
 """Starts a rank's line with its result."""
 
-LAYOUTS = ("data", "megatron", "chosen")
+LAYOUTS = ("data", "megatron", "chosen", "pipeline")
 MODELS = ("gpt", "wide")
 
 
@@ -19,11 +19,13 @@ class Config:
 
     Attributes:
         model: one of `MODELS`.
-        layout: one of `LAYOUTS`; `chosen` is searched for the first of the bandwidths.
+        layout: one of `LAYOUTS`; `chosen` and `pipeline` (a stage for each rank, in 1F1B) are
+            searched for the first of the bandwidths.
         mbits: of a node's link, in Mbit/s; None is without a limit.
         machines: a cluster file, of the machines without a limit; written if it is not there.
         steps: how many are timed at each bandwidth.
         size: keyword arguments of the model's builder.
+        microbatches: of `pipeline`.
     """
 
     model: str
@@ -34,6 +36,7 @@ class Config:
     machines: str
     steps: int = 3
     size: Mapping[str, int] = field(default_factory=dict)
+    microbatches: int = 8
 
     @property
     def cluster(self) -> str:

@@ -54,22 +54,27 @@ class Training:
             self._model = models.compile_model(build(**size))
         of_batch = {k: n for k, n in size.items() if k in ("length", "vocabulary", "classes")}
         self._dataset = endless(batch(**of_batch))
-        self.first_loss = self._step()
+        self.first_loss = self.step()
         for _ in range(WARM_UP_STEPS - 1):
-            self._step()
+            self.step()
 
     def timed_step(self, world: World) -> dict[str, float]:
         """Seconds of a step, and the bytes that the node has sent in it."""
         meet(world)
         before, start = sent_bytes(), time.perf_counter()
-        self._step()
+        self.step()
         seconds = time.perf_counter() - start
         meet(world)
         return {"seconds": seconds, "sent": sent_bytes() - before}
 
     def plan(self, mbit: float | None) -> dict[str, Any]:
-        """What the plan is, and what it predicts; `bytes` are those that each node sends."""
+        """What the plan is, and what it predicts; `bytes` are those that each node sends.
+
+        A pipeline has been priced for the bandwidth that it was searched for, and no other.
+        """
         plan = tap.plan_of(self._model)
+        if plan.stages is not None:
+            return _in_stages(plan, self._config.ranks_per_node)
         partitioned = plan.partitioned
         assert partitioned is not None
         collectives = partitioned.collectives()
@@ -86,9 +91,29 @@ class Training:
             "bytes": wire_bytes(collectives, plan.mesh, self._config.ranks_per_node),
         }
 
-    def _step(self) -> float:
+    def step(self) -> float:
+        """Take one step; its loss."""
         history = self._model.fit(self._dataset, steps_per_epoch=1, shuffle=False, verbose=0)
         return history.history["loss"][0]
+
+
+def _in_stages(plan: tap.Plan, ranks_per_node: int) -> dict[str, Any]:
+    """Of a pipeline with one stage on each node or more: all that its stages send goes over
+    links."""
+    assert plan.stages is not None and plan.stages.cost is not None, "a searched plan"
+    sent = [0.0] * (plan.num_ranks // ranks_per_node)
+    for share in plan.stages.cost.stages:
+        for rank in share.ranks:
+            sent[rank // ranks_per_node] += share.sent_bytes
+    return {
+        "mesh": str(plan.mesh),
+        "batch_axes": plan.batch_axes,
+        "schedule": str(plan.stages.schedule),
+        "owners": dict(plan.stages.owners),
+        "bubble": plan.stages.cost.bubble,
+        "seconds": plan.stages.cost.seconds,
+        "bytes": sent,
+    }
 
 
 def describe(config: Config, mbit: float | None, machines: Cluster) -> Cluster:
@@ -114,6 +139,9 @@ def context(config: Config, machines: Cluster) -> tap.auto_parallel:
         constraints = [*models.layout(config.model), tap.batch("data")]
         return tap.auto_parallel(tap.split(shape), constraints, planner=None)
     cluster = describe(config, config.mbits[0], machines)
+    if config.layout == "pipeline":
+        pipeline = tap.Pipeline(stages=nodes * each, microbatches=config.microbatches)
+        return tap.auto_parallel(tap.split([nodes * each]), pipeline=pipeline, cluster=cluster)
     return tap.auto_parallel(tap.split([nodes, each]), cluster=cluster)
 
 
