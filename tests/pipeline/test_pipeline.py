@@ -3,7 +3,7 @@
 import pytest
 
 import tfpar as tap
-from tfpar.pipeline import Pipeline
+from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.spec import ArgumentError
 
@@ -47,3 +47,11 @@ def test_what_is_left_out():
 def test_wrong_values_are_refused_where_they_are_written(given, message):
     with pytest.raises(ArgumentError, match=message):
         Pipeline(**given)
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", Schedule.parse("0F0,0I0,0W0\n1F0,1B0")])
+def test_halves_of_the_backward_pass_are_not_recomputed(schedule):
+    microbatches = None if isinstance(schedule, Schedule) else 4
+    Pipeline(2, microbatches, schedule)
+    with pytest.raises(ArgumentError, match=r"recompute=True or a schedule with halves .*I0"):
+        Pipeline(2, microbatches, schedule, recompute=True)

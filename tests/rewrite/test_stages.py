@@ -22,7 +22,7 @@ from tests.cut_steps import (
 )
 from tests.partitioned import Traced, devices
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Op
+from tfpar.ir.graph import DType, Op, Variable
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.propagation.engine import propagate
@@ -191,3 +191,16 @@ def test_parts_are_sent_and_gathered_where_they_are_read():
     assert [op.inputs[0].shape for op in first.graph.ops if op.type == "Send"] == [(4, 3)]
     assert "AllGather" not in {op.type for op in first.graph.ops}
     assert "AllGather" in {op.type for op in second.graph.ops}
+
+
+def test_a_variable_that_two_stages_would_hold_is_named():
+    build = GraphBuilder()
+    attrs = {"dtype": DType("float32")}
+    handle = build.emit("Placeholder", (), [((3,), "resource")], attrs, "handle").outputs[0]
+    build.graph.variables.append(Variable("table", (3,), "float32", True, handle))
+    read = [build.one("ReadVariableOp", (handle,), (3,), "float32", attrs) for _ in range(2)]
+    build.graph.outputs += read
+    places = {tensor.op: Place(stage) for stage, tensor in enumerate(read)}
+    program = LocalProgram(build.graph, ONE, [], [], [(Replicate(),)] * 2, {}, places)
+    with pytest.raises(TfparError, match=r"'table' is used by its handle.*\[0\] and \[1\]"):
+        split_stages(program, generate("1f1b", 2, 1))

@@ -29,7 +29,8 @@ class Pipeline:
         virtual_stages: of each set of ranks; by default 2 with `"interleaved"` and `"zb-v"`, else
             1. A given schedule says that itself.
         recompute: the backward pass of a stage runs its forward pass again; only what the stage
-            reads of others is kept for each microbatch.
+            reads of others is kept for each microbatch. Not with schedules that halve the backward
+            pass: each half would run it again.
         batch_statistics: what a layer with running averages, such as batch normalisation, takes
             its mean and variance over in training. `"exact"`: the batch, so that numbers are those
             of one device; microbatches wait for each other, and all their activations are stored.
@@ -56,12 +57,23 @@ class Pipeline:
                 integer(name, getattr(self, name), 1)
         if isinstance(self.schedule, Schedule):
             self._check_given(self.schedule)
+            self._check_recomputed()
             return
         if not isinstance(self.schedule, str) or self.schedule not in FAMILIES:
             expected = f"one of {', '.join(map(repr, FAMILIES))}, or a tap.Schedule"
             raise refused("schedule", self.schedule, expected)
         stages_of_each(one_of("schedule", self.schedule, FAMILIES), self.virtual_stages)
         integer("microbatches", self.microbatches, 1)
+        self._check_recomputed()
+
+    def _check_recomputed(self) -> None:
+        halved = [task for order in self.order.orders for task in order if task.kind == "I"]
+        if self.recompute and halved:
+            raise ArgumentError(
+                f"Give recompute=True or a schedule with halves of the backward pass, such as "
+                f"{halved[0]}, not both: each half would run the forward pass again. '1f1b' has "
+                f"whole ones."
+            )
 
     def _check_given(self, schedule: Schedule) -> None:
         if self.virtual_stages is not None:

@@ -58,7 +58,8 @@ def split_stages(program: LocalProgram, schedule: Schedule) -> ProgramSet:
         program: of the whole step; its ops have places.
 
     Raises:
-        TfparError: what one actor makes and another reads cannot be sent; names it.
+        TfparError: what one actor makes and another reads cannot be sent, or a variable would lie
+            with two; names it.
     """
     size = program.mesh.size
     groups = [tuple(range(a * size, (a + 1) * size)) for a in range(schedule.num_actors)]
@@ -162,9 +163,16 @@ class _Split:
                 for tensor in op.inputs:
                     self._bring(tensor, actor)
                 actor.copy(op)
-        read = {t for actor in self.actors for t in actor.tensors}
         for variable in graph.variables:
-            if variable.handle not in read:
+            holding = [actor for actor in self.actors if variable.handle in actor.tensors]
+            if len(holding) > 1:
+                listed = " and ".join(str(list(actor.group)) for actor in holding)
+                raise TfparError(
+                    f"Variable {variable.name!r} is used by its handle by the ranks {listed}; it "
+                    f"can lie with one of them only. Keep what uses it in one stage: "
+                    f"tap.stage(...)."
+                )
+            if not holding:
                 self._bring(variable.handle, self.actors[0])
         for actor in self.actors:
             for tensor in graph.outputs:
