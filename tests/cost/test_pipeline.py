@@ -154,8 +154,9 @@ def test_any_graph_of_stages_takes_as_long_as_its_longest_path(drawn, data):
             apart = graph.places[edge.producer][0] != actor
             paths.add_edge(("end", edge.producer), ("sent", edge), weight=0)
             paths.add_edge(("sent", edge), edge.consumer, weight=latency_s if apart else 0)
-            if apart and ahead and place >= ahead:
-                paths.add_edge(graph.orders[actor][place - ahead], ("sent", edge), weight=0)
+            if apart and ahead and place > ahead:
+                before = graph.orders[actor][place - ahead - 1]
+                paths.add_edge(("end", before), ("sent", edge), weight=0)
     assert found.seconds == nx.dag_longest_path_length(paths)
 
 

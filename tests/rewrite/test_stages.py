@@ -25,10 +25,11 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Variable
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
+from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
-from tfpar.rewrite.stages import RECEIVE_AHEAD, gather_where_read, split_stages
+from tfpar.rewrite.stages import gather_where_read, split_stages
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated
 

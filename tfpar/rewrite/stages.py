@@ -8,9 +8,8 @@ place. Here each set of ranks gets the ops of its stages. A tensor is sent once 
 reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
 what is fed. So is what cannot be sent: strings, and what has no known shape.
 
-A rank asks for a tensor when it begins the task that comes `RECEIVE_AHEAD` before the one that
-reads it. Asked for at the beginning of the step, the tensors of all microbatches would pile up
-there; later, the rank would wait for what is on its way.
+A rank asks for a tensor as it turns to the task that comes `RECEIVE_AHEAD` before the one that
+reads it (`pipeline.graph`).
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
+from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.transfers import recv, send
 from tfpar.spec import TfparError
-
-RECEIVE_AHEAD = 2
-"""How many tasks before the one that reads it a tensor is asked for, at the earliest."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.pipeline.generators import generate
 from tfpar.rewrite.batch_statistics import statistics_of
-from tfpar.rewrite.local_graph import build_local_program
+from tfpar.rewrite.local_graph import TASK, build_local_program
 from tfpar.rewrite.rounds import rounds_of
 from tfpar.rewrite.within_rank import Repetition
 from tfpar.search.recompute import Blocks
@@ -157,6 +157,27 @@ def test_what_other_models_send_is_what_their_programs_send(name):
     )
     _, found = priced_in_stages(staged.step, staged.stage, schedule, machines())
     assert sum(share.sent_bytes for share in found.stages) == sent > 0
+
+
+@pytest.mark.parametrize("name, num_stages", [("unet", 2), ("gpt", 3)])
+def test_transfers_begin_when_programs_ask_for_them(name, num_stages):
+    """Over fast links: once it is made and asked for, whichever comes last."""
+    staged, schedule = Staged.of(name, num_stages), generate("gpipe", num_stages, 8)
+    timeline = staged.priced(8, machines(1e15)).run(schedule)
+    begun = {sent.edge[:2]: sent.start for sent in timeline.transfers}
+    ended = {ran.task: ran.end for ran in timeline.events}
+    waited = 0
+    for order, program in zip(schedule.orders, staged.programs(8, schedule), strict=True):
+        calls = [op for op in program.graph.ops if op.type == TASK]
+        task_of = dict(zip(calls, order, strict=True))
+        for call in calls:
+            for asked in (t.op for t in call.inputs if t.op.type == "Recv" and t.op.control):
+                (before,), reader = (task_of[c] for c in asked.control), task_of[call]
+                makers = [a for a, b in begun if b == reader and a.micro == reader.micro]
+                for maker in makers:
+                    assert begun[maker, reader] == max(ended[before], ended[maker])
+                    waited += ended[before] > ended[maker]
+    assert waited
 
 
 @pytest.mark.parametrize("name", ["dnabert", "t5_3_layers"])
