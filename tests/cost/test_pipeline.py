@@ -42,6 +42,12 @@ def test_bubbles_of_equal_stages():
                 assert run(generate("interleaved", p, m, v)).bubble == pytest.approx(plain / v)
 
 
+def test_an_actor_without_work_does_not_wait():
+    costs = [EQUAL, StageCost({"F": 0, "B": 0})]
+    found = run(generate("1f1b", 2, 3), costs)
+    assert found.bubbles == (0, 0) and found.bubble == pytest.approx(1)
+
+
 def test_microbatches_in_flight():
     for p, m in SIZES:
         found = run(generate("1f1b", p, m)).in_flight

@@ -173,28 +173,35 @@ class _Split:
                 self._bring(variable.handle, self.actors[0])
         for actor in self.actors:
             for tensor in graph.outputs:
-                self._bring(tensor, actor)
+                self._bring(tensor, actor, result=tensor)
 
-    def _bring(self, tensor: Tensor, actor: _Actor) -> None:
-        """Have `actor` make a tensor that it reads, or receive it."""
+    def _bring(self, tensor: Tensor, actor: _Actor, result: Tensor | None = None) -> None:
+        """Have `actor` make a tensor that it reads, or receive it.
+
+        Args:
+            result: of the step that the tensor is needed for; None: an op of `actor` reads it.
+        """
         if tensor in actor.tensors:
             return
         place = self.program.places.get(tensor.op)
         if place is not None and not _is_made_again(tensor):
-            self._send(tensor, self.actors[self._actor_of[place.stage]], actor)
+            self._send(tensor, self.actors[self._actor_of[place.stage]], actor, result)
             return
         for read in tensor.op.inputs:
-            self._bring(read, actor)
+            self._bring(read, actor, result)
         actor.copy(tensor.op)
 
-    def _send(self, tensor: Tensor, source: _Actor, target: _Actor) -> None:
+    def _send(self, tensor: Tensor, source: _Actor, target: _Actor, result: Tensor | None) -> None:
         if not can_be_sent(tensor):
-            raise TfparError(
-                f"{tensor.name!r} ({tensor.dtype}, shape {tensor.shape}) is made by the ranks "
-                f"{list(source.group)} and read by {list(target.group)}, but cannot be sent: "
-                f"only tensors of numbers, of known shape. Keep what makes and what reads it in "
-                f"one stage: tap.stage(...)."
-            )
+            what = f"{tensor.name!r} ({tensor.dtype}, shape {tensor.shape}) is made by the ranks "
+            what += f"{list(source.group)} and read by {list(target.group)}, but cannot be sent: "
+            what += "only tensors of numbers, of known shape. "
+            if result is None:
+                what += "Keep what makes and what reads it in one stage: tap.stage(...)."
+            else:
+                what += f"All ranks give {result.name!r}, a result of the step, which is made of "
+                what += "it: return something of known shape instead."
+            raise TfparError(what)
         key = re.sub(r"[^A-Za-z0-9_.\-/]", ".", f"{tensor.op.name}/{tensor.index}")
         source.build.name = target.build.name = f"{tensor.op.name}/to{target.group[0]}"
         send(source.build, source.tensors[tensor], key, target.group)
