@@ -28,7 +28,8 @@ from tfpar.cluster.named import read_preset
 from tfpar.search.three_d.anneal import anneal
 from tfpar.search.three_d.baselines import alpa, megatron, random_search
 from tfpar.search.three_d.find import find
-from tfpar.search.three_d.price import Model, quick_seconds, simulated
+from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.price import quick_seconds, simulated
 from tfpar.search.three_d.strategy import Strategy
 from tfpar.spec import TfparError
 
@@ -150,7 +151,7 @@ def _in_row(trial: Trial) -> dict[str, Any]:
     return {
         "tensor": strategy.tensor,
         "data": strategy.data,
-        "pipeline": strategy.stages,
+        "pipeline": strategy.actors,
         "microbatch": strategy.microbatch,
         "cuts": [0, *(run.stop for run in strategy.runs)],
     }

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.search.three_d.price import Model
+from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.strategy import Strategy
 from tfpar.search.three_d.table import Case, LayerKind, LayerTable, Passes
 from tfpar.spec import ArgumentError, TfparError

@@ -13,25 +13,19 @@ from tfpar.spec import PlanError
 
 
 def variable_owners(
-    graph: Graph,
-    phase: Mapping[Op, int],
-    stage: Mapping[Op, int],
-    lying: Mapping[str, int] | None = None,
+    graph: Graph, phase: Mapping[Op, int], stage: Mapping[Op, int]
 ) -> dict[Tensor, int]:
-    """By handle, the stage that owns the variable, of those that the forward pass touches or that
-    lie in a stage already.
+    """By handle, the stage that owns the variable, of those that the forward pass touches.
 
-    It is the stage that writes it (running statistics, metrics), or else the one that it lies in,
-    or else the first that reads it.
+    It is the stage that writes it (running statistics, metrics), or else the first that reads it.
 
     Args:
         stage: of forward ops, as far as they have one.
-        lying: by name, the stages that variables lie in already.
 
     Raises:
         PlanError: a variable is written in several stages.
     """
-    consumers, lying = graph.consumers(), lying or {}
+    consumers = graph.consumers()
     found = {}
     for variable in graph.variables:
         staged = [
@@ -44,10 +38,7 @@ def variable_owners(
                 f"Variable {variable.name!r} is written in stages {listed}; what writes it has to "
                 f"be in one stage."
             )
-        touching = {stage[op] for op in staged if op.type != "ReadVariableOp"}
-        if variable.name in lying and touching <= {lying[variable.name]}:
-            found[variable.handle] = lying[variable.name]
-        elif staged:
+        if staged:
             found[variable.handle] = min(writing or {stage[op] for op in staged})
     return found
 

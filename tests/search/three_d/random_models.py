@@ -1,11 +1,12 @@
-"""Random small models on random small clusters, of one or two kinds of machines."""
+"""Random small models on random small clusters, of one to three kinds of machines."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 from tests.search.three_d.tables import cluster, kind
-from tfpar.search.three_d.price import Model
+from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.table import LayerTable
 
 
@@ -35,3 +36,35 @@ def some(seed: int) -> Model:
     layers = tuple(rng.choice(list(kinds)) for _ in range(rng.randint(2, 6)))
     memory_bytes = rng.choice([1e12, 1e12, 400.0])
     return Model(LayerTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 8)
+
+
+def mixed(seed: int) -> Model:
+    """Of two or three kinds of machines of unequal size; layers can be computed again, and slots
+    sharded."""
+    rng = random.Random(seed)
+    names = "abc"[: rng.choice([2, 3])]
+    speeds = {name: rng.choice([0.25, 0.5, 1.0, 2.0, 3.0]) for name in names}
+    nodes = []
+    for name in names:
+        each, inside = rng.choice([1, 2, 4]), rng.choice([20.0, 50.0, 400.0])
+        nodes += [(name, each, inside, rng.choice([2.0, 5.0, 20.0]))] * rng.choice([2, 2, 4])
+    kinds = {}
+    for number in range(3):
+        found = kind(
+            speeds,
+            seconds=rng.choice([0.5, 1.0, 3.0]),
+            fixed_bytes=rng.choice([50.0, 100.0]),
+            gradient_bytes=rng.choice([5.0, 50.0]),
+            kept_bytes=rng.choice([1.0, 10.0]),
+            reduced_bytes=rng.choice([0.0, 5.0]),
+            sent_bytes=rng.choice([1.0, 10.0]),
+        )
+        kinds[f"kind {number}"] = dataclasses.replace(
+            found,
+            input_bytes=rng.choice([0.5, 1.0]),
+            slot_bytes=0.75 * found.fixed_bytes,
+            weight_bytes=found.gradient_bytes / rng.choice([1, 2]),
+        )
+    layers = tuple(rng.choice(list(kinds)) for _ in range(rng.randint(4, 12)))
+    memory_bytes = rng.choice([1e12, 400.0, 800.0])
+    return Model(LayerTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 24)

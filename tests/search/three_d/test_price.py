@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tests.search.three_d.tables import cluster, equal_layers
-from tfpar.search.three_d.price import Model, fits, quick_seconds, simulated, stored_bytes
-from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.assign import shared
+from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.price import quick_seconds, simulated
+from tfpar.search.three_d.stored import fits, stored_bytes
+from tfpar.search.three_d.strategy import Memory, Strategy
 from tfpar.search.three_d.table import LayerTable
-from tfpar.spec import PlanError
+from tfpar.spec import ArgumentError, PlanError
 
 ALIKE = {"fast": 1.0}
 FOUR = cluster(("fast", 2, 100.0, 10.0), ("fast", 2, 100.0, 10.0))
@@ -111,3 +116,119 @@ def test_what_does_not_fit_together_is_named():
         LayerTable({}, ())
     with pytest.raises(PlanError, match="of kind 'head'; there are 'block'"):
         LayerTable(equal_layers(1, ALIKE).kinds, ("head",))
+
+
+def test_computing_again_repeats_the_forward_pass_and_its_sums():
+    """Of each microbatch one layer's worth, a layer's input is kept on every tensor rank."""
+    given = model(reduced_bytes=50.0, fixed_bytes=100.0, kept_bytes=40.0, input_bytes=3.0)
+    plain = Strategy(1, 2, 2, (2, 2))
+    again = dataclasses.replace(plain, memory=Memory(recompute=True))
+    forward, summing = 2 * 2 * 1 / 2, 2 * 2 * (2 * 1 / 2) * 50 / 100
+    own = 3 * forward + 2 * summing
+    assert simulated(given, plain).seconds == pytest.approx((4 + 1) * own)
+    assert simulated(given, again).seconds == pytest.approx((4 + 1) * (own + forward + summing))
+    # Equation 1 adds up both links of a ring of two.
+    quick = 4 * forward + 2 * 3 * summing
+    assert quick_seconds(given, again) == pytest.approx((4 + 1) * quick)
+    # Two layers' weights; two and one microbatches of 2 in flight; of one layer all that it kept.
+    expected = (100 + 2 * 2 * 2 * 3 + 2 * 40 / 2, 100 + 1 * 2 * 2 * 3 + 2 * 40 / 2)
+    assert stored_bytes(given, again) == pytest.approx(expected)
+    peaks = [peak.num_bytes for peak in simulated(given, again).peaks]
+    assert peaks == pytest.approx(expected)
+
+
+def test_what_cannot_be_computed_again_is_refused():
+    again = Strategy(1, 1, 1, (2, 2), memory=Memory(recompute=True))
+    with pytest.raises(PlanError, match="has no input_bytes"):
+        stored_bytes(model(), again)
+
+
+def test_sharded_slots_are_stored_once_and_weights_gathered():
+    """Sums of 80 bytes reach a part of the ranks each, then 40 bytes of weights reach all."""
+    given = model(
+        gradient_bytes=20.0, fixed_bytes=100.0, slot_bytes=60.0, weight_bytes=10.0, kept_bytes=1.0
+    )
+    found = Strategy(4, 1, 1, (4,), memory=Memory(shard_slots=True))
+    assert stored_bytes(given, found) == pytest.approx([4 * (40 + 60 / 4) + 4])
+    ring = (80 + 40) / 4 * (2 / 100 + 2 / 10)
+    assert quick_seconds(given, found) == pytest.approx(2 * 4 * 3 + ring)
+    assert simulated(given, found).seconds == pytest.approx(2 * 4 * 3 + 3 / 4 * (80 + 40) / 10)
+
+
+def test_virtual_stages_have_the_closed_form_and_a_smaller_bubble():
+    """(M v + p - 1) (F + B), of a quarter of the layers a stage: Narayanan et al. 2021, §2.2."""
+    given = model(layers=8)
+    found = Strategy(1, 1, 1, (1,) * 8, virtual=2)
+    assert (found.stages, found.actors, found.size) == (8, 4, 4)
+    assert found.stage(5) == (1,) and list(found.stages_of(1)) == [1, 5]
+    expected = (8 * 2 + 4 - 1) * 3
+    assert quick_seconds(given, found) == pytest.approx(expected)
+    assert simulated(given, found).seconds == pytest.approx(expected)
+    assert expected < quick_seconds(given, Strategy(1, 1, 1, (2,) * 4))
+
+
+def test_virtual_stages_send_between_the_last_actor_and_the_first():
+    given = model(layers=4, sent_bytes=10.0, batch=2)
+    found = Strategy(1, 1, 1, (1,) * 4, ranks=(0, 2), virtual=2)
+    sent = [edge for edge in simulated(given, found).transfers if edge.edge.num_bytes]
+    assert len(sent) == 2 * 2 * 3
+    # Of the three ways there and back, as many as actors less one are on the way with nothing else.
+    assert quick_seconds(given, found) == pytest.approx((2 * 2 + 1) * 3 + 2 * 10 / 10)
+
+
+@pytest.mark.parametrize("microbatches", [4, 6, 16])
+def test_memory_of_virtual_stages_is_that_of_the_schedule(microbatches):
+    given = model(batch=microbatches, layers=8, fixed_bytes=100.0, kept_bytes=7.0)
+    found = Strategy(1, 1, 1, (1,) * 8, virtual=2)
+    peaks = [peak.num_bytes for peak in simulated(given, found).peaks]
+    assert peaks == pytest.approx(stored_bytes(given, found))
+
+
+def test_copies_of_unequal_speed_run_unequal_shares():
+    """A device that is three times as fast runs three times as many microbatches."""
+    on = cluster(("fast", 1, 1.0, 1e9), ("slow", 1, 1.0, 1e9))
+    given = model(on=on, speeds={"fast": 3.0, "slow": 1.0}, gradient_bytes=1e9)
+    even = Strategy(2, 1, 1, (4,))
+    found = shared(given, even)
+    assert found.shares == (6, 2)
+    ring = 2 * 4 / 2 * (1 + 1)
+    assert quick_seconds(given, even) == pytest.approx(4 * 4 * 3 + ring)
+    assert quick_seconds(given, found) == pytest.approx(2 * 4 * 3 + ring)
+    assert simulated(given, found).seconds == pytest.approx(2 * 4 * 3 + 2 * 1 / 2 * 4)
+
+
+def test_shares_are_the_best_of_all():
+    on = cluster(("fast", 1, 1.0, 10.0), ("mean", 1, 1.0, 10.0), ("slow", 1, 1.0, 10.0))
+    speeds = {"fast": 3.0, "mean": 1.7, "slow": 0.6}
+    for batch in (3, 6, 9, 24):
+        given = model(batch=batch, on=on, speeds=speeds, layers=2)
+        even = Strategy(3, 1, 1, (2,))
+        of_all = [
+            dataclasses.replace(even, shares=(a, b, batch - a - b))
+            for a in range(1, batch - 1)
+            for b in range(1, batch - a)
+        ]
+        best = min(quick_seconds(given, one) for one in of_all)
+        assert quick_seconds(given, shared(given, even)) == pytest.approx(best)
+
+
+def test_what_is_no_strategy_is_refused():
+    with pytest.raises(PlanError, match="3 stages are not 2 for each"):
+        Strategy(1, 1, 1, (1, 1, 1), virtual=2)
+    with pytest.raises(PlanError, match=r"2 copies cannot run \(1, 2, 3\) microbatches"):
+        Strategy(2, 1, 1, (1,), shares=(1, 2, 3))
+    with pytest.raises(PlanError, match="batch of 8 is not 3 microbatches of 1"):
+        quick_seconds(model(), Strategy(2, 1, 1, (4,), shares=(1, 2)))
+    with pytest.raises(ArgumentError, match="slot_bytes is 2.0; it must be 1 at most"):
+        model(fixed_bytes=1.0, slot_bytes=2.0)
+
+
+def test_a_strategy_says_what_it_is():
+    assert str(Strategy(1, 1, 1, (2, 2))) == (
+        "2 stages x 1 data x 1 tensor, microbatches of 1, layers 2+2"
+    )
+    found = Strategy(2, 1, 1, (1,) * 4, virtual=2, shares=(6, 2), memory=Memory(True, True))
+    assert str(found) == (
+        "2 stages of 2 parts x 2 data x 1 tensor, microbatches of 1, 6+2 of them, layers 1+1+1+1, "
+        "recomputed, slots sharded"
+    )

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from tests.search.three_d.random_models import some
+from tests.search.three_d.random_models import mixed, some
 from tests.search.three_d.tables import cluster, equal_layers
 from tfpar.search.three_d.anneal import anneal
 from tfpar.search.three_d.baselines import alpa, megatron, random_search
 from tfpar.search.three_d.evaluate import Evaluation, lower_bound
 from tfpar.search.three_d.exhaustive import exhaustive
 from tfpar.search.three_d.find import find
-from tfpar.search.three_d.price import Model, fits, simulated
+from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.price import simulated
 from tfpar.search.three_d.space import Degrees, Point, Space
+from tfpar.search.three_d.stored import fits
 from tfpar.spec import MemoryLimitError, PlanError
 
-SEEDS = range(50)
+MODELS = [*map(some, range(1000, 1028)), *map(mixed, (1, 4, 10, 31, 39, 58))]
 
 
 def quickest(found):
@@ -33,9 +36,8 @@ def every_point(model):
 
 @pytest.mark.slow
 def test_annealing_finds_what_exhaustive_search_does():
-    compared = 0
-    for seed in SEEDS:
-        model = some(seed)
+    compared = []
+    for seed, model in enumerate(MODELS):
         try:
             best = exhaustive(model)
         except MemoryLimitError:
@@ -44,8 +46,11 @@ def test_annealing_finds_what_exhaustive_search_does():
             continue
         assert best.complete
         assert quickest(anneal(model, seed=seed)) == pytest.approx(quickest(best))
-        compared += 1
-    assert compared >= 40
+        compared.append(min(best.finalists, key=lambda priced: priced.quick_s).strategy)
+    assert len(compared) >= 30
+    assert any(strategy.virtual > 1 for strategy in compared)
+    assert any(strategy.shares for strategy in compared)
+    assert any(strategy.memory.shard_slots for strategy in compared)
 
 
 @pytest.mark.slow
@@ -80,8 +85,7 @@ def test_what_is_found_is_never_worse_than_megatron_s_heuristic():
 @pytest.mark.slow
 def test_annealing_beats_random_search_at_equal_budget():
     ours, theirs = [], []
-    for seed in range(25):
-        model = some(seed)
+    for seed, model in enumerate(MODELS[15:]):
         try:
             drawn = random_search(model, seed=seed, trials=40)
         except MemoryLimitError:
@@ -106,6 +110,32 @@ def test_a_search_ends_when_its_time_is_over():
     with pytest.raises(MemoryLimitError):
         exhaustive(model, seconds=0.0)
     assert not exhaustive(model, seconds=0.0, starts=megatron(model)).complete
+
+
+def test_what_does_not_fit_is_computed_again():
+    """Only then: it takes longer."""
+    on = cluster(("fast", 2, 100.0, 10.0), memory_bytes=130.0)
+    small = equal_layers(4, {"fast": 1.0}, fixed_bytes=40.0, kept_bytes=30.0, input_bytes=1.0)
+    found = find(Model(small, on, 8)).best.strategy
+    assert found.memory.recompute
+    large = dataclasses.replace(on, nodes=cluster(("fast", 2, 100.0, 10.0)).nodes)
+    assert not find(Model(small, large, 8)).best.strategy.memory.recompute
+
+
+def test_slots_are_sharded_where_weights_are_less_than_gradients():
+    on = cluster(*[("fast", 1, 1.0, 10.0)] * 4)
+    for weight_bytes, sharded in [(10.0, True), (20.0, False)]:
+        table = equal_layers(
+            2,
+            {"fast": 1.0},
+            fixed_bytes=80.0,
+            slot_bytes=60.0,
+            gradient_bytes=20.0,
+            weight_bytes=weight_bytes,
+        )
+        space = Space(Model(table, on, 8))
+        strategy = space.strategy(space.lying(Degrees(4, 1, 1), space.plain_order))
+        assert strategy.memory.shard_slots == sharded
 
 
 def test_dominoes_lie_or_stand():

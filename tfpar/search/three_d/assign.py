@@ -1,12 +1,20 @@
-"""Layers to the stages of a strategy whose degrees and placement are given."""
+"""Layers to the stages of a strategy whose degrees and placement are given, and batch to copies."""
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 
 from tfpar.search.stages.layers import Layer, Place, pipe_dp
-from tfpar.search.three_d.price import Model, fits, layer_seconds, transfer_rates
+from tfpar.search.three_d.durations import (
+    layer_seconds,
+    one_ring,
+    passes_of_copies,
+    transfer_rates,
+)
+from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.stored import fits, held_bytes, in_flight, kept_bytes
 from tfpar.search.three_d.strategy import Strategy
 from tfpar.spec import MemoryLimitError
 
@@ -20,37 +28,90 @@ def even_counts(layers: int, stages: int) -> tuple[int, ...]:
 def assigned(model: Model, strategy: Strategy) -> Strategy | None:
     """The strategy with the layers in each stage that take least by equation 4.
 
-    A stage has one speed: that of its ranks with all layers of the model.
+    A stage has one speed: that of its ranks with all layers of the model. Each of an actor's
+    stages may store as many bytes.
 
     Returns:
         None if the memory of its ranks is too small for any assignment.
     """
     if strategy.stages == 1:
         return strategy if fits(model, strategy) else None
-    table, tensor, microbatch = model.table, strategy.tensor, strategy.microbatch
-    each = [layer_seconds(model, strategy, stage) for stage in range(strategy.stages)]
+    table, microbatches = model.table, max(strategy.microbatches(model.batch))
+    each = [layer_seconds(model, strategy, actor) for actor in range(strategy.actors)]
     layers = [
         Layer(
             seconds,
-            2 * microbatch * table.kind(number).sent_bytes,
-            table.kind(number).fixed_bytes / tensor,
-            table.kind(number).kept_bytes * microbatch / tensor,
+            2 * strategy.microbatch * table.kind(number).sent_bytes,
+            held_bytes(table.kind(number), strategy),
+            kept_bytes(table.kind(number), strategy),
         )
         for number, seconds in enumerate(each[0])
     ]
     devices = model.cluster.devices
+    again = _again_bytes(model, strategy)
+    memory = [
+        (min(devices[rank].memory_bytes for rank in strategy.stage(actor)) - again)
+        / strategy.virtual
+        for actor in range(strategy.actors)
+    ]
+    if min(memory) <= 0:
+        return None
     places = [
-        Place(
-            (sum(each[0]) / sum(own)) if sum(own) else 1.0,
-            rate,
-            min(devices[rank].memory_bytes for rank in strategy.stage(stage)),
-        )
-        for stage, (own, rate) in enumerate(
-            zip(each, [*transfer_rates(model, strategy), math.inf], strict=True)
-        )
+        Place(_speed(each[0], each[stage % strategy.actors]), rate, memory[stage % strategy.actors])
+        for stage, rate in enumerate([*transfer_rates(model, strategy), math.inf])
+    ]
+    alive = [
+        math.ceil(in_flight(strategy, stage % strategy.actors, microbatches) / strategy.virtual)
+        for stage in range(strategy.stages)
     ]
     try:
-        found = pipe_dp(layers, places, strategy.microbatches(model.batch))
+        found = pipe_dp(layers, places, microbatches, in_flight=alive)
     except MemoryLimitError:
         return None
-    return dataclasses.replace(strategy, counts=found.counts)
+    chosen = dataclasses.replace(strategy, counts=found.counts)
+    return chosen if fits(model, chosen) else None
+
+
+def shared(model: Model, strategy: Strategy) -> Strategy:
+    """The strategy with microbatches for each copy so that the copy that takes longest takes least.
+
+    A copy takes as long for each microbatch as its slowest actor does. Each has one microbatch at
+    least; the next one always goes to the copy that would be through with it first, which is best
+    for whole numbers.
+    """
+    if strategy.data == 1:
+        return strategy
+    cluster = one_ring(model.cluster)
+    stages = [
+        [sum(passes) for passes in passes_of_copies(model, cluster, strategy, s, run)]
+        for s, run in enumerate(strategy.runs)
+    ]
+    seconds = [
+        max(
+            sum(stages[s][copy] for s in strategy.stages_of(actor))
+            for actor in range(strategy.actors)
+        )
+        for copy in range(strategy.data)
+    ]
+    if max(seconds) == min(seconds):
+        return strategy
+    shares = [1] * strategy.data
+    ends = [(2 * own, copy) for copy, own in enumerate(seconds)]
+    heapq.heapify(ends)
+    for _ in range(sum(strategy.microbatches(model.batch)) - strategy.data):
+        end, copy = ends[0]
+        shares[copy] += 1
+        heapq.heapreplace(ends, (end + seconds[copy], copy))
+    return dataclasses.replace(strategy, shares=tuple(shares))
+
+
+def _speed(first: list[float], own: list[float]) -> float:
+    """Of an actor, if the first one's is 1."""
+    return sum(first) / sum(own) if sum(own) else 1.0
+
+
+def _again_bytes(model: Model, strategy: Strategy) -> float:
+    if not strategy.memory.recompute:
+        return 0.0
+    kept = max(kind.kept_bytes for kind in model.table.used)
+    return kept * strategy.microbatch / strategy.tensor

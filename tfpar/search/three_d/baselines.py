@@ -7,10 +7,10 @@ import random
 from collections import Counter
 
 from tfpar.cluster.description import Cluster
-from tfpar.search.three_d.assign import even_counts
 from tfpar.search.three_d.evaluate import Evaluation, Found
-from tfpar.search.three_d.price import Model, fits
-from tfpar.search.three_d.space import Degrees, Space
+from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.space import Space, even
+from tfpar.search.three_d.stored import fits
 from tfpar.search.three_d.strategy import Strategy
 from tfpar.spec import PlanError
 
@@ -26,9 +26,13 @@ def megatron(model: Model) -> list[Strategy]:
     space = Space(model)
     found = []
     for microbatch in sorted({degrees.microbatch for degrees in space.degrees}):
-        tried = [d for d in space.degrees if d.microbatch == microbatch and d.tensor <= smallest]
+        tried = [
+            d
+            for d in space.degrees
+            if d.microbatch == microbatch and d.tensor <= smallest and d.virtual == 1
+        ]
         for degrees in sorted(tried, key=lambda d: (-d.data, -d.tensor)):
-            strategy = _even(model, degrees)
+            strategy = even(model, degrees)
             if fits(model, strategy):
                 found.append(strategy)
                 break
@@ -68,12 +72,6 @@ def alpa(model: Model) -> Strategy:
     if not ranked:
         raise PlanError(f"No strategy fits into the memory of {model.cluster.name!r}.")
     return ranked[0].strategy
-
-
-def _even(model: Model, degrees: Degrees) -> Strategy:
-    data, tensor, microbatch = degrees
-    stages = model.cluster.size // (data * tensor)
-    return Strategy(data, tensor, microbatch, even_counts(len(model.table), stages))
 
 
 def _all_as_the_slowest(model: Model) -> Cluster:

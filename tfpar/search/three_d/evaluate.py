@@ -6,7 +6,9 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from tfpar.search.three_d.price import Model, quick_seconds, simulated, widest_link
+from tfpar.search.three_d.durations import widest_link
+from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.price import quick_seconds, simulated
 from tfpar.search.three_d.space import Degrees, Point, Space
 from tfpar.search.three_d.strategy import Strategy
 from tfpar.search.three_d.table import Case
@@ -104,20 +106,24 @@ def _decide(model: Model, candidates: Iterable[Priced]) -> tuple[Priced, ...]:
 def lower_bound(model: Model, degrees: Degrees) -> float:
     """Seconds that no placement of these degrees is below, by equations 1 to 4.
 
-    Every layer on the device that is fastest with it, the slowest stage no faster than the mean;
-    the gradients of a stage no fewer than the mean, on rings of the cluster's widest link.
+    Every layer on the device that is fastest with it, the slowest actor no faster than the mean;
+    the gradients of an actor no fewer than the mean, on rings of the cluster's widest link.
     """
-    data, tensor, microbatch = degrees
-    table, stages = model.table, model.cluster.size // (data * tensor)
+    data, tensor, microbatch, virtual = degrees
+    table, actors = model.table, model.cluster.size // (data * tensor)
     names = {device.name for device in model.cluster.devices}
-    whole = sum(
-        min(sum(table.passes(layer, Case(name, tensor, microbatch))) for name in names)
-        for layer in table.layers
-    )
+    cases = [Case(name, tensor, microbatch) for name in names]
+    least = {
+        name: min(sum(table.passes(name, case)) for case in cases) for name in set(table.layers)
+    }
+    whole = sum(least[layer] for layer in table.layers)
     microbatches = model.batch // (data * microbatch)
-    pipeline = (microbatches - 1) * whole / stages + whole
+    pipeline = (microbatches - 1 / virtual) * whole / actors + whole / virtual
     if data == 1:
         return pipeline
-    gradients = sum(table.kind(layer).gradient_bytes for layer in range(len(table)))
-    payload = gradients / stages / tensor
-    return pipeline + 2 * payload / widest_link(model.cluster)
+    kinds = [table.kind(layer) for layer in range(len(table))]
+    gradients = sum(kind.gradient_bytes for kind in kinds)
+    moved = 2 * gradients
+    if any(kind.slot_bytes for kind in kinds):
+        moved = min(moved, gradients + sum(kind.weight_bytes for kind in kinds))
+    return pipeline + moved / actors / tensor / widest_link(model.cluster)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from tfpar.search.three_d.evaluate import Evaluation, Found, lower_bound
-from tfpar.search.three_d.price import Model
+from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.space import Space
 from tfpar.search.three_d.strategy import Strategy
 

@@ -8,7 +8,7 @@ from tfpar.search.three_d.anneal import ITERATIONS, anneal
 from tfpar.search.three_d.baselines import megatron
 from tfpar.search.three_d.evaluate import Found
 from tfpar.search.three_d.exhaustive import exhaustive
-from tfpar.search.three_d.price import Model
+from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.space import Space
 
 FEW = 2000

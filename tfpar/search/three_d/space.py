@@ -1,6 +1,8 @@
 """The strategies that a search chooses from (auto3d, §4.1 and §4.4).
 
-A point says everything but the layers of the stages, which `pipe_dp` finds. Placement is a tiling
+A point says everything but the layers of the stages, which `pipe_dp` finds, the shares of copies
+that are not equally fast, and what is done to store less: slots are sharded where a step then takes
+less or else does not fit, layers are computed again where nothing else fits. Placement is a tiling
 with dominoes: machines are rows of devices, and a stage is a domino of data x tensor of them. As
 many equal machines as there are copies are a block, in which the dominoes lie or stand:
 
@@ -23,14 +25,19 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Node
-from tfpar.search.three_d.assign import assigned, even_counts
-from tfpar.search.three_d.price import Model
-from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.assign import assigned, even_counts, shared
+from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.price import quick_seconds
+from tfpar.search.three_d.stored import fits
+from tfpar.search.three_d.strategy import Memory, Strategy
 from tfpar.search.three_d.table import Case
 from tfpar.spec import PlanError
 
 Row = Sequence[int]
 """The ranks of a machine."""
+
+VIRTUAL = (1, 2, 4, 8)
+"""Stages of an actor. Each doubling halves the bubble, and doubles what is sent."""
 
 
 class Degrees(NamedTuple):
@@ -39,6 +46,7 @@ class Degrees(NamedTuple):
     data: int
     tensor: int
     microbatch: int
+    virtual: int = 1
 
 
 class Point(NamedTuple):
@@ -68,6 +76,14 @@ class Space:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.kinds = _alike(model)
+        used = model.table.used
+        recomputes = all(kind.input_bytes is not None for kind in used)
+        shards = any(kind.slot_bytes for kind in used)
+        # The first of these in which anything fits.
+        self._memories = [
+            [Memory(recompute, shard) for shard in ((False, True) if shards else (False,))]
+            for recompute in ((False, True) if recomputes else (False,))
+        ]
         self.degrees = list(_degrees(model))
         if not self.degrees:
             raise PlanError(
@@ -111,12 +127,31 @@ class Space:
         return Point(degrees, order, (False,) * self._num_blocks(degrees, order))
 
     def strategy(self, point: Point) -> Strategy | None:
-        """The point with its layers in stages; None if it needs more memory than there is."""
-        data, tensor, microbatch = point.degrees
-        stages = self.model.cluster.size // (data * tensor)
-        counts = even_counts(len(self.model.table), stages)
-        strategy = Strategy(data, tensor, microbatch, counts, self._ranks(point))
-        return assigned(self.model, strategy)
+        """The point with its layers in stages, as fast as it can be by equations 1 to 4.
+
+        Returns:
+            None if it needs more memory than there is.
+        """
+        strategy = even(self.model, point.degrees, self._ranks(point))
+        for memories in self._memories:
+            found = [
+                finished
+                for memory in memories
+                if strategy.data > 1 or not memory.shard_slots
+                for finished in self._finished(strategy, memory)
+            ]
+            if found:
+                return min(found, key=lambda one: quick_seconds(self.model, one))
+        return None
+
+    def _finished(self, strategy: Strategy, memory: Memory) -> Iterator[Strategy]:
+        """With equal shares, and with others if they differ."""
+        found = assigned(self.model, dataclasses.replace(strategy, memory=memory))
+        if found is not None:
+            yield found
+            uneven = shared(self.model, found)
+            if uneven is not found and fits(self.model, uneven):
+                yield uneven
 
     def _ranks(self, point: Point) -> tuple[int, ...]:
         standing = iter(point.standing)
@@ -150,6 +185,14 @@ class Space:
             at += degrees.data if either else 1
 
 
+def even(model: Model, degrees: Degrees, ranks: tuple[int, ...] = ()) -> Strategy:
+    """With as many layers in each stage as can be, and by default on ranks in their order."""
+    data, tensor, microbatch, virtual = degrees
+    stages = model.cluster.size // (data * tensor) * virtual
+    counts = even_counts(len(model.table), stages)
+    return Strategy(data, tensor, microbatch, counts, ranks, virtual)
+
+
 def _alike(model: Model) -> list[list[Row]]:
     """The rows of machines that are equal and have as many ranks."""
     cluster = model.cluster
@@ -173,8 +216,13 @@ def _degrees(model: Model) -> Iterator[Degrees]:
             continue
         for data in range(1, size // tensor + 1):
             stages, rest = divmod(size // tensor, data)
-            if not rest and stages <= len(table) and model.batch % (data * microbatch) == 0:
-                yield Degrees(data, tensor, microbatch)
+            microbatches, left = divmod(model.batch, data * microbatch)
+            if rest or left:
+                continue
+            for virtual in VIRTUAL:
+                if virtual == 1 or 1 < stages <= microbatches:
+                    if stages * virtual <= len(table):
+                        yield Degrees(data, tensor, microbatch, virtual)
 
 
 def _orders(counts: list[int]) -> Iterator[tuple[int, ...]]:

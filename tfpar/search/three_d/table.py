@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tfpar.spec import PlanError
-from tfpar.spec.arguments import finite
+from tfpar.spec.arguments import finite, refused
 
 
 class Case(NamedTuple):
@@ -48,6 +48,10 @@ class LayerKind:
         reduced_bytes: of a sample, that the ranks over which the layer is split sum in the forward
             pass; the backward pass sums as many.
         sent_bytes: of a sample, that the next layer reads: every one of these ranks has all of it.
+        input_bytes: of a sample, that is kept if the rest of `kept_bytes` is computed again: every
+            one of these ranks has all of it. None: the layer cannot be computed again.
+        slot_bytes: of `fixed_bytes`, what the optimizer alone reads, which copies can share out.
+        weight_bytes: of the whole layer, that they then gather once a step.
     """
 
     seconds: Mapping[Case, Passes]
@@ -56,13 +60,19 @@ class LayerKind:
     kept_bytes: float = 0.0
     reduced_bytes: float = 0.0
     sent_bytes: float = 0.0
+    input_bytes: float | None = None
+    slot_bytes: float = 0.0
+    weight_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for case, passes in self.seconds.items():
             for name, value in passes._asdict().items():
                 finite(f"seconds[{tuple(case)}].{name}", value)
         for field in dataclasses.fields(self)[1:]:
-            finite(field.name, getattr(self, field.name))
+            if getattr(self, field.name) is not None:
+                finite(field.name, getattr(self, field.name))
+        if self.slot_bytes > self.fixed_bytes:
+            raise refused("slot_bytes", self.slot_bytes, f"{self.fixed_bytes:g} at most, all bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +119,11 @@ class LayerTable:
                 f"{case.tensor} and microbatches of {case.microbatch}."
             )
         return found
+
+    @property
+    def used(self) -> list[LayerKind]:
+        """The kinds that there are layers of."""
+        return [self.kinds[name] for name in dict.fromkeys(self.layers)]
 
     def has(self, case: Case) -> bool:
         """Whether all layers have a time for it."""
