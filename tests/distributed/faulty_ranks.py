@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from pathlib import Path
 NUM_SAMPLES, BATCH = 96, 12  # divides by 1, 2, 3 and 4 ranks
 STEPS_PER_EPOCH = NUM_SAMPLES // BATCH
 FOREVER_S = 600.0
+MICROBATCHES = 4
 LIFE = 2 * STEPS_PER_EPOCH  # steps of an attempt that is to be killed, at most
 
 
@@ -36,6 +38,7 @@ class Task:
         searched: the plan is searched; else it is plain data parallelism.
         fault: what happens (see `FAULTS`), on rank `of` before step `at`; `random_kill`: a
             rank is killed at a random moment of its first `LIFE` steps.
+        inside: within step `at` instead, in this task of a pipeline of two stages: `1B3`.
         attempts: only in that many of the launcher's attempts.
         pause_s: before each step.
     """
@@ -47,6 +50,7 @@ class Task:
     stages: int = 0
     searched: bool = False
     fault: str = ""
+    inside: str = ""
     of: int = 1
     at: int = 4
     attempts: int = 1
@@ -67,16 +71,20 @@ def main(task: Task) -> None:
     fault = task.fault if attempt < task.attempts and (rank == task.of or task.of < 0) else ""
     keras.utils.set_random_seed(7)
     planner = {"planner": "tap"} if task.searched else {"planner": None}
-    pipeline = tap.Pipeline(task.stages, 4) if task.stages else None
+    pipeline = tap.Pipeline(task.stages, MICROBATCHES) if task.stages else None
+    if task.inside:
+        placed = (("first", 0), ("last", 1), ("mischief", int(task.inside[0])))
+        planner["constraints"] = [tap.stage(name, stage) for name, stage in placed]
     with tap.auto_parallel(task.mesh, pipeline=pipeline, **planner):
-        model = keras.Sequential(
-            [
-                keras.Input((8,)),
-                keras.layers.Dense(16, activation="relu"),
-                keras.layers.Dropout(0.3, seed=3),
-                keras.layers.Dense(4),
-            ]
-        )
+        layers = [
+            keras.Input((8,)),
+            keras.layers.Dense(16, activation="relu", name="first"),
+            keras.layers.Dropout(0.3, seed=3),
+            keras.layers.Dense(4, name="last"),
+        ]
+        if task.inside:
+            layers.insert(4 if task.inside[0] == "1" else 2, mischief(task, fault))
+        model = keras.Sequential(layers)
         model.compile(
             keras.optimizers.Adam(0.01),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -100,7 +108,7 @@ def main(task: Task) -> None:
             if self.doomed is not None and step == self.doomed.step:
                 self.doomed.come()
             time.sleep(task.pause_s)
-            if self.step + 1 == task.at and fault in FAULTS:
+            if self.step + 1 == task.at and fault in FAULTS and not task.inside:
                 FAULTS[fault]()
 
         def on_train_batch_end(self, batch, logs=None):
@@ -126,12 +134,47 @@ def main(task: Task) -> None:
     print("done", flush=True)
 
 
+def mischief(task: Task, fault: str):
+    """A layer that does nothing, but brings the fault about in one call of an op of its own."""
+    import keras
+    import tensorflow as tf
+
+    import tfpar as tap
+
+    tap.register_rule("PyFuncStateless", lambda op, _: tap.make_rule(op, "n . -> n ."))
+    kind, micro = task.inside[1], int(task.inside[2:])
+    calls, last = itertools.count(), (task.at - 1) * MICROBATCHES + micro
+
+    def look(x):
+        if next(calls) == last and fault:
+            time.sleep(0.5)  # for what it is at to be told
+            FAULTS[fault]()
+        return x
+
+    def watched(x):
+        seen = tf.numpy_function(look, [x], x.dtype, stateful=False)
+        seen.set_shape(x.shape)
+        return seen
+
+    @tf.custom_gradient
+    def passing(x):
+        if kind == "F":
+            return watched(x), lambda dy: dy
+        return tf.identity(x), watched
+
+    return keras.layers.Lambda(passing, output_shape=lambda shape: shape, name="mischief")
+
+
 def hang() -> None:
     time.sleep(FOREVER_S)
 
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def fail() -> None:
@@ -141,6 +184,7 @@ def fail() -> None:
 FAULTS: dict[str, Callable[[], object]] = {
     "hang": hang,
     "kill": kill,
+    "stop": stop,
     "raise": fail,
     "exit": sys.exit,
     "exit_3": lambda: sys.exit(3),

@@ -175,7 +175,7 @@ def test_a_killed_rank_is_named_with_its_stage_and_what_did_not_come_of_it(
     assert f"rank 1 (host localhost, stage 1) was killed by SIGKILL {COUNTED}" in err
     assert re.search(r"What (0F|1B)\d makes did not get from rank (0 to rank 1|1 to rank 0)", err)
     table = err.partition("was killed by")[2]
-    assert re.search(r"^ +rank +host +at +stage +for", table, re.M)
+    assert re.search(r"^ +rank +host +at +stage +task +for", table, re.M)
     assert re.search(r"^ +0 +localhost +train step 4 +0 ", table, re.M)
 
 
@@ -187,6 +187,82 @@ def test_a_rank_that_hangs_is_named_with_its_stage(capfd, tmp_path):
     assert f"rank 0 (host localhost, stage 0) hung {COUNTED}" in err
     missing = err.partition("Missing ranks:")[2]
     assert "transfer/0_to_1/round" in missing and "F0/microbatch0" in missing
+
+
+# --- one rank of a pipeline fails within a step ----------------------------------------------
+
+
+def say_of_task(capfd, folder: Path, inside: str, of: int, num_ranks: int = 2, **fields) -> str:
+    """What is said of a job of which one rank fails within this task of step 4.
+
+    Args:
+        fields: of `faulty_ranks.Task`; `code` is that which the job ends with.
+    """
+    code, options = fields.pop("code"), fields.pop("options")
+    chosen = {"stages": 2, "inside": inside, "of": of, **fields}
+    assert train(folder, num_ranks, options=options, **chosen) == code
+    return capfd.readouterr().err
+
+
+@pytest.mark.slow
+@needs_horovod
+@pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
+def test_a_rank_that_is_killed_within_a_step_is_named_with_its_task(capfd, tmp_path, backend):
+    options = {"backend": backend, "timeout_s": 20.0}
+    told = {"fault": "kill", "code": 137, "options": options}
+    err = say_of_task(capfd, tmp_path, "1B3", 1, **told)
+    assert (
+        "rank 1 (host localhost, stage 1) was killed by SIGKILL at train step 4, in the backward "
+        "pass of microbatch 3 (1B3)." in err
+    )
+    table = err.partition("was killed by")[2]
+    assert re.search(r"^ +1 +localhost +train step 4 +1 +1B3 .*SIGKILL", table, re.M)
+    assert re.search(r"^ +0 +localhost +train step 4 +0 +0B3 \(waits\) ", table, re.M)
+
+
+@pytest.mark.slow
+@needs_horovod
+def test_what_a_task_raises_is_told_with_the_task(capfd, tmp_path):
+    told = {"fault": "raise", "code": 1, "options": {"backend": "tensorflow"}}
+    err = say_of_task(capfd, tmp_path, "0F2", 0, **told)
+    said = err.partition("tfpar run: ")[2].splitlines()[0]
+    assert said.startswith(
+        "rank 0 (host localhost, stage 0) failed at train step 4, in the forward pass of "
+        "microbatch 2 (0F2) (exit code 1): "
+    )
+    assert "the moon is made of cheese" in said
+
+
+@pytest.mark.slow
+@needs_horovod
+@pytest.mark.parametrize(
+    "fault, said", [("hang", "hung"), ("stop", "(hung|gives no sign of life)")]
+)
+def test_a_rank_that_hangs_within_a_step_is_named_with_its_task(capfd, tmp_path, fault, said):
+    told = {"fault": fault, "code": 70, "options": {"timeout_s": 8.0}}
+    err = say_of_task(capfd, tmp_path, "1F1", 1, **told)
+    where = r" at train step 4, in the forward pass of microbatch 1 \(1F1\)"
+    assert re.search(rf"rank 1 \(host localhost, stage 1\) {said}{where}", err)
+
+
+@pytest.mark.slow
+@needs_horovod
+@pytest.mark.parametrize(
+    "fault, of, inside, code, said",
+    [
+        ("kill", 1, "0B2", 137, "was killed by SIGKILL at train step 4, in the backward pass"),
+        ("hang", 3, "1B2", 70, "hung at train step 4, in the backward pass"),
+    ],
+)
+def test_of_four_ranks_the_one_is_named_whom_all_wait_for(
+    capfd, tmp_path, fault, of, inside, code, said
+):
+    backend = "tensorflow" if fault == "kill" else "horovod"
+    options = {"backend": backend, "timeout_s": 12.0}
+    told = {"fault": fault, "code": code, "options": options}
+    err = say_of_task(capfd, tmp_path, inside, of, 4, **told)
+    rank = f"rank {of} (host localhost, stage {of // 2})"
+    assert f"{rank} {said} of microbatch 2 ({inside})" in err
 
 
 # --- training goes on ------------------------------------------------------------------

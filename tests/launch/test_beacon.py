@@ -13,7 +13,7 @@ import time
 import pytest
 
 from tests.launch.programs import environ, wait_until
-from tfpar.launch.beacon import Beacon
+from tfpar.launch.beacon import Beacon, Reached
 from tfpar.launch.supervisor import Supervisor
 from tfpar.spec import TfparError
 
@@ -42,6 +42,28 @@ def test_the_launcher_hears_what_a_rank_is_at(supervisor):
     beacon.close()
     assert wait_until(lambda: supervisor.signs()[1].left, 3)
     assert supervisor.signs()[1].lost_at is None
+
+
+def test_how_far_a_rank_has_got_is_heard_while_it_goes_on(supervisor):
+    beacon, task = Beacon.connect(1, variables(supervisor)), ["1F0"]
+    beacon.at("train step 5", bounded=True, within=lambda: Reached(task[0], "runs"))
+    for name in ("1F0", "1B3"):
+        task[0] = name
+        assert wait_until(lambda: supervisor.signs()[1].reached == (task[0], "runs"), 3)
+    assert supervisor.signs()[1].activity == "train step 5"
+    beacon.at("after train step 5")
+    assert wait_until(lambda: supervisor.signs()[1].activity == "after train step 5", 3)
+    assert supervisor.signs()[1].reached is None
+    beacon.close()
+
+
+def test_a_look_that_fails_ends_nothing(supervisor):
+    beacon = Beacon.connect(1, variables(supervisor))
+    beacon.at("train step 5", within=lambda: Reached(*[][0]))
+    assert wait_until(lambda: supervisor.signs()[1].activity == "train step 5", 3)
+    beacon.at("train step 6")
+    assert wait_until(lambda: supervisor.signs()[1].activity == "train step 6", 3)
+    beacon.close()
 
 
 def test_a_failure_is_heard_at_once_with_where_it_was(supervisor):

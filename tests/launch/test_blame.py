@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfpar.launch.beacon import Reached
 from tfpar.launch.blame import Cause, Limits, Record, blame, in_trouble
 from tfpar.launch.processes import Exit
 from tfpar.launch.report import headline, report
@@ -41,6 +42,28 @@ def test_the_stages_of_a_pipeline_are_told():
     assert "  0     h     train step 17  0, 3   10.0 s  still running" in text
     plain = [rank(0, of=signs()), rank(1, -9, of=signs())]
     assert "stage" not in report(blame(plain, LIMITS, NOW), plain, NOW)
+
+
+def test_the_task_of_a_pipeline_is_told():
+    waiting = signs(stages=(0,), reached=Reached("0B3", "waits"))
+    killed = signs(stages=(1,), reached=Reached("1B3", "runs"))
+    records = [rank(0, of=waiting), rank(1, -9, of=killed)]
+    text = report(blame(records, LIMITS, NOW), records, NOW)
+    assert "SIGKILL at train step 17, in the backward pass of microbatch 3 (1B3).\n" in text
+    assert "  0     h     train step 17  0      0B3 (waits)  10.0 s  still running" in text
+    told = headline(blame([records[1], rank(1, -9, of=waiting)], LIMITS, NOW)[1:])
+    assert "waiting for what the backward pass of microbatch 3 (0B3) reads." in told
+    through = rank(0, -9, of=signs(reached=Reached("0W7", "done")))
+    told = headline(blame([through], LIMITS, NOW))
+    assert "after its last task, the backward pass for weights of microbatch 7 (0W7)." in told
+
+
+def test_of_ranks_in_one_step_those_that_run_a_task_are_blamed():
+    states = ("waits", "done", "waits", "runs")
+    records = [rank(n, 70, of=hung(reached=Reached("1B2", s))) for n, s in enumerate(states)]
+    assert culprits(*records) == [(3, Cause.HUNG)]
+    all_run = [rank(n, 70, of=hung(reached=Reached("1B2", "runs"))) for n in (0, 1)]
+    assert len(culprits(*all_run)) == 2
 
 
 def test_all_is_well_while_ranks_run_or_have_ended_well():

@@ -31,6 +31,16 @@ def test_what_a_schedule_says():
     assert [*map(str, schedule.forward()[1])] == ["1F0", "1F1", "2F0", "2F1"]
 
 
+def test_tasks_read_back_and_are_told_in_words():
+    for text in ("12F0", "2B31", "0I1", "0W1", "3J2", "3U"):
+        assert str(Task.parse(text)) == text
+    assert Task.parse("1B3").described == "the backward pass of microbatch 3 (1B3)"
+    assert Task.parse("3U").described == "the update (3U)"
+    for text in ("", "B3", "1X3", "1B3 "):
+        with pytest.raises(ValueError, match="is no task"):
+            Task.parse(text)
+
+
 def test_lists_of_lists_are_orders_too():
     assert tap.Schedule([[("F", 0, 0), ["B", 0, 0]]]) == tap.Schedule.parse(ONE_STAGE)
     assert hash(tap.Schedule.parse(ONE_STAGE)) == hash(tap.Schedule.parse("0F0 0B0"))

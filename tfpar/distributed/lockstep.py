@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfpar.launch.beacon import Reached
 from tfpar.spec import RuntimeMismatchError
 
 if TYPE_CHECKING:
@@ -51,18 +52,26 @@ class Lockstep:
         self._asked_to_stop = True
 
     @contextlib.contextmanager
-    def step(self, name: str, fed: Sequence[tf.Tensor], *, first: bool) -> Iterator[None]:
+    def step(
+        self,
+        name: str,
+        fed: Sequence[tf.Tensor],
+        *,
+        first: bool,
+        within: Callable[[], Reached | None] | None = None,
+    ) -> Iterator[None]:
         """Take one step on tensors that have to be the same on every rank.
 
         Args:
             first: the program's first.
+            within: tells, to another thread, how far this rank has got in it.
 
         Raises:
             RuntimeMismatchError: they are not.
             PeerLostError: another rank has ended.
         """
         self._fed = _checksum(fed, self._fed)
-        with self._world.at(f"{name} {self.count + 1}"):
+        with self._world.at(f"{name} {self.count + 1}", within):
             yield
         self.count += 1
         if first or self.count >= self._next:

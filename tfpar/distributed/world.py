@@ -21,7 +21,7 @@ from tfpar.distributed.exchange import Exchange, PeerLostError
 from tfpar.distributed.job import Job
 from tfpar.distributed.lead import Lead
 from tfpar.distributed.lockstep import Lockstep
-from tfpar.launch.beacon import Beacon
+from tfpar.launch.beacon import Beacon, Reached
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.devices import own_device
 from tfpar.spec import RuntimeMismatchError, TfparError
@@ -73,17 +73,22 @@ class World:
         return self.transport.device
 
     @contextlib.contextmanager
-    def at(self, activity: str) -> Iterator[None]:
+    def at(
+        self, activity: str, within: Callable[[], Reached | None] | None = None
+    ) -> Iterator[None]:
         """What other ranks wait for is bounded in time: the beacon ends a rank that hangs in it.
+
+        Args:
+            within: tells, to another thread, how far this rank has got.
 
         Raises:
             PeerLostError: another rank has ended.
         """
-        self.beacon.at(activity, bounded=True)
+        self.beacon.at(activity, bounded=True, within=within)
         reached = activity
         try:
             yield
-            reached = f"after {activity}"
+            reached, within = f"after {activity}", None
         except tf.errors.OpError as error:
             if _is_of_a_peer(error):
                 raise PeerLostError(
@@ -92,7 +97,7 @@ class World:
                 ) from error
             raise
         finally:
-            self.beacon.at(reached)
+            self.beacon.at(reached, within=within)
 
     def leave(self, limit_s: float) -> None:
         """Wait for the others, who may still need this process in collectives, before it ends."""

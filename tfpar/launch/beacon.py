@@ -17,8 +17,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from tfpar.launch import environment as names
 from tfpar.spec.errors import TfparError
@@ -27,7 +27,43 @@ _TICK_S = 0.1  # what a killed rank was at is known as exactly
 _HEARTBEAT_S = 1.0
 _CONNECT_S = 10.0
 _SEND_S = 10.0
+_JOIN_S = 1.0
 _LONGEST_TEXT = 4000  # characters of an activity or a message
+
+
+class Reached(NamedTuple):
+    """How far a rank has got within a step of a pipeline.
+
+    Attributes:
+        task: as schedules write it: `1B3`.
+        state: whether it waits for what the task reads, runs it, or is through with it and has no
+            other left in the step.
+    """
+
+    task: str
+    state: Literal["waits", "runs", "done"]
+
+
+class _Now(NamedTuple):
+    """What this rank does.
+
+    Attributes:
+        since: when it began, `time.monotonic()`.
+        within: looks how far it has got within that.
+    """
+
+    activity: str
+    bounded: bool
+    since: float
+    within: Callable[[], Reached | None] | None = None
+
+    def reached(self) -> Reached | None:
+        if self.within is None:
+            return None
+        try:
+            return self.within()
+        except Exception:  # noqa: BLE001 - that it cannot be seen must not end the watchdog
+            return None
 
 
 class Beacon:
@@ -48,14 +84,15 @@ class Beacon:
         self._rank, self._timeout_s, self._grace_s = rank, timeout_s, grace_s
         self._connection = connection
         self._send_lock = threading.Lock()
-        self._now = ("starting", False, time.monotonic())
-        self._told: tuple[str, bool, float] = self._now
+        self._now = _Now("starting", False, time.monotonic())
+        self._told: tuple[_Now, Reached | None] = (self._now, None)
         self._stages: tuple[int, ...] = ()
         self._heard_from = b""
         self._closed = threading.Event()
         self._process = os.getpid()
         atexit.register(self.close)
-        threading.Thread(target=self._watch, name="tfpar-beacon", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="tfpar-beacon", daemon=True)
+        self._thread.start()
 
     @classmethod
     def connect(cls, rank: int, environ: Mapping[str, str]) -> Beacon | None:
@@ -87,14 +124,22 @@ class Beacon:
     @property
     def progress(self) -> float:
         """When the present activity began, `time.monotonic()`; another one, another number."""
-        return self._now[2]
+        return self._now.since
 
-    def at(self, activity: str, bounded: bool = False) -> None:
+    def at(
+        self,
+        activity: str,
+        bounded: bool = False,
+        within: Callable[[], Reached | None] | None = None,
+    ) -> None:
         """This rank now does `activity`; a bounded one has to end within the timeout.
 
         Each call counts as progress, even if it says the same again.
+
+        Args:
+            within: tells how far it has got; called from another thread, until the next activity.
         """
-        self._now = (activity, bounded, time.monotonic())
+        self._now = _Now(activity, bounded, time.monotonic(), within)
 
     def runs(self, stages: tuple[int, ...]) -> None:
         """This rank runs these stages of a pipeline in what it does next; none without one."""
@@ -125,6 +170,8 @@ class Beacon:
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)  # TensorFlow, which it may be asking, goes next
 
     # --- the thread ----------------------------------------------------------------------
 
@@ -133,13 +180,11 @@ class Beacon:
         tick = min(_TICK_S, self._timeout_s / 4)
         while not self._closed.is_set():
             self._listen(tick)
-            activity, bounded, since = self._now
+            activity, bounded, since, _ = self._now
             now = time.monotonic()
             if bounded and now - since > self._timeout_s:
                 self._hang(activity, now - since)
-            if self._now is not self._told:
-                self._tell_activity()
-            elif now - heartbeat > _HEARTBEAT_S:
+            if not self._tell_activity() and now - heartbeat > _HEARTBEAT_S:
                 heartbeat = now
                 self._send({"say": "alive"})
 
@@ -159,7 +204,7 @@ class Beacon:
             self._end_without_launcher()
         *lines, self._heard_from = (self._heard_from + data).split(b"\n")
         if any(b"stacks" in line for line in lines):
-            self._print(f"rank {self._rank} is at {self._now[0]!r}. Its Python stacks:")
+            self._print(f"rank {self._rank} is at {self._now.activity!r}. Its Python stacks:")
             _dump_stacks()
 
     def _hang(self, activity: str, seconds: float) -> None:
@@ -179,16 +224,18 @@ class Beacon:
         time.sleep(self._grace_s)
         os._exit(128 + signal.SIGTERM)
 
-    def _tell_activity(self) -> None:
-        current = self._now
-        if current is self._told:
-            return
-        self._told = current
-        activity, bounded, since = current
-        age = time.monotonic() - since
-        text = activity[:_LONGEST_TEXT]
-        said = {"say": "at", "activity": text, "bounded": bounded, "age": age}
-        self._send({**said, "stages": self._stages})
+    def _tell_activity(self) -> bool:
+        """Tell what this rank is at; False if nothing has changed since."""
+        now = self._now
+        told, reached = self._told, now.reached()
+        if now is told[0] and reached == told[1]:
+            return False
+        self._told = (now, reached)
+        age = time.monotonic() - now.since
+        text = now.activity[:_LONGEST_TEXT]
+        said = {"say": "at", "activity": text, "bounded": now.bounded, "age": age}
+        self._send({**said, "stages": self._stages, "reached": reached})
+        return True
 
     def _send(self, message: dict[str, Any]) -> None:
         """Send, unless there is nobody: that is noticed where the thread listens."""

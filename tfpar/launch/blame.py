@@ -223,6 +223,11 @@ def _behind(records: Sequence[Record], now: float) -> list[Record]:
         return mute
     counts = Counter(r.signs.activity for r in known if r.signs)
     if len(counts) == 1:
+        busy = [r for r in known if r.signs and r.signs.reached and r.signs.reached.state == "runs"]
+        if (
+            0 < len(busy) < len(known)
+        ):  # the others wait for what comes of a task, or all it leads to
+            return busy
         patient = [r for r in known if r.signs and r.signs.hung_after is None and r.exit is None]
         return patient if 0 < len(patient) < len(known) / 2 else known
     (_, most), (_, next_most) = counts.most_common(2)

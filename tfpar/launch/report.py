@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from tfpar.launch.beacon import Reached
 from tfpar.launch.blame import Blame, Cause, Record
+from tfpar.pipeline.tasks import Task
 
 _MESSAGE_CHARACTERS = 400
-_HEADERS = ("rank", "host", "at", "stage", "for", "end")
+_HEADERS = ("rank", "host", "at", "stage", "task", "for", "end")
+_MAY_BE_EMPTY = ("stage", "task")
 
 
 def headline(blamed: Sequence[Blame]) -> str:
@@ -45,20 +48,30 @@ def table(records: Sequence[Record], now: float) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Without the column of stages, where no rank runs one."""
-    at = _HEADERS.index("stage")
-    if any(row[at] for row in rows[1:]):
-        return [*rows]
-    return [row[:at] + row[at + 1 :] for row in rows]
+    """Without those of pipelines, where no rank has anything to say there."""
+    kept = [
+        i
+        for i, header in enumerate(_HEADERS)
+        if header not in _MAY_BE_EMPTY or any(row[i] for row in rows[1:])
+    ]
+    return [tuple(row[i] for i in kept) for row in rows]
 
 
 def _row(record: Record, now: float) -> tuple[str, ...]:
-    at, since, stages = "", "", ""
+    at, since, stages, task = "", "", "", ""
     if record.signs is not None:
         ended = record.exit.at if record.exit is not None else now
         at, since = record.signs.activity, f"{max(0.0, ended - record.signs.since):.1f} s"
         stages = ", ".join(map(str, record.signs.stages))
-    return str(record.rank), record.host, at, stages, since, _ending(record)
+        task = _task(record.signs.reached)
+    return str(record.rank), record.host, at, stages, task, since, _ending(record)
+
+
+def _task(reached: Reached | None) -> str:
+    if reached is None:
+        return ""
+    shown = {"waits": "{} (waits)", "runs": "{}", "done": "after {}"}[reached.state]
+    return shown.format(reached.task)
 
 
 def _ending(record: Record) -> str:
@@ -113,7 +126,20 @@ def _where(record: Record) -> str:
     if record.signs is None:
         return ""
     activity = record.signs.activity
-    return f" {activity}" if activity.startswith("after ") else f" at {activity}"
+    at = f" {activity}" if activity.startswith("after ") else f" at {activity}"
+    return f"{at}{_within(record.signs.reached)}"
+
+
+def _within(reached: Reached | None) -> str:
+    """`, in the backward pass of microbatch 3 (1B3)`."""
+    if reached is None:
+        return ""
+    task = Task.parse(reached.task).described
+    return {
+        "waits": f", waiting for what {task} reads",
+        "runs": f", in {task}",
+        "done": f", after its last task, {task}",
+    }[reached.state]
 
 
 def _who(record: Record) -> str:

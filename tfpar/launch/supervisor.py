@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tfpar.launch.beacon import Reached
+
 _HELLO_S = 10.0
 _LONGEST = 1 << 16  # bytes of one line
 
@@ -37,6 +39,7 @@ class Signs:
     Attributes:
         since: when the activity began.
         stages: of a pipeline, which its last step runs on this rank.
+        reached: how far it has got in a step of a pipeline.
         heard_at: when anything came from it.
         hung_after: how long it waited before it gave up, seconds.
         done_at: when its program came to its end.
@@ -55,6 +58,7 @@ class Signs:
     left: bool = False
     lost_at: float | None = None
     stages: tuple[int, ...] = ()
+    reached: Reached | None = None
 
 
 class Supervisor:
@@ -133,6 +137,7 @@ class Supervisor:
                     bounded=bool(message["bounded"]),
                     since=now - float(message["age"]),
                     stages=tuple(map(int, message["stages"])),
+                    reached=Reached(*message["reached"]) if message["reached"] else None,
                 )
             elif say == "failed":
                 failure = Failure(str(message["kind"]), str(message["message"]), now)

@@ -17,7 +17,8 @@ U and J run follows from it (`tfpar.pipeline.graph`).
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+import re
+from typing import Literal, NamedTuple, cast, get_args
 
 Kind = Literal["F", "B", "I", "W", "U", "J"]
 
@@ -47,6 +48,37 @@ class Task(NamedTuple):
     def __str__(self) -> str:
         """`2F0`: forward of microbatch 0 at stage 2; `2U`: its update."""
         return f"{self.stage}{self.kind}{'' if self.kind == 'U' else self.micro}"
+
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        """The task that is written so.
+
+        Raises:
+            ValueError: it is none.
+        """
+        found = _WRITTEN.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is no task; one is written as 2F0.")
+        stage, kind, micro = found.groups()
+        return cls(cast(Kind, kind), int(stage), int(micro or 0))
+
+    @property
+    def described(self) -> str:
+        """What it does, in words: `the backward pass of microbatch 3 (1B3)`."""
+        of = "" if self.kind == "U" else f" of microbatch {self.micro}"
+        return f"{_WORDS[self.kind]}{of} ({self})"
+
+
+_WRITTEN = re.compile(r"(\d+)([FBIWUJ])(\d*)", re.ASCII)
+
+_WORDS: dict[Kind, str] = {
+    "F": "the forward pass",
+    "B": "the backward pass",
+    "I": "the backward pass for inputs",
+    "W": "the backward pass for weights",
+    "U": "the update",
+    "J": "the join",
+}
 
 
 def named(tasks: list[Task], most: int = 6) -> str:

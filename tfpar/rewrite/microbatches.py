@@ -225,13 +225,14 @@ class _Writer(WithinRank):
         carried: Sequence[Tensor],
         control: Sequence[Op],
     ) -> Op:
-        """Emit the call of a task."""
+        """Emit the call of a task; that of a pipeline says which it is."""
         own = f"{task.kind}{task.stage}/" if self.program.places else ""
+        said = {"task": str(task)} if self.program.places else {}
         call = self.build.emit(
             TASK,
             [*(self.tensors[t][task.micro] for t in body.read), *carried],
             [(t.shape, t.dtype) for t in (*body.made, *body.sums)],
-            {"body": body.name, "carried": body.carried},
+            {"body": body.name, "carried": body.carried, **said},
             name=f"round{number}/{own}microbatch{task.micro}",
             control=control,
             stateful=True,

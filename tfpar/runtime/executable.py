@@ -74,7 +74,8 @@ class Executable:
             return self._run(fed)
         alike = fed if self.parts == 1 else []
         world.beacon.runs(self._programs.stages_of(world.rank))
-        with world.lockstep.step(self.name, alike, first=not self._checked):
+        within = self.program.reached if isinstance(self.program, ProcessProgram) else None
+        with world.lockstep.step(self.name, alike, first=not self._checked, within=within):
             return self._run(fed)
 
     def _run(self, fed: Sequence[tf.Tensor]) -> Any:

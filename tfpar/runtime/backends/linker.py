@@ -144,12 +144,21 @@ class Linker(abc.ABC):
             made.append(task)
         name = f"{self.scope}{op.name}"
         nodes = (self.nodes[r][c] for r in self.ranks for c in op.control if c in self.nodes[r])
-        control = dict.fromkeys(nodes)
-        task.call(self.writer, name, op, given, self.devices[self.ranks[0]], list(control))
+        control = self._announced(op, [row[0] for row in given], list(dict.fromkeys(nodes)))
+        task.call(self.writer, name, op, given, self.devices[self.ranks[0]], control)
         for position, rank in enumerate(self.ranks):
             self.nodes[rank][op] = name
             for tensor, at in zip(op.outputs, task.results, strict=True):
                 self.edges[rank][tensor] = f"{name}:output:{at[position]}"
+
+    def _announced(self, op: Op, given: Sequence[str], control: Sequence[str]) -> Sequence[str]:
+        """What the call of a task waits for beside what it is given; it may be announced before.
+
+        Args:
+            given: the edges that the first rank reads.
+            control: nodes.
+        """
+        return control
 
     @abc.abstractmethod
     def _collective(self, op: Op) -> None:

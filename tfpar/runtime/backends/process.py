@@ -8,11 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.launch.beacon import Reached
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.reshard import ONCE
 from tfpar.rewrite.transfers import channels_of
 from tfpar.runtime.backends.linker import Linker, link_function
+from tfpar.runtime.backends.progress import Progress, task_of
 from tfpar.runtime.backends.transport import Connections, Transport
 from tfpar.runtime.backends.wire import Operand, Wire
 from tfpar.runtime.function_def import FunctionWriter, RegisteredFunction, serialize_attrs
@@ -48,7 +50,8 @@ class ProcessProgram:
         self.holders = [tuple(range(len(group))) for _ in program.graph.variables]
         transport.connect(*connections)
         own = [devices[rank] for rank in group]
-        linker = _Linker(program, group, own, transport, self.holders, fed_in_parts)
+        self._progress = Progress.of(program)
+        linker = _Linker(program, group, own, transport, self.holders, fed_in_parts, self._progress)
         alone = ProgramSet({group: program})
         self.function: RegisteredFunction = link_function(alone, {group: linker}, name)
         with tf.device("CPU:0"):
@@ -58,7 +61,12 @@ class ProcessProgram:
         self, inputs: Sequence[tf.Tensor], handles: Sequence[Mapping[int, tf.Tensor]]
     ) -> list[tf.Tensor]:
         own = [shards[self.rank] for shards in handles]
-        return self.function([*inputs, *own, *self._constants])
+        progress = [self._progress.handle] if self._progress else []
+        return self.function([*progress, *inputs, *own, *self._constants])
+
+    def reached(self) -> Reached | None:
+        """The task of a pipeline that the step is at; any thread may ask while it runs."""
+        return self._progress.reached() if self._progress else None
 
 
 class _Linker(Linker):
@@ -72,16 +80,34 @@ class _Linker(Linker):
         transport: Transport,
         variable_holders: Sequence[Sequence[int]],
         fed_in_parts: bool,
+        progress: Progress | None = None,
     ) -> None:
         self.rank = group.index(transport.rank)
         super().__init__(program, group, devices, [self.rank], variable_holders)
         self._fed_in_parts = fed_in_parts
         self._transport = transport
+        self._progress = progress
         self.constants: list[np.ndarray] = []
 
     def open(self, writer: FunctionWriter) -> None:
         super().open(writer)
         self._wire = Wire(writer, self._transport)
+
+    def begin(self, writer: FunctionWriter) -> None:
+        if self._progress is not None:
+            self._progress.open(writer)
+        super().begin(writer)
+
+    def end(self) -> None:
+        super().end()
+        if self._progress is not None:
+            self._progress.end()
+
+    def _announced(self, op: Op, given: Sequence[str], control: Sequence[str]) -> Sequence[str]:
+        task = task_of(op)
+        if self._progress is None or task is None:
+            return control
+        return [self._progress.before(op.name, task, given, control)]
 
     def inner(self, program: LocalProgram) -> _Linker:
         return _Linker(program, self.group, self.devices, self._transport, (), self._fed_in_parts)
