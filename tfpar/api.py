@@ -29,7 +29,9 @@ from tfpar.options import (
     takes,
     with_keywords,
 )
-from tfpar.planning import Request, plan_step
+from tfpar.pipeline import AUTO
+from tfpar.planning import Request, plan_step, search_plan
+from tfpar.planning_pipelines import search_pipeline
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
@@ -241,7 +243,7 @@ def plan(
         constraints_on(captured, session),
         compression=settings.compression,
         recompute=settings.recompute,
-        pipeline=settings.pipeline,
+        pipeline=settings.given_pipeline,
         budget=settings.budget,
     )
     return plan_step(
@@ -252,6 +254,7 @@ def plan(
         settings.plan_cache,
         slot_ratio(model),
         dump_of("plan"),
+        search_pipeline if settings.pipeline == AUTO else search_plan,
     )
 
 

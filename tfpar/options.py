@@ -7,7 +7,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
@@ -66,8 +66,10 @@ class Options:
             depend on it. By default what the plan says: what costs least.
         pipeline: a `Pipeline`: microbatches, whose gradients are added up before the weights are
             updated, so that the activations of one are stored at a time. Results do not depend
-            on it, unless it has `batch_statistics="microbatch"`. By default what the plan says;
-            with a `plan` it has to be the plan's.
+            on it, unless it has `batch_statistics="microbatch"`. `"auto"`: the planner decides at
+            the first training step whether there is one, with how many stages and microbatches
+            and whether stages recompute; `Plan.summary()` says what else it found. By default
+            what the plan says; with a `plan` it has to be the plan's.
         early_collectives: what nothing waits for but the update (the gradients of weights) is
             computed while what everything waits for (the gradients of activations) is summed
             over ranks. False leaves the order to TensorFlow.
@@ -92,7 +94,7 @@ class Options:
     compression: str | None = None
     recompute: bool | str | Sequence[str] | None = None
     chunks: int | None = None
-    pipeline: Pipeline | None = None
+    pipeline: Pipeline | Literal["auto"] | None = None
     early_collectives: bool = True
     verbose: int = 1
 
@@ -110,7 +112,7 @@ class PlanKeywords(TypedDict, total=False):
     memory_limit: float | str | None
     compression: str | None
     recompute: bool | str | Sequence[str] | None
-    pipeline: Pipeline | None
+    pipeline: Pipeline | Literal["auto"] | None
 
 
 class Keywords(PlanKeywords, total=False):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.compile.passes import Observer, unobserved
@@ -49,6 +49,9 @@ from tfpar.search.stages.planned import in_stages
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
 logger = logging.getLogger("tfpar")
+
+Search = Callable[..., tuple[Plan, Problem]]
+"""`search_plan`, or `planning_pipelines.search_pipeline`."""
 
 Interrupted = MutableMapping[str, SearchInterrupted]
 """Searches that Ctrl-C ended, by the digest of their problem."""
@@ -257,10 +260,16 @@ def plan_step(
     cache: PlanCache | None,
     state_ratio: float,
     observe: Observer = unobserved,
+    search: Search | None = None,
 ) -> Plan:
-    """Plan a step that was captured to be planned, and lay out all its tensors."""
+    """Plan a step that was captured to be planned, and lay out all its tensors.
+
+    Args:
+        search: `search_plan` or one that takes the same.
+    """
     simplify_step(step, observe)
-    plan, problem = search_plan(step, request, batch_size, planner, cache, state_ratio=state_ratio)
+    search = search or search_plan
+    plan, problem = search(step, request, batch_size, planner, cache, state_ratio=state_ratio)
     laid = lay_out(plan, problem)
     observe("propagate", lambda: str(laid))
     return plan.with_partitioned(laid)
@@ -276,6 +285,16 @@ def _laid(plan: Plan, problem: Problem) -> PartitionedGraph:
         laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
         laid.wire_dtypes = Roles.of(problem.graph, compression=problem.compression).wire_dtypes
         return laid
+
+
+def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
+    """What a plan costs that computes its batch in one piece, and the graph as it lays it."""
+    again = recomputed_problem(problem, plan.recompute)
+    laid = _laid(plan, again)
+    roles = Roles.of(
+        laid.graph, times=dict.fromkeys(again.stand_ins, 0), compression=problem.compression
+    )
+    return evaluate(laid, problem.cluster, roles, problem.state_ratio), laid
 
 
 def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
@@ -336,12 +355,7 @@ def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
     plan = so_far.plan()
     if plan is None:
         return None
-    again = recomputed_problem(problem, plan.recompute)
-    laid = _laid(plan, again)
-    roles = Roles.of(
-        laid.graph, times=dict.fromkeys(again.stand_ins, 0), compression=problem.compression
-    )
-    cost = evaluate(laid, problem.cluster, roles, problem.state_ratio)
+    cost, laid = price_whole(plan, problem)
     plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
     return None if problem.excess(plan.cost) else plan.with_partitioned(laid)
 

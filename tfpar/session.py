@@ -19,9 +19,8 @@ from tfpar.distributed.seeds import share_seeds
 from tfpar.distributed.world import this_world
 from tfpar.interop.keras_internals import print_msg
 from tfpar.keras.initial_shapes import initial_shape
-from tfpar.planning import (
-    Interrupted,
-)
+from tfpar.pipeline import AUTO, Pipeline
+from tfpar.planning import Interrupted
 from tfpar.plans import Plan
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.ranks import Ranks
@@ -41,6 +40,8 @@ class Session:
     Attributes:
         mesh: the ranks; what axes are laid over them is the planner's choice where there is one.
         stage_mesh: those that are planned for: all, or those of one stage of a pipeline.
+        pipeline: the stages and microbatches of training steps; None: as plans say.
+        decides_pipeline: whether it is for the next training step's plan to say.
         options: what the user asked for.
         cluster: what plans are made for; the machine as detected if None.
         interrupted: searches that Ctrl-C ended: what they had found is used if a plan for the same
@@ -57,17 +58,25 @@ class Session:
     first: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
     stage_mesh: Mesh = dataclasses.field(init=False)
+    pipeline: Pipeline | None = dataclasses.field(init=False)
+    decides_pipeline: bool = dataclasses.field(init=False)
     _warned: bool = False
     _unreached: bool = False
 
     def __post_init__(self) -> None:
         """Raises SpecError where the mesh has not as many parts as the pipeline sets of ranks."""
-        plan, pipeline = self.options.plan, self.options.pipeline
-        if plan is not None:
-            self.stage_mesh = plan.mesh
-        else:
-            parts = 1 if pipeline is None else pipeline.order.num_actors
-            self.stage_mesh = self.mesh.divided(parts)
+        self._run_in(self.options.given_pipeline)
+        self.decides_pipeline = self.options.plan is None and self.options.pipeline == AUTO
+
+    def _run_in(self, pipeline: Pipeline | None) -> None:
+        self.pipeline, plan = pipeline, self.options.plan
+        actors = 1 if pipeline is None else pipeline.order.num_actors
+        self.stage_mesh = self.mesh.divided(actors) if plan is None else plan.mesh
+
+    def decide_pipeline(self, plan: Plan) -> None:
+        """Take the pipeline of `plan`, which was searched for a training step."""
+        self._run_in(plan.pipeline)
+        self.decides_pipeline = False
 
     @classmethod
     def of(cls, options: Settings) -> Session:
@@ -90,7 +99,11 @@ class Session:
         world = session.ranks.world  # devices can only be configured before TensorFlow has started
         if world is not None:
             agree_on_pipeline(
-                world, options.schedule, options.recomputes_stages, options.batch_statistics
+                world,
+                options.schedule,
+                options.recomputes_stages,
+                options.batch_statistics,
+                decided=not session.decides_pipeline,
             )
             share_seeds(world)
         return session
@@ -98,8 +111,7 @@ class Session:
     @property
     def in_stages(self) -> bool:
         """Whether steps are to be planned as a pipeline of several stages."""
-        pipeline = self.options.pipeline
-        return pipeline is not None and pipeline.order.num_stages > 1
+        return self.pipeline is not None and self.pipeline.order.num_stages > 1
 
     @functools.cached_property
     def ranks(self) -> Ranks:

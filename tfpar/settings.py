@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from tfpar.constraints import Constraint, constraints_of
 from tfpar.constraints.kinds import check_pattern
 from tfpar.constraints.stages import check_stages
 from tfpar.ir.roles import COMPRESSIONS
-from tfpar.pipeline import Pipeline, Schedule
+from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Plan
@@ -53,7 +53,8 @@ class Settings:
         cluster: not looked up yet: presets are fitted to the mesh.
         memory_limit, bucket_bytes: in bytes.
         compression: the dtype in which gradients travel; None: their own.
-        pipeline: the stages and microbatches of a training step; None: as the plan says.
+        pipeline: the stages and microbatches of a training step; None: as the plan says; AUTO: as
+            the planner finds.
     """
 
     mesh: Mesh | None = None
@@ -69,7 +70,7 @@ class Settings:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     chunks: int | None = None
-    pipeline: Pipeline | None = None
+    pipeline: Pipeline | Literal["auto"] | None = None
     early_collectives: bool = True
     verbose: bool = True
 
@@ -101,10 +102,11 @@ class Settings:
             early_collectives=flag("early_collectives", options.early_collectives),
             verbose=_verbose("verbose", options.verbose),
         )
-        check_stages(
-            settings.constraints,
-            1 if settings.pipeline is None else settings.pipeline.order.num_stages,
-        )
+        if settings.pipeline == AUTO:
+            if planner is None:
+                raise ArgumentError("pipeline='auto' needs a planner, e.g. planner='tap'.")
+        else:
+            check_stages(settings.constraints, settings.schedule.num_stages)
         if settings.plan is not None and settings.constraints:
             raise ArgumentError(
                 "Give a plan or constraints, not both: a plan holds its constraints."
@@ -121,15 +123,20 @@ class Settings:
                 "Give chunks or a pipeline (a plan may have one), not both: both cut the batch of "
                 "a rank, and one runs what the other keeps apart."
             )
-        if plan is not None and settings.pipeline is not None:
-            _check_agreed(plan, settings.pipeline)
+        if plan is not None and settings.given_pipeline is not None:
+            _check_agreed(plan, settings.given_pipeline)
         return settings
 
     @property
+    def given_pipeline(self) -> Pipeline | None:
+        """The pipeline, where it is not for the planner to find."""
+        return None if self.pipeline == AUTO else self.pipeline
+
+    @property
     def schedule(self) -> Schedule:
-        """Of the pipeline, or the plan's; with neither, one stage runs one microbatch."""
-        if self.pipeline is not None:
-            return self.pipeline.order
+        """Of the given pipeline, or the plan's; with neither, one stage runs one microbatch."""
+        if self.given_pipeline is not None:
+            return self.given_pipeline.order
         if self.plan is None or self.plan.stages is None:
             return generate("1f1b", 1, 1 if self.plan is None else self.plan.microbatches)
         return self.plan.stages.schedule
@@ -137,19 +144,14 @@ class Settings:
     @property
     def recomputes_stages(self) -> bool:
         """Whether the backward pass of each stage runs its forward pass again."""
-        asked = self.pipeline or (self.plan and self.plan.stages)
+        asked = self.given_pipeline or (self.plan and self.plan.stages)
         return bool(asked and asked.recompute)
 
     @property
     def batch_statistics(self) -> BatchStatisticsOf:
         """What normalisations take their statistics over."""
-        asked = self.pipeline or self.plan
+        asked = self.given_pipeline or self.plan
         return "exact" if asked is None else asked.batch_statistics
-
-    @property
-    def microbatches(self) -> int | None:
-        """In how many pieces a rank computes its batch in training; None: as the plan says."""
-        return None if self.pipeline is None else self.pipeline.order.num_microbatches
 
 
 def _plan(name: str, value: Any) -> Plan:
@@ -200,9 +202,12 @@ def _chunks(name: str, value: Any) -> int:
     return one_of(name, value, CHUNKS)
 
 
-def _pipeline(name: str, value: Any) -> Pipeline:
+def _pipeline(name: str, value: Any) -> Pipeline | Literal["auto"]:
+    if isinstance(value, str) and value == AUTO:
+        return AUTO
     if not isinstance(value, Pipeline):
-        raise refused(name, value, "a tap.Pipeline, such as tap.Pipeline(microbatches=4)")
+        expected = "a tap.Pipeline, such as tap.Pipeline(microbatches=4), or 'auto'"
+        raise refused(name, value, expected)
     if value.recompute and value.order.num_stages == 1:
         raise refused(
             name,

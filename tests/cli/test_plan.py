@@ -447,6 +447,9 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
     Path("mine.csv").write_text("0F0,0F1,0B1,0B0\n")
     assert tfpar(f"{command} -o plan.json --schedule mine.csv --quiet") == 0
     assert Plan.load("plan.json").microbatches == 2
+    assert tfpar(f"{command} -o plan.json --stages auto") == 0
+    assert Plan.load("plan.json").rivals
+    assert "Pipelines that were compared" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -455,6 +458,7 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
         ("--stages 3 --microbatches 2", "The mesh data=2 cannot be divided into 3 parts"),
         ("--stages 2", "A pipeline needs --microbatches"),
         ("--schedule gpipe", "A pipeline needs --microbatches"),
+        ("--stages auto --schedule gpipe", "--stages auto finds microbatches and schedule itself"),
         ("--batch-statistics microbatch", "A pipeline needs --microbatches"),
         ("--microbatches 0", "microbatches is 0; it must be a whole number, 1 or more"),
         ("--schedule gpype", "--schedule 'gpype' is neither one of gpipe, .* nor a file .*No such"),
@@ -470,6 +474,12 @@ def test_a_pipeline_that_cannot_be_is_refused_before_the_script_runs(
     assert tfpar(f"plan broken.py:build --mesh 2 {arguments}") == 2
     _, err = capsys.readouterr()
     assert re.search(message, err), err
+
+
+def test_stages_that_are_no_number_are_refused(folder, capsys):
+    with pytest.raises(SystemExit):
+        tfpar("plan train.py:build --mesh 2 --stages few")
+    assert "argument --stages: 'few' is neither a number nor auto" in capsys.readouterr().err
 
 
 # --- estimates --------------------------------------------------------------------------

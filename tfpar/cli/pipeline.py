@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import Literal
 
-from tfpar.pipeline import Pipeline, Schedule
+from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.spec import TfparError
@@ -13,7 +14,11 @@ from tfpar.spec import TfparError
 def add_pipeline(parser: argparse.ArgumentParser) -> None:
     """The arguments that say how a training step runs as a pipeline."""
     parser.add_argument(
-        "--stages", type=int, metavar="N", help="sets of ranks of a pipeline (default: 1)"
+        "--stages",
+        type=_stages,
+        metavar="N|auto",
+        help="sets of ranks of a pipeline; auto: as many as are best, with the microbatches that "
+        "are (default: 1)",
     )
     parser.add_argument(
         "--microbatches",
@@ -36,7 +41,16 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def pipeline_of(options: argparse.Namespace) -> Pipeline | None:
+def _stages(text: str) -> int | Literal["auto"]:
+    if text == AUTO:
+        return AUTO
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
+
+
+def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | None:
     """None if nothing of one is asked for.
 
     Raises:
@@ -46,6 +60,13 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | None:
     exact = options.batch_statistics == BATCH_STATISTICS[0]
     if stages is None and microbatches is None and schedule is None and exact:
         return None
+    if stages == AUTO:
+        if microbatches is not None or schedule is not None or not exact:
+            raise TfparError(
+                "--stages auto finds microbatches and schedule itself: leave out --microbatches, "
+                "--schedule and --batch-statistics, or give a number of stages."
+            )
+        return AUTO
     if schedule is not None and schedule not in FAMILIES:
         try:
             return Pipeline(

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tfpar.cli.pipeline import pipeline_of
 from tfpar.cli.script import call, scripts
 from tfpar.keras import adapter
 from tfpar.options import Options
-from tfpar.pipeline import Pipeline
+from tfpar.pipeline import AUTO, Pipeline
 from tfpar.plans import Plan
 from tfpar.runtime.detect import machines_for
 from tfpar.search.planners import budget_for, find_planner
@@ -60,7 +60,8 @@ def plan_of(options: argparse.Namespace, plan_cache: str | None = None) -> Plan:
         raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
     pipeline = pipeline_of(options)
     Options(pipeline=pipeline)  # refuses what cannot be run
-    mesh.divided(1 if pipeline is None else pipeline.order.num_actors)
+    if pipeline is not None and pipeline != AUTO:
+        mesh.divided(pipeline.order.num_actors)
     return _plan(options, mesh, plan_cache, pipeline)
 
 
@@ -93,7 +94,10 @@ def _check_output(path: str) -> None:
 
 
 def _plan(
-    options: argparse.Namespace, mesh: Mesh, plan_cache: str | None, pipeline: Pipeline | None
+    options: argparse.Namespace,
+    mesh: Mesh,
+    plan_cache: str | None,
+    pipeline: Pipeline | Literal["auto"] | None,
 ) -> Plan:
     with scripts() as load:
         build = load(options.build)

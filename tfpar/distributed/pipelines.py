@@ -22,11 +22,13 @@ def agree_on_pipeline(
     schedule: Schedule,
     recompute: bool,
     batch_statistics: BatchStatisticsOf = "exact",
+    decided: bool = True,
 ) -> None:
     """Check that every rank asks for this pipeline, which may be one of one stage.
 
     Args:
         recompute, batch_statistics: see `pipeline.Pipeline`.
+        decided: False with `pipeline="auto"`: the first rank's plan says what it is.
 
     Raises:
         RuntimeMismatchError: on every rank; names two ranks and what they differ in.
@@ -38,6 +40,7 @@ def agree_on_pipeline(
         "schedule": name_of(schedule),
         "recompute": recompute,
         "batch_statistics": batch_statistics,
+        "pipeline": "given" if decided else "auto",
         _TASKS: [[str(task) for task in order] for order in schedule.orders],
     }
     world.agree("their pipelines", asked, _difference)

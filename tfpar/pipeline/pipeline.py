@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Literal
 
 from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import flag, integer, one_of, refused
+
+AUTO: Literal["auto"] = "auto"
+"""In place of a `Pipeline`: the planner decides whether there is one, and which."""
 
 
 @dataclasses.dataclass(frozen=True)

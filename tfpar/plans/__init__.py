@@ -2,7 +2,15 @@
 
 from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.plan import Plan
+from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.variables import Alternative, PlannedVariable
 
-__all__ = ["Alternative", "Plan", "PlannedStages", "PlannedVariable", "plan_from_constraints"]
+__all__ = [
+    "Alternative",
+    "Plan",
+    "PlannedStages",
+    "PlannedVariable",
+    "Rival",
+    "plan_from_constraints",
+]

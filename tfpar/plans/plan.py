@@ -21,9 +21,11 @@ from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
+from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.difference import difference, some_of
+from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
 from tfpar.plans.variables import Alternative, PlannedVariable
@@ -96,6 +98,7 @@ class Plan:
         ops: how ops run that would not run so by themselves, by name.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
             was taken that predictions cannot tell from it (`search.simplest`).
+        rivals: what else `pipeline="auto"` found or passed over, the fastest first; see `Rival`.
         cut_short: the search, or an integer program of it, ended because its time was over, or the
             search was interrupted: there may be better plans.
         partitioned: what propagation made of it, once known; not saved.
@@ -123,6 +126,7 @@ class Plan:
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
     cut_short: bool = False
     passed_over: tuple[float, int] | None = None
+    rivals: tuple[Rival, ...] = ()
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -177,6 +181,20 @@ class Plan:
         """All ranks: those of each set of ranks of a pipeline behind those of the one before."""
         first, *rest = self.mesh.shape
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The one that a training step runs in; None if it is computed in one piece."""
+        stages = self.stages
+        if stages is not None:
+            return Pipeline(
+                schedule=stages.schedule,
+                recompute=stages.recompute,
+                batch_statistics=self.batch_statistics,
+            )
+        if self.microbatches == 1:
+            return None
+        return Pipeline(microbatches=self.microbatches, batch_statistics=self.batch_statistics)
 
     @property
     def in_microbatches(self) -> bool:

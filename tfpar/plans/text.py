@@ -14,6 +14,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.staged import StagedCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS
+from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
@@ -47,6 +48,7 @@ def text_of(plan: Plan) -> str:
         ("stages", _stages_json(plan.stages)),
         ("cut_short", json.dumps(plan.cut_short)),
         ("passed_over", json.dumps(plan.passed_over)),
+        ("rivals", _block("[]", (json.dumps(dataclasses.asdict(one)) for one in plan.rivals))),
         ("layouts", _block("[]", map(json.dumps, plan.layouts))),
         ("constraints", _block("[]", map(json.dumps, plan.constraints))),
         ("recompute", json.dumps(list(plan.recompute))),
@@ -84,7 +86,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise PlanError(f"The plan file {source!r} has no known format version: {version!r}.")
     try:
-        cost, cluster = data["cost"], data["cluster"]
+        cluster = data["cluster"]
         return dict(
             mesh=_mesh("mesh", data["mesh"]),
             batch_axes=_texts("batch_axes", data["batch_axes"]),
@@ -96,7 +98,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             planner=_text("planner", data["planner"]),
             cluster=None if cluster is None else cluster_of(cluster, "the plan's cluster"),
             layouts=tuple(_layout("layouts", one) for one in _list("layouts", data["layouts"])),
-            cost=None if cost is None else Cost.of(_table("cost", cost)),
+            cost=optional(_cost, "cost", data["cost"]),
             recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
             chunks=integer("chunks", data.get("chunks", 1)),
             microbatches=integer("microbatches", data.get("microbatches", 1)),
@@ -106,6 +108,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             stages=optional(_read_stages, "stages", data.get("stages")),
             cut_short=flag("cut_short", data.get("cut_short", False)),
             passed_over=optional(_passed_over, "passed_over", data.get("passed_over")),
+            rivals=tuple(_rival("rivals", one) for one in _list("rivals", data.get("rivals", ()))),
             ops=_each(_read_op, "ops", data.get("ops", {})),
         )
     except KeyError as error:
@@ -201,6 +204,19 @@ def _layout(name: str, value: Any) -> tuple[str, float]:
 def _passed_over(name: str, value: Any) -> tuple[float, int]:
     seconds, collectives = _list(name, value, 2)
     return finite(name, seconds, above=0.0), integer(name, collectives, 0)
+
+
+def _rival(name: str, value: Any) -> Rival:
+    data = _table(name, value)
+    return Rival(
+        _text(f"{name}.name", data["name"]),
+        optional(_cost, f"{name}.cost", data["cost"]),
+        _text(f"{name}.reason", data["reason"]),
+    )
+
+
+def _cost(name: str, value: Any) -> Cost:
+    return Cost.of(_table(name, value))
 
 
 def _mesh(name: str, value: Any) -> Mesh:

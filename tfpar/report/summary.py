@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tfpar.ir.graph import Op, Shape, itemsize
 from tfpar.report.layers import collective_times, layer_reports
 from tfpar.report.pipeline import mesh_text, stage_table, statistics_text
+from tfpar.report.rivals import rivals_table
 from tfpar.report.stages import stages_table
 from tfpar.report.tables import render_table
 from tfpar.report.variables import local_text, placement_text, variable_bytes, variable_specs
@@ -40,6 +41,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         + (f", in {plan.microbatches} microbatches" if plan.microbatches > 1 else "")
         + (f", {statistics_text(plan)}" if plan.takes_own_statistics else ""),
         *_prediction(plan),
+        *_rivals(plan),
         *_recomputed(plan),
         *_stages(plan, partitioned),
         *_layers(plan, partitioned),
@@ -152,6 +154,10 @@ def _recomputed(plan: Plan) -> list[str]:
     shown = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
     blocks = f"{len(names)} block{'s' if len(names) > 1 else ''}"
     return [f"Computed again in the backward pass, to store less: {blocks} ({shown})"]
+
+
+def _rivals(plan: Plan) -> list[str]:
+    return [rivals_table(plan)] if plan.rivals and plan.cost is not None else []
 
 
 def _stages(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:

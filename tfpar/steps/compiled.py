@@ -199,12 +199,13 @@ class CompiledFunction:
     def _microbatches(self, plan: Plan) -> int:
         """In how many pieces the step computes the batch whose gradients are added up."""
         if self._trains:
-            return self.session.options.microbatches or plan.microbatches
+            pipeline = self.session.pipeline
+            return plan.microbatches if pipeline is None else pipeline.order.num_microbatches
         return 1 if plan.stages is None else plan.microbatches
 
     def _batch_statistics(self, plan: Plan) -> BatchStatisticsOf:
         """What normalisations take their statistics over."""
-        pipeline = self.session.options.pipeline
+        pipeline = self.session.pipeline
         return plan.batch_statistics if pipeline is None else pipeline.batch_statistics
 
     def _chunks(self, plan: Plan) -> int:

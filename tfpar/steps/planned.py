@@ -9,6 +9,7 @@ from collections.abc import Callable
 from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.planning import Request, cost_on_one_device, search_plan
+from tfpar.planning_pipelines import search_pipeline
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.announcement import Search
 from tfpar.runtime.detect import detect_cluster
@@ -69,6 +70,8 @@ class StepPlanner:
         else:
             program.use(plan)
             session.first = session.first or plan
+            if session.decides_pipeline and captured.trains:
+                session.decide_pipeline(plan)
         return plan
 
     def _from_constraints(self, captured: CapturedStep, part: bool) -> Plan:
@@ -85,11 +88,11 @@ class StepPlanner:
     def _in_given_stages(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
         """The same in stages, which are found even where nothing else is searched."""
         session, plan = self.session, self._from_constraints(captured, part)
-        assert session.options.pipeline is not None
+        assert session.pipeline is not None
         return in_stages(
             plan,
             captured,
-            session.options.pipeline,
+            session.pipeline,
             session.cluster or detect_cluster(session.mesh),
             constraints_on(captured, session),
             owners=self.program.owners,
@@ -147,13 +150,16 @@ class StepPlanner:
             session.first,
             options.compression,
             options.recompute,
-            options.pipeline,
+            session.pipeline,
             options.budget,
             self.program.owners,
         )
 
+        decides = session.decides_pipeline and captured.trains
+        find = search_pipeline if decides else search_plan
+
         def search(request: Request, laid: dict[str, Spec]) -> tuple[Plan, Problem]:
-            return search_plan(
+            return find(
                 captured,
                 request,
                 batch_size,

@@ -21,6 +21,7 @@ from tfpar.plans import Plan
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.recompute import recomputed_problem
+from tfpar.spec import PlanError
 
 
 def price_plan(plan: Plan, problem: Problem, cluster: Cluster) -> tuple[Cost, StagedCost] | None:
@@ -32,7 +33,7 @@ def price_plan(plan: Plan, problem: Problem, cluster: Cluster) -> tuple[Cost, St
         cluster: of all ranks.
 
     Raises:
-        PlanError: the plan gives an op no stage, or a variable two.
+        PlanError: the plan gives an op no stage, or a variable two, or a set of ranks has no work.
         ScheduleError: tasks wait for each other.
         TfparError: the cluster has fewer ranks.
     """
@@ -97,6 +98,7 @@ def priced_in_stages(
         recompute: the backward pass of a stage runs its forward pass again.
 
     Raises:
+        PlanError: a set of ranks has no work.
         ScheduleError: the schedule is for other stages, or its tasks wait for each other.
         TfparError: the cluster has fewer ranks.
     """
@@ -106,4 +108,10 @@ def priced_in_stages(
     staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio, own)
     prices = StagedPrices.of(staged, schedule.actors, cluster, recompute)
     timeline = prices.run(schedule)
+    if not all(timeline.busy_s):
+        idle = schedule.stages_of(timeline.busy_s.index(0.0))[0]
+        raise PlanError(
+            f"Stage {idle} of {schedule.num_stages} has no work: the step has no more parts that "
+            f"take time. Ask for fewer stages, or put layers there (tap.stage)."
+        )
     return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)

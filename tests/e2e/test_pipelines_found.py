@@ -1,0 +1,117 @@
+"""`pipeline="auto"`: the planner decides whether there are stages, and how many."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfpar as tap
+from tests.clusters import device, two_levels
+from tests.equivalence import assert_equivalent
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.network import Link
+from tfpar.spec import ArgumentError, SpecError
+
+rng = np.random.default_rng(0)
+
+
+def machines(bandwidth: float, count: int = 2) -> Cluster:
+    """Machines of one slow device each, with links of so many bytes/s between them."""
+    slow = device(1e9, 1e9, 1e9, 1e11, 1e-6)
+    return two_levels("pairs", count, 1, slow, Link(1e10, 1e-6), Link(bandwidth, 1e-6))
+
+
+def deep(width: int = 256) -> keras.Model:
+    """Layers whose weights are many times larger than what they send each other."""
+    inputs = keras.Input((width,))
+    h = inputs
+    for i in range(4):
+        h = layers.Dense(width, "relu", name=f"fc{i}")(h)
+        h = layers.Dropout(0.1, seed=i)(h)
+    model = keras.Model(inputs, layers.Dense(3, name="classes")(h))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+def rows(count: int, width: int = 256):
+    return rng.normal(size=(count, width)).astype("float32"), rng.integers(0, 3, count)
+
+
+def test_stages_where_links_are_slow():
+    parallel, _ = assert_equivalent(
+        deep,
+        rows(40),
+        tap.split([2]),
+        planner="tap",
+        cluster=machines(3e6),
+        options={"pipeline": "auto"},
+        batch_size=16,
+    )
+    plan = tap.plan_of(parallel.model)
+    assert plan.stages is not None and plan.num_ranks == 2
+    (alone,) = plan.rivals
+    assert alone.name.startswith("no stages") and alone.cost.seconds > plan.cost.seconds
+    assert "Pipelines that were compared" in plan.summary()
+    assert tap.Plan.from_json(plan.to_json()).rivals == plan.rivals
+
+
+def test_what_is_evaluated_before_training_moves_to_its_stages():
+    x, y = rows(16)
+
+    def trained(model: keras.Model) -> list[float]:
+        first = model.evaluate(x, y, batch_size=16, verbose=0)
+        history = model.fit(x, y, batch_size=16, verbose=0).history
+        return [*first, *history["loss"], *model.evaluate(x, y, batch_size=16, verbose=0)]
+
+    keras.utils.set_random_seed(0)
+    expected = trained(deep())
+    keras.utils.set_random_seed(0)
+    options = tap.Options(planner="tap", cluster=machines(3e6), verbose=0)
+    with tap.auto_parallel([2], options=options, pipeline="auto"):
+        model = deep()
+    np.testing.assert_allclose(trained(model), expected, rtol=1e-5)
+    assert tap.plan_of(model).stages is not None
+
+
+def test_no_stages_where_the_work_is_spread_evenly_without():
+    plan = tap.plan(deep, rows(256), [2], machines(1e11), pipeline="auto", planner="tap")
+    assert plan.stages is None and plan.microbatches == 1
+    (rival,) = plan.rivals
+    assert "not searched: the work alone takes" in rival.reason
+
+
+def test_memory_decides():
+    asked = {"pipeline": "auto", "planner": "tap"}
+    free = tap.plan(deep, rows(256), [2], machines(1e11), **asked)
+    limit = 0.45 * free.cost.memory_bytes
+    plan = tap.plan(deep, rows(256), [2], machines(1e11), memory_limit=limit, **asked)
+    assert plan.pipeline is not None
+    assert plan.cost.memory_bytes <= limit < free.cost.memory_bytes
+
+
+def test_constraints_on_stages_say_how_many_there_are_at_least():
+    third = [tap.stage("fc3", 2)]
+    plan = tap.plan(deep, rows(16), [4], machines(1e9, 4), third, pipeline="auto", planner="tap")
+    assert plan.stages.num_stages == 4
+    assert plan.stages.owners["fc3/kernel"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"pipeline": "best"}, ArgumentError, "a tap.Pipeline, such as .*, or 'auto'"),
+        ({"pipeline": "auto", "planner": None}, ArgumentError, "pipeline='auto' needs a planner"),
+        ({"pipeline": "auto", "chunks": 2}, ArgumentError, "chunks or a pipeline"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        tap.auto_parallel([2], **arguments)
+
+
+def test_a_stage_that_the_mesh_has_not_is_refused():
+    with pytest.raises(SpecError, match="there are 2 stages"):
+        tap.plan(deep, rows(16), [2], constraints=[tap.stage("fc3", 2)], pipeline="auto")

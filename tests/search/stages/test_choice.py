@@ -1,0 +1,144 @@
+"""Which pipeline is chosen, of plans with given costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from tfpar.cost.cost import Cost
+from tfpar.pipeline import Pipeline
+from tfpar.plans import Plan, PlannedStages
+from tfpar.search.objective import UNCERTAINTY
+from tfpar.search.stages.choice import Ways, choose_pipeline, numbers_of_stages
+from tfpar.spec import MemoryLimitError, Mesh, PlanError
+
+MESH = Mesh.of([8])
+BATCH = 16
+
+
+class Costs:
+    """Plans whose steps take and store what functions of (stages, microbatches, recompute) say."""
+
+    def __init__(self, seconds, memory=lambda *_: 1.0, limit=math.inf, least=0.0) -> None:
+        self.seconds, self.memory, self.limit, self.least = seconds, memory, limit, least
+        self.searched: list[int] = []
+
+    def choose(self, stages=None, batch=BATCH) -> Plan:
+        ways = Ways(self.planned, self.repriced, lambda: self.least)
+        return choose_pipeline(stages or numbers_of_stages(MESH), batch, ways, self.limit)
+
+    def planned(self, pipeline: Pipeline | None) -> Plan:
+        self.searched.append(1 if pipeline is None else pipeline.order.num_stages)
+        plan = self.made(pipeline)
+        if plan.cost.memory_bytes > self.limit:
+            raise MemoryLimitError("Too large.", plan.cost.memory_bytes)
+        return plan
+
+    def repriced(self, plan: Plan, pipeline: Pipeline) -> Plan:
+        assert plan.num_ranks == MESH.size
+        return self.made(pipeline)
+
+    def made(self, pipeline: Pipeline | None) -> Plan:
+        pipeline = pipeline or Pipeline(microbatches=1)
+        stages, micro = pipeline.order.num_stages, pipeline.order.num_microbatches
+        asked = stages, micro, pipeline.recompute
+        planned = None
+        if stages > 1:
+            scopes = {f"layer_{stage}": stage for stage in range(stages)}
+            planned = PlannedStages(pipeline.order, scopes, pipeline.recompute)
+        nothing = (0.0, 0.0, 0.0)
+        cost = Cost(self.seconds(*asked), nothing, nothing, 0.0, 0.0, 1, self.memory(*asked))
+        empty = Plan(MESH.divided(stages), (), {}, {}, (), "", cost=cost)
+        return dataclasses.replace(empty, stages=planned, microbatches=micro)
+
+
+def bubble(stages: int, micro: int, again: bool, sent: float = 0.4) -> float:
+    """Work of 8 seconds on 8 ranks, a bubble, a price for each microbatch, and gradients."""
+    work = 1 + (stages - 1) / micro
+    return work * (4 / 3 if again else 1) + 0.02 * micro * (stages > 1) + sent * 8 / stages
+
+
+def test_stages_and_microbatches_are_those_with_the_least_seconds():
+    costs = Costs(bubble)
+    plan = costs.choose()
+    best = {
+        stages: min((bubble(stages, m, False), m) for m in (1, 2, 4, 8, 16) if stages > 1 or m == 1)
+        for stages in (1, 2, 4, 8)
+    }
+    near = min(best.values())[0] * (1 + UNCERTAINTY)
+    stages = next(stages for stages, (seconds, _) in best.items() if seconds <= near)
+    assert plan.stages.num_stages == stages == 4
+    assert (plan.cost.seconds, plan.microbatches) == best[stages]
+    assert costs.searched == [1, 2, 4, 8]
+    assert [rival.cost.seconds for rival in plan.rivals] == sorted(
+        rival.cost.seconds for rival in plan.rivals
+    )
+    assert {rival.name.split(" (")[0].split(",")[0] for rival in plan.rivals} == {
+        f"{s} stages" for s in (2, 4, 8) if s != plan.stages.num_stages
+    } | {"no stages"}
+
+
+def test_no_stages_where_predictions_cannot_tell_that_they_are_faster():
+    plan = Costs(lambda stages, micro, again: 1.0 if stages == 1 else 0.92).choose()
+    assert plan.stages is None and plan.rivals[0].cost.seconds == 0.92
+
+
+def test_more_stages_are_not_searched_where_the_work_alone_takes_as_long():
+    costs = Costs(lambda stages, micro, again: 1.0, least=0.95)
+    plan = costs.choose()
+    assert costs.searched == [1] and plan.stages is None
+    assert [rival.name for rival in plan.rivals] == ["2 stages", "4 stages", "8 stages"]
+    assert all("the work alone takes 950.00 ms" in rival.reason for rival in plan.rivals)
+
+
+def test_two_numbers_of_stages_in_a_row_that_are_no_better_end_the_search():
+    costs = Costs(lambda stages, micro, again: float(stages))
+    assert costs.choose(stages=(1, 2, 4, 8)).stages is None
+    assert costs.searched == [1, 2, 4]
+
+
+def test_what_does_not_fit_is_cut_in_microbatches_or_computed_again():
+    def memory(stages, micro, again):
+        return 8 / stages * (0.25 if again else 1.0) + 8 / micro
+
+    costs = Costs(bubble, memory, limit=1.6)
+    plan = costs.choose(stages=(1, 2, 4))
+    assert plan.stages.recompute
+    assert plan.cost.memory_bytes <= 1.6
+    names = [rival.name for rival in plan.rivals]
+    assert "no stages" in names and any("a rank would store" in r.reason for r in plan.rivals)
+
+
+def test_gradients_are_added_up_where_only_that_fits():
+    costs = Costs(lambda *_: 1.0, lambda stages, micro, again: 16 / micro + stages, limit=6)
+    plan = costs.choose(stages=(1,))
+    assert plan.stages is None and plan.microbatches == 4  # the fewest that fit, equally fast
+
+
+def test_nothing_fits():
+    costs = Costs(bubble, lambda stages, *_: 100.0 / stages, limit=1.0)
+    with pytest.raises(MemoryLimitError) as raised:
+        costs.choose()
+    assert raised.value.needed_bytes == 12.5
+
+
+def test_a_number_of_stages_without_a_plan_is_passed_over():
+    class Refusing(Costs):
+        def planned(self, pipeline):
+            if pipeline is not None and pipeline.order.num_stages == 2:
+                raise PlanError("There are fewer layers. Use fewer stages.")
+            return super().planned(pipeline)
+
+    plan = Refusing(bubble).choose()
+    assert ("2 stages", "There are fewer layers") in [(r.name, r.reason) for r in plan.rivals]
+    with pytest.raises(PlanError, match="fewer layers"):
+        Refusing(bubble).choose(stages=(2,))
+
+
+def test_numbers_of_stages_are_those_that_divide_the_mesh_from_its_leading_axes():
+    assert numbers_of_stages(Mesh.of([2, 4])) == (1, 2, 4, 8)
+    assert numbers_of_stages(Mesh.of([6])) == (1, 2, 3, 6)
+    assert numbers_of_stages(Mesh.of([2, 4]), least=3) == (4, 8)
+    assert numbers_of_stages(Mesh.of([3, 4])) == (1, 3, 6, 12)

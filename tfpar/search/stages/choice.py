@@ -1,0 +1,218 @@
+"""Which pipeline a step runs in, if any: how many stages and microbatches, and in which order.
+
+auto3d, §4.1, for a cluster whose stages take ranks one behind the other: the degrees outside, and
+inside them what the planners find. A plan for the ranks of one stage is the costly part, and the
+same for any number of microbatches. So each number of stages is planned once, and priced, as its
+tasks are simulated, with more and more microbatches as long as these pay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from tfpar.cost.cost import Cost
+from tfpar.pipeline import Pipeline
+from tfpar.pipeline.generators import name_of
+from tfpar.plans import Plan, Rival
+from tfpar.search.objective import UNCERTAINTY
+from tfpar.spec import MemoryLimitError, Mesh, PlanError, ScheduleError, SpecError, TfparError
+from tfpar.spec.quantities import format_bytes, format_seconds
+
+PATIENCE = 2
+"""After how many numbers in a row that are no better the next larger ones are left out."""
+
+FILLED = 4
+"""Microbatches for each stage that are tried first: the bubble is a quarter of the work then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """How a step can be planned and priced.
+
+    Attributes:
+        planned: a plan with such a pipeline; None asks for one without. Raises PlanError where
+            there is none, a MemoryLimitError where none fits.
+        repriced: a plan of `planned` as it costs in another schedule or with recomputed stages,
+            None if it cannot run so.
+        least_s: seconds that no plan can take less than.
+    """
+
+    planned: Callable[[Pipeline | None], Plan]
+    repriced: Callable[[Plan, Pipeline], Plan | None]
+    least_s: Callable[[], float]
+
+
+def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
+    """How many equal stages the ranks of `mesh` can be divided among."""
+    return tuple(n for n in range(least, mesh.size + 1) if mesh.size % n == 0 and _divides(mesh, n))
+
+
+def _divides(mesh: Mesh, parts: int) -> bool:
+    try:
+        mesh.divided(parts)
+    except SpecError:
+        return False
+    return True
+
+
+def choose_pipeline(
+    stages: Sequence[int], batch_size: int | None, ways: Ways, memory_limit: float
+) -> Plan:
+    """The plan whose step is fastest, with what it was preferred to.
+
+    Of plans that predictions cannot tell apart (`search.objective.UNCERTAINTY`) it is the one with
+    fewest stages, and then microbatches. Where the plan of fewer stages is as near to what the work
+    alone takes, more stages are not searched.
+
+    Args:
+        stages: numbers to choose from, ascending.
+        batch_size: of the step; None if unknown: then nothing is cut in microbatches.
+        memory_limit: bytes that a rank may store.
+
+    Raises:
+        PlanError: there is no plan; a MemoryLimitError if none fits.
+    """
+    search = _Search(batch_size, ways, memory_limit)
+    worse = 0
+    for number in stages:
+        if search.is_done(number) or worse == PATIENCE:
+            continue
+        before = search.best_s
+        search.plan(number)
+        worse = 0 if search.best_s < before or math.isinf(before) else worse + 1
+    return search.chosen()
+
+
+class _Search:
+    def __init__(self, batch_size: int | None, ways: Ways, memory_limit: float) -> None:
+        self.ways = ways
+        self.memory_limit = memory_limit
+        self.cuts = _divisors(batch_size or 1)
+        self.found: list[Plan] = []
+        self.lost: list[Rival] = []
+        self.errors: list[TfparError] = []
+
+    @property
+    def best_s(self) -> float:
+        """Of a step, among the plans that fit."""
+        return min((_cost(p).seconds for p in self.found), default=math.inf)
+
+    def is_done(self, number: int) -> bool:
+        """Whether no plan in so many stages can be worth it; says so of those that it leaves."""
+        if number == 1 or math.isinf(self.best_s):
+            return False
+        least = self.ways.least_s()
+        if self.best_s > least * (1 + UNCERTAINTY):
+            return False
+        reason = (
+            f"not searched: the work alone takes {format_seconds(least)} on all ranks, and "
+            f"{format_seconds(self.best_s)} was found"
+        )
+        self.lost.append(Rival(_stages_text(number), None, reason))
+        return True
+
+    def plan(self, number: int) -> None:
+        """Find the best plan with so many stages."""
+        try:
+            first = self._first(number)
+        except (PlanError, ScheduleError, SpecError) as error:
+            self.errors.append(error)
+            self.lost.append(Rival(_stages_text(number), None, _reason(error)))
+            return
+        plans = [first, *self._with_more(first, number)]
+        fitting = [p for p in plans if _cost(p).memory_bytes <= self.memory_limit]
+        best = min(fitting or plans, key=lambda p: (_cost(p).seconds, p.microbatches))
+        if fitting:
+            self.found.append(best)
+        else:
+            self.lost.append(Rival(name_of_plan(best), best.cost))
+
+    def chosen(self) -> Plan:
+        if not self.found:
+            raise min(self.errors, key=_needed)
+        near = self.best_s * (1 + UNCERTAINTY)
+        best = next(plan for plan in self.found if _cost(plan).seconds <= near)
+        others = sorted(
+            (plan for plan in self.found if plan is not best), key=lambda p: _cost(p).seconds
+        )
+        rivals = [Rival(name_of_plan(plan), plan.cost) for plan in others]
+        return dataclasses.replace(best, rivals=(*rivals, *self.lost))
+
+    def _first(self, number: int) -> Plan:
+        """A plan with so many stages, with microbatches and recomputing as memory asks for."""
+        wanted = max((m for m in self.cuts if m <= FILLED * number), default=1)
+        tries: list[Pipeline | None]
+        if number == 1:
+            tries = [None, Pipeline(microbatches=self.cuts[-1])]
+        else:
+            tries = [
+                Pipeline(number, wanted),
+                Pipeline(number, self.cuts[-1]),
+                Pipeline(number, self.cuts[-1], recompute=True),
+            ]
+        tries = list(dict.fromkeys(tries))
+        error: MemoryLimitError | None = None
+        for pipeline in tries:
+            try:
+                return self.ways.planned(pipeline)
+            except MemoryLimitError as larger:
+                error = min(error or larger, larger, key=_needed)
+        assert error is not None
+        raise error
+
+    def _with_more(self, first: Plan, number: int) -> Iterator[Plan]:
+        """`first` with other numbers of microbatches, as long as more of them pay."""
+        recompute = first.stages is not None and first.stages.recompute
+        if number == 1 and first.microbatches == 1:
+            return  # accumulation saves memory, of which there is enough
+        best, worse = math.inf, 0
+        for micro in self.cuts[1 if number == 1 else 0 :]:
+            if micro == first.microbatches:
+                continue
+            plan = self.ways.repriced(first, Pipeline(number, micro, recompute=recompute))
+            if plan is None:
+                continue
+            yield plan
+            if _cost(plan).memory_bytes > self.memory_limit:
+                continue
+            worse = 0 if _cost(plan).seconds < best else worse + 1
+            best = min(best, _cost(plan).seconds)
+            if worse == PATIENCE:
+                return
+
+
+def name_of_plan(plan: Plan) -> str:
+    """`2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
+    if plan.stages is None:
+        name = f"no stages, {plan.mesh}"
+        return f"{name}, {plan.microbatches} microbatches" if plan.microbatches > 1 else name
+    again = ", recomputing" if plan.stages.recompute else ""
+    return (
+        f"{_stages_text(plan.stages.num_actors)} ({name_of(plan.stages.schedule)}{again}), "
+        f"{plan.microbatches} microbatches, each {plan.mesh}"
+    )
+
+
+def _stages_text(number: int) -> str:
+    return "no stages" if number == 1 else f"{number} stages"
+
+
+def _reason(error: TfparError) -> str:
+    if isinstance(error, MemoryLimitError):
+        return f"a rank would store {format_bytes(error.needed_bytes)}"
+    return str(error).split(". ")[0].rstrip(".")
+
+
+def _cost(plan: Plan) -> Cost:
+    assert plan.cost is not None, "a plan that was searched for"
+    return plan.cost
+
+
+def _needed(error: TfparError) -> float:
+    return error.needed_bytes if isinstance(error, MemoryLimitError) else math.inf
+
+
+def _divisors(size: int) -> list[int]:
+    return [n for n in range(1, size + 1) if size % n == 0]
