@@ -42,6 +42,12 @@ def test_bubbles_of_equal_stages():
                 assert run(generate("interleaved", p, m, v)).bubble == pytest.approx(plain / v)
 
 
+def test_an_actor_without_work_does_not_wait():
+    costs = [EQUAL, StageCost({"F": 0, "B": 0})]
+    found = run(generate("1f1b", 2, 3), costs)
+    assert found.bubbles == (0, 0) and found.bubble == pytest.approx(1)
+
+
 def test_microbatches_in_flight():
     for p, m in SIZES:
         found = run(generate("1f1b", p, m)).in_flight
@@ -154,8 +160,9 @@ def test_any_graph_of_stages_takes_as_long_as_its_longest_path(drawn, data):
             apart = graph.places[edge.producer][0] != actor
             paths.add_edge(("end", edge.producer), ("sent", edge), weight=0)
             paths.add_edge(("sent", edge), edge.consumer, weight=latency_s if apart else 0)
-            if apart and ahead and place >= ahead:
-                paths.add_edge(graph.orders[actor][place - ahead], ("sent", edge), weight=0)
+            if apart and ahead and place > ahead:
+                before = graph.orders[actor][place - ahead - 1]
+                paths.add_edge(("end", before), ("sent", edge), weight=0)
     assert found.seconds == nx.dag_longest_path_length(paths)
 
 

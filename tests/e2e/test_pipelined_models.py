@@ -200,6 +200,91 @@ def test_functions_of_one_model_have_stages_of_their_own():
     np.testing.assert_allclose(losses(True), losses(False), rtol=1e-5)
 
 
+def of_a_model(model: keras.Model, metric: keras.metrics.Metric) -> list[tuple]:
+    """Functions that train nothing, each with its arguments."""
+    head = model.get_layer("fc2")
+    x, h = tf.ones((8, 8)), tf.linspace(tf.zeros(16), tf.ones(16), 8)
+
+    def read(h):
+        return head(h)
+
+    def update(value):
+        metric.update_state(value)
+        return metric.result()
+
+    def both(x, h):
+        """The last layer before the first; what is counted comes of both."""
+        metric.update_state(head(h))
+        metric.update_state(model.get_layer("fc1")(x))
+        return metric.result()
+
+    def kept(h):
+        """Of a shape that is known only then, and read where another stage's weight is."""
+        logits = tf.matmul(h, head.kernel)
+        return tf.reduce_sum(tf.boolean_mask(logits, logits > 0)) + tf.reduce_sum(head.bias)
+
+    def sample(h):
+        return tf.random.stateless_uniform((3,), [1, 2]) + tf.reduce_max(head(h))
+
+    def by_inputs(h):
+        with tf.GradientTape() as tape:
+            tape.watch(h)
+            loss = tf.reduce_sum(tf.square(head(h)))
+        return tape.gradient(loss, h)
+
+    def given(x):
+        return x
+
+    return [
+        (read, h),
+        (update, tf.constant(2.0)),
+        (both, x, h),
+        (kept, h),
+        (sample, h),
+        (by_inputs, h),
+        (given, x),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "planner"), [(2, None), pytest.param(3, "tap", marks=pytest.mark.slow)]
+)
+def test_functions_that_train_nothing_may_have_fewer_parts_than_stages(microbatches, planner):
+    """They run where the weights lie, before and after these were given their stages."""
+    x, y = numbers(8)
+    pipeline = tap.Pipeline(4, microbatches)
+
+    def states(model: keras.Model) -> list:
+        return [getattr(v.value, "state", None) for v in model.trainable_variables]
+
+    def results(parallel: bool) -> list[np.ndarray]:
+        keras.utils.set_random_seed(7)
+        with contextlib.ExitStack() as block:
+            if parallel:
+                asked = {"planner": planner, "verbose": 0, "pipeline": pipeline}
+                block.enter_context(tap.auto_parallel(tap.split([4]), **asked))
+            model, metric = perceptron("sgd"), keras.metrics.Mean()
+            functions = of_a_model(model, metric)
+            wrap = tap.function if parallel else lambda function: function
+            first = [wrap(function) for function, *_ in functions]
+            after = [wrap(function) for function, *_ in functions]
+
+        def called(wrapped: list) -> list[np.ndarray]:
+            pairs = zip(wrapped, functions, strict=True)
+            return [np.asarray(call(*given)) for call, (_, *given) in pairs]
+
+        found = called(first)
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        lies = states(model)
+        assert not parallel or len({state.ranks.members for state in lies}) > 1
+        found += called(after)
+        assert states(model) == lies
+        return found
+
+    for got, wanted in zip(results(True), results(False), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_what_cannot_be_sent_is_returned_all_the_same():
     """Strings, and tensors whose shape is known only then: stages that need them make them."""
     with tap.auto_parallel(tap.split([2]), verbose=0, **piped(2, 1)):

@@ -142,6 +142,26 @@ def convnet() -> keras.Model:
     return keras.Model(inputs, layers.Dense(6, name="head")(x))
 
 
+class FusedNormalization(layers.Layer):
+    """Batch normalisation by TensorFlow's fused kernel."""
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        for name, kind in (("scale", "ones"), ("offset", "zeros")):
+            setattr(self, name, self.add_weight(shape=shape[-1:], initializer=kind, name=name))
+
+    def call(self, x: Any) -> Any:
+        scale, offset = map(tf.convert_to_tensor, (self.scale, self.offset))
+        return tf.compat.v1.nn.fused_batch_norm(x, scale, offset)[0]
+
+
+def normalized_by_kernels() -> keras.Model:
+    x = inputs = keras.Input((8, 8, 3))
+    for i, channels in enumerate((8, 16, 16)):
+        x = layers.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv{i}")(x)
+        x = ops.relu(FusedNormalization(name=f"norm{i}")(x))
+    return keras.Model(inputs, layers.Dense(5, name="head")(layers.GlobalAveragePooling2D()(x)))
+
+
 def large_image() -> keras.Model:
     images = x = keras.Input((512, 512, 3))
     for i in range(3):
@@ -221,6 +241,7 @@ MODELS: dict[str, tuple[Build, Any]] = {
     "convolutions": (convolutions, rows(8, 8, 8, 3)),
     "convnet": (convnet, rows(4, 8, 8, 2)),
     "large_image": (large_image, 1),
+    "normalized_by_kernels": (normalized_by_kernels, rows(16, 8, 8, 3)),
     "fused_attention": (fused_attention, rows(1, 16, 64)),
     "every_weight": (every_weight, (np.zeros((4, 8), "int32"), np.zeros((4, 8), "int32"))),
     "recurrent": (recurrent, (np.zeros((8, 12), "int32"), np.zeros(8, "int32"))),

@@ -25,10 +25,12 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Variable
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
+from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
-from tfpar.rewrite.stages import RECEIVE_AHEAD, gather_where_read, split_stages
+from tfpar.rewrite.stages import gather_where_read, split_stages
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated
 
@@ -173,6 +175,31 @@ def test_what_cannot_be_sent_is_named():
     program = build_local_program(propagate(step.prepared, ONE, anchors), places)
     with pytest.raises(TfparError, match=r"AsString.*string.*cannot be sent.*tap\.stage"):
         split_stages(program, generate("1f1b", 2, 1))
+
+
+def test_a_result_that_cannot_be_sent_is_named():
+    def drawn(x: tf.Tensor) -> tf.Tensor:
+        return tf.random.uniform(tf.shape(tf.boolean_mask(x, x > 0)))
+
+    step = Traced.of(drawn, [numbers(4, 3)])
+    graph = step.prepared.graph
+    anchors = Anchors(inputs=[replicated(1)], outputs=[replicated(1)])
+    places = {op: Place(1) for op in graph.ops}
+    program = build_local_program(propagate(step.prepared, ONE, anchors), places)
+    with pytest.raises(TfparError, match=r"RandomUniform.* made by the ranks \[1\].* a result of"):
+        split_stages(program, generate("1f1b", 2, 1))
+
+
+def test_a_variable_that_nothing_touches_stays_in_its_stage():
+    build = GraphBuilder()
+    attrs = {"dtype": DType("float32")}
+    handle = build.emit("Placeholder", (), [((3,), "resource")], attrs, "handle").outputs[0]
+    build.graph.variables.append(Variable("table", (3,), "float32", True, handle))
+    places = {handle.op: Place(1)}
+    anchors = Anchors(variables={"table": replicated(1)}, inputs=[], outputs=[])
+    program = build_local_program(propagate(prepare(build.graph), ONE, anchors), places)
+    first, second = split_stages(program, generate("1f1b", 2, 1)).programs.values()
+    assert not first.graph.variables and [v.name for v in second.graph.variables] == ["table"]
 
 
 def test_parts_are_sent_and_gathered_where_they_are_read():

@@ -20,7 +20,6 @@ def fastest_schedule(
     actors: Sequence[int],
     microbatches: int,
     memory_limit: float = math.inf,
-    receive_ahead: int | None = None,
 ) -> Schedule:
     """The schedule with which a step is simulated to be fastest, of those that fit into memory.
 
@@ -32,7 +31,6 @@ def fastest_schedule(
         prices: of the stages.
         actors: that run each stage.
         memory_limit: bytes that a rank may hold.
-        receive_ahead: see `cost.pipeline.simulate`.
 
     Raises:
         ScheduleError: none by name is for these actors.
@@ -45,7 +43,7 @@ def fastest_schedule(
     if not prices.graph.joins:
         candidates += _lists(prices, actors, microbatches, memory_limit)
     for schedule in candidates:
-        found = prices.run(schedule, receive_ahead)
+        found = prices.run(schedule)
         held = max(peak.num_bytes for peak in found.peaks)
         key = max(0.0, held - memory_limit), found.seconds, held
         if key < least:

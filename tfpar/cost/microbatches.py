@@ -6,12 +6,12 @@ import dataclasses
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.memory import live_peak
+from tfpar.cost.memory import Buffer, live_peak
 from tfpar.cost.overlap import part_seconds
 from tfpar.cost.parts import PartPricer
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.ir.graph import Tensor, Variable
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import FORWARD, Roles
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.spec import Mesh, Spec
@@ -38,10 +38,11 @@ def microbatched_cost(
         statistics: of the batch, those that each microbatch has of its own.
     """
     compute, waiting = part_seconds(cost, laid, mesh, cluster, roles, statistics)
-    pricer = OneMicrobatch(laid.mesh, cluster, roles)
-    most = live_peak(laid, pricer, cost.bucket_bytes, show=0)
     step = StepInStages(laid, roles, dict.fromkeys(laid.graph.ops, 0), 1, statistics=statistics)
-    others = (step.microbatches - 1) * sum(pricer.stored(*buffer) for buffer in step.joined)
+    pricer = _WithJoins(step, cluster)
+    most = live_peak(laid, pricer, cost.bucket_bytes, show=0)
+    kept = [b for b in step.joined if roles.phase[b[0].op] == FORWARD and _is_read_back(b, step)]
+    others = sum(map(pricer.of_others, kept))
     return dataclasses.replace(
         cost,
         seconds=sum(compute) + sum(waiting) + cost.gradients_s + cluster.step_s,
@@ -50,8 +51,12 @@ def microbatched_cost(
         exposed_s=cost.gradients_s,
         hidden_s=0.0,
         activation_bytes=cost.activation_bytes / step.microbatches + others,
-        live_bytes=cost.gradient_bytes + most.num_bytes + others,
+        live_bytes=cost.gradient_bytes + most.num_bytes,
     )
+
+
+def _is_read_back(buffer: Buffer, step: StepInStages) -> bool:
+    return any(kind != "F" for _, kind in step.users[buffer])
 
 
 class OneMicrobatch(PartPricer):
@@ -62,3 +67,20 @@ class OneMicrobatch(PartPricer):
         if tensor in self.roles.deferrable:
             return 0.0
         return super().stored(tensor, spec)
+
+
+class _WithJoins(OneMicrobatch):
+    """The same, and what other microbatches store of what is read after a join."""
+
+    def __init__(self, step: StepInStages, cluster: Cluster) -> None:
+        super().__init__(step.laid.mesh, cluster, step.roles)
+        self._step = step
+
+    def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
+        own = super().stored(tensor, spec)
+        return own * self._step.microbatches if (tensor, spec) in self._step.joined else own
+
+    def of_others(self, buffer: Buffer) -> float:
+        """What other microbatches store of a buffer that is read after a join."""
+        others = (self._step.microbatches - 1) / self._step.microbatches
+        return others * self.stored(*buffer)

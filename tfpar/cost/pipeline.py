@@ -56,8 +56,8 @@ def simulate(
     Args:
         costs: of each stage.
         network: what transfers cross; None: they take no time.
-        receive_ahead: a transfer waits until the receiver has begun the task that is so many before
-            its reader, 1 or more; None: it never waits.
+        receive_ahead: a transfer waits until the receiver has ended all tasks before its reader but
+            the last ones, so many, 1 or more; None: it never waits.
 
     Raises:
         ArgumentError: stages without costs, tasks of a kind without seconds, transfers without a
@@ -162,7 +162,7 @@ class _Run:
         self._updates: list[list[int]] = [[] for _ in costs]  # that wait for a stage's reduction
         self._sums: list[list[_Transfer]] = [[] for _ in costs]  # that are sent after it
         self._given: list[_Transfer] = []  # that are sent as the step begins
-        self._expects: list[list[_Transfer]] = [[] for _ in self._tasks]  # from when a task starts
+        self._expects: list[list[_Transfer]] = [[] for _ in self._tasks]  # from when a task ends
         self._link(network, receive_ahead)
         # What is under way.
         self._now: float = 0
@@ -204,8 +204,8 @@ class _Run:
                 (self._given if edge.carries == "weights" else after).append(transfer)
                 self._received[reader].append(transfer)
                 place = self._graph.places[edge.consumer][1]
-                if receive_ahead is not None and place >= receive_ahead:
-                    gate = self._graph.orders[target][place - receive_ahead]
+                if receive_ahead is not None and place > receive_ahead:
+                    gate = self._graph.orders[target][place - receive_ahead - 1]
                     self._expects[self._number[gate]].append(transfer)
                     transfer.waiting += 1
             elif edge.carries != "weights":
@@ -233,6 +233,7 @@ class _Run:
             for moment in passed:
                 if moment.what == "task":
                     self._made(self._sends[moment.number])
+                    self._send(self._expects[moment.number])
                 elif moment.what == "reduction":
                     self._made(self._sums[moment.number])
             self._start()
@@ -270,7 +271,6 @@ class _Run:
         self._ran.append(Ran(self._now, end, actor, task))
         self._at(end, "task", number)
         self._memory.take(actor, cost.working_bytes.get(task.kind, 0), task)
-        self._send(self._expects[number])
         if task.kind == "F":
             self._memory.take(actor, cost.kept_bytes, task)
             self._in_flight[task.stage] += 1

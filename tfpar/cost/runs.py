@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfpar.ir.graph import Op
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import SOURCES
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
@@ -21,6 +22,10 @@ def runs_of(laid: PartitionedGraph, roles: Roles, statistics: BatchStatistics = 
     """
     if laid.mesh.shape[-1] == 1:
         return Runs.without_joins(laid.graph, roles)
+    return _runs(laid, statistics)
+
+
+def _runs(laid: PartitionedGraph, statistics: BatchStatistics = EXACT) -> Runs:
     each = {
         op
         for op, decision in laid.decisions.items()
@@ -37,7 +42,26 @@ def runs_of(laid: PartitionedGraph, roles: Roles, statistics: BatchStatistics = 
                     decision.strategy.in_specs[position][-1] != made
                 ):
                     met.add((op, position))
+        if decision.expansion is not None and op not in statistics.sums:
+            met |= {(op, position) for position in _met_within(decision.expansion)}
     return Runs(frozenset(each), frozenset(met))
+
+
+def _met_within(expansion: PartitionedGraph) -> set[int]:
+    """The inputs of which an op needs all microbatches while it runs for each: its decomposition
+    adds up what is made of them, and goes on with that."""
+    runs = _runs(expansion)
+    read: dict[Op, set[int]] = {t.op: {i} for i, t in enumerate(expansion.graph.inputs)}
+    awaited: dict[Op, set[int]] = {}
+    found: set[int] = set()
+    for op in expansion.graph.ops:
+        own, others = read.setdefault(op, set()), awaited.setdefault(op, set())
+        for position, tensor in enumerate(op.inputs):
+            (others if (op, position) in runs.met else own).update(read[tensor.op])
+            others |= awaited[tensor.op]
+        if op in runs.each:
+            found |= others
+    return found
 
 
 def runs_in_parts(decision: Decision) -> bool:

@@ -105,7 +105,7 @@ class StageMemory:
     def kept(self) -> tuple[float, float]:
         """What the backward pass finds when it begins, and what W does when I has ended.
 
-        What is read after a join is stored for all microbatches, whatever reads it.
+        Where microbatches join, it is no less than what they all store past a join.
         """
         kept = for_weights = 0.0
         backward = ORDER[:3] if self.recompute else ORDER[1:3]
@@ -116,11 +116,17 @@ class StageMemory:
             if "W" in here and not (is_mine and self.step.kinds[maker] == "W"):
                 for_weights += self._size(buffer)
             is_read = self.step.roles.phase[maker] == FORWARD and not here.isdisjoint(backward)
-            if (is_read and not (self.recompute and is_mine)) or (
-                here and buffer in self.step.joined
-            ):
+            if is_read and not (self.recompute and is_mine):
                 kept += self._size(buffer)
-        return kept, for_weights
+        return max(kept, self._past_joins()), for_weights
+
+    def _past_joins(self) -> float:
+        """The most that is stored of a microbatch past a join."""
+        stored: dict[int, float] = {}
+        for buffer, joins in self.step.past_joins[self.stage].items():
+            for join in joins:
+                stored[join] = stored.get(join, 0.0) + self._size(buffer)
+        return max(stored.values(), default=0.0)
 
     def working(self, kept: float, for_weights: float) -> dict[str, float]:
         """What a task of each kind holds beside what is kept, and received while it runs."""

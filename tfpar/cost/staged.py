@@ -18,7 +18,8 @@ class StageShare:
         forward_s, backward_s: of one microbatch.
         update_s: of a step, with what runs once as it begins.
         reduction_s: that the sum of gradients over its ranks takes.
-        bubble: the time that its ranks wait, divided by the time that they work.
+        bubble: the time that its ranks wait, divided by the time that they work; 0 if they have no
+            work.
         sent_bytes: that a rank sends to other stages in a step.
         in_flight: the most microbatches at once.
         fixed_bytes: held all the time: weights, slots, sums of gradients.

@@ -18,7 +18,7 @@ from tfpar.cost.staged import StagedCost, StageShare
 from tfpar.cost.stages import Network
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.timeline import Timeline
-from tfpar.pipeline.graph import TaskGraph, task_graph
+from tfpar.pipeline.graph import RECEIVE_AHEAD, TaskGraph, task_graph
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.stage_graph import StageGraph
 from tfpar.pipeline.step_graph import is_synchronized
@@ -95,10 +95,10 @@ class StagedPrices:
             schedule = Schedule(tuple(map(tuple, orders)))
         return task_graph(schedule, self.graph, self.synchronized)
 
-    def run(self, schedule: Schedule, receive_ahead: int | None = None) -> Timeline:
-        """Simulate a step; see `cost.pipeline.simulate`."""
+    def run(self, schedule: Schedule) -> Timeline:
+        """Simulate a step, whose ranks ask for tensors as early as programs do."""
         costs = [stage.cost for stage in self.stages]
-        return simulate(self.tasks(schedule), costs, self.network, receive_ahead)
+        return simulate(self.tasks(schedule), costs, self.network, RECEIVE_AHEAD)
 
 
 def _by_stage(task: Task) -> tuple[bool, int, int]:

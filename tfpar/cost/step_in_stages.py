@@ -100,22 +100,30 @@ class StepInStages:
         return {buffer: frozenset(users) for buffer, users in found.items()}
 
     @functools.cached_property
-    def joined(self) -> frozenset[Buffer]:
-        """The buffers that are made before some join and read of each microbatch after it."""
+    def past_joins(self) -> Mapping[int, Mapping[Buffer, range]]:
+        """Of each stage, what of all microbatches it stores past which joins, numbered as they
+        come: what is made before a join and read of each microbatch after it."""
         waits = waits_of(self.laid.graph, self.roles, self.runs)
+        spans: dict[int, dict[Buffer, range]] = {stage: {} for stage in range(self.num_stages)}
         if not any(waits.values()):
-            return frozenset()
+            return spans
         joins: dict[Op, int] = {}  # before an op, one after the other
         for op in self.laid.graph.ops:
             before = [joins[t.op] for t in op.inputs] + [joins[w] + 1 for w in waits[op]]
             joins[op] = max(before, default=0)
-        return frozenset(
-            buffer
-            for op in self.laid.graph.ops
-            if op in self.runs.each
-            for buffer in self.lives.used(op)
-            if joins[op] > joins[buffer[0].op]
-        )
+            if op not in self.runs.each:
+                continue
+            for buffer in self.lives.used(op):
+                maker = buffer[0].op
+                for stage in {self.stage[maker], self.stage[op]} if maker in self.runs.each else ():
+                    first = spans[stage].get(buffer, range(joins[op], 0)).start
+                    spans[stage][buffer] = range(first, joins[op])
+        return {stage: {b: span for b, span in of.items() if span} for stage, of in spans.items()}
+
+    @functools.cached_property
+    def joined(self) -> frozenset[Buffer]:
+        """What some stage stores of all microbatches past a join."""
+        return frozenset(itertools.chain.from_iterable(self.past_joins.values()))
 
     def sent_bytes(self, crossing: Crossing) -> float:
         """What a rank sends of a tensor, or of a variable's value, to its like in another stage:

@@ -79,8 +79,9 @@ class Timeline:
 
     @property
     def bubbles(self) -> tuple[float, ...]:
-        """Of each actor, the time that it waits divided by the time that it works."""
-        return tuple((self.seconds - busy) / busy for busy in self.busy_s)
+        """Of each actor, the time that it waits divided by the time that it works; 0 of one whose
+        tasks take no time."""
+        return tuple((self.seconds - busy) / busy if busy else 0.0 for busy in self.busy_s)
 
     @property
     def bubble(self) -> float:

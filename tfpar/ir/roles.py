@@ -137,6 +137,11 @@ def changes_weights(graph: Graph) -> bool:
     return any(t in weights for op in graph.ops if op.type not in VARIABLE_READS for t in op.inputs)
 
 
+def trains(graph: Graph, roles: Roles) -> bool:
+    """Whether the step computes gradients and writes to a trainable variable."""
+    return BACKWARD in roles.phase.values() and changes_weights(graph)
+
+
 def widened(graph: Graph) -> dict[Tensor, str]:
     """The tensors whose values come from one of 16 bits, by a Cast, with its dtype.
 

@@ -26,6 +26,11 @@ from tfpar.pipeline.tasks import BACKWARD, LAST, Kind, Task
 from tfpar.pipeline.validate import Orders
 from tfpar.spec import ScheduleError
 
+RECEIVE_AHEAD = 2
+"""A rank asks for a tensor once it has ended all tasks before the reader but so many. Asked for as
+the step begins, the tensors of all microbatches would pile up there; right before the reader, the
+rank would wait for what is on its way."""
+
 Carries = Literal["activations", "gradients", "kept", "sum", "scalars", "join", "weights"]
 
 

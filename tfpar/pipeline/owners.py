@@ -13,19 +13,25 @@ from tfpar.spec import PlanError
 
 
 def variable_owners(
-    graph: Graph, phase: Mapping[Op, int], stage: Mapping[Op, int]
+    graph: Graph,
+    phase: Mapping[Op, int],
+    stage: Mapping[Op, int],
+    lying: Mapping[str, int] | None = None,
 ) -> dict[Tensor, int]:
-    """By handle, the stage that owns the variable, of those that the forward pass touches.
+    """By handle, the stage that owns the variable, of those that the forward pass touches or that
+    lie in a stage already.
 
-    It is the stage that writes it (running statistics, metrics), or else the first that reads it.
+    It is the stage that writes it (running statistics, metrics), or else the one that it lies in,
+    or else the first that reads it.
 
     Args:
         stage: of forward ops, as far as they have one.
+        lying: by name, the stages that variables lie in already.
 
     Raises:
         PlanError: a variable is written in several stages.
     """
-    consumers = graph.consumers()
+    consumers, lying = graph.consumers(), lying or {}
     found = {}
     for variable in graph.variables:
         staged = [
@@ -38,7 +44,10 @@ def variable_owners(
                 f"Variable {variable.name!r} is written in stages {listed}; what writes it has to "
                 f"be in one stage."
             )
-        if staged:
+        touching = {stage[op] for op in staged if op.type != "ReadVariableOp"}
+        if variable.name in lying and touching <= {lying[variable.name]}:
+            found[variable.handle] = lying[variable.name]
+        elif staged:
             found[variable.handle] = min(writing or {stage[op] for op in staged})
     return found
 

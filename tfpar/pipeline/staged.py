@@ -17,11 +17,13 @@ _HANDED_ON = REARRANGED | ADDITIONS | {"Cast"}
 """They are linear in what they read."""
 
 
-def stage_step(step: StepGraph, forward_stage: Mapping[Op, int]) -> dict[Op, int]:
+def stage_step(
+    step: StepGraph, forward_stage: Mapping[Op, int], lying: Mapping[str, int] | None = None
+) -> dict[Op, int]:
     """Cut a simplified step into stages, in place; of one stage it stays as it is.
 
     Args:
-        forward_stage: of ops of the forward pass; see `stages_of_step`.
+        forward_stage, lying: of ops of the forward pass, and of variables; see `stages_of_step`.
 
     Returns:
         the stage of every op of the step's graph, which is another one now.
@@ -30,7 +32,7 @@ def stage_step(step: StepGraph, forward_stage: Mapping[Op, int]) -> dict[Op, int
         PlanError: as of `stages_of_step`.
     """
     roles = Roles.of(step.graph, step.gradient_tensors)
-    stage = stages_of_step(step.graph, roles, forward_stage)
+    stage = stages_of_step(step.graph, roles, forward_stage, lying)
     if len({*stage.values()}) == 1:
         return stage
     found: dict[Op, int] = {}

@@ -58,12 +58,19 @@ def assignable(graph: Graph, roles: Roles) -> list[Op]:
     ]
 
 
-def stages_of_step(graph: Graph, roles: Roles, forward_stage: Mapping[Op, int]) -> dict[Op, int]:
+def stages_of_step(
+    graph: Graph,
+    roles: Roles,
+    forward_stage: Mapping[Op, int],
+    lying: Mapping[str, int] | None = None,
+) -> dict[Op, int]:
     """The stage of every op of a training step.
 
     Args:
         forward_stage: of the ops that `assignable` lists, others may be left out. An op comes in no
             earlier stage than what it reads.
+        lying: by name, the stages in which variables stay, if they can: those that the step was
+            given stages by.
 
     Raises:
         PlanError: an op that `assignable` lists has no stage; a variable is written, or one op
@@ -86,7 +93,7 @@ def stages_of_step(graph: Graph, roles: Roles, forward_stage: Mapping[Op, int]) 
 
     forward = [op for op in graph.ops if roles.phase[op] == FORWARD]
     where_read(forward, min)
-    owners = variable_owners(graph, roles.phase, stage)
+    owners = variable_owners(graph, roles.phase, stage, lying)
     for handle, owner in owners.items():
         for op in (handle.op, *consumers.get(handle, ())):
             if roles.phase[op] == FORWARD and op not in forward_stage:

@@ -20,7 +20,7 @@ from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import Roles, trains
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.step_stages import assignable
@@ -279,7 +279,8 @@ class Plan:
         stages = fitting.stages
         if stages is not None:
             roles = Roles.of(searched, [t for g in gradients for t in g.tensors])
-            stages = stages.fitted(assignable(searched, roles))
+            if stages.scopes or trains(searched, roles):
+                stages = stages.fitted(assignable(searched, roles))
         if fitting is self and stages == self.stages:
             return self
         return dataclasses.replace(fitting, fingerprint=fingerprint(searched), stages=stages)

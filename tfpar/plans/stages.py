@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tfpar.cost.staged import StagedCost
 from tfpar.ir.graph import Op
+from tfpar.ir.roles import Roles
+from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
+from tfpar.pipeline.staged import stage_step
+from tfpar.pipeline.step_stages import assignable
+from tfpar.pipeline.with_variables import with_what_they_read
 from tfpar.plans.scopes import renamed_scopes, stages_by_scope, table_of
 from tfpar.spec import OtherModelError, PlanError
 from tfpar.spec.arguments import flag, integer, text
@@ -27,8 +32,8 @@ class PlannedStages:
 
     Attributes:
         scopes: the stage of forward ops, by name scope or by the whole name of an op, in graph
-            order; see `plans.scopes`. Without any, the step computes nothing of what it is fed: it
-            reads or writes variables, where these lie.
+            order; see `plans.scopes`. Without any, the step trains nothing, and runs where the
+            variables lie that it reads; stages of which it reads none have nothing to do.
         recompute: the backward pass of a stage runs its forward pass again.
         owners: the stage that each variable of the step lies in, by path; slots lie with their
             weights.
@@ -103,6 +108,23 @@ class PlannedStages:
                 Scopes hold others too that are given no stage, such as reads of variables.
         """
         return stages_by_scope(self.scopes, ops)
+
+    def cut(self, step: StepGraph, part: bool = False) -> dict[Op, int]:
+        """Cut a simplified step into these stages, in place; gives the stage of every op of its
+        graph, which is another one now.
+
+        Args:
+            part: the step is part of the planned one, such as an evaluation: its ops have other
+                names, and go with what they read.
+
+        Raises:
+            PlanError: the table gives an op no stage, or a variable two.
+        """
+        graph = step.graph
+        ops = assignable(graph, Roles.of(graph, step.gradient_tensors))
+        if part or not self.scopes:
+            return stage_step(step, with_what_they_read(graph, ops, self.owners), self.owners)
+        return stage_step(step, self.forward_stages(ops))
 
     def renamed(self, now: Mapping[str, str]) -> PlannedStages:
         """The same with new names for variables, given by their old ones."""

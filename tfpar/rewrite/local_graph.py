@@ -148,7 +148,7 @@ class _Writer:
     def bind_sources(self) -> None:
         """Placeholders for inputs and variable handles, in local shapes."""
         graph = self.partitioned.graph
-        handles = graph.variable_of()
+        handles, readers = graph.variable_of(), graph.consumers()
         fed = set(graph.inputs)
         for op in graph.ops:
             if op.type != "Placeholder":
@@ -164,6 +164,8 @@ class _Writer:
             self.bind(tensor, spec, clone.outputs[0])
             if tensor in handles:
                 variable = handles[tensor]
+                if op in self._stages and not readers.get(tensor):  # nothing else says where it is
+                    self.places[clone] = self._stages[op]
                 self.build.graph.variables.append(
                     Variable(
                         variable.name, shape, variable.dtype, variable.trainable, clone.outputs[0]

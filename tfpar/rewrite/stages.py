@@ -8,9 +8,8 @@ place. Here each set of ranks gets the ops of its stages. A tensor is sent once 
 reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
 what is fed. So is what cannot be sent: strings, and what has no known shape.
 
-A rank asks for a tensor when it begins the task that comes `RECEIVE_AHEAD` before the one that
-reads it. Asked for at the beginning of the step, the tensors of all microbatches would pile up
-there; later, the rank would wait for what is on its way.
+A rank asks for a tensor as it turns to the task that comes `RECEIVE_AHEAD` before the one that
+reads it (`pipeline.graph`).
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
+from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.transfers import recv, send
 from tfpar.spec import TfparError
-
-RECEIVE_AHEAD = 2
-"""How many tasks before the one that reads it a tensor is asked for, at the earliest."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,28 +173,35 @@ class _Split:
                 self._bring(variable.handle, self.actors[0])
         for actor in self.actors:
             for tensor in graph.outputs:
-                self._bring(tensor, actor)
+                self._bring(tensor, actor, result=tensor)
 
-    def _bring(self, tensor: Tensor, actor: _Actor) -> None:
-        """Have `actor` make a tensor that it reads, or receive it."""
+    def _bring(self, tensor: Tensor, actor: _Actor, result: Tensor | None = None) -> None:
+        """Have `actor` make a tensor that it reads, or receive it.
+
+        Args:
+            result: of the step that the tensor is needed for; None: an op of `actor` reads it.
+        """
         if tensor in actor.tensors:
             return
         place = self.program.places.get(tensor.op)
         if place is not None and not _is_made_again(tensor):
-            self._send(tensor, self.actors[self._actor_of[place.stage]], actor)
+            self._send(tensor, self.actors[self._actor_of[place.stage]], actor, result)
             return
         for read in tensor.op.inputs:
-            self._bring(read, actor)
+            self._bring(read, actor, result)
         actor.copy(tensor.op)
 
-    def _send(self, tensor: Tensor, source: _Actor, target: _Actor) -> None:
+    def _send(self, tensor: Tensor, source: _Actor, target: _Actor, result: Tensor | None) -> None:
         if not can_be_sent(tensor):
-            raise TfparError(
-                f"{tensor.name!r} ({tensor.dtype}, shape {tensor.shape}) is made by the ranks "
-                f"{list(source.group)} and read by {list(target.group)}, but cannot be sent: "
-                f"only tensors of numbers, of known shape. Keep what makes and what reads it in "
-                f"one stage: tap.stage(...)."
-            )
+            what = f"{tensor.name!r} ({tensor.dtype}, shape {tensor.shape}) is made by the ranks "
+            what += f"{list(source.group)} and read by {list(target.group)}, but cannot be sent: "
+            what += "only tensors of numbers, of known shape. "
+            if result is None:
+                what += "Keep what makes and what reads it in one stage: tap.stage(...)."
+            else:
+                what += f"All ranks give {result.name!r}, a result of the step, which is made of "
+                what += "it: return something of known shape instead."
+            raise TfparError(what)
         key = re.sub(r"[^A-Za-z0-9_.\-/]", ".", f"{tensor.op.name}/{tensor.index}")
         source.build.name = target.build.name = f"{tensor.op.name}/to{target.group[0]}"
         send(source.build, source.tensors[tensor], key, target.group)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
+from tfpar.ir.roles import Roles, trains
 from tfpar.planning import Request, cost_on_one_device, search_plan
 from tfpar.planning_pipelines import search_pipeline
 from tfpar.plans import Plan, plan_from_constraints
@@ -95,9 +96,21 @@ class StepPlanner:
             session.pipeline,
             session.cluster or detect_cluster(session.mesh),
             constraints_on(captured, session),
-            owners=self.program.owners,
+            owners=self._owners(captured),
             part=part,
         )
+
+    def _owners(self, captured: CapturedStep) -> Mapping[str, int]:
+        """The stages that variables of a step lie in already, by name.
+
+        Those that other functions have put there count for what trains nothing alone: what trains
+        is to have stages that take alike.
+        """
+        roles = Roles.of(captured.graph, captured.gradient_tensors)
+        if trains(captured.graph, roles):
+            return self.program.owners
+        known = self.program.owners
+        return {**known, **stages_of_variables(captured, self.session, known)}
 
     def _known(self, captured: CapturedStep, part: bool) -> Plan | None:
         """The plan found before, for another batch or for training; None if it does not fit.
@@ -152,7 +165,7 @@ class StepPlanner:
             options.recompute,
             session.pipeline,
             options.budget,
-            self.program.owners,
+            self._owners(captured) if session.in_stages else {},
         )
 
         decides = session.decides_pipeline and captured.trains
@@ -191,6 +204,25 @@ def laid_on(captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
         for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
         if variable.layout is not None and variable.layout[0] == mesh
     }
+
+
+def stages_of_variables(
+    captured: CapturedStep, session: Session, known: Mapping[str, int]
+) -> dict[str, int]:
+    """The stages of a session's pipeline that variables of a step lie in, by name.
+
+    Of several stages on one set of ranks it is that which is known of the variable, or the first.
+    """
+    assert session.pipeline is not None
+    schedule, size = session.pipeline.order, session.stage_mesh.size
+    groups = {tuple(range(a * size, (a + 1) * size)): a for a in range(schedule.num_actors)}
+    found = {}
+    for v, variable in zip(captured.graph.variables, captured.variables, strict=True):
+        ranks = variable.ranks
+        if ranks is not None and ranks.members in groups:
+            there = schedule.stages_of(groups[ranks.members])
+            found[v.name] = known[v.name] if known.get(v.name) in there else there[0]
+    return found
 
 
 def constraints_on(captured: CapturedStep, session: Session) -> tuple[Constraint, ...]:

@@ -22,7 +22,14 @@ from tfpar.search.planners import find_planner
 from tfpar.search.problem import Problem
 from tfpar.search.stages.fitting import find_in_stages
 from tfpar.search.stages.planned import in_stages
-from tfpar.spec import MemoryLimitError, Mesh, PlanError, ScheduleError, SpecError
+from tfpar.spec import (
+    MemoryLimitError,
+    Mesh,
+    OtherModelError,
+    PlanError,
+    ScheduleError,
+    SpecError,
+)
 
 CLUSTER = read_preset("dgx-a100")
 MESH = Mesh.of([1, 2])
@@ -118,12 +125,46 @@ def by_hand(step: Step) -> StepGraph:
     return StepGraph(graph, len(graph.inputs))
 
 
-def test_more_stages_than_parts_say_the_most_there_can_be():
+def one_layer(trained: bool) -> StepGraph:
+    """relu(x @ w), and if it is trained what the gradient of w takes off it."""
     step = Step()
-    x = step.fed("x")
-    step.build.graph.outputs.append(step.op("Neg", "m/b", step.op("Relu", "m/a", x)))
-    with pytest.raises(PlanError, match="3 stages are too many.* 2 is the most there can be"):
-        made(by_hand(step), Pipeline(3, 2))
+    x, w = step.fed("x"), step.variable("w")
+    h = step.op("MatMul", "m/a", x, step.read(w, "m/read"))
+    y = step.op("Relu", "m/b", h)
+    step.build.graph.outputs.append(y)
+    if trained:
+        step.assign("update", w, step.back("MatMul", "dw", x, step.back("ReluGrad", "dh", y, y)))
+    return by_hand(step)
+
+
+def test_a_training_step_of_fewer_parts_than_stages_says_the_most_there_can_be():
+    message = (
+        r"3 stages are too many.* 2 is the most there can be \('m/a', 'm/b'\).*trains needs one"
+    )
+    with pytest.raises(PlanError, match=message):
+        made(one_layer(trained=True), Pipeline(3, 2))
+
+
+def test_what_trains_nothing_runs_where_its_weights_lie():
+    """Stages that have nothing to do in it stay empty; the plan names no ops."""
+    lying = made(one_layer(trained=False), Pipeline(4, 2), owners={"w": 2})
+    few = made(one_layer(trained=False), Pipeline(3, 2))
+    for plan, owner in ((lying, 2), (few, 0)):
+        assert not plan.stages.scopes and plan.stages.owners == {"w": owner}
+        assert Plan.from_json(plan.to_json()) == plan
+        again = one_layer(trained=False)
+        assert plan.fitted(again.graph).stages == plan.stages
+        stage = plan.stages.cut(again)
+        assert {s for op, s in stage.items() if op.name.startswith("m/")} == {owner}
+    shared_out = made(one_layer(trained=False), Pipeline(2, 2))
+    assert {*shared_out.stages.scopes.values()} == {0, 1}
+
+
+def test_a_plan_without_ops_is_none_for_a_step_that_trains():
+    plan = made(one_layer(trained=True), Pipeline(2, 2))
+    emptied = dataclasses.replace(plan, stages=dataclasses.replace(plan.stages, scopes={}))
+    with pytest.raises(OtherModelError, match="its stages say nothing of 'm/a' and 1 more"):
+        emptied.fitted(one_layer(trained=True).graph)
 
 
 def test_a_schedule_that_can_never_end_with_these_stages_is_refused():

@@ -17,8 +17,16 @@ import numpy as np
 from tfpar.search.stages.units import UnitGraph
 from tfpar.spec import PlanError
 
+
+class TooManyStages(PlanError):
+    """There are more stages than can be given something to do."""
+
+
 Bounds = Sequence[tuple[int, int]]
 """Of each unit, the first and the last stage in which it can be."""
+
+_MOST_NAMES = 8
+"""Of units in a message."""
 
 SLACK = 1e-9
 """By how much, relatively, sums of seconds may differ and count as equal."""
@@ -28,14 +36,17 @@ def fixed_bounds(graph: UnitGraph, num_stages: int) -> Bounds:
     """From the units that are fixed.
 
     Raises:
-        PlanError: no assignment gives every stage a unit; says why.
+        TooManyStages, PlanError: no assignment gives every stage a unit; says why.
     """
     count = len(graph.units)
     if num_stages > count:
         parts = "1 part" if count == 1 else f"{count} parts"
-        raise PlanError(
+        names = [repr(unit.name) for unit in graph.units]
+        listed = names if count <= _MOST_NAMES else [*names[:_MOST_NAMES], "..."]
+        raise TooManyStages(
             f"{num_stages} stages are too many: the model has {parts} that can be assigned "
-            f"to stages, so {count} is the most there can be."
+            f"to stages, so {count} is the most there can be ({', '.join(listed)}). Each stage of "
+            f"a step that trains needs one: ask for fewer stages."
         )
     first, last = [0] * count, [num_stages - 1] * count
     because: list[list[int | None]] = [[None] * count, [None] * count]
@@ -94,7 +105,7 @@ def _check_none_is_empty(graph: UnitGraph, bounds: Bounds, num_stages: int) -> N
     empty = [stage for stage in range(num_stages) if stage not in found]
     if empty:
         fixed = ", ".join(f"{u.name!r} in {u.stage}" for u in graph.units if u.stage is not None)
-        raise PlanError(
+        raise TooManyStages(
             f"Nothing is left for stage {empty[0]} of {num_stages}, as units are fixed: {fixed}. "
             f"Ask for {len(found)} stages or fewer, or fix fewer units."
         )

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import networkx as nx
 
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Graph, Op, Tensor, is_floating
+from tfpar.ir.graph import Graph, Op, is_floating
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import FORWARD, UPDATE, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
-from tfpar.ir.traits import VARIABLE_READS
-from tfpar.pipeline.step_stages import assignable, can_be_sent, stages_of_step
+from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.pipeline.together import readers_of, together
 from tfpar.search.deadline import Deadline
 from tfpar.search.stages.assign import TOLERANCE, Assignment, assign
 from tfpar.search.stages.bounds import fixed_bounds
@@ -80,7 +80,7 @@ def assign_step(
     if not ops:
         raise PlanError("The step computes nothing of what it is fed: there is nothing to assign.")
     longest = max(seconds(op) for op in graph.ops if roles.phase[op] != UPDATE)
-    joined, levels = _joined(graph, ops), _levels(graph, roles, ops)
+    joined, levels = together(graph, ops), _levels(graph, roles, ops)
     for first in range(len(levels)):
         parts = _parts(ops, joined, levels[first:], given)
         units = _step_units(graph, roles, seconds, parts, given)
@@ -115,30 +115,6 @@ def _levels(graph: Graph, roles: Roles, ops: Sequence[Op]) -> list[_Level]:
         for op in ops
     }
     return [by_block, by_node, {op: op for op in ops}]
-
-
-def _joined(graph: Graph, ops: Sequence[Op]) -> list[tuple[Op, Op]]:
-    """(earlier, later) of ops that have to be in one stage: they touch a variable that one of them
-    writes, or one reads of the other what cannot be sent: a list, strings, a tensor whose shape is
-    known only when the step runs."""
-    members, consumers = set(ops), graph.consumers()
-    found = [(t.op, op) for op in ops for t in op.inputs if t.op in members and not can_be_sent(t)]
-    for variable in graph.variables:
-        touching = [op for op in consumers.get(variable.handle, ()) if op in members]
-        if any(op.type not in VARIABLE_READS for op in touching):
-            touching += readers_of(variable.handle, consumers, members)
-            found += [(touching[0], op) for op in touching[1:]]
-    return found
-
-
-def readers_of(
-    handle: Tensor, consumers: Mapping[Tensor, Sequence[Op]], members: set[Op]
-) -> Iterator[Op]:
-    """The members that read a variable's value from an op that is no member itself."""
-    for op in consumers.get(handle, ()):
-        if op.type in VARIABLE_READS and op not in members:
-            for tensor in op.outputs:
-                yield from (r for r in consumers.get(tensor, ()) if r in members)
 
 
 def _parts(

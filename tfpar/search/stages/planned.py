@@ -10,16 +10,19 @@ from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, PutInStage, resolve_stages
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.ir.roles import BACKWARD, Roles, trains
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.graph import check_schedule
 from tfpar.pipeline.step_graph import stage_graph_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.pipeline.together import readers_of
+from tfpar.pipeline.with_variables import with_what_they_read
 from tfpar.plans import Plan, PlannedStages
 from tfpar.propagation.prepared import prepare
 from tfpar.search.deadline import Deadline
-from tfpar.search.stages.from_step import assign_step, readers_of
+from tfpar.search.stages.bounds import TooManyStages
+from tfpar.search.stages.from_step import assign_step
 from tfpar.search.stages.one_device import one_device_seconds
 from tfpar.spec import PlanError
 
@@ -38,7 +41,9 @@ def in_stages(
     """`plan`, made for the ranks of one stage, with the stages of a pipeline.
 
     Where ops lie follows from what they take on one device of `cluster`, and from what stages send
-    each other (`from_step`); a pipeline of one stage leaves the plan as it is.
+    each other (`from_step`). A step that trains nothing runs where its weights lie, if they do
+    already, or if it has too few parts for so many stages. A pipeline of one stage leaves the plan
+    as it is.
 
     Args:
         step: captured and simplified.
@@ -51,7 +56,8 @@ def in_stages(
 
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
-        PlanError: there are more stages than units, or what is fixed leaves no assignment.
+        PlanError: a step that trains has fewer units than stages, or what is fixed leaves no
+            assignment.
         ScheduleError: the schedule can never end with what these stages read of each other.
         SearchStopped: the search was given up meanwhile.
     """
@@ -61,22 +67,23 @@ def in_stages(
     deadline = deadline or Deadline()
     cut = planning_graph(step.graph, step.gradients).graph
     roles = Roles.of(cut, step.gradient_tensors)
-    ops = assignable(cut, roles)
-    fixed = {
-        **dict(_first_readers(cut, ops, owners or {})),
-        **resolve_stages(constraints, cut, ops, schedule.num_stages, must_match=not part),
-    }
-    assigned: Mapping[Op, int] = {}
-    if ops:
-        seconds = one_device_seconds(prepare(cut), cluster, roles)
-        units, found = assign_step(
-            cut, roles, seconds.__getitem__, schedule.num_stages, fixed=fixed, deadline=deadline
-        )
-        assigned = units.forward_stages(found.stages)
-    planned = _planned(cut, roles, {op: assigned[op] for op in ops}, pipeline)
-    stage = stages_of_step(cut, roles, planned.forward_stages(ops))
+    ops, lying = assignable(cut, roles), owners or {}
+    fixed = resolve_stages(constraints, cut, ops, schedule.num_stages, must_match=not part)
+    planned: PlannedStages | None = None
+    needed = trains(cut, roles)
+    if ops and (needed or not _weights_lie(cut, lying)):
+        given = {**dict(_first_readers(cut, ops, lying)), **fixed}
+        try:
+            planned = _assigned(cut, roles, ops, pipeline, cluster, given, deadline)
+        except TooManyStages:
+            if needed:
+                raise
+    if planned is None:
+        planned, stage = _with_variables(cut, roles, ops, pipeline, lying, fixed)
+    else:
+        stage = stages_of_step(cut, roles, planned.forward_stages(ops))
+        planned = dataclasses.replace(planned, owners=_owners(step, planned, plan))
     check_schedule(schedule, stage_graph_of(cut, roles, stage, schedule.num_stages))
-    planned = dataclasses.replace(planned, owners=_owners(step, planned, plan))
     asked = [str(c) for c in constraints if isinstance(c, PutInStage)]
     return dataclasses.replace(
         plan,
@@ -92,6 +99,49 @@ def in_stages(
         passed_over=None,
         cut_short=plan.cut_short or deadline.cut_short,
     )
+
+
+def _weights_lie(graph: Graph, lying: Mapping[str, int]) -> bool:
+    """Whether all weights that a step reads, or of one without weights all variables, lie in a
+    stage already."""
+    variables = [v for v in graph.variables if v.trainable] or graph.variables
+    return bool(variables) and all(v.name in lying for v in variables)
+
+
+def _with_variables(
+    graph: Graph,
+    roles: Roles,
+    ops: Sequence[Op],
+    pipeline: Pipeline,
+    lying: Mapping[str, int],
+    fixed: Mapping[Op, int],
+) -> tuple[PlannedStages, dict[Op, int]]:
+    """The stages of a step that trains nothing and runs where its variables lie; and of its ops."""
+    forward = with_what_they_read(graph, ops, lying, fixed)
+    stage = stages_of_step(graph, roles, forward, lying)
+    owners = {v.name: stage[v.handle.op] for v in graph.variables}
+    return PlannedStages(pipeline.order, {}, pipeline.recompute, owners), stage
+
+
+def _assigned(
+    graph: Graph,
+    roles: Roles,
+    ops: Sequence[Op],
+    pipeline: Pipeline,
+    cluster: Cluster,
+    fixed: Mapping[Op, int],
+    deadline: Deadline,
+) -> PlannedStages:
+    """The stages of a step that has something to do in each of them; see `assign_step`."""
+    seconds, num_stages = (
+        one_device_seconds(prepare(graph), cluster, roles),
+        pipeline.order.num_stages,
+    )
+    units, found = assign_step(
+        graph, roles, seconds.__getitem__, num_stages, fixed=fixed, deadline=deadline
+    )
+    forward = units.forward_stages(found.stages)
+    return _planned(graph, roles, {op: forward[op] for op in ops}, pipeline)
 
 
 def _planned(

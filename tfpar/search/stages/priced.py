@@ -12,11 +12,9 @@ from tfpar.cost.staged_prices import StagedPrices, cost_of_stages, staged_cost
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Graph, Op
-from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline.schedule import Schedule
-from tfpar.pipeline.staged import sent_whole, stage_step
-from tfpar.pipeline.step_stages import assignable
+from tfpar.pipeline.staged import sent_whole
 from tfpar.plans import Plan
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem, step_anchors
@@ -54,8 +52,7 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, i
     assert plan.stages is not None, "a plan with stages"
     problem = recomputed_problem(problem, plan.recompute)
     step = StepGraph(problem.graph, len(problem.graph.inputs))
-    forward = plan.stages.forward_stages(assignable(step.graph, Roles.of(step.graph)))
-    stage = stage_step(step, forward)
+    stage = plan.stages.cut(step)
     ops = {op.name: op for op in step.graph.ops}
     batched = [tensor in problem.batched for tensor in problem.graph.inputs]
     problem = dataclasses.replace(
