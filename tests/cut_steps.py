@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.partitioned import Traced
+from tfpar.ir.graph import Tensor
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
@@ -21,7 +22,8 @@ from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_pro
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.stages import StagedStep, split_stages
+from tfpar.rewrite.slices import Slicing
+from tfpar.rewrite.stages import StagedStep, send_in_slices, split_stages
 from tfpar.spec import Mesh, Shard, replicated
 
 ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})
@@ -97,6 +99,20 @@ class Staged:
         names = [op.name.split("/") for op in ops if op.type == TASK]
         return [f"{task[1:]}{task[0]}{micro[10:]}" for _, task, micro in names]
 
+    def sent(self) -> list[list[Tensor]]:
+        """What a rank of each actor sends others, but for what the step gives: that goes to all."""
+        graphs = [program.graph for program in self.programs.programs.values()]
+        return [
+            [
+                t
+                for op in graph.ops
+                if op.type == "Send"
+                for t in op.inputs
+                if t not in graph.outputs
+            ]
+            for graph in graphs
+        ]
+
     def types(self, actor: int) -> list[str]:
         return [op.type for op in [*self.programs.programs.values()][actor].graph.ops]
 
@@ -107,6 +123,7 @@ def cut(
     mesh: Mesh = ONE,
     recompute: bool = False,
     weights: tuple = (),
+    slicing: Slicing | None = None,
 ) -> Staged:
     """The step in stages."""
     cut, microbatches = StepGraph(step.prepared.graph, 2), schedule.num_microbatches
@@ -120,12 +137,13 @@ def cut(
         inputs=[batch, batch, *(weights or [whole] * 3)], outputs=[whole] * len(graph.outputs)
     )
     partitioned = propagate(prepare(graph, whole=sent_whole(graph, stage)), mesh, anchors)
+    asked = StagedStep(places, schedule, recompute, slicing)
     if microbatches > 1:
         fed = set(graph.inputs[:2])
-        asked = StagedStep(places, schedule, recompute)
         program = build_microbatched_program(partitioned, anchors, fed, microbatches, asked)
     else:
         program = build_local_program(partitioned, places)
+        send_in_slices(program, asked)
     for each in program.graphs():
         pack_collectives(each, places=program.places)
     return Staged(program, split_stages(program, schedule))

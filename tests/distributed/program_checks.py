@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from collections import Counter
@@ -15,6 +16,8 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tests.cut_steps import attending, cut, three_layers, traced
 from tests.distributed.transport_kit import Rank, same
 from tests.staged import Stored, batch, initial, plainly, two_stages
+from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cost.slices import SlicePrices
 from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.rewrite.local_graph import TASK
 from tfpar.rewrite.programs import ProgramSet
@@ -61,16 +64,34 @@ def every_schedule_ends_and_computes_the_step(rank: Rank) -> None:
 
 
 def transfers_and_collectives_run_as_often_as_programs_say(rank: Rank) -> None:
-    """Counted while a step runs, its layers split over half of the ranks in each of two stages."""
+    """Counted while a step runs, its layers split over half of the ranks in each of two stages;
+    what these hold alike goes whole or, where they are several, in slices."""
     mesh = Mesh.of({"data": 1, "model": rank.size // 2})
     split = [(Replicate(), Shard(1)), (Replicate(), Shard(0)), (Replicate(), Replicate())]
-    step, microbatches = traced(three_layers, 16), 4
-    programs = cut(step, generate("1f1b", 2, microbatches), mesh, weights=tuple(split)).programs
-    run = link(programs, Ranks.of(rank.size, rank.world), fed_in_parts=False)
-    fed = [tf.constant(a) for a in step.args]
-    run(fed, [])
-    ran = nodes_that_run(lambda: run(fed, []))
+    step, schedule = traced(three_layers, 16), generate("1f1b", 2, 4)
+    whole = cut(step, schedule, mesh, weights=tuple(split))
+    slicing = SlicePrices(mesh, slow_between(mesh.size))
+    sliced = cut(step, schedule, mesh, weights=tuple(split), slicing=slicing)
+    sent = [[sum(t.num_bytes for t in own) for own in one.sent()] for one in (whole, sliced)]
+    assert sent[1] < sent[0] if mesh.size > 1 else sent[1] == sent[0], sent
+    for staged in (whole, sliced) if mesh.size > 1 else (whole,):
+        run = link(staged.programs, Ranks.of(rank.size, rank.world), fed_in_parts=False)
+        fed = [tf.constant(a) for a in step.args]
+        for got, wanted in zip(run(fed, []), step.expected, strict=True):
+            np.testing.assert_allclose(got.numpy(), wanted, 1e-4, 1e-5)
+        ran = nodes_that_run(functools.partial(run, fed, []))
+        ran_as_often_as_programs_say(rank, staged.programs, ran)
 
+
+def slow_between(size: int) -> Cluster:
+    """Machines of a stage of so many ranks each, which slow links join."""
+    levels = [Level(2, 1e5, 0.0), Level(size, 1e12, 0.0)]
+    return Cluster.regular("slow", Device({"float32": 1e9}, 1e9, 1e9), levels)
+
+
+def ran_as_often_as_programs_say(
+    rank: Rank, programs: ProgramSet, ran: list[tuple[str, str]]
+) -> None:
     group = programs.group_of(rank.rank)
     program, at = programs.programs[group], group.index(rank.rank)
     ends = [op for op in program.graph.ops if op.type in TRANSFER_TYPES]

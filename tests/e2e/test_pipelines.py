@@ -21,6 +21,7 @@ from tests.equivalence import (
     train,
 )
 from tfpar.rewrite.local_graph import TASK
+from tfpar.rewrite.stages import split_stages
 
 rng = np.random.default_rng(0)
 
@@ -75,6 +76,46 @@ def test_weights_clipping_averages_and_added_losses():
     x, y = samples(19)
     weight = rng.uniform(0.1, 2.0, 19).astype("float32")
     assert_equivalent(busy, (x, y, weight), tap.split([2]), options=piped(2, 3, "zb-h1"))
+
+
+def perceptron_of_two_blocks() -> keras.Model:
+    names = ["fc1_a", "fc2_a", "fc1_b", "fc2_b"]
+    hidden = [layers.Dense(8, "tanh", name=name) for name in names]
+    model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(8, name="head")])
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize("between", [1e5, 1e15])
+def test_links_that_are_slow_between_stages_carry_a_part_of_what_both_ranks_hold(between):
+    """Stages on machines of their own, of two ranks that split their layers; as it is planned."""
+    slow = [tap.Level(2, between, 0.0), tap.Level(2, 1e12, 0.0)]
+    cluster = tap.Cluster.regular("pairs", tap.Device({"float32": 1e9}, 1e9, 1e9), slow)
+    x = rng.normal(size=(16, 8)).astype("float32")
+    split = [
+        tap.batch("data"),
+        tap.shard("fc1_./kernel", dim=1, axis="model"),
+        tap.shard("fc2_./kernel", dim=0, axis="model"),
+        tap.stage("fc._a", 0),
+        tap.stage("fc._b|head", 1),
+    ]
+    parallel, _ = assert_equivalent(
+        perceptron_of_two_blocks,
+        (x, x),
+        tap.split([2, 2]),
+        split,
+        planner="tap",
+        cluster=cluster,
+        options=piped(2, 2),
+    )
+    plan = tap.plan_of(parallel.model)
+    assert plan.mesh.shape == (1, 2)
+    programs = split_stages(parallel.executable().local, plan.stages.schedule).programs
+    sends = [[op for op in p.graph.ops if op.type == "Send"] for p in programs.values()]
+    sent = [sum(op.inputs[0].num_bytes for op in ops if op.inputs[0].shape) for ops in sends]
+    whole = 8 * 8 * 4  # of a batch of 8: there and back
+    assert sent == [share.sent_bytes for share in plan.stages.cost.stages]
+    assert sent == ([whole // 2] * 2 if between == 1e5 else [whole] * 2)
 
 
 @pytest.mark.slow

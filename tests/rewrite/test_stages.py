@@ -30,7 +30,8 @@ from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
-from tfpar.rewrite.stages import gather_where_read, split_stages
+from tfpar.rewrite.stages import split_stages
+from tfpar.rewrite.where_read import gather_where_read, place_parts_of_inputs
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated
 
@@ -218,6 +219,34 @@ def test_parts_are_sent_and_gathered_where_they_are_read():
     assert [op.inputs[0].shape for op in first.graph.ops if op.type == "Send"] == [(4, 3)]
     assert "AllGather" not in {op.type for op in first.graph.ops}
     assert "AllGather" in {op.type for op in second.graph.ops}
+
+
+def test_stages_take_their_parts_of_inputs_themselves():
+    """What is computed of inputs alone is not sent; that of two stages is there for each."""
+    build = GraphBuilder()
+    attrs = {"dtype": DType("float32")}
+    fed = build.emit("Placeholder", (), [((4, 3), "float32")], attrs, "x").outputs[0]
+    build.graph.inputs.append(fed)
+    half = build.slice(fed, build.per_rank([np.zeros(2, np.int32), np.int32([2, 0])]), (2, 3))
+    twice = build.binary("AddV2", half, half)
+    first = build.unary("Exp", twice)
+    second = build.binary("Mul", build.binary("AddV2", first, twice), half)
+    build.graph.outputs.append(second)
+    places = {first.op: Place(0), second.op: Place(1), second.op.inputs[0].op: Place(1)}
+    program = LocalProgram(build.graph, TWO, [(4, 3)], [(Replicate(),)], [(Shard(0),)], {}, places)
+    program.origins.update({op: op for op in build.graph.ops})
+    place_parts_of_inputs(program)
+    assert all(
+        op in places or op.type in ("Const", "RankConst", "Placeholder") for op in build.graph.ops
+    )
+    found = split_stages(program, generate("1f1b", 2, 1)).programs
+    for own in found.values():
+        assert [op.type for op in own.graph.ops].count("Slice") == 1
+    sends = [
+        [op.inputs[0].op.type for op in own.graph.ops if op.type == "Send"]
+        for own in found.values()
+    ]
+    assert sends == [["Exp"], ["Mul"]], "the second is what the step gives"
 
 
 def test_a_variable_that_two_stages_would_hold_is_named():

@@ -21,7 +21,7 @@ from tfpar.rewrite.local_graph import LocalProgram, build_local_program
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
 from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.stages import StagedStep, split_stages, write_in_stages
+from tfpar.rewrite.stages import StagedStep, send_in_slices, split_stages, write_in_stages
 from tfpar.spec import Mesh, replicated
 
 
@@ -117,7 +117,11 @@ def _written(
         )
     if options.chunks > 1 and options.mesh.size > 1:
         return build_chunked_program(partitioned, anchors, batched, options.chunks)
-    return write_in_stages(partitioned, stages) if stages else build_local_program(partitioned)
+    if stages is None:
+        return build_local_program(partitioned)
+    program = write_in_stages(partitioned, stages)
+    send_in_slices(program, stages)
+    return program
 
 
 def _partitioned(

@@ -16,7 +16,8 @@ from tfpar.cost.buckets import best_buckets
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.microbatches import OneMicrobatch
 from tfpar.cost.parts import mesh_of_ranks, without_parts
-from tfpar.cost.stage_memory import ORDER, StageMemory
+from tfpar.cost.stage_memory import StageMemory
+from tfpar.cost.stage_transfers import ORDER, Gather, StageTransfers
 from tfpar.cost.stages import StageCost
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.terms import Terms
@@ -51,23 +52,24 @@ class StagePrice:
 
 
 def stage_prices(
-    step: StepInStages,
-    actors: Sequence[int],
-    clusters: Sequence[Cluster],
-    recompute: bool = False,
+    transfers: StageTransfers, clusters: Sequence[Cluster], recompute: bool = False
 ) -> list[StagePrice]:
     """What each stage takes.
 
     Args:
-        actors: that run each stage.
+        transfers: of the step.
         clusters: the part of the machines that each actor is.
         recompute: the backward pass of a stage runs its forward pass again.
     """
-    stages = [_Collectives(step, clusters[actor]) for actor in actors]
+    step = transfers.step
+    stages = [_Collectives(step, clusters[actor]) for actor in transfers.actors]
     for communication in step.laid.communications(step.roles.wire_dtypes):
         stages[step.stage[communication.op]].add(communication)
+    for stage, found in enumerate(stages):
+        for gather in transfers.gathers(stage):
+            found.wait(gather)
     return [
-        _price(step, found, StageMemory(step, stage, actors, found.pricer, recompute))
+        _price(step, found, StageMemory(transfers, stage, found.pricer, recompute))
         for stage, found in enumerate(stages)
     ]
 
@@ -105,6 +107,11 @@ class _Collectives:
             self.count += times * (self.step.microbatches if each else 1)
         else:
             self.terms.pack(when, kind, moved.axes, times * size)
+
+    def wait(self, gather: Gather) -> None:
+        """Count a gather of what was sent in slices."""
+        self.waiting[gather.kind] += gather.seconds
+        self.count += self.step.microbatches if gather.each else 1
 
 
 def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> StagePrice:

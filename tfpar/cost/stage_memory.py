@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 from tfpar.cost.memory import Buffer, operands_of_collectives
 from tfpar.cost.microbatches import OneMicrobatch
-from tfpar.cost.step_in_stages import StepInStages
+from tfpar.cost.stage_transfers import ORDER, StageTransfers
 from tfpar.cost.task_memory import task_peak
 from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
@@ -17,28 +16,25 @@ from tfpar.pipeline.graph import Carries
 from tfpar.pipeline.tasks import Kind
 from tfpar.spec import Replicate, Spec
 
-ORDER: tuple[Kind, ...] = ("F", "I", "W", "U")
-"""The kinds of tasks, as those of a microbatch come."""
-
 
 class StageMemory:
     """The bytes of one stage.
 
     Args:
-        actors: that run each stage.
+        transfers: of its step.
         pricer: for the machines of its actor.
         recompute: the backward pass of a stage runs its forward pass again.
     """
 
     def __init__(
         self,
-        step: StepInStages,
+        transfers: StageTransfers,
         stage: int,
-        actors: Sequence[int],
         pricer: OneMicrobatch,
         recompute: bool,
     ) -> None:
-        self.step, self.stage, self.actors, self.pricer = step, stage, actors, pricer
+        self.transfers, self.stage, self.pricer = transfers, stage, pricer
+        self.step, self.actors = transfers.step, transfers.actors
         self.recompute = recompute
 
     # --- all the time
@@ -56,7 +52,7 @@ class StageMemory:
         """Of weights that lie in other stages."""
         handles = self.step.variables
         return sum(
-            self.step.sent_bytes(crossing)
+            self.transfers.held_bytes(crossing)
             for crossing in self.step.crossings
             if self._is_sent(crossing.source, crossing.target)
             and crossing.target == self.stage
@@ -66,7 +62,7 @@ class StageMemory:
     def sums(self) -> float:
         """Of gradients of weights that lie in other stages, until they are sent."""
         return sum(
-            self.step.sent_bytes(crossing)
+            self.transfers.held_bytes(crossing)
             for crossing in self.step.crossings
             if self._is_sent(crossing.source, crossing.target)
             and crossing.source == self.stage
@@ -142,7 +138,7 @@ class StageMemory:
 
     def _received(self, carries: Carries) -> float:
         return sum(
-            self.step.sent_bytes(crossing)
+            self.transfers.sent_bytes(crossing)
             for crossing in self.step.crossings
             if self._is_sent(crossing.source, crossing.target)
             and crossing.target == self.stage

@@ -1,8 +1,9 @@
 """What a step of several stages costs: its tasks are priced, and then simulated.
 
 A stage is priced as any step is, by its ops, collectives and tensors (`cost.stage_costs`), on the
-ranks that it has. What stages send goes from each rank to its like in another stage. The simulation
-(`cost.pipeline`) says what happens when, and `StagedCost` what comes of it.
+ranks that it has. What stages send goes from each rank to its like in another stage, whole or in
+slices (`cost.slices`). The simulation (`cost.pipeline`) says what happens when, and `StagedCost`
+what comes of it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
+from tfpar.cost.parts import mesh_of_ranks
 from tfpar.cost.pipeline import simulate
+from tfpar.cost.slices import SlicePrices
 from tfpar.cost.stage_costs import StagePrice, stage_prices
+from tfpar.cost.stage_transfers import StageTransfers
 from tfpar.cost.staged import StagedCost, StageShare
 from tfpar.cost.stages import Network
 from tfpar.cost.step_in_stages import StepInStages
@@ -61,8 +65,10 @@ class StagedPrices:
         size = step.laid.mesh.size // step.microbatches
         ranks = tuple(range(a * size, (a + 1) * size) for a in range(max(actors) + 1))
         parts = [cluster.part(own) for own in ranks]
-        prices = stage_prices(step, actors, parts, recompute)
-        graph = step.stage_graph(actors)
+        slices = SlicePrices(mesh_of_ranks(step.laid.mesh), cluster)
+        transfers = StageTransfers(step, actors, slices)
+        prices = stage_prices(transfers, parts, recompute)
+        graph = transfers.stage_graph()
         pairs = {(link.source, link.target) for link in graph.links}
         pairs |= {(tie.owner, tie.reader) for tie in graph.ties}
         sent = {

@@ -8,17 +8,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from tfpar.cost.memory import Buffer, Lives
-from tfpar.cost.pricer import shard_bytes
 from tfpar.cost.runs import runs_of
-from tfpar.ir.graph import Op, Tensor, Variable, itemsize
+from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.pipeline.halves import weight_half
-from tfpar.pipeline.stage_graph import StageGraph
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
-from tfpar.pipeline.step_graph import Crossing, Runs, crossings, stage_graph_of, waits_of
+from tfpar.pipeline.step_graph import Crossing, Runs, crossings, waits_of
 from tfpar.pipeline.tasks import Kind
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.spec import Spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,41 +122,6 @@ class StepInStages:
         """What some stage stores of all microbatches past a join."""
         return frozenset(itertools.chain.from_iterable(self.past_joins.values()))
 
-    def sent_bytes(self, crossing: Crossing) -> float:
-        """What a rank sends of a tensor, or of a variable's value, to its like in another stage:
-        its part, as it is read there. Tensors are resharded where they are made, but gathered where
-        the whole is read, if no other stage reads that."""
-        tensor, _, target, _ = crossing
-        mesh = self.laid.mesh
-        variable = self.variables.get(tensor)
-        if variable is not None and (tensor, target) not in self._read:
-            specs = {self.laid.variable_specs[variable]}
-        else:
-            specs = self._read[tensor, target]
-        found = variable or tensor
-        shape, size = tuple(found.shape), itemsize(found.dtype)
-        kept = self.laid.variable_specs[variable] if variable else self.laid.specs[tensor]
-        least = shard_bytes(shape, size, kept, mesh)
-        sent = {spec: shard_bytes(shape, size, spec, mesh) for spec in specs}
-        elsewhere = self._read_elsewhere(tensor, target)
-        return sum(num if spec in elsewhere else min(num, least) for spec, num in sent.items())
-
-    def _read_elsewhere(self, tensor: Tensor, target: int) -> set[Spec]:
-        """The specs in which other stages than `target` read a tensor."""
-        stages = {*range(self.num_stages)} - {target}
-        return set().union(*(self._read.get((tensor, stage), set()) for stage in stages))
-
-    @functools.cached_property
-    def _read(self) -> Mapping[tuple[Tensor, int], set[Spec]]:
-        """The specs in which a stage reads a tensor, or by its handle the value of a variable."""
-        found: dict[tuple[Tensor, int], set[Spec]] = {}
-        for op, decision in self.laid.decisions.items():
-            for tensor, spec in zip(op.inputs, decision.strategy.in_specs, strict=True):
-                if tensor.op.type == "ReadVariableOp":
-                    tensor = tensor.op.inputs[0]
-                found.setdefault((tensor, self.stage[op]), set()).add(spec)
-        return found
-
     @functools.cached_property
     def variables(self) -> Mapping[Tensor, Variable]:
         """Its variables, by their handles."""
@@ -168,27 +130,3 @@ class StepInStages:
     @functools.cached_property
     def _places(self) -> Mapping[Op, int]:
         return {op: i for i, op in enumerate(self.laid.graph.ops)}
-
-    def stage_graph(self, actors: Sequence[int]) -> StageGraph:
-        """What its stages read of each other, in bytes of a rank.
-
-        Args:
-            actors: that run each stage. A tensor is sent once to each that reads it.
-        """
-        first: dict[tuple[Tensor, int], int] = {}
-        for tensor, source, target, _ in self.crossings:
-            stages = [target, first.get((tensor, actors[target]), target)]
-            first[tensor, actors[target]] = min(stages) if source < target else max(stages)
-
-        def num_bytes(crossing: Crossing) -> float:
-            is_first = first[crossing.tensor, actors[crossing.target]] == crossing.target
-            return self.sent_bytes(crossing) if is_first else 0.0
-
-        return stage_graph_of(
-            self.laid.graph,
-            self.roles,
-            self.stage,
-            self.num_stages,
-            runs=self.runs,
-            num_bytes=num_bytes,
-        )

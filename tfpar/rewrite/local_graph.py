@@ -55,6 +55,8 @@ class LocalProgram:
             constants, inputs, and what comes of these alone.
         origins: of the ops of a program as it was first written: the op of the partitioned graph
             for which each was.
+        specs: of the tensors of a program as it was first written, how they lie, where that is
+            known.
     """
 
     graph: Graph
@@ -65,6 +67,7 @@ class LocalProgram:
     variable_specs: dict[str, Spec]
     places: dict[Op, Place] = dataclasses.field(default_factory=dict)
     origins: dict[Op, Op] = dataclasses.field(default_factory=dict)
+    specs: dict[Tensor, Spec] = dataclasses.field(default_factory=dict)
 
     def graphs(self) -> list[Graph]:
         """All graphs in which ranks may meet: that of the program, and those of its tasks."""
@@ -99,6 +102,7 @@ def build_local_program(
         {v.name: s for v, s in partitioned.variable_specs.items()},
         writer.places,
         writer.origins,
+        writer.specs,
     )
 
 
@@ -125,6 +129,7 @@ class _Writer:
     Attributes:
         places: of the ops that are emitted.
         origins: of each, the op of the graph for which it is.
+        specs: of emitted tensors.
     """
 
     def __init__(
@@ -135,6 +140,7 @@ class _Writer:
     ) -> None:
         self.places: dict[Op, Place] = {}
         self.origins: dict[Op, Op] = {}
+        self.specs: dict[Tensor, Spec] = {}
         self._stages = stages or {}
         self.partitioned = partitioned
         self.mesh = partitioned.mesh
@@ -144,6 +150,7 @@ class _Writer:
 
     def bind(self, tensor: Tensor, spec: Spec, local: Tensor) -> None:
         self.tensors.setdefault(tensor, {})[spec] = local
+        self.specs[local] = spec
 
     def bind_sources(self) -> None:
         """Placeholders for inputs and variable handles, in local shapes."""
@@ -181,7 +188,7 @@ class _Writer:
         if spec not in versions:
             kept = self.partitioned.specs[tensor]
             first = len(self.build.graph.ops)
-            versions[spec] = self.reshard(versions[kept], Reshard(tensor, kept, spec))
+            self.bind(tensor, spec, self.reshard(versions[kept], Reshard(tensor, kept, spec)))
             self._note(tensor.op, self.build.graph.ops[first:])
         return versions[spec]
 
@@ -204,6 +211,7 @@ class _Writer:
         local = self.build.cast(local, wire_dtype)
         for step in steps:
             local = emit_step(self.build, local, step, tuple(tensor.shape or ()), self.mesh)
+            self.specs[local] = step.after
         return self.build.cast(local, own)
 
     def _remade(self, tensor: Tensor, spec: Spec) -> Tensor:
@@ -324,6 +332,7 @@ class _Writer:
         for tensor, local in zip(inner.graph.inputs, inputs, strict=True):
             writer.bind(tensor, inner.specs[tensor], local)
         writer.write()
+        self.specs.update(writer.specs)
         return [
             writer.local(t, s) for t, s in zip(inner.graph.outputs, inner.output_specs, strict=True)
         ]

@@ -30,7 +30,7 @@ from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_pro
 from tfpar.rewrite.microbatch_statistics import take_of_microbatches
 from tfpar.rewrite.part_bodies import of_part
 from tfpar.rewrite.rounds import Rounds, rounds_of
-from tfpar.rewrite.stages import StagedStep, write_in_stages
+from tfpar.rewrite.stages import StagedStep, send_in_slices, write_in_stages
 from tfpar.rewrite.task_body import TaskBody, operand_of, summed_as
 from tfpar.rewrite.task_cut import TaskCut, TaskKey
 from tfpar.rewrite.within_rank import WithinRank
@@ -65,6 +65,7 @@ def build_microbatched_program(
         take_of_microbatches(program, statistics)
     if stages is None:
         return run_microbatches(program)
+    send_in_slices(program, stages)  # statistics, too, if they are now those of a microbatch
     return run_microbatches(program, stages.schedule, stages.recompute)
 
 

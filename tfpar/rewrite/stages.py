@@ -27,7 +27,9 @@ from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.programs import Group, ProgramSet
+from tfpar.rewrite.slices import Slicing, send_slices
 from tfpar.rewrite.transfers import recv, send
+from tfpar.rewrite.where_read import gather_where_read, place_parts_of_inputs
 from tfpar.spec import TfparError
 
 
@@ -39,11 +41,13 @@ class StagedStep:
         places: of all ops of the step.
         schedule: in which order each set of ranks (actor) runs the tasks of its stages.
         recompute: the backward pass of a stage runs its forward pass again.
+        slicing: what is sent in slices; None: nothing.
     """
 
     places: Mapping[Op, Place]
     schedule: Schedule
     recompute: bool = False
+    slicing: Slicing | None = None
 
 
 def split_stages(program: LocalProgram, schedule: Schedule) -> ProgramSet:
@@ -72,26 +76,15 @@ def split_stages(program: LocalProgram, schedule: Schedule) -> ProgramSet:
 def write_in_stages(partitioned: PartitionedGraph, step: StagedStep) -> LocalProgram:
     """The program of a whole step whose ops have places, as if one set of ranks ran all of it."""
     program = build_local_program(partitioned, step.places)
+    place_parts_of_inputs(program)
     gather_where_read(program)
     return program
 
 
-def gather_where_read(program: LocalProgram) -> None:
-    """Gather in the stage that alone reads the whole, in place: its parts are sent.
-
-    Args:
-        program: of the whole step; its ops have places, which change.
-    """
-    graph, places = program.graph, program.places
-    readers, kept = graph.consumers(), {*graph.outputs}
-    for op in reversed(graph.ops):
-        if op.type != "AllGather" or op not in places or any(t in kept for t in op.outputs):
-            continue
-        reading = [places.get(r) for t in op.outputs for r in readers.get(t, ())]
-        stages = {place.stage for place in reading if place is not None}
-        if None not in reading and len(stages) == 1:
-            (stage,) = stages
-            places[op] = places[op]._replace(stage=stage)
+def send_in_slices(program: LocalProgram, step: StagedStep) -> None:
+    """Slice what the step says is sent in slices, in place; see `rewrite.slices`."""
+    if step.slicing is not None:
+        send_slices(program, step.schedule.actors, step.slicing)
 
 
 class _Actor:

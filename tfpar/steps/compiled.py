@@ -12,6 +12,7 @@ from tfpar.capture.batches import batch_size_of, hashable, of_the_whole
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.compile import CompileOptions, compile_step, recompute_step, simplify_step
 from tfpar.compile.dump import dump_of
+from tfpar.cost.slices import SlicePrices
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.names import VariableName
 from tfpar.pipeline.statistics import BatchStatisticsOf
@@ -118,7 +119,7 @@ class CompiledFunction:
         plan = self.planner.plan(captured, batch_size, self._part)
         if not self._part:
             recompute_step(captured, plan.recompute, observe)
-        stages = None if plan.stages is None else staged_step(captured, plan.stages, self._part)
+        stages = self._staged(captured, plan)
         prepared = prepare_staged(captured.graph, stages)
         self.warnings.fallbacks(prepared)
         microbatches = self._microbatches(plan)
@@ -157,6 +158,14 @@ class CompiledFunction:
         captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
         simplify_step(captured)
         return self.planner.plan(captured, batch_size_of(specs), self._part)
+
+    def _staged(self, captured: CapturedStep, plan: Plan) -> StagedStep | None:
+        """How a captured step runs in the stages of its plan, which cut it in place."""
+        if plan.stages is None:
+            return None
+        machines = plan.cluster or self.session.cluster
+        slicing = None if machines is None else SlicePrices(plan.mesh, machines)
+        return staged_step(captured, plan.stages, self._part, slicing)
 
     def _compile_options(
         self,

@@ -9,14 +9,18 @@ from tfpar.pipeline.staged import sent_whole
 from tfpar.plans.stages import PlannedStages
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.rewrite.local_graph import Place
+from tfpar.rewrite.slices import Slicing
 from tfpar.rewrite.stages import StagedStep
 
 
-def staged_step(step: StepGraph, planned: PlannedStages, part: bool = False) -> StagedStep:
+def staged_step(
+    step: StepGraph, planned: PlannedStages, part: bool = False, slicing: Slicing | None = None
+) -> StagedStep:
     """Cut a simplified step into the stages of a plan, in place.
 
     Args:
         part: the step is part of the planned one, such as an evaluation.
+        slicing: what is sent in slices; None: nothing.
 
     Raises:
         PlanError: the plan gives an op no stage, or a variable two.
@@ -24,7 +28,7 @@ def staged_step(step: StepGraph, planned: PlannedStages, part: bool = False) -> 
     stage = planned.cut(step, part)
     roles = Roles.of(step.graph, step.gradient_tensors)
     places = {op: Place(stage[op], roles.phase[op] == BACKWARD) for op in step.graph.ops}
-    return StagedStep(places, planned.schedule, planned.recompute)
+    return StagedStep(places, planned.schedule, planned.recompute, slicing)
 
 
 def prepare_staged(graph: Graph, staged: StagedStep | None) -> PreparedGraph:

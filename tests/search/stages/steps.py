@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from tests.search.problems import Captured
 from tests.search.stages.test_from_step import seconds
 from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cost.slices import SlicePrices
 from tfpar.cost.staged_prices import StagedPrices
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.ir.graph import Op
@@ -89,7 +90,9 @@ class Staged:
         ratio = self.step.problem.state_ratio
         return StepInStages(laid, self.step.roles, self.stage, self.num_stages, ratio)
 
-    def programs(self, microbatches: int, schedule: Schedule) -> list[LocalProgram]:
+    def programs(
+        self, microbatches: int, schedule: Schedule, cluster: Cluster | None = None
+    ) -> list[LocalProgram]:
         """The program of each actor."""
         whole, roles = self.step.whole, self.step.roles
         places = {op: Place(stage, roles.phase[op] == BACKWARD) for op, stage in self.stage.items()}
@@ -98,7 +101,7 @@ class Staged:
             self.step.anchors,
             self.step.problem.batched,
             microbatches,
-            StagedStep(places, schedule),
+            StagedStep(places, schedule, slicing=SlicePrices(whole.mesh, cluster or machines())),
         )
         return [*split_stages(program, schedule).programs.values()]
 

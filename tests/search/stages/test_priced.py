@@ -10,10 +10,14 @@ import pytest
 from tests.search.stages.program_memory import most_stored
 from tests.search.stages.steps import DEVICE, Staged, machines
 from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.memory import Lives, peak
 from tfpar.cost.microbatches import microbatched_cost
 from tfpar.cost.pricer import Pricer
+from tfpar.cost.slices import SlicePrices
+from tfpar.cost.stage_costs import stage_prices
+from tfpar.cost.stage_transfers import StageTransfers
 from tfpar.cost.staged import StagedCost
 from tfpar.cost.staged_prices import cost_of_stages, staged_cost
 from tfpar.cost.step_in_stages import StepInStages
@@ -78,7 +82,10 @@ def test_one_microbatch_is_the_whole_batch():
 
 @pytest.mark.parametrize("name, model", [*((name, 1) for name in MODELS), ("gpt", 2)])
 def test_stages_do_the_work_of_one(name, model):
-    (whole,), parts = (Staged.of(name, stages, model).priced().stages for stages in (1, 3))
+    quick = machines(between=1e12)  # so that nothing is sent in slices, and gathered
+    (whole,), parts = (
+        Staged.of(name, stages, model).priced(cluster=quick).stages for stages in (1, 3)
+    )
     for kinds in ("F", "IW", "U"):
         work, waits = (
             [sum(getattr(price, field)[kind] for kind in kinds) for price in (whole, *parts)]
@@ -179,6 +186,53 @@ def test_transfers_begin_when_programs_ask_for_them(name, num_stages):
                     assert begun[maker, reader] == max(ended[before], ended[maker])
                     waited += ended[before] > ended[maker]
     assert waited
+
+
+def pairs(between: float, within: float) -> Cluster:
+    """Nodes of two devices, each a stage's, with so many bytes/s between and within them."""
+    return Cluster.regular("pairs", DEVICE, [Level(4, between, 1e-6), Level(2, within, 1e-7)])
+
+
+SLOW, QUICK = pairs(1e8, 1e12), pairs(1e12, 1e9)
+
+
+@pytest.mark.parametrize("family", ["gpipe", "1f1b", "zb-h1", "interleaved"])
+@pytest.mark.parametrize("name", ["gpt", "gpt_mixed", "unet"])
+def test_slow_links_carry_slices_of_what_ranks_hold_alike(name, family):
+    """As often, and as large, as programs send them."""
+    staged, schedule = Staged.of(name, 2 + 2 * (family == "interleaved"), 2), generate(family, 2, 4)
+    found = []
+    for cluster in (QUICK, SLOW):
+        programs = staged.programs(4, schedule, cluster)
+        sends = [[op.inputs[0] for op in p.graph.ops if op.type == "Send"] for p in programs]
+        sent = [sum(t.num_bytes for t in tensors if t.shape) for tensors in sends]
+        _, priced = priced_in_stages(staged.step, staged.stage, schedule, cluster)
+        shares = [[priced.stages[s].sent_bytes for s in schedule.stages_of(a)] for a in range(2)]
+        assert [sum(own) for own in shares] == sent
+        found.append(sent)
+    whole, sliced = found
+    assert sliced == [num_bytes // 2 for num_bytes in whole]
+
+
+def test_a_stage_waits_for_what_it_gathers():
+    """In the task that reads it first, and the links between stages carry half as much."""
+    staged = Staged.of("gpt", 2, 2)
+    whole, sliced = (staged.priced(4, cluster) for cluster in (QUICK, SLOW))
+    assert [link.forward_bytes for link in sliced.graph.links] == [
+        link.forward_bytes / 2 for link in whole.graph.links
+    ]
+    gathered = whole.graph.links[0].forward_bytes
+    seconds = collective_seconds("all_gather", (1,), gathered, staged.plan.mesh, SLOW)
+    without = [
+        StageTransfers(staged.cut(4), (0, 1), None),
+        StageTransfers(staged.cut(4), (0, 1), SlicePrices(staged.plan.mesh, SLOW)),
+    ]
+    parts = [SLOW.part(range(2)), SLOW.part(range(2, 4))]
+    (first, second), (_, reading) = (stage_prices(transfers, parts) for transfers in without)
+    assert reading.waiting_s["F"] == pytest.approx(second.waiting_s["F"] + seconds)
+    assert reading.collectives == second.collectives + 4
+    assert sliced.stages[0].waiting_s["W"] > first.waiting_s["W"]
+    assert sliced.stages[1].cost.kept_bytes == whole.stages[1].cost.kept_bytes
 
 
 @pytest.mark.parametrize("name", ["dnabert", "t5_3_layers"])
@@ -308,7 +362,7 @@ def test_there_are_joins_where_programs_have_several_rounds(name):
     staged = Staged.of(name, 2).cut(4)
     program = build_local_program(staged.laid)
     rounds = rounds_of(program, Repetition(program, {}))
-    assert bool(staged.stage_graph((0, 1)).joins) == (rounds.count > 1)
+    assert bool(StageTransfers(staged, (0, 1)).stage_graph().joins) == (rounds.count > 1)
 
 
 def test_exact_batch_statistics_keep_all_microbatches_whatever_the_schedule():
@@ -456,7 +510,7 @@ def test_statistics_of_a_microbatch_hold_nothing_up():
         cut = step.cut(4)
         found = StepInStages(cut, step.roles, staged.stage, 2, None, step.statistics(cut))
         cost, _ = priced_in_stages(step, staged.stage, schedule, machines())
-        return found.stage_graph((0, 1)), cost
+        return StageTransfers(found, (0, 1)).stage_graph(), cost
 
     (exact, exact_cost), (own, own_cost) = map(priced, ("exact", "microbatch"))
     assert exact.joins and not own.joins

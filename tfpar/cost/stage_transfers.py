@@ -1,0 +1,173 @@
+"""`StageTransfers`: what the stages of a step send each other, in bytes of a rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tfpar.cost.pricer import shard_bytes
+from tfpar.cost.slices import SlicePrices
+from tfpar.cost.step_in_stages import StepInStages
+from tfpar.ir.graph import Tensor, itemsize
+from tfpar.pipeline.stage_graph import StageGraph
+from tfpar.pipeline.step_graph import PER_MICROBATCH, Crossing, stage_graph_of
+from tfpar.pipeline.tasks import Kind
+from tfpar.spec import Spec, local_shape
+
+ORDER: tuple[Kind, ...] = ("F", "I", "W", "U")
+"""The kinds of tasks, as those of a microbatch come."""
+
+
+class Sent(NamedTuple):
+    """A tensor as it goes from one stage to another.
+
+    Attributes:
+        part_bytes: of a rank's part of it.
+        axes: over whose ranks it is sent in slices; none: each sends all of its part.
+        slices: how many make up a part.
+        kind: of the task that reads it first.
+    """
+
+    part_bytes: int
+    axes: tuple[int, ...]
+    slices: int
+    kind: Kind
+
+    @property
+    def num_bytes(self) -> float:
+        """That a rank sends."""
+        return self.part_bytes / self.slices
+
+
+class Gather(NamedTuple):
+    """What the ranks of a stage gather of slices.
+
+    Attributes:
+        kind: of the task in which they do.
+        each: whether for each microbatch; else once a step.
+    """
+
+    kind: Kind
+    each: bool
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StageTransfers:
+    """What the stages of a step send each other, once it is known on which ranks they run.
+
+    Attributes:
+        actors: that run each stage. A tensor is sent once to each that reads it.
+        prices: by which tensors are sent in slices; None: all are sent whole.
+    """
+
+    step: StepInStages
+    actors: Sequence[int]
+    prices: SlicePrices | None = None
+
+    def stage_graph(self) -> StageGraph:
+        """What the stages read of each other, in bytes of a rank."""
+        step = self.step
+        return stage_graph_of(
+            step.laid.graph,
+            step.roles,
+            step.stage,
+            step.num_stages,
+            runs=step.runs,
+            num_bytes=lambda found: self.sent_bytes(found) if self._is_first(found) else 0.0,
+        )
+
+    def gathers(self, stage: int) -> Iterator[Gather]:
+        """What a stage gathers of what it was sent in slices."""
+        actor = self.actors[stage]
+        for crossing in self.step.crossings:
+            if crossing.target == stage and self._is_first(crossing):
+                each = crossing.carries in PER_MICROBATCH
+                for sent in self._sent[crossing]:
+                    if sent.axes and self.prices is not None:
+                        seconds = self.prices.gather_seconds(sent.axes, sent.part_bytes, actor)
+                        yield Gather(sent.kind if each else "U", each, seconds)
+
+    def sent_bytes(self, crossing: Crossing) -> float:
+        """What a rank sends of a tensor, or of a variable's value, to its like in another stage."""
+        return sum(sent.num_bytes for sent in self._sent[crossing])
+
+    def held_bytes(self, crossing: Crossing) -> float:
+        """What a rank stores of it at either end."""
+        return sum(sent.part_bytes for sent in self._sent[crossing])
+
+    def _is_first(self, crossing: Crossing) -> bool:
+        """Whether its target is the first stage of its actor to read the tensor."""
+        actor = self.actors[crossing.target]
+        return self._first[crossing.tensor, actor] == crossing.target
+
+    @functools.cached_property
+    def _first(self) -> Mapping[tuple[Tensor, int], int]:
+        """Of a tensor and an actor, the stage to which it is sent."""
+        first: dict[tuple[Tensor, int], int] = {}
+        for tensor, source, target, _ in self.step.crossings:
+            stages = [target, first.get((tensor, self.actors[target]), target)]
+            first[tensor, self.actors[target]] = min(stages) if source < target else max(stages)
+        return first
+
+    @functools.cached_property
+    def _sent(self) -> Mapping[Crossing, tuple[Sent, ...]]:
+        """How each crosses: as it is read there. Tensors are resharded where they are made, but
+        gathered where the whole is read, if no other stage reads that."""
+        return {found: tuple(self._versions(found)) for found in self.step.crossings}
+
+    def _versions(self, crossing: Crossing) -> Iterator[Sent]:
+        tensor, source, target, _ = crossing
+        laid = self.step.laid
+        variable = self.step.variables.get(tensor)
+        read = self._read.get((tensor, target), {})
+        if variable is not None and not read:
+            read = {laid.variable_specs[variable]: "U"}
+        found = variable or tensor
+        shape, item = tuple(found.shape), itemsize(found.dtype)
+        kept = laid.variable_specs[variable] if variable else laid.specs[tensor]
+        least = shard_bytes(shape, item, kept, laid.mesh)
+        elsewhere = self._read_elsewhere(tensor, target)
+        versions: dict[Spec, Kind] = {}
+        for spec, kind in read.items():
+            is_gathered = (
+                shard_bytes(shape, item, spec, laid.mesh) > least and spec not in elsewhere
+            )
+            sent = kept if is_gathered else spec
+            versions[sent] = min(kind, versions.get(sent, kind), key=ORDER.index)
+        for spec, kind in versions.items():
+            part = local_shape(shape, spec, laid.mesh)
+            num_bytes = math.prod(part) * item
+            axes = self._axes(crossing, spec, part, num_bytes)
+            yield Sent(num_bytes, axes, laid.mesh.group_size(axes), kind)
+
+    def _axes(
+        self, crossing: Crossing, spec: Spec, part: tuple[int, ...], num_bytes: int
+    ) -> tuple[int, ...]:
+        source, target = self.actors[crossing.source], self.actors[crossing.target]
+        given = crossing.tensor in self.step.laid.graph.outputs
+        if self.prices is None or source == target or given:  # all ranks get what the step gives
+            return ()
+        return self.prices.axes(spec, part, num_bytes, source, target)
+
+    def _read_elsewhere(self, tensor: Tensor, target: int) -> set[Spec]:
+        """The specs in which other stages than `target` read a tensor."""
+        stages = {*range(self.step.num_stages)} - {target}
+        return set().union(*(self._read.get((tensor, stage), {}) for stage in stages))
+
+    @functools.cached_property
+    def _read(self) -> Mapping[tuple[Tensor, int], Mapping[Spec, Kind]]:
+        """The specs in which a stage reads a tensor, or by its handle the value of a variable; and
+        the task that does first."""
+        found: dict[tuple[Tensor, int], dict[Spec, Kind]] = {}
+        for op, decision in self.step.laid.decisions.items():
+            kind = self.step.kinds[op]
+            for tensor, spec in zip(op.inputs, decision.strategy.in_specs, strict=True):
+                if tensor.op.type == "ReadVariableOp":
+                    tensor = tensor.op.inputs[0]
+                reading = found.setdefault((tensor, self.step.stage[op]), {})
+                reading[spec] = min(kind, reading.get(spec, kind), key=ORDER.index)
+        return found
