@@ -17,6 +17,7 @@ from tests.e2e.test_mixed_precision import numbers, perceptron, policy
 from tests.e2e.test_models import Gan
 from tests.e2e.test_patterns import MEGATRON
 from tests.e2e.test_pipelines import piped
+from tests.e2e.test_training_steps import MODELS
 from tests.equivalence import (
     Trained,
     assert_equivalent,
@@ -26,6 +27,7 @@ from tests.equivalence import (
     train,
     without_graph_optimizers,
 )
+from tests.one_epoch import Samples
 
 rng = np.random.default_rng(0)
 
@@ -119,6 +121,14 @@ def test_a_train_step_that_clips_before_the_optimizer(stages, microbatches, sche
 
     options = piped(stages, microbatches, schedule)
     assert_equivalent(build, numbers(14), tap.split([stages]), options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pinn_second_derivative", "sam_optimizer"])
+def test_steps_that_take_gradients_twice(name):
+    """Of a gradient in the loss; and once more after the weights were moved."""
+    build, draw = MODELS[name]
+    assert_equivalent(build, draw(Samples()), tap.split([3]), options=piped(3, 2))
 
 
 @pytest.mark.slow

@@ -181,6 +181,37 @@ def test_gradients_of_a_skip_are_sent_as_one():
     assert step.stages("dm", "db", "through") == (1, 1, 1)
 
 
+def test_what_the_backward_pass_alone_reads_binds_it_to_no_stage():
+    """A label that is compared with a gradient."""
+    step = Step()
+    x, a = step.fed("x"), step.variable("a")
+    h = step.op("MatMul", "h", x, step.read(a, "read_a"), stage=0)
+    y = step.op("Tanh", "y", h, stage=1)
+    dy = step.back("TanhGrad", "dy", y, y)
+    loss = step.back("Sub", "loss", dy, step.fed("label"))
+    dh = step.back("Square", "dh", loss)
+    da = step.back("MatMul", "da", x, dh)
+    step.gradients = [da]
+    step.assign("update_a", a, da)
+    assert step.stages("dy", "loss", "label", "da") == (1, 0, 0, 0)
+
+
+def test_a_weight_that_the_backward_pass_moves_is_moved_where_it_lies():
+    """Its second gradient is taken at another value, which is read in a later stage."""
+    step = Step()
+    x, bias = step.fed("x"), step.variable("bias")
+    h = step.op("AddV2", "h", x, step.read(bias, "read"), stage=1)
+    dh = step.back("Square", "dh", h)
+    step.assign("gradient_tape/climb", bias, dh)
+    again = step.op("AddV2", "again", x, step.read(bias, "read_again"), stage=0)
+    step.op("Tanh", "y", again, stage=1)
+    d_again = step.back("Square", "d_again", again)
+    step.gradients = [d_again]
+    step.assign("update", bias, d_again)
+    found = step.stages("bias", "read", "gradient_tape/climb", "read_again", "update")
+    assert found == (0,) * 5
+
+
 def with_adam(step: Step, name: str, gradient: Tensor, rate: Tensor) -> None:
     """Momentum and second moment, by hand."""
     handle = step.named[name].outputs[0]

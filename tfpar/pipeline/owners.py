@@ -60,7 +60,8 @@ def update_stages(
     What works on one weight hangs together by its handle, its slots and tensors that are no
     scalars, and runs where the weight lies. What belongs to no weight and reads no gradient is
     computed where it is read first (a learning rate). What does read one is left open: it goes
-    where that is (a global norm).
+    where that is (a global norm). What touches a variable within the backward pass (weights that
+    are moved before another gradient is taken) runs where the variable lies, too.
 
     Args:
         stage: of ops that have one; the backward pass is left out.
@@ -69,7 +70,12 @@ def update_stages(
     Raises:
         PlanError: an op updates weights of several stages.
     """
-    open_ops = [op for op in graph.ops if op not in stage and phase[op] != BACKWARD]
+    variables = graph.variable_of()
+    open_ops = [
+        op
+        for op in graph.ops
+        if op not in stage and (phase[op] != BACKWARD or any(t in variables for t in op.inputs))
+    ]
     groups = _groups(graph, open_ops)
     found: dict[Op, int] = {}
     loose: list[list[Op]] = []  # variables that belong to no weight, with what touches them

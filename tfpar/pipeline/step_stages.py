@@ -147,7 +147,11 @@ class _Backward:
         stage: Mapping[Op, int],
     ) -> None:
         constant = constant_ops(graph)
-        self.ops = [op for op in graph.ops if roles.phase[op] == BACKWARD and op not in constant]
+        self.ops = [
+            op
+            for op in graph.ops
+            if roles.phase[op] == BACKWARD and op not in constant and op not in stage
+        ]
         self.members = frozenset(self.ops)
         self.constant = constant
         self.phase = roles.phase
@@ -236,10 +240,15 @@ class _Backward:
         return any(r not in besides and self.stage.get(r) == stage for r in readers)
 
     def _kept(self, op: Op) -> list[Tensor]:
-        """The tensors of the forward pass whose values an op reads."""
+        """The tensors of the forward pass whose values an op reads.
+
+        What has no stage yet binds nothing: only the backward pass reads it, such as what is fed
+        for a loss that contains gradients.
+        """
         if op.type in SIZES:
             return []
-        return [t for t in op.inputs if t.op not in self.members and t.op not in self.constant]
+        made = (t for t in op.inputs if t.op not in self.members and t.op not in self.constant)
+        return [t for t in made if t.op in self.stage]
 
     def _having(self, tensor: Tensor) -> set[int]:
         """The stages that have `tensor` once the forward pass is done."""
