@@ -54,6 +54,23 @@ def on_one_device(name: str) -> Trained:
         return train(plainly(case.build), case.data, batch_size=6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [3, 4])
+@pytest.mark.parametrize("name", ["u-net", "two towers"])
+def test_skips_and_towers_over_several_stages(name, stages):
+    case, plain = CASES[name], on_one_device(name)
+    with without_graph_optimizers():
+        parallel = train(
+            case.build,
+            case.data,
+            batch_size=6,
+            mesh=tap.split([stages]),
+            start=plain.start,
+            options={**piped(stages, 2), "verbose": 0},
+        )
+    assert_same(parallel, plain, case.rtol, 1e-4)
+
+
 @pytest.mark.parametrize(("name", "schedule", "microbatches"), covering())
 def test_models_train_as_on_one_device(name, schedule, microbatches):
     case, plain = CASES[name], on_one_device(name)

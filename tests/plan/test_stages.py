@@ -47,7 +47,8 @@ def test_a_model_gets_its_stages_back_from_a_short_table(name, num_stages):
         graph, roles, forward
     )
     assert len(planned.scopes) < len(forward) / 2
-    assert [*planned.scopes.values()] == sorted(planned.scopes.values()) or name != "gpt_5_layers"
+    in_order = [*planned.scopes.values()] == sorted(planned.scopes.values())
+    assert in_order or (name, num_stages) != ("gpt_5_layers", 2)
 
 
 @pytest.mark.parametrize("name", ["gpt", "unet"])

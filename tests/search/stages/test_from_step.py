@@ -74,8 +74,8 @@ def test_what_units_say_is_sent_is_what_the_step_sends(name, num_stages):
     assert there + back <= found.sent_bytes + 16
 
 
-@pytest.mark.parametrize("num_stages", [2, 4])
-@pytest.mark.parametrize("name", ["gpt_5_layers", "t5_4_layers", "vit_7_layers"])
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("name", ["gpt_5_layers", "t5_4_layers", "vit_7_layers", "clip_4_layers"])
 def test_stages_take_alike(name, num_stages):
     graph, roles = planned(name)
     units, found = assign_step(graph, roles, seconds, num_stages)
@@ -96,6 +96,24 @@ def test_the_skips_of_a_unet_cross_where_they_are_small():
     first_down = next(i for i, n in enumerate(names) if "down_0" in n)
     last_up = max(i for i, n in enumerate(names) if "up_0" in n)
     assert found.stages[first_down] == 0 and found.stages[last_up] == 1
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("name", ["unet", "resnet"])
+def test_stages_take_alike_as_far_as_single_ops_allow(name, num_stages):
+    """A convolution, forward and backward, cannot be cut; here some take a third of a stage."""
+    graph, roles = planned(name)
+    _, found = assign_step(graph, roles, seconds, num_stages)
+    assert max(found.seconds) <= 1.15 * sum(found.seconds) / num_stages
+
+
+def test_blocks_are_cut_where_stages_end_and_stay_whole_elsewhere():
+    graph, roles = planned("gpt_5_layers")
+    for num_stages in (2, 3, 4):
+        units, _ = assign_step(graph, roles, seconds, num_stages)
+        layers = {u.name.split("/")[1] for u in units.graph.units if "/" in u.name}
+        fed_forward = {n for n in layers if n.startswith("block") and "fc1" in n}
+        assert len(fed_forward) == num_stages - 1, "of the blocks that were cut"
 
 
 def test_the_tied_table_of_t5_is_one_weight_of_several_units():

@@ -1,8 +1,9 @@
 """The units of a training step, and the stages that they are assigned to.
 
 Units are taken as coarse as balance allows, from three levels: blocks that repeat, and the
-GraphNodes between them; GraphNodes; single ops. So a deep model is a short program, and a shallow
-one can still be cut anywhere. Where units of a level read of each other in a circle (a scope that
+GraphNodes between them; GraphNodes; single ops. Only those go to the next level amid which a stage
+would end if all took alike. So a deep model is a short program, and a shallow one can still be cut
+anywhere. Where units of a level read of each other in a circle (a scope that
 is left and entered again), or are to be in two stages at once, the next level takes their place.
 What touches a variable that the forward pass writes, such as running statistics, stays together, as
 does what reads a list, or a tensor of unknown shape, and what makes it.
@@ -10,7 +11,9 @@ does what reads a list, or a tensor of unknown shape, and what makes it.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -67,7 +70,8 @@ def assign_step(
         seconds: of one op, forward or backward, of a whole batch.
         fixed: stages of ops, as far as they are given; the rest of a unit goes with them.
         tolerance: by how much, relative to the average, a stage may take longer. Finer units are
-            tried until the best cut keeps to that, or to what the longest op takes.
+            tried until the best cut keeps to that, or to what the longest op takes; if none does,
+            those are taken whose best cut is the fastest.
         deadline: what is found by then is used.
 
     Raises:
@@ -81,13 +85,41 @@ def assign_step(
         raise PlanError("The step computes nothing of what it is fed: there is nothing to assign.")
     longest = max(seconds(op) for op in graph.ops if roles.phase[op] != UPDATE)
     joined, levels = together(graph, ops), _levels(graph, roles, ops)
-    for first in range(len(levels)):
-        parts = _parts(ops, joined, levels[first:], given)
+    depth = dict.fromkeys(ops, 0)
+    best, least = None, (True, math.inf)
+    while True:
+        parts = _parts(ops, joined, levels, given, depth)
         units = _step_units(graph, roles, seconds, parts, given)
+        found = len(parts) < num_stages, _slowest(units.graph, num_stages)
+        if best is None or found < least or math.isinf(found[1]):
+            best, least = units, found
         allowed = max(units.graph.seconds / num_stages, longest) * (1 + tolerance)
-        if len(parts) >= num_stages and _slowest(units.graph, num_stages) <= allowed:
-            break
-    return units, assign(units.graph, num_stages, tolerance=tolerance, deadline=deadline)
+        finer = (
+            []
+            if found <= (False, allowed)
+            else _too_large(units, depth, len(levels) - 1, num_stages)
+        )
+        if not finer:
+            return best, assign(best.graph, num_stages, tolerance=tolerance, deadline=deadline)
+        depth.update((op, depth[op] + 1) for op in finer)
+
+
+def _too_large(
+    units: StepUnits, depth: Mapping[Op, int], deepest: int, num_stages: int
+) -> list[Op]:
+    """The ops of units that are to be cut, of those that can be: where stages that take alike would
+    end amid them; or else those that take half as long as the longest at least."""
+    coarse: dict[int, list[Op]] = {}
+    for op, unit in units.unit_of.items():
+        if depth[op] < deepest:
+            coarse.setdefault(unit, []).append(op)
+    seconds = [unit.seconds for unit in units.graph.units]
+    average, ends = units.graph.seconds / num_stages, [*itertools.accumulate(seconds)]
+    cut = {bisect.bisect_right(ends, stage * average) for stage in range(1, num_stages)}
+    if cut.isdisjoint(coarse):
+        enough = max((seconds[unit] for unit in coarse), default=0.0) / 2
+        cut = {unit for unit in coarse if seconds[unit] >= enough}
+    return [op for unit in sorted(cut & coarse.keys()) for op in coarse[unit]]
 
 
 def _slowest(graph: UnitGraph, num_stages: int) -> float:
@@ -122,9 +154,13 @@ def _parts(
     joined: Sequence[tuple[Op, Op]],
     levels: Sequence[_Level],
     fixed: Mapping[Op, int],
+    depth: dict[Op, int],
 ) -> list[list[Op]]:
-    """The ops of each unit, in a topological order."""
-    depth = dict.fromkeys(ops, 0)
+    """The ops of each unit, in a topological order.
+
+    Args:
+        depth: the level of each op at the start; where that cannot be, it becomes a deeper one.
+    """
     place = {op: i for i, op in enumerate(ops)}
     while True:
         label = {op: (depth[op], levels[depth[op]][op]) for op in ops}
