@@ -99,7 +99,7 @@ def test_links_that_are_slow_between_stages_carry_a_part_of_what_both_ranks_hold
         tap.stage("fc._a", 0),
         tap.stage("fc._b|head", 1),
     ]
-    parallel, _ = assert_equivalent(
+    parallel, plain = assert_equivalent(
         perceptron_of_two_blocks,
         (x, x),
         tap.split([2, 2]),
@@ -116,6 +116,10 @@ def test_links_that_are_slow_between_stages_carry_a_part_of_what_both_ranks_hold
     whole = 8 * 8 * 4  # of a batch of 8: there and back
     assert sent == [share.sent_bytes for share in plan.stages.cost.stages]
     assert sent == ([whole // 2] * 2 if between == 1e5 else [whole] * 2)
+    predicted = [trained.model.predict(x, batch_size=8, verbose=0) for trained in (parallel, plain)]
+    np.testing.assert_allclose(*predicted, rtol=1e-4, atol=1e-5)
+    names = [op.name for g in parallel.executable("predict").local.graphs() for op in g.ops]
+    assert any("/slices" in name for name in names) == (between == 1e5)
 
 
 @pytest.mark.slow

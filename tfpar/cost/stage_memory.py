@@ -114,6 +114,8 @@ class StageMemory:
             is_read = self.step.roles.phase[maker] == FORWARD and not here.isdisjoint(backward)
             if is_read and not (self.recompute and is_mine):
                 kept += self._size(buffer)
+        if self.recompute:
+            kept -= self.transfers.in_slices(self.stage)  # it gathers them again
         return max(kept, self._past_joins()), for_weights
 
     def _past_joins(self) -> float:

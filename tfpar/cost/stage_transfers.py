@@ -99,6 +99,17 @@ class StageTransfers:
         """What a rank stores of it at either end."""
         return sum(sent.part_bytes for sent in self._sent[crossing])
 
+    def in_slices(self, stage: int) -> float:
+        """Bytes of a microbatch's activations that a stage has once it has gathered them, beyond
+        those that it was sent."""
+        return sum(
+            self.held_bytes(crossing) - self.sent_bytes(crossing)
+            for crossing in self.step.crossings
+            if crossing.target == stage
+            and crossing.carries == "activations"
+            and self._is_first(crossing)
+        )
+
     def _is_first(self, crossing: Crossing) -> bool:
         """Whether its target is the first stage of its actor to read the tensor."""
         actor = self.actors[crossing.target]

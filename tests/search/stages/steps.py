@@ -91,17 +91,22 @@ class Staged:
         return StepInStages(laid, self.step.roles, self.stage, self.num_stages, ratio)
 
     def programs(
-        self, microbatches: int, schedule: Schedule, cluster: Cluster | None = None
+        self,
+        microbatches: int,
+        schedule: Schedule,
+        cluster: Cluster | None = None,
+        recompute: bool = False,
     ) -> list[LocalProgram]:
         """The program of each actor."""
         whole, roles = self.step.whole, self.step.roles
+        slicing = SlicePrices(whole.mesh, cluster or machines())
         places = {op: Place(stage, roles.phase[op] == BACKWARD) for op, stage in self.stage.items()}
         program = build_microbatched_program(
             whole,
             self.step.anchors,
             self.step.problem.batched,
             microbatches,
-            StagedStep(places, schedule, slicing=SlicePrices(whole.mesh, cluster or machines())),
+            StagedStep(places, schedule, recompute, slicing),
         )
         return [*split_stages(program, schedule).programs.values()]
 

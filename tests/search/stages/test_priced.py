@@ -235,6 +235,23 @@ def test_a_stage_waits_for_what_it_gathers():
     assert sliced.stages[1].cost.kept_bytes == whole.stages[1].cost.kept_bytes
 
 
+def test_a_stage_that_recomputes_keeps_slices():
+    staged, schedule = Staged.of("gpt", 2, 2), generate("1f1b", 2, 4)
+    whole, sliced = (staged.priced(4, cluster, recompute=True) for cluster in (QUICK, SLOW))
+    (link,) = whole.graph.links
+    kept, less = (prices.stages[1].cost.kept_bytes for prices in (whole, sliced))
+    assert less == kept - link.forward_bytes / 2
+    # It gathers twice: before its backward pass, too.
+    waits = [staged.priced(4, SLOW, recompute=again).stages[1].waiting_s for again in (False, True)]
+    assert waits[1]["I"] == pytest.approx(waits[0]["I"] + waits[0]["F"])
+    programs = staged.programs(4, schedule, SLOW, recompute=True)
+    for price, found, program in zip(
+        sliced.stages, sliced.run(schedule).peaks, programs, strict=True
+    ):
+        held = found.num_bytes - price.weight_bytes - price.state_bytes
+        assert held == pytest.approx(most_stored(program), rel=0.1)
+
+
 @pytest.mark.parametrize("name", ["dnabert", "t5_3_layers"])
 def test_a_tied_weight_is_sent_once_a_step_and_its_gradient_too(name):
     staged = Staged.of(name, 2)
