@@ -46,6 +46,7 @@ from tfpar.search.recompute import recomputed_problem, solve_with_recompute
 from tfpar.search.so_far import SearchInterrupted, SoFar
 from tfpar.search.stages.fitting import find_in_stages
 from tfpar.search.stages.planned import in_stages
+from tfpar.search.stages.priced import priced_plan, scheduled_plan
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
 logger = logging.getLogger("tfpar")
@@ -249,7 +250,8 @@ def search_plan(
                 deadline=request.budget.start(),
             )
 
-        return find_in_stages(find, staged, problem, request.cluster), problem
+        price = scheduled_plan if pipeline.picks_schedule else priced_plan
+        return find_in_stages(find, staged, problem, request.cluster, price), problem
 
 
 def plan_step(

@@ -104,6 +104,7 @@ class Session:
                 options.recomputes_stages,
                 options.batch_statistics,
                 decided=not session.decides_pipeline,
+                picked=options.picks_schedule,
             )
             share_seeds(world)
         return session

@@ -123,8 +123,14 @@ class Settings:
                 "Give chunks or a pipeline (a plan may have one), not both: both cut the batch of "
                 "a rank, and one runs what the other keeps apart."
             )
-        if plan is not None and settings.given_pipeline is not None:
-            _check_agreed(plan, settings.given_pipeline)
+        pipeline = settings.given_pipeline
+        if plan is not None and pipeline is not None:
+            _check_agreed(plan, pipeline)
+        elif pipeline is not None and pipeline.picks_schedule and settings.planner is None:
+            raise ArgumentError(
+                "Give schedule='auto' or planner=None, not both: a schedule is picked by what the "
+                "plan of each stage is predicted to take."
+            )
         return settings
 
     @property
@@ -140,6 +146,12 @@ class Settings:
         if self.plan is None or self.plan.stages is None:
             return generate("1f1b", 1, 1 if self.plan is None else self.plan.microbatches)
         return self.plan.stages.schedule
+
+    @property
+    def picks_schedule(self) -> bool:
+        """Whether the schedule is picked when a step is planned; until then it is a stand-in."""
+        asked = self.given_pipeline
+        return self.plan is None and asked is not None and asked.picks_schedule
 
     @property
     def recomputes_stages(self) -> bool:
@@ -233,7 +245,9 @@ def _check_agreed(plan: Plan, pipeline: Pipeline) -> None:
         if planned != asked:
             differing.append(f"{asked} {what}, not {planned}")
     if stages is not None and not differing:
-        if stages.schedule != order:
+        if pipeline.picks_schedule and stages.schedule.actors != order.actors:
+            differing.append("stages on other sets of ranks")
+        if not pipeline.picks_schedule and stages.schedule != order:
             differing.append("another schedule")
         if stages.recompute != pipeline.recompute:
             differing.append(f"recompute={pipeline.recompute}")

@@ -56,6 +56,26 @@ def test_every_schedule_trains_as_one_device(schedule, microbatches):
             assert [t for t in ran if t in mine] == mine
 
 
+@pytest.mark.parametrize("virtual_stages", [None, 2])
+def test_a_picked_schedule_trains_as_one_device(virtual_stages, tmp_path):
+    options = piped(2, 3, "auto", virtual_stages=virtual_stages)
+    parallel, _ = assert_equivalent(
+        perceptron, numbers(20), tap.split([2]), planner="tap", options=options
+    )
+    plan = tap.plan_of(parallel.model)
+    assert "picked by simulation" in plan.summary()
+    ran = tasks(parallel)
+    for actor in plan.stages.schedule.orders:
+        mine = [str(t) for t in actor if str(t) in ran]
+        assert mine and [t for t in ran if t in mine] == mine
+    plan.save(tmp_path / "plan.json")
+    again = {"plan": str(tmp_path / "plan.json")}
+    loaded, _ = assert_equivalent(perceptron, numbers(20), tap.split([2]), options=again)
+    stages = tap.plan_of(loaded.model).stages
+    assert (stages.schedule, stages.cost) == (plan.stages.schedule, plan.stages.cost)
+    assert tasks(loaded) == ran
+
+
 @pytest.mark.slow
 def test_a_transformer_in_stages_on_a_mesh_of_data_and_model():
     def adamw() -> keras.Model:

@@ -33,11 +33,12 @@ def test_what_is_left_out():
         (dict(stages="2", microbatches=2), "stages is '2'"),
         (dict(stages=2, microbatches=0), "microbatches is 0"),
         (dict(stages=2, microbatches=2.5), "microbatches is 2.5"),
-        (dict(microbatches=2, schedule="1F1B"), "one of 'gpipe', .*'zb-v', or a tap.Schedule"),
+        (dict(microbatches=2, schedule="1F1B"), "one of 'gpipe', .*'auto', or a tap.Schedule"),
         (dict(microbatches=2, schedule=["gpipe"]), "or a tap.Schedule"),
         (dict(microbatches=2, schedule=None), "schedule is None"),
         (dict(microbatches=2, virtual_stages=2), "must be 1 with schedule '1f1b'"),
         (dict(microbatches=2, schedule="zb-v", virtual_stages=3), "must be 2 with"),
+        (dict(microbatches=2, schedule="auto", virtual_stages=0), "virtual_stages is 0"),
         (dict(microbatches=2, recompute=1), "recompute is 1; it must be True or False"),
         (dict(schedule=TWO, stages=3), r"stages is 3; it must be 2: the schedule has 2 lines"),
         (dict(schedule=TWO, microbatches=2), "microbatches is 2; it must be 1: the schedule has"),
@@ -47,6 +48,20 @@ def test_what_is_left_out():
 def test_wrong_values_are_refused_where_they_are_written(given, message):
     with pytest.raises(ArgumentError, match=message):
         Pipeline(**given)
+
+
+def test_a_schedule_that_is_picked_later_has_its_stages_and_microbatches():
+    assert not Pipeline(2, 4).picks_schedule and not Pipeline(schedule=TWO).picks_schedule
+    for given, actors in (
+        (dict(stages=2), (0, 1)),
+        (dict(stages=2, virtual_stages=2), (0, 1, 0, 1)),
+        (dict(stages=2, recompute=True), (0, 1)),
+        (dict(), (0,)),
+    ):
+        pipeline = Pipeline(microbatches=4, schedule="auto", **given)
+        assert pipeline.picks_schedule and pipeline.order.actors == actors
+        assert pipeline.order.num_microbatches == 4
+    assert Pipeline(microbatches=4, schedule="auto").order == Pipeline(microbatches=4).order
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", Schedule.parse("0F0,0I0,0W0\n1F0,1B0")])

@@ -26,8 +26,8 @@ def alone(microbatches: int):
 
 def test_a_pipeline_of_one_stage_is_its_microbatches():
     found = settings(pipeline=Pipeline(microbatches=4))
-    assert found.pipeline == Pipeline(microbatches=4) and found.microbatches == 4
-    assert settings().microbatches is None
+    assert found.pipeline == Pipeline(microbatches=4) and found.schedule.num_microbatches == 4
+    assert settings().pipeline is None and settings().schedule.num_microbatches == 1
 
 
 def test_several_stages_may_be_asked_for():
@@ -39,7 +39,7 @@ def test_several_stages_may_be_asked_for():
 def test_a_plan_and_a_pipeline_have_to_agree():
     """A plan of other microbatches neither wins nor loses silently."""
     given = settings(plan=alone(4), pipeline=Pipeline(microbatches=4))
-    assert given.plan.microbatches == given.microbatches == 4
+    assert given.plan.microbatches == given.schedule.num_microbatches == 4
     with pytest.raises(ArgumentError, match="it has 2 microbatches, not 4. Leave it out"):
         settings(plan=alone(4), pipeline=Pipeline(microbatches=2))
     with pytest.raises(ArgumentError, match="it has 4 microbatches, not 1. Leave it out"):
@@ -60,6 +60,18 @@ def test_a_plan_of_several_stages_has_to_agree_in_all():
     ):
         with pytest.raises(ArgumentError, match=f"not the plan's: it has {message}"):
             _check_agreed(staged(), pipeline)
+
+
+def test_a_schedule_that_is_to_be_picked():
+    picked = settings(pipeline=Pipeline(2, 4, "auto"))
+    assert picked.picks_schedule and picked.schedule.num_stages == 2
+    assert not settings(pipeline=Pipeline(2, 4)).picks_schedule
+    with pytest.raises(ArgumentError, match="schedule='auto' or planner=None, not both"):
+        settings(pipeline=Pipeline(2, 4, "auto"), planner=None)
+    given = settings(plan=staged(), pipeline=Pipeline(2, 4, "auto"), planner=None)
+    assert not given.picks_schedule
+    with pytest.raises(ArgumentError, match="it has 4 stages, not 2. Leave"):
+        _check_agreed(staged(), Pipeline(2, 4, "auto", virtual_stages=2))
 
 
 def test_a_stage_is_planned_on_the_first_of_its_ranks_with_the_memory_of_all():

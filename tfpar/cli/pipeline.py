@@ -30,7 +30,8 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule",
         metavar="NAME|FILE",
-        help=f"order of a pipeline's tasks: {', '.join(FAMILIES)}, or a file (default: 1f1b)",
+        help=f"order of a pipeline's tasks: {', '.join(FAMILIES)}, {AUTO} (the fastest by "
+        "prediction), or a file (default: 1f1b)",
     )
     parser.add_argument(
         "--batch-statistics",
@@ -67,7 +68,7 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
                 "--schedule and --batch-statistics, or give a number of stages."
             )
         return AUTO
-    if schedule is not None and schedule not in FAMILIES:
+    if schedule is not None and schedule not in (*FAMILIES, AUTO):
         try:
             return Pipeline(
                 stages,
@@ -77,8 +78,8 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
             )
         except OSError as error:
             raise TfparError(
-                f"--schedule {schedule!r} is neither one of {', '.join(FAMILIES)} nor a file that "
-                f"can be read: {error.strerror}."
+                f"--schedule {schedule!r} is neither one of {', '.join((*FAMILIES, AUTO))} nor a "
+                f"file that can be read: {error.strerror}."
             ) from None
     if microbatches is None:
         raise TfparError(

@@ -1,10 +1,12 @@
-"""The schedule that is fastest for the stages of a step: of those by name, and of lists."""
+"""The schedules that the stages of a step could run in, by what they are simulated to take."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from tfpar.cost.staged import LIST, SchedulePrice
 from tfpar.cost.staged_prices import StagedPrices
 from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.pipeline.generators.listed import RULES, Work, list_schedule
@@ -15,56 +17,75 @@ _MANY = 4000
 """Of so many tasks, lists are made by one rule alone: that takes a second."""
 
 
-def fastest_schedule(
+class Candidate(NamedTuple):
+    """A schedule, and what a step is simulated to take in it."""
+
+    schedule: Schedule
+    price: SchedulePrice
+
+
+def compare_schedules(
     prices: StagedPrices,
     actors: Sequence[int],
     microbatches: int,
     memory_limit: float = math.inf,
-) -> Schedule:
-    """The schedule with which a step is simulated to be fastest, of those that fit into memory.
+    halves: bool = True,
+) -> tuple[Candidate, ...]:
+    """The schedules that a step could run in, the fastest of those that fit into memory first.
 
-    Candidates are the schedules by name for these actors, and lists (`generators.listed`) made from
-    what stages take and keep. So it is never slower than the fastest by name that fits. If none
-    fits, it is the one that lacks least.
+    They are the schedules by name for these actors, and the best of the lists (`generators.listed`)
+    that are made from what stages take and keep. So the first is never slower than the fastest by
+    name that fits. What does not fit comes last, in the order of what it lacks.
 
     Args:
         prices: of the stages.
         actors: that run each stage.
         memory_limit: bytes that a rank may hold.
+        halves: whether backward passes may run in halves.
 
     Raises:
         ScheduleError: none by name is for these actors.
     """
-    best: Schedule | None = None
-    least = (math.inf, math.inf, math.inf)
-    candidates = [*_by_name(actors, microbatches)]
-    if not candidates:
-        raise ScheduleError(f"There is no schedule by name for stages on actors {list(actors)}.")
-    if not prices.graph.joins:
-        candidates += _lists(prices, actors, microbatches, memory_limit)
-    for schedule in candidates:
+
+    def priced(name: str, schedule: Schedule) -> Candidate:
         found = prices.run(schedule)
         held = max(peak.num_bytes for peak in found.peaks)
-        key = max(0.0, held - memory_limit), found.seconds, held
-        if key < least:
-            best, least = schedule, key
-    assert best is not None
-    return best
+        return Candidate(schedule, SchedulePrice(name, found.seconds + prices.step_s, held))
+
+    def rank(candidate: Candidate) -> tuple[float, float, float]:
+        price = candidate.price
+        return max(0.0, price.memory_bytes - memory_limit), price.seconds, price.memory_bytes
+
+    named = [priced(*named) for named in _by_name(actors, microbatches, halves)]
+    if not named:
+        raise ScheduleError(f"There is no schedule by name for stages on actors {list(actors)}.")
+    lists: list[Candidate] = []
+    if not prices.graph.joins:
+        made = dict.fromkeys(_lists(prices, actors, microbatches, memory_limit, halves))
+        lists = sorted((priced(LIST, schedule) for schedule in made), key=rank)[:1]
+    return tuple(sorted([*named, *lists], key=rank))
 
 
-def _by_name(actors: Sequence[int], microbatches: int) -> Iterator[Schedule]:
+def _by_name(
+    actors: Sequence[int], microbatches: int, halves: bool
+) -> Iterator[tuple[str, Schedule]]:
     num_actors = max(actors) + 1
-    for name in ("1f1b", *FAMILIES):
+    for name in sorted(FAMILIES, key=lambda name: name != "1f1b"):
         try:
             schedule = generate(name, num_actors, microbatches, len(actors) // num_actors)
         except ArgumentError:  # not for so many stages
             continue
-        if schedule.actors == tuple(actors):
-            yield schedule
+        is_halved = any(task.kind == "I" for order in schedule.orders for task in order)
+        if schedule.actors == tuple(actors) and (halves or not is_halved):
+            yield name, schedule
 
 
 def _lists(
-    prices: StagedPrices, actors: Sequence[int], microbatches: int, memory_limit: float
+    prices: StagedPrices,
+    actors: Sequence[int],
+    microbatches: int,
+    memory_limit: float,
+    may_halve: bool,
 ) -> Iterator[Schedule]:
     costs = [stage.cost for stage in prices.stages]
     work = [Work(c.seconds, c.kept_bytes, c.kept_for_weights_bytes) for c in costs]
@@ -82,7 +103,7 @@ def _lists(
     delays = _delays(prices)
     rules = RULES if 3 * len(actors) * microbatches < _MANY else RULES[:1]
     for most in (room, [*map(min, few, room)]):
-        for halves in (False, True):
+        for halves in (False, True)[: 1 + may_halve]:
             for rule in rules:
                 try:
                     yield list_schedule(

@@ -54,6 +54,30 @@ class StageShare:
 
 
 @dataclasses.dataclass(frozen=True)
+class SchedulePrice:
+    """What a step would take in a schedule.
+
+    Attributes:
+        name: of its family; or `LIST`.
+        seconds: of a step.
+        memory_bytes: the most that a rank holds.
+    """
+
+    name: str
+    seconds: float
+    memory_bytes: float
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> SchedulePrice:
+        """As `StageShare.of`."""
+        return cls(**_read("schedules", cls, fields))
+
+
+LIST = "list"
+"""The name of a schedule that list scheduling has made (`pipeline.generators.listed`)."""
+
+
+@dataclasses.dataclass(frozen=True)
 class StagedCost:
     """What a step of several stages takes.
 
@@ -61,11 +85,14 @@ class StagedCost:
         seconds: of a step.
         bubble: the time that ranks wait, divided by the time that they work.
         stages: in their order.
+        schedules: those that the plan's was picked from, itself the first; empty where the user
+            gave it.
     """
 
     seconds: float
     bubble: float
     stages: tuple[StageShare, ...]
+    schedules: tuple[SchedulePrice, ...] = ()
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StagedCost:
@@ -103,6 +130,9 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     ),
     "tuple[StageShare, ...]": lambda name, value: tuple(
         StageShare.of(one) for one in listed(name, value, "a list of stages")
+    ),
+    "tuple[SchedulePrice, ...]": lambda name, value: tuple(
+        SchedulePrice.of(one) for one in listed(name, value, "a list of schedules")
     ),
 }
 """How a field is read, by its type."""

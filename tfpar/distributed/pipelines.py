@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 from tfpar.distributed.world import World
-from tfpar.pipeline import Schedule
+from tfpar.pipeline import AUTO, Schedule
 from tfpar.pipeline.generators import name_of
 from tfpar.pipeline.statistics import BatchStatisticsOf
 
@@ -22,13 +22,16 @@ def agree_on_pipeline(
     schedule: Schedule,
     recompute: bool,
     batch_statistics: BatchStatisticsOf = "exact",
+    *,
     decided: bool = True,
+    picked: bool = False,
 ) -> None:
     """Check that every rank asks for this pipeline, which may be one of one stage.
 
     Args:
         recompute, batch_statistics: see `pipeline.Pipeline`.
         decided: False with `pipeline="auto"`: the first rank's plan says what it is.
+        picked: another schedule of these tasks may be picked when the step is planned.
 
     Raises:
         RuntimeMismatchError: on every rank; names two ranks and what they differ in.
@@ -37,7 +40,7 @@ def agree_on_pipeline(
         "stages": schedule.num_stages,
         "sets of ranks": schedule.num_actors,
         "microbatches": schedule.num_microbatches,
-        "schedule": name_of(schedule),
+        "schedule": AUTO if picked else name_of(schedule),
         "recompute": recompute,
         "batch_statistics": batch_statistics,
         "pipeline": "given" if decided else "auto",

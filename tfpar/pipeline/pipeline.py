@@ -13,7 +13,8 @@ from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import flag, integer, one_of, refused
 
 AUTO: Literal["auto"] = "auto"
-"""In place of a `Pipeline`: the planner decides whether there is one, and which."""
+"""In place of a `Pipeline`: the planner decides whether there is one, and which. In place of a
+schedule's name: it is picked by simulation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Pipeline:
 
         Pipeline(stages=2, microbatches=8)                     # 1F1B
         Pipeline(stages=4, microbatches=8, schedule="zb-v")    # eight stages, two on each
+        Pipeline(stages=4, microbatches=8, schedule="auto")    # the fastest by prediction
         Pipeline(schedule=tap.Schedule.load("mine.csv"))
         Pipeline(microbatches=4)                               # accumulates gradients
 
@@ -30,6 +32,8 @@ class Pipeline:
             default as many as a given schedule has, else 1.
         microbatches: in which each rank's batch is cut; may be left out with a given schedule.
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb-h1"`, `"zb-v"`, or a `Schedule`.
+            `"auto"`: the one that is simulated to be fastest for the stages that are found, of
+            those that fit into memory; besides these, orders made from what the stages take.
         virtual_stages: of each set of ranks; by default 2 with `"interleaved"` and `"zb-v"`, else
             1. A given schedule says that itself.
         recompute: the backward pass of a stage runs its forward pass again; only what the stage
@@ -63,12 +67,21 @@ class Pipeline:
             self._check_given(self.schedule)
             self._check_recomputed()
             return
-        if not isinstance(self.schedule, str) or self.schedule not in FAMILIES:
-            expected = f"one of {', '.join(map(repr, FAMILIES))}, or a tap.Schedule"
+        names = [*FAMILIES, AUTO]
+        if not isinstance(self.schedule, str) or self.schedule not in names:
+            expected = f"one of {', '.join(map(repr, names))}, or a tap.Schedule"
             raise refused("schedule", self.schedule, expected)
-        stages_of_each(one_of("schedule", self.schedule, FAMILIES), self.virtual_stages)
+        if self.picks_schedule and self.virtual_stages is not None:
+            integer("virtual_stages", self.virtual_stages, 1)
+        elif not self.picks_schedule:
+            stages_of_each(self.schedule, self.virtual_stages)
         integer("microbatches", self.microbatches, 1)
         self._check_recomputed()
+
+    @property
+    def picks_schedule(self) -> bool:
+        """Whether the schedule is picked when it is known what the stages take."""
+        return self.schedule == AUTO
 
     def _check_recomputed(self) -> None:
         halved = [task for order in self.order.orders for task in order if task.kind == "I"]
@@ -95,8 +108,11 @@ class Pipeline:
 
     @functools.cached_property
     def order(self) -> Schedule:
-        """The schedule itself: as given, or that of the name."""
+        """The schedule itself: as given, or that of the name. Of one that is picked later, a
+        schedule with its stages, sets of ranks and microbatches."""
         if isinstance(self.schedule, Schedule):
             return self.schedule
-        microbatches = integer("microbatches", self.microbatches, 1)
-        return generate(self.schedule, self.stages or 1, microbatches, self.virtual_stages)
+        microbatches, name = integer("microbatches", self.microbatches, 1), self.schedule
+        if self.picks_schedule:
+            name = "1f1b" if self.virtual_stages in (None, 1) else "gpipe"
+        return generate(name, self.stages or 1, microbatches, self.virtual_stages)

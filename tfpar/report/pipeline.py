@@ -37,7 +37,9 @@ def stage_table(plan: Plan, stages: PlannedStages, specs: Mapping[str, Spec | No
 
 
 def schedule_text(stages: PlannedStages) -> str:
-    """`schedule 1f1b`; a given one has no name."""
+    """`schedule 1f1b`; a given one has no name, one made from durations is a `list`."""
+    if stages.cost is not None and stages.cost.schedules:
+        return f"schedule {stages.cost.schedules[0].name}, picked by simulation"
     name = name_of(stages.schedule)
     return "a given schedule" if name == "given" else f"schedule {name}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfpar.cost.staged import StagedCost
+from tfpar.cost.staged import SchedulePrice, StagedCost
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
@@ -33,6 +33,27 @@ def stages_table(cost: StagedCost) -> str:
         f"stages in a step; microbatches at once; the most that a rank holds, and the task then)"
     )
     return render_table(title, columns, rows, numeric=range(2, 9))
+
+
+def schedules_table(schedules: Sequence[SchedulePrice], limit: float) -> str:
+    """A line for each schedule that the plan's was picked from.
+
+    Args:
+        limit: bytes that a rank may hold.
+    """
+    rows = [
+        [
+            found.name + ("" if found.memory_bytes <= limit else " (does not fit)"),
+            format_seconds(found.seconds),
+            format_bytes(found.memory_bytes),
+        ]
+        for found in schedules
+    ]
+    title = (
+        "Schedules (the first is the plan's; seconds of a step; the most that a rank holds; 'list' "
+        "is an order made from what these stages take)"
+    )
+    return render_table(title, ("Schedule", "Step", "Memory"), rows, numeric=(1, 2))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

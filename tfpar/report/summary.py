@@ -11,7 +11,7 @@ from tfpar.ir.graph import Op, Shape, itemsize
 from tfpar.report.layers import collective_times, layer_reports
 from tfpar.report.pipeline import mesh_text, stage_table, statistics_text
 from tfpar.report.rivals import rivals_table
-from tfpar.report.stages import stages_table
+from tfpar.report.stages import schedules_table, stages_table
 from tfpar.report.tables import render_table
 from tfpar.report.variables import local_text, placement_text, variable_bytes, variable_specs
 from tfpar.spec import (
@@ -164,7 +164,13 @@ def _stages(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
     if plan.stages is None:
         return []
     lines = [stage_table(plan, plan.stages, variable_specs(plan, partitioned))]
-    return lines if plan.stages.cost is None else [*lines, stages_table(plan.stages.cost)]
+    cost = plan.stages.cost
+    if cost is not None:
+        lines.append(stages_table(cost))
+        if cost.schedules:
+            limit = math.inf if plan.cluster is None else plan.cluster.device.memory_bytes
+            lines.append(schedules_table(cost.schedules, limit))
+    return lines
 
 
 def _layers(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:

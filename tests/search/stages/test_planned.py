@@ -9,12 +9,14 @@ import pytest
 import tfpar as tap
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import Step
+from tests.search.stages.steps import Staged, machines
 from tfpar.cluster.named import read_preset
 from tfpar.cost.cost import Cost
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline, Schedule
+from tfpar.pipeline.generators import generate
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.planning import Request, search_plan, state_problem
 from tfpar.plans import Plan, plan_from_constraints
@@ -22,6 +24,7 @@ from tfpar.search.planners import find_planner
 from tfpar.search.problem import Problem
 from tfpar.search.stages.fitting import find_in_stages
 from tfpar.search.stages.planned import in_stages
+from tfpar.search.stages.priced import scheduled_plan
 from tfpar.spec import (
     MemoryLimitError,
     Mesh,
@@ -209,6 +212,55 @@ def test_a_searched_plan_is_that_of_a_stage_of_ranks(planner):
     assert Plan.from_json(plan.to_json()) == plan
     shown = plan.summary()
     assert "are spent waiting for other stages" in shown and "In flight" in shown
+
+
+def test_the_fastest_schedule_is_picked_and_the_others_are_shown():
+    plan = searched("gpt_5_layers", Pipeline(2, 8, "auto"))
+    prices = {price.name: price for price in plan.stages.cost.schedules}
+    assert {*prices} == {"gpipe", "1f1b", "interleaved", "zb-h1", "list"}
+    first, *others = plan.stages.cost.schedules
+    assert all(first.seconds <= other.seconds for other in others)
+    assert first.seconds == plan.cost.seconds == plan.stages.cost.seconds
+    assert first.memory_bytes == max(share.peak_bytes for share in plan.stages.cost.stages)
+    if first.name != "list":
+        assert plan.stages.schedule == generate(first.name, 2, 8)
+    for name, price in prices.items():
+        if name != "list":
+            alone = searched("gpt_5_layers", Pipeline(2, 8, name, virtual_stages=1))
+            assert price.seconds == alone.cost.seconds
+    assert Plan.from_json(plan.to_json()) == plan
+    shown = plan.summary()
+    assert f"schedule {first.name}, picked by simulation" in shown
+    assert all(f"| {name} " in shown for name in prices)
+
+
+def test_a_picked_schedule_keeps_to_memory_virtual_stages_and_recompute():
+    staged = Staged.of("unet", 2)
+    stages = dataclasses.replace(staged.plan.stages, schedule=generate("1f1b", 2, 8))
+    plan = dataclasses.replace(staged.plan, stages=stages, microbatches=8)
+    free = scheduled_plan(plan, staged.problem, machines())
+    needed = {price.name: price.memory_bytes for price in free.stages.cost.schedules}
+    limit = (needed["1f1b"] + needed["gpipe"]) / 2
+    kept = scheduled_plan(plan, staged.problem, machines().with_memory(limit))
+    assert kept.cost.memory_bytes <= limit < kept.stages.cost.schedules[-1].memory_bytes
+    small = dataclasses.replace(kept, cluster=machines().with_memory(limit))
+    assert "gpipe (does not fit)" in small.summary()
+
+    twice = searched("gpt_5_layers", Pipeline(2, 4, "auto", virtual_stages=2))
+    assert twice.stages.schedule.actors in {(0, 1, 0, 1)}
+    names = {price.name for price in twice.stages.cost.schedules}
+    assert names == {"gpipe", "interleaved", "list"}
+
+    again = searched("gpt_5_layers", Pipeline(2, 4, "auto", recompute=True))
+    names = {price.name for price in again.stages.cost.schedules}
+    assert names == {"gpipe", "1f1b", "interleaved", "list"} and again.stages.recompute
+    tasks = [task.kind for order in again.stages.schedule.orders for task in order]
+    assert {*tasks} == {"F", "B"}
+
+
+def test_a_picked_schedule_of_one_stage_accumulates():
+    plan = searched("wide", Pipeline(microbatches=4, schedule="auto"))
+    assert plan.stages is None and plan.microbatches == 4
 
 
 def test_constraints_of_stages_alone_leave_the_search_free():

@@ -7,14 +7,13 @@ that store more than others, microbatches in flight), the search gets as much le
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.staged import StagedCost
 from tfpar.plans import Plan
 from tfpar.search.problem import Problem
-from tfpar.search.stages.priced import price_plan
+from tfpar.search.stages.priced import priced_plan
 from tfpar.spec import MemoryLimitError
 from tfpar.spec.quantities import format_bytes
 
@@ -27,6 +26,7 @@ def find_in_stages(
     in_stages: Callable[[Plan], Plan],
     problem: Problem,
     cluster: Cluster,
+    price: Callable[[Plan, Problem, Cluster], Plan | None] = priced_plan,
 ) -> Plan:
     """The plan that is found for `problem`, in stages, with what it costs so.
 
@@ -35,6 +35,7 @@ def find_in_stages(
         in_stages: gives it stages.
         problem: of the ranks of one stage.
         cluster: the machines of all ranks.
+        price: gives a plan in stages what it costs; None for a step that does not train.
 
     Raises:
         MemoryLimitError: no plan was found that fits; says which stage stores most.
@@ -52,15 +53,15 @@ def find_in_stages(
         plan = in_stages(found)
         if found.cost is None or plan.stages is None:
             return plan
-        priced = price_plan(plan, problem, cluster)
+        priced = price(plan, problem, cluster)
         if priced is None:
             return plan
-        cost, staged = priced
-        if cost.memory_bytes <= limit:
-            stages = dataclasses.replace(plan.stages, cost=staged)
-            return dataclasses.replace(plan, cost=cost, stages=stages)
-        error = error or _too_large(plan, staged, limit)
-        less = min(asked.memory_limit, found.cost.memory_bytes) * limit / cost.memory_bytes
+        assert priced.cost is not None and priced.stages is not None and priced.stages.cost
+        needed = priced.cost.memory_bytes
+        if needed <= limit:
+            return priced
+        error = error or _too_large(priced, priced.stages.cost, limit)
+        less = min(asked.memory_limit, found.cost.memory_bytes) * limit / needed
         asked = problem.aiming(memory_limit=less)
     assert error is not None, "a plan that fits is returned"
     raise error

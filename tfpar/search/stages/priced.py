@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
+from tfpar.cost.fastest import compare_schedules
 from tfpar.cost.staged import StagedCost
 from tfpar.cost.staged_prices import StagedPrices, cost_of_stages, staged_cost
 from tfpar.cost.step_in_stages import StepInStages
+from tfpar.cost.timeline import Timeline
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.step import StepGraph
@@ -20,6 +22,50 @@ from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.recompute import recomputed_problem
 from tfpar.spec import PlanError
+
+
+def priced_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
+    """A plan with stages, with what it costs; None if the step does not train.
+
+    Args and errors: as of `price_plan`.
+    """
+    found = price_plan(plan, problem, cluster)
+    return None if found is None else _with_cost(plan, *found)
+
+
+def scheduled_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
+    """The same in the schedule that is simulated to be fastest, of those that fit into memory.
+
+    Args and errors: as of `price_plan`; the plan's schedule says which stages lie together.
+    """
+    assert plan.stages is not None, "a plan with stages"
+    schedule, recompute = plan.stages.schedule, plan.stages.recompute
+    with collection_paused():
+        found = cut_in_stages(plan, problem)
+        if found is None:
+            return None
+        prices = stage_prices_of(*found, schedule, cluster, recompute)
+        compared = compare_schedules(
+            prices,
+            schedule.actors,
+            schedule.num_microbatches,
+            cluster.device.memory_bytes,
+            halves=not recompute,
+        )
+        schedule = compared[0].schedule
+        timeline = _simulated(prices, schedule)
+    cost = staged_cost(prices, schedule, timeline)
+    cost = dataclasses.replace(cost, schedules=tuple(other.price for other in compared))
+    stages = dataclasses.replace(plan.stages, schedule=schedule)
+    plan = dataclasses.replace(plan, stages=stages)
+    return _with_cost(plan, cost_of_stages(prices, schedule, timeline), cost)
+
+
+def _with_cost(plan: Plan, cost: Cost, staged: StagedCost) -> Plan:
+    assert plan.stages is not None, "a plan with stages"
+    return dataclasses.replace(
+        plan, cost=cost, stages=dataclasses.replace(plan.stages, cost=staged)
+    )
 
 
 def price_plan(plan: Plan, problem: Problem, cluster: Cluster) -> tuple[Cost, StagedCost] | None:
@@ -99,11 +145,28 @@ def priced_in_stages(
         ScheduleError: the schedule is for other stages, or its tasks wait for each other.
         TfparError: the cluster has fewer ranks.
     """
+    prices = stage_prices_of(step, stage, schedule, cluster, recompute)
+    timeline = _simulated(prices, schedule)
+    return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)
+
+
+def stage_prices_of(
+    step: StepInParts,
+    stage: Mapping[Op, int],
+    schedule: Schedule,
+    cluster: Cluster,
+    recompute: bool = False,
+) -> StagedPrices:
+    """What the stages of a step cost, in any schedule with the microbatches and sets of ranks of
+    this one; arguments as of `priced_in_stages`."""
     cut = step.cut(schedule.num_microbatches)
     ratio = step.problem.state_ratio
     own = step.statistics(cut)
     staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio, own)
-    prices = StagedPrices.of(staged, schedule.actors, cluster, recompute)
+    return StagedPrices.of(staged, schedule.actors, cluster, recompute)
+
+
+def _simulated(prices: StagedPrices, schedule: Schedule) -> Timeline:
     timeline = prices.run(schedule)
     if not all(timeline.busy_s):
         idle = schedule.stages_of(timeline.busy_s.index(0.0))[0]
@@ -111,4 +174,4 @@ def priced_in_stages(
             f"Stage {idle} of {schedule.num_stages} has no work: the step has no more parts that "
             f"take time. Ask for fewer stages, or put layers there (tap.stage)."
         )
-    return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)
+    return timeline
