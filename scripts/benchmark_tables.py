@@ -447,6 +447,20 @@ THREE_D: list[Column] = [
     ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),
     ("search CPU s", _number("search_cpu_s", ".2f")),
 ]
+PUBLISHED: list[Column] = [
+    ("run", _text("run")),
+    ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),
+    ("published s", _number("published_s", ".3f")),
+    ("predicted s", _number("predicted_s", ".3f")),
+    ("ratio", _number("ratio", ".2f")),
+    ("of these passes s", _number("passes_s", ".2f")),
+    ("tensor sums s", _number("tensor_sums_s", ".2f")),
+    (
+        "published GB",
+        lambda row: f"{row['published_bytes'] / 1e9:.2f}" if row["published_bytes"] else "-",
+    ),
+    ("predicted GB", _number("predicted_bytes", ".2f", 1e-9)),
+]
 TRIALS: list[Column] = [
     ("setting", _text("setting")),
     ("trials", _number("trials")),

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import three_d
+from benchmarks import published, three_d
 from benchmarks.results import ROOT
 from benchmarks.trials import read_trials
 from tfpar.search.three_d.table import Case
@@ -163,6 +163,21 @@ def test_the_search_is_as_fast_as_megatron_and_faster_on_unlike_machines(setup, 
     rows = {row["system"]: row for row in three_d.searched(setup)}
     assert rows["search"]["speedup"] >= at_least
     assert rows["annealing"]["speedup"] >= at_least
+
+
+def test_alpa_s_measured_run_is_predicted():
+    row = published.predicted(published.RUNS[0])
+    assert row["published_s"] == pytest.approx(2.464, rel=1e-3)
+    assert 0.85 <= row["ratio"] <= 1.15
+    assert 0.85 <= row["predicted_bytes"] / row["published_bytes"] <= 1.15
+
+
+@pytest.mark.slow
+def test_megatron_s_measured_run_is_predicted():
+    row = published.predicted(published.RUNS[1])
+    assert row["published_s"] == pytest.approx(31.5, rel=2e-3)
+    assert 0.85 <= row["ratio"] <= 1.15
+    assert row["predicted_bytes"] < 80e9
 
 
 def test_rank_correlation():

@@ -106,7 +106,26 @@ def pipe_dp(
         in_flight: of each stage, the most microbatches that it keeps; by default as 1F1B has it.
 
     Raises:
-        PlanError: there are more stages than layers; a MemoryLimitError if nothing fits.
+        PlanError: there are more stages than layers; a MemoryLimitError if nothing fits, which says
+            what is missing.
+    """
+    found = fitting(layers, places, microbatches, in_flight=in_flight)
+    if found is None:
+        raise _too_large(layers, places, microbatches, in_flight or _of_1f1b(places, microbatches))
+    return found
+
+
+def fitting(
+    layers: Sequence[Layer],
+    places: Sequence[Place],
+    microbatches: int,
+    *,
+    in_flight: Sequence[int] | None = None,
+) -> LayerAssignment | None:
+    """What `pipe_dp` returns; None if nothing fits, which it takes a second program to explain.
+
+    Raises:
+        PlanError: there are more stages than layers.
     """
     integer("microbatches", microbatches, 1)
     count = len(places)
@@ -115,13 +134,15 @@ def pipe_dp(
             f"{count} stages of {len(layers)} layers: there can be from 1 to {len(layers)}."
         )
     if in_flight is None:
-        in_flight = [min(microbatches, count - stage) for stage in range(count)]
+        in_flight = _of_1f1b(places, microbatches)
     elif len(in_flight) != count:
         raise refused("in_flight", in_flight, f"{count} numbers, one for each stage")
-    found = _Runs(layers, places, in_flight).best(microbatches)
-    if found is None:
-        raise _too_large(layers, places, microbatches, in_flight)
-    return found
+    return _Runs(layers, places, in_flight).best(microbatches)
+
+
+def _of_1f1b(places: Sequence[Place], microbatches: int) -> list[int]:
+    """Microbatches in flight of 1F1B."""
+    return [min(microbatches, len(places) - stage) for stage in range(len(places))]
 
 
 def _too_large(

@@ -6,7 +6,7 @@ import dataclasses
 import heapq
 import math
 
-from tfpar.search.stages.layers import Layer, Place, pipe_dp
+from tfpar.search.stages.layers import Layer, Place, fitting
 from tfpar.search.three_d.durations import (
     layer_seconds,
     one_ring,
@@ -16,7 +16,6 @@ from tfpar.search.three_d.durations import (
 from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.stored import fits, held_bytes, in_flight, kept_bytes
 from tfpar.search.three_d.strategy import Strategy
-from tfpar.spec import MemoryLimitError
 
 
 def even_counts(layers: int, stages: int) -> tuple[int, ...]:
@@ -64,9 +63,8 @@ def assigned(model: Model, strategy: Strategy) -> Strategy | None:
         math.ceil(in_flight(strategy, stage % strategy.actors, microbatches) / strategy.virtual)
         for stage in range(strategy.stages)
     ]
-    try:
-        found = pipe_dp(layers, places, microbatches, in_flight=alive)
-    except MemoryLimitError:
+    found = fitting(layers, places, microbatches, in_flight=alive)
+    if found is None:
         return None
     chosen = dataclasses.replace(strategy, counts=found.counts)
     return chosen if fits(model, chosen) else None
