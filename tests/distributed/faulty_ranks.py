@@ -38,6 +38,7 @@ class Task:
         searched: the plan is searched; else it is plain data parallelism.
         fault: what happens (see `FAULTS`), on rank `of` before step `at`; `random_kill`: a
             rank is killed at a random moment of its first `LIFE` steps.
+            `read_alone`: it reads a weight that the other has.
         inside: within step `at` instead, in this task of a pipeline of two stages: `1B3`.
         attempts: only in that many of the launcher's attempts.
         pause_s: before each step.
@@ -110,9 +111,18 @@ def main(task: Task) -> None:
             time.sleep(task.pause_s)
             if self.step + 1 == task.at and fault in FAULTS and not task.inside:
                 FAULTS[fault]()
+            if self.step + 1 == task.at and fault == "read_alone":
+                self.model.get_layer("last").kernel.numpy()
 
         def on_train_batch_end(self, batch, logs=None):
             step = self._steps()
+            if rank == 0 and task.stages:  # the other, which updates metrics, reads nothing
+                rate = float(self.model.optimizer.learning_rate.numpy())
+                accuracy = float(self.model.get_metrics_result()["accuracy"])
+                print(
+                    f"alone: step {self._steps()}, {rate:.2f}, {accuracy == logs['accuracy']}",
+                    flush=True,
+                )
             if step != self.step and rank == 0:  # else it was passed over
                 line = {"step": step, "attempt": attempt, **(logs or {})}
                 with open(Path(task.folder) / "losses.jsonl", "a") as file:

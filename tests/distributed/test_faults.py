@@ -158,11 +158,6 @@ def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
         assert "rank 0 made no progress in 'train step 4' for 8 s" in out
 
 
-COUNTED = "after gathering adam/iteration:0"
-"""What a rank of a pipeline has done last: the counter lies in one stage, and the callback that
-brings the fault about reads it."""
-
-
 @pytest.mark.slow
 @needs_horovod
 @pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
@@ -171,8 +166,10 @@ def test_a_killed_rank_is_named_with_its_stage_and_what_did_not_come_of_it(
 ):
     options = {"backend": backend, "timeout_s": 20.0}
     assert train(tmp_path, fault="kill", stages=2, pause_s=0.3, options=options) == 137
-    err = capfd.readouterr().err
-    assert f"rank 1 (host localhost, stage 1) was killed by SIGKILL {COUNTED}" in err
+    out, err = capfd.readouterr()
+    assert "rank 1 (host localhost, stage 1) was killed by SIGKILL after train step 3" in err
+    for step in (1, 2, 3):
+        assert f"[0] alone: step {step}, 0.01, True\n" in out
     assert re.search(r"What (0F|1B)\d makes did not get from rank (0 to rank 1|1 to rank 0)", err)
     table = err.partition("was killed by")[2]
     assert re.search(r"^ +rank +host +at +stage +task +for", table, re.M)
@@ -184,9 +181,21 @@ def test_a_killed_rank_is_named_with_its_stage_and_what_did_not_come_of_it(
 def test_a_rank_that_hangs_is_named_with_its_stage(capfd, tmp_path):
     assert train(tmp_path, fault="hang", of=0, stages=2, options={"timeout_s": 10.0}) == 70
     err = capfd.readouterr().err
-    assert f"rank 0 (host localhost, stage 0) hung {COUNTED}" in err
+    assert "rank 0 (host localhost, stage 0) hung after train step 3" in err
     missing = err.partition("Missing ranks:")[2]
     assert "transfer/0_to_1/round" in missing and "F0/microbatch0" in missing
+
+
+@pytest.mark.slow
+def test_a_rank_that_reads_a_weight_of_another_alone_is_told_to_read_it_together(capfd, tmp_path):
+    told = {"fault": "read_alone", "of": 0, "stages": 2, "options": {"timeout_s": 8.0}}
+    assert train(tmp_path, **told) == 70
+    err = capfd.readouterr().err
+    assert re.search(
+        r"rank 0 made no progress in 'gathering sequential/last/kernel:0' for 8 s .*\. All ranks "
+        r"have to read sequential/last/kernel:0 together",
+        err,
+    )
 
 
 # --- one rank of a pipeline fails within a step ----------------------------------------------

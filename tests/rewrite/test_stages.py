@@ -22,7 +22,7 @@ from tests.cut_steps import (
 )
 from tests.partitioned import Traced, devices
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Op, Variable
+from tfpar.ir.graph import DType, Op, Tensor, Variable
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import RECEIVE_AHEAD
@@ -201,6 +201,60 @@ def test_a_variable_that_nothing_touches_stays_in_its_stage():
     program = build_local_program(propagate(prepare(build.graph), ONE, anchors), places)
     first, second = split_stages(program, generate("1f1b", 2, 1)).programs.values()
     assert not first.graph.variables and [v.name for v in second.graph.variables] == ["table"]
+
+
+def test_scalars_that_are_no_weights_are_kept_by_all_and_sent_only_what_is_computed_elsewhere():
+    build = GraphBuilder()
+    of = {kind: {"dtype": DType(kind)} for kind in ("float32", "int64")}
+    fed = build.emit("Placeholder", (), [((3,), "float32")], of["float32"], "x").outputs[0]
+    build.graph.inputs.append(fed)
+    handles = {}
+    for name, dtype in (("counter", "int64"), ("total", "float32"), ("scale", "float32")):
+        made = build.emit("Placeholder", (), [((), "resource")], of[dtype], name)
+        handles[name] = made.outputs[0]
+        weight = name == "scale"
+        build.graph.variables.append(Variable(name, (), dtype, weight, made.outputs[0]))
+
+    def read(name: str, dtype: str, after: tuple[Op, ...] = ()) -> Tensor:
+        found = ((), dtype)
+        op = build.emit("ReadVariableOp", (handles[name],), [found], of[dtype], name, after, True)
+        return op.outputs[0]
+
+    def assign(name: str, value: Tensor, after: Tensor) -> Op:
+        given, attrs = (handles[name], value), of[value.dtype]
+        op = build.emit("AssignVariableOp", given, (), attrs, f"set_{name}", [after.op], True)
+        build.graph.effects.append(op)
+        return op
+
+    scale = read("scale", "float32")
+    count = read("counter", "int64")
+    counted = build.one("AddV2", (count, build.const(1, "int64")), (), "int64", {})
+    first = [scale, count, counted, assign("counter", counted, count)]
+    largest = build.one("Max", (fed, build.const([0], "int32")), (), "float32", {})
+    before = read("total", "float32")
+    total = build.one("AddV2", (before, largest), (), "float32", {})
+    set_total = assign("total", total, before)
+    result = build.one("Neg", (read("total", "float32", (set_total,)),), (), "float32", {})
+    steps = build.one("Square", (read("counter", "int64", (first[-1],)),), (), "int64", {})
+    build.graph.outputs += [result, steps]
+    stage = dict.fromkeys((op if isinstance(op, Op) else op.op for op in first), Place(0))
+    places = {op: stage.get(op, Place(1)) for op in build.graph.ops if op.type != "Placeholder"}
+    program = LocalProgram(build.graph, ONE, [(3,)], [(Replicate(),)], [()] * 2, {}, places)
+
+    one, other = (p.graph for p in split_stages(program, generate("1f1b", 2, 1)).programs.values())
+    assert [v.name for v in one.variables] == ["counter", "total", "scale"]
+    assert [v.name for v in other.variables] == ["counter", "total"]
+    assert [op.name for op in one.effects] == [op.name for op in other.effects[:2]]
+    sent = [[op.inputs[0].op for op in g.ops if op.type == "Send"] for g in (one, other)]
+    assert not sent[0] and [op.type for op in sent[1]] == ["AddV2"]
+    for graph in (one, other):  # what waits for a read that nobody asked for is still in order
+        ops = {op.name: op for op in graph.ops}
+        last = graph.outputs[0].op.inputs[0].op
+        assert last.type == "ReadVariableOp" and last.control == [ops["set_total"]]
+    unasked = [
+        op for op in one.ops if op.type == "ReadVariableOp" and op.inputs[0].op.name == "total"
+    ]
+    assert len(unasked) == 1
 
 
 def test_parts_are_sent_and_gathered_where_they_are_read():

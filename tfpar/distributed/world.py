@@ -74,17 +74,21 @@ class World:
 
     @contextlib.contextmanager
     def at(
-        self, activity: str, within: Callable[[], Reached | None] | None = None
+        self,
+        activity: str,
+        within: Callable[[], Reached | None] | None = None,
+        hint: str = "",
     ) -> Iterator[None]:
         """What other ranks wait for is bounded in time: the beacon ends a rank that hangs in it.
 
         Args:
             within: tells, to another thread, how far this rank has got.
+            hint: what to look at if this rank waits in vain.
 
         Raises:
             PeerLostError: another rank has ended.
         """
-        self.beacon.at(activity, bounded=True, within=within)
+        self.beacon.at(activity, bounded=True, within=within, hint=hint)
         reached = activity
         try:
             yield

@@ -50,12 +50,14 @@ class _Now(NamedTuple):
     Attributes:
         since: when it began, `time.monotonic()`.
         within: looks how far it has got within that.
+        hint: what to look at if it hangs.
     """
 
     activity: str
     bounded: bool
     since: float
     within: Callable[[], Reached | None] | None = None
+    hint: str = ""
 
     def reached(self) -> Reached | None:
         if self.within is None:
@@ -131,6 +133,7 @@ class Beacon:
         activity: str,
         bounded: bool = False,
         within: Callable[[], Reached | None] | None = None,
+        hint: str = "",
     ) -> None:
         """This rank now does `activity`; a bounded one has to end within the timeout.
 
@@ -138,8 +141,9 @@ class Beacon:
 
         Args:
             within: tells how far it has got; called from another thread, until the next activity.
+            hint: a sentence that says what to look at if this rank hangs in it.
         """
-        self._now = _Now(activity, bounded, time.monotonic(), within)
+        self._now = _Now(activity, bounded, time.monotonic(), within, hint)
 
     def runs(self, stages: tuple[int, ...]) -> None:
         """This rank runs these stages of a pipeline in what it does next; none without one."""
@@ -180,10 +184,9 @@ class Beacon:
         tick = min(_TICK_S, self._timeout_s / 4)
         while not self._closed.is_set():
             self._listen(tick)
-            activity, bounded, since, _ = self._now
-            now = time.monotonic()
-            if bounded and now - since > self._timeout_s:
-                self._hang(activity, now - since)
+            at, now = self._now, time.monotonic()
+            if at.bounded and now - at.since > self._timeout_s:
+                self._hang(at, now - at.since)
             if not self._tell_activity() and now - heartbeat > _HEARTBEAT_S:
                 heartbeat = now
                 self._send({"say": "alive"})
@@ -207,10 +210,11 @@ class Beacon:
             self._print(f"rank {self._rank} is at {self._now.activity!r}. Its Python stacks:")
             _dump_stacks()
 
-    def _hang(self, activity: str, seconds: float) -> None:
+    def _hang(self, at: _Now, seconds: float) -> None:
+        hint = f"{at.hint} " if at.hint else ""
         self._print(
-            f"rank {self._rank} made no progress in {activity!r} for {seconds:.0f} s "
-            f"({names.TIMEOUT}={self._timeout_s:g}) and ends. Its Python stacks:"
+            f"rank {self._rank} made no progress in {at.activity!r} for {seconds:.0f} s "
+            f"({names.TIMEOUT}={self._timeout_s:g}) and ends. {hint}Its Python stacks:"
         )
         _dump_stacks()
         self._tell_activity()

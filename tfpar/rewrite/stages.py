@@ -6,7 +6,8 @@
 The whole step is written first, for one set of ranks as if it ran all stages; every op has its
 place. Here each set of ranks gets the ops of its stages. A tensor is sent once to each set that
 reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
-what is fed. So is what cannot be sent: strings, and what has no known shape.
+what is fed. So is what cannot be sent: strings, and what has no known shape. A scalar that is no
+weight, such as a step counter, every set of ranks keeps for itself (`rewrite.kept_everywhere`).
 
 A rank asks for a tensor as it turns to the task that comes `RECEIVE_AHEAD` before the one that
 reads it (`pipeline.graph`).
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
@@ -25,6 +26,7 @@ from tfpar.pipeline import Schedule
 from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.rewrite.kept_everywhere import can_be_computed, drop_unread, kept_everywhere
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.slices import Slicing, send_slices
@@ -68,7 +70,7 @@ def split_stages(program: LocalProgram, schedule: Schedule) -> ProgramSet:
     split = _Split(program, schedule, writers)
     split.write()
     return ProgramSet(
-        {writer.group: writer.finish() for writer in writers},
+        {writer.group: writer.finish(split.kept) for writer in writers},
         {group: schedule.stages_of(actor) for actor, group in enumerate(groups)},
     )
 
@@ -118,7 +120,12 @@ class _Actor:
         """What has to end before a tensor is asked for that the next op reads."""
         return self.calls[-1 - RECEIVE_AHEAD : -RECEIVE_AHEAD]
 
-    def finish(self) -> LocalProgram:
+    def finish(self, kept: Iterable[Tensor]) -> LocalProgram:
+        """The program.
+
+        Args:
+            kept: handles of variables of the whole step that all actors have.
+        """
         whole, graph = self.program, self.build.graph
         graph.inputs = [self.tensors[t] for t in whole.graph.inputs]
         graph.outputs = [self.tensors[t] for t in whole.graph.outputs]
@@ -130,6 +137,8 @@ class _Actor:
         graph.effects = [self.ops[e] for e in whole.graph.effects if e in self.ops] + [
             op for op in graph.effects if op.type == "Send"
         ]
+        handles = {self.tensors[handle] for handle in kept}
+        graph.ops = drop_unread(graph.ops, handles, graph.outputs)
         return dataclasses.replace(whole, graph=graph, places={})
 
 
@@ -140,20 +149,27 @@ class _Split:
         self.program = program
         self.actors = actors
         self._actor_of = schedule.actors
+        self.kept = kept_everywhere(program)
 
     def write(self) -> None:
         graph = self.program.graph
         for actor in self.actors:
-            for tensor in graph.inputs:
+            for tensor in (*graph.inputs, *self.kept):
                 actor.copy(tensor.op)
+        everywhere = {op for touching in self.kept.values() for op in touching}
         for op in graph.ops:
             place = self.program.places.get(op)
             if place is not None:
-                actor = self.actors[self._actor_of[place.stage]]
-                for tensor in op.inputs:
-                    self._bring(tensor, actor)
-                actor.copy(op)
+                own = self.actors[self._actor_of[place.stage]]
+                for actor in self.actors if op in everywhere else [own]:
+                    if op in actor.ops:
+                        continue
+                    for tensor in op.inputs:
+                        self._bring(tensor, actor)
+                    actor.copy(op)
         for variable in graph.variables:
+            if variable.handle in self.kept:
+                continue
             holding = [actor for actor in self.actors if variable.handle in actor.tensors]
             if len(holding) > 1:
                 listed = " and ".join(str(list(actor.group)) for actor in holding)
@@ -177,7 +193,8 @@ class _Split:
         if tensor in actor.tensors:
             return
         place = self.program.places.get(tensor.op)
-        if place is not None and not _is_made_again(tensor):
+        again = _is_made_again(tensor) or can_be_computed(tensor, actor.tensors)
+        if place is not None and not again:
             self._send(tensor, self.actors[self._actor_of[place.stage]], actor, result)
             return
         for read in tensor.op.inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from tfpar.runtime.backends.process import ProcessProgram
 from tfpar.runtime.backends.wire import MOVED
 from tfpar.runtime.checks import Placed, check_placement
 from tfpar.runtime.ranks import Ranks
-from tfpar.spec import Mesh
+from tfpar.spec import Mesh, Replicate
+from tfpar.variables.parallel_variable import ParallelVariable
 from tfpar.variables.states import State
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class Executable:
         flat = self.program(inputs, self._handles)[: len(self.local.graph.outputs)]
         if not self._checked:
             self._checked = True
-            check_placement(self._placed(), self.ranks.world)
+            check_placement([*self._placed().values()], self.ranks.world)
         return self.captured.pack_outputs(flat)
 
     @property
@@ -101,26 +103,37 @@ class Executable:
             for group, program in self._programs.programs.items()
         }
 
-    def _placed(self) -> list[Placed]:
-        """Where each variable of the step lies."""
+    def _placed(self) -> dict[int, Placed]:
+        """Where each variable of the step lies, by its place among them.
+
+        What several groups have is a scalar, which each rank has a copy of.
+        """
         specs, logical = self.partitioned.variable_specs, self.partitioned.graph.variables
-        return [
-            Placed(
-                self.captured.variables[i],
-                specs[logical[i]],
-                self.mesh,
-                self.ranks.part(group),
-            )
-            for group, owned in self._owned.items()
-            for i in owned
-        ]
+        having: dict[int, list[Group]] = {}
+        for group, owned in self._owned.items():
+            for i in owned:
+                having.setdefault(i, []).append(group)
+        found = {}
+        for i, groups in having.items():
+            ranks = self.ranks.part(tuple(sorted(itertools.chain.from_iterable(groups))))
+            laid = specs[logical[i]], self.mesh
+            if len(groups) > 1:
+                laid = (Replicate(),), Mesh.of([len(ranks.members)])
+            found[i] = Placed(self.captured.variables[i], *laid, ranks)
+        return found
 
     def _place_variables(self) -> None:
-        holders = iter(self.program.holders)
-        own = {i: next(holders) for group in self._linked for i in self._owned[group]}
-        order = (i for owned in self._owned.values() for i in owned)
-        for i, (variable, spec, mesh, ranks) in zip(order, self._placed(), strict=True):
-            variable.shard(mesh, spec, ranks, own.get(i))
+        placed, holders = self._placed(), iter(self.program.holders)
+        holding: dict[int, list[int]] = {
+            i: [*range(len(one.ranks.members))] for i, one in placed.items()
+        }
+        for group in self._linked:
+            for i in self._owned[group]:
+                members = placed[i].ranks.members
+                for rank, holder in zip(group, next(holders), strict=True):
+                    holding[i][members.index(rank)] = members.index(group[holder])
+        for i, (variable, spec, mesh, ranks) in placed.items():
+            variable.shard(mesh, spec, ranks, holding[i])
 
     def _refresh_handles(self) -> None:
         """Variables may have been gathered or laid otherwise since the last call."""
@@ -131,11 +144,22 @@ class Executable:
             return
         self._place_variables()
         self._states = [v.state for v in self.captured.variables]
-        linked = (i for group in self._linked for i in self._owned[group])
         self._handles = [
-            {rank: shard.handle for rank, shard in self.captured.variables[i].shards.items()}
-            for i in linked
+            _handles(self.captured.variables[i], group)
+            for group in self._linked
+            for i in self._owned[group]
         ]
+
+
+def _handles(variable: ParallelVariable, group: Group) -> dict[int, tf.Tensor]:
+    """Those of the shards of a group's ranks in this process, by rank of the group."""
+    assert variable.ranks is not None
+    members = variable.ranks.members
+    return {
+        group.index(members[rank]): shard.handle
+        for rank, shard in variable.shards.items()
+        if members[rank] in group
+    }
 
 
 def link(

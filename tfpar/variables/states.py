@@ -93,7 +93,11 @@ class Sharded:
         if not self.needs_others:
             (value,) = own.values()
             return value
-        with world.at(f"gathering {name}"):
+        hint = (
+            f"All ranks have to read {name} together, as its value lies with several or with "
+            f"others: read it outside of what one rank alone runs, such as `if rank == 0`."
+        )
+        with world.at(f"gathering {name}", hint=hint):
             members = self.ranks.members
             groups = [tuple(members[r] for r in group) for group in mesh.groups(axes)]
             world.transport.connect([group for group in groups if len(group) > 1])
