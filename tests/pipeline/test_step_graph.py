@@ -24,14 +24,14 @@ def found(step: Step, num_stages: int = 2, once=(), met=(), stage=None) -> Stage
 
     Args:
         once: names of ops that run once, of those that depend on what is fed.
-        met: (name of an op, position) of what it reads of all microbatches.
+        met: (name of an op, position) of what else it reads of all microbatches.
     """
     graph = step.build.graph
     roles = Roles.of(graph, step.gradients)
     stage = stage or stages_of_step(graph, roles, step.forward)
     runs = Runs.without_joins(graph, roles)
     each = runs.each - {step.named[name] for name in once}
-    runs = Runs(each, frozenset((step.named[name], at) for name, at in met))
+    runs = Runs(each, runs.met | {(step.named[name], at) for name, at in met})
     return stage_graph_of(graph, roles, stage, num_stages, runs=runs)
 
 

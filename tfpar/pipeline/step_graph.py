@@ -44,12 +44,18 @@ class Runs:
     @classmethod
     def without_joins(cls, graph: Graph, roles: Roles) -> Runs:
         """All that depends on what the step is fed, but for the update, runs for each microbatch,
-        and nothing but the update needs all of them."""
+        and nothing but the update, and what else reads gradients of weights, needs all of them."""
         fed: set[Op] = {t.op for t in graph.inputs}
         for op in graph.ops:
             if any(t.op in fed for t in op.inputs) and roles.phase[op] != UPDATE:
                 fed.add(op)
-        return cls(frozenset(fed - {t.op for t in graph.inputs}))
+        met = {
+            (op, position)
+            for op in graph.ops
+            for position, tensor in enumerate(op.inputs)
+            if tensor in roles.deferrable
+        }
+        return cls(frozenset(fed - {t.op for t in graph.inputs}), frozenset(met))
 
 
 class Crossing(NamedTuple):
@@ -100,7 +106,7 @@ def crossings(graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs) -
             carries: Carries
             if value in handles:
                 carries = "weights"
-            elif tensor in roles.deferrable:
+            elif tensor in roles.deferrable and (op, position) in runs.met:
                 carries = "sum"
             elif phase == UPDATE:
                 carries = "scalars" if maker in late else "weights"

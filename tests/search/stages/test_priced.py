@@ -131,7 +131,7 @@ def test_1f1b_holds_no_more_for_more_microbatches_and_gpipe_does(name):
 
 
 @pytest.mark.parametrize("family", ["gpipe", "1f1b", "zb-h1", "interleaved"])
-@pytest.mark.parametrize("name, model", [("gpt", 1), ("gpt", 2), ("unet", 1)])
+@pytest.mark.parametrize("name, model", [("gpt", 1), ("gpt", 2), ("unet", 1), ("t5_3_layers", 1)])
 def test_what_stages_send_is_what_their_programs_send(name, model, family):
     num_stages, microbatches = 2 + 2 * (family == "interleaved"), 4
     staged = Staged.of(name, num_stages, model)
@@ -197,7 +197,7 @@ SLOW, QUICK = pairs(1e8, 1e12), pairs(1e12, 1e9)
 
 
 @pytest.mark.parametrize("family", ["gpipe", "1f1b", "zb-h1", "interleaved"])
-@pytest.mark.parametrize("name", ["gpt", "gpt_mixed", "unet"])
+@pytest.mark.parametrize("name", ["gpt", "gpt_mixed", "unet", "t5_3_layers"])
 def test_slow_links_carry_slices_of_what_ranks_hold_alike(name, family):
     """As often, and as large, as programs send them."""
     staged, schedule = Staged.of(name, 2 + 2 * (family == "interleaved"), 2), generate(family, 2, 4)
