@@ -149,6 +149,29 @@ def test_steps_that_take_gradients_twice(name):
 
 
 @pytest.mark.slow
+def test_weights_move_to_other_stages_when_layers_are_trained_that_were_frozen():
+    """Frozen, what normalises is known before any data is read; trained, it reads the batch."""
+
+    def build() -> keras.Model:
+        x = keras.Input((8,))
+        h = layers.Dense(10, use_bias=False, trainable=False)(x)
+        h = layers.BatchNormalization(trainable=False)(h)
+        model = keras.Model(x, layers.Dense(4)(h))
+        model.compile("adam", "mse", jit_compile=False)
+        return model
+
+    x, y = numbers(14)
+    runs = assert_equivalent(build, (x, y), tap.split([4]), options=piped(4, 3, "gpipe"))
+    for run in runs:
+        for layer in run.model.layers:
+            layer.trainable = True
+        run.model.compile("adam", "mae", jit_compile=False)
+        run.history = run.model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+        run.weights = run.model.get_weights()
+    assert_same(*runs)
+
+
+@pytest.mark.slow
 def test_two_optimizers_of_two_models():
     def build() -> keras.Model:
         model = Gan()

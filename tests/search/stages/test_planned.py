@@ -163,6 +163,13 @@ def test_what_trains_nothing_runs_where_its_weights_lie():
     assert {*shared_out.stages.scopes.values()} == {0, 1}
 
 
+def test_variables_that_cannot_all_stay_where_they_lie_move():
+    """Such as those of a model that was compiled again and reads them in another order."""
+    step = saved("gpt")
+    backwards = {"tokens/embeddings": 1, "block_0_fc1/kernel": 0}
+    assert made(step, Pipeline(2, 4), owners=backwards) == made(step, Pipeline(2, 4))
+
+
 def test_a_plan_without_ops_is_none_for_a_step_that_trains():
     plan = made(one_layer(trained=True), Pipeline(2, 2))
     emptied = dataclasses.replace(plan, stages=dataclasses.replace(plan.stages, scopes={}))

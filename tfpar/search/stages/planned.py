@@ -50,7 +50,8 @@ def in_stages(
         cluster: the machines of all ranks.
         constraints: those of `tap.stage` fix stages.
         owners: the stages that variables lie in already, by name: their first readers stay there,
-            where no constraint says otherwise.
+            where no constraint says otherwise. If they cannot all stay, all may move: a model that
+            was compiled again may read them in another order.
         part: the step is part of what the constraints speak of: they may match nothing in it.
         deadline: what is found by then is used.
 
@@ -72,12 +73,14 @@ def in_stages(
     planned: PlannedStages | None = None
     needed = trains(cut, roles)
     if ops and (needed or not _weights_lie(cut, lying)):
-        given = {**dict(_first_readers(cut, ops, lying)), **fixed}
+        kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
         try:
-            planned = _assigned(cut, roles, ops, pipeline, cluster, given, deadline)
-        except TooManyStages:
-            if needed:
-                raise
+            planned = _assigned(cut, roles, ops, pipeline, cluster, kept, deadline)
+        except PlanError as error:
+            if needed or not isinstance(error, TooManyStages):
+                if not lying:
+                    raise
+                planned = _assigned(cut, roles, ops, pipeline, cluster, fixed, deadline)
     if planned is None:
         planned, stage = _with_variables(cut, roles, ops, pipeline, lying, fixed)
     else:
