@@ -19,7 +19,7 @@ from benchmarks.shaped_cluster.config import MARK, Config
 from benchmarks.shaped_cluster.namespaces import limit, sent_bytes
 from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import endless
-from tfpar.cluster.description import Cluster, Level
+from tfpar.cluster.description import TRANSFER, Cluster, Level
 from tfpar.cluster.files import read_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.distributed.world import World, this_world
@@ -124,8 +124,15 @@ def describe(config: Config, mbit: float | None, machines: Cluster) -> Cluster:
         Level(config.nodes, min(mbit * 1e6 / 8, BANDWIDTH), LATENCY_S),
         Level(config.ranks_per_node, BANDWIDTH, LATENCY_S),
     ]
+    # Limits make links slower; what starts a transfer stays.
+    transfers = tuple(found for found in machines.measured if found.kind == TRANSFER)
     return Cluster.regular(
-        "shaped", machines.device, levels, overlap=machines.overlap, step_s=machines.step_s
+        "shaped",
+        machines.device,
+        levels,
+        overlap=machines.overlap,
+        step_s=machines.step_s,
+        measured=transfers,
     )
 
 

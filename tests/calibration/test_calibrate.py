@@ -12,8 +12,9 @@ from tests.distributed import jobs
 from tfpar.calibration.calibrate import calibrate
 from tfpar.calibration.measure import axes_to_measure
 from tfpar.cli.main import main
+from tfpar.cluster.description import TRANSFER
 from tfpar.cluster.files import describe, read_cluster
-from tfpar.cluster.network import measured
+from tfpar.cluster.network import measured, path_between
 from tfpar.cost.collectives import collective_seconds
 from tfpar.propagation.reshard import COLLECTIVES
 from tfpar.spec import Mesh, TfparError
@@ -136,4 +137,7 @@ def test_processes_get_one_cluster(tmp_path, backend):
     assert job.code == 0, job.output
     assert job.output.count("the same everywhere") == 2
     assert job.output.count("overlap") == 1  # progress of the first rank alone
-    assert read_cluster(str(path)).size == 2
+    cluster = read_cluster(str(path))
+    assert cluster.size == 2
+    (sent,) = (found for found in cluster.measured if found.kind == TRANSFER)
+    assert sent.startup_s > 1e-6 and path_between(cluster, 0, 1)[1] == sent.startup_s

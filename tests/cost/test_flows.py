@@ -1,5 +1,6 @@
 """Links are shared fairly by what crosses them at once."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfpar.cluster.description import Cluster
+from tfpar.cluster.description import TRANSFER, Cluster, Device, Level, Measured
 from tfpar.cluster.named import read_preset
 from tfpar.cluster.network import path_between, transfer_link
 from tfpar.cost.flows import Flows, fair_rates
@@ -116,3 +117,24 @@ def test_paths_on_a_cluster_are_those_of_transfers(name):
         link = transfer_link(cluster, tuple(sorted(pairs)))
         assert min(fair_rates(paths, bandwidth).values()) == pytest.approx(link.bandwidth)
         assert latency == link.latency_s
+
+
+def test_transfers_start_as_they_were_found_to():
+    """By the smallest groups that were measured and have both ranks; links have their rates."""
+    links = [Level(2, 1e9, 1e-6), Level(2, 1e10, 1e-7)]
+    within, between = (
+        Measured(TRANSFER, (2, 2), axis, startup_s, 5e8)
+        for axis, startup_s in ((1, 1e-3), (0, 1e-2))
+    )
+    other = Measured("broadcast", (4,), 0, 1.0, 1.0)
+    device = Device({"float32": 1e9}, 1e9, 1e9)
+    plain = Cluster.regular("plain", device, links)
+    found = dataclasses.replace(plain, measured=(other, between, within))
+    for pair, seconds in (((0, 1), 1e-3), ((2, 3), 1e-3), ((0, 2), 1e-2), ((3, 1), 1e-2)):
+        assert path_between(found, *pair) == (path_between(plain, *pair)[0], seconds)
+        link = transfer_link(found, (pair,))
+        assert link == dataclasses.replace(transfer_link(plain, (pair,)), latency_s=seconds)
+    assert path_between(found, 0, 3) == path_between(plain, 0, 3)  # in no group
+    assert transfer_link(found, ((0, 1), (0, 2))).latency_s == 1e-2
+    assert path_between(found.part([2, 3]), 0, 1)[1] == 1e-3
+    assert path_between(found, 1, 1) == ((), 0.0)

@@ -15,9 +15,10 @@ from tfpar.calibration.programs import (
     elementwise,
     operand_of,
     product,
+    transfer,
 )
 from tfpar.calibration.timing import Chain, Timer
-from tfpar.cluster.description import Cluster, Device, Level, Measured
+from tfpar.cluster.description import TRANSFER, Cluster, Device, Level, Measured
 from tfpar.cluster.network import Groups
 from tfpar.ir.graph import itemsize
 from tfpar.propagation.reshard import COLLECTIVES
@@ -37,6 +38,7 @@ _FEW = 8  # elements of an op of which only the start takes time
 _HALF = ("bfloat16", "float16")
 _ELEMENTWISE = (("AddV2", 2), ("Mul", 2), ("Sqrt", 1))  # and number of operands
 _FUNCTIONS = ("Exp", "Tanh", "Log", "Sigmoid")
+_SENT = (4_000, 1_000_000)  # bytes of what goes from rank to rank
 _BESIDE_S = 20e-3  # what products and collectives take that run side by side
 
 
@@ -100,6 +102,10 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
     timer.measure_step(Chains(everyone).program())
     device = _device(everyone, machine, timer, sizes, (1 - _COMPUTE) * budget_s, tell)
     found = _collectives(mesh, timer, sizes, (1 - _COLLECTIVES) * budget_s, tell)
+    sent: list[Measured] = []
+    if not machine.one_memory:
+        tell("transfers")
+        sent = _transfers(machine.nodes, mesh.size, timer)
     overlap = 0.0  # where ranks are the same cores, what collectives take is not there for ops
     if found and not machine.one_memory:
         tell("overlap")
@@ -112,7 +118,7 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
         len(levels) - (machine.nodes > 1),
         overlap=overlap,
         algorithms=("ring",),
-        measured=tuple(found),
+        measured=(*found, *sent),
         step_s=timer.step_s,
         one_memory=machine.one_memory,
     )
@@ -218,6 +224,19 @@ def _collectives(
         for pair in pairs
         for kind, axes, axis in [pair]
     ]
+
+
+def _transfers(nodes: int, size: int, timer: Timer) -> list[Measured]:
+    """From rank to rank, within nodes and between them, all ranks at once."""
+    grid, found = Mesh.of([nodes, size // nodes]), []
+    for axis, count in enumerate(grid.shape):
+        if count > 1:
+            times = []
+            for num_bytes in _SENT:
+                chain = _chain(grid, transfer(grid, axis), [(num_bytes // 4,)], "float32")
+                times.append(timer.seconds(chain, timer.left_s / (2 * grid.num_axes * len(_SENT))))
+            found.append(Measured(TRANSFER, grid.shape, axis, *fit.alpha_beta(_SENT, times)))
+    return found
 
 
 def _overlap(

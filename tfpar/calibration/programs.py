@@ -12,6 +12,7 @@ from typing import Any
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Tensor, itemsize
 from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.transfers import recv, send
 from tfpar.spec import Mesh, Shard
 
 Emit = Callable[[GraphBuilder, Sequence[Tensor], Sequence[Op]], Op]
@@ -99,6 +100,23 @@ def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
         op_type, attrs, shape = types[kind]
         attrs = {**attrs, "axes": axes}
         return _identity(build, build.one(op_type, (x,), shape, x.dtype, attrs))
+
+    return emit
+
+
+def transfer(mesh: Mesh, axis: int) -> Emit:
+    """What a rank sends to the next of its group along a mesh axis, as the one before sends it."""
+    groups = mesh.groups((axis,))
+    following = {a: b for g in groups for a, b in zip(g, [*g[1:], g[0]], strict=True)}
+    before = {b: a for a, b in following.items()}
+    ranks = range(mesh.size)
+
+    def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
+        x = _identity(build, operands[0], after)
+        key = f"link{len(build.graph.ops)}"
+        send(build, x.outputs[0], key, [following[rank] for rank in ranks])
+        shape, dtype = x.outputs[0].shape, x.outputs[0].dtype
+        return _identity(build, recv(build, shape, dtype, key, [before[r] for r in ranks], [x]))
 
     return emit
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfpar.cluster.description import Cluster, Level, Measured, Node
+from tfpar.cluster.description import TRANSFER, Cluster, Level, Measured, Node
 from tfpar.spec import Mesh
 
 Groups = Sequence[Sequence[int]]
@@ -141,7 +141,24 @@ def transfer_link(cluster: Cluster, pairs: tuple[tuple[int, int], ...]) -> Link:
         pairs: (sender, receiver) of each; who sends to itself uses no link.
     """
     placed = [cluster.places(pair) for pair in pairs]
-    return _slowest(hop for depth in _depths(cluster) for hop in _transfers(depth, placed))
+    found = _slowest(hop for depth in _depths(cluster) for hop in _transfers(depth, placed))
+    starts = [transfer_start(cluster, *pair) for pair in placed if pair[0] != pair[1]]
+    known = [seconds for seconds in starts if seconds is not None]
+    latency_s = max(known) if known and len(known) == len(starts) else found.latency_s
+    return Link(found.bandwidth, latency_s)
+
+
+@functools.lru_cache(maxsize=65536)
+def transfer_start(cluster: Cluster, sender: int, receiver: int) -> float | None:
+    """The seconds in which a transfer between two ranks of the whole was found to start, those of
+    the smallest groups that have both; None if none such was measured."""
+    found: list[tuple[int, float]] = []
+    for entry in cluster.measured:
+        if entry.kind == TRANSFER:
+            for group in Mesh.of(entry.mesh).groups((entry.axis,)):
+                if sender in group and receiver in group:
+                    found.append((len(group), entry.startup_s))
+    return min(found)[1] if found else None
 
 
 class Shared(NamedTuple):
@@ -179,7 +196,8 @@ def path_between(cluster: Cluster, sender: int, receiver: int) -> tuple[tuple[Sh
             found.append(Shared(("to", at, *enters), depth.uplinks[enters]))
         found.append(Shared(("between", at, *leaves, *enters), level.pair_bandwidth))
         latency_s = max(latency_s, level.latency_s)
-    return tuple(found), latency_s
+    start_s = transfer_start(cluster, one, other) if one != other else None
+    return tuple(found), latency_s if start_s is None else start_s
 
 
 @functools.lru_cache(maxsize=1024)
