@@ -37,6 +37,7 @@ from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
+from tfpar.search.deadline import Deadline
 from tfpar.search.meshes import given_mesh, logical_meshes
 from tfpar.search.microbatches import in_microbatches
 from tfpar.search.model.folded_model import FoldedModel
@@ -238,7 +239,7 @@ def search_plan(
         if pipeline is None or pipeline.order.num_stages == 1:
             return find(problem), problem
 
-        def staged(plan: Plan) -> Plan:
+        def staged(plan: Plan, deadline: Deadline | None) -> Plan:
             return in_stages(
                 plan,
                 step,
@@ -247,7 +248,7 @@ def search_plan(
                 request.constraints,
                 owners=request.owners,
                 part=part,
-                deadline=request.budget.start(),
+                deadline=deadline or request.budget.start(),
             )
 
         price = scheduled_plan if pipeline.picks_schedule else priced_plan

@@ -20,6 +20,7 @@ from tfpar.pipeline.generators import generate
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.planning import Request, search_plan, state_problem
 from tfpar.plans import Plan, plan_from_constraints
+from tfpar.search.deadline import Deadline
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Problem
 from tfpar.search.stages.fitting import find_in_stages
@@ -304,8 +305,8 @@ class Searched:
         raise MemoryLimitError("none", 25.0)
 
     def plan(self, memory: float) -> Plan:
-        def staged(plan: Plan) -> Plan:
-            return in_stages(plan, self.step, Pipeline(2, 4), CLUSTER)
+        def staged(plan: Plan, deadline: Deadline | None) -> Plan:
+            return in_stages(plan, self.step, Pipeline(2, 4), CLUSTER, deadline=deadline)
 
         self.limits.clear()
         return find_in_stages(self.find, staged, self.problem, CLUSTER.with_memory(memory))

@@ -7,12 +7,14 @@ that store more than others, microbatches in flight), the search gets as much le
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.staged import StagedCost
 from tfpar.plans import Plan
+from tfpar.search.deadline import Deadline
 from tfpar.search.problem import Problem
+from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.priced import priced_plan
 from tfpar.spec import MemoryLimitError
 from tfpar.spec.quantities import format_bytes
@@ -21,12 +23,22 @@ ATTEMPTS = 3
 """How many limits of memory are searched with."""
 
 
+STAGES_SECONDS = 1.0
+"""What stages may take to be found for the plan of an interrupted search, in seconds."""
+
+InStages = Callable[[Plan, Deadline | None], Plan]
+"""Gives a plan stages, by a deadline; None: whatever the search has for it."""
+
+Price = Callable[[Plan, Problem, Cluster], Plan | None]
+"""Gives a plan with stages its cost; None if the step does not train."""
+
+
 def find_in_stages(
     find: Callable[[Problem], Plan],
-    in_stages: Callable[[Plan], Plan],
+    in_stages: InStages,
     problem: Problem,
     cluster: Cluster,
-    price: Callable[[Plan, Problem, Cluster], Plan | None] = priced_plan,
+    price: Price = priced_plan,
 ) -> Plan:
     """The plan that is found for `problem`, in stages, with what it costs so.
 
@@ -35,39 +47,65 @@ def find_in_stages(
         in_stages: gives it stages.
         problem: of the ranks of one stage.
         cluster: the machines of all ranks.
-        price: gives a plan in stages what it costs; None for a step that does not train.
+        price: gives it its cost.
 
     Raises:
         MemoryLimitError: no plan was found that fits; says which stage stores most.
         PlanError, ScheduleError: as of `find` and `in_stages`.
+        SearchInterrupted: Ctrl-C, in the search or while stages are found; its plan has stages.
     """
     limit, asked = cluster.device.memory_bytes, problem
+    found: Plan | None = None
     error: MemoryLimitError | None = None
-    for _ in range(ATTEMPTS):
-        try:
-            found = find(asked)
-        except MemoryLimitError:
-            if error is None:
-                raise
-            break
-        plan = in_stages(found)
-        if found.cost is None or plan.stages is None:
-            return plan
-        priced = price(plan, problem, cluster)
-        if priced is None:
-            return plan
-        assert priced.cost is not None and priced.stages is not None and priced.stages.cost
-        needed = priced.cost.memory_bytes
-        if needed <= limit:
-            return priced
-        error = error or _too_large(priced, priced.stages.cost, limit)
-        less = min(asked.memory_limit, found.cost.memory_bytes) * limit / needed
-        asked = problem.aiming(memory_limit=less)
+    try:
+        for _ in range(ATTEMPTS):
+            try:
+                found = find(asked)
+            except MemoryLimitError:
+                if error is None:
+                    raise
+                break
+            plan = in_stages(found, None)
+            priced = None if found.cost is None else price(plan, problem, cluster)
+            if priced is None:
+                return plan
+            needed = stored_bytes(priced)
+            if needed <= limit:
+                return priced
+            error = error or too_large(priced, limit)
+            assert found.cost is not None, "it was priced"
+            less = min(asked.memory_limit, found.cost.memory_bytes) * limit / needed
+            asked = problem.aiming(memory_limit=less)
+    except KeyboardInterrupt as caught:
+        stopped = caught if isinstance(caught, SearchInterrupted) else None
+
+        def so_far() -> Plan | None:
+            """What had been found, in stages that are found quickly, if it fits."""
+            best = found if stopped is None else stopped.plan
+            if best is None:
+                return None
+            best = dataclasses.replace(best, cut_short=True)
+            plan = in_stages(best, Deadline(STAGES_SECONDS))
+            priced = price(plan, problem, cluster)
+            if priced is None:
+                return plan
+            return priced if stored_bytes(priced) <= limit else None
+
+        raise SearchInterrupted(so_far) from None
     assert error is not None, "a plan that fits is returned"
     raise error
 
 
-def _too_large(plan: Plan, staged: StagedCost, limit: float) -> MemoryLimitError:
+def stored_bytes(plan: Plan) -> float:
+    """What a rank of the stage that stores most does, of a priced plan."""
+    assert plan.cost is not None, "a plan with prices"
+    return plan.cost.memory_bytes
+
+
+def too_large(plan: Plan, limit: float) -> MemoryLimitError:
+    """The error that a priced plan in stages does not fit."""
+    assert plan.stages is not None and plan.stages.cost is not None, "a plan with prices"
+    staged = plan.stages.cost
     stage, most = max(enumerate(staged.stages), key=lambda share: share[1].peak_bytes)
     cluster = "" if plan.cluster is None else f" of {plan.cluster.name!r}"
     return MemoryLimitError(
