@@ -25,6 +25,8 @@ from benchmarks.gpt_layers import MICROBATCHES, gpt_table
 from benchmarks.results import save
 from benchmarks.trials import Setting, Trial, read_trials
 from tfpar.cluster.named import read_preset
+from tfpar.search.three_d.alpa import AlpaPlan
+from tfpar.search.three_d.alpa_price import simulated_alpa
 from tfpar.search.three_d.anneal import anneal
 from tfpar.search.three_d.baselines import alpa, megatron, random_search
 from tfpar.search.three_d.find import find
@@ -76,7 +78,7 @@ def searched(setup: str) -> list[dict[str, Any]]:
     preset, microbatches = SETUPS[setup]
     cluster = read_preset(preset)
     model = Model(gpt_table(cluster, microbatches), cluster, BATCH)
-    ways: dict[str, Callable[[], Strategy]] = {
+    ways: dict[str, Callable[[], Strategy | AlpaPlan]] = {
         "Megatron's heuristic": lambda: min(
             megatron(model), key=lambda strategy: simulated(model, strategy).seconds
         ),
@@ -88,17 +90,21 @@ def searched(setup: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for system, choose in ways.items():
         start = time.process_time()
-        strategy = choose()
+        found = choose()
         search_s = time.process_time() - start
-        seconds = simulated(model, strategy).seconds
+        if isinstance(found, AlpaPlan):
+            seconds = simulated_alpa(model, found).seconds
+            ranks = list(range(sum(stage.size for stage in found.stages)))
+        else:
+            seconds, ranks = simulated(model, found).seconds, list(found.ranks)
         rows.append(
             {
                 "setup": setup,
                 "system": system,
                 "seconds": seconds,
                 "speedup": (rows[0]["seconds"] if rows else seconds) / seconds,
-                "strategy": str(strategy),
-                "ranks": list(strategy.ranks),
+                "strategy": str(found),
+                "ranks": ranks,
                 "search_cpu_s": search_s,
             }
         )

@@ -9,6 +9,7 @@ import pytest
 
 from tests.search.three_d.random_models import mixed, some
 from tests.search.three_d.tables import cluster, equal_layers
+from tfpar.search.three_d.alpa_price import simulated_alpa
 from tfpar.search.three_d.anneal import anneal
 from tfpar.search.three_d.baselines import alpa, megatron, random_search
 from tfpar.search.three_d.evaluate import Evaluation, lower_bound
@@ -160,7 +161,7 @@ def test_slow_devices_get_fewer_layers_and_alpa_does_not_see_it():
     best = find(model).best
     slowest = max(range(best.strategy.stages), key=lambda s: best.strategy.stage(s)[-1])
     assert best.strategy.counts[slowest] < 8 / best.strategy.stages
-    assert best.simulated_s < simulated(model, alpa(model)).seconds
+    assert best.simulated_s < simulated_alpa(model, alpa(model)).seconds
 
 
 def test_megatron_takes_the_smallest_product_that_holds_the_model():

@@ -7,12 +7,13 @@ import random
 from collections import Counter
 
 from tfpar.cluster.description import Cluster
+from tfpar.search.three_d.alpa import AlpaPlan
+from tfpar.search.three_d.alpa import alpa as best_alpa
 from tfpar.search.three_d.evaluate import Evaluation, Found
 from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.space import Space, even
 from tfpar.search.three_d.stored import fits
 from tfpar.search.three_d.strategy import Strategy
-from tfpar.spec import PlanError
 
 
 def megatron(model: Model) -> list[Strategy]:
@@ -53,25 +54,13 @@ def random_search(model: Model, *, seed: int = 0, trials: int = 50) -> Found:
     return evaluation.chosen()
 
 
-def alpa(model: Model) -> Strategy:
-    """What Alpa's two levels find with stages of equal size (Zheng et al. 2022, §5).
-
-    Its inner level takes the best shape of a stage's devices, its outer one the best number of
-    stages and their layers, by a dynamic program. Both take all machines to be alike: here, as the
-    slowest device and the slowest link are.
+def alpa(model: Model) -> AlpaPlan:
+    """What Alpa's two levels find, to which all machines are as the slowest device and link.
 
     Raises:
         PlanError: nothing fits.
     """
-    alike = dataclasses.replace(model, cluster=_all_as_the_slowest(model))
-    space = Space(alike)
-    evaluation = Evaluation(space)
-    for degrees in space.degrees:
-        evaluation.price(space.lying(degrees, space.plain_order))
-    ranked = evaluation.ranked()
-    if not ranked:
-        raise PlanError(f"No strategy fits into the memory of {model.cluster.name!r}.")
-    return ranked[0].strategy
+    return best_alpa(dataclasses.replace(model, cluster=_all_as_the_slowest(model)))
 
 
 def _all_as_the_slowest(model: Model) -> Cluster:
