@@ -521,6 +521,7 @@ BLOCKS = {
     "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),
     "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
     "three-d": Block(_BENCHMARKS, "three_d", table(THREE_D)),
+    "three-d-published": Block(_BENCHMARKS, "three_d_published", table(PUBLISHED)),
     "three-d-trials": Block(_BENCHMARKS, "three_d_trials", table(TRIALS)),
     "pipeline-links": Block(_BENCHMARKS, "pipeline_links", table(PIPELINE_LINKS)),
     "pipeline-in-process": Block(_BENCHMARKS, "pipeline_in_process", table(PIPELINE_IN_PROCESS)),
