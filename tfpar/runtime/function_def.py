@@ -106,6 +106,8 @@ class FunctionWriter:
         self.definition.signature.is_stateful = stateful
         if not inline:
             self.definition.attr["_noinline"].b = True
+            # Nor make one for each call, as Grappler does: tasks are called for each microbatch.
+            self.definition.attr["_nospecialize"].b = True
         head = self.definition.SerializeToString()
         body = b"".join(_length_delimited(_NODE_DEF_FIELD, n) for n in self._nodes)
         definition = function_pb2.FunctionDef.FromString(head + body)
