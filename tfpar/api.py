@@ -29,9 +29,8 @@ from tfpar.options import (
     takes,
     with_keywords,
 )
-from tfpar.pipeline import AUTO
-from tfpar.planning import Request, plan_step, search_plan
-from tfpar.planning_pipelines import search_pipeline
+from tfpar.planning import Request, plan_step
+from tfpar.planning_pipelines import searching
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
@@ -254,7 +253,7 @@ def plan(
         settings.plan_cache,
         slot_ratio(model),
         dump_of("plan"),
-        search_pipeline if settings.pipeline == AUTO else search_plan,
+        searching(settings, request.constraints),
     )
 
 

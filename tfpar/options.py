@@ -69,7 +69,9 @@ class Options:
             on it, unless it has `batch_statistics="microbatch"`. `"auto"`: the planner decides at
             the first training step whether there is one, with how many stages and microbatches
             and whether stages recompute; `Plan.summary()` says what else it found. By default
-            what the plan says; with a `plan` it has to be the plan's.
+            what the plan says; without a plan, as `"auto"` where ranks on several machines wait
+            long for links, or nothing else fits into memory. With a `plan` it has to be the
+            plan's.
         early_collectives: what nothing waits for but the update (the gradients of weights) is
             computed while what everything waits for (the gradients of activations) is summed
             over ranks. False leaves the order to TensorFlow.

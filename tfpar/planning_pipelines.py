@@ -4,21 +4,70 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from tfpar.constraints import PutInStage
+from tfpar.constraints import Constraint, PutInStage
 from tfpar.constraints.stages import check_stages
 from tfpar.ir.step import StepGraph
-from tfpar.pipeline import Pipeline
-from tfpar.planning import Interrupted, Request, cost_on_one_device, price_whole, search_plan
+from tfpar.pipeline import AUTO, Pipeline
+from tfpar.planning import (
+    Interrupted,
+    Request,
+    Search,
+    cost_on_one_device,
+    price_whole,
+    search_plan,
+)
 from tfpar.plans import Plan
 from tfpar.search.cache import PlanCache
 from tfpar.search.microbatches import in_microbatches
+from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.problem import Planner, Problem, step_anchors
 from tfpar.search.recompute import recomputed_problem
 from tfpar.search.stages.choice import Ways, choose_pipeline, numbers_of_stages
-from tfpar.search.stages.priced import price_plan
+from tfpar.search.stages.priced import priced_plan, scheduled_plan
+from tfpar.settings import Settings
 from tfpar.spec import PlanError, ScheduleError, Spec
+
+Enough = Callable[[Plan, Problem, Request], bool]
+"""Whether a plan is good enough to search no more stages."""
+
+
+def searching(settings: Settings, constraints: Sequence[Constraint]) -> Search:
+    """What searches the plan of a training step.
+
+    Without `pipeline=`, pipelines are searched where they can pay: see `waits_little_for_links`.
+    Constraints speak of a mesh as it is, which is then not divided among stages unasked.
+    """
+    if settings.pipeline == AUTO:
+        why = "what was found is nearly as fast as the work alone, spread evenly over all ranks"
+        return functools.partial(search_pipeline, enough=fast_as_the_work, why_enough=why)
+    if settings.pipeline is None and not constraints and settings.chunks is None:
+        return functools.partial(search_pipeline, enough=waits_little_for_links)
+    return search_plan
+
+
+def fast_as_the_work(plan: Plan, problem: Problem, request: Request) -> bool:
+    """Whether a plan is as fast as the work alone would be, spread evenly over all ranks, as near
+    as predictions can tell."""
+    assert plan.cost is not None, "a plan that was searched for"
+    alone = cost_on_one_device(problem, request.cluster)
+    least = sum(alone.compute_s) / request.mesh.size
+    return plan.cost.seconds <= least * (1 + UNCERTAINTY)
+
+
+def waits_little_for_links(plan: Plan, problem: Problem, request: Request) -> bool:
+    """Whether ranks are on one machine, or wait for links less than half as long as they compute.
+
+    Between devices of one machine, what a step sums over ranks seldom takes longer than the bubble
+    of a pipeline, and devices that share a processor work no less for it.
+    """
+    assert plan.cost is not None, "a plan that was searched for"
+    if len({*request.cluster.machines[: request.mesh.size]}) == 1:
+        return True
+    cost = plan.cost
+    waited = sum(cost.communication_s) - cost.hidden_s + cost.exposed_s + cost.bubble_s
+    return waited <= sum(cost.compute_s) / 2
 
 
 def search_pipeline(
@@ -31,10 +80,14 @@ def search_pipeline(
     state_ratio: float | None = None,
     part: bool = False,
     interrupted: Interrupted | None = None,
+    *,
+    enough: Enough,
+    why_enough: str = "",
 ) -> tuple[Plan, Problem]:
     """The best plan of all pipelines for a training step, and of none; see `choose_pipeline`.
 
     Args: as of `planning.search_plan`; the request has all ranks and no pipeline.
+        enough, why_enough: see `search.stages.choice.Ways`.
 
     Raises:
         As `planning.search_plan`.
@@ -53,6 +106,9 @@ def search_pipeline(
         interrupted=interrupted,
     )
 
+    if interrupted:  # whoever was not patient enough for one search is spared the others
+        return search(request)
+
     def planned(pipeline: Pipeline | None) -> Plan:
         actors = 1 if pipeline is None else pipeline.order.num_actors
         asked = dataclasses.replace(request, mesh=request.mesh.divided(actors), pipeline=pipeline)
@@ -67,13 +123,16 @@ def search_pipeline(
     def repriced(plan: Plan, pipeline: Pipeline) -> Plan | None:
         return _repriced(plan, pipeline, problems[pipeline.order.num_actors], request)
 
-    @functools.cache
-    def least_s() -> float:
-        alone = cost_on_one_device(next(iter(problems.values())), request.cluster)
-        return sum(alone.compute_s) / request.mesh.size
+    def is_enough(plan: Plan) -> bool:
+        return enough(plan, problems[plan.num_ranks // plan.mesh.size], request)
+
+    def scheduled(plan: Plan) -> Plan:
+        assert plan.stages is not None, "a plan with stages"
+        problem = problems[plan.stages.num_actors]
+        return scheduled_plan(plan, problem, request.cluster) or plan
 
     stages = numbers_of_stages(request.mesh, _least_stages(request))
-    ways = Ways(planned, repriced, least_s)
+    ways = Ways(planned, repriced, scheduled, is_enough, why_enough)
     plan = choose_pipeline(stages, batch_size, ways, request.cluster.device.memory_bytes)
     return plan, problems[plan.num_ranks // plan.mesh.size]
 
@@ -99,10 +158,6 @@ def _repriced(plan: Plan, pipeline: Pipeline, problem: Problem, request: Request
     )
     plan = dataclasses.replace(plan, stages=stages, microbatches=schedule.num_microbatches)
     try:
-        priced = price_plan(plan, problem, request.cluster)
+        return priced_plan(plan, problem, request.cluster)
     except ScheduleError:
         return None
-    if priced is None:
-        return None
-    cost, staged = priced
-    return dataclasses.replace(plan, cost=cost, stages=dataclasses.replace(stages, cost=staged))

@@ -42,6 +42,7 @@ class Session:
         stage_mesh: those that are planned for: all, or those of one stage of a pipeline.
         pipeline: the stages and microbatches of training steps; None: as plans say.
         decides_pipeline: whether it is for the next training step's plan to say.
+        found_pipeline: whether it was found, and not asked for.
         options: what the user asked for.
         cluster: what plans are made for; the machine as detected if None.
         interrupted: searches that Ctrl-C ended: what they had found is used if a plan for the same
@@ -60,13 +61,14 @@ class Session:
     stage_mesh: Mesh = dataclasses.field(init=False)
     pipeline: Pipeline | None = dataclasses.field(init=False)
     decides_pipeline: bool = dataclasses.field(init=False)
+    found_pipeline: bool = False
     _warned: bool = False
     _unreached: bool = False
 
     def __post_init__(self) -> None:
         """Raises SpecError where the mesh has not as many parts as the pipeline sets of ranks."""
         self._run_in(self.options.given_pipeline)
-        self.decides_pipeline = self.options.plan is None and self.options.pipeline == AUTO
+        self.decides_pipeline = self.options.plan is None and self.options.pipeline in (AUTO, None)
 
     def _run_in(self, pipeline: Pipeline | None) -> None:
         self.pipeline, plan = pipeline, self.options.plan
@@ -77,6 +79,12 @@ class Session:
         """Take the pipeline of `plan`, which was searched for a training step."""
         self._run_in(plan.pipeline)
         self.decides_pipeline = False
+        self.found_pipeline = self.pipeline is not None
+
+    def drop_pipeline(self) -> None:
+        """Run without the pipeline that was found."""
+        self._run_in(None)
+        self.first, self.found_pipeline = None, False
 
     @classmethod
     def of(cls, options: Settings) -> Session:
@@ -103,7 +111,7 @@ class Session:
                 options.schedule,
                 options.recomputes_stages,
                 options.batch_statistics,
-                decided=not session.decides_pipeline,
+                decided=options.pipeline != AUTO,
                 picked=options.picks_schedule,
             )
             share_seeds(world)

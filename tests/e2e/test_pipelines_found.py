@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from keras import layers
 import tfpar as tap
 from tests.clusters import device, two_levels
 from tests.equivalence import assert_equivalent
-from tfpar.cluster.description import Cluster
+from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.network import Link
 from tfpar.spec import ArgumentError, SpecError
 
@@ -76,18 +78,34 @@ def test_what_is_evaluated_before_training_moves_to_its_stages():
     assert tap.plan_of(model).stages is not None
 
 
+def test_unasked_stages_are_found_between_machines_and_not_within_one():
+    def planned(cluster, **options):
+        return tap.plan(deep, rows(128), [4], cluster, planner="tap", **options)
+
+    apart = machines(1e7, 4)
+    (node,) = {*apart.nodes}
+    within = dataclasses.replace(node, count=1, levels=(Level(4, 1e7, 1e-6),))
+    assert planned(apart).stages is not None
+    for plan in (
+        planned(dataclasses.replace(apart, nodes=(within,), levels=())),
+        planned(apart, pipeline=tap.Pipeline(microbatches=1)),
+        planned(apart, constraints=[tap.replicate(".*")]),
+    ):
+        assert plan.stages is None and not plan.rivals
+
+
 def test_no_stages_where_the_work_is_spread_evenly_without():
     plan = tap.plan(deep, rows(256), [2], machines(1e11), pipeline="auto", planner="tap")
     assert plan.stages is None and plan.microbatches == 1
     (rival,) = plan.rivals
-    assert "not searched: the work alone takes" in rival.reason
+    assert "nearly as fast as the work alone" in rival.reason
 
 
 def test_memory_decides():
-    asked = {"pipeline": "auto", "planner": "tap"}
-    free = tap.plan(deep, rows(256), [2], machines(1e11), **asked)
+    free = tap.plan(deep, rows(256), [2], machines(1e11), planner="tap")
+    assert free.pipeline is None
     limit = 0.45 * free.cost.memory_bytes
-    plan = tap.plan(deep, rows(256), [2], machines(1e11), memory_limit=limit, **asked)
+    plan = tap.plan(deep, rows(256), [2], machines(1e11), memory_limit=limit, planner="tap")
     assert plan.pipeline is not None
     assert plan.cost.memory_bytes <= limit < free.cost.memory_bytes
 

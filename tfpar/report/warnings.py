@@ -73,6 +73,15 @@ class Warnings:
         )
         self._told.update(op.name for op, _ in regions)
 
+    def unpiped(self, op: Op) -> None:
+        """An op that keeps a step from running in the pipeline that was found for it."""
+        logger.warning(
+            "%s %r has an effect, which each microbatch of the pipeline that was found would have: "
+            "the step is planned anew without one.",
+            op.type,
+            op.name,
+        )
+
     def unchunked(self, op: Op, chunks: int) -> None:
         """An op that keeps a step from running in chunks.
 

@@ -135,6 +135,12 @@ class CompiledFunction:
         try:
             compiled = compile_step(captured, asked, prepared, observe)
         except CannotRepeat as error:
+            if session.found_pipeline:
+                self.warnings.unpiped(error.op)
+                session.drop_pipeline()
+                self.program.use(None)
+                self.planner.forget()
+                return self.compile(specs, parts)
             if plan.microbatches > 1:
                 raise self._repeated(error.op, plan.microbatches) from None
             self.warnings.unchunked(error.op, plan.chunks)

@@ -10,7 +10,8 @@ from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.ir.roles import Roles, trains
 from tfpar.planning import Request, cost_on_one_device, search_plan
-from tfpar.planning_pipelines import search_pipeline
+from tfpar.planning import Search as Find
+from tfpar.planning_pipelines import searching
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.announcement import Search
 from tfpar.runtime.detect import detect_cluster
@@ -74,6 +75,10 @@ class StepPlanner:
             if session.decides_pipeline and captured.trains:
                 session.decide_pipeline(plan)
         return plan
+
+    def forget(self) -> None:
+        """Plan anew when a plan is asked for next."""
+        self._found = None
 
     def _from_constraints(self, captured: CapturedStep, part: bool) -> Plan:
         """What the constraints make of the step."""
@@ -168,8 +173,9 @@ class StepPlanner:
             self._owners(captured) if session.in_stages else {},
         )
 
-        decides = session.decides_pipeline and captured.trains
-        find = search_pipeline if decides else search_plan
+        find: Find = search_plan
+        if session.decides_pipeline and request.base is None and captured.trains:
+            find = searching(options, request.constraints)
 
         def search(request: Request, laid: dict[str, Spec]) -> tuple[Plan, Problem]:
             return find(

@@ -11,6 +11,7 @@ from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan, PlannedStages
 from tfpar.search.objective import UNCERTAINTY
+from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.choice import Ways, choose_pipeline, numbers_of_stages
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
 
@@ -21,12 +22,18 @@ BATCH = 16
 class Costs:
     """Plans whose steps take and store what functions of (stages, microbatches, recompute) say."""
 
-    def __init__(self, seconds, memory=lambda *_: 1.0, limit=math.inf, least=0.0) -> None:
-        self.seconds, self.memory, self.limit, self.least = seconds, memory, limit, least
+    def __init__(self, seconds, memory=lambda *_: 1.0, limit=math.inf, enough=0.0) -> None:
+        self.seconds, self.memory, self.limit, self.enough = seconds, memory, limit, enough
         self.searched: list[int] = []
 
     def choose(self, stages=None, batch=BATCH) -> Plan:
-        ways = Ways(self.planned, self.repriced, lambda: self.least)
+        ways = Ways(
+            self.planned,
+            self.repriced,
+            lambda plan: plan,
+            lambda plan: plan.cost.seconds <= self.enough,
+            "it is fast enough",
+        )
         return choose_pipeline(stages or numbers_of_stages(MESH), batch, ways, self.limit)
 
     def planned(self, pipeline: Pipeline | None) -> Plan:
@@ -86,11 +93,11 @@ def test_no_stages_where_predictions_cannot_tell_that_they_are_faster():
 
 
 def test_more_stages_are_not_searched_where_the_work_alone_takes_as_long():
-    costs = Costs(lambda stages, micro, again: 1.0, least=0.95)
+    costs = Costs(lambda stages, micro, again: 1.0, enough=1.0)
     plan = costs.choose()
     assert costs.searched == [1] and plan.stages is None
     assert [rival.name for rival in plan.rivals] == ["2 stages", "4 stages", "8 stages"]
-    assert all("the work alone takes 950.00 ms" in rival.reason for rival in plan.rivals)
+    assert all(rival.reason == "not searched: it is fast enough" for rival in plan.rivals)
 
 
 def test_two_numbers_of_stages_in_a_row_that_are_no_better_end_the_search():
@@ -142,3 +149,25 @@ def test_numbers_of_stages_are_those_that_divide_the_mesh_from_its_leading_axes(
     assert numbers_of_stages(Mesh.of([6])) == (1, 2, 3, 6)
     assert numbers_of_stages(Mesh.of([2, 4]), least=3) == (4, 8)
     assert numbers_of_stages(Mesh.of([3, 4])) == (1, 3, 6, 12)
+
+
+def test_ctrl_c_while_more_stages_are_searched_leaves_the_best_of_the_others():
+    class Interrupted(Costs):
+        def planned(self, pipeline):
+            if pipeline is not None and pipeline.order.num_stages == 4:
+                raise SearchInterrupted(lambda: None)
+            return super().planned(pipeline)
+
+    with pytest.raises(SearchInterrupted) as stopped:
+        Interrupted(bubble).choose()
+    assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.cut_short
+
+
+def test_the_schedule_is_the_one_that_suits_the_stages_best():
+    costs = Costs(bubble)
+
+    def scheduled(plan: Plan) -> Plan:
+        return dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, seconds=0.1))
+
+    ways = Ways(costs.planned, costs.repriced, scheduled, lambda plan: False)
+    assert choose_pipeline((1, 2), BATCH, ways, math.inf).cost.seconds == 0.1

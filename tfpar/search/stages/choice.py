@@ -9,6 +9,7 @@ tasks are simulated, with more and more microbatches as long as these pay.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,8 +18,9 @@ from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import name_of
 from tfpar.plans import Plan, Rival
 from tfpar.search.objective import UNCERTAINTY
+from tfpar.search.so_far import SearchInterrupted
 from tfpar.spec import MemoryLimitError, Mesh, PlanError, ScheduleError, SpecError, TfparError
-from tfpar.spec.quantities import format_bytes, format_seconds
+from tfpar.spec.quantities import format_bytes
 
 PATIENCE = 2
 """After how many numbers in a row that are no better the next larger ones are left out."""
@@ -36,12 +38,16 @@ class Ways:
             there is none, a MemoryLimitError where none fits.
         repriced: a plan of `planned` as it costs in another schedule or with recomputed stages,
             None if it cannot run so.
-        least_s: seconds that no plan can take less than.
+        scheduled: a plan with stages in the schedule that suits it best.
+        enough: whether a plan is good enough to search no more stages.
+        why_enough: is said of the stages that are not searched; if empty, nothing is.
     """
 
     planned: Callable[[Pipeline | None], Plan]
     repriced: Callable[[Plan, Pipeline], Plan | None]
-    least_s: Callable[[], float]
+    scheduled: Callable[[Plan], Plan]
+    enough: Callable[[Plan], bool]
+    why_enough: str = ""
 
 
 def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
@@ -63,8 +69,7 @@ def choose_pipeline(
     """The plan whose step is fastest, with what it was preferred to.
 
     Of plans that predictions cannot tell apart (`search.objective.UNCERTAINTY`) it is the one with
-    fewest stages, and then microbatches. Where the plan of fewer stages is as near to what the work
-    alone takes, more stages are not searched.
+    fewest stages, and then microbatches.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -73,6 +78,7 @@ def choose_pipeline(
 
     Raises:
         PlanError: there is no plan; a MemoryLimitError if none fits.
+        SearchInterrupted: Ctrl-C; knows the best plan so far.
     """
     search = _Search(batch_size, ways, memory_limit)
     worse = 0
@@ -80,7 +86,13 @@ def choose_pipeline(
         if search.is_done(number) or worse == PATIENCE:
             continue
         before = search.best_s
-        search.plan(number)
+        try:
+            search.plan(number)
+        except SearchInterrupted:
+            if not search.found:
+                raise
+            best = dataclasses.replace(search.chosen(), cut_short=True)
+            raise SearchInterrupted(functools.partial(dataclasses.replace, best)) from None
         worse = 0 if search.best_s < before or math.isinf(before) else worse + 1
     return search.chosen()
 
@@ -100,17 +112,12 @@ class _Search:
         return min((_cost(p).seconds for p in self.found), default=math.inf)
 
     def is_done(self, number: int) -> bool:
-        """Whether no plan in so many stages can be worth it; says so of those that it leaves."""
-        if number == 1 or math.isinf(self.best_s):
+        """Whether what there is, is good enough; says so of the stages that it leaves."""
+        if not self.found or not self.ways.enough(self._best(self.found)):
             return False
-        least = self.ways.least_s()
-        if self.best_s > least * (1 + UNCERTAINTY):
-            return False
-        reason = (
-            f"not searched: the work alone takes {format_seconds(least)} on all ranks, and "
-            f"{format_seconds(self.best_s)} was found"
-        )
-        self.lost.append(Rival(_stages_text(number), None, reason))
+        if self.ways.why_enough:
+            reason = f"not searched: {self.ways.why_enough}"
+            self.lost.append(Rival(_stages_text(number), None, reason))
         return True
 
     def plan(self, number: int) -> None:
@@ -121,17 +128,22 @@ class _Search:
             self.errors.append(error)
             self.lost.append(Rival(_stages_text(number), None, _reason(error)))
             return
-        plans = [first, *self._with_more(first, number)]
-        fitting = [p for p in plans if _cost(p).memory_bytes <= self.memory_limit]
-        best = min(fitting or plans, key=lambda p: (_cost(p).seconds, p.microbatches))
-        if fitting:
+        best = self._best([first, *self._with_more(first, number)])
+        if best.stages is not None:
+            best = self._best([best, self.ways.scheduled(best)])
+        if _cost(best).memory_bytes <= self.memory_limit:
             self.found.append(best)
         else:
             self.lost.append(Rival(name_of_plan(best), best.cost))
 
+    def _best(self, plans: Sequence[Plan]) -> Plan:
+        """The fastest that fits, with fewest microbatches of equal ones; if none fits, of all."""
+        fitting = [p for p in plans if _cost(p).memory_bytes <= self.memory_limit]
+        return min(fitting or plans, key=lambda p: (_cost(p).seconds, p.microbatches))
+
     def chosen(self) -> Plan:
         if not self.found:
-            raise min(self.errors, key=_needed)
+            raise self._error()
         near = self.best_s * (1 + UNCERTAINTY)
         best = next(plan for plan in self.found if _cost(plan).seconds <= near)
         others = sorted(
@@ -139,6 +151,15 @@ class _Search:
         )
         rivals = [Rival(name_of_plan(plan), plan.cost) for plan in others]
         return dataclasses.replace(best, rivals=(*rivals, *self.lost))
+
+    def _error(self) -> TfparError:
+        """That of the fewest stages, which says most, with what more of them would store."""
+        first, *others = self.errors
+        least = min(map(_needed, others), default=math.inf)
+        if not isinstance(first, MemoryLimitError) or least >= first.needed_bytes:
+            return first
+        text = f"{first} As a pipeline, a rank stores {format_bytes(least)} at least."
+        return MemoryLimitError(text, least)
 
     def _first(self, number: int) -> Plan:
         """A plan with so many stages, with microbatches and recomputing as memory asks for."""
