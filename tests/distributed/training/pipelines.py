@@ -23,6 +23,7 @@ from tests.distributed.training.place import (
     trained,
     weights,
 )
+from tests.e2e.ghost import GhostBatchNormalization
 from tests.e2e.test_patterns import MEGATRON, gpt
 from tfpar.keras.adapter import parallel_model
 from tfpar.rewrite.local_graph import TASK
@@ -134,6 +135,23 @@ def batch_statistics_in_stages(place: Place) -> Results:
     return trained(model, X, Y, batch_size=8, shuffle=False)
 
 
+@precision("float32")
+def statistics_of_microbatches(place: Place) -> Results:
+    """Each microbatch, of both ranks of a stage together, is normalised by itself."""
+    normalization = layers.BatchNormalization(name="norm")
+    if place.size == 1:
+        normalization = GhostBatchNormalization(2, 2, name="norm")
+    with place.parallel(mesh=[4], **pipeline(2, 2, batch_statistics="microbatch")):
+        inputs = keras.Input((6,))
+        h = normalization(layers.Dense(10, "tanh", name="fc1")(inputs))
+        h = layers.Dense(10, "tanh", name="fc2")(h)
+        model = keras.Model(inputs, layers.Dense(2, name="last")(h))
+        model.compile("sgd", "mse", jit_compile=False, run_eagerly=place.size == 1)
+    results = trained(model, X, Y, batch_size=8, shuffle=False)
+    check_stages(place, model, (2,), 2)
+    return results
+
+
 # --- files --------------------------------------------------------------------------------------
 
 JOURNEY: Sequence[tuple[Sequence[int], Mapping[str, Any]]] = (
@@ -231,6 +249,7 @@ ON_FOUR: list[Case] = [
 WITH_TENSORFLOW: list[Case] = [
     *SHAPES,
     batch_statistics_in_stages,
+    statistics_of_microbatches,
     models_saved_in_stages,
     data_read_in_parts_by_stages,
     several_steps_of_a_pipeline_in_one_execution,
