@@ -102,8 +102,10 @@ def test_more_stages_are_not_searched_where_the_work_alone_takes_as_long():
 
 def test_two_numbers_of_stages_in_a_row_that_are_no_better_end_the_search():
     costs = Costs(lambda stages, micro, again: float(stages))
-    assert costs.choose(stages=(1, 2, 4, 8)).stages is None
-    assert costs.searched == [1, 2, 4]
+    plan = costs.choose(stages=(1, 2, 4, 8))
+    assert plan.stages is None and costs.searched == [1, 2, 4]
+    left = plan.rivals[-1]
+    assert left.name == "8 stages" and left.reason.startswith("not searched: fewer stages were")
 
 
 def test_what_does_not_fit_is_cut_in_microbatches_or_computed_again():

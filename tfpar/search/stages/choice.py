@@ -28,6 +28,9 @@ PATIENCE = 2
 FILLED = 4
 """Microbatches for each stage that are tried first: the bubble is a quarter of the work then."""
 
+MOST = 16
+"""Microbatches for each stage beyond which nothing is gained: the bubble is a sixteenth then."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Ways:
@@ -83,7 +86,11 @@ def choose_pipeline(
     search = _Search(batch_size, ways, memory_limit)
     worse = 0
     for number in stages:
-        if search.is_done(number) or worse == PATIENCE:
+        if worse == PATIENCE:
+            search.leave(number, "fewer stages were better twice in a row")
+            continue
+        if search.is_done():
+            search.leave(number, ways.why_enough)
             continue
         before = search.best_s
         try:
@@ -111,14 +118,14 @@ class _Search:
         """Of a step, among the plans that fit."""
         return min((_cost(p).seconds for p in self.found), default=math.inf)
 
-    def is_done(self, number: int) -> bool:
-        """Whether what there is, is good enough; says so of the stages that it leaves."""
-        if not self.found or not self.ways.enough(self._best(self.found)):
-            return False
-        if self.ways.why_enough:
-            reason = f"not searched: {self.ways.why_enough}"
-            self.lost.append(Rival(_stages_text(number), None, reason))
-        return True
+    def is_done(self) -> bool:
+        """Whether what there is, is good enough."""
+        return bool(self.found) and self.ways.enough(min(self.found, key=_order))
+
+    def leave(self, number: int, why: str) -> None:
+        """Search no plan in so many stages; `why` is said of it, if anything."""
+        if why:
+            self.lost.append(Rival(_stages_text(number), None, f"not searched: {why}"))
 
     def plan(self, number: int) -> None:
         """Find the best plan with so many stages."""
@@ -128,27 +135,21 @@ class _Search:
             self.errors.append(error)
             self.lost.append(Rival(_stages_text(number), None, _reason(error)))
             return
-        best = self._best([first, *self._with_more(first, number)])
+        best = min([first, *self._with_others(first, number)], key=_order)
         if best.stages is not None:
-            best = self._best([best, self.ways.scheduled(best)])
-        if _cost(best).memory_bytes <= self.memory_limit:
-            self.found.append(best)
-        else:
-            self.lost.append(Rival(name_of_plan(best), best.cost))
+            scheduled = self.ways.scheduled(best)
+            best = min(best, scheduled, key=_order) if self._fits(scheduled) else best
+        self.found.append(best)
 
-    def _best(self, plans: Sequence[Plan]) -> Plan:
-        """The fastest that fits, with fewest microbatches of equal ones; if none fits, of all."""
-        fitting = [p for p in plans if _cost(p).memory_bytes <= self.memory_limit]
-        return min(fitting or plans, key=lambda p: (_cost(p).seconds, p.microbatches))
+    def _fits(self, plan: Plan) -> bool:
+        return _cost(plan).memory_bytes <= self.memory_limit
 
     def chosen(self) -> Plan:
         if not self.found:
             raise self._error()
         near = self.best_s * (1 + UNCERTAINTY)
         best = next(plan for plan in self.found if _cost(plan).seconds <= near)
-        others = sorted(
-            (plan for plan in self.found if plan is not best), key=lambda p: _cost(p).seconds
-        )
+        others = sorted((plan for plan in self.found if plan is not best), key=_order)
         rivals = [Rival(name_of_plan(plan), plan.cost) for plan in others]
         return dataclasses.replace(best, rivals=(*rivals, *self.lost))
 
@@ -163,15 +164,16 @@ class _Search:
 
     def _first(self, number: int) -> Plan:
         """A plan with so many stages, with microbatches and recomputing as memory asks for."""
-        wanted = max((m for m in self.cuts if m <= FILLED * number), default=1)
+        wanted = max(m for m in self.cuts if m <= FILLED * number)
+        most = max(m for m in self.cuts if m <= MOST * number)
         tries: list[Pipeline | None]
         if number == 1:
             tries = [None, Pipeline(microbatches=self.cuts[-1])]
         else:
             tries = [
                 Pipeline(number, wanted),
-                Pipeline(number, self.cuts[-1]),
-                Pipeline(number, self.cuts[-1], recompute=True),
+                Pipeline(number, most),
+                Pipeline(number, most, recompute=True),
             ]
         tries = list(dict.fromkeys(tries))
         error: MemoryLimitError | None = None
@@ -183,25 +185,29 @@ class _Search:
         assert error is not None
         raise error
 
-    def _with_more(self, first: Plan, number: int) -> Iterator[Plan]:
-        """`first` with other numbers of microbatches, as long as more of them pay."""
+    def _with_others(self, first: Plan, number: int) -> Iterator[Plan]:
+        """`first` with other microbatches, where it fits so, as long as more of them pay."""
         recompute = first.stages is not None and first.stages.recompute
         if number == 1 and first.microbatches == 1:
             return  # accumulation saves memory, of which there is enough
         best, worse = math.inf, 0
-        for micro in self.cuts[1 if number == 1 else 0 :]:
+        for micro in self._worth_it(number):
             if micro == first.microbatches:
                 continue
             plan = self.ways.repriced(first, Pipeline(number, micro, recompute=recompute))
-            if plan is None:
+            if plan is None or not self._fits(plan):
                 continue
             yield plan
-            if _cost(plan).memory_bytes > self.memory_limit:
-                continue
             worse = 0 if _cost(plan).seconds < best else worse + 1
             best = min(best, _cost(plan).seconds)
             if worse == PATIENCE:
                 return
+
+    def _worth_it(self, number: int) -> list[int]:
+        """Microbatches for so many stages: enough to fill them, or one, if microbatches join."""
+        if number == 1:
+            return self.cuts[1:]
+        return [m for m in self.cuts if m == 1 or number <= 2 * m <= 2 * MOST * number]
 
 
 def name_of_plan(plan: Plan) -> str:
@@ -229,6 +235,11 @@ def _reason(error: TfparError) -> str:
 def _cost(plan: Plan) -> Cost:
     assert plan.cost is not None, "a plan that was searched for"
     return plan.cost
+
+
+def _order(plan: Plan) -> tuple[float, int]:
+    """The fastest plan comes first, of equal ones that with fewest microbatches."""
+    return _cost(plan).seconds, plan.microbatches
 
 
 def _needed(error: TfparError) -> float:
