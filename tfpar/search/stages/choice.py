@@ -111,6 +111,7 @@ class _Search:
         self.cuts = _divisors(batch_size or 1)
         self.found: list[Plan] = []
         self.lost: list[Rival] = []
+        self.left: dict[str, list[int]] = {}
         self.errors: list[TfparError] = []
 
     @property
@@ -125,7 +126,7 @@ class _Search:
     def leave(self, number: int, why: str) -> None:
         """Search no plan in so many stages; `why` is said of it, if anything."""
         if why:
-            self.lost.append(Rival(_stages_text(number), None, f"not searched: {why}"))
+            self.left.setdefault(why, []).append(number)
 
     def plan(self, number: int) -> None:
         """Find the best plan with so many stages."""
@@ -151,7 +152,11 @@ class _Search:
         best = next(plan for plan in self.found if _cost(plan).seconds <= near)
         others = sorted((plan for plan in self.found if plan is not best), key=_order)
         rivals = [Rival(name_of_plan(plan), plan.cost) for plan in others]
-        return dataclasses.replace(best, rivals=(*rivals, *self.lost))
+        left = [
+            Rival(f"{', '.join(map(str, numbers))} stages", None, f"not searched: {why}")
+            for why, numbers in self.left.items()
+        ]
+        return dataclasses.replace(best, rivals=(*rivals, *self.lost, *left))
 
     def _error(self) -> TfparError:
         """That of the fewest stages, which says most, with what more of them would store."""
@@ -216,8 +221,10 @@ def name_of_plan(plan: Plan) -> str:
         name = f"no stages, {plan.mesh}"
         return f"{name}, {plan.microbatches} microbatches" if plan.microbatches > 1 else name
     again = ", recomputing" if plan.stages.recompute else ""
+    name = name_of(plan.stages.schedule)
+    schedule = "an order of its own" if name == "given" else name
     return (
-        f"{_stages_text(plan.stages.num_actors)} ({name_of(plan.stages.schedule)}{again}), "
+        f"{_stages_text(plan.stages.num_actors)} ({schedule}{again}), "
         f"{plan.microbatches} microbatches, each {plan.mesh}"
     )
 
