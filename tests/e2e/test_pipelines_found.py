@@ -11,6 +11,7 @@ from keras import layers
 
 import tfpar as tap
 from tests.clusters import device, two_levels
+from tests.e2e.test_overlap import Counting
 from tests.equivalence import assert_equivalent
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.network import Link
@@ -133,3 +134,27 @@ def test_what_cannot_be_decided_is_refused(arguments, error, message):
 def test_a_stage_that_the_mesh_has_not_is_refused():
     with pytest.raises(SpecError, match="there are 2 stages"):
         tap.plan(deep, rows(16), [2], constraints=[tap.stage("fc3", 2)], pipeline="auto")
+
+
+@pytest.mark.slow
+def test_an_effect_that_microbatches_would_repeat_takes_the_pipeline_away(caplog):
+    def counted() -> keras.Model:
+        inputs = keras.Input((4,))
+        h = Counting()(inputs)
+        for _ in range(4):
+            h = layers.Dense(256, "relu")(h)
+        model = keras.Model(inputs, layers.Dense(3)(h))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    parallel, _ = assert_equivalent(
+        counted,
+        rows(32, 4),
+        tap.split([2]),
+        planner="tap",
+        cluster=machines(3e6),
+        options={"pipeline": "auto"},
+        batch_size=16,
+    )
+    assert tap.plan_of(parallel.model).stages is None
+    assert any("is planned anew without one" in line for line in caplog.messages)
