@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tfpar.search.stages.units import Flow, TiedWeight, Unit, UnitGraph
 
@@ -49,12 +49,22 @@ def assignments(graph: UnitGraph, num_stages: int) -> Iterator[tuple[int, ...]]:
             yield stages
 
 
-def least_sent_of_all(graph: UnitGraph, num_stages: int, most_seconds: float) -> float:
+def random_paces(seed: int, num_stages: int) -> tuple[float, ...]:
+    """Of stages, some of them alike."""
+    return tuple(random.Random(seed).choices((0.25, 0.5, 1.0, 1.5, 3.0), k=num_stages))
+
+
+def least_sent_of_all(
+    graph: UnitGraph,
+    num_stages: int,
+    most_seconds: float,
+    paces: Sequence[float] | None = None,
+) -> float:
     """The least that is sent by an assignment whose stages take no more than that."""
     return min(
         sent(graph, stages)
         for stages in assignments(graph, num_stages)
-        if max(taken(graph, stages, num_stages)) <= most_seconds * (1 + 1e-6)
+        if max(taken(graph, stages, num_stages, paces)) <= most_seconds * (1 + 1e-6)
     )
 
 
@@ -70,9 +80,16 @@ def sent(graph: UnitGraph, stages: tuple[int, ...]) -> float:
     return sum(graph.flows[number].num_bytes for number, _ in pairs) + sum(tied)
 
 
-def taken(graph: UnitGraph, stages: tuple[int, ...], num_stages: int) -> list[float]:
-    """Seconds of each stage."""
+def taken(
+    graph: UnitGraph,
+    stages: tuple[int, ...],
+    num_stages: int,
+    paces: Sequence[float] | None = None,
+) -> list[float]:
+    """Seconds of each stage, by default all of one pace."""
+    paces = paces or [1.0] * num_stages
     return [
         sum(u.seconds for u, s in zip(graph.units, stages, strict=True) if s == stage)
+        * paces[stage]
         for stage in range(num_stages)
     ]

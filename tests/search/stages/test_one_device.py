@@ -1,18 +1,20 @@
 """Seconds of ops on one device are those that a plan for one device is priced with."""
 
+import dataclasses
+
 import pytest
 
 from tests.graphs import saved
 from tfpar.cluster.named import read_preset
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
 from tfpar.search.stages.from_step import assign_step
-from tfpar.search.stages.one_device import one_device_seconds
-from tfpar.spec import Mesh, replicated
+from tfpar.search.stages.one_device import one_device_seconds, stage_paces
+from tfpar.spec import Mesh, TfparError, replicated
 
 
 @pytest.mark.parametrize("name", ["gpt", "recurrent", "unet"])
@@ -35,3 +37,28 @@ def test_they_add_up_to_the_step(name):
     units, found = assign_step(graph, roles, seconds.__getitem__, 2)
     assert units.graph.seconds == pytest.approx(sum(cost.compute_s[:2]))
     assert sum(found.seconds) == pytest.approx(sum(cost.compute_s[:2]))
+
+
+def test_stages_have_the_pace_of_their_devices():
+    """Three machines of V100s and one of T4s: a stage with ranks of both is as slow as T4s."""
+    step, cluster = saved("gpt"), read_preset("aws-p3-g4dn").with_device(launch_s=0.0)
+    graph = planning_graph(step.graph, step.gradients).graph
+    roles, prepared = Roles.of(graph, step.gradient_tensors), prepare(graph)
+
+    def paces(actors, size, machines=cluster):
+        return stage_paces(prepared, machines, roles, actors, size)
+
+    def seconds(machines):
+        own = one_device_seconds(prepared, machines, roles)
+        return sum(s for op, s in own.items() if roles.phase[op] != UPDATE)
+
+    v100 = seconds(cluster.part(range(4))) / seconds(cluster)
+    assert v100 < 0.6 and seconds(cluster.part(range(12, 16))) == seconds(cluster)
+    assert paces((0, 1, 2, 3), 4) == (v100, v100, v100, 1.0)
+    assert paces((0, 1), 8) == (v100, 1.0)
+    assert paces((0, 1, 2, 3, 3, 2, 1, 0), 4) == (v100, v100, v100, 1.0, 1.0, v100, v100, v100)
+    assert paces((0, 1, 2), 4) == (1.0, 1.0, 1.0)  # all V100s
+    with pytest.raises(TfparError, match="16"):
+        paces((0, 1), 16)
+    alike = dataclasses.replace(cluster, nodes=(dataclasses.replace(cluster.nodes[0], count=4),))
+    assert paces((0, 1), 16, alike) == (1.0, 1.0)

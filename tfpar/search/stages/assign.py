@@ -2,7 +2,8 @@
 
     assign(graph, num_stages) -> Assignment
 
-No stage takes more than the average and a tolerance. Where units are too large for that, none takes
+No stage takes more than the average and a tolerance; where stages differ in pace, each takes its
+own seconds (`paces`). Where units are too large for that, none takes
 more than in the best cut of the units in their order, which is an assignment to begin with too.
 """
 
@@ -14,6 +15,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.stages.bounds import Bounds, balanced_bounds, fixed_bounds
 from tfpar.search.stages.cuts import Stages, best_cut, levelled
 from tfpar.search.stages.ilp import SOLVER_SLACK, fastest_stages, least_sent
+from tfpar.search.stages.paces import Paces, average_seconds, read_paces
 from tfpar.search.stages.units import UnitGraph
 from tfpar.spec.arguments import finite, integer
 
@@ -45,6 +47,7 @@ def assign(
     graph: UnitGraph,
     num_stages: int,
     *,
+    paces: Paces | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> Assignment:
@@ -52,29 +55,31 @@ def assign(
     could have taken, one whose stages take more alike.
 
     Args:
+        paces: of stages (`paces`); by default all alike.
         tolerance: by how much, relative to the average, a stage may take longer.
         deadline: what is found by then is used; it is cut short if something better may be left.
 
     Raises:
+        ArgumentError: paces that are not one for each stage, or not above 0.
         PlanError: there are more stages than units, or what is fixed leaves no assignment.
         SearchStopped: the search was given up meanwhile.
     """
     integer("num_stages", num_stages, 1)
     finite("tolerance", tolerance)
-    deadline = deadline or Deadline()
+    deadline, paces = deadline or Deadline(), read_paces(paces, num_stages)
     bounds = fixed_bounds(graph, num_stages)
-    start = best_cut(graph, bounds, num_stages) or fastest_stages(
-        graph, bounds, num_stages, deadline
+    start = best_cut(graph, bounds, num_stages, paces) or fastest_stages(
+        graph, bounds, num_stages, deadline, paces
     )
-    average = graph.seconds / num_stages
-    most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, num_stages)))
-    narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds) or bounds
-    stages, gap = least_sent(graph, narrowed, num_stages, most_seconds, start, deadline)
-    stages = levelled(graph, narrowed, num_stages, stages)
+    average = average_seconds(graph.seconds, paces)
+    most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
+    narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
+    stages, gap = least_sent(graph, narrowed, num_stages, most_seconds, start, deadline, paces)
+    stages = levelled(graph, narrowed, num_stages, stages, paces)
     return Assignment(
         stages,
         graph.sent_bytes(stages),
-        tuple(graph.stage_seconds(stages, num_stages)),
+        tuple(graph.stage_seconds(stages, paces)),
         most_seconds * (1 + SOLVER_SLACK),
         gap,
     )

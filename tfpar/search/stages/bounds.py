@@ -8,12 +8,13 @@ what a stage may take at most. So no assignment that keeps to that is lost.
 
 from __future__ import annotations
 
+import bisect
 import heapq
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from tfpar.search.stages.paces import Paces, average_seconds, read_paces, shares
 from tfpar.search.stages.units import UnitGraph
 from tfpar.spec import PlanError
 
@@ -112,28 +113,38 @@ def _check_none_is_empty(graph: UnitGraph, bounds: Bounds, num_stages: int) -> N
 
 
 def balanced_bounds(
-    graph: UnitGraph, bounds: Bounds, num_stages: int, most_seconds: float
+    graph: UnitGraph,
+    bounds: Bounds,
+    num_stages: int,
+    most_seconds: float,
+    paces: Paces | None = None,
 ) -> Bounds | None:
     """`bounds`, narrowed to where no stage takes more than `most_seconds`; None: there is none."""
-    if graph.seconds > num_stages * most_seconds * (1 + SLACK):
+    paces = read_paces(paces, num_stages)
+    if average_seconds(graph.seconds, paces) > most_seconds * (1 + SLACK):
         return None
+    up_to, from_end = shares(paces), shares(paces[::-1])
     seconds, ancestors = np.array([unit.seconds for unit in graph.units]), _ancestors(graph)
     before, after = seconds @ ancestors, ancestors @ seconds
     found = []
     for i, (first, last) in enumerate(bounds):
-        first = max(first, _stages_filled(before[i], most_seconds) - 1)
-        last = min(last, num_stages - _stages_filled(after[i], most_seconds))
+        first = max(first, _stages_filled(before[i], most_seconds, up_to) - 1)
+        last = min(last, num_stages - _stages_filled(after[i], most_seconds, from_end))
         if first > last:
             return None
         found.append((first, last))
     return found
 
 
-def _stages_filled(seconds: float, most_seconds: float) -> int:
-    """How many stages it takes, one at least."""
+def _stages_filled(seconds: float, most_seconds: float, together: Sequence[float]) -> int:
+    """How many stages it takes, one at least.
+
+    Args:
+        together: what one stage, two, ... do together in the time that one of pace 1 does 1.
+    """
     if seconds <= 0 or most_seconds <= 0:
         return 1
-    return max(1, math.ceil(seconds / most_seconds * (1 - SLACK)))
+    return 1 + bisect.bisect_left(together, seconds / most_seconds * (1 - SLACK))
 
 
 def _ancestors(graph: UnitGraph) -> np.ndarray:

@@ -7,13 +7,16 @@ import math
 from collections.abc import Sequence
 
 from tfpar.search.stages.bounds import SLACK, Bounds
+from tfpar.search.stages.paces import Paces, read_paces
 from tfpar.search.stages.units import UnitGraph
 
 Stages = tuple[int, ...]
 """The stage of each unit."""
 
 
-def best_cut(graph: UnitGraph, bounds: Bounds, num_stages: int) -> Stages | None:
+def best_cut(
+    graph: UnitGraph, bounds: Bounds, num_stages: int, paces: Paces | None = None
+) -> Stages | None:
     """The assignment whose slowest stage takes least, of those that cut an order of the units; None
     where, with what is fixed, no order that is tried can be cut.
 
@@ -21,32 +24,32 @@ def best_cut(graph: UnitGraph, bounds: Bounds, num_stages: int) -> Stages | None
     and by the last stage in which they can be. Bounds never fall along an edge: each is
     topological.
     """
-    count = len(graph.units)
+    count, paces = len(graph.units), read_paces(paces, num_stages)
     orders = (
         range(count),
         sorted(range(count), key=lambda i: bounds[i]),
         sorted(range(count), key=lambda i: bounds[i][::-1]),
     )
-    found = [_cut(graph, order, bounds, num_stages) for order in orders]
+    found = [_cut(graph, order, bounds, paces) for order in orders]
     cuts = [stages for stages in found if stages is not None]
-    return min(cuts, key=lambda s: max(graph.stage_seconds(s, num_stages)), default=None)
+    return min(cuts, key=lambda s: max(graph.stage_seconds(s, paces)), default=None)
 
 
-def _cut(graph: UnitGraph, order: Sequence[int], bounds: Bounds, num_stages: int) -> Stages | None:
+def _cut(graph: UnitGraph, order: Sequence[int], bounds: Bounds, paces: Paces) -> Stages | None:
     """The best cut of `order`, by dynamic programming over (units placed, stages used)."""
     count = len(order)
     total = [0.0, *itertools.accumulate(graph.units[i].seconds for i in order)]
     least = [math.inf] * (count + 1)
     least[0] = 0.0
     begins = []
-    for stage in range(num_stages):
+    for stage, pace in enumerate(paces):
         row, begin = [math.inf] * (count + 1), [0] * (count + 1)
         for end in range(stage + 1, count + 1):
             for start in reversed(range(end)):
                 first, last = bounds[order[start]]
                 if not first <= stage <= last:
                     break
-                own = total[end] - total[start]
+                own = (total[end] - total[start]) * pace
                 slowest = max(least[start], own)
                 if slowest < row[end]:
                     row[end], begin[end] = slowest, start
@@ -57,7 +60,7 @@ def _cut(graph: UnitGraph, order: Sequence[int], bounds: Bounds, num_stages: int
     if math.isinf(least[count]):
         return None
     stages, end = [0] * count, count
-    for stage in reversed(range(num_stages)):
+    for stage in reversed(range(len(paces))):
         start = begins[stage][end]
         for i in order[start:end]:
             stages[i] = stage
@@ -65,11 +68,17 @@ def _cut(graph: UnitGraph, order: Sequence[int], bounds: Bounds, num_stages: int
     return tuple(stages)
 
 
-def levelled(graph: UnitGraph, bounds: Bounds, num_stages: int, stages: Sequence[int]) -> Stages:
+def levelled(
+    graph: UnitGraph,
+    bounds: Bounds,
+    num_stages: int,
+    stages: Sequence[int],
+    paces: Paces | None = None,
+) -> Stages:
     """`stages` with single units moved, as long as the slowest stages get faster (the two stages
     of each move: the slower of them) and no more is sent."""
-    found = list(stages)
-    seconds = graph.stage_seconds(found, num_stages)
+    found, paces = list(stages), read_paces(paces, num_stages)
+    seconds = graph.stage_seconds(found, paces)
     sent = graph.sent_bytes(found)
     numbers = [found.count(stage) for stage in range(num_stages)]
     before: list[list[int]] = [[] for _ in graph.units]
@@ -87,7 +96,8 @@ def levelled(graph: UnitGraph, bounds: Bounds, num_stages: int, stages: Sequence
             for stage in (own - 1, own + 1):
                 if not first <= stage <= last or numbers[own] == 1:
                     continue
-                if seconds[stage] + unit.seconds >= seconds[own] * (1 - SLACK):
+                longer = seconds[stage] + unit.seconds * paces[stage]
+                if longer >= seconds[own] * (1 - SLACK):
                     continue
                 found[i] = stage
                 now = graph.sent_bytes(found)
@@ -95,8 +105,8 @@ def levelled(graph: UnitGraph, bounds: Bounds, num_stages: int, stages: Sequence
                     found[i] = own
                     continue
                 sent = now
-                seconds[own] -= unit.seconds
-                seconds[stage] += unit.seconds
+                seconds[own] -= unit.seconds * paces[own]
+                seconds[stage] = longer
                 numbers[own] -= 1
                 numbers[stage] += 1
                 moved = True

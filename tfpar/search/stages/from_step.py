@@ -30,6 +30,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.stages.assign import TOLERANCE, Assignment, assign
 from tfpar.search.stages.bounds import fixed_bounds
 from tfpar.search.stages.cuts import best_cut
+from tfpar.search.stages.paces import Paces, average_seconds, read_paces, shares
 from tfpar.search.stages.units import Flow, TiedWeight, Unit, UnitGraph
 from tfpar.spec import PlanError
 
@@ -61,14 +62,16 @@ def assign_step(
     num_stages: int,
     *,
     fixed: Mapping[Op, int] | None = None,
+    paces: Paces | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> tuple[StepUnits, Assignment]:
     """The stages of a step's units that send least, as `assign` finds them.
 
     Args:
-        seconds: of one op, forward or backward, of a whole batch.
+        seconds: of one op, forward or backward, of a whole batch, on a stage of pace 1.
         fixed: stages of ops, as far as they are given; the rest of a unit goes with them.
+        paces: of stages; by default all alike.
         tolerance: by how much, relative to the average, a stage may take longer. Finer units are
             tried until the best cut keeps to that, or to what the longest op takes; if none does,
             those are taken whose best cut is the fastest.
@@ -79,34 +82,32 @@ def assign_step(
             assignment.
         SearchStopped: the search was given up meanwhile.
     """
-    given = fixed or {}
+    given, paces = fixed or {}, read_paces(paces, num_stages)
     ops = assignable(graph, roles)
     if not ops:
         raise PlanError("The step computes nothing of what it is fed: there is nothing to assign.")
-    longest = max(seconds(op) for op in graph.ops if roles.phase[op] != UPDATE)
+    longest = max(seconds(op) for op in graph.ops if roles.phase[op] != UPDATE) * min(paces)
     joined, levels = together(graph, ops), _levels(graph, roles, ops)
     depth = dict.fromkeys(ops, 0)
     best, least = None, (True, math.inf)
     while True:
         parts = _parts(ops, joined, levels, given, depth)
         units = _step_units(graph, roles, seconds, parts, given)
-        found = len(parts) < num_stages, _slowest(units.graph, num_stages)
+        found = len(parts) < num_stages, _slowest(units.graph, paces)
         if best is None or found < least or math.isinf(found[1]):
             best, least = units, found
-        allowed = max(units.graph.seconds / num_stages, longest) * (1 + tolerance)
+        allowed = max(average_seconds(units.graph.seconds, paces), longest) * (1 + tolerance)
         finer = (
-            []
-            if found <= (False, allowed)
-            else _too_large(units, depth, len(levels) - 1, num_stages)
+            [] if found <= (False, allowed) else _too_large(units, depth, len(levels) - 1, paces)
         )
         if not finer:
-            return best, assign(best.graph, num_stages, tolerance=tolerance, deadline=deadline)
+            return best, assign(
+                best.graph, num_stages, paces=paces, tolerance=tolerance, deadline=deadline
+            )
         depth.update((op, depth[op] + 1) for op in finer)
 
 
-def _too_large(
-    units: StepUnits, depth: Mapping[Op, int], deepest: int, num_stages: int
-) -> list[Op]:
+def _too_large(units: StepUnits, depth: Mapping[Op, int], deepest: int, paces: Paces) -> list[Op]:
     """The ops of units that are to be cut, of those that can be: where stages that take alike would
     end amid them; or else those that take half as long as the longest at least."""
     coarse: dict[int, list[Op]] = {}
@@ -114,21 +115,22 @@ def _too_large(
         if depth[op] < deepest:
             coarse.setdefault(unit, []).append(op)
     seconds = [unit.seconds for unit in units.graph.units]
-    average, ends = units.graph.seconds / num_stages, [*itertools.accumulate(seconds)]
-    cut = {bisect.bisect_right(ends, stage * average) for stage in range(1, num_stages)}
+    average, ends = average_seconds(units.graph.seconds, paces), [*itertools.accumulate(seconds)]
+    cut = {bisect.bisect_right(ends, share * average) for share in shares(paces)[:-1]}
     if cut.isdisjoint(coarse):
         enough = max((seconds[unit] for unit in coarse), default=0.0) / 2
         cut = {unit for unit in coarse if seconds[unit] >= enough}
     return [op for unit in sorted(cut & coarse.keys()) for op in coarse[unit]]
 
 
-def _slowest(graph: UnitGraph, num_stages: int) -> float:
+def _slowest(graph: UnitGraph, paces: Paces) -> float:
     """Seconds of the slowest stage of the best cut, if what is fixed leaves any."""
+    num_stages = len(paces)
     try:
-        stages = best_cut(graph, fixed_bounds(graph, num_stages), num_stages)
+        stages = best_cut(graph, fixed_bounds(graph, num_stages), num_stages, paces)
     except PlanError:
         return math.inf
-    return math.inf if stages is None else max(graph.stage_seconds(stages, num_stages))
+    return math.inf if stages is None else max(graph.stage_seconds(stages, paces))
 
 
 def _levels(graph: Graph, roles: Roles, ops: Sequence[Op]) -> list[_Level]:

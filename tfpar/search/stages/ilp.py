@@ -18,7 +18,7 @@ to the next, big M lets F be 1 / M. Of a tied weight w, U_wk says that stage k r
 
 Each stage has a unit, and takes no more than it may (`_balance`):
 
-    sum_i Z_ik >= 1        sum_i Z_ik seconds_i <= most_seconds
+    sum_i Z_ik >= 1        pace_k sum_i Z_ik seconds_i <= most_seconds
 
 Bounds on the stage of a unit fix its X where they are known. A stage k > 0 that holds none of the
 units that read nothing receives something: at least what the least of the others reads. That is
@@ -38,7 +38,8 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.solver import RELATIVE_GAP, gap_of, solver
 from tfpar.search.stages.bounds import Bounds, one_for_each
 from tfpar.search.stages.cuts import Stages
-from tfpar.search.stages.units import Unit, UnitGraph
+from tfpar.search.stages.paces import Paces, average_seconds, read_paces
+from tfpar.search.stages.units import UnitGraph
 
 SOLVER_SLACK = 1e-6
 """By how much, relatively, a stage may take more than it may: what solvers let a row be missed by.
@@ -52,6 +53,7 @@ def least_sent(
     most_seconds: float,
     start: Sequence[int],
     deadline: Deadline,
+    paces: Paces | None = None,
 ) -> tuple[Stages, float]:
     """The stages that send least, and how far, at most, they are above the least, relatively.
 
@@ -60,6 +62,7 @@ def least_sent(
         most_seconds: that a stage may take.
         start: an assignment that keeps to all this, for the case that nothing better is found in
             time.
+        paces: of stages; by default all alike.
 
     Raises:
         SearchStopped: the search was given up meanwhile.
@@ -67,7 +70,7 @@ def least_sent(
     start = tuple(start)
     if not graph.sent_bytes(start) or deadline.over():
         return start, float("inf") if graph.sent_bytes(start) else 0.0
-    program = Program(graph, bounds, num_stages)
+    program = Program(graph, bounds, num_stages, paces)
     if most_seconds:
         program.limit_seconds(most_seconds)
     program.minimize_sent(1e3 / graph.sent_bytes(start))
@@ -79,14 +82,20 @@ def least_sent(
     return found, gap
 
 
-def fastest_stages(graph: UnitGraph, bounds: Bounds, num_stages: int, deadline: Deadline) -> Stages:
+def fastest_stages(
+    graph: UnitGraph,
+    bounds: Bounds,
+    num_stages: int,
+    deadline: Deadline,
+    paces: Paces | None = None,
+) -> Stages:
     """The stages of which the slowest takes least; or, if none are found in time, any.
 
     Raises:
         SearchStopped: the search was given up meanwhile.
     """
     if not deadline.over():
-        program = Program(graph, bounds, num_stages)
+        program = Program(graph, bounds, num_stages, paces)
         program.minimize_slowest()
         found = program.solve(deadline)
         if found is not None:
@@ -130,9 +139,12 @@ class Program:
         problem: of PuLP.
     """
 
-    def __init__(self, graph: UnitGraph, bounds: Bounds, num_stages: int) -> None:
+    def __init__(
+        self, graph: UnitGraph, bounds: Bounds, num_stages: int, paces: Paces | None = None
+    ) -> None:
         self.graph = graph
         self.num_stages = num_stages
+        self.paces = read_paces(paces, num_stages)
         self.problem = pulp.LpProblem("stages", pulp.LpMinimize)
         self._bounds = bounds
         self._later = {
@@ -146,17 +158,17 @@ class Program:
 
     def limit_seconds(self, most_seconds: float) -> None:
         """Let no stage take more than `most_seconds`, which are more than none."""
-        parts = {i: -unit.seconds / most_seconds for i, unit in self._working()}
         for k in range(self.num_stages):
-            self._at_least(self._within(k, parts), -1.0 - SOLVER_SLACK)
+            taken = _Sum().add(self._taken(k, most_seconds), -1.0)
+            self._at_least(taken, -1.0 - SOLVER_SLACK)
 
     def minimize_slowest(self) -> None:
         """Make the slowest stage as fast as can be."""
         slowest = self.problem.add_variable("T", 0)
-        average = self.graph.seconds / self.num_stages
-        parts = {i: -unit.seconds / average for i, unit in self._working()}
+        average = average_seconds(self.graph.seconds, self.paces)
         for k in range(self.num_stages):
-            self._at_least(self._within(k, parts).add(_Sum({slowest: 1.0})), 0.0)
+            taken = _Sum().add(self._taken(k, average), -1.0)
+            self._at_least(taken.add(_Sum({slowest: 1.0})), 0.0)
         self.problem.setObjective(pulp.LpAffineExpression({slowest: 1e3}))
 
     def minimize_sent(self, scale: float) -> None:
@@ -265,6 +277,7 @@ class Program:
                 total.add(self._in(i, k), part)
         return total
 
-    def _working(self) -> list[tuple[int, Unit]]:
-        """The units that take any time."""
-        return [(i, unit) for i, unit in enumerate(self.graph.units) if unit.seconds]
+    def _taken(self, k: int, seconds: float) -> _Sum:
+        """What the units in stage k take at its pace, in so many seconds."""
+        working = ((i, unit.seconds) for i, unit in enumerate(self.graph.units) if unit.seconds)
+        return self._within(k, {i: own * self.paces[k] / seconds for i, own in working})

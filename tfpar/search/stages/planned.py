@@ -23,7 +23,7 @@ from tfpar.propagation.prepared import prepare
 from tfpar.search.deadline import Deadline
 from tfpar.search.stages.bounds import TooManyStages
 from tfpar.search.stages.from_step import assign_step
-from tfpar.search.stages.one_device import one_device_seconds
+from tfpar.search.stages.one_device import one_device_seconds, stage_paces
 from tfpar.spec import PlanError
 
 
@@ -41,9 +41,9 @@ def in_stages(
     """`plan`, made for the ranks of one stage, with the stages of a pipeline.
 
     Where ops lie follows from what they take on one device of `cluster`, and from what stages send
-    each other (`from_step`). A step that trains nothing runs where its weights lie, if they do
-    already, or if it has too few parts for so many stages. A pipeline of one stage leaves the plan
-    as it is.
+    each other (`from_step`); where devices differ, a stage on slower ones gets less. A step that
+    trains nothing runs where its weights lie, if they do already, or if it has too few parts for so
+    many stages. A pipeline of one stage leaves the plan as it is.
 
     Args:
         step: captured and simplified.
@@ -60,9 +60,10 @@ def in_stages(
         PlanError: a step that trains has fewer units than stages, or what is fixed leaves no
             assignment.
         ScheduleError: the schedule can never end with what these stages read of each other.
+        TfparError: the devices of the cluster differ, and there are fewer than ranks.
         SearchStopped: the search was given up meanwhile.
     """
-    schedule = pipeline.order
+    schedule, size = pipeline.order, plan.mesh.size
     if schedule.num_stages == 1:
         return plan
     deadline = deadline or Deadline()
@@ -75,12 +76,12 @@ def in_stages(
     if ops and (needed or not _weights_lie(cut, lying)):
         kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
         try:
-            planned = _assigned(cut, roles, ops, pipeline, cluster, kept, deadline)
+            planned = _assigned(cut, roles, ops, pipeline, cluster, size, kept, deadline)
         except PlanError as error:
             if needed or not isinstance(error, TooManyStages):
                 if not lying:
                     raise
-                planned = _assigned(cut, roles, ops, pipeline, cluster, fixed, deadline)
+                planned = _assigned(cut, roles, ops, pipeline, cluster, size, fixed, deadline)
     if planned is None:
         planned, stage = _with_variables(cut, roles, ops, pipeline, lying, fixed)
     else:
@@ -132,16 +133,25 @@ def _assigned(
     ops: Sequence[Op],
     pipeline: Pipeline,
     cluster: Cluster,
+    size: int,
     fixed: Mapping[Op, int],
     deadline: Deadline,
 ) -> PlannedStages:
-    """The stages of a step that has something to do in each of them; see `assign_step`."""
-    seconds, num_stages = (
-        one_device_seconds(prepare(graph), cluster, roles),
-        pipeline.order.num_stages,
-    )
+    """The stages of a step that has something to do in each of them; see `assign_step`.
+
+    Args:
+        size: ranks of each stage.
+    """
+    prepared, order = prepare(graph), pipeline.order
+    seconds = one_device_seconds(prepared, cluster, roles)
     units, found = assign_step(
-        graph, roles, seconds.__getitem__, num_stages, fixed=fixed, deadline=deadline
+        graph,
+        roles,
+        seconds.__getitem__,
+        order.num_stages,
+        fixed=fixed,
+        paces=stage_paces(prepared, cluster, roles, order.actors, size),
+        deadline=deadline,
     )
     forward = units.forward_stages(found.stages)
     return _planned(graph, roles, {op: forward[op] for op in ops}, pipeline)

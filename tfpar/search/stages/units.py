@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from tfpar.search.stages.paces import Paces
 from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import finite, integer
 
@@ -18,7 +19,7 @@ class Unit:
 
     Attributes:
         name: for messages.
-        seconds: that its forward and backward pass take, of a whole batch.
+        seconds: that its forward and backward pass take, of a whole batch, on a stage of pace 1.
         weight_bytes: of the weights that it alone reads.
         stage: where it has to be; None: anywhere.
     """
@@ -104,7 +105,7 @@ class UnitGraph:
 
     @property
     def seconds(self) -> float:
-        """Of all units."""
+        """Of all units, on a stage of pace 1."""
         return sum(unit.seconds for unit in self.units)
 
     @property
@@ -112,11 +113,11 @@ class UnitGraph:
         """(maker, reader), each pair once."""
         return tuple(dict.fromkeys((f.source, r) for f in self.flows for r in f.readers))
 
-    def stage_seconds(self, stages: Sequence[int], num_stages: int) -> list[float]:
-        """What each stage takes, with units in these stages."""
-        found = [0.0] * num_stages
+    def stage_seconds(self, stages: Sequence[int], paces: Paces) -> list[float]:
+        """What each stage takes at its pace, with units in these stages."""
+        found = [0.0] * len(paces)
         for unit, stage in zip(self.units, stages, strict=True):
-            found[stage] += unit.seconds
+            found[stage] += unit.seconds * paces[stage]
         return found
 
     def sent_bytes(self, stages: Sequence[int]) -> float:
