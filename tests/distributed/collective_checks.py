@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -304,6 +306,30 @@ def a_function_runs_again_on_other_values(rank: Rank) -> None:
         results = function([tf.constant(parts[rank.rank])])
         for got, expected, kind in zip(results, wanted, range(5), strict=True):
             same(got, expected, (i, kind))
+
+
+def calls_of_a_step_leave_no_threads_behind(rank: Rank) -> None:
+    """Jobs of many quick steps ran out of threads: each call of a collective kept two for long."""
+
+    def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
+        names = [f"many{i}" for i in range(8)]
+        group = rank.everyone
+        return [(wire.all_reduce(n, edges, "float32", "sum", group)[0], "float32") for n in names]
+
+    function, argument = rank.function(["float32"], body), tf.ones([3])
+    for _ in range(3):
+        function([argument])
+    before = _threads()
+    for _ in range(10):
+        function([argument])
+    grown = _threads() - before
+    assert grown < 20, f"{grown} more threads after 80 collectives"
+
+
+def _threads() -> int:
+    status = pathlib.Path("/proc/self/status").read_text()
+    (count,) = (line.split()[1] for line in status.splitlines() if line.startswith("Threads:"))
+    return int(count)
 
 
 def large_tensors_arrive_whole(rank: Rank) -> None:

@@ -64,7 +64,7 @@ class Rank:
 
         A result without a dtype is a node that runs although nothing is returned of it.
         """
-        writer = FunctionWriter("transport_test")
+        writer = FunctionWriter("transport_test", bounded=True)  # as every check is
         edges = [writer.argument(f"in{i}", dtype) for i, dtype in enumerate(dtypes)]
         for edge, dtype in body(Wire(writer, self.transport), edges):
             if dtype:

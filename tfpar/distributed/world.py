@@ -56,6 +56,7 @@ class World:
         self.exchange = Exchange(transport)
         self.lead = Lead(self)
         self.lockstep = Lockstep(self)
+        self._at: tuple[str, Callable[[], Reached | None] | None, str] | None = None
         self._leaving, self._all_leave = threading.Event(), threading.Event()
         # Started now: an interpreter that ends starts no threads.
         threading.Thread(target=self._wait_to_leave, name="tfpar-leave", daemon=True).start()
@@ -88,6 +89,7 @@ class World:
         Raises:
             PeerLostError: another rank has ended.
         """
+        around, self._at = self._at, (activity, within, hint)
         self.beacon.at(activity, bounded=True, within=within, hint=hint)
         reached = activity
         try:
@@ -101,7 +103,12 @@ class World:
                 ) from error
             raise
         finally:
-            self.beacon.at(reached, within=within)
+            self._at = around
+            if around is None:
+                self.beacon.at(reached, within=within)
+            else:  # what this was a part of stays bounded
+                activity, within, hint = around
+                self.beacon.at(activity, bounded=True, within=within, hint=hint)
 
     def leave(self, limit_s: float) -> None:
         """Wait for the others, who may still need this process in collectives, before it ends."""

@@ -27,9 +27,14 @@ class FunctionWriter:
 
     Tensors are written as TensorFlow's function edges: an argument's name, or
     `node:output_arg:offset`.
+
+    Args:
+        bounded: every call of it lies in what a rank's beacon bounds in time (`World.at`), so that
+            no op of it need do so.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, bounded: bool = False) -> None:
+        self.bounded = bounded
         self.name = f"{name}_{next(_serial)}"
         self.definition = function_pb2.FunctionDef()
         self.definition.signature.name = self.name

@@ -32,7 +32,7 @@ def link_function(
     programs: ProgramSet, linkers: Mapping[Group, Linker], name: str
 ) -> RegisteredFunction:
     """The function `name` of what the linkers write, each of its group's program."""
-    writer = FunctionWriter(name)
+    writer = FunctionWriter(name, bounded=True)
     for linker in linkers.values():
         linker.begin(writer)
     for group, op in programs.in_order():

@@ -97,7 +97,8 @@ def _link(linker: Linker, op: Op, sharing: Sharing) -> TaskFunction:
     program = LocalProgram(body, linker.mesh, [], [], [], {})
     inner = linker.inner(program)
     inner.holders = dict(zip(handles, holders, strict=True))
-    inner.open(FunctionWriter(f"{linker.scope}{op.attrs['body']}"))
+    name = f"{linker.scope}{op.attrs['body']}"
+    inner.open(FunctionWriter(name, linker.writer.bounded))
     for i, (tensor, shared) in enumerate(zip(body.inputs, sharing, strict=True)):
         names = {at: inner.writer.argument(f"in{i}_{at}", tensor.dtype) for at in sorted({*shared})}
         for at, rank in enumerate(inner.ranks):

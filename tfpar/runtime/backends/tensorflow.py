@@ -204,7 +204,10 @@ class TensorFlowTransport:
     ) -> str:
         """A collective; one that is not `in_order` neither waits for others nor is waited for."""
         hint = "nccl" if self._on_gpu else "ring"
-        attrs |= {"communication_hint": hint, "timeout_seconds": self._timeout_s}
+        # Two threads wait for the timeout of each call to pass, even of one that is over at once:
+        # some hundreds of quick steps would use up what a process may have.
+        timeout_s = 0.0 if nodes.writer.bounded else self._timeout_s
+        attrs |= {"communication_hint": hint, "timeout_seconds": timeout_s}
         control = []
         if (
             self._on_gpu and in_order
