@@ -22,6 +22,7 @@ from tests.equivalence import (
 )
 from tfpar.rewrite.local_graph import TASK
 from tfpar.rewrite.stages import split_stages
+from tfpar.spec import MemoryLimitError
 
 rng = np.random.default_rng(0)
 
@@ -106,24 +107,26 @@ def perceptron_of_two_blocks() -> keras.Model:
     return model
 
 
+IN_TWO = (
+    tap.batch("data"),
+    tap.shard("fc1_./kernel", dim=1, axis="model"),
+    tap.shard("fc2_./kernel", dim=0, axis="model"),
+    tap.stage("fc._a", 0),
+    tap.stage("fc._b|head", 1),
+)
+
+
 @pytest.mark.parametrize("between", [1e5, 1e15])
 def test_links_that_are_slow_between_stages_carry_a_part_of_what_both_ranks_hold(between):
     """Stages on machines of their own, of two ranks that split their layers; as it is planned."""
     slow = [tap.Level(2, between, 0.0), tap.Level(2, 1e12, 0.0)]
     cluster = tap.Cluster.regular("pairs", tap.Device({"float32": 1e9}, 1e9, 1e9), slow)
     x = rng.normal(size=(16, 8)).astype("float32")
-    split = [
-        tap.batch("data"),
-        tap.shard("fc1_./kernel", dim=1, axis="model"),
-        tap.shard("fc2_./kernel", dim=0, axis="model"),
-        tap.stage("fc._a", 0),
-        tap.stage("fc._b|head", 1),
-    ]
     parallel, plain = assert_equivalent(
         perceptron_of_two_blocks,
         (x, x),
         tap.split([2, 2]),
-        split,
+        IN_TWO,
         planner="tap",
         cluster=cluster,
         options=piped(2, 2),
@@ -284,6 +287,46 @@ def test_a_saved_plan_runs_the_same_stages(tmp_path):
     assert [*found.scopes.values()] == [*plan.stages.scopes.values()]
     for got, wanted in zip(again.weights, first.weights, strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_pipeline_that_was_not_searched_is_priced_and_fits_where_memory_is_named():
+    small = tap.Device({"float32": 1e9}, 1e3, 1e9)
+    cluster = tap.Cluster.regular("small", small, [tap.Level(2, 1e9, 0.0)])
+    refused = "What the constraints give does not fit"
+    with pytest.raises(MemoryLimitError, match=refused):
+        train(perceptron, numbers(16), mesh=[2], cluster=cluster, options=piped())
+    with pytest.raises(MemoryLimitError, match=refused):
+        train(perceptron, numbers(16), mesh=[2], options=piped() | {"memory_limit": "1 kB"})
+    trained = train(perceptron, numbers(16), mesh=[2], options=piped())
+    plan = tap.plan_of(trained.model)
+    assert not plan.planner and len(plan.stages.cost.stages) == 2
+    assert "Given by constraints, priced for cluster 'cpu" in plan.summary()
+
+
+def test_machines_that_were_only_detected_refuse_nothing_and_leave_the_program(monkeypatch):
+    """No slices are sent for links of a guess, and what memory it has is not enforced."""
+    levels = [tap.Level(2, 1e5, 0.0), tap.Level(2, 1e12, 0.0)]
+    tiny = tap.Cluster.regular("tiny", tap.Device({"float32": 1e9}, 1.0, 1e9), levels)
+    x = rng.normal(size=(16, 8)).astype("float32")
+
+    def slices(**options: tap.Cluster) -> bool:
+        found = train(
+            perceptron_of_two_blocks,
+            (x, x),
+            mesh=tap.split([2, 2]),
+            constraints=IN_TWO,
+            options=piped(2, 2),
+            **options,
+        )
+        plan = tap.plan_of(found.model)
+        assert not plan.planner and plan.cluster == options.get("cluster", tiny)
+        assert plan.cost.memory_bytes > 1.0
+        names = [op.name for g in found.executable().local.graphs() for op in g.ops]
+        return any("/slices" in name for name in names)
+
+    assert slices(cluster=tiny.with_memory(1e9))
+    monkeypatch.setattr("tfpar.steps.planned.detect_cluster", lambda mesh: tiny)
+    assert not slices()
 
 
 def test_layers_go_to_the_stages_that_are_given():

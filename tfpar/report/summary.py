@@ -95,8 +95,11 @@ def _prediction(plan: Plan) -> list[str]:
     forward, backward, update = (
         format_seconds(c + w) for c, w in zip(cost.compute_s, cost.communication_s, strict=True)
     )
+    found = (
+        f"Found by the {plan.planner} planner" if plan.planner else "Given by constraints, priced"
+    )
     text = (
-        f"Found by the {plan.planner} planner for cluster {machines.name!r} ("
+        f"{found} for cluster {machines.name!r} ("
         f"{machines.shape_text()}). Predicted: {format_seconds(cost.seconds)} a step "
         f"(forward {forward}, backward {backward}, update {update}; of these "
         f"{format_seconds(sum(cost.communication_s))} collectives"

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfpar.capture.batches import batch_size_of, hashable, of_the_whole
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
+from tfpar.cluster.description import Cluster
 from tfpar.compile import CompileOptions, compile_step, recompute_step, simplify_step
 from tfpar.compile.dump import dump_of
 from tfpar.cost.slices import SlicePrices
@@ -169,9 +170,18 @@ class CompiledFunction:
         """How a captured step runs in the stages of its plan, which cut it in place."""
         if plan.stages is None:
             return None
-        machines = plan.cluster or self.session.cluster
+        machines = self._machines(plan)
         slicing = None if machines is None else SlicePrices(plan.mesh, machines)
         return staged_step(captured, plan.stages, self._part, slicing)
+
+    def _machines(self, plan: Plan) -> Cluster | None:
+        """What a plan's program is made for: what a planner planned for, or the user named.
+
+        A plan of constraints may have prices on machines that were only detected: they are shown,
+        and change nothing of the program.
+        """
+        named = self.session.cluster
+        return plan.cluster or named if plan.planner else named
 
     def _compile_options(
         self,
@@ -189,7 +199,8 @@ class CompiledFunction:
             variables={**laid_on(captured, mesh), **anchors.variables},
             inputs=[input_spec(t in batched, mesh, axes) for t in captured.graph.inputs],
         )
-        found = None if plan.cost is None else plan.cost.bucket_bytes
+        cost = None if self._machines(plan) is None else plan.cost
+        found = None if cost is None else cost.bucket_bytes
         return CompileOptions(
             mesh,
             anchors,

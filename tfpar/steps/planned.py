@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.ir.roles import Roles, trains
-from tfpar.planning import Request, cost_on_one_device, search_plan
+from tfpar.planning import Request, cost_on_one_device, search_plan, state_problem
 from tfpar.planning import Search as Find
 from tfpar.planning_pipelines import searching
 from tfpar.plans import Plan, plan_from_constraints
@@ -17,6 +17,7 @@ from tfpar.report.announcement import Search
 from tfpar.runtime.detect import detect_cluster
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import Blocks
+from tfpar.search.stages.fitting import check_given, with_prices
 from tfpar.search.stages.planned import in_stages
 from tfpar.session import Session
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TimeLimitError
@@ -92,18 +93,35 @@ class StepPlanner:
         return dataclasses.replace(plan, recompute=self._recomputed(captured, part))
 
     def _in_given_stages(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
-        """The same in stages, which are found even where nothing else is searched."""
+        """The same in stages, which are found even where nothing else is searched, and priced."""
         session, plan = self.session, self._from_constraints(captured, part)
-        assert session.pipeline is not None
-        return in_stages(
+        options, constraints = session.options, constraints_on(captured, session)
+        pipeline = session.pipeline
+        assert pipeline is not None
+        cluster = session.cluster or detect_cluster(session.mesh)
+        cluster = cluster.with_memory(options.memory_limit)
+        plan = in_stages(
             plan,
             captured,
-            session.pipeline,
-            session.cluster or detect_cluster(session.mesh),
-            constraints_on(captured, session),
+            pipeline,
+            cluster,
+            constraints,
             owners=self._owners(captured),
             part=part,
         )
+        if part:
+            return plan
+        request = Request(
+            session.stage_mesh,
+            cluster,
+            constraints,
+            compression=options.compression,
+            pipeline=pipeline,
+        )
+        plan = with_prices(plan, state_problem(captured, request, batch_size), cluster)
+        if session.cluster is not None or options.memory_limit is not None:
+            check_given(plan)  # what a machine has that was only detected is a guess
+        return plan
 
     def _owners(self, captured: CapturedStep) -> Mapping[str, int]:
         """The stages that variables of a step lie in already, by name.

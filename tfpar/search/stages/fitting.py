@@ -16,7 +16,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.problem import Problem
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.priced import priced_plan
-from tfpar.spec import MemoryLimitError
+from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.quantities import format_bytes
 
 ATTEMPTS = 3
@@ -72,7 +72,7 @@ def find_in_stages(
             needed = stored_bytes(priced)
             if needed <= limit:
                 return priced
-            error = error or too_large(priced, limit)
+            error = error or _too_large(priced, limit, "No plan fits")
             assert found.cost is not None, "it was priced"
             less = min(asked.memory_limit, found.cost.memory_bytes) * limit / needed
             asked = problem.aiming(memory_limit=less)
@@ -96,20 +96,49 @@ def find_in_stages(
     raise error
 
 
+def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
+    """A plan with stages that was not searched, with what it costs.
+
+    It stays without where it does not train, or where a set of ranks has nothing to do that takes
+    time: such a plan runs, though nobody would find it.
+
+    Args: as of `find_in_stages`.
+    """
+    try:
+        priced = priced_plan(plan, problem, cluster)
+    except PlanError:
+        return plan
+    return plan if priced is None else dataclasses.replace(priced, cluster=cluster)
+
+
+def check_given(plan: Plan) -> None:
+    """Check that a plan that was not searched fits into the memory of its devices, if priced.
+
+    Raises:
+        MemoryLimitError: it does not; says which stage stores most.
+    """
+    if plan.cost is None:
+        return
+    assert plan.cluster is not None, "a plan with prices"
+    limit = plan.cluster.device.memory_bytes
+    if stored_bytes(plan) > limit:
+        raise _too_large(plan, limit, "What the constraints give does not fit")
+
+
 def stored_bytes(plan: Plan) -> float:
     """What a rank of the stage that stores most does, of a priced plan."""
     assert plan.cost is not None, "a plan with prices"
     return plan.cost.memory_bytes
 
 
-def too_large(plan: Plan, limit: float) -> MemoryLimitError:
-    """The error that a priced plan in stages does not fit."""
+def _too_large(plan: Plan, limit: float, what: str) -> MemoryLimitError:
+    """The error that a priced plan in stages does not fit, which begins with `what`."""
     assert plan.stages is not None and plan.stages.cost is not None, "a plan with prices"
     staged = plan.stages.cost
     stage, most = max(enumerate(staged.stages), key=lambda share: share[1].peak_bytes)
     cluster = "" if plan.cluster is None else f" of {plan.cluster.name!r}"
     return MemoryLimitError(
-        f"No plan fits into the memory of a device{cluster} in {len(staged.stages)} stages: a rank "
+        f"{what} into the memory of a device{cluster} in {len(staged.stages)} stages: a rank "
         f"of stage {stage} stores {format_bytes(most.peak_bytes)} of {format_bytes(limit)} that it "
         f"may, {format_bytes(most.fixed_bytes)} of them all the time and "
         f"{format_bytes(most.kept_bytes)} for each of {most.in_flight} microbatches in flight. Use "
