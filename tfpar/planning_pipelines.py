@@ -113,11 +113,7 @@ def search_pipeline(
         actors = 1 if pipeline is None else pipeline.order.num_actors
         asked = dataclasses.replace(request, mesh=request.mesh.divided(actors), pipeline=pipeline)
         plan, problems[actors] = search(asked)
-        if plan.cost is None:
-            raise PlanError(
-                f"Planner {plan.planner!r} says nothing of what its plans cost, by which "
-                f"pipelines are compared. Give a tap.Pipeline instead of 'auto'."
-            )
+        _check_work(plan)
         return plan
 
     def repriced(plan: Plan, pipeline: Pipeline) -> Plan | None:
@@ -134,6 +130,11 @@ def search_pipeline(
     stages = numbers_of_stages(request.mesh, _least_stages(request))
     ways = Ways(planned, repriced, scheduled, is_enough, why_enough)
     plan = choose_pipeline(stages, batch_size, ways, request.cluster.device.memory_bytes)
+    if plan.cost is None and why_enough:  # what is to be told was asked for
+        raise PlanError(
+            f"Planner {plan.planner!r} says nothing of what its plans cost, by which pipelines are "
+            f"compared. Give a tap.Pipeline instead of 'auto'."
+        )
     return plan, problems[plan.num_ranks // plan.mesh.size]
 
 
@@ -141,6 +142,14 @@ def _least_stages(request: Request) -> int:
     """As many stages as constraints speak of."""
     named = [c.index + 1 for c in request.constraints if isinstance(c, PutInStage)]
     return max(named, default=1)
+
+
+def _check_work(plan: Plan) -> None:
+    """Raise PlanError if a stage has nothing to do: as many are not worth comparing."""
+    cost = None if plan.stages is None else plan.stages.cost
+    for stage, share in enumerate(() if cost is None else cost.stages):
+        if not share.forward_s + share.backward_s + share.update_s:
+            raise PlanError(f"Stage {stage} would have no work. Ask for fewer stages.")
 
 
 def _repriced(plan: Plan, pipeline: Pipeline, problem: Problem, request: Request) -> Plan | None:

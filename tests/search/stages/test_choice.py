@@ -173,3 +173,12 @@ def test_the_schedule_is_the_one_that_suits_the_stages_best():
 
     ways = Ways(costs.planned, costs.repriced, scheduled, lambda plan: False)
     assert choose_pipeline((1, 2), BATCH, ways, math.inf).cost.seconds == 0.1
+
+
+def test_a_plan_without_a_price_is_taken_as_it_is():
+    class Unpriced(Costs):
+        def planned(self, pipeline):
+            return dataclasses.replace(super().planned(pipeline), cost=None)
+
+    costs = Unpriced(bubble)
+    assert costs.choose().cost is None and costs.searched == [1]

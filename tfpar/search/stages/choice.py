@@ -72,7 +72,7 @@ def choose_pipeline(
     """The plan whose step is fastest, with what it was preferred to.
 
     Of plans that predictions cannot tell apart (`search.objective.UNCERTAINTY`) it is the one with
-    fewest stages, and then microbatches.
+    fewest stages, and then microbatches. A plan that its planner has not priced is taken as it is.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -100,6 +100,8 @@ def choose_pipeline(
                 raise
             best = dataclasses.replace(search.chosen(), cut_short=True)
             raise SearchInterrupted(functools.partial(dataclasses.replace, best)) from None
+        if search.unpriced is not None:
+            return search.unpriced
         worse = 0 if search.best_s < before or math.isinf(before) else worse + 1
     return search.chosen()
 
@@ -113,6 +115,7 @@ class _Search:
         self.lost: list[Rival] = []
         self.left: dict[str, list[int]] = {}
         self.errors: list[TfparError] = []
+        self.unpriced: Plan | None = None
 
     @property
     def best_s(self) -> float:
@@ -135,6 +138,9 @@ class _Search:
         except (PlanError, ScheduleError, SpecError) as error:
             self.errors.append(error)
             self.lost.append(Rival(_stages_text(number), None, _reason(error)))
+            return
+        if first.cost is None:
+            self.unpriced = first
             return
         best = min([first, *self._with_others(first, number)], key=_order)
         if best.stages is not None:

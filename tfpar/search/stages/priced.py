@@ -11,7 +11,6 @@ from tfpar.cost.fastest import compare_schedules
 from tfpar.cost.staged import StagedCost
 from tfpar.cost.staged_prices import StagedPrices, cost_of_stages, staged_cost
 from tfpar.cost.step_in_stages import StepInStages
-from tfpar.cost.timeline import Timeline
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.step import StepGraph
@@ -21,7 +20,6 @@ from tfpar.plans import Plan
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.recompute import recomputed_problem
-from tfpar.spec import PlanError
 
 
 def priced_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
@@ -53,7 +51,7 @@ def scheduled_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | Non
             halves=not recompute,
         )
         schedule = compared[0].schedule
-        timeline = _simulated(prices, schedule)
+        timeline = prices.run(schedule)
     cost = staged_cost(prices, schedule, timeline)
     cost = dataclasses.replace(cost, schedules=tuple(other.price for other in compared))
     stages = dataclasses.replace(plan.stages, schedule=schedule)
@@ -77,7 +75,7 @@ def price_plan(plan: Plan, problem: Problem, cluster: Cluster) -> tuple[Cost, St
         cluster: of all ranks.
 
     Raises:
-        PlanError: the plan gives an op no stage, or a variable two, or a set of ranks has no work.
+        PlanError: the plan gives an op no stage, or a variable two.
         ScheduleError: tasks wait for each other.
         TfparError: the cluster has fewer ranks.
     """
@@ -141,12 +139,11 @@ def priced_in_stages(
         recompute: the backward pass of a stage runs its forward pass again.
 
     Raises:
-        PlanError: a set of ranks has no work.
         ScheduleError: the schedule is for other stages, or its tasks wait for each other.
         TfparError: the cluster has fewer ranks.
     """
     prices = stage_prices_of(step, stage, schedule, cluster, recompute)
-    timeline = _simulated(prices, schedule)
+    timeline = prices.run(schedule)
     return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)
 
 
@@ -164,14 +161,3 @@ def stage_prices_of(
     own = step.statistics(cut)
     staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio, own)
     return StagedPrices.of(staged, schedule.actors, cluster, recompute)
-
-
-def _simulated(prices: StagedPrices, schedule: Schedule) -> Timeline:
-    timeline = prices.run(schedule)
-    if not all(timeline.busy_s):
-        idle = schedule.stages_of(timeline.busy_s.index(0.0))[0]
-        raise PlanError(
-            f"Stage {idle} of {schedule.num_stages} has no work: the step has no more parts that "
-            f"take time. Ask for fewer stages, or put layers there (tap.stage)."
-        )
-    return timeline
