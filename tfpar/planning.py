@@ -52,9 +52,6 @@ from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
 logger = logging.getLogger("tfpar")
 
-Search = Callable[..., tuple[Plan, Problem]]
-"""`search_plan`, or `planning_pipelines.search_pipeline`."""
-
 Interrupted = MutableMapping[str, SearchInterrupted]
 """Searches that Ctrl-C ended, by the digest of their problem."""
 
@@ -100,6 +97,18 @@ class Request:
         # A search prices the whole model on these ranks, but they store one stage of it, about this
         # part: the limit as it is would refuse plans that fit. See `search.stages.fitting`.
         return part.with_memory(part.device.memory_bytes * actors)
+
+
+Search = Callable[[Request], tuple[Plan, Problem]]
+"""Finds the plan of one step for what is requested: `search_plan` with all else given."""
+
+Find = Callable[[Search, Request, int | None], tuple[Plan, Problem]]
+"""Decides what is requested, for a batch of so many samples, and has it searched."""
+
+
+def as_requested(search: Search, request: Request, batch_size: int | None) -> tuple[Plan, Problem]:
+    """What is found for the request as it is."""
+    return search(request)
 
 
 def batched_inputs(step: StepGraph, batch_size: int | None) -> frozenset[Tensor]:
@@ -263,16 +272,19 @@ def plan_step(
     cache: PlanCache | None,
     state_ratio: float,
     observe: Observer = unobserved,
-    search: Search | None = None,
+    find: Find = as_requested,
 ) -> Plan:
     """Plan a step that was captured to be planned, and lay out all its tensors.
 
     Args:
-        search: `search_plan` or one that takes the same.
+        find: decides the pipeline, where that is for the planner to find.
     """
     simplify_step(step, observe)
-    search = search or search_plan
-    plan, problem = search(step, request, batch_size, planner, cache, state_ratio=state_ratio)
+
+    def search(asked: Request) -> tuple[Plan, Problem]:
+        return search_plan(step, asked, batch_size, planner, cache, state_ratio=state_ratio)
+
+    plan, problem = find(search, request, batch_size)
     laid = lay_out(plan, problem)
     observe("propagate", lambda: str(laid))
     return plan.with_partitioned(laid)

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tfpar.constraints import Constraint, PutInStage
 from tfpar.constraints.stages import check_stages
-from tfpar.ir.step import StepGraph
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning import (
-    Interrupted,
+    Find,
     Request,
     Search,
+    as_requested,
     cost_on_one_device,
     price_whole,
-    search_plan,
 )
 from tfpar.plans import Plan
-from tfpar.search.cache import PlanCache
 from tfpar.search.microbatches import in_microbatches
 from tfpar.search.objective import UNCERTAINTY
-from tfpar.search.problem import Planner, Problem, step_anchors
+from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.recompute import recomputed_problem
 from tfpar.search.stages.choice import Ways, choose_pipeline, numbers_of_stages
 from tfpar.search.stages.priced import priced_plan, scheduled_plan
 from tfpar.settings import Settings
-from tfpar.spec import PlanError, ScheduleError, Spec
+from tfpar.spec import PlanError, ScheduleError
 
 Enough = Callable[[Plan, Problem, Request], bool]
 """Whether a plan is good enough to search no more stages."""
 
 
-def searching(settings: Settings, constraints: Sequence[Constraint]) -> Search:
-    """What searches the plan of a training step.
+def searching(settings: Settings, constraints: Sequence[Constraint]) -> Find:
+    """What finds the plan of a training step.
 
     Without `pipeline=`, pipelines are searched where they can pay: see `waits_little_for_links`.
     Constraints speak of a mesh as it is, which is then not divided among stages unasked.
@@ -44,7 +42,7 @@ def searching(settings: Settings, constraints: Sequence[Constraint]) -> Search:
         return functools.partial(search_pipeline, enough=fast_as_the_work, why_enough=why)
     if settings.pipeline is None and not constraints and settings.chunks is None:
         return functools.partial(search_pipeline, enough=waits_little_for_links)
-    return search_plan
+    return as_requested
 
 
 def fast_as_the_work(plan: Plan, problem: Problem, request: Request) -> bool:
@@ -71,22 +69,19 @@ def waits_little_for_links(plan: Plan, problem: Problem, request: Request) -> bo
 
 
 def search_pipeline(
-    step: StepGraph,
+    search: Search,
     request: Request,
     batch_size: int | None,
-    planner: Planner,
-    cache: PlanCache | None,
-    laid: Mapping[str, Spec] | None = None,
-    state_ratio: float | None = None,
-    part: bool = False,
-    interrupted: Interrupted | None = None,
     *,
     enough: Enough,
     why_enough: str = "",
 ) -> tuple[Plan, Problem]:
     """The best plan of all pipelines for a training step, and of none; see `choose_pipeline`.
 
-    Args: as of `planning.search_plan`; the request has all ranks and no pipeline.
+    Args:
+        search: finds the plan for what is requested.
+        request: has all ranks and no pipeline.
+        batch_size: of the step.
         enough, why_enough: see `search.stages.choice.Ways`.
 
     Raises:
@@ -94,20 +89,6 @@ def search_pipeline(
     """
     check_stages(request.constraints, request.mesh.size)
     problems: dict[int, Problem] = {}
-    search = functools.partial(
-        search_plan,
-        step,
-        batch_size=batch_size,
-        planner=planner,
-        cache=cache,
-        laid=laid,
-        state_ratio=state_ratio,
-        part=part,
-        interrupted=interrupted,
-    )
-
-    if interrupted:  # whoever was not patient enough for one search is spared the others
-        return search(request)
 
     def planned(pipeline: Pipeline | None) -> Plan:
         actors = 1 if pipeline is None else pipeline.order.num_actors

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 
 from tfpar.ir.graph import Gradient, Graph, Tensor
-from tfpar.ir.roles import BACKWARD, Roles
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,11 +32,6 @@ class StepGraph:
     def gradient_tensors(self) -> list[Tensor]:
         """The tensors of all gradients, in order."""
         return [t for g in self.gradients for t in g.tensors]
-
-    @property
-    def trains(self) -> bool:
-        """Whether there is a backward pass."""
-        return BACKWARD in Roles.of(self.graph, self.gradient_tensors).phase.values()
 
     def rewrite(self, passes: Callable[[Graph], Graph]) -> None:
         """Put `passes(graph)` in the place of `graph`; what marks tensors follows them."""

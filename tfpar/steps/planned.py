@@ -9,8 +9,14 @@ from collections.abc import Callable, Mapping
 from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.ir.roles import Roles, trains
-from tfpar.planning import Request, cost_on_one_device, search_plan, state_problem
-from tfpar.planning import Search as Find
+from tfpar.planning import (
+    Find,
+    Request,
+    as_requested,
+    cost_on_one_device,
+    search_plan,
+    state_problem,
+)
 from tfpar.planning_pipelines import searching
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.announcement import Search
@@ -73,7 +79,7 @@ class StepPlanner:
         else:
             program.use(plan)
             session.first = session.first or plan
-            if session.decides_pipeline and captured.trains:
+            if session.decides_pipeline and _trains(captured):
                 session.decide_pipeline(plan)
         return plan
 
@@ -129,8 +135,7 @@ class StepPlanner:
         Those that other functions have put there count for what trains nothing alone: what trains
         is to have stages that take alike.
         """
-        roles = Roles.of(captured.graph, captured.gradient_tensors)
-        if trains(captured.graph, roles):
+        if _trains(captured):
             return self.program.owners
         known = self.program.owners
         return {**known, **stages_of_variables(captured, self.session, known)}
@@ -191,21 +196,26 @@ class StepPlanner:
             self._owners(captured) if session.in_stages else {},
         )
 
-        find: Find = search_plan
-        if session.decides_pipeline and request.base is None and captured.trains:
-            find = searching(options, request.constraints)
+        find: Find = as_requested
+        # Whoever was not patient enough for one search is spared the others.
+        if session.decides_pipeline and request.base is None and not session.interrupted:
+            if _trains(captured):
+                find = searching(options, request.constraints)
 
         def search(request: Request, laid: dict[str, Spec]) -> tuple[Plan, Problem]:
-            return find(
-                captured,
-                request,
-                batch_size,
-                planner,
-                options.plan_cache,
-                laid,
-                part=part,
-                interrupted=session.interrupted,
-            )
+            def one(asked: Request) -> tuple[Plan, Problem]:
+                return search_plan(
+                    captured,
+                    asked,
+                    batch_size,
+                    planner,
+                    options.plan_cache,
+                    laid,
+                    part=part,
+                    interrupted=session.interrupted,
+                )
+
+            return find(one, request, batch_size)
 
         started = time.monotonic()
         try:
@@ -219,6 +229,11 @@ class StepPlanner:
             device = session.cluster or detect_cluster(Mesh.of([1]))
             self.search = Search(taken, cost_on_one_device(problem, device))
         return plan
+
+
+def _trains(captured: CapturedStep) -> bool:
+    """Whether a step is one whose pipeline others of the session share."""
+    return trains(captured.graph, Roles.of(captured.graph, captured.gradient_tensors))
 
 
 def laid_on(captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
