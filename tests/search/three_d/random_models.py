@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Mapping
 
 from tests.search.three_d.tables import cluster, kind
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.table import LayerTable
+from tfpar.search.three_d.table import LayerKind, LayerTable
+
+
+def _kind(rng: random.Random, speeds: Mapping[str, float]) -> LayerKind:
+    return kind(
+        speeds,
+        seconds=rng.choice([0.5, 1.0, 3.0]),
+        fixed_bytes=rng.choice([50.0, 100.0]),
+        gradient_bytes=rng.choice([5.0, 50.0]),
+        kept_bytes=rng.choice([1.0, 10.0]),
+        reduced_bytes=rng.choice([0.0, 5.0]),
+        sent_bytes=rng.choice([1.0, 10.0]),
+    )
 
 
 def some(seed: int) -> Model:
@@ -21,18 +34,7 @@ def some(seed: int) -> Model:
     for name in names:
         inside, outside = rng.choice([50.0, 400.0]), rng.choice([5.0, 20.0])
         nodes += [(name, each, inside, outside)] * count
-    kinds = {
-        f"kind {number}": kind(
-            speeds,
-            seconds=rng.choice([0.5, 1.0, 3.0]),
-            fixed_bytes=rng.choice([50.0, 100.0]),
-            gradient_bytes=rng.choice([5.0, 50.0]),
-            kept_bytes=rng.choice([1.0, 10.0]),
-            reduced_bytes=rng.choice([0.0, 5.0]),
-            sent_bytes=rng.choice([1.0, 10.0]),
-        )
-        for number in range(2)
-    }
+    kinds = {f"kind {number}": _kind(rng, speeds) for number in range(2)}
     layers = tuple(rng.choice(list(kinds)) for _ in range(rng.randint(2, 6)))
     memory_bytes = rng.choice([1e12, 1e12, 400.0])
     return Model(LayerTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 8)
@@ -50,15 +52,7 @@ def mixed(seed: int) -> Model:
         nodes += [(name, each, inside, rng.choice([2.0, 5.0, 20.0]))] * rng.choice([2, 2, 4])
     kinds = {}
     for number in range(3):
-        found = kind(
-            speeds,
-            seconds=rng.choice([0.5, 1.0, 3.0]),
-            fixed_bytes=rng.choice([50.0, 100.0]),
-            gradient_bytes=rng.choice([5.0, 50.0]),
-            kept_bytes=rng.choice([1.0, 10.0]),
-            reduced_bytes=rng.choice([0.0, 5.0]),
-            sent_bytes=rng.choice([1.0, 10.0]),
-        )
+        found = _kind(rng, speeds)
         kinds[f"kind {number}"] = dataclasses.replace(
             found,
             input_bytes=rng.choice([0.5, 1.0]),
