@@ -66,6 +66,19 @@ def test_of_ranks_in_one_step_those_that_run_a_task_are_blamed():
     assert len(culprits(*all_run)) == 2
 
 
+def test_ranks_that_abort_when_hung_ones_end_are_not_blamed():
+    reached = [Reached("0B3", "done"), Reached("0B2", "waits"), Reached("1B2", "runs")]
+    records = [
+        rank(0, -6, of=signs(reached=reached[0])),
+        rank(1, 70, of=hung(reached=reached[1])),
+        rank(2, 70, of=hung(reached=reached[2])),
+    ]
+    assert culprits(*records) == [(2, Cause.HUNG)]
+    alone = rank(0, -6, of=signs(reached=reached[0]))
+    assert culprits(alone, rank(1, of=signs())) == [(0, Cause.KILLED)]
+    assert culprits(rank(3, -9, of=signs()), *records)[0] == (3, Cause.KILLED)
+
+
 def test_all_is_well_while_ranks_run_or_have_ended_well():
     for records in (
         [rank(0, of=signs()), rank(1, of=signs("reading data"))],

@@ -148,9 +148,10 @@ def in_trouble(records: Sequence[Record], limits: Limits, now: float) -> bool:
 def blame(records: Sequence[Record], limits: Limits, now: float) -> list[Blame]:
     """The ranks to blame, the first of them first; none if nothing went wrong."""
     own = [b for r in records if (b := _own_failure(r, records, limits, now))]
-    if own:
-        return sorted(own, key=lambda b: (b.may_follow, b.at))
     hung = [r for r in records if r.signs is not None and r.signs.hung_after is not None]
+    # Of ranks that hang together the first to end itself makes Gloo abort the others.
+    if own and not (hung and all(b.may_follow for b in own)):
+        return sorted(own, key=lambda b: (b.may_follow, b.at))
     peers = [r for r in records if _told_of(r, "peer")]
     early = [Blame(r, Cause.LEFT_EARLY, r.done_at) for r in records if r.done_at is not None]
     if early and (hung or peers):
