@@ -170,7 +170,12 @@ def test_a_killed_rank_is_named_with_its_stage_and_what_did_not_come_of_it(
     assert "rank 1 (host localhost, stage 1) was killed by SIGKILL after train step 3" in err
     for step in (1, 2, 3):
         assert f"[0] alone: step {step}, 0.01, True\n" in out
-    assert re.search(r"What (0F|1B)\d makes did not get from rank (0 to rank 1|1 to rank 0)", err)
+    # Which transfer fails first differs from run to run; what the rank was at does not.
+    assert re.search(
+        r"Rank 0 cannot go on in train step 4, (in|waiting for what) the (forward|backward) pass "
+        r"of microbatch \d \(0[FB]\d\)",
+        err,
+    )
     table = err.partition("was killed by")[2]
     assert re.search(r"^ +rank +host +at +stage +task +for", table, re.M)
     assert re.search(r"^ +0 +localhost +train step 4 +0 ", table, re.M)

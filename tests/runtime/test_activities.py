@@ -6,8 +6,11 @@ import types
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
+from tfpar.distributed.exchange import PeerLostError
 from tfpar.distributed.world import World
+from tfpar.launch.beacon import Reached
 
 
 class Told:
@@ -22,7 +25,7 @@ class Told:
 
 @pytest.fixture
 def world() -> World:
-    return World(None, types.SimpleNamespace(size=1, rank=0), Told())  # type: ignore[arg-type]
+    return World(types.SimpleNamespace(rank=0), types.SimpleNamespace(size=1), Told())  # type: ignore[arg-type]
 
 
 def test_an_activity_stays_bounded_after_one_that_it_holds(world):
@@ -31,6 +34,16 @@ def test_an_activity_stays_bounded_after_one_that_it_holds(world):
             assert world.beacon.now == ("gathering a weight", True)
         assert world.beacon.now == ("train step 1", True)
     assert world.beacon.now == ("after train step 1", False)
+
+
+def test_a_lost_peer_is_told_with_the_task_and_with_what_did_not_come(world):
+    text = "Connection reset by peer: {{node transfer/1_to_0/round1/B1/microbatch2/0}}"
+    reached = Reached("0B2", "waits")
+    with pytest.raises(PeerLostError) as raised, world.at("train step 4", lambda: reached):
+        raise tf.errors.UnavailableError(None, None, text)
+    told = str(raised.value)
+    assert "in train step 4, waiting for what the backward pass of microbatch 2 (0B2) reads" in told
+    assert "What 1B2 makes did not get from rank 1 to rank 0." in told
 
 
 def test_an_error_within_is_told_where_it_was_raised(world):

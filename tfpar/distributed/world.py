@@ -97,9 +97,11 @@ class World:
             reached, within = f"after {activity}", None
         except tf.errors.OpError as error:
             if _is_of_a_peer(error):
+                got = None if within is None else within()
+                at = activity if got is None else f"{activity}, {got.described}"
                 raise PeerLostError(
-                    f"Rank {self.rank} cannot go on in {activity}: another rank has ended or "
-                    f"left the job. Its own output says why.{_waited_for(str(error))}"
+                    f"Rank {self.rank} cannot go on in {at}: another rank has ended or left the "
+                    f"job. Its own output says why.{_waited_for(str(error))}"
                 ) from error
             raise
         finally:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from tfpar.launch import environment as names
+from tfpar.pipeline.tasks import Task
 from tfpar.spec.errors import TfparError
 
 _TICK_S = 0.1  # what a killed rank was at is known as exactly
@@ -42,6 +43,16 @@ class Reached(NamedTuple):
 
     task: str
     state: Literal["waits", "runs", "done"]
+
+    @property
+    def described(self) -> str:
+        """`in the backward pass of microbatch 3 (1B3)`."""
+        task = Task.parse(self.task).described
+        return {
+            "waits": f"waiting for what {task} reads",
+            "runs": f"in {task}",
+            "done": f"after its last task, {task}",
+        }[self.state]
 
 
 class _Now(NamedTuple):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tfpar.launch.beacon import Reached
 from tfpar.launch.blame import Blame, Cause, Record
-from tfpar.pipeline.tasks import Task
 
 _MESSAGE_CHARACTERS = 400
 _HEADERS = ("rank", "host", "at", "stage", "task", "for", "end")
@@ -127,19 +126,8 @@ def _where(record: Record) -> str:
         return ""
     activity = record.signs.activity
     at = f" {activity}" if activity.startswith("after ") else f" at {activity}"
-    return f"{at}{_within(record.signs.reached)}"
-
-
-def _within(reached: Reached | None) -> str:
-    """`, in the backward pass of microbatch 3 (1B3)`."""
-    if reached is None:
-        return ""
-    task = Task.parse(reached.task).described
-    return {
-        "waits": f", waiting for what {task} reads",
-        "runs": f", in {task}",
-        "done": f", after its last task, {task}",
-    }[reached.state]
+    within = record.signs.reached
+    return at if within is None else f"{at}, {within.described}"
 
 
 def _who(record: Record) -> str:
