@@ -169,6 +169,52 @@ def changed(old, new):
             r"measured.mesh is 8.5; it must",
         ),
         (changed("mesh = [2, 8]", "mesh = 16"), "measured.mesh is 16; it must be a list"),
+        (changed("count = 2", "count = 0"), r"node\[0\].count is 0; it must be a whole number, 1"),
+        (changed("count = 3", "count = 0"), "level.count is 0; it must be a whole number, 1"),
+        (
+            changed("mesh = [2, 8]", "mesh = [0, 8]"),
+            "measured.mesh is 0; it must be a whole number",
+        ),
+        ("node = []", "`node` is empty: a cluster has one"),
+        (
+            FILE + '\n[[link]]\nfrom = 0\nto = 7\nbandwidth = "1 GB/s"\n',
+            "`link` is not known; there are .*level",
+        ),
+        (
+            changed('name = "ours"', 'name = "ours"\nranks = [0, 17]'),
+            "'ours': its `ranks` name rank 17, but it has 17 devices",
+        ),
+        (changed('name = "ours"', 'name = "ours"\nranks = []'), "its `ranks` are empty"),
+        (
+            changed('"80 GB"', '"80 Gbit"'),
+            r"`node\[0\].device.memory` is '80 Gbit': 'Gbit' is no unit of bytes",
+        ),
+        (
+            changed('"8 us"', '"8 GB/s"'),
+            "`level.latency` is '8 GB/s': 'GB/s' is no unit of seconds",
+        ),
+        (
+            changed('"200 Gbit/s"', '"200 Gbit/s 25 GB/s"'),
+            "`level.bandwidth` is '200 Gbit/s 25 GB/s', not bytes/s such as",
+        ),
+        (
+            changed('"100 TFLOP/s"', '"100 TB/s"'),
+            r"`node\[0\].device.flops.float32` is '100 TB/s': 'TB/s' is no unit of FLOP/s",
+        ),
+        (
+            changed('"10 Gbps"', '"10 us"'),
+            r"`node\[1\].uplink` is '10 us': 'us' is no unit of bytes/s",
+        ),
+        (
+            changed("count = 3", 'count = "3 nodes"'),
+            "`level.count` is '3 nodes', not a whole number",
+        ),
+        (
+            changed('"80 GB"', '"-80 GB"'),
+            r"node\[0\].device.memory is -80000000000.0; it must be a number above 0",
+        ),
+        (changed('"4 us"', "-1"), r"node\[0\].device.launch is -1"),
+        (changed('name = "ours"', "step = -1"), "step is -1"),
         ('name = "none"', "`node` is missing: a cluster has one"),
         ("node = 3", "`node` is 3; write it as"),
         ("name = ", "Cannot read the cluster file '.*ours.toml': .*line 1"),

@@ -135,7 +135,7 @@ def test_a_part_is_written_and_read_as_clusters_are():
     "ranks, message",
     [
         ([], "one rank at least"),
-        ([0, 8], "ranks beyond those of its 8 devices"),
+        ([0, 8], "rank 8, but it has 8 devices"),
         ([3, 3], "rank 3 2 times"),
         ([-1], "ranks is -1"),
         ("ab", "a list of ranks"),

@@ -197,9 +197,9 @@ def _wrong_ranks(cluster: Cluster) -> Iterator[str]:
     if cluster.ranks is None:
         return
     if not cluster.ranks:
-        yield "a part of it has one rank at least."
+        yield "its `ranks` are empty; a part of a cluster has one rank at least."
     for rank, times in collections.Counter(cluster.ranks).items():
         if rank >= cluster.num_devices:
-            yield f"a part of it has ranks beyond those of its {cluster.num_devices} devices."
+            yield f"its `ranks` name rank {rank}, but it has {cluster.num_devices} devices."
         elif times > 1:
-            yield f"a part of it has rank {rank} {times} times."
+            yield f"its `ranks` name rank {rank} {times} times."

@@ -55,6 +55,23 @@ class Device:
         return self.flops["float32"]
 
 
+def slowest_of(devices: Sequence[Device]) -> Device:
+    """What those wait for that have the same work: the least of each rate."""
+    if all(d == devices[0] for d in devices):
+        return devices[0]
+    dtypes = set.intersection(*(set(d.flops) for d in devices))
+    functions = [d.functions_per_s for d in devices if d.functions_per_s is not None]
+    return Device(
+        flops={dtype: min(d.flops_of(dtype) for d in devices) for dtype in sorted(dtypes)},
+        memory_bytes=min(d.memory_bytes for d in devices),
+        memory_bandwidth=min(d.memory_bandwidth for d in devices),
+        launch_s=max(d.launch_s for d in devices),
+        half_size=max(d.half_size for d in devices),
+        name="the slowest of " + ", ".join(dict.fromkeys(d.name for d in devices)),
+        functions_per_s=min(functions, default=None),
+    )
+
+
 _LIKE = {
     "bfloat16": ("float16",),
     "float16": ("bfloat16",),
@@ -278,20 +295,13 @@ class Cluster:
     @functools.cached_property
     def device(self) -> Device:
         """What a step that gives all ranks the same work waits for: the least of each rate."""
-        devices = self._kinds_of_devices()
-        if all(d == devices[0] for d in devices):
-            return devices[0]
-        dtypes = set.intersection(*(set(d.flops) for d in devices))
-        functions = [d.functions_per_s for d in devices if d.functions_per_s is not None]
-        return Device(
-            flops={dtype: min(d.flops_of(dtype) for d in devices) for dtype in sorted(dtypes)},
-            memory_bytes=min(d.memory_bytes for d in devices),
-            memory_bandwidth=min(d.memory_bandwidth for d in devices),
-            launch_s=max(d.launch_s for d in devices),
-            half_size=max(d.half_size for d in devices),
-            name="the slowest of " + ", ".join(dict.fromkeys(d.name for d in devices)),
-            functions_per_s=min(functions, default=None),
-        )
+        return slowest_of(self._kinds_of_devices())
+
+    def at_pace_of(self, ranks: Iterable[int]) -> Cluster:
+        """The cluster as if all its devices were as the slowest of these ranks; links are kept."""
+        device = slowest_of([self.devices[rank] for rank in ranks])
+        nodes = tuple(dataclasses.replace(node, device=device) for node in self.nodes)
+        return dataclasses.replace(self, nodes=nodes)
 
     def _kinds_of_devices(self) -> list[Device]:
         """Those of its nodes; of a part, of the nodes in which it has ranks."""

@@ -137,6 +137,8 @@ def cluster_of(known: Any, source: str = "") -> Cluster:
     table = reader.table(known, "", {*_CLUSTER, *_LISTS, "level", "node", "measured"})
     fields = reader.fields(table, "", _CLUSTER)
     fields.setdefault("name", os.path.splitext(os.path.basename(source))[0] or "unnamed")
+    if not table.get("node", True):
+        raise reader.error("node", "is empty: a cluster has one [[node]] at least")
     if "node" not in table:
         raise reader.error("node", "is missing: a cluster has one [[node]] at least")
     fields |= {name: table[name] for name in _LISTS if name in table}
@@ -145,6 +147,8 @@ def cluster_of(known: Any, source: str = "") -> Cluster:
     found = tuple(reader.measured(m, key) for key, m in reader.tables(table, "measured", ""))
     try:
         return Cluster(nodes=nodes, levels=levels, measured=found, **fields)
+    except ArgumentError as error:
+        raise TfparError(f"{reader.source}: {_with_key(error)}") from None
     except TfparError as error:
         raise TfparError(f"{reader.source}: {error}") from None
 
@@ -252,7 +256,13 @@ class _Reader:
         try:
             return part(**fields)
         except ArgumentError as error:
-            raise TfparError(f"{self.source}: {key}.{error}") from None
+            raise TfparError(f"{self.source}: {key}.{_with_key(error)}") from None
+
+
+def _with_key(error: ArgumentError) -> str:
+    """What is wrong, of the key of a file and not of the attribute that it becomes."""
+    name, space, rest = str(error).partition(" ")
+    return _KEYS.get(name, name) + space + rest
 
 
 def describe(cluster: Cluster) -> dict[str, Any]:
@@ -285,6 +295,12 @@ def _fields(part: Any, known: _Table) -> dict[str, Any]:
         if value is not None and value != ""
     }
 
+
+_KEYS = {
+    attribute: key
+    for table in (_CLUSTER, _DEVICE, _LEVEL, _NODE, _MEASURED)
+    for key, (attribute, _) in table.items()
+}
 
 _MEASURES = {
     key: measure

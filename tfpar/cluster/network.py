@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfpar.cluster.description import TRANSFER, Cluster, Level, Measured, Node
@@ -200,6 +200,25 @@ def path_between(cluster: Cluster, sender: int, receiver: int) -> tuple[tuple[Sh
     return tuple(found), latency_s if start_s is None else start_s
 
 
+def likeness(cluster: Cluster) -> Hashable:
+    """What plans on a cluster, or on a part of one, cost by: equal where ranks have equal devices,
+    and links that join them alike."""
+    places = cluster.places(range(cluster.size))
+    depths = []
+    for depth in _depths(cluster):
+        numbers: dict[Hashable, int] = {}
+        joined: list[Hashable] = []
+        for place in places:
+            home = depth.home[place]
+            if home is None:
+                joined.append(None)
+                continue
+            numbered = [numbers.setdefault(of, len(numbers)) for of in (home[0], home)]
+            joined.append((*numbered, depth.levels[home[0]], depth.uplinks[home]))
+        depths.append(tuple(joined))
+    return cluster.devices, tuple(depths)
+
+
 @functools.lru_cache(maxsize=1024)
 def ring_links(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[float, ...]:
     """B_i of auto3d's eq. 1: bytes/s between neighbours on the ring of the slowest group.
@@ -207,31 +226,27 @@ def ring_links(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[flo
     The rings of all groups pass the members' links at the same time and share them.
     """
     groups = groups_of(cluster, mesh, axes)
-    loads = [_loads(depth, groups, False) for depth in _depths(cluster)]
+    depths = [(depth, _loads(depth, groups, False)) for depth in _depths(cluster)]
 
     def bandwidth(one: int, other: int) -> float:
-        shared = [
-            depth.uplinks[home] / load[home]
-            for depth, load in zip(_depths(cluster), loads, strict=True)
-            for home, met in [
-                (depth.home[one], depth.home[other]),
-                (depth.home[other], depth.home[one]),
-            ]
-            if home is not None and met is not None and home[0] == met[0] and home != met
-        ]
-        return min([_pair_link(cluster, one, other).bandwidth, *shared])
+        found = math.inf
+        for depth, load in depths:
+            home, met = depth.home[one], depth.home[other]
+            if home is None or met is None or home[0] != met[0] or home == met:
+                continue
+            level = depth.levels[home[0]]
+            joined = level.pair_bandwidth
+            if level.topology == "bus":  # which two that send to each other share
+                joined = min(joined, level.bandwidth) / 2
+            links = (depth.uplinks[home] / load[home], depth.uplinks[met] / load[met])
+            found = min(found, joined, *links)
+        return found
 
     rings = [
         tuple(bandwidth(a, b) for a, b in zip(group, [*group[1:], group[0]], strict=True))
         for group in groups
     ]
     return max(rings, key=lambda links: sum(1.0 / b for b in links))
-
-
-@functools.lru_cache(maxsize=8192)
-def _pair_link(cluster: Cluster, one: int, other: int) -> Link:
-    """Between two ranks of the whole that send to each other, with nothing else going on."""
-    return _slowest(_hop(depth, [(one, other)], False) for depth in _depths(cluster))
 
 
 def _slowest(hops: Iterable[Hop | None]) -> Link:
