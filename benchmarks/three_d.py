@@ -1,11 +1,19 @@
 """Strategies of stages x data x tensor: what we predict, and what was measured or is found.
 
     python -m benchmarks.three_d [--json FILE]
+    python -m benchmarks.three_d --large [SETUP ...] [--json OUT]
+    python -m benchmarks.three_d --scale [--json OUT] | --plot FILE.svg
     python -m benchmarks.three_d --trials FILE [--json OUT]
 
 Without arguments the set-ups of auto3d (§5) are searched, with layer times from the devices'
 descriptions (`benchmarks.gpt_layers`): by Megatron's heuristic, at random, as Alpa does, and by our
 search; all seconds are simulated.
+
+`--large` plans GPT-3 175B on 1,024 A100 and a mixture of experts with 1.16 T parameters on 2,048
+H100, alike and mixed (`benchmarks.large_models`), each twice in processes of their own.
+
+`--scale` measures how long searches take over devices and layers (`benchmarks.three_d_scale`).
+`--plot` draws what was last written down of that (needs matplotlib).
 
 `--trials` predicts each trial of a file that others measured (`benchmarks.trials`), by the formulas
 (eq. 1-4 of auto3d) and by simulation, and compares the orders: Spearman's rho, and how much longer
@@ -16,13 +24,17 @@ layers in each stage.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks import three_d_scale
 from benchmarks.gpt_layers import MICROBATCHES, gpt_table
-from benchmarks.results import save
+from benchmarks.large_models import SETUPS as LARGE
+from benchmarks.large_models import apart
+from benchmarks.results import Result, save
 from benchmarks.trials import Setting, Trial, read_trials
 from tfpar.cluster.named import read_preset
 from tfpar.search.three_d.alpa import AlpaPlan
@@ -49,8 +61,38 @@ BATCH = 32
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trials", metavar="FILE", help="measured trials")
+    parser.add_argument(
+        "--large", nargs="*", metavar="SETUP", choices=[*LARGE], help="plan large models"
+    )
+    parser.add_argument("--scale", action="store_true", help="searches over devices and layers")
+    parser.add_argument("--plot", metavar="FILE", help="draw what --scale found, and stop")
     parser.add_argument("--json", metavar="OUT", help="write the rows")
     arguments = parser.parse_args()
+    if arguments.plot:
+        three_d_scale.plot(Result.load("three_d_scale").rows, arguments.plot)
+        return 0
+    if arguments.scale:
+        rows = []
+        for devices, layers in itertools.product(three_d_scale.DEVICES, three_d_scale.LAYERS):
+            rows.append(three_d_scale.measured(devices, layers))
+            print(
+                "{devices} devices, {layers} layers: {search_cpu_s:.1f} CPU s for {evaluated} "
+                "strategies, {strategy}".format_map(rows[-1]),
+                flush=True,
+            )
+        save(arguments.json, rows)
+        return 0
+    if arguments.large is not None:
+        rows = []
+        for name in arguments.large or LARGE:
+            rows.append(apart(name))
+            print(
+                "{setup}: {seconds:.3f} s, MFU {mfu:.3f}, bubble {bubble:.3f}, {strategy}; "
+                "found in {search_s:.0f} s, the same again: {same_again}".format_map(rows[-1]),
+                flush=True,
+            )
+        save(arguments.json, rows)
+        return 0
     if arguments.trials is None:
         rows = [row for name in SETUPS for row in searched(name)]
         for row in rows:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from tests.search.three_d.tables import cluster, kind
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.table import LayerKind, LayerTable
+from tfpar.search.three_d.table import Experts, LayerKind, LayerTable
 
 
 def _kind(rng: random.Random, speeds: Mapping[str, float]) -> LayerKind:
@@ -62,3 +62,32 @@ def mixed(seed: int) -> Model:
     layers = tuple(rng.choice(list(kinds)) for _ in range(rng.randint(4, 12)))
     memory_bytes = rng.choice([1e12, 400.0, 800.0])
     return Model(LayerTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 24)
+
+
+def with_experts(seed: int) -> Model:
+    """Of two kinds of layers, one of them with experts, on machines of one or two kinds."""
+    rng = random.Random(seed)
+    names = "ab"[: rng.choice([1, 2])]
+    speeds = {name: rng.choice([0.5, 1.0, 2.0]) for name in names}
+    each = rng.choice([1, 2, 4])
+    nodes = [(name, each, rng.choice([50.0, 400.0]), rng.choice([5.0, 20.0])) for name in names]
+    dense = _kind(rng, speeds)
+    experts = Experts(
+        fixed_bytes=rng.choice([100.0, 400.0]),
+        gradient_bytes=rng.choice([10.0, 80.0]),
+        routed_bytes=rng.choice([1.0, 10.0]),
+    )
+    sparse = kind(
+        speeds,
+        seconds=rng.choice([0.5, 1.0, 3.0]),
+        fixed_bytes=50.0 + experts.fixed_bytes,
+        gradient_bytes=10.0 + experts.gradient_bytes,
+        kept_bytes=rng.choice([1.0, 10.0]),
+        sent_bytes=5.0,
+        experts=experts,
+    )
+    on = cluster(
+        *nodes * 2, memory_bytes=rng.choice([1e12, 1000.0]), overlap=rng.choice([0.5, 1.0])
+    )
+    table = LayerTable({"dense": dense, "sparse": sparse}, ("dense", "sparse") * rng.choice([1, 2]))
+    return Model(table, on, 8)

@@ -28,15 +28,17 @@ def cluster(*nodes: tuple[str, int, float, float], memory_bytes: float = 1e12, *
 
 
 def kind(speeds: dict[str, float], seconds: float = 1.0, **fields) -> LayerKind:
-    """A layer of which a sample takes so long forward and twice that backward, at speed 1."""
+    """A layer of which a sample takes so long forward and twice that backward, at speed 1, however
+    its experts are spread if it has some."""
     return LayerKind(
         {
-            Case(name, tensor, size): Passes(
+            Case(name, tensor, size, experts): Passes(
                 seconds * size / tensor / speed, 2 * seconds * size / tensor / speed
             )
             for name, speed in speeds.items()
             for tensor in DEGREES
             for size in SIZES
+            for experts in (DEGREES if fields.get("experts") else (1,))
         },
         **fields,
     )

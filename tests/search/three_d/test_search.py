@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -24,15 +25,11 @@ from tfpar.spec import MemoryLimitError, PlanError
 MODELS = [*map(some, range(1000, 1028)), *map(mixed, (1, 4, 10, 31, 39, 58))]
 
 
-def quickest(found):
-    return min(priced.quick_s for priced in found.finalists)
-
-
 def every_point(model):
-    """Seconds of all points, by degrees, none left out."""
+    """Seconds of all points as simulated, by degrees, none left out."""
     space = Space(model)
     evaluation = Evaluation(space)
-    return {d: min(map(evaluation.price, space.points(d))) for d in space.degrees}
+    return {d: min(map(evaluation.simulate, space.points(d))) for d in space.degrees}
 
 
 @pytest.mark.slow
@@ -46,8 +43,9 @@ def test_annealing_finds_what_exhaustive_search_does():
                 anneal(model, seed=seed)
             continue
         assert best.complete
-        assert quickest(anneal(model, seed=seed)) == pytest.approx(quickest(best))
-        compared.append(min(best.finalists, key=lambda priced: priced.quick_s).strategy)
+        found = anneal(model, seed=seed).best
+        assert found.simulated_s == pytest.approx(best.best.simulated_s)
+        compared.append(best.best.strategy)
     assert len(compared) >= 30
     assert any(strategy.virtual > 1 for strategy in compared)
     assert any(strategy.shares for strategy in compared)
@@ -66,7 +64,9 @@ def test_pruning_loses_nothing():
             with pytest.raises(MemoryLimitError, match="None of .* strategies fits"):
                 exhaustive(model)
         else:
-            assert quickest(exhaustive(model)) == pytest.approx(best)
+            found = exhaustive(model)
+            assert found.complete
+            assert found.best.simulated_s == pytest.approx(best)
 
 
 @pytest.mark.slow
@@ -91,8 +91,8 @@ def test_annealing_beats_random_search_at_equal_budget():
             drawn = random_search(model, seed=seed, trials=40)
         except MemoryLimitError:
             continue
-        ours.append(quickest(anneal(model, seed=seed, iterations=40)))
-        theirs.append(quickest(drawn))
+        ours.append(anneal(model, seed=seed, iterations=40).best.simulated_s)
+        theirs.append(drawn.best.simulated_s)
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     assert len(ratios) >= 15
     assert math.prod(ratios) ** (1 / len(ratios)) < 1
@@ -105,10 +105,43 @@ def test_the_same_seed_finds_the_same():
     assert random_search(model, seed=3) == random_search(model, seed=3)
 
 
-def test_a_search_ends_when_its_time_is_over():
+def test_searches_say_what_they_are_at():
     model = some(10)
+    for search in (find, anneal, exhaustive, random_search):
+        told = []
+        found = search(model, progress=lambda what, priced, told=told: told.append((what, priced)))
+        assert [priced for _, priced in told] == [*range(1, found.evaluated + 1)]
+        assert all("stages x" in what and "data x" in what for what, _ in told)
+
+
+def test_all_orders_of_machines_are_points_once():
+    nodes = [("fast", 1, 100.0, 10.0)] * 3 + [("slow", 1, 100.0, 10.0)] * 2
+    space = Space(Model(equal_layers(8, {"fast": 1.0, "slow": 2.0}), cluster(*nodes), 8))
+    lying = [p.order for d in space.degrees[:1] for p in space.points(d) if not any(p.standing)]
+    assert lying == sorted(set(itertools.permutations(space.plain_order)))
+
+
+def test_clusters_may_have_thousands_of_machines():
+    on = cluster(*[("fast", 1, 100.0, 10.0)] * 2000)
+    space = Space(Model(equal_layers(2, {"fast": 1.0}), on, 2000))
+    whole = next(degrees for degrees in space.degrees if degrees.data == 2000)
+    assert [point.order for point in space.points(whole)] == [(0,) * 2000]
+
+
+def test_more_of_the_same_layers_ask_for_no_more_strategies():
+    on = cluster(*[("fast", 2, 100.0, 10.0)] * 2)
+    few, many = (
+        exhaustive(Model(equal_layers(layers, {"fast": 1.0}), on, 8)) for layers in (32, 320)
+    )
+    assert few.evaluated == many.evaluated
+    assert many.best.simulated_s == pytest.approx(10 * few.best.simulated_s)
+
+
+def test_a_search_ends_when_its_time_is_over():
+    model = some(12)
     assert anneal(model, seconds=0.0).evaluated == 1
-    with pytest.raises(MemoryLimitError):
+    assert random_search(model, seconds=0.0).evaluated == 1
+    with pytest.raises(MemoryLimitError, match="None of 0 .* Another does .* search for longer"):
         exhaustive(model, seconds=0.0)
     assert not exhaustive(model, seconds=0.0, starts=megatron(model)).complete
 
@@ -185,3 +218,32 @@ def test_a_point_says_all_but_the_layers():
     strategy = space.strategy(point)
     assert strategy.ranks == tuple(range(model.cluster.size))
     assert sum(strategy.counts) == len(model.table)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "needed"),
+    [
+        (
+            {"fixed_bytes": 100.0},
+            r"The nearest \(2 stages x 1 data x 1 tensor, .*\) needs 200 B on a fast with 60 B, "
+            r"140 B more than there is. Weights, .* alone are 200 B. Use more .* slot_bytes",
+            200.0,
+        ),
+        (
+            {"fixed_bytes": 20.0, "kept_bytes": 40.0},
+            r"needs 120 B on .* alone are 40 B. Use smaller microbatches, .* input_bytes",
+            120.0,
+        ),
+        (
+            {"fixed_bytes": 100.0, "slot_bytes": 60.0, "kept_bytes": 9.0, "input_bytes": 1.0},
+            r"recomputed, slots sharded\) needs .* or devices with more memory\.$",
+            None,
+        ),
+    ],
+)
+def test_what_fits_nowhere_says_by_how_much_and_what_would_help(fields, message, needed):
+    on = cluster(("fast", 2, 100.0, 10.0), memory_bytes=60.0)
+    with pytest.raises(MemoryLimitError, match=message) as error:
+        find(Model(equal_layers(4, {"fast": 1.0}, **fields), on, 8))
+    assert math.isfinite(error.value.needed_bytes)
+    assert needed is None or error.value.needed_bytes == pytest.approx(needed)

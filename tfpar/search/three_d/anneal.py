@@ -6,8 +6,9 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from tfpar.search.problem import Progress
 from tfpar.search.three_d.evaluate import Evaluation, Found, lower_bound
 from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.space import Degrees, Point, Space
@@ -19,9 +20,12 @@ ITERATIONS = 500
 DRAWS = 10
 """How often a neighbour is drawn, and then any point, until there is one that was not priced."""
 
-SWEEP, RETURNS = 4, 10
-"""A quarter of the iterations at most goes through the degrees; after a tenth without a better
+SWEEP, RETURNS = 2, 10
+"""Half of the iterations at most goes through the degrees; after a tenth without a better
 strategy the search returns to the best."""
+
+MOST_ORDERS = 24
+"""In how many orders, at most, kinds of machines follow each other in the beginning."""
 
 HOTTEST = 0.1
 """A step that is a tenth slower is first taken in one of e cases. The paper has 1 second, where
@@ -35,50 +39,64 @@ def anneal(
     iterations: int = ITERATIONS,
     seconds: float = math.inf,
     starts: Iterable[Strategy] = (),
+    progress: Progress | None = None,
 ) -> Found:
     """A good strategy where there are too many to price all of them.
 
     A part of the iterations goes through the degrees, those with the least bound first, on ranks in
-    their order. From the best of these on neighbours are drawn; where they have led nowhere for a
-    while, again from the best point that is known.
+    their order, and on kinds of machines one after the other. From the best of these on neighbours
+    are drawn; where they have led nowhere for a while, again from the best point that is known. A
+    neighbour is simulated unless its bound is enough to refuse it.
 
     Args:
         seconds: after which the search ends with what it has. The same seed finds the same as long
             as it does not end so.
         starts: strategies that are among those that are compared at the end; their degrees are gone
             through first.
+        progress: is told of each point that is priced.
 
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none was found that fits.
     """
     deadline = time.monotonic() + seconds
+
+    def over() -> bool:
+        return time.monotonic() > deadline
+
     rng = random.Random(seed)
     space = Space(model)
-    evaluation = Evaluation(space)
+    evaluation = Evaluation(space, progress)
     evaluation.add(starts)
     bounds = {degrees: lower_bound(model, degrees) for degrees in space.degrees}
-    state, tried = _begin(space, bounds, evaluation, max(1, iterations // SWEEP), deadline)
-    known, cost = state, evaluation.price(state)
+    state, tried = _begin(space, bounds, evaluation, max(1, iterations // SWEEP), over)
+    known, cost = state, evaluation.simulate(state)
     best, idle = cost, 0
     for step in range(tried, iterations):
-        if time.monotonic() > deadline:
+        if over():
             break
         temperature = HOTTEST * (1 - step / iterations)
         # No placement of the others is better than what is known.
-        hopeful = [degrees for degrees in space.degrees if bounds[degrees] <= best]
+        hopeful = [degrees for degrees in space.degrees if bounds[degrees] < evaluation.best_s]
+        if not hopeful:
+            break
         near = (_neighbour(rng, space, state, hopeful) for _ in range(DRAWS))
-        any_of = (space.sample(rng, rng.choice(hopeful)) for _ in range(DRAWS) if hopeful)
+        any_of = (space.sample(rng, rng.choice(hopeful)) for _ in range(DRAWS))
         drawn = itertools.chain(near, any_of)
-        point = next((one for one in drawn if one not in evaluation.found), state)
+        point = next((one for one in drawn if one not in evaluation.found), None)
+        if point is None:
+            continue
+        most = _most(rng, cost, temperature)
         new = evaluation.price(point)
+        if new <= most and new < evaluation.best_s:
+            new = evaluation.simulate(point)
         idle = 0 if new < best else idle + 1
         if new < best:
             known, best = point, new
-        if _accepts(rng, cost, new, temperature):
+        if new <= most and new < math.inf:
             state, cost = point, new
         elif idle > iterations // RETURNS:
             state, cost, idle = known, best, 0
-    return evaluation.chosen()
+    return evaluation.chosen(over=over)
 
 
 def _begin(
@@ -86,34 +104,46 @@ def _begin(
     bounds: dict[Degrees, float],
     evaluation: Evaluation,
     most: int,
-    deadline: float,
+    over: Callable[[], bool],
 ) -> tuple[Point, int]:
-    """The best point of some degrees on ranks in their order, and how many were priced."""
+    """The best of the points that are priced first, and how many these are.
+
+    Degrees with machines in the order of their ranks, and then with kinds of machines one after the
+    other, in every order: few stages then have machines of several kinds. Dominoes all lie, or all
+    stand.
+    """
     given = [priced.strategy for priced in evaluation.ranked()]
-    first = [Degrees(s.data, s.tensor, s.microbatch, s.virtual) for s in given]
-    order = sorted(space.degrees, key=lambda d: (d not in first, bounds[d]))
-    best, cost, tried = space.lying(order[0], space.plain_order), math.inf, 0
-    for degrees in order:
-        if tried == most or tried and (bounds[degrees] > cost or time.monotonic() > deadline):
-            break
-        point = space.lying(degrees, space.plain_order)
-        new = evaluation.price(point)
-        tried += 1
-        if new < cost:
-            best, cost = point, new
+    first = [Degrees(s.data, s.tensor, s.microbatch, s.virtual, s.experts) for s in given]
+    ordered = sorted(space.degrees, key=lambda d: (d not in first, bounds[d]))
+    best, cost, tried = space.lying(ordered[0], space.plain_order), math.inf, 0
+    orders = dict.fromkeys([space.plain_order, *_by_kind(space)])
+    for order, stands in itertools.product(orders, (False, True)):
+        for degrees in ordered:
+            lying = space.lying(degrees, order)
+            point = lying._replace(standing=(stands,) * len(lying.standing))
+            if point in evaluation.found:
+                continue
+            if tried == most or tried and (bounds[degrees] > cost or over()):
+                break
+            new = evaluation.price(point)
+            tried += 1
+            if new < cost:
+                best, cost = point, new
     return best, tried
 
 
-def _accepts(rng: random.Random, cost: float, new: float, temperature: float) -> bool:
-    """Always what is not worse, else with a probability that falls with the temperature.
+def _by_kind(space: Space) -> Iterator[tuple[int, ...]]:
+    """Orders in which machines of a kind follow each other."""
+    for kinds in itertools.islice(itertools.permutations(range(len(space.kinds))), MOST_ORDERS):
+        yield tuple(kind for kind in kinds for _ in space.kinds[kind])
+
+
+def _most(rng: random.Random, cost: float, temperature: float) -> float:
+    """Seconds up to which a point is accepted, with a probability that falls with the temperature.
 
     Differences are relative, as a step may take milliseconds or minutes.
     """
-    if new <= cost:
-        return True
-    if math.isinf(new):
-        return False
-    return rng.random() < math.exp(-(new / cost - 1) / temperature)
+    return cost * (1 - temperature * math.log(1 - rng.random()))
 
 
 def _neighbour(rng: random.Random, space: Space, state: Point, hopeful: Sequence[Degrees]) -> Point:
@@ -129,13 +159,22 @@ def _neighbour(rng: random.Random, space: Space, state: Point, hopeful: Sequence
             and degrees != own
         ]
         degrees = rng.choice(near or hopeful or space.degrees)
-        return space.sample(rng, degrees, _order(rng, state.order))
+        return _placed(rng, space, state, degrees, _order(rng, state.order))
     standing = list(state.standing)
     if standing and rng.random() < 0.5:
         turned = rng.randrange(len(standing))
         standing[turned] = not standing[turned]
         return state._replace(standing=tuple(standing))
-    return space.sample(rng, state.degrees, _order(rng, state.order))
+    return _placed(rng, space, state, state.degrees, _order(rng, state.order))
+
+
+def _placed(
+    rng: random.Random, space: Space, state: Point, degrees: Degrees, order: tuple[int, ...]
+) -> Point:
+    """With these degrees and order; dominoes stand as they do, if there are as many blocks."""
+    point = space.sample(rng, degrees, order)
+    same = len(point.standing) == len(state.standing)
+    return point._replace(standing=state.standing) if same else point
 
 
 def _order(rng: random.Random, order: tuple[int, ...]) -> tuple[int, ...]:

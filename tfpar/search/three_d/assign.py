@@ -11,6 +11,7 @@ from tfpar.search.three_d.durations import (
     layer_seconds,
     one_ring,
     passes_of_copies,
+    sync_seconds,
     transfer_rates,
 )
 from tfpar.search.three_d.model import Model
@@ -37,15 +38,17 @@ def assigned(model: Model, strategy: Strategy) -> Strategy | None:
         return strategy if fits(model, strategy) else None
     table, microbatches = model.table, max(strategy.microbatches(model.batch))
     each = [layer_seconds(model, strategy, actor) for actor in range(strategy.actors)]
-    layers = [
-        Layer(
-            seconds,
-            2 * strategy.microbatch * table.kind(number).sent_bytes,
-            held_bytes(table.kind(number), strategy),
-            kept_bytes(table.kind(number), strategy),
-        )
-        for number, seconds in enumerate(each[0])
-    ]
+    known: dict[str, Layer] = {}
+    for name, seconds in zip(table.layers, each[0], strict=True):
+        if name not in known:
+            kind = table.kinds[name]
+            known[name] = Layer(
+                seconds,
+                2 * strategy.microbatch * kind.sent_bytes,
+                held_bytes(kind, strategy),
+                kept_bytes(kind, strategy),
+            )
+    layers = [known[name] for name in table.layers]
     devices = model.cluster.devices
     again = _again_bytes(model, strategy)
     memory = [
@@ -75,9 +78,10 @@ def shared(model: Model, strategy: Strategy) -> Strategy:
 
     A copy takes as long for each microbatch as its slowest actor does. Each has one microbatch at
     least; the next one always goes to the copy that would be through with it first, which is best
-    for whole numbers.
+    for whole numbers. Copies that share experts run as many each.
     """
-    if strategy.data == 1:
+    groups = strategy.data // strategy.experts
+    if groups == 1:
         return strategy
     cluster = one_ring(model.cluster)
     stages = [
@@ -88,19 +92,38 @@ def shared(model: Model, strategy: Strategy) -> Strategy:
         max(
             sum(stages[s][copy] for s in strategy.stages_of(actor))
             for actor in range(strategy.actors)
+            for copy in range(group * strategy.experts, (group + 1) * strategy.experts)
         )
-        for copy in range(strategy.data)
+        for group in range(groups)
     ]
     if max(seconds) == min(seconds):
         return strategy
-    shares = [1] * strategy.data
-    ends = [(2 * own, copy) for copy, own in enumerate(seconds)]
+    shares = [1] * groups
+    ends = [(2 * own, group) for group, own in enumerate(seconds)]
     heapq.heapify(ends)
-    for _ in range(sum(strategy.microbatches(model.batch)) - strategy.data):
-        end, copy = ends[0]
-        shares[copy] += 1
-        heapq.heapreplace(ends, (end + seconds[copy], copy))
-    return dataclasses.replace(strategy, shares=tuple(shares))
+    for _ in range(sum(strategy.microbatches(model.batch)) // strategy.experts - groups):
+        end, group = ends[0]
+        shares[group] += 1
+        heapq.heapreplace(ends, (end + seconds[group], group))
+    of_copies = tuple(share for share in shares for _ in range(strategy.experts))
+    return dataclasses.replace(strategy, shares=of_copies)
+
+
+def overlapped(model: Model, strategy: Strategy) -> Strategy:
+    """The strategy with gradients summed layer by layer during the backward pass, if less of that
+    is waited for: each layer's sum starts anew."""
+    if strategy.data == 1:
+        return strategy
+    other = dataclasses.replace(strategy, overlap=strategy.overlap._replace(gradients=True))
+    cluster = one_ring(model.cluster)
+    before, after = (
+        max(
+            sum(sync_seconds(model, cluster, one, s) for s in one.stages_of(actor))
+            for actor in range(one.actors)
+        )
+        for one in (strategy, other)
+    )
+    return other if after < before else strategy
 
 
 def _speed(first: list[float], own: list[float]) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
+import time
 from collections import Counter
 
 from tfpar.cluster.description import Cluster
+from tfpar.search.problem import Progress
 from tfpar.search.three_d.alpa import AlpaPlan
 from tfpar.search.three_d.alpa import alpa as best_alpa
 from tfpar.search.three_d.evaluate import Evaluation, Found
@@ -20,8 +23,8 @@ def megatron(model: Model) -> list[Strategy]:
     """Megatron-LM's heuristic (auto3d, §5): a strategy for each microbatch size that it tries.
 
     Layers are split over no more devices than the smallest machine has; tensor x stages is the
-    least that holds the model, tensor before stages. Stages have equally many layers, and take the
-    ranks in their order.
+    least that holds the model, tensor before stages, experts over as many copies as can be. Stages
+    have equally many layers, and take the ranks in their order.
     """
     smallest = min(Counter(model.cluster.machines).values())
     space = Space(model)
@@ -32,7 +35,7 @@ def megatron(model: Model) -> list[Strategy]:
             for d in space.degrees
             if d.microbatch == microbatch and d.tensor <= smallest and d.virtual == 1
         ]
-        for degrees in sorted(tried, key=lambda d: (-d.data, -d.tensor)):
+        for degrees in sorted(tried, key=lambda d: (-d.data, -d.tensor, -d.experts)):
             strategy = even(model, degrees)
             if fits(model, strategy):
                 found.append(strategy)
@@ -40,18 +43,36 @@ def megatron(model: Model) -> list[Strategy]:
     return found
 
 
-def random_search(model: Model, *, seed: int = 0, trials: int = 50) -> Found:
+def random_search(
+    model: Model,
+    *,
+    seed: int = 0,
+    trials: int = 50,
+    seconds: float = math.inf,
+    progress: Progress | None = None,
+) -> Found:
     """The best of strategies that are drawn from the whole space (auto3d, §5).
+
+    Args:
+        seconds: after which the search ends with what it has, one strategy at least.
+        progress: is told of each point that is priced.
 
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none that was drawn fits.
     """
     rng = random.Random(seed)
     space = Space(model)
-    evaluation = Evaluation(space)
-    for _ in range(trials):
+    evaluation = Evaluation(space, progress)
+    deadline = time.monotonic() + seconds
+
+    def over() -> bool:
+        return time.monotonic() > deadline
+
+    for trial in range(trials):
+        if trial and over():
+            break
         evaluation.price(space.sample(rng, rng.choice(space.degrees)))
-    return evaluation.chosen()
+    return evaluation.chosen(over=over)
 
 
 def alpa(model: Model) -> AlpaPlan:

@@ -6,18 +6,20 @@ import collections
 import dataclasses
 import functools
 import math
-import operator
+from collections.abc import Callable, Iterable, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import transfer_link
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
+from tfpar.search.three_d.beside import parts_of_actors
 from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.strategy import Strategy
-from tfpar.search.three_d.table import Case, Passes
+from tfpar.search.three_d.table import Case, LayerKind, Passes
 from tfpar.spec import Mesh
 
-TENSOR, DATA = (1,), (0,)
-"""Axes of a stage's mesh."""
+GROUPS, EXPERTS, TENSOR = 1, 2, 3
+"""Axes of the mesh of a stage and those beside it. Copies are along the first two: those along the
+second share experts."""
 
 
 def passes_of_copies(
@@ -25,32 +27,63 @@ def passes_of_copies(
 ) -> list[Passes]:
     """Of each copy of a stage, what a microbatch takes in some layers: eq. 3, both passes apart.
 
-    Tensor ranks sum as much in the backward pass as in the forward pass; a layer that is computed
-    again takes its forward pass twice.
+    Ranks exchange as much in the backward pass as in the forward pass; a layer that is computed
+    again takes its forward pass twice. Copies that share experts are as slow as the slowest of
+    them.
     """
     kinds = collections.Counter(model.table.layers[layer] for layer in layers)
     ranks, devices = strategy.stage(stage), cluster.devices
-    summing = sum(
-        count * _tensor_sum(cluster, strategy, stage, strategy.microbatch * num_bytes)
+    exchanged = sum(
+        count * _exchange_seconds(model.table.kinds[name], cluster, strategy, stage)
         for name, count in kinds.items()
-        if (num_bytes := model.table.kinds[name].reduced_bytes)
     )
+    meet = any(model.table.kinds[name].experts is not None for name in kinds)
+    copies = strategy.experts if meet else 1
+    size = copies * strategy.tensor
     known: dict[frozenset[str], Passes] = {}
     found = []
-    for first in range(0, len(ranks), strategy.tensor):
-        names = frozenset(devices[rank].name for rank in ranks[first : first + strategy.tensor])
+    for first in range(0, len(ranks), size):
+        names = frozenset(devices[rank].name for rank in ranks[first : first + size])
         if names not in known:
-            forward = backward = summing
+            forward = backward = exchanged
             for kind, count in kinds.items():
-                cases = (Case(name, strategy.tensor, strategy.microbatch) for name in names)
-                each = [model.table.passes(kind, case) for case in cases]
-                forward += count * max(passes.forward for passes in each)
-                backward += count * max(passes.backward for passes in each)
+                slowest = _computed(model, strategy, kind, names, max)
+                forward += count * slowest.forward
+                backward += count * slowest.backward
             if strategy.memory.recompute:
                 backward += forward
             known[names] = Passes(forward, backward)
-        found.append(known[names])
+        found += [known[names]] * copies
     return found
+
+
+def _exchange_seconds(kind: LayerKind, cluster: Cluster, strategy: Strategy, stage: int) -> float:
+    """Of a microbatch in one pass of a layer: its tensor ranks sum, and tokens go to their experts
+    and back."""
+    found = 0.0
+    if kind.reduced_bytes:
+        num_bytes = strategy.microbatch * kind.reduced_bytes
+        found += _of_groups("all_reduce", (TENSOR,), cluster, strategy, stage, num_bytes)
+    if kind.experts is not None:
+        num_bytes = strategy.microbatch * kind.experts.routed_bytes
+        found += 2 * _of_groups("all_to_all", (EXPERTS,), cluster, strategy, stage, num_bytes)
+    return found
+
+
+def _computed(
+    model: Model,
+    strategy: Strategy,
+    kind: str,
+    names: Iterable[str],
+    of_devices: Callable[[Iterable[float]], float],
+) -> Passes:
+    """What a layer computes of a microbatch: the longest, or the shortest, of some devices."""
+    degrees = strategy.tensor, strategy.microbatch, strategy.experts
+    each = [model.table.passes(kind, Case(name, *degrees)) for name in names]
+    return Passes(
+        of_devices(passes.forward for passes in each),
+        of_devices(passes.backward for passes in each),
+    )
 
 
 def layer_seconds(model: Model, strategy: Strategy, stage: int) -> list[float]:
@@ -65,18 +98,56 @@ def layer_seconds(model: Model, strategy: Strategy, stage: int) -> list[float]:
 
 
 def sync_seconds(model: Model, cluster: Cluster, strategy: Strategy, stage: int) -> float:
-    """T_dpsync of a stage: the copies sum its gradients.
+    """T_dpsync of a stage: the copies sum its gradients, and what of that is not hidden is waited
+    for.
 
     Where they share the slots out, each gets the sum of its part alone, and all gather the weights.
     """
+    if strategy.data == 1:
+        return 0.0
     kinds = [model.table.kind(layer) for layer in strategy.runs[stage]]
-    gradients = sum(kind.gradient_bytes for kind in kinds) / strategy.tensor
+    if strategy.overlap.gradients:
+        gradients = _exposed_seconds(model, cluster, strategy, stage)
+    else:
+        gradients = _gradient_seconds(kinds, cluster, strategy, stage)
     if not strategy.memory.shard_slots:
-        return _along_copies("all_reduce", cluster, strategy, stage, gradients)
-    weights = sum(kind.weight_bytes for kind in kinds) / strategy.tensor
-    return _along_copies("reduce_scatter", cluster, strategy, stage, gradients) + _along_copies(
-        "all_gather", cluster, strategy, stage, weights
-    )
+        return gradients
+    own = sum(kind.experts.weight_bytes for kind in kinds if kind.experts is not None)
+    weights = sum(kind.weight_bytes for kind in kinds) - own
+    return gradients + _along_copies("all_gather", cluster, strategy, stage, weights, own)
+
+
+def _gradient_seconds(
+    kinds: Sequence[LayerKind], cluster: Cluster, strategy: Strategy, stage: int
+) -> float:
+    """Until the copies have summed the gradients of some layers, all of them together."""
+    own = sum(kind.experts.gradient_bytes for kind in kinds if kind.experts is not None)
+    gradients = sum(kind.gradient_bytes for kind in kinds) - own
+    collective = "reduce_scatter" if strategy.memory.shard_slots else "all_reduce"
+    return _along_copies(collective, cluster, strategy, stage, gradients, own)
+
+
+def _exposed_seconds(model: Model, cluster: Cluster, strategy: Strategy, stage: int) -> float:
+    """From the end of a stage's last backward pass until all its gradients are summed.
+
+    A layer's are summed once it has them and those after it are summed. Behind a second of what
+    layers compute, `Cluster.overlap` seconds of sums can hide; what layers exchange hides nothing.
+    """
+    table = model.table
+    names = {cluster.devices[rank].name for rank in strategy.stage(stage)}
+    known: dict[str, tuple[float, float]] = {}
+    computed = summed = 0.0
+    for layer in reversed(strategy.runs[stage]):
+        name = table.layers[layer]
+        if name not in known:
+            least = _computed(model, strategy, name, names, min)
+            backward = least.backward + (least.forward if strategy.memory.recompute else 0.0)
+            summing = _gradient_seconds([table.kinds[name]], cluster, strategy, stage)
+            known[name] = cluster.overlap * backward, summing
+        hiding, summing = known[name]
+        computed += hiding
+        summed = max(summed, computed) + summing
+    return summed - computed
 
 
 def sent_seconds(model: Model, strategy: Strategy) -> list[float]:
@@ -100,49 +171,39 @@ def transfer_rates(model: Model, strategy: Strategy) -> list[float]:
     return found
 
 
-def _tensor_sum(cluster: Cluster, strategy: Strategy, stage: int, num_bytes: float) -> float:
-    return _of_groups("all_reduce", TENSOR, strategy.tensor, cluster, strategy, stage, num_bytes)
-
-
 def _along_copies(
-    kind: str, cluster: Cluster, strategy: Strategy, stage: int, num_bytes: float
+    kind: str, cluster: Cluster, strategy: Strategy, stage: int, dense: float, own: float
 ) -> float:
-    return _of_groups(kind, DATA, strategy.data, cluster, strategy, stage, num_bytes)
+    """Of bytes that all copies have of the whole stage, and of those of experts."""
+    dense /= strategy.tensor
+    own /= strategy.tensor * strategy.experts
+    if strategy.experts == 1:
+        return _of_groups(kind, (GROUPS,), cluster, strategy, stage, dense + own)
+    return _of_groups(kind, (GROUPS, EXPERTS), cluster, strategy, stage, dense) + _of_groups(
+        kind, (GROUPS,), cluster, strategy, stage, own
+    )
 
 
 def _of_groups(
     kind: str,
     axes: tuple[int, ...],
-    size: int,
     cluster: Cluster,
     strategy: Strategy,
     stage: int,
     num_bytes: float,
 ) -> float:
     """Of all groups of the stage at once, beside those of stages on the same machines."""
-    if not num_bytes or size == 1:
+    sizes = strategy.data // strategy.experts, strategy.experts, strategy.tensor
+    if not num_bytes or all(sizes[axis - 1] == 1 for axis in axes):
         return 0.0
-    ranks = _beside(cluster, strategy, stage % strategy.actors)
-    mesh = Mesh.of([len(ranks) // strategy.data // strategy.tensor, strategy.data, strategy.tensor])
-    along = tuple(axis + 1 for axis in axes)
-    return collective_seconds(kind, along, num_bytes, mesh, _part(cluster, ranks))
+    beside = parts_of_actors(cluster, strategy.ranks, strategy.actors)[stage % strategy.actors]
+    mesh = _mesh((beside.size // math.prod(sizes), *sizes))
+    return collective_seconds(kind, axes, num_bytes, mesh, beside)
 
 
-@functools.lru_cache(maxsize=4096)
-def _beside(cluster: Cluster, strategy: Strategy, actor: int) -> tuple[int, ...]:
-    """The ranks of an actor, and of those that share a machine with it: their groups share links.
-
-    An actor within one machine has the links to itself, as those of a switch are.
-    """
-    machines = [{cluster.machines[r] for r in strategy.stage(a)} for a in range(strategy.actors)]
-    own = machines[actor]
-    near = [a for a, others in enumerate(machines) if a == actor or len(own) > 1 and own & others]
-    return functools.reduce(operator.add, map(strategy.stage, near))
-
-
-@functools.lru_cache(maxsize=4096)
-def _part(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
-    return cluster.part(ranks)
+@functools.lru_cache(maxsize=1024)
+def _mesh(sizes: tuple[int, ...]) -> Mesh:
+    return Mesh.of(sizes)
 
 
 @functools.lru_cache(maxsize=64)

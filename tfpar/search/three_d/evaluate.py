@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from tfpar.search.problem import Progress
 from tfpar.search.three_d.durations import widest_link
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.price import quick_seconds, simulated
+from tfpar.search.three_d.price import bound_seconds, simulated
 from tfpar.search.three_d.space import Degrees, Point, Space
 from tfpar.search.three_d.strategy import Strategy
-from tfpar.search.three_d.table import Case
-from tfpar.spec import MemoryLimitError
+from tfpar.search.three_d.table import Case, Experts, LayerKind
+from tfpar.search.three_d.too_large import too_large
 
-FINALISTS = 8
-"""How many strategies are simulated: of a ranking by formulas the best ones."""
+PATIENCE = 16
+"""After how many strategies in a row that are no better a search simulates no more of them. Bounds
+are nearly what is simulated where few transfers meet; where many do, more have to be tried."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Priced:
-    """A strategy and the seconds of a step: by formulas, and as simulated if that was done."""
+    """A strategy and the seconds of a step: a bound, and as simulated if that was done."""
 
     strategy: Strategy
-    quick_s: float
+    bound_s: float
     simulated_s: float = math.nan
 
 
@@ -35,7 +38,7 @@ class Found:
         best: the strategy that is fastest as simulated.
         finalists: all that were simulated, the fastest first.
         evaluated: how many points were priced.
-        complete: every point was priced, or cannot be better than the best one.
+        complete: every point was simulated, or cannot be better than the best one.
     """
 
     best: Priced
@@ -45,85 +48,154 @@ class Found:
 
 
 class Evaluation:
-    """The points of a space, priced by equations 1 to 4, each once."""
+    """The points of a space, each bounded once, and simulated once if that is asked for.
 
-    def __init__(self, space: Space) -> None:
+    Args:
+        progress: is told of each point that is priced.
+
+    Attributes:
+        best_s: the least seconds that were simulated.
+    """
+
+    def __init__(self, space: Space, progress: Progress | None = None) -> None:
         self.space = space
+        self._progress = progress
         self.found: dict[Point, Priced | None] = {}
+        self.best_s = math.inf
         self._given: list[Priced] = []
+        self._simulated: dict[Strategy, float] = {}
 
     def price(self, point: Point) -> float:
-        """Seconds of a step; infinite if the point does not fit into memory."""
+        """Seconds that a step takes at least; infinite if the point does not fit into memory."""
         if point not in self.found:
-            strategy = self.space.strategy(point)
-            self.found[point] = (
-                None
-                if strategy is None
-                else Priced(strategy, quick_seconds(self.space.model, strategy))
-            )
+            found = self.space.bounded(point)
+            self.found[point] = None if found is None else Priced(*found)
+            if self._progress is not None:
+                what = point.degrees.on(self.space.model.cluster.size)
+                self._progress(what, len(self.found))
         known = self.found[point]
-        return math.inf if known is None else known.quick_s
+        return math.inf if known is None else known.bound_s
+
+    def simulate(self, point: Point) -> float:
+        """Seconds of a step; infinite if the point does not fit into memory."""
+        self.price(point)
+        known = self.found[point]
+        return math.inf if known is None else self._simulate(known)
 
     def add(self, strategies: Iterable[Strategy]) -> None:
         """Let these be compared at the end too."""
         model = self.space.model
-        self._given += [Priced(one, quick_seconds(model, one)) for one in strategies]
+        self._given += [Priced(one, bound_seconds(model, one)) for one in strategies]
 
     def ranked(self) -> list[Priced]:
-        """All that fit, the fastest first; of equal ones the one that was priced first."""
+        """All that fit, those with the least bound first; of equal ones what was priced first."""
         priced = [priced for priced in self.found.values() if priced is not None]
-        return sorted([*self._given, *priced], key=lambda priced: priced.quick_s)
+        return sorted([*self._given, *priced], key=lambda priced: priced.bound_s)
 
-    def chosen(self, complete: bool = False) -> Found:
-        """What a search ends with that has priced these points.
+    def chosen(self, patience: float = PATIENCE, over: Callable[[], bool] = lambda: False) -> Found:
+        """What a search ends with that has priced these points: the fastest of them as simulated.
+
+        Those with the least bound are simulated first, until the next one cannot be better.
+
+        Args:
+            patience: after how many in a row that are no better no more are simulated.
+            over: whether the time is; then no more are simulated either.
 
         Raises:
             MemoryLimitError: none of them fits.
         """
         ranked = self.ranked()
-        model = self.space.model
         if not ranked:
-            raise MemoryLimitError(
-                f"None of {len(self.found)} strategies fits into the memory of "
-                f"{model.cluster.name!r}. Use smaller microbatches, recompute, or more devices.",
-                math.inf,
-            )
-        finalists = _decide(model, [*ranked[:FINALISTS], *self._given])
-        return Found(finalists[0], finalists, len(self.found), complete)
+            raise too_large(self.space, len(self.found))
+        for priced in self._given:
+            self._simulate(priced)
+        idle, complete = 0, True
+        for priced in ranked:
+            if priced.bound_s >= self.best_s:
+                break
+            if self._simulated and (idle >= patience or over()):
+                complete = False
+                break
+            before = self.best_s
+            idle = 0 if self._simulate(priced) < before else idle + 1
+        finalists = {
+            priced.strategy: dataclasses.replace(priced, simulated_s=seconds)
+            for priced in ranked
+            if (seconds := self._simulated.get(priced.strategy)) is not None
+        }
+        ordered = tuple(sorted(finalists.values(), key=lambda priced: priced.simulated_s))
+        return Found(ordered[0], ordered, len(self.found), complete)
 
-
-def _decide(model: Model, candidates: Iterable[Priced]) -> tuple[Priced, ...]:
-    """Candidates as simulated, the fastest first."""
-    found = {
-        priced.strategy: dataclasses.replace(
-            priced, simulated_s=simulated(model, priced.strategy).seconds
-        )
-        for priced in candidates
-    }
-    return tuple(sorted(found.values(), key=lambda priced: priced.simulated_s))
+    def _simulate(self, priced: Priced) -> float:
+        if priced.strategy not in self._simulated:
+            seconds = simulated(self.space.model, priced.strategy).seconds
+            self._simulated[priced.strategy] = seconds
+            self.best_s = min(self.best_s, seconds)
+        return self._simulated[priced.strategy]
 
 
 def lower_bound(model: Model, degrees: Degrees) -> float:
-    """Seconds that no placement of these degrees is below, by equations 1 to 4.
+    """Seconds that no placement of these degrees is below, as simulated.
 
-    Every layer on the device that is fastest with it, the slowest actor no faster than the mean;
-    the gradients of an actor no fewer than the mean, on rings of the cluster's widest link.
+    Every layer on the device that is fastest with it, without what ranks exchange: W seconds of a
+    microbatch, of M, in A actors. Some actor computes all microbatches in no less than the mean,
+    and then its gradients are summed, no fewer than the mean, on rings of the cluster's widest
+    link, hidden behind no more than a microbatch of it. That an actor is slower hides no more than
+    it takes. In 1F1B some microbatch goes through all stages besides (`_of_1f1b`).
     """
-    data, tensor, microbatch, virtual = degrees
-    table, actors = model.table, model.cluster.size // (data * tensor)
-    names = {device.name for device in model.cluster.devices}
-    cases = [Case(name, tensor, microbatch) for name in names]
-    least = {
-        name: min(sum(table.passes(name, case)) for case in cases) for name in set(table.layers)
-    }
-    whole = sum(least[layer] for layer in table.layers)
+    data, tensor, microbatch, virtual, experts = degrees
+    table, cluster = model.table, model.cluster
+    actors = cluster.size // (data * tensor)
+    names = {device.name for device in cluster.devices}
+    cases = [Case(name, tensor, microbatch, experts) for name in names]
+    counts = collections.Counter(table.layers)
+    each = {name: [table.passes(name, case) for case in cases] for name in counts}
+    whole = sum(count * min(map(sum, each[name])) for name, count in counts.items())
+    passes = [one for found in each.values() for one in found if sum(one)]
     microbatches = model.batch // (data * microbatch)
-    pipeline = (microbatches - 1 / virtual) * whole / actors + whole / virtual
-    if data == 1:
-        return pipeline
-    kinds = [table.kind(layer) for layer in range(len(table))]
-    gradients = sum(kind.gradient_bytes for kind in kinds)
-    moved = 2 * gradients
-    if any(kind.slot_bytes for kind in kinds):
-        moved = min(moved, gradients + sum(kind.weight_bytes for kind in kinds))
-    return pipeline + moved / actors / tensor / widest_link(model.cluster)
+    pipeline = whole
+    if virtual == 1:
+        forward = max((one.forward / sum(one) for one in passes), default=0.0)
+        pipeline = _of_1f1b(whole, actors, microbatches, forward)
+    moved = sum(count * _moved_bytes(table.kinds[name], degrees) for name, count in counts.items())
+    summing = moved / tensor / widest_link(cluster)
+    exposed = max(0.0, summing - cluster.overlap * whole)
+    return max(pipeline, (microbatches * whole + exposed) / actors)
+
+
+def _of_1f1b(whole: float, actors: int, microbatches: int, forward: float) -> float:
+    """Of stages that take `whole` seconds of a microbatch together, cut as is best.
+
+    With t_i of each, T is no less than what comes before and after stage i and all it does,
+    sum_{j < i} t_j + M t_i, which is least where all these are equal; nor than a microbatch that
+    goes through all, and what stage i then has left to do: W + (M - 1) t_i less the forward passes
+    that it has done meanwhile, of as many more microbatches as it may have in flight.
+
+    Args:
+        forward: what part of a layer's seconds the forward pass is, at most.
+    """
+    filled = whole / (1 - (1 - 1 / microbatches) ** actors)
+    left = [
+        microbatches - 1 - forward * (min(microbatches, actors - stage) - 1)
+        for stage in range(actors)
+    ]
+    through = whole
+    if min(left) > 0:
+        through += whole / sum(1 / more for more in left)
+    return max(filled, through)
+
+
+def _moved_bytes(kind: LayerKind, degrees: Degrees) -> float:
+    """That each rank sends at least to sum a layer's gradients over all copies, in a ring; those of
+    experts over the copies with the same ones."""
+    own = kind.experts or Experts()
+    dense = kind.gradient_bytes - own.gradient_bytes, kind.weight_bytes - own.weight_bytes
+    groups = degrees.data // degrees.experts
+    return (1 - 1 / degrees.data) * _least_moved(*dense, kind) + (1 - 1 / groups) * _least_moved(
+        own.gradient_bytes, own.weight_bytes, kind
+    ) / degrees.experts
+
+
+def _least_moved(gradients: float, weights: float, kind: LayerKind) -> float:
+    """By an all-reduce, or a reduce-scatter and a gather of the weights where slots are sharded."""
+    return min(2 * gradients, gradients + weights) if kind.slot_bytes else 2 * gradients

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterable
 
+from tfpar.search.problem import Progress
 from tfpar.search.three_d.evaluate import Evaluation, Found, lower_bound
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.space import Space
+from tfpar.search.three_d.space import Point, Space
 from tfpar.search.three_d.strategy import Strategy
 
 
 def exhaustive(
-    model: Model, *, seconds: float = math.inf, starts: Iterable[Strategy] = ()
+    model: Model,
+    *,
+    seconds: float = math.inf,
+    starts: Iterable[Strategy] = (),
+    progress: Progress | None = None,
 ) -> Found:
-    """The best strategy of all by equations 1 to 4; of the best few, the fastest as simulated.
+    """The best strategy of all as simulated.
 
     Args:
         seconds: after which the search ends with what it has.
         starts: strategies that are among those that are compared at the end.
+        progress: is told of each point that is priced.
 
     Raises:
         PlanError: there is none; a MemoryLimitError if none fits.
     """
     deadline = time.monotonic() + seconds
+
+    def over() -> bool:
+        return time.monotonic() > deadline
+
     space = Space(model)
-    evaluation = Evaluation(space)
+    evaluation = Evaluation(space, progress)
     evaluation.add(starts)
     bounds = {degrees: lower_bound(model, degrees) for degrees in space.degrees}
-    best, complete = math.inf, True
+    complete = True
     for degrees in sorted(bounds, key=bounds.__getitem__):
-        if bounds[degrees] > best:
+        if bounds[degrees] >= evaluation.best_s:
             break
+        best: tuple[float, Point] | None = None
         for point in space.points(degrees):
-            if time.monotonic() > deadline:
+            if over():
                 complete = False
                 break
-            best = min(best, evaluation.price(point))
-    return evaluation.chosen(complete)
+            bound = evaluation.price(point)
+            if best is None or bound < best[0]:
+                best = bound, point
+        if best is not None and best[0] < evaluation.best_s:
+            evaluation.simulate(best[1])
+    found = evaluation.chosen(math.inf, over)
+    return dataclasses.replace(found, complete=found.complete and complete)

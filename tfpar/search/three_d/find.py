@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tfpar.search.problem import Progress
 from tfpar.search.three_d.anneal import ITERATIONS, anneal
 from tfpar.search.three_d.baselines import megatron
 from tfpar.search.three_d.evaluate import Found
@@ -21,18 +22,23 @@ def find(
     seed: int = 0,
     iterations: int = ITERATIONS,
     seconds: float = math.inf,
+    progress: Progress | None = None,
 ) -> Found:
-    """The strategy that takes least as simulated, of those that equations 1 to 4 rank first.
+    """The strategy that takes least as simulated, of those that searches come upon.
 
     Megatron's heuristic is among what is simulated: what is found is never worse.
 
     Args:
-        seconds: after which the search ends with what it has.
+        seconds: after which the search ends with what it has. The same seed finds the same as long
+            as it does not end so.
+        progress: is told of each point that is priced: (degrees, points priced so far).
 
     Raises:
         PlanError: there is none; a MemoryLimitError if none fits.
     """
     starts = megatron(model)
     if Space(model).num_points <= FEW:
-        return exhaustive(model, seconds=seconds, starts=starts)
-    return anneal(model, seed=seed, iterations=iterations, seconds=seconds, starts=starts)
+        return exhaustive(model, seconds=seconds, starts=starts, progress=progress)
+    return anneal(
+        model, seed=seed, iterations=iterations, seconds=seconds, starts=starts, progress=progress
+    )

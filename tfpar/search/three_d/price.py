@@ -13,6 +13,8 @@ of its t_i, and fills and drains the pipeline with one of them:
     eq. 4'  T_pipeline = (M - 1 / v) max_a T_a + sum_i c_i (K / v - 1) / (K - 1) + sum_i t_i / v
 
 which is eq. 4 for v = 1, and (M v + K / v - 1) t for equal stages (Narayanan et al. 2021, §2.2).
+T_a is no less than what the actor sends of a microbatch: that hides behind what it computes, and
+nothing hides behind nothing. Where transfers are not overlapped, they are in t_i, and c_i is 0.
 
 The simulation (`cost.pipeline`) has the same durations, but lets a stage's gradients travel while
 others still compute, gives transfers the links that they share, and takes the fastest of the
@@ -22,8 +24,15 @@ link alone counts, and not their sum.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from tfpar.cluster.description import Cluster
+from tfpar.cost.critical_path import Shape, least_seconds
+from tfpar.cost.merged import merged
 from tfpar.cost.pipeline import simulate
 from tfpar.cost.stages import Network, StageCost
 from tfpar.cost.timeline import Timeline
@@ -45,10 +54,10 @@ def quick_seconds(model: Model, strategy: Strategy) -> float:
     """
     cluster = one_ring(model.cluster)
     microbatches = model.microbatches(strategy)
-    sent = [2 * seconds for seconds in sent_seconds(model, strategy)]
-    stages = [
-        passes_of_copies(model, cluster, strategy, s, run) for s, run in enumerate(strategy.runs)
-    ]
+    stages = _passes(model, cluster, strategy)
+    sent = [0.0] * (strategy.stages - 1)
+    if strategy.overlap.transfers:
+        sent = [2 * seconds for seconds in sent_seconds(model, strategy)]
     copies = zip(*([sum(passes) for passes in stage] for stage in stages), strict=True)
     pipeline = max(
         pipeline_seconds(own, sent, count, strategy.virtual)
@@ -58,6 +67,20 @@ def quick_seconds(model: Model, strategy: Strategy) -> float:
     return pipeline + max(
         sum(syncs[s] for s in strategy.stages_of(actor)) for actor in range(strategy.actors)
     )
+
+
+def _passes(model: Model, cluster: Cluster, strategy: Strategy) -> list[list[Passes]]:
+    """Of each copy of each stage, with what it sends if it computes nothing then."""
+    stages = [
+        passes_of_copies(model, cluster, strategy, s, run) for s, run in enumerate(strategy.runs)
+    ]
+    if strategy.overlap.transfers:
+        return stages
+    sent = [0.0, *sent_seconds(model, strategy), 0.0]
+    return [
+        [Passes(forward + sent[s + 1], backward + sent[s]) for forward, backward in copies]
+        for s, copies in enumerate(stages)
+    ]
 
 
 def pipeline_seconds(
@@ -70,7 +93,12 @@ def pipeline_seconds(
         sent_seconds: of a microbatch from each stage to the next, and back.
     """
     actors = len(stage_seconds) // virtual
-    slowest = max(sum(stage_seconds[actor::actors]) for actor in range(actors))
+    ends = [0.0, *sent_seconds, 0.0]
+    sending = [(before + after) / 2 for before, after in itertools.pairwise(ends)]
+    slowest = max(
+        max(sum(stage_seconds[actor::actors]), sum(sending[actor::actors]))
+        for actor in range(actors)
+    )
     exposed = sum(sent_seconds)
     if virtual > 1:
         exposed *= (actors - 1) / len(sent_seconds)
@@ -89,55 +117,104 @@ def simulated(model: Model, strategy: Strategy, schedule: str | None = None) -> 
     Raises:
         PlanError: the table has no times for it, or it does not fit the model.
     """
-    microbatches = model.microbatches(strategy)
-    stages = [
-        passes_of_copies(model, model.cluster, strategy, s, run)
-        for s, run in enumerate(strategy.runs)
+    timelines = [
+        simulate(
+            task_graph(
+                generate(
+                    schedule or copy.shape.schedule,
+                    strategy.actors,
+                    copy.shape.microbatches,
+                    strategy.virtual,
+                ),
+                StageGraph(strategy.stages, copy.links),
+            ),
+            copy.costs,
+            copy.network,
+        )
+        for copy in _copies(model, strategy)
     ]
-    if schedule is None:
-        schedule = "1f1b" if strategy.virtual == 1 else "interleaved"
-    if not strategy.shares:
-        slowest = [
-            Passes(max(p.forward for p in copies), max(p.backward for p in copies))
-            for copies in stages
-        ]
-        return _simulated(model, strategy, slowest, microbatches[0], schedule)
-    copies = dict.fromkeys(zip(zip(*stages, strict=True), microbatches, strict=True))
-    timelines = [_simulated(model, strategy, own, count, schedule) for own, count in copies]
     return max(timelines, key=lambda timeline: timeline.seconds)
 
 
-def _simulated(
-    model: Model, strategy: Strategy, stages: Sequence[Passes], microbatches: int, schedule: str
-) -> Timeline:
-    """One copy, beside others that send at the same time.
+def bound_seconds(model: Model, strategy: Strategy) -> float:
+    """Seconds that `simulated` is not below, found ten times as quickly (`cost.critical_path`).
 
-    Args:
-        stages: of a microbatch in each.
+    Raises:
+        PlanError: the table has no times for it, or it does not fit the model.
     """
-    costs, links, pairs = [], [], {}
-    for s, run in enumerate(strategy.runs):
-        kinds = [model.table.kind(layer) for layer in run]
-        costs.append(
-            StageCost(
-                {"F": stages[s].forward, "B": stages[s].backward},
-                fixed_bytes=sum(held_bytes(kind, strategy) for kind in kinds),
-                kept_bytes=sum(kept_bytes(kind, strategy) for kind in kinds),
-                working_bytes={"B": max(again_bytes(kind, strategy) for kind in kinds)},
-                reduction_s=sync_seconds(model, model.cluster, strategy, s),
-            )
+    return max(least_seconds(*copy) for copy in _copies(model, strategy))
+
+
+class _Copy(NamedTuple):
+    """A copy of the pipeline, beside others that send at the same time."""
+
+    shape: Shape
+    costs: tuple[StageCost, ...]
+    links: tuple[StageLink, ...]
+    network: Network | None
+
+
+def _copies(model: Model, strategy: Strategy) -> list[_Copy]:
+    """Those that may be the slowest: with equal shares one whose stages are the slowest of all."""
+    microbatches = model.microbatches(strategy)
+    stages = _passes(model, model.cluster, strategy)
+    if strategy.shares:
+        each = dict.fromkeys(zip(zip(*stages, strict=True), microbatches, strict=True))
+    else:
+        slowest = tuple(
+            Passes(max(p.forward for p in copies), max(p.backward for p in copies))
+            for copies in stages
         )
-        if s + 1 < strategy.stages:
-            senders, readers = strategy.stage(s), strategy.stage(s + 1)
-            num_bytes = kinds[-1].sent_bytes * strategy.microbatch * len(senders)
-            links.append(StageLink(s, s + 1, num_bytes, num_bytes))
-            part = 1 / len(senders)
-            there = [(a, b, part) for a, b in zip(senders, readers, strict=True)]
-            pairs[s, s + 1] = there
-            pairs[s + 1, s] = [(b, a, part) for a, b, _ in there]
-    network = Network.of(model.cluster, pairs) if pairs else None
-    graph = task_graph(
-        generate(schedule, strategy.actors, microbatches, strategy.virtual),
-        StageGraph(strategy.stages, tuple(links)),
+        each = {(slowest, microbatches[0]): None}
+    links, network = _sent(model, strategy)
+    unpriced = [_cost(model, strategy, s) for s in range(strategy.stages)]
+    return [
+        _Copy(
+            Shape(strategy.actors, count, strategy.virtual),
+            tuple(
+                dataclasses.replace(cost, seconds={"F": passes.forward, "B": passes.backward})
+                for cost, passes in zip(unpriced, own, strict=True)
+            ),
+            links,
+            network,
+        )
+        for own, count in each
+    ]
+
+
+def _cost(model: Model, strategy: Strategy, stage: int) -> StageCost:
+    """What a stage stores, and the sum of its gradients; without its passes."""
+    kinds = [model.table.kind(layer) for layer in strategy.runs[stage]]
+    return StageCost(
+        {},
+        fixed_bytes=sum(held_bytes(kind, strategy) for kind in kinds),
+        kept_bytes=sum(kept_bytes(kind, strategy) for kind in kinds),
+        working_bytes={"B": max(again_bytes(kind, strategy) for kind in kinds)},
+        reduction_s=sync_seconds(model, model.cluster, strategy, stage),
     )
-    return simulate(graph, costs, network)
+
+
+def _sent(model: Model, strategy: Strategy) -> tuple[tuple[StageLink, ...], Network | None]:
+    """What goes from each stage to the next and back, and over which links."""
+    size = strategy.data * strategy.tensor * strategy.microbatch
+    links = []
+    for s, run in enumerate(strategy.runs[:-1]):
+        num_bytes = model.table.kind(run[-1]).sent_bytes * size
+        links.append(StageLink(s, s + 1, num_bytes, num_bytes))
+    # What is not overlapped is in the seconds of tasks.
+    if not links or not strategy.overlap.transfers:
+        return tuple(links), None
+    return tuple(links), _network(model.cluster, strategy.ranks, strategy.actors, strategy.virtual)
+
+
+@functools.lru_cache(maxsize=256)
+def _network(cluster: Cluster, ranks: tuple[int, ...], actors: int, virtual: int) -> Network:
+    """From each rank of an actor to the same one of the next, and back."""
+    size = len(ranks) // actors
+    stages = [ranks[s % actors * size :][:size] for s in range(actors * virtual)]
+    pairs = {}
+    for s, (senders, readers) in enumerate(itertools.pairwise(stages)):
+        there = [(a, b, 1 / size) for a, b in zip(senders, readers, strict=True)]
+        pairs[s, s + 1] = there
+        pairs[s + 1, s] = [(b, a, part) for a, b, part in there]
+    return merged(Network.of(cluster, pairs))

@@ -1,10 +1,11 @@
 """The strategies that a search chooses from (auto3d, §4.1 and §4.4).
 
 A point says everything but the layers of the stages, which `pipe_dp` finds, the shares of copies
-that are not equally fast, and what is done to store less: slots are sharded where a step then takes
-less or else does not fit, layers are computed again where nothing else fits. Placement is a tiling
-with dominoes: machines are rows of devices, and a stage is a domino of data x tensor of them. As
-many equal machines as there are copies are a block, in which the dominoes lie or stand:
+that are not equally fast, what is done to store less, and what is overlapped: slots are sharded
+where a step then takes less or else does not fit, layers are computed again where nothing else
+fits, gradients are summed during the backward pass where less of that is then waited for. Placement
+is a tiling with dominoes: machines are rows of devices, and a stage is a domino of data x tensor of
+them. As many equal machines as there are copies are a block, in which the dominoes lie or stand:
 
     2 data x 2 tensor, 2 machines of 4        lying    0 0 0 0    standing    0 0 1 1
                                                        1 1 1 1                0 0 1 1
@@ -25,11 +26,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Node
-from tfpar.search.three_d.assign import assigned, even_counts, shared
+from tfpar.search.three_d.assign import assigned, even_counts, overlapped, shared
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.price import quick_seconds
+from tfpar.search.three_d.price import bound_seconds
 from tfpar.search.three_d.stored import fits
-from tfpar.search.three_d.strategy import Memory, Strategy
+from tfpar.search.three_d.strategy import Memory, Overlap, Strategy
 from tfpar.search.three_d.table import Case
 from tfpar.spec import PlanError
 
@@ -47,6 +48,15 @@ class Degrees(NamedTuple):
     tensor: int
     microbatch: int
     virtual: int = 1
+    experts: int = 1
+
+    def on(self, devices: int) -> str:
+        """Them and the number of stages, as text."""
+        actors = devices // (self.data * self.tensor)
+        return (
+            f"{actors} stages x {self.data} data x {self.tensor} tensor, microbatches of "
+            f"{self.microbatch}"
+        )
 
 
 class Point(NamedTuple):
@@ -127,7 +137,13 @@ class Space:
         return Point(degrees, order, (False,) * self._num_blocks(degrees, order))
 
     def strategy(self, point: Point) -> Strategy | None:
-        """The point with its layers in stages, as fast as it can be by equations 1 to 4.
+        """As of `bounded`."""
+        found = self.bounded(point)
+        return None if found is None else found[0]
+
+    def bounded(self, point: Point) -> tuple[Strategy, float] | None:
+        """The point with its layers in stages, as fast as it can be by equations 1 to 4, and the
+        seconds that it takes at least (`price.bound_seconds`): of several the one with the least.
 
         Returns:
             None if it needs more memory than there is.
@@ -141,13 +157,15 @@ class Space:
                 for finished in self._finished(strategy, memory)
             ]
             if found:
-                return min(found, key=lambda one: quick_seconds(self.model, one))
+                each = [(one, bound_seconds(self.model, one)) for one in found]
+                return min(each, key=lambda pair: pair[1])
         return None
 
     def _finished(self, strategy: Strategy, memory: Memory) -> Iterator[Strategy]:
         """With equal shares, and with others if they differ."""
         found = assigned(self.model, dataclasses.replace(strategy, memory=memory))
         if found is not None:
+            found = overlapped(self.model, found)
             yield found
             uneven = shared(self.model, found)
             if uneven is not found and fits(self.model, uneven):
@@ -186,11 +204,17 @@ class Space:
 
 
 def even(model: Model, degrees: Degrees, ranks: tuple[int, ...] = ()) -> Strategy:
-    """With as many layers in each stage as can be, and by default on ranks in their order."""
-    data, tensor, microbatch, virtual = degrees
+    """With as many layers in each stage as can be, and by default on ranks in their order.
+
+    Transfers are overlapped where devices compute beside sending.
+    """
+    data, tensor, microbatch, virtual, experts = degrees
     stages = model.cluster.size // (data * tensor) * virtual
     counts = even_counts(len(model.table), stages)
-    return Strategy(data, tensor, microbatch, counts, ranks, virtual)
+    overlap = Overlap(transfers=model.cluster.overlap > 0)
+    return Strategy(
+        data, tensor, microbatch, counts, ranks, virtual, experts=experts, overlap=overlap
+    )
 
 
 def _alike(model: Model) -> list[list[Row]]:
@@ -211,8 +235,12 @@ def _degrees(model: Model) -> Iterator[Degrees]:
     names = {device.name for device in model.cluster.devices}
     first = table.kind(0).seconds
     for tensor, microbatch in sorted({(case.tensor, case.microbatch) for case in first}):
-        known = all(table.has(Case(name, tensor, microbatch)) for name in names)
-        if not known or size % tensor:
+        experts = [
+            degree
+            for degree in table.expert_degrees
+            if all(table.has(Case(name, tensor, microbatch, degree)) for name in names)
+        ]
+        if not experts or size % tensor:
             continue
         for data in range(1, size // tensor + 1):
             stages, rest = divmod(size // tensor, data)
@@ -222,14 +250,23 @@ def _degrees(model: Model) -> Iterator[Degrees]:
             for virtual in VIRTUAL:
                 if virtual == 1 or 1 < stages <= microbatches:
                     if stages * virtual <= len(table):
-                        yield Degrees(data, tensor, microbatch, virtual)
+                        for degree in experts:
+                            if data % degree == 0:
+                                yield Degrees(data, tensor, microbatch, virtual, degree)
 
 
 def _orders(counts: list[int]) -> Iterator[tuple[int, ...]]:
-    """All sequences with as many of each kind."""
-    if not any(counts):
-        yield ()
-    for kind, count in enumerate(counts):
-        if count:
-            rest = [n - (other == kind) for other, n in enumerate(counts)]
-            yield from ((kind, *order) for order in _orders(rest))
+    """All sequences with as many of each kind, in lexical order.
+
+    A loop: clusters have more machines than calls can be nested.
+    """
+    order = [kind for kind, count in enumerate(counts) for _ in range(count)]
+    last = len(order) - 1
+    while True:
+        yield tuple(order)
+        at = next((i for i in range(last - 1, -1, -1) if order[i] < order[i + 1]), None)
+        if at is None:
+            return
+        larger = next(i for i in range(last, at, -1) if order[i] > order[at])
+        order[at], order[larger] = order[larger], order[at]
+        order[at + 1 :] = reversed(order[at + 1 :])

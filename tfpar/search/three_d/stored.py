@@ -38,9 +38,24 @@ def fits(model: Model, strategy: Strategy) -> bool:
 
 
 def held_bytes(kind: LayerKind, strategy: Strategy) -> float:
-    """That a rank stores of a layer all the time."""
-    shared = kind.slot_bytes if strategy.memory.shard_slots else 0.0
-    return (kind.fixed_bytes - shared + shared / strategy.data) / strategy.tensor
+    """That a rank stores of a layer all the time.
+
+    Of experts it has its part alone, whose slots only the copies with the same part share.
+    """
+    shards, experts = strategy.memory.shard_slots, kind.experts
+    if experts is None:
+        held = _with_slots(kind.fixed_bytes, kind.slot_bytes if shards else 0.0, strategy.data)
+        return held / strategy.tensor
+    slots, own = (kind.slot_bytes, experts.slot_bytes) if shards else (0.0, 0.0)
+    dense = _with_slots(kind.fixed_bytes - experts.fixed_bytes, slots - own, strategy.data)
+    groups = strategy.data // strategy.experts
+    part = _with_slots(experts.fixed_bytes, own, groups) / strategy.experts
+    return (dense + part) / strategy.tensor
+
+
+def _with_slots(fixed: float, slots: float, copies: int) -> float:
+    """Bytes of a rank if copies share these slots out."""
+    return fixed - slots + slots / copies
 
 
 def kept_bytes(kind: LayerKind, strategy: Strategy) -> float:

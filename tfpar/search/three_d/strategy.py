@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -34,6 +35,29 @@ class Memory(NamedTuple):
         )
 
 
+class Overlap(NamedTuple):
+    """What ranks send while they compute.
+
+    Attributes:
+        gradients: copies sum the gradients of each layer as soon as the backward pass of the last
+            microbatch has them (Li et al. 2020, §3.2); else those of a stage once it has them all.
+        transfers: what goes from stage to stage; else a rank sends first, and then goes on.
+    """
+
+    gradients: bool = False
+    transfers: bool = True
+
+    def __str__(self) -> str:
+        return "".join(
+            text
+            for text, shown in [
+                (", gradients overlapped", self.gradients),
+                (", transfers not overlapped", not self.transfers),
+            ]
+            if shown
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Strategy:
     """How a model is trained on a cluster.
@@ -48,11 +72,15 @@ class Strategy:
         virtual: stages of each actor, which lie as many apart as there are actors.
         shares: microbatches of each copy; by default as many for each.
         memory: what is done to store less.
+        experts: copies that share the experts of each layer out among them. Those copies follow
+            each other; as many groups of them as there are have the same experts.
+        overlap: what is sent while ranks compute.
 
     Raises:
         PlanError: another number of ranks than the degrees need, one of them twice, a stage without
-            layers, stages that actors do not share evenly, or shares that are not one for each
-            copy.
+            layers, stages that actors do not share evenly, copies that do not come out even in
+            groups that share experts, or shares that are not one for each copy, and the same for
+            copies that share experts.
     """
 
     data: int
@@ -63,9 +91,11 @@ class Strategy:
     virtual: int = 1
     shares: tuple[int, ...] = ()
     memory: Memory = Memory()
+    experts: int = 1
+    overlap: Overlap = Overlap()
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "microbatch", "virtual"):
+        for name in ("data", "tensor", "microbatch", "virtual", "experts"):
             integer(name, getattr(self, name), 1)
         if not self.counts or min(self.counts) < 1:
             raise PlanError(f"Stages have {self.counts} layers: each has one at least.")
@@ -85,14 +115,23 @@ class Strategy:
                 f"{self.data} copies cannot run {self.shares} microbatches: give one number above "
                 f"0 for each."
             )
+        if self.data % self.experts:
+            raise PlanError(f"{self.data} copies are no groups of {self.experts} for the experts.")
+        groups = itertools.groupby(range(len(self.shares)), lambda copy: copy // self.experts)
+        if any(len({self.shares[copy] for copy in group}) > 1 for _, group in groups):
+            raise PlanError(
+                f"Copies that share experts run as many microbatches each; of {self.shares} "
+                f"groups of {self.experts} do not."
+            )
 
     def __str__(self) -> str:
         layers = "+".join(map(str, self.counts))
         virtual = f" of {self.virtual} parts" if self.virtual > 1 else ""
         shares = f", {'+'.join(map(str, self.shares))} of them" if self.shares else ""
+        experts = f", experts over {self.experts}" if self.experts > 1 else ""
         return (
-            f"{self.actors} stages{virtual} x {self.data} data x {self.tensor} tensor, "
-            f"microbatches of {self.microbatch}{shares}, layers {layers}{self.memory}"
+            f"{self.actors} stages{virtual} x {self.data} data x {self.tensor} tensor{experts}, "
+            f"microbatches of {self.microbatch}{shares}, layers {layers}{self.memory}{self.overlap}"
         )
 
     @property
@@ -110,7 +149,7 @@ class Strategy:
         """Number of ranks."""
         return self.actors * self.data * self.tensor
 
-    @property
+    @functools.cached_property
     def runs(self) -> tuple[range, ...]:
         """The layers of each stage."""
         ends = itertools.accumulate(self.counts)

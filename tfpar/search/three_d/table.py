@@ -22,11 +22,13 @@ class Case(NamedTuple):
         device: its name.
         tensor: over how many ranks the layer is split.
         microbatch: samples of a microbatch.
+        experts: over how many copies the layer's experts are spread; 1 of a layer without.
     """
 
     device: str
     tensor: int
     microbatch: int
+    experts: int = 1
 
 
 class Passes(NamedTuple):
@@ -37,11 +39,43 @@ class Passes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+    """The experts of a mixture-of-experts layer (GShard: Lepikhin et al. 2021, §2).
+
+    Copies can share them out, each as many: tokens then go to the copy that has their expert, and
+    come back. It is assumed that all experts get as many tokens. Tensor ranks split each expert.
+
+    Attributes:
+        fixed_bytes: of all experts: weights, gradients, slots. Part of the layer's, as the others.
+        gradient_bytes: that those copies sum that have the same experts.
+        routed_bytes: of a sample, the tokens that go to experts, and those that come back: each of
+            the two once in the forward pass, and once in the backward pass.
+        slot_bytes: of `fixed_bytes`, what the optimizer alone reads.
+        weight_bytes: that copies with the same experts gather if they share slots out.
+    """
+
+    fixed_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    routed_bytes: float = 0.0
+    slot_bytes: float = 0.0
+    weight_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            finite(f"experts.{field.name}", getattr(self, field.name))
+
+
+_SHARED = ("fixed_bytes", "gradient_bytes", "slot_bytes", "weight_bytes")
+"""Bytes of a layer that its experts have a part of."""
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerKind:
     """Layers that are alike.
 
     Attributes:
-        seconds: of a microbatch on one rank, without what ranks exchange.
+        seconds: of a microbatch on one rank, without what ranks exchange; of a layer with experts,
+            by the number of copies that share these.
         fixed_bytes: of the whole layer: weights, their gradients, slots of the optimizer.
         gradient_bytes: of the whole layer, that data-parallel ranks sum once a step.
         kept_bytes: of a sample, of the whole layer: what the backward pass reads.
@@ -52,6 +86,7 @@ class LayerKind:
             one of these ranks has all of it. None: the layer cannot be computed again.
         slot_bytes: of `fixed_bytes`, what the optimizer alone reads, which copies can share out.
         weight_bytes: of the whole layer, that they then gather once a step.
+        experts: those of the layer; None: it has none.
     """
 
     seconds: Mapping[Case, Passes]
@@ -63,16 +98,25 @@ class LayerKind:
     input_bytes: float | None = None
     slot_bytes: float = 0.0
     weight_bytes: float = 0.0
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for case, passes in self.seconds.items():
             for name, value in passes._asdict().items():
                 finite(f"seconds[{tuple(case)}].{name}", value)
-        for field in dataclasses.fields(self)[1:]:
+        for field in dataclasses.fields(self)[1:-1]:
             if getattr(self, field.name) is not None:
                 finite(field.name, getattr(self, field.name))
         if self.slot_bytes > self.fixed_bytes:
             raise refused("slot_bytes", self.slot_bytes, f"{self.fixed_bytes:g} at most, all bytes")
+        for name in _SHARED if self.experts is not None else ():
+            part, whole = getattr(self.experts, name), getattr(self, name)
+            if part > whole:
+                raise refused(f"experts.{name}", part, f"{whole:g} at most, the layer's")
+
+    def case(self, case: Case) -> Case:
+        """What its time depends on: nothing of experts if it has none."""
+        return case if self.experts is not None else case._replace(experts=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +154,15 @@ class LayerTable:
         """Seconds of a layer of this kind.
 
         Raises:
-            PlanError: the table has no time for this device, tensor degree and microbatch size.
+            PlanError: the table has no time for this case.
         """
-        found = self.kinds[name].seconds.get(case)
+        kind = self.kinds[name]
+        found = kind.seconds.get(kind.case(case))
         if found is None:
+            experts = f", experts over {case.experts} copies" if case.experts > 1 else ""
             raise PlanError(
                 f"Layers of kind {name!r} have no time on {case.device!r} with tensor degree "
-                f"{case.tensor} and microbatches of {case.microbatch}."
+                f"{case.tensor} and microbatches of {case.microbatch}{experts}."
             )
         return found
 
@@ -127,4 +173,13 @@ class LayerTable:
 
     def has(self, case: Case) -> bool:
         """Whether all layers have a time for it."""
-        return all(case in self.kinds[name].seconds for name in set(self.layers))
+        return all(kind.case(case) in kind.seconds for kind in self.used)
+
+    @property
+    def expert_degrees(self) -> list[int]:
+        """Over how many copies the experts of its layers can be spread: 1, and what it has times
+        of."""
+        found = {
+            case.experts for kind in self.used if kind.experts is not None for case in kind.seconds
+        }
+        return sorted(found | {1})
