@@ -20,12 +20,14 @@ from tfpar.interop.convert import convert_func_graph
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.propagation.shares import seen_by
+from tfpar.rewrite.kinds import build_uneven_program
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, replicated
+from tfpar.spec import Mesh, Partial, Replicate, Shard, UnevenMesh, format_spec, replicated
 
 SEEN_TYPES: set[str] = set()
 """Op types that ran under a rule in this session, and (SPLIT_TYPES) that ran split."""
@@ -89,7 +91,11 @@ class Traced:
         return cls(args, prepared, [t.numpy() for t in outputs])
 
     def run(self, specs, mesh: Mesh, ops: Mapping[str, OpPlan] | None = None) -> Run:
-        """Run with the arguments laid out as `specs` on `mesh`, and `ops` as planned."""
+        """Run with the arguments laid out as `specs` on `mesh`, and `ops` as planned.
+
+        Raises:
+            CannotShare: on an `UnevenMesh`, what does not split so.
+        """
         whole = replicated(mesh.num_axes)
         anchors = Anchors(
             inputs=[whole] * len(self.args),
@@ -97,9 +103,14 @@ class Traced:
             outputs=[whole] * len(self.prepared.graph.outputs),
             ops=ops or {},
         )
-        partitioned = propagate(self.prepared, mesh, anchors)
+        if isinstance(mesh, UnevenMesh):
+            partitioned = propagate(self.prepared, mesh.even, anchors)
+            local = build_uneven_program(partitioned, mesh)
+            partitioned = seen_by(partitioned, mesh.widest)
+        else:
+            partitioned = propagate(self.prepared, mesh, anchors)
+            local = build_local_program(partitioned)
         record(partitioned)
-        local = build_local_program(partitioned)
         emitted = [
             (op.type, sum(max(i.num_bytes, o.num_bytes) for i, o in ends(op)))
             for op in local.graph.ops

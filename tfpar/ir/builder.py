@@ -22,11 +22,15 @@ class GraphBuilder:
     """Appends ops to `graph`, under unique names below the scope given to each call.
 
     `name` is the scope that new ops are put under; set it before emitting.
+
+    Args:
+        rank: where shapes differ between ranks, the one whose shapes those of tensors are.
     """
 
-    def __init__(self, graph: Graph | None = None, name: str = "op") -> None:
+    def __init__(self, graph: Graph | None = None, name: str = "op", rank: int = 0) -> None:
         self.graph = graph if graph is not None else Graph()
         self.name = name
+        self.rank = rank
         self._used: dict[str, int] = {}
 
     def unique_name(self, base: str) -> str:
@@ -89,7 +93,7 @@ class GraphBuilder:
             return self.const(arrays[0], dtype)
         name = dtype or arrays[0].dtype.name
         attrs = {"values": arrays, "dtype": DType(name)}
-        return self.one("RankConst", (), arrays[0].shape, name, attrs)
+        return self.one("RankConst", (), arrays[self.rank].shape, name, attrs)
 
     # --- layout ------------------------------------------------------------------
 
@@ -138,6 +142,19 @@ class GraphBuilder:
             return self.one("Pad", (x, paddings), shape, x.dtype, attrs)
         fill = self.const(False if value is None else value, x.dtype)
         return self.one("PadV2", (x, paddings, fill), shape, x.dtype, attrs)
+
+    def take(self, x: Tensor, index: Tensor, dim: int) -> Tensor:
+        """The entries of `x` along `dim` at `index`, a vector."""
+        shape = list(x.shape)
+        shape[dim] = index.shape[0]
+        attrs = {
+            "Tparams": DType(x.dtype),
+            "Tindices": DType(index.dtype),
+            "Taxis": DType("int32"),
+            "batch_dims": 0,
+        }
+        inputs = (x, index, self.const(dim, "int32"))
+        return self.one("GatherV2", inputs, shape, x.dtype, attrs)
 
     def concat(self, parts: Sequence[Tensor], dim: int) -> Tensor:
         if len(parts) == 1:

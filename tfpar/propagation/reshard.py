@@ -10,7 +10,17 @@ import dataclasses
 import functools
 import math
 
-from tfpar.spec import Mesh, Partial, Placement, Replicate, Shard, Spec, SpecError, local_shape
+from tfpar.spec import (
+    Mesh,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Spec,
+    SpecError,
+    UnevenMesh,
+    local_shape,
+)
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 LOCAL_STEPS = ("slice", "keep_first")
@@ -176,6 +186,8 @@ def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, mesh: Mesh) ->
     """
     if not step.is_collective:
         return 0
+    if isinstance(mesh, UnevenMesh) and mesh.uneven_axis in step.axes:
+        mesh = mesh.widest  # all send blocks of the largest share
     before = local_shape(shape, step.before, mesh)
     if step.kind == "all_reduce":
         return math.prod(before) * itemsize

@@ -22,7 +22,7 @@ from tfpar.rewrite.regions import write_region
 from tfpar.rewrite.reshard import ONCE, emit_step
 from tfpar.rules.local import LocalOp
 from tfpar.rules.rule import SAME
-from tfpar.spec import Mesh, Spec, format_spec, local_shape
+from tfpar.spec import Mesh, Spec, UnevenMesh, format_spec, local_shape
 
 TASK = "Task"
 """An op that calls a part of the program, the function `body`, in which ranks may meet: all of them
@@ -57,6 +57,7 @@ class LocalProgram:
             for which each was.
         specs: of the tensors of a program as it was first written, how they lie, where that is
             known.
+        shapes: of tensors whose shapes differ between ranks, that of each rank; see `shape_on`.
     """
 
     graph: Graph
@@ -68,6 +69,12 @@ class LocalProgram:
     places: dict[Op, Place] = dataclasses.field(default_factory=dict)
     origins: dict[Op, Op] = dataclasses.field(default_factory=dict)
     specs: dict[Tensor, Spec] = dataclasses.field(default_factory=dict)
+    shapes: Mapping[Tensor, Sequence[Shape]] = dataclasses.field(default_factory=dict)
+
+    def shape_on(self, rank: int, tensor: Tensor) -> Shape:
+        """The shape of a local tensor on `rank`."""
+        each = self.shapes.get(tensor)
+        return tensor.shape if each is None else each[rank]
 
     def graphs(self) -> list[Graph]:
         """All graphs in which ranks may meet: that of the program, and those of its tasks."""
@@ -92,7 +99,8 @@ def build_local_program(
         places: of all its ops, if they are in stages. What moves a tensor runs where it is made.
     """
     source = partitioned.graph
-    writer = _Writer(partitioned, GraphBuilder(Graph(functions={})), places)
+    rank = partitioned.mesh.rank if isinstance(partitioned.mesh, UnevenMesh) else 0
+    writer = _Writer(partitioned, GraphBuilder(Graph(functions={}), rank=rank), places)
     return LocalProgram(
         _write_graph(writer),
         partitioned.mesh,
@@ -250,7 +258,7 @@ class _Writer:
                 self.build,
                 self.mesh,
                 lambda inner: _write_graph(
-                    _Writer(inner, GraphBuilder(Graph(functions=functions)))
+                    _Writer(inner, GraphBuilder(Graph(functions=functions), rank=self.build.rank))
                 ),
             )
         else:
@@ -349,7 +357,7 @@ class ScopedBuilder(GraphBuilder):
     """Emits into another builder's graph with every name under `scope`."""
 
     def __init__(self, outer: GraphBuilder, scope: str) -> None:
-        super().__init__(outer.graph, scope)
+        super().__init__(outer.graph, scope, outer.rank)
         self._outer = outer
         self._scope = scope
 

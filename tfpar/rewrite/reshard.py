@@ -13,7 +13,8 @@ import numpy as np
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import DType, Tensor
 from tfpar.propagation.reshard import Step
-from tfpar.spec import Mesh, Shard, local_shape
+from tfpar.rewrite import uneven
+from tfpar.spec import Mesh, Shard, UnevenMesh, local_length, local_shape
 
 COLLECTIVE_TYPES = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast")
 
@@ -37,6 +38,8 @@ def emit_step(
 ) -> Tensor:
     """Emit one step on the local tensor `x` of a tensor of global `shape`."""
     axis = step.axes[0]
+    if isinstance(mesh, UnevenMesh) and axis == mesh.uneven_axis and step.kind in uneven.STEPS:
+        return uneven.emit_step(build, x, step, shape, mesh)
     if step.kind == "all_reduce":
         return all_reduce(build, x, step.axes, step.reduction)
     if step.kind == "keep_first":
@@ -162,7 +165,7 @@ def _length_without(step: Step, shape: tuple[int, ...], mesh: Mesh, dim: int, ax
     length = shape[dim]
     for a, placement in enumerate(step.before):
         if a != axis and isinstance(placement, Shard) and placement.dim == dim:
-            length = placement.local_length(length, mesh.shape[a])
+            length = local_length(length, placement, mesh, a)
     return length
 
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.graph import RECEIVE_AHEAD
+from tfpar.pipeline.placed import groups_of
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.rewrite.kept_everywhere import can_be_computed, drop_unread, kept_everywhere
@@ -44,28 +45,32 @@ class StagedStep:
         schedule: in which order each set of ranks (actor) runs the tasks of its stages.
         recompute: the backward pass of a stage runs its forward pass again.
         slicing: what is sent in slices; None: nothing.
+        ranks: of the job, actor by actor; by default in their order.
     """
 
     places: Mapping[Op, Place]
     schedule: Schedule
     recompute: bool = False
     slicing: Slicing | None = None
+    ranks: Sequence[int] = ()
 
 
-def split_stages(program: LocalProgram, schedule: Schedule) -> ProgramSet:
-    """The program of each actor; the i-th has the i-th ranks of the job, as many as the mesh.
+def split_stages(
+    program: LocalProgram, schedule: Schedule, ranks: Sequence[int] = ()
+) -> ProgramSet:
+    """The program of each actor, which has as many ranks of the job as the mesh.
 
     All of them are fed alike, and give what the step gives.
 
     Args:
         program: of the whole step; its ops have places.
+        ranks: of the job, actor by actor; by default in their order.
 
     Raises:
         TfparError: what one actor makes and another reads cannot be sent, or a variable would lie
             with two; names it.
     """
-    size = program.mesh.size
-    groups = [tuple(range(a * size, (a + 1) * size)) for a in range(schedule.num_actors)]
+    groups = groups_of(schedule.num_actors, program.mesh.size, ranks)
     writers = [_Actor(program, group) for group in groups]
     split = _Split(program, schedule, writers)
     split.write()

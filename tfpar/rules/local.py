@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.rule import OpRule, Pattern
-from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_shape
+from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_length, local_shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,9 +47,9 @@ class LocalOp:
         """Stored size of the factor on a rank, padding included."""
         index = self.rule.factor(factor)
         size = self.rule.sizes[index]
-        for (split, pattern), parts in zip(self.splits, self.mesh.shape, strict=True):
+        for axis, (split, pattern) in enumerate(self.splits):
             if split == index:
-                size = Shard(0, *pattern).local_length(size, parts)
+                size = local_length(size, Shard(0, *pattern), self.mesh, axis)
         return size
 
     def indices(self, factor: str) -> list[np.ndarray]:
@@ -71,10 +70,10 @@ class LocalOp:
         for rank in range(self.mesh.size):
             size, start = self.rule.sizes[index], 0
             coords = self.mesh.coordinates(rank)
-            for (split, _), parts, at in zip(self.splits, self.mesh.shape, coords, strict=True):
+            for axis, ((split, _), at) in enumerate(zip(self.splits, coords, strict=True)):
                 if split == index:
-                    size = math.ceil(size / parts)
-                    start += at * size
+                    before, size = self.mesh.block(axis, size, at)
+                    start += before
             starts.append(start)
         return starts
 

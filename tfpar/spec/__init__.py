@@ -21,6 +21,7 @@ from tfpar.spec.layout import (
     fits,
     fitted,
     local_indices,
+    local_length,
     local_shape,
     take_local,
 )
@@ -36,6 +37,7 @@ from tfpar.spec.placement import (
     parse_spec,
     replicated,
 )
+from tfpar.spec.uneven import UnevenMesh, apportioned
 
 __all__ = [
     "MOST_RANKS",
@@ -57,6 +59,8 @@ __all__ = [
     "SpecError",
     "TfparError",
     "TimeLimitError",
+    "UnevenMesh",
+    "apportioned",
     "assemble",
     "canonical",
     "dim_is_even",
@@ -64,6 +68,7 @@ __all__ = [
     "fitted",
     "format_spec",
     "local_indices",
+    "local_length",
     "local_shape",
     "parse_placement",
     "parse_spec",

@@ -41,7 +41,7 @@ def optional(read: Callable[[str, Any], T], name: str, value: Any) -> T | None:
 
 
 def integer(name: str, value: Any, least: int | None = None, expected: str = "") -> int:
-    """A whole number, Python's or numpy's, of `least` or more.
+    """A whole number, Python's or numpy's, of `least` or more and of 64 bits.
 
     Args:
         expected: what is said to be expected, if there is more to say.
@@ -50,6 +50,8 @@ def integer(name: str, value: Any, least: int | None = None, expected: str = "")
     found = as_integer(value)
     if found is None or (least is not None and found < least):
         raise refused(name, value, expected)
+    if abs(found) >= 2**63:
+        raise refused(name, value, f"{expected}, below 2^63")
     return found
 
 

@@ -11,13 +11,19 @@ from tfpar.spec.placement import Placement, Replicate, Shard, Spec
 
 
 def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]:
-    """Stored shape on every rank, padding included."""
+    """Stored shape on every rank (of an `UnevenMesh`, on its `rank`), padding included."""
     sizes = list(shape)
-    for placement, parts in zip(spec, mesh.shape, strict=True):
+    for axis, placement in enumerate(spec):
         if isinstance(placement, Shard):
             dim = placement.dim
-            sizes[dim] = placement.local_length(sizes[dim], parts)
+            sizes[dim] = local_length(sizes[dim], placement, mesh, axis)
     return tuple(sizes)
+
+
+def local_length(length: int, shard: Shard, mesh: Mesh, axis: int) -> int:
+    """What is stored, as by `local_shape`, of a dim of local length `length` that `axis` splits."""
+    outer, split, unit = shard.view(length)
+    return outer * mesh.stored(axis, split) * unit
 
 
 def fitted(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
@@ -79,14 +85,14 @@ def local_indices(
 ) -> np.ndarray:
     """Global index of each stored entry along `dim` at `coords`; -1 is padding."""
     index = np.arange(length)
-    for placement, parts, at in zip(spec, mesh.shape, coords, strict=True):
+    for axis, (placement, at) in enumerate(zip(spec, coords, strict=True)):
         if isinstance(placement, Shard) and placement.dim == dim:
             outer, split, unit = placement.view(len(index))
-            block = placement.block(len(index), parts)
-            view = index.reshape(outer, split, unit)
-            padded = np.full((outer, block * parts, unit), -1)
-            padded[:, :split] = view
-            index = padded[:, at * block : (at + 1) * block].reshape(-1)
+            start, block = mesh.block(axis, split, at)
+            found = index.reshape(outer, split, unit)[:, start : start + block]
+            padded = np.full((outer, block, unit), -1)
+            padded[:, : found.shape[1]] = found
+            index = padded.reshape(-1)
     return index
 
 

@@ -124,6 +124,18 @@ class Mesh:
     def group_size(self, axes: tuple[int, ...]) -> int:
         return math.prod(self.shape[a] for a in axes)
 
+    def stored(self, axis: int, length: int) -> int:
+        """Entries of a dim of `length`, split by `axis`, that a rank stores, padding included."""
+        return -(-length // self.shape[axis])
+
+    def block(self, axis: int, length: int, at: int) -> tuple[int, int]:
+        """The first entry, and how many, of what is stored at coordinate `at` of `axis`.
+
+        Padding is included: entries from `length` on are none.
+        """
+        each = -(-length // self.shape[axis])
+        return at * each, each
+
     def divided(self, parts: int) -> Mesh:
         """The mesh of one of `parts` equal runs of ranks, one behind the other.
 

@@ -249,6 +249,14 @@ class ParallelVariable(UninitializedVariable):
         for rank, value in zip(ranks, values, strict=True):
             state.stored[rank].assign(value)
 
+    def let_go(self) -> None:
+        """Let go of the memory of the value, which `take` brings back."""
+        self._release()
+
+    def take(self, state: State) -> None:
+        """Lie as `state` says, with the values that it has."""
+        self._state = state
+
     def _release(self) -> None:
         """Let go of the memory of what is stored; handles stay."""
         if isinstance(self._state, Sharded):

@@ -14,6 +14,8 @@ from tfpar.ir.graph import DType
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
+from tfpar.propagation.shares import seen_by
+from tfpar.rewrite.kinds import build_uneven_program
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
@@ -24,6 +26,7 @@ from tfpar.spec import (
     Replicate,
     Shard,
     SpecError,
+    UnevenMesh,
     format_spec,
     local_shape,
     replicated,
@@ -83,12 +86,16 @@ def check_all_pairs(shape, mesh, placements):
     graph, anchors, pairs = chain(shape, layouts)
     partitioned = propagate(
         prepare(graph),
-        mesh,
+        mesh.even if isinstance(mesh, UnevenMesh) else mesh,
         Anchors(inputs=[whole], tensors=anchors, outputs=[whole] * len(graph.outputs)),
     )
     for tensor in graph.outputs:
         assert partitioned.specs[tensor] == canonical(anchors[tensor.name], mesh)
-    program = build_local_program(partitioned)
+    if isinstance(mesh, UnevenMesh):
+        program = build_uneven_program(partitioned, mesh)
+        partitioned = seen_by(partitioned, mesh.widest)
+    else:
+        program = build_local_program(partitioned)
     emitted = [
         (op.type.lower(), max(op.inputs[0].num_bytes, op.outputs[0].num_bytes))
         for op in program.graph.ops
@@ -123,3 +130,19 @@ def test_all_pairs_on_three_ranks(shape):
 
 def test_all_pairs_on_a_mesh_with_an_axis_of_one():
     check_all_pairs((3, 6), Mesh.of([1, 3]), (Replicate(), Shard(0), Shard(1), Partial("sum")))
+
+
+@pytest.mark.parametrize("shares", [(3, 1), (1, 2, 1)])
+def test_all_pairs_of_unequal_shares(shares):
+    """In a strided dim, too: 4 entries of each run of 4, of two runs."""
+    mesh = UnevenMesh.over(Mesh.of([len(shares)]), 0, shares)
+    pairs = check_all_pairs((4, 8), mesh, (*PLACEMENTS[:3], Shard(1, 4), Partial("sum")))
+    assert len(pairs) == 5 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", [0, 1])
+def test_all_pairs_of_unequal_shares_beside_equal_ones(axis):
+    mesh = UnevenMesh.over(Mesh.of([2, 2]), axis, (1, 3))
+    pairs = check_all_pairs((16, 8), mesh, (*PLACEMENTS[:3], Partial("sum")))
+    assert len(pairs) == 16 * 15

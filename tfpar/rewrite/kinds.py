@@ -1,0 +1,132 @@
+"""One program of ranks whose shapes differ, from the programs that are written for each kind.
+
+All kinds run the same ops, which differ in constants alone: sizes, indices, offsets. Where they do,
+a constant becomes a `RankConst`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpar.ir.graph import Graph, Op, ShapeAttr, Tensor, UnknownShape
+from tfpar.ir.traits import CONSTANTS
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.shares import CannotShare, check_shares, seen_by
+from tfpar.rewrite.local_graph import LocalProgram, build_local_program
+from tfpar.spec import UnevenMesh
+
+_IN_BLOCKS = ("bfloat16",)
+"""Dtypes whose all-reduces processes rewrite (`rewrite.blocks`), by the one shape of an operand."""
+
+
+def build_uneven_program(
+    partitioned: PartitionedGraph,
+    mesh: UnevenMesh,
+    finish: Callable[[LocalProgram], object] = lambda program: None,
+) -> LocalProgram:
+    """The program of every rank, each with its share of the batch.
+
+    Args:
+        partitioned: laid out on the even mesh.
+        finish: runs local passes; what they do has to be the same for all kinds of ranks.
+
+    Raises:
+        CannotShare: it cannot be cut so.
+    """
+    check_shares(partitioned, mesh)
+    programs = []
+    for rank in mesh.representatives:
+        programs.append(build_local_program(seen_by(partitioned, mesh.seen_from(rank))))
+        finish(programs[-1])
+    return _merged(programs, mesh)
+
+
+def _merged(programs: Sequence[LocalProgram], mesh: UnevenMesh) -> LocalProgram:
+    """The one program of all ranks.
+
+    Args:
+        programs: for each coordinate of the uneven axis, what its ranks run; the tensors of the
+            result have the shapes of the one with the largest share. Programs are used up.
+
+    Raises:
+        CannotShare: they differ in more than constants.
+    """
+    kind = [mesh.coordinates(rank)[mesh.uneven_axis] for rank in range(mesh.size)]
+    base = programs[mesh.shares.index(max(mesh.shares))]
+    graphs = [program.graph for program in programs]
+    shapes: dict[Tensor, tuple[Any, ...]] = {}
+    _merge(base.graph, graphs, kind, shapes)
+    for name, body in base.graph.functions.items():
+        if any(name not in graph.functions for graph in graphs):
+            raise CannotShare(name)
+        _merge(body, [graph.functions[name] for graph in graphs], kind, {})
+    return dataclasses.replace(base, mesh=mesh, shapes=shapes)
+
+
+def _merge(
+    base: Graph, graphs: Sequence[Graph], kind: Sequence[int], shapes: dict[Tensor, tuple[Any, ...]]
+) -> None:
+    """Let `base` do what all `graphs` do.
+
+    Args:
+        kind: of each rank, the position of its graph.
+        shapes: is told of the tensors whose shapes differ, and of these on each rank.
+    """
+    places = [_places(graph) for graph in graphs]
+    ends = [[place[t] for t in g.outputs] for g, place in zip(graphs, places, strict=True)]
+    if any(len(g.ops) != len(base.ops) for g in graphs) or any(e != ends[0] for e in ends):
+        raise CannotShare("")
+    made: list[tuple[Op, dict[str, Any], str]] = []
+    for op, *alike in zip(base.ops, *(g.ops for g in graphs), strict=True):
+        wired = [
+            (one.name, [place[t] for t in one.inputs], [c.name for c in one.control])
+            for one, place in zip(alike, places, strict=True)
+        ]
+        if any(w != wired[0] for w in wired):
+            raise CannotShare(op.name)
+        if op.type in CONSTANTS and all(one.type in CONSTANTS for one in alike):
+            of_ranks = [_values(alike[k], len(kind))[rank] for rank, k in enumerate(kind)]
+            if any(not np.array_equal(value, of_ranks[0]) for value in of_ranks):
+                made.append((op, {"values": of_ranks, "dtype": op.attrs["dtype"]}, "RankConst"))
+        elif any(one.type != op.type for one in alike):
+            raise CannotShare(op.name)
+        elif op.type != "Placeholder":
+            made.append((op, _common(op, alike), op.type))
+        for i, tensor in enumerate(op.outputs):
+            each = [one.outputs[i].shape for one in alike]
+            if any(shape != tensor.shape for shape in each):
+                shapes[tensor] = tuple(each[k] for k in kind)
+        if op.type == "AllReduce" and any(t in shapes and t.dtype in _IN_BLOCKS for t in op.inputs):
+            raise CannotShare(op.name)
+    for op, attrs, op_type in made:  # only now, since `base` is among those that are read
+        op.attrs, op.type = attrs, op_type
+
+
+def _places(graph: Graph) -> dict[Tensor, tuple[int, int]]:
+    return {t: (i, t.index) for i, op in enumerate(graph.ops) for t in op.outputs}
+
+
+def _values(op: Op, ranks: int) -> Sequence[np.ndarray]:
+    """What a constant is on each rank."""
+    values: Sequence[np.ndarray] = op.attrs["values"] if op.type == "RankConst" else ()
+    return values or [op.attrs["value"]] * ranks
+
+
+def _common(op: Op, alike: Sequence[Op]) -> dict[str, Any]:
+    """The attributes of ops of which each is for one kind of ranks."""
+    common = dict(op.attrs)
+    for key, value in op.attrs.items():
+        if all(repr(one.attrs.get(key)) == repr(value) for one in alike):
+            continue
+        if not isinstance(value, list) or not all(
+            isinstance(v, ShapeAttr | UnknownShape) for v in value
+        ):
+            raise CannotShare(op.name)
+        # What loops and branches say of their results: where they differ, nothing.
+        each = zip(*(one.attrs[key] for one in alike), strict=True)
+        common[key] = [v[0] if all(o == v[0] for o in v) else UnknownShape() for v in each]
+    return common
