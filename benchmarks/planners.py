@@ -3,11 +3,17 @@
     python -m benchmarks.planners [--quick] [--case dnabert] [--devices 8] [--cluster rhino-s1]
                                   [--planner tap] [--json FILE]
     python -m benchmarks.planners --depth
+    python -m benchmarks.planners --stages
 
 Each case is captured once for each number of devices, in a process of its own, and planned there by
 every planner; no weight is given memory. Steps and memory are what the plan's cost predicts; plans
 hold what a planner alone finds, without blocks that are computed again. Search takes CPU-seconds
 and, after the stroke, seconds. `--depth` plans GPTs that grow deeper for 2 devices (Fig. 10).
+
+`--stages` plans the models of Tables 1 and 2 with pipelines in the space too (`rhino-3-stages`), as
+`pipeline="auto"` does, beside both levels without them (`-whole`): with the batches of SPMD alone
+and with those of full parallelism, which are 16 and 32 times as large. These plans are what
+`tap.plan` gives, so collectives of neighbouring ops overlap and blocks may be computed again.
 """
 
 from __future__ import annotations
@@ -17,20 +23,29 @@ import collections
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.planned_in_stages import Searches
 from benchmarks.results import save
 from benchmarks.workers import Worker, serve
 
 if TYPE_CHECKING:
     import tfpar as tap
+    from tfpar.planning import Request
     from tfpar.plans import Plan
-    from tfpar.search.problem import Planner, Problem
+    from tfpar.search.problem import Planner
 
 PLANNERS = ("tap", "rhino-2", "rhino-3")
+PLANNERS_OF_STAGES: dict[str, Callable[[Searches, Request], Plan]] = {
+    "rhino-2-whole": lambda searches, asked: searches.whole(asked, 2),
+    "rhino-3-whole": lambda searches, asked: searches.whole(asked, 3),
+    "rhino-3-stages": lambda searches, asked: searches.in_stages(asked, 3),
+}
 CLUSTERS = {"rhino-m8": 8, "rhino-s1": 1}
 """The devices of a node, by preset."""
+STATE = 2.0
+"""Bytes of Adam's slots by byte of weight."""
 REPORTED = ("instructions", "critical_nodes", "subgraphs", "cones", "nodes")
 
 
@@ -82,6 +97,14 @@ CASES = {
     "resnet50": Case("resnet50", per_device=32),
 }
 QUICK = {name: dataclasses.replace(CASES[name], devices=(2,)) for name in ("dnabert", "unet")}
+OF_FULL_PARALLELISM = {"gpt": 64, "moe": 256}
+"""Batches of Tables 1 and 2 where pipelines may be used, by family."""
+TABLES = ("gpt_large", "moe_8e_760m", "gpt_xl", "moe_16e_1b3", "gpt_2b7", "moe_16e_2b4", "gpt_6b7")
+TABLES = (*TABLES, "moe_32e_10b")
+STAGES = {name: CASES[name] for name in TABLES} | {
+    f"{name}_full": dataclasses.replace(CASES[name], batch=OF_FULL_PARALLELISM[name[:3]])
+    for name in TABLES
+}
 DEPTH = {
     f"gpt-{n}": Case(
         "gpt",
@@ -113,18 +136,25 @@ class Planning:
         specs = argument_specs((models.batch_of(model, self.batch),))
         self.captured = parallel_model(model).capture_gradients(specs)
         simplify_step(self.captured)
+        self.searches = Searches(self.captured, self.batch, STATE)
         self.parameters = sum(w.value.shape.num_elements() for w in model.trainable_weights)
 
     def handle(self, request: dict) -> dict:
+        from tfpar.planning import state_problem
         from tfpar.spec import MemoryLimitError, PlanError
 
-        problem = self._problem(request["cluster"], request["devices"])
-        planner = _planner(request["planner"])
-        limit = problem.cluster.device.memory_bytes
+        asked, name = self._request(request["cluster"], request["devices"]), request["planner"]
+        planner = None if name in PLANNERS_OF_STAGES else _planner(name)
+        limit = asked.cluster.device.memory_bytes
         row: dict[str, Any] = {"parameters": self.parameters, "limit_gib": limit / 2**30}
+        row["batch"] = self.batch
         seconds, cpu_seconds = time.perf_counter(), time.process_time()
         try:
-            plan = planner.solve(problem)
+            if planner is not None:
+                problem = state_problem(self.captured, asked, self.batch, state_ratio=STATE)
+                plan = planner.solve(problem)
+            else:
+                plan = PLANNERS_OF_STAGES[name](self.searches, asked)
         except MemoryLimitError as error:
             row["refused"] = f"does not fit: needs {error.needed_bytes / 2**30:.0f} GiB"
         except PlanError as error:
@@ -132,19 +162,23 @@ class Planning:
         else:
             needed = plan.cost.memory_bytes
             row |= {"ms": plan.cost.seconds * 1e3, "gib": needed / 2**30, "plan": _in_words(plan)}
+            if plan.rivals:
+                row["rivals"] = {
+                    r.name: r.reason if r.cost is None else f"{r.cost.seconds * 1e3:.1f} ms"
+                    for r in plan.rivals
+                }
             if needed > limit:
                 row["refused"] = f"does not fit: needs {needed / 2**30:.0f} GiB"
         row["search_s"] = time.perf_counter() - seconds
         row["search_cpu_s"] = time.process_time() - cpu_seconds
-        return row | {"counts": _counts(planner)}
+        return row if planner is None else row | {"counts": _counts(planner)}
 
-    def _problem(self, cluster: str, devices: int) -> Problem:
+    def _request(self, cluster: str, devices: int) -> Request:
         from tfpar.cluster.named import find_cluster
-        from tfpar.planning import Request, state_problem
+        from tfpar.planning import Request
 
         mesh = _mesh(cluster, devices)
-        request = Request(mesh, find_cluster(cluster, mesh))
-        return state_problem(self.captured, request, self.batch, state_ratio=2.0)
+        return Request(mesh, find_cluster(cluster, mesh))
 
 
 def _mesh(cluster: str, devices: int) -> tap.Mesh:
@@ -176,7 +210,8 @@ def _counts(planner: Any) -> dict[str, int]:
 
 
 def _in_words(plan: Plan) -> str:
-    """The mesh, what splits the batch, and how many weights are split in which way."""
+    """Stages and mesh, what splits the batch, and how many weights are split in which way."""
+    from tfpar.search.stages.choice import name_of_plan
     from tfpar.spec import Shard, format_spec
 
     split = collections.Counter(
@@ -187,20 +222,22 @@ def _in_words(plan: Plan) -> str:
     weights = sum(v.trainable for v in plan.variables.values())
     ways = ", ".join(f"{count} {spec}" for spec, count in split.most_common()) or "none"
     batch = " and ".join(plan.batch_axes) or "no axis"
-    return f"{plan.mesh}, batch over {batch}; split of {weights}: {ways}"
+    return f"{name_of_plan(plan)}, batch over {batch}; split of {weights}: {ways}"
 
 
 # --- tables -------------------------------------------------------------------------
 
 
-def rows(cases: dict[str, Case], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def rows(
+    cases: dict[str, Case], planners: Collection[str], arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """One for each case, number of devices, cluster and planner."""
     for name, case in cases.items():
         for devices in arguments.devices or case.devices:
             config, worker = case.config(devices), None
             try:
                 for cluster in arguments.cluster or CLUSTERS:
-                    for planner in arguments.planner or PLANNERS:
+                    for planner in arguments.planner or planners:
                         asked = {"cluster": cluster, "devices": devices, "planner": planner}
                         worker = worker or Worker("benchmarks.planners", config, arguments.timeout)
                         try:
@@ -244,10 +281,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)}, 2 devices")
     parser.add_argument("--depth", action="store_true", help="GPTs that grow deeper, 2 devices")
-    parser.add_argument("--case", action="append", choices=[*CASES, *DEPTH], help="only this one")
+    parser.add_argument("--stages", action="store_true", help="Tables 1 and 2, also in stages")
+    known_cases = CASES | DEPTH | STAGES
+    parser.add_argument("--case", action="append", choices=known_cases, help="only this one")
     parser.add_argument("--devices", action="append", type=int, help="only so many")
     parser.add_argument("--cluster", action="append", choices=CLUSTERS, help="only this one")
-    parser.add_argument("--planner", action="append", choices=PLANNERS, help="only this one")
+    names = [*PLANNERS, *PLANNERS_OF_STAGES]
+    parser.add_argument("--planner", action="append", choices=names, help="only this one")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one plan")
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -256,14 +296,17 @@ def main() -> None:
         serve(Planning(json.loads(arguments.worker)).handle)
         return
     known = DEPTH if arguments.depth else QUICK if arguments.quick else CASES
+    planners: Collection[str] = PLANNERS
+    if arguments.stages:
+        known, planners = STAGES, PLANNERS_OF_STAGES
     if arguments.depth:
         arguments.cluster = arguments.cluster or ["rhino-m8"]
-    cases = {name: (CASES | DEPTH | known)[name] for name in arguments.case or known}
+    cases = {name: (known_cases | known)[name] for name in arguments.case or known}
     columns = COLUMNS_OF_DEPTH if arguments.depth else COLUMNS
     print("| " + " | ".join(columns) + " |", flush=True)
     print("| " + " | ".join("---" for _ in columns) + " |", flush=True)
     made = []
-    for row in rows(cases, arguments):
+    for row in rows(cases, planners, arguments):
         made.append(row)
         shown = cells(row, arguments.depth)
         print("| " + " | ".join(shown.get(name, "") for name in columns) + " |", flush=True)

@@ -15,7 +15,7 @@ import dataclasses
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.results import Result
@@ -387,6 +387,48 @@ def planners(cluster: str) -> Callable[[Result], str]:
     return text
 
 
+def staged(result: Result) -> str:
+    """A row for each model, batch and cluster: both levels alone, and with stages in the space."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in result.rows:
+        found.setdefault((row["case"], row["cluster"]), {})[row["planner"]] = row
+    cells = []
+    for (case, cluster), rows in found.items():
+        row = rows.get("rhino-3-stages", {})
+        if row:
+            cells.append(
+                [
+                    PLANNED[case.removesuffix("_full")],
+                    str(row["devices"]),
+                    str(row["batch"]),
+                    f"`{cluster}`",
+                    *(_planned(rows.get(f"rhino-{level}-whole", {})) for level in (2, 3)),
+                    _planned(row),
+                    _number("gib", ".1f")(row),
+                    row.get("plan", "-").partition(", batch over ")[0],
+                    _searched(row),
+                ]
+            )
+    heads = (
+        "model",
+        "devices",
+        "batch",
+        "cluster",
+        "level 2, ms",
+        "level 3, ms",
+        "with stages, ms",
+        "GiB",
+        "plan",
+        "stages, CPU s",
+    )
+    return _with_source(heads, cells, result)
+
+
+def _planned(row: Row) -> str:
+    """Milliseconds of a step, if a plan was found that fits."""
+    return "does not fit" if "ms" not in row and "refused" in row else _step(row)
+
+
 def _step(row: Row) -> str:
     """Milliseconds of a step, starred if the plan does not fit."""
     star = " *" if row.get("refused") else ""
@@ -447,6 +489,19 @@ THREE_D: list[Column] = [
     ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),
     ("search CPU s", _number("search_cpu_s", ".2f")),
 ]
+LARGE: list[Column] = [
+    ("set-up", _text("setup")),
+    ("stages x data x tensor", lambda row: row["strategy"].partition(", layers")[0]),
+    ("step s", _number("seconds", ".3f")),
+    ("Megatron's heuristic s", _number("megatron_s", ".3f")),
+    ("MFU", _number("mfu", ".3f")),
+    ("bubble", _number("bubble", ".3f")),
+    ("GB a device", lambda row: _by_device(row["stored_bytes"], row["memory_bytes"])),
+    ("search s", _number("search_s", ".0f")),
+    ("CPU s", _number("search_cpu_s", ".0f")),
+    ("GB", _number("search_bytes", ".2f", 1e-9)),
+    ("the same again", lambda row: "yes" if row["same_again"] else "no"),
+]
 PUBLISHED: list[Column] = [
     ("run", _text("run")),
     ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),
@@ -471,6 +526,13 @@ TRIALS: list[Column] = [
 
 _NAMES = {"data": "data", "megatron": "Megatron", "pipeline": "pipeline"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "accumulation": "accumulation"}
+
+
+def _by_device(stored: Mapping[str, float], memory: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{device.partition('-')[0]} {num_bytes / 1e9:.0f} of {memory[device] / 1e9:.0f}"
+        for device, num_bytes in stored.items()
+    )
 
 
 def _most(key: str, scale: float) -> Callable[[Row], str]:
@@ -521,6 +583,7 @@ BLOCKS = {
     "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),
     "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
     "three-d": Block(_BENCHMARKS, "three_d", table(THREE_D)),
+    "three-d-large": Block(_BENCHMARKS, "three_d_large", table(LARGE)),
     "three-d-published": Block(_BENCHMARKS, "three_d_published", table(PUBLISHED)),
     "three-d-trials": Block(_BENCHMARKS, "three_d_trials", table(TRIALS)),
     "pipeline-links": Block(_BENCHMARKS, "pipeline_links", table(PIPELINE_LINKS)),
@@ -532,6 +595,7 @@ BLOCKS = {
     "depth": Block(_RHINO, "planners_depth", depth),
     "planners-m8": Block(_RHINO, "planners", planners("rhino-m8")),
     "planners-s1": Block(_RHINO, "planners", planners("rhino-s1")),
+    "planners-stages": Block(_RHINO, "planners_stages", staged),
 }
 
 if __name__ == "__main__":

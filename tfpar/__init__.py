@@ -46,6 +46,7 @@ _EXPORTS = {
     "GraphProgram": "tfpar.graph_program",
     "auto_parallel": "tfpar.api",
     "SearchInterrupted": "tfpar.search.so_far",
+    "Trials": "tfpar.search.objective",
     "calibrate": "tfpar.calibration.calibrate",
     "coverage": "tfpar.api",
     "function": "tfpar.api",
@@ -75,6 +76,7 @@ __all__ = [
     "SearchInterrupted",
     "Shard",
     "TfparError",
+    "Trials",
     "auto_parallel",
     "batch",
     "calibrate",
@@ -112,6 +114,7 @@ if TYPE_CHECKING:
     from tfpar.pipeline import Pipeline, Schedule
     from tfpar.plans import Plan
     from tfpar.rules import make_rule, register_rule
+    from tfpar.search.objective import Trials
     from tfpar.search.so_far import SearchInterrupted
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
     from tfpar.verification import verify

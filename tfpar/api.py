@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from tfpar.capture.step import argument_specs
 from tfpar.compile import prepare_step
 from tfpar.compile.dump import dump_of
 from tfpar.constraints import batch_axes
+from tfpar.distributed.job import Job
 from tfpar.functions.step_function import StepFunction
 from tfpar.graph_program import GraphProgram
 from tfpar.keras import adapter
@@ -34,6 +37,7 @@ from tfpar.planning_pipelines import searching
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
+from tfpar.report.progress import reporting
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.scopes import block, enclosing, install_threads
 from tfpar.session import Session
@@ -245,16 +249,19 @@ def plan(
         pipeline=settings.given_pipeline,
         budget=settings.budget,
     )
-    return plan_step(
-        captured,
-        request,
-        batch_size_of(specs),
-        settings.planner,
-        settings.plan_cache,
-        slot_ratio(model),
-        dump_of("plan"),
-        searching(settings, request.constraints),
-    )
+    job = Job.of(os.environ)
+    told = settings.verbose and (job is None or job.rank == 0)
+    with reporting("searching a plan", wanted=told) as report:
+        return plan_step(
+            captured,
+            dataclasses.replace(request, report=report),
+            batch_size_of(specs),
+            settings.planner,
+            settings.plan_cache,
+            slot_ratio(model),
+            dump_of("plan"),
+            searching(settings, request.constraints),
+        )
 
 
 def plan_of(model: keras.Model | StepFunction | GraphProgram) -> Plan:

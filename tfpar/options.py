@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan
+from tfpar.search.objective import Trials
 from tfpar.search.problem import Planner
 from tfpar.settings import ConstraintsLike, MeshLike, Settings
 from tfpar.spec.arguments import refused
@@ -75,6 +76,10 @@ class Options:
         early_collectives: what nothing waits for but the update (the gradients of weights) is
             computed while what everything waits for (the gradients of activations) is summed
             over ranks. False leaves the order to TensorFlow.
+        trials: a number of plans, or a `tap.Trials`: before the first training step of `fit`, the
+            best few plans by prediction each take some steps on its batch, and the one that is
+            measured to be fastest is kept. Weights, slots, random state and data are as if they had
+            not. By default the plan that is predicted to be fastest is taken.
         verbose: 1 shows a line for each plan: mesh, planner, what is split, and the predicted time
             and memory against one device; 0 shows none.
 
@@ -98,6 +103,7 @@ class Options:
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
     early_collectives: bool = True
+    trials: Trials | int | None = None
     verbose: int = 1
 
     def __post_init__(self) -> None:
@@ -126,6 +132,7 @@ class Keywords(PlanKeywords, total=False):
     strict: bool
     chunks: int | None
     early_collectives: bool
+    trials: Trials | int | None
     verbose: int
 
 

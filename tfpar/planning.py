@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from typing import TypeVar
 
 from tfpar.cluster.description import Cluster
 from tfpar.compile.passes import Observer, unobserved
@@ -23,34 +23,44 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph, Tensor, Variable
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import Roles
+from tfpar.ir.planning_graph import PlanningGraph, planning_graph
+from tfpar.ir.roles import FORWARD, Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
+from tfpar.planning_stages import plan_in_stages
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.propagation.prepared import prepare
 from tfpar.report.memory import memory_error
-from tfpar.report.progress import searching
+from tfpar.report.progress import QUIET, Reporter
 from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
-from tfpar.search.deadline import Deadline
-from tfpar.search.meshes import given_mesh, logical_meshes
+from tfpar.search.known import Known
+from tfpar.search.meshes import LogicalMesh, given_mesh, logical_meshes
 from tfpar.search.microbatches import in_microbatches
-from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.model.folded_model import folded_model
 from tfpar.search.objective import Budget
-from tfpar.search.problem import Fixed, Planner, Problem, Progress, step_anchors
-from tfpar.search.recompute import recomputed_problem, solve_with_recompute
-from tfpar.search.so_far import SearchInterrupted, SoFar
-from tfpar.search.stages.fitting import find_in_stages
-from tfpar.search.stages.planned import in_stages
-from tfpar.search.stages.priced import priced_plan, scheduled_plan
+from tfpar.search.problem import Fixed, Planner, Problem, step_anchors
+from tfpar.search.recompute import (
+    fastest_plan,
+    recomputed_problem,
+    solve_with_recompute,
+)
+from tfpar.search.shares import StepByRank, in_shares, uneven_axes
+from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
+from tfpar.search.stages.choice import Promise
+from tfpar.search.stages.kinds import kinds_of_stages
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
 logger = logging.getLogger("tfpar")
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+"""How many limits of memory are searched with for a step in microbatches."""
 
 Interrupted = MutableMapping[str, SearchInterrupted]
 """Searches that Ctrl-C ended, by the digest of their problem."""
@@ -69,6 +79,10 @@ class Request:
         pipeline: the stages and microbatches of a training step; None: one of each.
         budget: what each search may take.
         owners: the stages that variables of the pipeline lie in already, by name.
+        ranks: of the job, one set of ranks of the pipeline after the other (`PlannedStages`); None:
+            as is best.
+        report: is told what the search is at.
+        meshes: the logical meshes to choose from; by default all that the ranks can be laid in.
     """
 
     mesh: Mesh
@@ -80,10 +94,16 @@ class Request:
     pipeline: Pipeline | None = None
     budget: Budget = Budget()
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    ranks: tuple[int, ...] | None = None
+    report: Reporter = QUIET
+    meshes: tuple[LogicalMesh, ...] = ()
 
-    @property
-    def machines(self) -> Cluster:
-        """Those on which plans are priced: of all ranks, or of the first set of a pipeline.
+    def kinds(self, ranks: Sequence[int] = ()) -> tuple[Cluster, ...]:
+        """The machines on which plans are searched: those of all ranks, or of a pipeline's sets of
+        ranks; of sets that are alike, the first.
+
+        Args:
+            ranks: of the pipeline; by default all in their order.
 
         Raises:
             TfparError: more ranks than devices.
@@ -91,22 +111,22 @@ class Request:
         actors = 1 if self.pipeline is None else self.pipeline.order.num_actors
         if actors == 1:
             self.cluster.check(self.mesh)
-            return self.cluster
+            return (self.cluster,)
         self.cluster.check(Mesh.of(actors * self.mesh.size))
-        part = self.cluster.part(range(self.mesh.size))
-        # A search prices the whole model on these ranks, but they store one stage of it, about this
-        # part: the limit as it is would refuse plans that fit. See `search.stages.fitting`.
-        return part.with_memory(part.device.memory_bytes * actors)
+        machines = self.cluster.part(ranks) if ranks else self.cluster
+        return kinds_of_stages(machines, self.mesh.size, actors)
 
 
 Search = Callable[[Request], tuple[Plan, Problem]]
-"""Finds the plan of one step for what is requested: `search_plan` with all else given."""
+"""Finds the plan of one step for what is requested; see `StepSearch`."""
 
-Find = Callable[[Search, Request, int | None], tuple[Plan, Problem]]
+Find = Callable[["StepSearch", Request, int | None], tuple[Plan, Problem]]
 """Decides what is requested, for a batch of so many samples, and has it searched."""
 
 
-def as_requested(search: Search, request: Request, batch_size: int | None) -> tuple[Plan, Problem]:
+def as_requested(
+    search: StepSearch, request: Request, batch_size: int | None
+) -> tuple[Plan, Problem]:
     """What is found for the request as it is."""
     return search(request)
 
@@ -125,7 +145,6 @@ def state_problem(
     laid: Mapping[str, Spec] | None = None,
     state_ratio: float | None = None,
     part: bool = False,
-    progress: Progress | None = None,
 ) -> Problem:
     """What a planner has to solve for a captured and simplified step.
 
@@ -134,39 +153,41 @@ def state_problem(
         state_ratio: bytes of optimizer slots per byte of weight; read off the step's own
             variables if None.
         part: the step is part of what the constraints speak of: they may match nothing in it.
-        progress: is told of the search.
 
     Raises:
         SpecError: a constraint that matches nothing or cannot hold.
         TfparError: more ranks than devices.
     """
-    free = _free_problem(step, request, batch_size, laid, state_ratio, part, progress)
+    cut = planning_graph(step.graph, step.gradients)
+    free = _free_problem(step, cut, request, batch_size, laid, state_ratio, part)
+    free = _in_pipeline(free, request, part)
     return _constrained(free, step.graph, request, must_match=not part)
 
 
 def _free_problem(
     step: StepGraph,
+    cut: PlanningGraph,
     request: Request,
     batch_size: int | None,
     laid: Mapping[str, Spec] | None,
     state_ratio: float | None,
     part: bool,
-    progress: Progress | None,
 ) -> Problem:
-    """What would have to be solved without constraints; arguments as of `state_problem`."""
-    machines = request.machines
-    cut = planning_graph(step.graph, step.gradients)
+    """What would have to be solved without constraints; arguments as of `state_problem`.
+
+    Args:
+        cut: the part of the step that is searched.
+    """
     if request.base is not None:
         meshes = [given_mesh(request.base.mesh, request.base.batch_axes)]
     else:
-        meshes = logical_meshes(request.mesh)
-    pipeline = request.pipeline
+        meshes = list(request.meshes) or logical_meshes(request.mesh)
     if step.gradients and state_ratio is None:
         state_ratio = _slot_ratio(step, cut.graph.variables)
     return Problem(
         graph=cut.graph,
         meshes=meshes,
-        cluster=machines,
+        cluster=request.kinds(request.ranks or ())[0],
         batched=batched_inputs(step, batch_size),
         fingerprint=fingerprint(cut.graph),
         variables=step.graph.variables,
@@ -175,11 +196,14 @@ def _free_problem(
         state_ratio=state_ratio if step.gradients else None,
         compression=request.compression,
         recompute=False if part else request.recompute,
-        microbatches=1 if part or pipeline is None else pipeline.order.num_microbatches,
-        batch_statistics="exact" if pipeline is None else pipeline.batch_statistics,
         budget=request.budget,
-        progress=progress,
+        progress=request.report.priced,
     )
+
+
+def _in_pipeline(free: Problem, request: Request, part: bool) -> Problem:
+    """`free` in the microbatches that are requested; a part of a step has none."""
+    return free if part else free.in_pipeline(request.pipeline)
 
 
 def _constrained(free: Problem, graph: Graph, request: Request, must_match: bool) -> Problem:
@@ -206,62 +230,146 @@ def _constrained(free: Problem, graph: Graph, request: Request, must_match: bool
     )
 
 
-def search_plan(
-    step: StepGraph,
-    request: Request,
-    batch_size: int | None,
-    planner: Planner,
-    cache: PlanCache | None,
-    laid: Mapping[str, Spec] | None = None,
-    state_ratio: float | None = None,
-    part: bool = False,
-    interrupted: Interrupted | None = None,
-) -> tuple[Plan, Problem]:
-    """State the problem of a captured and simplified step, and find its plan.
+@dataclasses.dataclass(eq=False)
+class StepSearch:
+    """Finds plans of one captured and simplified step.
 
-    Args: as of `state_problem` and `find_plan`.
-
-    Raises:
-        SpecError: a constraint that matches nothing or cannot hold.
-        PlanError: no plan satisfies the constraints, or fits under them (a MemoryLimitError);
-            says which of them conflict.
-        ScheduleError: the pipeline's schedule can never end with the stages that it has.
-        SearchInterrupted: Ctrl-C; knows the best plan so far.
+    Attributes:
+        step, batch_size, state_ratio, part: as of `state_problem`.
+        planner, cache, interrupted: as of `find_plan`.
+        laid: variables that lie already, by name; a request without a base lays them anew.
     """
 
-    def relaxed(kept: Collection[str]) -> Problem:
+    step: StepGraph
+    batch_size: int | None
+    planner: Planner
+    cache: PlanCache | None = None
+    laid: Mapping[str, Spec] | None = None
+    state_ratio: float | None = None
+    part: bool = False
+    interrupted: Interrupted | None = None
+
+    def __post_init__(self) -> None:
+        # What the last request was, and the problem without constraints that it states.
+        self._last: tuple[Request, Problem] | None = None
+        self._cut = planning_graph(self.step.graph, self.step.gradients)
+        self._of_graphs = Known()
+
+    def __call__(self, request: Request) -> tuple[Plan, Problem]:
+        """The plan that is found, and its problem.
+
+        Raises:
+            SpecError: a constraint that matches nothing or cannot hold.
+            PlanError: no plan satisfies the constraints, or fits under them (a MemoryLimitError);
+                says which of them conflict.
+            ScheduleError: the pipeline's schedule can never end with the stages that it has.
+            SearchInterrupted: Ctrl-C; knows the best plan so far.
+        """
+        with request.report.at("", request.budget.seconds):
+            problem = self._problem(request)
+
+            def find(asked: Problem) -> Plan:
+                def relaxed(kept: Collection[str]) -> Problem:
+                    return self._relaxed(request, kept).on(asked.cluster)
+
+                return find_plan(asked, self.planner, self.cache, relaxed, self.interrupted)
+
+            def tell(make: MakePlan, cost: Cost | None) -> None:
+                if cost is not None and not problem.excess(cost):
+                    request.report.found(cost.seconds)
+
+            pipeline = request.pipeline
+            if pipeline is None:
+                plan = find(problem.telling(tell))
+                return (plan if self.part else with_shares(plan, problem, self.batch_size)), problem
+            if pipeline.order.num_stages == 1:
+                return find(problem), problem
+
+            def seconds(machines: Cluster) -> float:
+                forward, backward, _ = cost_on_one_device(problem, machines).compute_s
+                return forward + backward
+
+            return plan_in_stages(find, seconds, problem, self.step, request, self.part)
+
+    def promise(self, request: Request) -> Promise | None:
+        """What the fastest plan of all promises, with a second forward pass if it does not fit;
+        None if a plan is known already, or there is none.
+
+        Raises:
+            SpecError: as of a call.
+            SearchInterrupted: as of a call; of the ranks of a stage it knows nothing.
+        """
+        problem = self._problem(request)
+        if self.cache is not None and self.cache.get(problem, self.planner) is not None:
+            return None
+        actors = 1 if request.pipeline is None else request.pipeline.order.num_actors
+        interrupted = self.interrupted if actors == 1 else {}
+        with request.report.at("", request.budget.seconds):
+            try:
+                return _until_interrupted(
+                    problem,
+                    self.planner,
+                    interrupted,
+                    lambda asked: _promise(asked, self.planner, request.pipeline),
+                )
+            except PlanError:
+                return None
+            except SearchInterrupted:
+                if actors == 1:
+                    raise
+                raise KeyboardInterrupt from None
+
+    def _problem(self, request: Request) -> Problem:
+        free = self._free_problem(request)
+        return _constrained(free, self.step.graph, request, must_match=not self.part)
+
+    def _free_problem(self, request: Request) -> Problem:
+        """The problem without constraints; what is known of it holds for other microbatches."""
+        if self._last is not None and _differ_in_microbatches(self._last[0], request):
+            return _in_pipeline(self._last[1], request, self.part)
+        found = _free_problem(
+            self.step,
+            self._cut,
+            request,
+            self.batch_size,
+            None if request.base is None else self.laid,
+            self.state_ratio,
+            self.part,
+        )
+        found = dataclasses.replace(found, of_graphs=self._of_graphs)
+        self._last = request, found
+        return _in_pipeline(found, request, self.part)
+
+    def _relaxed(self, request: Request, kept: Collection[str]) -> Problem:
         # Mesh and batch are laid as they would be if the user left out the others, so that what is
         # said of the plan is what trying it gives: the batch may be split over an axis that no
         # constraint names any more, and without any the mesh is the search's choice.
         fewer = tuple(c for c in request.constraints if str(c) in kept)
         asked = dataclasses.replace(request, constraints=fewer)
-        return _constrained(free, step.graph, asked, must_match=False)
+        free = self._free_problem(request)
+        return _constrained(free, self.step.graph, asked, must_match=False)
 
-    with searching() as progress:
-        free = _free_problem(step, request, batch_size, laid, state_ratio, part, progress)
-        problem = _constrained(free, step.graph, request, must_match=not part)
 
-        def find(asked: Problem) -> Plan:
-            return find_plan(asked, planner, cache, relaxed, interrupted)
+def _promise(problem: Problem, planner: Planner, pipeline: Pipeline | None) -> Promise | None:
+    """See `StepSearch.promise`."""
+    cost = fastest_plan(problem, planner).cost
+    if cost is None:
+        return None
+    fits = not problem.excess_in_parts(cost)
+    recompute = not fits or (pipeline is not None and pipeline.recompute)
+    seconds = cost.seconds + (cost.compute_s[FORWARD] if recompute else 0.0)
+    if pipeline is None:
+        return Promise(seconds, fits)
+    order = pipeline.order
+    fill = (order.num_stages - 1) / order.num_microbatches
+    return Promise(seconds / order.num_actors * (1 + fill), fits)
 
-        pipeline = request.pipeline
-        if pipeline is None or pipeline.order.num_stages == 1:
-            return find(problem), problem
 
-        def staged(plan: Plan, deadline: Deadline | None) -> Plan:
-            return in_stages(
-                plan,
-                step,
-                pipeline,
-                request.cluster,
-                request.constraints,
-                owners=request.owners,
-                part=part,
-                deadline=deadline or request.budget.start(),
-            )
-
-        price = scheduled_plan if pipeline.picks_schedule else priced_plan
-        return find_in_stages(find, staged, problem, request.cluster, price), problem
+def _differ_in_microbatches(one: Request, other: Request) -> bool:
+    """Whether two requests differ in nothing else, if in that."""
+    actors = [1 if r.pipeline is None else r.pipeline.order.num_actors for r in (one, other)]
+    same = dataclasses.replace(one, pipeline=other.pipeline) == other
+    return same and actors[0] == actors[1]
 
 
 def plan_step(
@@ -281,9 +389,7 @@ def plan_step(
     """
     simplify_step(step, observe)
 
-    def search(asked: Request) -> tuple[Plan, Problem]:
-        return search_plan(step, asked, batch_size, planner, cache, state_ratio=state_ratio)
-
+    search = StepSearch(step, batch_size, planner, cache, state_ratio=state_ratio)
     plan, problem = find(search, request, batch_size)
     laid = lay_out(plan, problem)
     observe("propagate", lambda: str(laid))
@@ -306,16 +412,33 @@ def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
     """What a plan costs that computes its batch in one piece, and the graph as it lays it."""
     again = recomputed_problem(problem, plan.recompute)
     laid = _laid(plan, again)
-    roles = Roles.of(
-        laid.graph, times=dict.fromkeys(again.stand_ins, 0), compression=problem.compression
-    )
+    roles = _priced_roles(laid, again)
     return evaluate(laid, problem.cluster, roles, problem.state_ratio), laid
+
+
+def with_shares(plan: Plan, problem: Problem, batch_size: int | None) -> Plan:
+    """`plan` with shares of the batch by the speeds of ranks, where that is faster."""
+    machines = problem.cluster
+    if batch_size is None or plan.cost is None or not uneven_axes(plan, machines):
+        return plan
+    again = recomputed_problem(problem, plan.recompute)
+    with collection_paused():
+        laid = _laid(plan, again)
+        roles = _priced_roles(laid, again)
+        step = StepByRank(plan, laid, roles, machines, problem.state_ratio)
+        return in_shares(step, batch_size, problem.memory_limit)
+
+
+def _priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:
+    """The roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
+    stand_ins = dict.fromkeys(problem.stand_ins, 0)
+    return Roles.of(laid.graph, times=stand_ins, compression=problem.compression)
 
 
 def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
     """What the step costs on one device of `cluster`, with nothing split."""
     with collection_paused():
-        model = FoldedModel.of(problem, 2)
+        model = folded_model(problem, 2)
         return evaluate(model.on_one_device(), cluster, model.roles, problem.state_ratio)
 
 
@@ -342,24 +465,51 @@ def find_plan(
     plan = cache.get(problem, planner) if cache is not None else None
     digest = problem_digest(problem, planner)
     if plan is None and interrupted is not None and digest in interrupted:
-        plan = interrupted[digest].plan
-        if plan is not None:
-            logger.warning(
-                "The search for a plan was interrupted before: the best plan that it had found is "
-                "used, and there may be better ones. A new tap.auto_parallel searches to the end."
-            )
+        plan = found_before(interrupted[digest])
     if plan is None:
-        so_far = SoFar(problem.memory_limit)
-        try:
-            plan = _fitting(dataclasses.replace(problem, offer=so_far.offer), planner, relaxed)
-        except KeyboardInterrupt:
-            stopped = SearchInterrupted(functools.partial(_best_so_far, so_far, problem))
-            if interrupted is not None:
-                interrupted[digest] = stopped
-            raise stopped from None
+        plan = _until_interrupted(
+            problem, planner, interrupted, lambda asked: _fitting(asked, planner, relaxed)
+        )
         if cache is not None and not plan.cut_short:
             cache.put(problem, planner, plan)
     return plan
+
+
+def _until_interrupted(
+    problem: Problem,
+    planner: Planner,
+    interrupted: Interrupted | None,
+    find: Callable[[Problem], T],
+) -> T:
+    """What `find` finds for the problem, which tells of plans on the way.
+
+    Raises:
+        SearchInterrupted: Ctrl-C; knows the best plan so far, and is added to `interrupted`.
+    """
+    so_far = SoFar(problem.memory_limit)
+
+    def offer(make: MakePlan, cost: Cost | None) -> None:
+        so_far.offer(make, cost)
+        if problem.offer is not None:
+            problem.offer(make, cost)
+
+    try:
+        return find(problem.telling(offer))
+    except KeyboardInterrupt:
+        stopped = SearchInterrupted(functools.partial(_best_so_far, so_far, problem))
+        if interrupted is not None:
+            interrupted[problem_digest(problem, planner)] = stopped
+        raise stopped from None
+
+
+def found_before(stopped: SearchInterrupted) -> Plan | None:
+    """The plan of a search that Ctrl-C ended, with a line in the log that it is used."""
+    if stopped.plan is not None:
+        logger.warning(
+            "The search for a plan was interrupted before: the best plan that it had found is "
+            "used, and there may be better ones. A new tap.auto_parallel searches to the end."
+        )
+    return stopped.plan
 
 
 def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
@@ -413,14 +563,18 @@ def _best(problem: Problem, planner: Planner) -> Plan:
 
 
 def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
-    """The fastest plan of all if it fits so; else the better of it and what fits in one piece."""
-    plans = []
-    for asked in (problem.aiming(memory_limit=math.inf), problem):
+    """A plan that fits so; what searches take for the memory of microbatches is a little off."""
+    plans: list[Plan] = []
+    asked = problem
+    for _ in range(ATTEMPTS):
         plan = with_batch_split(solve_with_recompute(asked, planner), asked)
         again = recomputed_problem(problem, plan.recompute)
         plans.append(in_microbatches(plan, again, step_anchors(plan, again)))
-        if not problem.excess(plans[-1].cost):
+        cost = plans[-1].cost
+        if cost is None or not problem.excess(cost):
             break
+        less = asked.memory_limit * problem.memory_limit / cost.memory_bytes
+        asked = problem.aiming(memory_limit=less)
     return min(plans, key=lambda p: problem.excess(p.cost))
 
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from tfpar.cluster.description import Device
 from tfpar.constraints import Constraint, PutInStage
 from tfpar.constraints.stages import check_stages
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning import (
     Find,
     Request,
-    Search,
+    StepSearch,
     as_requested,
     cost_on_one_device,
-    price_whole,
 )
+from tfpar.planning_rivals import Enough, repriced_plan, with_idle_times, with_turning_point
 from tfpar.plans import Plan
-from tfpar.search.microbatches import in_microbatches
 from tfpar.search.objective import UNCERTAINTY
-from tfpar.search.problem import Problem, step_anchors
-from tfpar.search.recompute import recomputed_problem
-from tfpar.search.stages.choice import Ways, choose_pipeline, numbers_of_stages
-from tfpar.search.stages.priced import priced_plan, scheduled_plan
+from tfpar.search.problem import Problem
+from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.stages.choice import Promise, Ways, choose_pipeline, numbers_of_stages
+from tfpar.search.stages.priced import scheduled_plan
 from tfpar.settings import Settings
-from tfpar.spec import PlanError, ScheduleError
-
-Enough = Callable[[Plan, Problem, Request], bool]
-"""Whether a plan is good enough to search no more stages."""
+from tfpar.spec import PlanError, TfparError
 
 
 def searching(settings: Settings, constraints: Sequence[Constraint]) -> Find:
@@ -46,12 +44,24 @@ def searching(settings: Settings, constraints: Sequence[Constraint]) -> Find:
 
 
 def fast_as_the_work(plan: Plan, problem: Problem, request: Request) -> bool:
-    """Whether a plan is as fast as the work alone would be, spread evenly over all ranks, as near
-    as predictions can tell."""
+    """Whether a plan is as fast as the work alone would be, spread over all ranks by their speeds,
+    as near as predictions can tell."""
     assert plan.cost is not None, "a plan that was searched for"
-    alone = cost_on_one_device(problem, request.cluster)
-    least = sum(alone.compute_s) / request.mesh.size
-    return plan.cost.seconds <= least * (1 + UNCERTAINTY)
+    return plan.cost.seconds <= work_seconds(problem, request) * (1 + UNCERTAINTY)
+
+
+def work_seconds(problem: Problem, request: Request) -> float:
+    """What the work of a step takes at least: each rank does as much of it as it is fast, and none
+    waits for another."""
+    alone: dict[Device, float] = {}
+    devices = request.cluster.devices[: request.mesh.size]
+    for rank, device in enumerate(devices):
+        if device not in alone:
+            own = cost_on_one_device(problem, request.cluster.part([rank]))
+            alone[device] = sum(own.compute_s)
+    if not all(alone.values()):
+        return 0.0
+    return 1 / sum(1 / alone[device] for device in devices)
 
 
 def waits_little_for_links(plan: Plan, problem: Problem, request: Request) -> bool:
@@ -64,12 +74,13 @@ def waits_little_for_links(plan: Plan, problem: Problem, request: Request) -> bo
     if len({*request.cluster.machines[: request.mesh.size]}) == 1:
         return True
     cost = plan.cost
-    waited = sum(cost.communication_s) - cost.hidden_s + cost.exposed_s + cost.bubble_s
+    waited = sum(cost.communication_s) - cost.hidden_s + cost.exposed_s
+    waited += cost.transfer_s + cost.bubble_s
     return waited <= sum(cost.compute_s) / 2
 
 
 def search_pipeline(
-    search: Search,
+    search: StepSearch,
     request: Request,
     batch_size: int | None,
     *,
@@ -85,20 +96,39 @@ def search_pipeline(
         enough, why_enough: see `search.stages.choice.Ways`.
 
     Raises:
-        As `planning.search_plan`.
+        As `planning.StepSearch`.
     """
     check_stages(request.constraints, request.mesh.size)
     problems: dict[int, Problem] = {}
 
+    report, limit = request.report, request.cluster.device.memory_bytes
+
+    def told(plan: Plan | None) -> Plan | None:
+        if plan is not None and plan.cost is not None and plan.cost.memory_bytes <= limit:
+            report.found(plan.cost.seconds)
+        return plan
+
+    def asked(pipeline: Pipeline | None) -> Request:
+        actors = 1 if pipeline is None else pipeline.order.num_actors
+        return dataclasses.replace(request, mesh=request.mesh.divided(actors), pipeline=pipeline)
+
+    def promised(pipeline: Pipeline | None) -> Promise | None:
+        with report.at(_name(pipeline)), contextlib.suppress(TfparError):  # `planned` says it
+            return search.promise(asked(pipeline))
+        return None
+
     def planned(pipeline: Pipeline | None) -> Plan:
         actors = 1 if pipeline is None else pipeline.order.num_actors
-        asked = dataclasses.replace(request, mesh=request.mesh.divided(actors), pipeline=pipeline)
-        plan, problems[actors] = search(asked)
+        with report.at(_name(pipeline)):
+            plan, problems[actors] = search(asked(pipeline))
         _check_work(plan)
+        told(plan)
         return plan
 
     def repriced(plan: Plan, pipeline: Pipeline) -> Plan | None:
-        return _repriced(plan, pipeline, problems[pipeline.order.num_actors], request)
+        with report.at(_name(pipeline)):
+            problem = problems[pipeline.order.num_actors]
+            return told(repriced_plan(plan, pipeline, problem, request.cluster))
 
     def is_enough(plan: Plan) -> bool:
         return enough(plan, problems[plan.num_ranks // plan.mesh.size], request)
@@ -106,17 +136,37 @@ def search_pipeline(
     def scheduled(plan: Plan) -> Plan:
         assert plan.stages is not None, "a plan with stages"
         problem = problems[plan.stages.num_actors]
-        return scheduled_plan(plan, problem, request.cluster) or plan
+        with report.at(f"schedules of {_name(plan.pipeline)}"):
+            found = scheduled_plan(plan, problem, request.cluster)
+        told(found)
+        return found or plan
 
     stages = numbers_of_stages(request.mesh, _least_stages(request))
-    ways = Ways(planned, repriced, scheduled, is_enough, why_enough)
-    plan = choose_pipeline(stages, batch_size, ways, request.cluster.device.memory_bytes)
+    ways = Ways(planned, repriced, scheduled, is_enough, why_enough, promised)
+    plan = choose_pipeline(stages, batch_size, ways, limit)
     if plan.cost is None and why_enough:  # what is to be told was asked for
         raise PlanError(
             f"Planner {plan.planner!r} says nothing of what its plans cost, by which pipelines are "
             f"compared. Give a tap.Pipeline instead of 'auto'."
         )
+    if why_enough:
+        with report.at("what would have to change for the runner-up"):
+            try:
+                plan = with_idle_times(plan, problems, request.cluster)
+                plan = with_turning_point(plan, problems, request, batch_size, enough)
+            except KeyboardInterrupt:
+                found = functools.partial(dataclasses.replace, plan, cut_short=True)
+                raise SearchInterrupted(found) from None
     return plan, problems[plan.num_ranks // plan.mesh.size]
+
+
+def _name(pipeline: Pipeline | None) -> str:
+    """`2 stages, 8 microbatches`."""
+    if pipeline is None:
+        return "no stages"
+    stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
+    again = ", recomputing" if pipeline.recompute else ""
+    return f"{f'{stages} stages' if stages > 1 else 'no stages'}, {count} microbatches{again}"
 
 
 def _least_stages(request: Request) -> int:
@@ -131,23 +181,3 @@ def _check_work(plan: Plan) -> None:
     for stage, share in enumerate(() if cost is None else cost.stages):
         if not share.forward_s + share.backward_s + share.update_s:
             raise PlanError(f"Stage {stage} would have no work. Ask for fewer stages.")
-
-
-def _repriced(plan: Plan, pipeline: Pipeline, problem: Problem, request: Request) -> Plan | None:
-    """`plan` with another schedule for its stages, or with other microbatches if it has none."""
-    schedule = pipeline.order
-    if plan.stages is None:
-        cost, _ = price_whole(plan, problem)
-        again = recomputed_problem(
-            dataclasses.replace(problem, microbatches=schedule.num_microbatches), plan.recompute
-        )
-        whole = dataclasses.replace(plan, cost=cost)
-        return in_microbatches(whole, again, step_anchors(plan, again))
-    stages = dataclasses.replace(
-        plan.stages, schedule=schedule, recompute=pipeline.recompute, cost=None
-    )
-    plan = dataclasses.replace(plan, stages=stages, microbatches=schedule.num_microbatches)
-    try:
-        return priced_plan(plan, problem, request.cluster)
-    except ScheduleError:
-        return None

@@ -25,6 +25,7 @@ from tfpar.plans import Plan
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.ranks import Ranks
 from tfpar.scopes import active
+from tfpar.search.so_far import SearchInterrupted
 from tfpar.settings import Settings
 from tfpar.spec import Mesh
 from tfpar.variables.creator import create_variable
@@ -47,6 +48,8 @@ class Session:
         cluster: what plans are made for; the machine as detected if None.
         interrupted: searches that Ctrl-C ended: what they had found is used if a plan for the same
             problem is asked for again.
+        stopped: the last search of pipelines that Ctrl-C ended; the next step that trains takes
+            what it had found.
         first: the first plan found for a training step: models of one session that share
             variables share its mesh.
         entered: the scope that `auto_parallel` has entered; it ends when it is let go of.
@@ -56,6 +59,7 @@ class Session:
     options: Settings = dataclasses.field(default_factory=functools.partial(Settings, planner=None))
     cluster: Cluster | None = None
     interrupted: Interrupted = dataclasses.field(default_factory=dict)
+    stopped: SearchInterrupted | None = None
     first: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
     stage_mesh: Mesh = dataclasses.field(init=False)
@@ -80,6 +84,16 @@ class Session:
         self._run_in(plan.pipeline)
         self.decides_pipeline = False
         self.found_pipeline = self.pipeline is not None
+
+    @contextlib.contextmanager
+    def undecided(self) -> Iterator[None]:
+        """Whatever is decided within is open again afterwards."""
+        names = "pipeline", "stage_mesh", "decides_pipeline", "found_pipeline", "first"
+        before = {name: getattr(self, name) for name in names}
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def drop_pipeline(self) -> None:
         """Run without the pipeline that was found."""
@@ -116,6 +130,12 @@ class Session:
             )
             share_seeds(world)
         return session
+
+    @property
+    def placed_ranks(self) -> tuple[int, ...]:
+        """The ranks of its stages, one set after the other; none: all in their order."""
+        plan = self.first
+        return () if plan is None or plan.stages is None else plan.stages.ranks
 
     @property
     def in_stages(self) -> bool:

@@ -27,11 +27,11 @@ from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.auto import AutoPlanner
 from tfpar.search.cache import PlanCache
-from tfpar.search.objective import Budget
+from tfpar.search.objective import Budget, Trials
 from tfpar.search.planners import budget_for, find_planner
 from tfpar.search.problem import Planner
 from tfpar.spec import ArgumentError, Mesh
-from tfpar.spec.arguments import flag, listed, one_of, optional, path, refused
+from tfpar.spec.arguments import flag, integer, listed, one_of, optional, path, refused
 
 if TYPE_CHECKING:
     from tfpar.options import Options
@@ -72,6 +72,7 @@ class Settings:
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
     early_collectives: bool = True
+    trials: Trials | None = None
     verbose: bool = True
 
     @classmethod
@@ -100,6 +101,7 @@ class Settings:
             chunks=optional(_chunks, "chunks", options.chunks),
             pipeline=optional(_pipeline, "pipeline", options.pipeline),
             early_collectives=flag("early_collectives", options.early_collectives),
+            trials=optional(_trials, "trials", options.trials),
             verbose=_verbose("verbose", options.verbose),
         )
         if settings.pipeline == AUTO:
@@ -116,6 +118,11 @@ class Settings:
                 "Give a plan or recompute, not both: a plan holds what it recomputes."
             )
         plan = settings.plan
+        if settings.trials is not None and (plan is not None or planner is None):
+            raise ArgumentError(
+                "Give trials where plans are searched: with a plan, or planner=None, there is "
+                "nothing to choose from."
+            )
         if settings.chunks and (
             settings.pipeline is not None or (plan is not None and plan.in_microbatches)
         ):
@@ -258,6 +265,11 @@ def _check_agreed(plan: Plan, pipeline: Pipeline) -> None:
             f"The pipeline is not the plan's: it has {' and '.join(differing)}. Leave it out, "
             f"since a plan holds its pipeline, or make a plan with this one."
         )
+
+
+def _trials(name: str, value: Any) -> Trials:
+    expected = "a number of plans, 1 or more, or a tap.Trials"
+    return value if isinstance(value, Trials) else Trials(integer(name, value, 1, expected))
 
 
 def _verbose(name: str, value: Any) -> bool:

@@ -82,11 +82,11 @@ def test_a_kill_at_any_moment_leaves_the_last_checkpoint_whole(tmp_path, writer)
     moment = random.Random(0)
     left_behind = committed = 0
     for round in range(NUM_KILLS):
+        stale = temporaries(tmp_path)
         child = writer.start()
         if round % 2:
             time.sleep(moment.uniform(0, 0.6))  # also before the first commit has swept up
         else:
-            stale = temporaries(tmp_path)
             committed = writer.wait_for("committed")
             assert not temporaries(tmp_path) & stale
             time.sleep(moment.uniform(0, 0.1))

@@ -196,10 +196,12 @@ def test_a_rank_that_reads_a_weight_of_another_alone_is_told_to_read_it_together
     told = {"fault": "read_alone", "of": 0, "stages": 2, "options": {"timeout_s": 8.0}}
     assert train(tmp_path, **told) == 70
     err = capfd.readouterr().err
+    # Both ranks wait for 8 s, in vain; the one whose time is up first ends the other's wait.
     assert re.search(
-        r"rank 0 made no progress in 'gathering sequential/last/kernel:0' for 8 s .*\. All ranks "
-        r"have to read sequential/last/kernel:0 together",
+        r"rank 0 (made no progress|cannot go on) in '?gathering sequential/last/kernel:0\b.*\. All "
+        r"ranks have to read sequential/last/kernel:0 together",
         err,
+        re.I,
     )
 
 

@@ -84,6 +84,7 @@ REFUSED_OPTIONS = [
     ("early_collectives", ["x", 1, None]),
     ("level", [3, True, "3", 5, 2.0]),
     ("search_seconds", [0, -1, "x", True, float("nan")]),
+    ("trials", [0, -1, 2.5, True, "3", [3]]),
     ("verbose", [2, -1, "auto", None]),
 ]
 

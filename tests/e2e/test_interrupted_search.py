@@ -96,7 +96,7 @@ def test_a_search_that_stages_interrupt_ends_with_its_plan(monkeypatch):
             raise KeyboardInterrupt
         return in_stages(*arguments, deadline=deadline, **options)
 
-    monkeypatch.setattr("tfpar.planning.in_stages", interrupted)
+    monkeypatch.setattr("tfpar.planning_stages.in_stages", interrupted)
     specs = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
     with pytest.raises(tap.SearchInterrupted) as error:
         tap.plan(build, specs, [4], planner="tap", **in_two_stages())
@@ -110,6 +110,42 @@ def test_a_pipeline_whose_search_runs_out_of_time_has_stages():
     plan = tap.plan(build, specs, [4], planner="tap", search_seconds=1e-9, **in_two_stages())
     assert plan.cut_short and plan.stages.cost is not None
     assert fitted_by(plan).cut_short
+
+
+@pytest.mark.parametrize("when", ["tap", "pricing", "explaining"])
+def test_fit_after_an_interrupted_search_of_pipelines_takes_what_that_had_found(
+    when, caplog, monkeypatch
+):
+    """Ctrl-C while two stages are searched, or priced, or when all is found: that is used."""
+    x, y = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
+    searched = []
+
+    class InTheSecond(TapPlanner):
+        def solve(self, problem):
+            searched.append(problem)
+            if len(searched) == 2 and when == "tap":
+                raise KeyboardInterrupt
+            return super().solve(problem)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    if when == "pricing":
+        monkeypatch.setattr("tfpar.planning_pipelines.repriced_plan", interrupted)
+    if when == "explaining":
+        monkeypatch.setattr("tfpar.planning_rivals._taken", interrupted)
+    options = {"pipeline": "auto", "cluster": "v100-ethernet", "verbose": 0}
+    with tap.auto_parallel([4], planner=InTheSecond(), **options):
+        model = build()
+    with pytest.raises(tap.SearchInterrupted) as error:
+        model.fit(x, y, batch_size=8, verbose=0)
+    found = error.value.plan
+    assert found.cut_short and bool(found.rivals) == (when != "tap")
+    count = len(searched)
+    model.fit(x, y, batch_size=8, verbose=0)
+    plan = tap.plan_of(model)
+    assert len(searched) == count and plan.cut_short and plan.mesh == found.mesh
+    assert sum("was interrupted" in line for line in caplog.messages) == 1
 
 
 def test_fit_after_an_interrupted_fit_of_a_pipeline_has_stages():

@@ -13,6 +13,8 @@ def model():
 
 
 def plan(model, limit=None, **arguments):
+    """Of one stage: among pipelines, of plans within the uncertainty of the fastest the simplest is
+    taken, which need not be the fastest of all."""
     batch = batch_of(model(), 4)
     return tap.plan(
         lambda: compile_model(model()),
@@ -21,6 +23,7 @@ def plan(model, limit=None, **arguments):
         "v100-ethernet",
         memory_limit=limit,
         planner="tap",
+        pipeline=tap.Pipeline(stages=1, microbatches=1),
         **arguments,
     )
 

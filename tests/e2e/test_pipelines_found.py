@@ -15,6 +15,8 @@ from tests.e2e.test_overlap import Counting
 from tests.equivalence import assert_equivalent
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.network import Link
+from tfpar.report.rivals import why
+from tfpar.search.stages.turning import NEAR
 from tfpar.spec import ArgumentError, SpecError
 
 rng = np.random.default_rng(0)
@@ -57,8 +59,35 @@ def test_stages_where_links_are_slow():
     assert plan.stages is not None and plan.num_ranks == 2
     (alone,) = plan.rivals
     assert alone.name.startswith("no stages") and alone.cost.seconds > plan.cost.seconds
+    for cost in (plan.cost, alone.cost):
+        idle = cost.exposed_s + cost.transfer_s + cost.bubble_s
+        work = sum(cost.compute_s) + sum(cost.communication_s) - cost.hidden_s
+        assert work + idle == pytest.approx(cost.seconds)
+    assert plan.cost.transfer_s > 0 == alone.cost.transfer_s
     assert "Pipelines that were compared" in plan.summary()
     assert tap.Plan.from_json(plan.to_json()).rivals == plan.rivals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bandwidth", "stages", "other", "faster"), [(3e6, 2, 1, False), (3e5, 1, 2, True)]
+)
+def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, other, faster):
+    def planned(links: float) -> tap.Plan:
+        return tap.plan(deep, batch, [2], machines(links), pipeline="auto", planner="tap")
+
+    def found(plan: tap.Plan) -> int:
+        return plan.num_ranks // plan.mesh.size
+
+    batch = rows(16)
+    plan = planned(bandwidth)
+    (rival,) = plan.rivals
+    assert found(plan) == stages and rival.links is not None
+    assert (rival.links > 1) == faster
+    nearer = rival.links / NEAR if faster else rival.links * NEAR
+    assert found(planned(bandwidth * rival.links)) == other
+    assert found(planned(bandwidth * nearer)) == stages
+    assert f"times {'faster' if faster else 'slower'}" in why(rival, plan)
 
 
 def test_what_is_evaluated_before_training_moves_to_its_stages():

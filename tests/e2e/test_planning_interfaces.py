@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import sys
+import types
 
 import keras
 import numpy as np
@@ -17,12 +19,14 @@ from benchmarks import models
 from tests.search.test_cache import problem
 from tfpar import api
 from tfpar.cluster.named import find_cluster
+from tfpar.distributed.job import Job
 from tfpar.plans import Plan
 from tfpar.report import progress
 from tfpar.search.objective import Budget
 from tfpar.search.planners import budget_for, find_planner
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, PlanError, TfparError
+from tfpar.spec.quantities import format_seconds
 
 MESH = Mesh.of([2, 2])
 
@@ -198,9 +202,13 @@ class Clock:
 
 
 def test_progress_is_quiet_where_no_one_looks(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with progress.searching() as tell:
-        assert tell is None
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", Clock(now))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.reporting("searching a plan", wanted=False) as report:
+        now[0] = 100.0
+        report.priced("data=1 x model=4", 10)
     assert sys.stderr.getvalue() == ""
 
 
@@ -209,21 +217,61 @@ def test_progress_shows_once_a_search_takes_long(monkeypatch):
     monkeypatch.setattr(progress, "time", Clock(now))
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
-    with progress.searching() as tell:
-        tell("data=1 x model=4", 10)
+    with progress.reporting("searching a plan") as report:
+        report.priced("data=1 x model=4", 10)
         assert sys.stderr.getvalue() == ""
         now[0] = 3.0
-        tell("data=2 x model=2", 70)
+        report.priced("data=2 x model=2", 70)
     shown = sys.stderr.getvalue()
-    assert "searching a plan: 70 priced, 3 s, data=2 x model=2" in shown
+    assert "searching a plan: data=2 x model=2, 70 priced, 3 s" in shown
     assert " 10 priced" not in shown
+
+
+def test_progress_says_what_is_tried_the_best_so_far_and_the_time_left(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", Clock(now))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress.reporting("searching a plan") as report:
+        with report.at("no stages"):
+            report.found(0.5)
+        now[0] = 9.0
+        with report.at("2 stages, 8 microbatches"), report.at("", limit_s=20.0):
+            report.found(0.7)
+            now[0] = 12.0
+            report.priced("data=2 x model=2", 70)
+            now[0] = 13.0
+            report.priced("data=4 x model=1", 80)
+    assert sys.stderr.getvalue() == (
+        "tfpar: searching a plan: 2 stages, 8 microbatches, data=2 x model=2, 70 priced, "
+        "best step so far 500.00 ms, 12 s, 17 s left\n"
+    )
+
+
+def test_a_search_of_pipelines_says_which_are_tried(monkeypatch):
+    seconds = itertools.count(step=11.0)
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    specs = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
+    found = tap.plan(build, specs, [2], "v100-ethernet", planner="tap", pipeline="auto")
+    first, *others = sys.stderr.getvalue().splitlines()
+    assert first.startswith("tfpar: searching a plan: no stages, ") and "best step" not in first
+    assert any(": 2 stages, " in line and "best step so far" in line for line in others)
+    best = format_seconds(min(c.seconds for c in (found.cost, found.rivals[0].cost)))
+    assert f"best step so far {best}" in others[-1]
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    quiet = tap.Options(verbose=0)
+    tap.plan(build, specs, [2], "v100-ethernet", planner="tap", pipeline="auto", options=quiet)
+    monkeypatch.setattr(api.Job, "of", lambda environ: Job(rank=1, size=2))
+    tap.plan(build, specs, [2], "v100-ethernet", planner="tap", pipeline="auto")
+    assert sys.stderr.getvalue() == ""
 
 
 def test_a_short_search_shows_nothing(monkeypatch):
     monkeypatch.setattr(progress, "time", Clock([0.0]))
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with progress.searching() as tell:
-        TapPlanner().solve(problem(progress=tell))
+    with progress.reporting("searching a plan") as report:
+        TapPlanner().solve(problem(progress=report.priced))
     assert sys.stderr.getvalue() == ""
 
 

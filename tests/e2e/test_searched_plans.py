@@ -18,12 +18,14 @@ MESH = tap.split([2, 2])
 COMPUTE_BOUND = two_levels(
     "compute", 2, 2, device(1e8, 1e8, 1e12, 1e9, 0.0), Link(1e12, 1e-9), Link(1e12, 1e-9)
 )
-# With the memory that `TIGHT_BYTES` leaves, weights have to be split.
+# With the memory that `TIGHT_BYTES` leaves, a step of one stage and one microbatch has to split
+# weights. Microbatches or stages, which meet the limit too, are left out by `WHOLE`.
 TIGHT = two_levels(
     "tight", 1, 4, device(1e12, 1e12, 1e12, 1e12, 0.0), Link(1e10, 1e-6), Link(1e10, 1e-6)
 )
-# Case and optimizer -> 1.25 times what the plan that stores least needs (`needed_bytes` of the
-# error under a limit of one byte). Too little is refused; too much splits nothing.
+WHOLE = tap.Pipeline(stages=1, microbatches=1)
+# Case and optimizer -> 1.25 times what such a plan needs at least (`needed_bytes` of the error
+# under a limit of one byte). Too little is refused; too much splits nothing.
 TIGHT_BYTES = {("gpt", "sgd"): 398_280, ("wide", "sgd"): 5_436_110, ("wide", "adam"): 10_851_730}
 
 
@@ -43,9 +45,13 @@ def searched(case, cluster, batch=8):
 
     keras.utils.set_random_seed(0)
     data = batch_of(CASES[case](), 2 * batch)
+    options = {}
     if cluster is TIGHT:
         cluster = TIGHT.with_memory(TIGHT_BYTES[case, "sgd"])
-    return assert_equivalent(build, data, MESH, planner="tap", cluster=cluster, batch_size=batch)
+        options["pipeline"] = WHOLE
+    return assert_equivalent(
+        build, data, MESH, planner="tap", cluster=cluster, batch_size=batch, options=options
+    )
 
 
 def split_weights(plan):
@@ -89,7 +95,7 @@ def test_all_steps_of_a_model_run_with_the_plan_of_its_training():
     keras.utils.set_random_seed(0)
     build = lambda: compile_model(CASES["wide"]())  # noqa: E731
     cluster = TIGHT.with_memory(TIGHT_BYTES["wide", "adam"])
-    with tap.auto_parallel(MESH, planner="tap", cluster=cluster):
+    with tap.auto_parallel(MESH, planner="tap", cluster=cluster, pipeline=WHOLE):
         model = build()
     x, y = batch_of(model, 12)
     before = model.predict(x, batch_size=8, verbose=0)

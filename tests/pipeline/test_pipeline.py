@@ -26,6 +26,21 @@ def test_what_is_left_out():
 
 
 @pytest.mark.parametrize(
+    "pipeline, part",
+    [
+        (Pipeline(microbatches=8), 1 / 8),
+        (Pipeline(2, 8), 2 / 8),
+        (Pipeline(4, 8), 4 / 8),
+        (Pipeline(4, 8, "gpipe"), 1.0),
+        (Pipeline(4, 8, recompute=True), 1 / 8),
+        (Pipeline(2, 4, "zb-h1"), 2 / 4),
+    ],
+)
+def test_the_part_of_the_batch_whose_activations_are_stored(pipeline, part):
+    assert pipeline.kept_part == part
+
+
+@pytest.mark.parametrize(
     "given, message",
     [
         (dict(), "microbatches is None; it must be a whole number, 1 or more"),

@@ -280,3 +280,43 @@ def test_specs_are_checked_when_a_plan_is_made():
     wrong = dataclasses.replace(made.variables["head/bias"], spec=(Replicate(), Shard(1)))
     with pytest.raises(PlanError, match="'head/bias'"):
         dataclasses.replace(made, variables={**made.variables, "head/bias": wrong})
+
+
+# --- shares of the batch ----------------------------------------------------------
+
+
+def test_shares_are_kept_and_are_equal_where_a_file_does_not_say():
+    made = dataclasses.replace(plan(), shares={"data": (6, 2)})
+    text = made.to_json()
+    assert Plan.from_json(text) == made
+    assert plan().diff(made) == ["shares of the batch: equal -> 6:2 over data"]
+    assert "batch split over data in shares 6:2" in made.summary()
+    fields = json.loads(text)
+    del fields["shares"]
+    assert Plan.from_json(json.dumps(fields)) == plan()
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"shares": {"model": (1, 1, 1, 2)}}, "along 'model'"),
+        ({"shares": {"data": (1, 2, 3)}}, "takes 2 shares"),
+        ({"shares": {"data": (2, 0)}}, "at least 1"),
+        ({"shares": {"data": (3, 1)}, "chunks": 2}, "or chunks"),
+        ({"shares": {"data": (3, 1)}, "microbatches": 2}, "or chunks or microbatches"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused(changes, said):
+    with pytest.raises((PlanError, SpecError), match=said):
+        dataclasses.replace(plan(), **changes)
+
+
+def test_batches_of_other_sizes_are_shared_out_in_proportion():
+    made = dataclasses.replace(plan(), shares={"data": (24, 8)})
+    assert made.uneven_mesh(32).shares == (24, 8)
+    assert made.uneven_mesh(10).shares == (8, 2)
+    assert made.uneven_mesh(2) is None  # one each
+    assert made.uneven_mesh(1) is None and made.uneven_mesh(None) is None
+    both = dataclasses.replace(made, batch_axes=("data", "model"))
+    assert both.uneven_mesh(32).shares == (6, 2)  # of four samples each
+    assert both.uneven_mesh(30) is None

@@ -46,6 +46,23 @@ def test_what_would_have_to_change_for_a_rival_to_win(plan, changed, expected):
     assert why(Rival("other", dataclasses.replace(CHOSEN, **changed)), plan) == expected
 
 
+@pytest.mark.parametrize(
+    ("seconds", "links", "expected"),
+    [
+        (1.5, 3.4201, "500.00 ms slower; taken if links were 3.5 times faster"),
+        (1.5, 1 / 41, "500.00 ms slower; taken if links were 41 times slower"),
+        (0.95, 1.09, "nearer than predictions can tell, and has more stages; taken if links were "),
+    ],
+)
+def test_what_links_would_have_to_be_is_rounded_away_from_what_they_are(
+    plan, seconds, links, expected
+):
+    rival = Rival("other", dataclasses.replace(CHOSEN, seconds=seconds), links=links)
+    assert why(rival, plan).startswith(expected)
+    plan = dataclasses.replace(plan, rivals=(rival,))
+    assert Plan.from_json(plan.to_json()).rivals == plan.rivals
+
+
 def test_what_was_not_priced_says_why(plan):
     rival = Rival("4 stages", None, "There are fewer layers")
     assert why(rival, plan) == "There are fewer layers"

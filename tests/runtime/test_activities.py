@@ -46,6 +46,14 @@ def test_a_lost_peer_is_told_with_the_task_and_with_what_did_not_come(world):
     assert "What 1B2 makes did not get from rank 1 to rank 0." in told
 
 
+def test_a_lost_peer_is_told_with_what_to_look_at(world):
+    with (
+        pytest.raises(PeerLostError, match="Its own output says why. All read it together.$"),
+        world.at("gathering a weight", hint="All read it together."),
+    ):
+        raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
+
+
 def test_an_error_within_is_told_where_it_was_raised(world):
     with pytest.raises(ZeroDivisionError), world.at("train step 1"), world.at("gathering"):
         _ = 1 / 0

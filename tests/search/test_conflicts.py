@@ -12,7 +12,7 @@ import tfpar as tap
 from tests.search.problems import Captured, within
 from tests.search.test_cache import problem as tiny
 from tfpar.cluster.named import find_cluster
-from tfpar.planning import Request, find_plan, search_plan
+from tfpar.planning import Request, StepSearch, find_plan
 from tfpar.plans import Plan
 from tfpar.search import conflicts, deadline
 from tfpar.search.conflicts import conflict_error, find_conflict
@@ -223,7 +223,7 @@ def cluster(limit):
 
 def search(captured, planner, constraints, limit):
     request = Request(MESH, cluster(limit), tuple(constraints))
-    plan, _ = search_plan(captured.step, request, captured.batch, planner, None, state_ratio=2.0)
+    plan, _ = StepSearch(captured.step, captured.batch, planner, state_ratio=2.0)(request)
     return plan
 
 

@@ -40,6 +40,8 @@ def test_who_decides_the_batch_too_has_fewer_meshes_to_choose_from():
     found = shapes(free)
     assert [mesh.shape for mesh, _ in found] == [(12, 1), (6, 2), (4, 3), (3, 4), (2, 6)]
     assert {axes for _, axes in found} == {None}
+    few = [logical for logical in free if logical.batch_parts < 3]
+    assert [mesh.shape for mesh, _ in shapes(few)] == [(2, 6), (1, 12)], "ranks in a row, but once"
     one = given_mesh(Mesh(("data", "model"), (1, 12)), ["data"])
     assert shapes([one]) == [(one.mesh, (0,))]
     assert [mesh.shape for mesh, _ in shapes(logical_meshes(Mesh.of([1])))] == [(1, 1)]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.search.tiny import SMALLEST, problem
 from tfpar.cost.cost import Cost
+from tfpar.pipeline import Pipeline
 from tfpar.search.objective import Budget, Objective
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import ArgumentError
@@ -59,3 +60,24 @@ def test_a_search_takes_some_time(seconds):
         ArgumentError, match=r"search_seconds is .*; it must be a number of seconds"
     ):
         Budget(seconds)
+
+
+def test_what_is_known_of_a_problem_holds_whatever_it_is_asked_for(asked):
+    found = asked.known.get("a", list)
+    assert asked.aiming(memory_limit=0.0).known.get("a", dict) is found
+    assert asked.telling(None).known is asked.known
+    assert asked.in_pipeline(Pipeline(2, 8)).known is asked.known
+    other = dataclasses.replace(asked, state_ratio=9.0)
+    assert other.known.get("a", dict) == {}, "another problem"
+    again = other.asked_as(asked.aiming(surcharge_s=1.0))
+    assert again.objective.surcharge_s == 1.0 and again.state_ratio == 9.0
+    assert again.known is other.known
+
+
+def test_a_search_for_another_objective_finds_what_a_new_one_finds():
+    asked = problem(SMALLEST["a layer"](), [2])
+    fresh = TapPlanner().solve(dataclasses.replace(asked).aiming(memory_limit=0.0))
+    TapPlanner().solve(asked)
+    again = TapPlanner().solve(asked.aiming(memory_limit=0.0))
+    assert (again.mesh, again.variables) == (fresh.mesh, fresh.variables)
+    assert again.cost == fresh.cost

@@ -17,12 +17,13 @@ from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.rewrite.chunks import build_chunked_program
 from tfpar.rewrite.early_collectives import start_collectives_early
+from tfpar.rewrite.kinds import build_uneven_program
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.stages import StagedStep, send_in_slices, split_stages, write_in_stages
-from tfpar.spec import Mesh, replicated
+from tfpar.spec import Mesh, UnevenMesh, replicated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,8 @@ class CompileOptions:
         early_collectives: what could run before a collective that is waited for runs behind it
             (ATP §4.2).
         bucket_bytes: upper bound on packed collectives, in bytes.
+        shares: `mesh` with those that ranks have of the batch, where they are unequal: of a step
+            in one piece.
     """
 
     mesh: Mesh
@@ -56,6 +59,7 @@ class CompileOptions:
     compression: str | None = None
     early_collectives: bool = True
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    shares: UnevenMesh | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,10 +91,19 @@ def compile_step(
 
     Raises:
         CannotRepeat: an op that must not run once for each chunk or microbatch.
+        CannotShare: ranks cannot have unequal shares of the batch.
     """
     prepared = prepared if prepared is not None else prepare_step(step)
     partitioned = _partitioned(step, options, prepared)
     observe("propagate", lambda: str(partitioned))
+    if options.shares is not None:
+        local = build_uneven_program(
+            partitioned,
+            options.shares,
+            lambda program: [each.run(program.graph) for each in _local_passes(options, program)],
+        )
+        observe("rewrite", lambda: str(local))
+        return CompiledStep(partitioned, local, ProgramSet.of(local))
     local = _written(step, partitioned, options)
     observe("rewrite", lambda: str(local))
     for each in _local_passes(options, local):
@@ -99,7 +112,7 @@ def compile_step(
         observe(each.name, lambda: str(local))
     if options.stages is None:
         return CompiledStep(partitioned, local, ProgramSet.of(local))
-    programs = split_stages(local, options.stages.schedule)
+    programs = split_stages(local, options.stages.schedule, options.stages.ranks)
     observe("split stages", lambda: "\n\n".join(map(str, programs.programs.values())))
     return CompiledStep(partitioned, local, programs)
 

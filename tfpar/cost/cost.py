@@ -16,8 +16,8 @@ class Cost:
     """What one step costs on one rank: times in seconds (`_s`), sizes in bytes.
 
     Attributes:
-        seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s`, `bubble_s` and the
-            cluster's `step_s` together, less `hidden_s`.
+        seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s`, `bubble_s`,
+            `transfer_s` and the cluster's `step_s` together, less `hidden_s`.
         compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
         hidden_s: how long chunks are computed while those of others are in flight
@@ -31,6 +31,8 @@ class Cost:
             reads again.
         live_bytes: the most that is stored at once of gradients, activations and all else that
             a step computes (`cost.memory`); None where only the sums are known.
+        transfer_s: how long a rank waits for what other stages send, where that is known apart
+            from `bubble_s` (`cost.idle`).
         bubble_s: how long a rank waits for other stages; of several stages, times are those of a
             rank that works most, and bytes of one that stores most.
         collectives: how many a rank takes part in, packed ones counted as one.
@@ -50,6 +52,7 @@ class Cost:
     hidden_s: float = 0.0
     collectives: int = 0
     bubble_s: float = 0.0
+    transfer_s: float = 0.0
 
     @property
     def memory_bytes(self) -> float:

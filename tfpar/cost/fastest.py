@@ -28,7 +28,6 @@ def compare_schedules(
     prices: StagedPrices,
     actors: Sequence[int],
     microbatches: int,
-    memory_limit: float = math.inf,
     halves: bool = True,
 ) -> tuple[Candidate, ...]:
     """The schedules that a step could run in, the fastest of those that fit into memory first.
@@ -40,7 +39,6 @@ def compare_schedules(
     Args:
         prices: of the stages.
         actors: that run each stage.
-        memory_limit: bytes that a rank may hold.
         halves: whether backward passes may run in halves.
 
     Raises:
@@ -50,18 +48,19 @@ def compare_schedules(
     def priced(name: str, schedule: Schedule) -> Candidate:
         found = prices.run(schedule)
         held = max(peak.num_bytes for peak in found.peaks)
-        return Candidate(schedule, SchedulePrice(name, found.seconds + prices.step_s, held))
+        excess = prices.excess_bytes(found)
+        return Candidate(schedule, SchedulePrice(name, found.seconds + prices.step_s, held, excess))
 
     def rank(candidate: Candidate) -> tuple[float, float, float]:
         price = candidate.price
-        return max(0.0, price.memory_bytes - memory_limit), price.seconds, price.memory_bytes
+        return price.excess_bytes, price.seconds, price.memory_bytes
 
     named = [priced(*named) for named in _by_name(actors, microbatches, halves)]
     if not named:
         raise ScheduleError(f"There is no schedule by name for stages on actors {list(actors)}.")
     lists: list[Candidate] = []
     if not prices.graph.joins:
-        made = dict.fromkeys(_lists(prices, actors, microbatches, memory_limit, halves))
+        made = dict.fromkeys(_lists(prices, actors, microbatches, halves))
         lists = sorted((priced(LIST, schedule) for schedule in made), key=rank)[:1]
     return tuple(sorted([*named, *lists], key=rank))
 
@@ -84,7 +83,6 @@ def _lists(
     prices: StagedPrices,
     actors: Sequence[int],
     microbatches: int,
-    memory_limit: float,
     may_halve: bool,
 ) -> Iterator[Schedule]:
     costs = [stage.cost for stage in prices.stages]
@@ -94,10 +92,10 @@ def _lists(
         for a in range(max(actors) + 1)
     ]
     room = [
-        memory_limit
+        limit
         - sum(c.fixed_bytes for c in stages)
         - max(max(c.working_bytes.values(), default=0.0) for c in stages)
-        for stages in own
+        for stages, limit in zip(own, prices.limits, strict=True)
     ]
     few = [len(own) * sum(c.kept_bytes for c in stages) for stages in own]
     delays = _delays(prices)

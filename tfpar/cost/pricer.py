@@ -22,10 +22,9 @@ from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
 from tfpar.ir.traits import BRANCHES, FREE, LOOPS, READ_PART, WHOLE_UPDATES
 from tfpar.propagation.communication import Communication
-from tfpar.propagation.factors import size_after
 from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.rules.rule import OpRule
-from tfpar.spec import Mesh, Replicate, Spec, local_shape
+from tfpar.spec import Mesh, Replicate, Shard, Spec, local_length, local_shape
 
 
 class Pricer:
@@ -116,9 +115,10 @@ class Pricer:
         if op.type in FREE:
             return 0.0
         parts, sizes = 1.0, list(rule.sizes)
-        for (factor, pattern), ranks in zip(decision.strategy.splits, self.mesh.shape, strict=True):
+        for axis, (factor, pattern) in enumerate(decision.strategy.splits):
             if factor >= 0:
-                whole, sizes[factor] = sizes[factor], size_after(sizes[factor], pattern, ranks)
+                whole, shard = sizes[factor], Shard(0, *pattern)
+                sizes[factor] = local_length(whole, shard, self.mesh, axis)
                 parts *= whole / sizes[factor]
         arithmetic = flops(op, rule) / parts
         if arithmetic:

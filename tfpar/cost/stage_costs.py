@@ -134,14 +134,14 @@ def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> Stag
         compute["I"] += compute["F"]
         waiting["I"] += waiting["F"]
     taken: dict[str, float] = {kind: compute[kind] + waiting[kind] for kind in ORDER}
-    kept, for_weights = memory.kept()
-    sums = weights + memory.sums()
+    held = memory.held()
+    sums = weights + held.sums
     cost = StageCost(
         {**taken, "B": taken["I"] + taken["W"]},
-        weights + state + sums + memory.copies() + memory.inputs() + memory.made_once(),
-        kept,
-        for_weights,
-        memory.working(kept, for_weights),
+        weights + state + sums + held.others,
+        held.kept,
+        held.for_weights,
+        held.working,
         packed.seconds,
     )
     count = found.count + packed.num_buckets

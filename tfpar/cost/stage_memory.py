@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from tfpar.cost.memory import Buffer, operands_of_collectives
 from tfpar.cost.microbatches import OneMicrobatch
@@ -15,6 +17,23 @@ from tfpar.ir.traits import WHOLE_UPDATES
 from tfpar.pipeline.graph import Carries
 from tfpar.pipeline.tasks import Kind
 from tfpar.spec import Replicate, Spec
+
+
+class Held(NamedTuple):
+    """The bytes of one stage beside its variables.
+
+    Attributes:
+        sums: of gradients of weights that lie in other stages.
+        others: of what else is held all the time.
+        kept, for_weights: see `StageMemory.kept`.
+        working: see `StageMemory.working`.
+    """
+
+    sums: float
+    others: float
+    kept: float
+    for_weights: float
+    working: Mapping[str, float]
 
 
 class StageMemory:
@@ -36,6 +55,21 @@ class StageMemory:
         self.transfers, self.stage, self.pricer = transfers, stage, pricer
         self.step, self.actors = transfers.step, transfers.actors
         self.recompute = recompute
+
+    def held(self) -> Held:
+        """What its ranks hold beside its variables; found once for links that have the same sent.
+
+        What links decide of memory is which tensors go in slices.
+        """
+        one_memory = self.pricer.cluster.one_memory
+        sent = self.transfers.sent_as
+        key = self.stage, tuple(self.actors), self.recompute, one_memory, sent
+        if key not in self.step.held:
+            kept, for_weights = self.kept()
+            others = self.copies() + self.inputs() + self.made_once()
+            working = self.working(kept, for_weights)
+            self.step.held[key] = Held(self.sums(), others, kept, for_weights, working)
+        return self.step.held[key]
 
     # --- all the time
 

@@ -95,6 +95,11 @@ class StageTransfers:
         """What a rank sends of a tensor, or of a variable's value, to its like in another stage."""
         return sum(sent.num_bytes for sent in self._sent[crossing])
 
+    @functools.cached_property
+    def sent_as(self) -> tuple[tuple[Crossing, tuple[Sent, ...]], ...]:
+        """How each crosses: whole or in slices."""
+        return tuple(self._sent.items())
+
     def held_bytes(self, crossing: Crossing) -> float:
         """What a rank stores of it at either end."""
         return sum(sent.part_bytes for sent in self._sent[crossing])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ class StageShare:
         peak_bytes: the most that a rank holds, of all its stages.
         peak_task: what it runs, or is sent something for, then; empty if it never holds more than
             `fixed_bytes`.
+        limit_bytes: that a rank may hold: the least of its devices; None where that is not known.
     """
 
     ranks: tuple[int, ...]
@@ -41,6 +43,12 @@ class StageShare:
     kept_bytes: float
     peak_bytes: float
     peak_task: str
+    limit_bytes: float | None = None
+
+    @property
+    def excess_bytes(self) -> float:
+        """What a rank holds beyond what it may; below 0, what it could hold more."""
+        return -math.inf if self.limit_bytes is None else self.peak_bytes - self.limit_bytes
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StageShare:
@@ -61,11 +69,13 @@ class SchedulePrice:
         name: of its family; or `LIST`.
         seconds: of a step.
         memory_bytes: the most that a rank holds.
+        excess_bytes: the most that a rank would need beyond what it may hold; 0: all fits.
     """
 
     name: str
     seconds: float
     memory_bytes: float
+    excess_bytes: float = 0.0
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> SchedulePrice:
@@ -93,6 +103,17 @@ class StagedCost:
     bubble: float
     stages: tuple[StageShare, ...]
     schedules: tuple[SchedulePrice, ...] = ()
+
+    @property
+    def fullest(self) -> int:
+        """The stage whose ranks have least left of what they may hold."""
+        shares = self.stages
+        return max(range(len(shares)), key=lambda s: (shares[s].excess_bytes, shares[s].peak_bytes))
+
+    @property
+    def fits(self) -> bool:
+        """Whether each stage fits into the memory of its own devices, as far as that is known."""
+        return all(share.excess_bytes <= 0 for share in self.stages)
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StagedCost:
@@ -123,6 +144,7 @@ def _text(name: str, value: Any) -> str:
 
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "float": finite,
+    "float | None": lambda name, value: None if value is None else finite(name, value),
     "int": integer,
     "str": _text,
     "tuple[int, ...]": lambda name, value: tuple(

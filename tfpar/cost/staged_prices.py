@@ -23,6 +23,7 @@ from tfpar.cost.stages import Network
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.timeline import Timeline
 from tfpar.pipeline.graph import RECEIVE_AHEAD, TaskGraph, task_graph
+from tfpar.pipeline.placed import groups_of
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.stage_graph import StageGraph
 from tfpar.pipeline.step_graph import is_synchronized
@@ -34,37 +35,46 @@ class StagedPrices:
     """A step's stages priced for a schedule's actors, ready to be simulated.
 
     Attributes:
-        ranks: of each actor: those of actor `a` of n ranks each are `a * n` to `(a + 1) * n - 1`.
+        ranks: of each actor.
         stages: the price of each.
         graph: what stages read of each other, in bytes of a rank.
         synchronized: whether updates wait for the gradients of all stages.
         network: between ranks of different actors.
         step_s: that a step takes besides; see `Cluster`.
+        limits: bytes that a rank of each actor may hold: the least of its devices.
     """
 
-    ranks: tuple[range, ...]
+    ranks: tuple[tuple[int, ...], ...]
     stages: tuple[StagePrice, ...]
     graph: StageGraph
     synchronized: bool
     network: Network
     step_s: float
+    limits: tuple[float, ...]
 
     @classmethod
     def of(
-        cls, step: StepInStages, actors: Sequence[int], cluster: Cluster, recompute: bool = False
+        cls,
+        step: StepInStages,
+        actors: Sequence[int],
+        cluster: Cluster,
+        recompute: bool = False,
+        order: Sequence[int] = (),
     ) -> StagedPrices:
         """Price the stages of a step.
 
         Args:
             actors: that run each stage.
             recompute: the backward pass of a stage runs its forward pass again.
+            order: the ranks, actor by actor; by default in their order.
 
         Raises:
             TfparError: the cluster has fewer ranks.
         """
         size = step.laid.mesh.size // step.microbatches
-        ranks = tuple(range(a * size, (a + 1) * size) for a in range(max(actors) + 1))
-        parts = [cluster.part(own) for own in ranks]
+        cluster = cluster.part(order) if order else cluster
+        own = groups_of(max(actors) + 1, size)  # as numbered in `cluster`
+        parts = [cluster.part(group) for group in own]
         slices = SlicePrices(mesh_of_ranks(step.laid.mesh), cluster)
         transfers = StageTransfers(step, actors, slices)
         prices = stage_prices(transfers, parts, recompute)
@@ -73,18 +83,19 @@ class StagedPrices:
         pairs |= {(tie.owner, tie.reader) for tie in graph.ties}
         sent = {
             (one, other): [
-                (a, b, 1.0) for a, b in zip(ranks[actors[one]], ranks[actors[other]], strict=True)
+                (a, b, 1.0) for a, b in zip(own[actors[one]], own[actors[other]], strict=True)
             ]
             for pair in pairs
             for one, other in (pair, pair[::-1])
         }
         return cls(
-            ranks,
+            groups_of(len(own), size, order),
             tuple(prices),
             graph,
             is_synchronized(step.crossings),
             Network.of(cluster, sent),
             cluster.step_s,
+            tuple(part.device.memory_bytes for part in parts),
         )
 
     def tasks(self, schedule: Schedule) -> TaskGraph:
@@ -100,6 +111,11 @@ class StagedPrices:
             orders = [sorted(order, key=_by_stage) for order in schedule.orders]
             schedule = Schedule(tuple(map(tuple, orders)))
         return task_graph(schedule, self.graph, self.synchronized)
+
+    def excess_bytes(self, timeline: Timeline) -> float:
+        """The most that a rank would need beyond what it may hold; 0: all fits."""
+        peaks = zip(timeline.peaks, self.limits, strict=True)
+        return max(0.0, *(peak.num_bytes - limit for peak, limit in peaks))
 
     def run(self, schedule: Schedule) -> Timeline:
         """Simulate a step, whose ranks ask for tensors as early as programs do."""
@@ -127,7 +143,7 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
         peak = timeline.peaks[actor]
         shares.append(
             StageShare(
-                tuple(prices.ranks[actor]),
+                prices.ranks[actor],
                 cost.seconds["F"],
                 cost.seconds["B"],
                 cost.seconds["U"],
@@ -139,6 +155,7 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
                 cost.kept_bytes,
                 peak.num_bytes,
                 "" if peak.task is None else str(peak.task),
+                prices.limits[actor],
             )
         )
     return StagedCost(timeline.seconds + prices.step_s, timeline.bubble, tuple(shares))
@@ -146,14 +163,14 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
 
 def cost_of_stages(prices: StagedPrices, schedule: Schedule, timeline: Timeline) -> Cost:
     """What a simulated step takes on one rank: time of the actor that works most, memory of the one
-    that holds most.
+    that has least left of what it may hold.
 
     Args:
         timeline: of `prices`, in the order of `schedule`.
     """
     actors, micro = range(schedule.num_actors), schedule.num_microbatches
     busiest = max(actors, key=timeline.busy_s.__getitem__)
-    fullest = max(actors, key=lambda actor: timeline.peaks[actor].num_bytes)
+    fullest = max(actors, key=lambda actor: timeline.peaks[actor].num_bytes - prices.limits[actor])
     working = [prices.stages[stage] for stage in schedule.stages_of(busiest)]
     holding = [prices.stages[stage] for stage in schedule.stages_of(fullest)]
     kept = sum(

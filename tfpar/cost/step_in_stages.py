@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tfpar.cost.memory import Buffer, Lives
 from tfpar.cost.runs import runs_of
@@ -16,6 +17,9 @@ from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.pipeline.step_graph import Crossing, Runs, crossings, waits_of
 from tfpar.pipeline.tasks import Kind
 from tfpar.propagation.partitioned import PartitionedGraph
+
+if TYPE_CHECKING:
+    from tfpar.cost.stage_memory import Held
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,6 +34,7 @@ class StepInStages:
         state_ratio: bytes of optimizer slots per byte of weight; None if the graph holds the
             update itself.
         statistics: of the batch, those that each microbatch has of its own.
+        held: what is known of the memory of its stages; see `StageMemory.held`.
     """
 
     laid: PartitionedGraph
@@ -38,6 +43,7 @@ class StepInStages:
     num_stages: int
     state_ratio: float | None = None
     statistics: BatchStatistics = EXACT
+    held: dict[Hashable, Held] = dataclasses.field(default_factory=dict, init=False)
 
     @property
     def microbatches(self) -> int:

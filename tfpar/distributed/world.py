@@ -99,9 +99,11 @@ class World:
             if _is_of_a_peer(error):
                 got = None if within is None else within()
                 at = activity if got is None else f"{activity}, {got.described}"
+                # It may have hung for want of this one, and reached its time limit first.
+                look_at = f" {hint}" if hint else ""
                 raise PeerLostError(
                     f"Rank {self.rank} cannot go on in {at}: another rank has ended or left the "
-                    f"job. Its own output says why.{_waited_for(str(error))}"
+                    f"job. Its own output says why.{look_at}{_waited_for(str(error))}"
                 ) from error
             raise
         finally:

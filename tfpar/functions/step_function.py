@@ -26,6 +26,7 @@ from tfpar.runtime.executable import Executable
 from tfpar.session import Session
 from tfpar.spec import TfparError
 from tfpar.steps import CompiledFunction, Program
+from tfpar.steps.trials import try_plans
 
 logger = logging.getLogger("tfpar")
 
@@ -206,6 +207,10 @@ class _Trace(CompiledFunction):
     def __init__(self, owner: StepFunction, program: Program, function: Callable[..., Any]) -> None:
         super().__init__(program, function, name=owner.name, on_plan=owner._remember, several=True)
         self._owner = owner
+
+    def __call__(self, *arguments: Any) -> Any:
+        try_plans(self, arguments)
+        return super().__call__(*arguments)
 
     def capture(self, specs: Sequence[Any]) -> CapturedStep:
         captured = super().capture(specs)

@@ -58,7 +58,7 @@ def shard_data(
             "the batches: tensor.to_tensor()."
         )
     plan = state.step("train").find_plan(specs)
-    at, index, count = plan.mesh.coordinates(world.rank % plan.mesh.size), 0, 1
+    at, index, count = plan.coordinates(world.rank), 0, 1
     for axis in sorted(map(plan.mesh.axis, plan.batch_axes)):
         index = index * plan.mesh.shape[axis] + at[axis]
         count *= plan.mesh.shape[axis]

@@ -27,6 +27,7 @@ from tfpar.runtime.executable import Executable
 from tfpar.session import Session
 from tfpar.spec import Mesh
 from tfpar.steps import CompiledFunction, Program
+from tfpar.steps.trials import try_plans
 from tfpar.variables.parallel_variable import ParallelVariable
 
 logger = logging.getLogger("tfpar")
@@ -155,6 +156,8 @@ class ParallelModel:
                     break
                 several = isinstance(data, tuple) and len(data) > 1 and tree.is_nested(data[1])
                 step = steps[unknown and several]
+                if kind == "train":
+                    try_plans(step, (data,), parts)
                 executable = step.executable((data,), parts)  # makes the metrics' variables
                 if replay is not None and replay.passes_over():
                     self.trained_last, outputs = False, self.model.get_metrics_result()

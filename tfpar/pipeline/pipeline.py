@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Literal
 
 from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
+from tfpar.pipeline.tasks import LAST
 from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import flag, integer, one_of, refused
 
@@ -82,6 +84,16 @@ class Pipeline:
     def picks_schedule(self) -> bool:
         """Whether the schedule is picked when it is known what the stages take."""
         return self.schedule == AUTO
+
+    @functools.cached_property
+    def kept_part(self) -> float:
+        """The part of a stage's activations of the whole batch that a rank stores at most at the
+        same time."""
+        order, most = self.order, 1
+        for tasks in () if self.recompute else order.orders:
+            kept = itertools.accumulate(+1 if t.kind == "F" else -(t.kind in LAST) for t in tasks)
+            most = max(most, *kept)
+        return most * order.num_actors / (order.num_stages * order.num_microbatches)
 
     def _check_recomputed(self) -> None:
         halved = [task for order in self.order.orders for task in order if task.kind == "I"]

@@ -4,6 +4,7 @@ from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.plan import Plan
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
+from tfpar.plans.trials import Trial
 from tfpar.plans.variables import Alternative, PlannedVariable
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "PlannedStages",
     "PlannedVariable",
     "Rival",
+    "Trial",
     "plan_from_constraints",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.pipeline.generators import name_of
@@ -44,6 +44,8 @@ def difference(plan: Plan, other: Plan) -> list[str]:
     lines += [f"constraint added: {c}" for c in other.constraints if c not in plan.constraints]
     lines += [f"no longer computed again: {n}" for n in plan.recompute if n not in other.recompute]
     lines += [f"computed again: {n}" for n in other.recompute if n not in plan.recompute]
+    if plan.shares != other.shares:
+        lines.append(f"shares of the batch: {_shares(plan.shares)} -> {_shares(other.shares)}")
     if plan.chunks != other.chunks:
         lines.append(f"chunks: {plan.chunks} -> {other.chunks}")
     if plan.microbatches != other.microbatches:
@@ -79,6 +81,9 @@ def stages_difference(plan: PlannedStages | None, other: PlannedStages | None) -
         lines.append(f"schedule: {'another' if alike else ' -> '.join(names)}")
     if plan.recompute != other.recompute:
         lines.append(f"stages recompute: {plan.recompute} -> {other.recompute}")
+    if plan.ranks != other.ranks:
+        orders = (str(list(stages.ranks or ("in their order",))) for stages in (plan, other))
+        lines.append(f"ranks of stages: {' -> '.join(orders)}")
     for table, others in ((plan.owners, other.owners), (plan.scopes, other.scopes)):
         for name in dict.fromkeys((*table, *others)):
             before, after = table.get(name), others.get(name)
@@ -99,6 +104,11 @@ def some_of(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:
 
 def _spec(spec: Spec | None) -> str:
     return "open" if spec is None else format_spec(spec)
+
+
+def _shares(shares: Mapping[str, tuple[int, ...]]) -> str:
+    found = (f"{':'.join(map(str, each))} over {name}" for name, each in shares.items())
+    return ", ".join(found) or "equal"
 
 
 def _axes(axes: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from tfpar.plans.difference import difference, some_of
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
+from tfpar.plans.trials import Trial
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import Anchors, OpPlan
 from tfpar.spec import (
@@ -39,6 +40,8 @@ from tfpar.spec import (
     Spec,
     SpecError,
     TfparError,
+    UnevenMesh,
+    apportioned,
     arguments,
     format_spec,
     local_shape,
@@ -89,6 +92,9 @@ class Plan:
             nothing was priced.
         recompute: the blocks that are computed again in the backward pass, by name; see
             `search.recompute`.
+        shares: of a mesh axis whose ranks have unequal shares of the batch: how many samples each
+            coordinate gets of those that were planned for; batches of other sizes are shared out in
+            proportion (`uneven_mesh`).
         chunks: how many pieces a rank computes its part of a training batch in.
         microbatches: in how many pieces it computes that part whose activations are not stored at
             the same time; their gradients are added up.
@@ -99,6 +105,7 @@ class Plan:
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
             was taken that predictions cannot tell from it (`search.simplest`).
         rivals: what else `pipeline="auto"` found or passed over, the fastest first; see `Rival`.
+        trials: what was measured of plans that were run before one was taken, this one first.
         cut_short: the search, or an integer program of it, ended because its time was over, or the
             search was interrupted: there may be better plans.
         partitioned: what propagation made of it, once known; not saved.
@@ -119,6 +126,7 @@ class Plan:
     cost: Cost | None = None
     layouts: tuple[tuple[str, float], ...] = ()
     recompute: tuple[str, ...] = ()
+    shares: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     chunks: int = 1
     microbatches: int = 1
     batch_statistics: BatchStatisticsOf = "exact"
@@ -127,6 +135,7 @@ class Plan:
     cut_short: bool = False
     passed_over: tuple[float, int] | None = None
     rivals: tuple[Rival, ...] = ()
+    trials: tuple[Trial, ...] = ()
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +144,8 @@ class Plan:
                 raise PlanError(
                     f"The plan splits the batch over {axis!r}; its mesh is {self.mesh}."
                 )
+        if self.shares:
+            self._check_shares()
         if self.chunks < 1:
             raise PlanError(f"A plan computes the batch in 1 chunk or more, not in {self.chunks}.")
         if self.microbatches < 1:
@@ -153,11 +164,28 @@ class Plan:
             for spec in (*op.in_specs, *op.made, *op.kept):
                 _check_spec(f"an operand of {name!r}", spec, None, self.mesh)
 
+    def _check_shares(self) -> None:
+        names = ", ".join(map(repr, self.shares))
+        if len(self.shares) > 1 or not set(self.shares) <= set(self.batch_axes):
+            raise PlanError(
+                f"The plan has shares of the batch along {names}; they are along one of the axes "
+                f"that split the batch ({', '.join(map(repr, self.batch_axes))})."
+            )
+        for name, shares in self.shares.items():
+            UnevenMesh.over(self.mesh, self.mesh.axis(name), shares)
+        if self.chunks > 1 or self.in_microbatches:
+            raise PlanError("A plan has unequal shares of the batch, or chunks or microbatches.")
+
     def _check_stages(self, stages: PlannedStages) -> None:
         scheduled = stages.schedule.num_microbatches
         if self.microbatches != scheduled:
             raise PlanError(
                 f"The plan has {self.microbatches} microbatches, but its schedule {scheduled}."
+            )
+        if stages.ranks and len(stages.ranks) != self.num_ranks:
+            raise PlanError(
+                f"The plan places its stages on {len(stages.ranks)} ranks, but is for "
+                f"{self.num_ranks}."
             )
         if self.chunks > 1:
             raise PlanError("A plan has chunks or stages, not both.")
@@ -182,6 +210,20 @@ class Plan:
         first, *rest = self.mesh.shape
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
 
+    def fits(self, memory_bytes: float) -> bool:
+        """Whether a priced plan fits: each stage into its own devices, or one without stages into
+        so many bytes of each device."""
+        assert self.cost is not None, "a plan that was priced"
+        staged = None if self.stages is None else self.stages.cost
+        return self.cost.memory_bytes <= memory_bytes if staged is None else staged.fits
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Where a rank of the job is on the mesh, of a pipeline on that of its stages."""
+        if self.stages is not None:
+            groups = self.stages.groups(self.mesh.size)
+            rank = next(group.index(rank) for group in groups if rank in group)
+        return self.mesh.coordinates(rank)
+
     @property
     def pipeline(self) -> Pipeline | None:
         """The one that a training step runs in; None if it is computed in one piece."""
@@ -195,6 +237,22 @@ class Plan:
         if self.microbatches == 1:
             return None
         return Pipeline(microbatches=self.microbatches, batch_statistics=self.batch_statistics)
+
+    def uneven_mesh(self, batch_size: int | None) -> UnevenMesh | None:
+        """The mesh with the shares that ranks have of a batch; None: they are equal.
+
+        They are, too, where other axes do not divide the batch, or it has not a sample for each
+        rank: such a batch is padded as it is without shares.
+        """
+        for name, weights in self.shares.items():
+            axis = self.mesh.axis(name)
+            others = [self.mesh.axis(n) for n in self.batch_axes if n != name]
+            groups = self.mesh.group_size(tuple(others))
+            if batch_size is None or batch_size % groups or batch_size // groups < len(weights):
+                return None
+            shares = apportioned(batch_size // groups, weights)
+            return UnevenMesh.over(self.mesh, axis, shares) if len(set(shares)) > 1 else None
+        return None
 
     @property
     def in_microbatches(self) -> bool:

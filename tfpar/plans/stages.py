@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from tfpar.cluster.description import Cluster
 from tfpar.cost.staged import StagedCost
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
+from tfpar.pipeline.placed import groups_of
 from tfpar.pipeline.staged import stage_step
 from tfpar.pipeline.step_stages import assignable
 from tfpar.pipeline.with_variables import with_what_they_read
@@ -27,8 +29,7 @@ from tfpar.spec.arguments import flag, integer, text
 class PlannedStages:
     """The stages of a plan, and the order in which they run.
 
-    Stage s runs on the ranks of actor `schedule.actors[s]`; those of actor a are the contiguous
-    block of `mesh.size` ranks that begins at rank `a * mesh.size` of the job.
+    Stage s runs on the ranks of actor `schedule.actors[s]`; see `groups`.
 
     Attributes:
         scopes: the stage of forward ops, by name scope or by the whole name of an op, in graph
@@ -38,9 +39,12 @@ class PlannedStages:
         owners: the stage that each variable of the step lies in, by path; slots lie with their
             weights.
         cost: what each stage takes, where that was priced; what a step does is `Plan.cost`.
+        ranks: of the job, as sets of ranks take them: those of the first ascend, then come those of
+            the second; empty: all in their order.
 
     Raises:
-        PlanError: a stage that the schedule does not have, or one of several without ops.
+        PlanError: a stage that the schedule does not have, or one of several without ops; ranks
+            that cannot be shared out among its actors.
         ArgumentError: of another type.
     """
 
@@ -49,6 +53,7 @@ class PlannedStages:
     recompute: bool = False
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cost: StagedCost | None = None
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         flag("recompute", self.recompute)
@@ -60,6 +65,8 @@ class PlannedStages:
                         f"The plan puts {what} {name!r} into stage {stage}; its schedule has "
                         f"{self.num_stages} stages, numbered from 0."
                     )
+        if self.ranks:
+            self._check_ranks()
         if self.cost is not None and len(self.cost.stages) != self.num_stages:
             raise PlanError(
                 f"The plan has prices of {len(self.cost.stages)} stages, but {self.num_stages} "
@@ -71,6 +78,17 @@ class PlannedStages:
                 f"The plan puts no ops into stage {empty[0]}; its schedule has {self.num_stages} "
                 f"stages."
             )
+
+    def _check_ranks(self) -> None:
+        size, rest = divmod(len(self.ranks), self.num_actors)
+        if rest or sorted(self.ranks) != list(range(len(self.ranks))):
+            raise PlanError(
+                f"The plan places stages on the ranks {list(self.ranks)}: they are not those of a "
+                f"job, each once, for {self.num_actors} sets."
+            )
+        for group in self.groups(size):
+            if list(group) != sorted(group):
+                raise PlanError(f"The plan places a stage on the ranks {list(group)}: they ascend.")
 
     @classmethod
     def of(
@@ -99,6 +117,14 @@ class PlannedStages:
     def num_actors(self) -> int:
         """Number of sets of ranks."""
         return self.schedule.num_actors
+
+    def placed(self, cluster: Cluster) -> Cluster:
+        """The machines of a job in the order in which actors have them."""
+        return cluster.part(self.ranks) if self.ranks else cluster
+
+    def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each actor, of so many each."""
+        return groups_of(self.num_actors, size, self.ranks)
 
     def forward_stages(self, ops: Iterable[Op]) -> dict[Op, int]:
         """The stages of `ops`, as far as anything is known of them.

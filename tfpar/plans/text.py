@@ -16,6 +16,7 @@ from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
+from tfpar.plans.trials import Trial
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.spec import Mesh, PlanError, Spec, TfparError, format_spec, parse_spec
@@ -42,13 +43,15 @@ def text_of(plan: Plan) -> str:
         ("cluster", json.dumps(plan.cluster and describe(plan.cluster))),
         ("cluster_fingerprint", json.dumps(plan.cluster and plan.cluster.fingerprint())),
         ("cost", json.dumps(plan.cost and dataclasses.asdict(plan.cost))),
+        ("shares", json.dumps({name: list(found) for name, found in plan.shares.items()})),
         ("chunks", json.dumps(plan.chunks)),
         ("microbatches", json.dumps(plan.microbatches)),
         ("batch_statistics", json.dumps(plan.batch_statistics)),
         ("stages", _stages_json(plan.stages)),
         ("cut_short", json.dumps(plan.cut_short)),
         ("passed_over", json.dumps(plan.passed_over)),
-        ("rivals", _block("[]", (json.dumps(dataclasses.asdict(one)) for one in plan.rivals))),
+        ("rivals", _block("[]", map(_rival_json, plan.rivals))),
+        ("trials", _block("[]", (json.dumps(dataclasses.asdict(one)) for one in plan.trials))),
         ("layouts", _block("[]", map(json.dumps, plan.layouts))),
         ("constraints", _block("[]", map(json.dumps, plan.constraints))),
         ("recompute", json.dumps(list(plan.recompute))),
@@ -100,6 +103,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             layouts=tuple(_layout("layouts", one) for one in _list("layouts", data["layouts"])),
             cost=optional(_cost, "cost", data["cost"]),
             recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
+            shares=_each(_shape, "shares", data.get("shares", {})),
             chunks=integer("chunks", data.get("chunks", 1)),
             microbatches=integer("microbatches", data.get("microbatches", 1)),
             batch_statistics=one_of(
@@ -109,6 +113,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             cut_short=flag("cut_short", data.get("cut_short", False)),
             passed_over=optional(_passed_over, "passed_over", data.get("passed_over")),
             rivals=tuple(_rival("rivals", one) for one in _list("rivals", data.get("rivals", ()))),
+            trials=tuple(_trial("trials", one) for one in _list("trials", data.get("trials", ()))),
             ops=_each(_read_op, "ops", data.get("ops", {})),
         )
     except KeyError as error:
@@ -143,8 +148,15 @@ def _stages_json(stages: PlannedStages | None) -> str:
         "scopes": _block("{}", (f"{json.dumps(n)}: {s}" for n, s in stages.scopes.items()), 6),
         "owners": _block("{}", _pairs(stages.owners, json.dumps), 6),
         "cost": json.dumps(stages.cost and dataclasses.asdict(stages.cost)),
+        "ranks": json.dumps(list(stages.ranks)),
     }
     return _block("{}", (f"{json.dumps(key)}: {value}" for key, value in fields.items()))
+
+
+def _rival_json(rival: Rival) -> str:
+    cost = rival.cost and dataclasses.asdict(rival.cost)
+    fields = {"name": rival.name, "cost": cost, "reason": rival.reason, "links": rival.links}
+    return json.dumps(fields)
 
 
 def _op_json(op: OpPlan) -> str:
@@ -170,7 +182,12 @@ def _read_stages(name: str, value: Any) -> PlannedStages:
         flag(f"{name}.recompute", data["recompute"]),
         _each(integer, f"{name}.owners", data["owners"]),
         optional(_staged_cost, f"{name}.cost", data.get("cost")),
+        _ranks(f"{name}.ranks", data.get("ranks", ())),
     )
+
+
+def _ranks(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(integer(name, rank, 0) for rank in _list(name, value))
 
 
 def _staged_cost(name: str, value: Any) -> StagedCost:
@@ -211,6 +228,24 @@ def _rival(name: str, value: Any) -> Rival:
     return Rival(
         _text(f"{name}.name", data["name"]),
         optional(_cost, f"{name}.cost", data["cost"]),
+        _text(f"{name}.reason", data["reason"]),
+        optional(_factor, f"{name}.links", data.get("links")),
+    )
+
+
+def _factor(name: str, value: Any) -> float:
+    return finite(name, value, above=0.0)
+
+
+def _trial(name: str, value: Any) -> Trial:
+    data = _table(name, value)
+    predicted, measured = (
+        optional(finite, f"{name}.{key}", data[key]) for key in ("predicted_s", "measured_s")
+    )
+    return Trial(
+        _text(f"{name}.name", data["name"]),
+        predicted,
+        measured,
         _text(f"{name}.reason", data["reason"]),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tfpar.report.pipeline import mesh_text, statistics_text
+from tfpar.report.pipeline import batch_text, mesh_text, statistics_text
 from tfpar.report.variables import variable_specs
 from tfpar.spec import Shard, Spec
 from tfpar.spec.quantities import format_bytes, format_seconds
@@ -63,9 +63,8 @@ def _what_is_split(plan: Plan, partitioned: PartitionedGraph) -> list[str]:
         )
 
     found = []
-    batch = [n for n in plan.batch_axes if mesh.shape[mesh.axis(n)] > 1]
-    if batch:
-        found.append(f"batch split over {' and '.join(batch)}")
+    if any(mesh.shape[mesh.axis(n)] > 1 for n in plan.batch_axes):
+        found.append(batch_text(plan))
     specs = variable_specs(plan, partitioned)
     weights = [n for n, v in plan.variables.items() if v.trainable]
     count = sum(is_split(specs[n]) for n in weights)

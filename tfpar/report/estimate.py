@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfpar.cost.work import flops
 from tfpar.plans import Plan
-from tfpar.report.pipeline import mesh_text
+from tfpar.report.pipeline import memory_limit, mesh_text
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 
@@ -15,7 +15,7 @@ def estimate(plan: Plan) -> str:
     graph, rules = partitioned.graph, partitioned.prepared.rules
     batch = next((t.shape[0] for t in graph.inputs if t.shape), 1)
     work = sum(flops(op, rules[op]) for op in graph.ops)
-    limit = cluster.device.memory_bytes
+    limit = memory_limit(plan)
     axes = " and ".join(plan.batch_axes) or "no axis"
     waiting = sum(cost.communication_s) + cost.exposed_s - cost.hidden_s
     rate = work / cost.seconds / plan.num_ranks

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.pipeline.generators import name_of
+from tfpar.report.stages import ranks_text
 from tfpar.report.tables import render_table
 from tfpar.report.variables import local_text, variable_bytes
 from tfpar.spec import Mesh, Spec
@@ -53,6 +55,18 @@ def mesh_text(plan: Plan) -> str:
     return f"{where}, each {plan.mesh}"
 
 
+def batch_text(plan: Plan) -> str:
+    """Over which axes the batch is split, and in which shares if they are unequal."""
+    split = [n for n in plan.batch_axes if plan.mesh.shape[plan.mesh.axis(n)] > 1]
+    if not split:
+        return "batch not split"
+    text = f"batch split over {' and '.join(split)}"
+    for axis, shares in plan.shares.items():
+        where = f" along {axis}" if len(split) > 1 else ""
+        text += f" in shares {':'.join(map(str, shares))}{where}"
+    return text
+
+
 def statistics_text(plan: Plan) -> str:
     """That batch statistics are not those of the batch."""
     return (
@@ -61,10 +75,19 @@ def statistics_text(plan: Plan) -> str:
     )
 
 
+def memory_limit(plan: Plan) -> float:
+    """What that rank may store whose memory `plan.cost` tells: of a pipeline, one of the stage that
+    has least left."""
+    staged = None if plan.stages is None else plan.stages.cost
+    known = None if staged is None else staged.stages[staged.fullest].limit_bytes
+    if known is not None:
+        return known
+    return math.inf if plan.cluster is None else plan.cluster.device.memory_bytes
+
+
 def ranks_of_stage(stages: PlannedStages, stage: int, mesh: Mesh) -> str:
-    """The ranks of the job that run a stage: `4-7`, or `3`."""
-    first = stages.schedule.actors[stage] * mesh.size
-    return f"{first}-{first + mesh.size - 1}" if mesh.size > 1 else str(first)
+    """The ranks of the job that run a stage: `4-7`, `3`, or `0, 2`."""
+    return ranks_text(stages.groups(mesh.size)[stages.schedule.actors[stage]])
 
 
 def _first_and_last(names: Sequence[str]) -> str:

@@ -1,42 +1,154 @@
-"""Progress of long searches on a terminal; quiet otherwise."""
+"""What long work is at: a line that a terminal keeps up to date; elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from rich.console import Console
+from rich.status import Status
 
-_QUIET_S = 2.0
-_EVERY_S = 0.2
+from tfpar.spec.quantities import format_seconds
+
+
+class Display(Protocol):
+    """Where lines are shown.
+
+    Attributes:
+        quiet_s: work that takes no longer is not worth a line.
+        every_s: how far apart lines are.
+    """
+
+    quiet_s: float
+    every_s: float
+
+    def show(self, line: str) -> None:
+        """Show a line in place of, or below, the one before."""
+
+    def close(self) -> None:
+        """Leave nothing unfinished: the work has ended."""
+
+
+class Terminal:
+    """A line on stderr that is written anew."""
+
+    quiet_s, every_s = 2.0, 0.2
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+
+    def show(self, line: str) -> None:
+        if self._status is None:
+            self._status = Console(stderr=True).status(line)
+            self._status.start()
+        self._status.update(line)
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+class Lines:
+    """Lines on stderr, few enough for a log."""
+
+    quiet_s, every_s = 10.0, 10.0
+
+    def show(self, line: str) -> None:
+        print(f"tfpar: {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclasses.dataclass
+class _Part:
+    what: str
+    ends: float
+    detail: str = ""
+
+
+class Reporter:
+    """Says what long work is at: its parts from the outermost in, the best so far, time left.
+
+    Args:
+        title: of the work, such as "searching a plan".
+        display: None: nothing is said.
+    """
+
+    def __init__(self, title: str = "", display: Display | None = None) -> None:
+        self._title, self._display = title, display
+        self._started = self._shown = time.monotonic()
+        self._parts = [_Part("", math.inf)]
+        self._best_s = math.inf
+
+    @contextlib.contextmanager
+    def at(self, what: str, limit_s: float | None = None) -> Iterator[None]:
+        """What is done within, as a part of what is done around it.
+
+        Args:
+            limit_s: the seconds that it may take.
+        """
+        ends = math.inf if limit_s is None else time.monotonic() + limit_s
+        self._parts.append(_Part(what, ends))
+        self._show()
+        try:
+            yield
+        finally:
+            self._parts.pop()
+
+    def tell(self, detail: str) -> None:
+        """What the innermost part is at."""
+        self._parts[-1].detail = detail
+        self._show()
+
+    def priced(self, what: str, candidates: int) -> None:
+        """As `tell`, in the words of `search.problem.Progress`."""
+        self.tell(f"{what}, {candidates} priced")
+
+    def found(self, seconds: float) -> None:
+        """A step that takes so long was found: the best is shown."""
+        self._best_s = min(self._best_s, seconds)
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._display is None or now - self._started < self._display.quiet_s:
+            return
+        if now - self._shown >= self._display.every_s:
+            self._shown = now
+            self._display.show(self._line(now))
+
+    def _line(self, now: float) -> str:
+        at = [text for part in self._parts for text in (part.what, part.detail) if text]
+        if self._best_s < math.inf:
+            at.append(f"best step so far {format_seconds(self._best_s)}")
+        at.append(f"{now - self._started:.0f} s")
+        ends = min(part.ends for part in self._parts)
+        if ends < math.inf:
+            at.append(f"{max(0.0, ends - now):.0f} s left")
+        return f"{self._title}: {', '.join(at)}"
+
+
+QUIET = Reporter()
+"""Says nothing."""
 
 
 @contextlib.contextmanager
-def searching() -> Iterator[Callable[[str, int], None] | None]:
-    """Shows what is being searched once a search takes long; None where no one would see it."""
-    if not sys.stderr.isatty():
-        yield None
+def reporting(title: str, wanted: bool = True) -> Iterator[Reporter]:
+    """A reporter of the work within: on a terminal, else in a line every ten seconds.
+
+    Args:
+        wanted: whether anything is to be said, by this rank.
+    """
+    if not wanted:
+        yield QUIET
         return
-    console = Console(stderr=True)
-    status = console.status("searching a plan")
-    started = shown = time.monotonic()
-    running = False
-
-    def tell(what: str, candidates: int) -> None:
-        nonlocal shown, running
-        now = time.monotonic()
-        if now - started < _QUIET_S or now - shown < _EVERY_S:
-            return
-        shown = now
-        if not running:
-            running = True
-            status.start()
-        status.update(f"searching a plan: {candidates} priced, {now - started:.0f} s, {what}")
-
+    display: Display = Terminal() if sys.stderr.isatty() else Lines()
     try:
-        yield tell
+        yield Reporter(title, display)
     finally:
-        if running:
-            status.stop()
+        display.close()

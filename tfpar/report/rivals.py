@@ -18,6 +18,7 @@ COLUMNS = (
     "Compute",
     "Collectives",
     "Gradients",
+    "Transfers",
     "Bubble",
     "Memory",
     "Why not",
@@ -27,16 +28,17 @@ COLUMNS = (
 def rivals_table(plan: Plan) -> str:
     """What else was found, with its cost by part, and what would have to change for it to win.
 
-    Collectives are what forward and backward pass wait for, transfers between stages included
-    where a rank waits for them (the bubble); gradients are what is not hidden of their sums.
+    Collectives are what forward and backward pass and update wait for; gradients are what is not
+    hidden of their sums, transfers what a rank waits for what other stages send, and the bubble
+    what it waits for their work.
     """
     assert plan.cost is not None, "a plan that was searched for"
     rows = [["(taken)", *_parts(plan.cost), ""]]
     rows += [
-        [rival.name, *([""] * 6 if rival.cost is None else _parts(rival.cost)), why(rival, plan)]
+        [rival.name, *([""] * 7 if rival.cost is None else _parts(rival.cost)), why(rival, plan)]
         for rival in plan.rivals
     ]
-    return render_table("Pipelines that were compared", COLUMNS, rows, numeric=range(1, 7))
+    return render_table("Pipelines that were compared", COLUMNS, rows, numeric=range(1, 8))
 
 
 def why(rival: Rival, plan: Plan) -> str:
@@ -44,17 +46,34 @@ def why(rival: Rival, plan: Plan) -> str:
     assert plan.cost is not None
     if rival.cost is None:
         return rival.reason
-    limit = math.inf if plan.cluster is None else plan.cluster.device.memory_bytes
+    limit = math.inf if plan.cluster is None else max(d.memory_bytes for d in plan.cluster.devices)
     if rival.cost.memory_bytes > limit:
         return f"does not fit: a rank would store {format_bytes(rival.cost.memory_bytes)}"
     late = rival.cost.seconds - plan.cost.seconds
+    measured = {trial.name: trial.measured_s for trial in plan.trials}
+    its = measured.get(rival.name)
+    if its is not None:
+        assert plan.trials[0].measured_s is not None, "what was taken was measured"
+        return f"measured {format_seconds(its - plan.trials[0].measured_s)} slower"
     if late <= 0:
-        return "nearer than predictions can tell, and has more stages"
+        return f"nearer than predictions can tell, and has more stages{_links(rival.links)}"
     part, seconds = max(_seconds(rival.cost).items(), key=lambda item: item[1])
     slower = f"{format_seconds(late)} slower"
+    if rival.links is not None:
+        return f"{slower}{_links(rival.links)}"
     if seconds <= late:
         return f"{slower}: no part of it alone makes up for that"
     return f"{slower}: {part} would have to take {seconds / (seconds - late):.2g} times less"
+
+
+def _links(factor: float | None) -> str:
+    """What links would have to be, in two digits, rounded away from what they are."""
+    if factor is None:
+        return ""
+    times = max(factor, 1 / factor)
+    unit = 10.0 ** (math.floor(math.log10(times)) - 1)
+    times = math.ceil(times / unit - 1e-9) * unit
+    return f"; taken if links were {times:.4g} times {'faster' if factor > 1 else 'slower'}"
 
 
 def _seconds(cost: Cost) -> dict[str, float]:
@@ -62,6 +81,7 @@ def _seconds(cost: Cost) -> dict[str, float]:
         "compute": sum(cost.compute_s),
         "collectives": sum(cost.communication_s) - cost.hidden_s,
         "gradients": cost.exposed_s,
+        "transfers": cost.transfer_s,
         "the bubble": cost.bubble_s,
     }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfpar.cost.staged import SchedulePrice, StagedCost
+from tfpar.cost.staged import SchedulePrice, StagedCost, StageShare
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 
 def stages_table(cost: StagedCost) -> str:
     """A line for each stage."""
+    limits = {share.limit_bytes for share in cost.stages}
     rows = [
         [
             str(stage),
@@ -21,7 +22,7 @@ def stages_table(cost: StagedCost) -> str:
             f"{100 * share.bubble:.0f} %",
             format_bytes(share.sent_bytes),
             str(share.in_flight),
-            format_bytes(share.peak_bytes),
+            _memory_text(share, show_limit=len(limits) > 1),
             share.peak_task,
         ]
         for stage, share in enumerate(cost.stages)
@@ -35,15 +36,19 @@ def stages_table(cost: StagedCost) -> str:
     return render_table(title, columns, rows, numeric=range(2, 9))
 
 
-def schedules_table(schedules: Sequence[SchedulePrice], limit: float) -> str:
-    """A line for each schedule that the plan's was picked from.
+def _memory_text(share: StageShare, show_limit: bool) -> str:
+    """What a rank holds and, where that differs between stages, what it may."""
+    held = format_bytes(share.peak_bytes)
+    if not show_limit or share.limit_bytes is None:
+        return held
+    return f"{held} of {format_bytes(share.limit_bytes)}"
 
-    Args:
-        limit: bytes that a rank may hold.
-    """
+
+def schedules_table(schedules: Sequence[SchedulePrice]) -> str:
+    """A line for each schedule that the plan's was picked from."""
     rows = [
         [
-            found.name + ("" if found.memory_bytes <= limit else " (does not fit)"),
+            found.name + (" (does not fit)" if found.excess_bytes else ""),
             format_seconds(found.seconds),
             format_bytes(found.memory_bytes),
         ]

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import Op, Shape, itemsize
 from tfpar.report.layers import collective_times, layer_reports
-from tfpar.report.pipeline import mesh_text, stage_table, statistics_text
+from tfpar.report.pipeline import (
+    batch_text,
+    memory_limit,
+    mesh_text,
+    stage_table,
+    statistics_text,
+)
 from tfpar.report.rivals import rivals_table
 from tfpar.report.stages import schedules_table, stages_table
 from tfpar.report.tables import render_table
+from tfpar.report.trials import trials_table
 from tfpar.report.variables import local_text, placement_text, variable_bytes, variable_specs
 from tfpar.spec import (
     Mesh,
@@ -30,18 +37,17 @@ if TYPE_CHECKING:
 
 def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
     """The plan as tables: placements and bytes; with `partitioned` also what one step moves."""
-    split = [n for n in plan.batch_axes if plan.mesh.shape[plan.mesh.axis(n)] > 1]
-    batch = " and ".join(split)
     ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
     stages = plan.stages
     parts = [
         f"Plan on {'mesh ' if stages is None else ''}{mesh_text(plan)} ({ranks}), "
-        + (f"batch split over {batch}" if batch else "batch not split")
+        + batch_text(plan)
         + (f", {plan.chunks} chunks of it one behind the other" if plan.chunks > 1 else "")
         + (f", in {plan.microbatches} microbatches" if plan.microbatches > 1 else "")
         + (f", {statistics_text(plan)}" if plan.takes_own_statistics else ""),
         *_prediction(plan),
         *_rivals(plan),
+        *([trials_table(plan.trials)] if plan.trials else []),
         *_recomputed(plan),
         *_stages(plan, partitioned),
         *_layers(plan, partitioned),
@@ -111,11 +117,14 @@ def _prediction(plan: Plan) -> list[str]:
             f"{format_seconds(cost.exposed_s)} of it after the backward pass, in buckets of "
             f"{format_bytes(cost.bucket_bytes)}"
         )
-    if cost.bubble_s:
-        text += f"; {format_seconds(cost.bubble_s)} are spent waiting for other stages"
+    if cost.bubble_s + cost.transfer_s:
+        waited = format_seconds(cost.bubble_s + cost.transfer_s)
+        text += f"; {waited} are spent waiting for other stages"
+        if cost.transfer_s:
+            text += f", {format_seconds(cost.transfer_s)} of it for what they send"
     memory = (
         f"Memory of a device: {format_bytes(cost.memory_bytes)} of "
-        f"{format_bytes(machines.device.memory_bytes)} (weights "
+        f"{format_bytes(memory_limit(plan))} (weights "
         f"{format_bytes(cost.weight_bytes)}, slots and other state "
         f"{format_bytes(cost.state_bytes)}, gradients "
         f"{format_bytes(cost.gradient_bytes)}, activations kept for the backward pass "
@@ -171,8 +180,7 @@ def _stages(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
     if cost is not None:
         lines.append(stages_table(cost))
         if cost.schedules:
-            limit = math.inf if plan.cluster is None else plan.cluster.device.memory_bytes
-            lines.append(schedules_table(cost.schedules, limit))
+            lines.append(schedules_table(cost.schedules))
     return lines
 
 

@@ -82,6 +82,19 @@ class Warnings:
             op.name,
         )
 
+    def unshared(self, name: str) -> None:
+        """What keeps ranks from having unequal shares of the batch.
+
+        Raises:
+            TfparError: the step is strict.
+        """
+        what = f"{name!r} does not split in the unequal shares of the batch that the plan gives"
+        if self._strict:
+            raise TfparError(f"{what}, and strict=True. Make a new plan, or drop strict.")
+        if name not in self._told:
+            logger.warning("%s; all ranks get the same.", what)
+        self._told.add(name)
+
     def unchunked(self, op: Op, chunks: int) -> None:
         """An op that keeps a step from running in chunks.
 

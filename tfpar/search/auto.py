@@ -11,7 +11,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.ir.traits import REGIONS
 from tfpar.plans import Plan
 from tfpar.search.meshes import shapes
-from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.model.folded_model import FoldedModel, folded_model
 from tfpar.search.problem import Problem
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.tap.planner import TapPlanner
@@ -50,7 +50,7 @@ class AutoPlanner:
         """
         deadline = problem.budget.start()
         with collection_paused():
-            model = FoldedModel.of(problem, 2)
+            model = folded_model(problem, 2)
             planner, why = self.pick(problem, model)
             logger.info("planner='auto' takes the %s planner: %s", planner.name, why)
             return planner.search(problem, model, deadline)

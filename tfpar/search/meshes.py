@@ -34,6 +34,16 @@ class LogicalMesh:
         """The names of the axes that split the batch."""
         return tuple(self.mesh.axis_names[axis] for axis in self.batch_axes)
 
+    @property
+    def batch_parts(self) -> int:
+        """In how many parts the batch is split."""
+        return self.mesh.group_size(self.batch_axes)
+
+    @property
+    def model_size(self) -> int:
+        """Over how many ranks weights may be split."""
+        return self.mesh.group_size(self.model_axes)
+
     def input_spec(self, batched: bool) -> Spec:
         """The spec of a step's input, `batched` or whole."""
         return input_spec(batched, self.mesh, self.batch_axes)
@@ -84,8 +94,11 @@ def shapes(meshes: Sequence[LogicalMesh]) -> list[tuple[Mesh, tuple[int, ...] | 
     """
     if len(meshes) == 1:
         return [(meshes[0].mesh, meshes[0].batch_axes)]
-    shaped = dict.fromkeys(logical.mesh for logical in meshes)
-    return [(mesh, None) for mesh in shaped if mesh.num_axes == 2 and mesh.shape[0] > 1]
+    shaped: dict[tuple[int, ...], Mesh] = {}
+    for mesh in (logical.mesh for logical in meshes):
+        if mesh.num_axes == 2:
+            shaped.setdefault(tuple(size for size in mesh.shape if size > 1), mesh)
+    return [(mesh, None) for mesh in shaped.values()]
 
 
 def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.search.deadline import Deadline
-from tfpar.spec.arguments import number
+from tfpar.spec.arguments import integer, number
 
 UNCERTAINTY = 0.1
 """How far apart, as a part of a step, two predictions have to be to tell which plan is faster.
@@ -56,3 +56,31 @@ class Budget:
     def start(self) -> Deadline:
         """The end of a search that begins now."""
         return Deadline(self.seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """How many plans are run before one is taken, and how long.
+
+        with tap.auto_parallel([2, 8], trials=tap.Trials(plans=5, seconds=300)): ...
+
+    Args:
+        plans: the best few by prediction; of 1 it is only measured what was predicted.
+        steps: that each takes on the first batch, besides one to warm up; the median counts.
+        seconds: of all trials, about. No further plan is tried then, and the one that is being
+            tried takes no further step. None: as many as it takes.
+
+    Raises:
+        ArgumentError: no plan, step or time.
+    """
+
+    plans: int = 3
+    steps: int = 5
+    seconds: float | None = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("plans", "steps"):
+            object.__setattr__(self, name, integer(name, getattr(self, name), 1))
+        if self.seconds is not None:
+            expected = "a number of seconds above 0, or None"
+            number("seconds", self.seconds, above=0, expected=expected)

@@ -9,9 +9,12 @@ from typing import Any, Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import Anchors
+from tfpar.search.at_peak import AtPeak
+from tfpar.search.known import Known
 from tfpar.search.meshes import LogicalMesh, input_spec
 from tfpar.search.objective import Budget, Objective
 from tfpar.search.so_far import Offer
@@ -49,11 +52,15 @@ class Problem:
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
         microbatches: in which a rank computes its part of a training batch.
+        kept_part: the part of the batch whose activations a rank stores at the same time.
         batch_statistics: what normalisations take them over; see `pipeline.Pipeline`.
         objective: what makes a plan the better one.
         budget: what the search may take.
         progress: is told of the search.
         offer: is told of each better plan on the way; see `search.so_far`.
+        of_graphs: what was found out about graphs alone, by the graph and what else it hangs on.
+        known: what was found out about the problem; one that differs in more than in what it is
+            asked for knows nothing at first.
     """
 
     graph: Graph
@@ -70,11 +77,14 @@ class Problem:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     microbatches: int = 1
+    kept_part: float = 1.0
     batch_statistics: BatchStatisticsOf = "exact"
     objective: Objective = Objective()
     budget: Budget = Budget()
     progress: Progress | None = None
     offer: Offer | None = None
+    of_graphs: Known = dataclasses.field(default_factory=Known)
+    known: Known = dataclasses.field(default_factory=Known, init=False)
 
     @property
     def memory_limit(self) -> float:
@@ -86,10 +96,77 @@ class Problem:
         """The bytes that a plan stores beyond the limit; none of one that was not priced."""
         return 0.0 if cost is None else max(0.0, cost.memory_bytes - self.memory_limit)
 
+    def excess_in_parts(self, cost: Cost | None) -> float:
+        """The same, about, of a plan that was priced as if it computed its batch in one piece."""
+        if cost is None:
+            return 0.0
+        return max(0.0, self.stored_bytes(cost, AtPeak.of(cost)) - self.memory_limit)
+
+    def stored_bytes(self, cost: Cost, at_peak: AtPeak) -> float:
+        """About what a plan stores at most as it runs, in microbatches if there are any.
+
+        Args:
+            cost: of the step in one piece.
+            at_peak: what comes of its sums.
+        """
+        always = cost.weight_bytes + cost.state_bytes
+        if self.microbatches == 1:
+            return always + at_peak.live_bytes(cost)
+        return always + at_peak.in_microbatches(cost, self.microbatches, self.kept_part)
+
     def aiming(self, **changes: Any) -> Problem:
         """The same problem with another objective: `changes` to its fields."""
-        objective = dataclasses.replace(self.objective, **changes)
-        return dataclasses.replace(self, objective=objective)
+        return self._asked(objective=dataclasses.replace(self.objective, **changes))
+
+    def telling(self, offer: Offer | None) -> Problem:
+        """The same problem; `offer` is told of better plans."""
+        return self._asked(offer=offer)
+
+    def asked_as(self, other: Problem) -> Problem:
+        """The same problem with the objective, budget, meshes, microbatches and listeners of
+        another."""
+        return self._asked(
+            objective=other.objective,
+            budget=other.budget,
+            progress=other.progress,
+            offer=other.offer,
+            microbatches=other.microbatches,
+            kept_part=other.kept_part,
+            batch_statistics=other.batch_statistics,
+            meshes=other.meshes,
+        )
+
+    def on(self, machines: Cluster) -> Problem:
+        """The same problem for these machines."""
+        if machines == self.cluster:
+            return self
+        there = self.known.get(machines, lambda: dataclasses.replace(self, cluster=machines))
+        return there.asked_as(self)
+
+    def in_pipeline(self, pipeline: Pipeline | None) -> Problem:
+        """The same problem in the microbatches of a pipeline with as many stages.
+
+        Where there are stages to fill, each rank is to have a sample of each microbatch: meshes
+        that split the batch more finely are left out, if others are left.
+        """
+        if pipeline is None:
+            return self
+        microbatches, meshes = pipeline.order.num_microbatches, self.meshes
+        if pipeline.order.num_actors > 1:
+            samples = max((t.shape[0] or 0 for t in self.batched if t.shape), default=0)
+            filled = [m for m in meshes if microbatches * m.batch_parts <= samples]
+            meshes = filled or meshes
+        return self._asked(
+            meshes=meshes,
+            microbatches=microbatches,
+            kept_part=pipeline.kept_part,
+            batch_statistics=pipeline.batch_statistics,
+        )
+
+    def _asked(self, **changes: Any) -> Problem:
+        asked = dataclasses.replace(self, **changes)
+        object.__setattr__(asked, "known", self.known)
+        return asked
 
     def plan(self, **found: Any) -> Plan:
         """The plan of what a planner has `found`, with what the problem says of it."""

@@ -8,6 +8,7 @@ called after their scopes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,6 +31,10 @@ from tfpar.spec import PlanError, SpecError
 LEAST_SAVING = 0.01
 """The part of all activations that a repeated block has to save to be worth a search of its own
 (empirical)."""
+
+HOPELESS = 1.5
+"""How many times the memory of a device a rank would have to store at least for a search of plans
+that fit to be left out: what is stored at least is known to about that (views share memory)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,11 +132,17 @@ def recomputed(graph: Graph, names: Sequence[str], gradients: Sequence[Gradient]
     return recompute(graph, blocks, Roles.of(graph, [t for g in gradients for t in g.tensors]))
 
 
-def recomputed_problem(problem: Problem, names: Sequence[str]) -> Problem:
+def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
     """The problem of planning the step so. It keeps its fingerprint: that of the step."""
     if not names:
         return problem
-    graph = recomputed(problem.graph, names)
+    again = problem.known.get(("recomputed", names), lambda: _recomputed_problem(problem, names))
+    return again.asked_as(problem)
+
+
+def _recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
+    key = "recomputed", problem.graph, names
+    graph = problem.of_graphs.get(key, lambda: recomputed(problem.graph, names))
     ops = {op.name: op for op in graph.ops}
     return dataclasses.replace(
         problem,
@@ -154,16 +165,29 @@ def solve_with_recompute(problem: Problem, planner: Planner) -> Plan:
     """
     if problem.recompute is not None:
         return _solve(problem, planner, Blocks.of(problem.graph).chosen(problem.recompute))
-    fastest = planner.solve(problem.aiming(memory_limit=math.inf))
-    if not problem.excess(fastest.cost):
+    fastest = fastest_plan(problem, planner)
+    if not problem.excess_in_parts(fastest.cost):
         return fastest
-    plans = [_solve(problem, planner, ())]
-    names: tuple[str, ...] = ()
-    for repeat in _by_saving(problem.graph):
-        names += tuple(repeat)
-        plans.append(_solve(problem, planner, names))
-    best = min(plans, key=lambda p: (problem.excess(p.cost), p.cost.seconds if p.cost else 0.0))
-    return dataclasses.replace(best, cut_short=any(p.cut_short for p in (fastest, *plans)))
+    plans = []
+    *some, most = itertools.accumulate(_by_saving(problem), initial=())
+    for names in some:
+        if least_bytes(recomputed_problem(problem, names)) <= HOPELESS * problem.memory_limit:
+            plans.append(_solve(problem, planner, names))
+    plans.append(_solve(problem, planner, most))
+
+    def key(plan: Plan) -> tuple[float, float]:
+        return problem.excess_in_parts(plan.cost), plan.cost.seconds if plan.cost else 0.0
+
+    cut_short = any(plan.cut_short for plan in (fastest, *plans))
+    return dataclasses.replace(min(plans, key=key), cut_short=cut_short)
+
+
+def fastest_plan(problem: Problem, planner: Planner) -> Plan:
+    """The planner's fastest plan of all, whatever it stores; it is searched once."""
+    asked = problem.aiming(memory_limit=math.inf)
+    return problem.known.get(
+        ("fastest", planner, tuple(problem.meshes)), lambda: planner.solve(asked)
+    )
 
 
 def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
@@ -174,12 +198,12 @@ def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
     """
     again = recomputed_problem(problem, names)
     if problem.offer is not None:
-        again = dataclasses.replace(again, offer=_computing_again(names, problem.offer))
+        again = again.telling(_computing_again(names, problem.offer))
     plan = planner.solve(again)
-    if problem.excess(plan.cost):
+    if problem.excess_in_parts(plan.cost):
         least = planner.solve(again.aiming(memory_limit=0.0))
         cut_short = plan.cut_short or least.cut_short
-        plan = min(plan, least, key=lambda p: problem.excess(p.cost))
+        plan = min(plan, least, key=lambda p: problem.excess_in_parts(p.cost))
         plan = dataclasses.replace(plan, cut_short=cut_short)
     return dataclasses.replace(plan, recompute=names)
 
@@ -197,12 +221,20 @@ def _computing_again(names: tuple[str, ...], offer: Offer) -> Offer:
     return told
 
 
-def _by_saving(graph: Graph) -> Iterator[Sequence[str]]:
+def least_bytes(problem: Problem) -> float:
+    """About what a rank stores at least: its even share of weights, slots and kept activations."""
+    weights = sum(v.num_bytes for v in problem.graph.variables if v.trainable)
+    state = weights * (problem.state_ratio or 0.0)
+    kept = problem.kept_part * _activation_bytes(problem.graph)
+    return (weights + state + kept) / problem.meshes[0].mesh.size
+
+
+def _by_saving(problem: Problem) -> Iterator[tuple[str, ...]]:
     """The repeated blocks that are worth it, the one that saves most of the whole step first."""
-    before = _activation_bytes(graph)
+    before = _activation_bytes(problem.graph)
     saved = {
-        tuple(repeat): before - _activation_bytes(recomputed(graph, repeat))
-        for repeat in Blocks.of(graph).repeats
+        names: before - _activation_bytes(recomputed_problem(problem, names).graph)
+        for names in map(tuple, Blocks.of(problem.graph).repeats)
     }
     for repeat in sorted(saved, key=lambda f: -saved[f]):
         if saved[repeat] > LEAST_SAVING * before:

@@ -28,16 +28,16 @@ F = TypeVar("F", bound=FoldedPlan)
 
 def fastest(found: Sequence[F], problem: Problem) -> F:
     """The fastest that fits; where none does, the one that stores least."""
-    return min(found, key=lambda f: (problem.excess(f.cost), f.cost.seconds, f.num_split))
+    return min(found, key=lambda f: (problem.excess_in_parts(f.cost), f.cost.seconds, f.num_split))
 
 
 def simplest(found: Sequence[F], problem: Problem) -> F:
     """The simplest of those that fit and may be the fastest; see the module."""
     best = fastest(found, problem)
-    if problem.excess(best.cost):
+    if problem.excess_in_parts(best.cost):
         return best
     limit = (1.0 + problem.objective.uncertainty) * best.cost.seconds
-    near = [f for f in found if not problem.excess(f.cost) and f.cost.seconds <= limit]
+    near = [f for f in found if not problem.excess_in_parts(f.cost) and f.cost.seconds <= limit]
     if best.cost.collectives:  # who asks for ranks wants them used, if one device is not faster
         near = [f for f in near if f.cost.collectives]
     return min(near, key=lambda f: (f.cost.collectives, f.num_split, f.cost.seconds))
@@ -50,7 +50,7 @@ def surcharge(best: FoldedPlan, problem: Problem) -> float:
     With C collectives and a step of S seconds it is `uncertainty * S / C`. What costs least with it
     is no further behind than S (1 + uncertainty), and has no more collectives.
     """
-    if problem.excess(best.cost) or not best.cost.collectives:
+    if problem.excess_in_parts(best.cost) or not best.cost.collectives:
         return 0.0
     return problem.objective.uncertainty * best.cost.seconds / best.cost.collectives
 

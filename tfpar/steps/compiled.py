@@ -13,12 +13,14 @@ from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.cluster.description import Cluster
 from tfpar.compile import CompileOptions, compile_step, recompute_step, simplify_step
 from tfpar.compile.dump import dump_of
+from tfpar.compile.passes import Observer, unobserved
 from tfpar.cost.slices import SlicePrices
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.names import VariableName
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning import batched_inputs
 from tfpar.plans import Plan
+from tfpar.propagation.shares import CannotShare
 from tfpar.report.announcement import announcement
 from tfpar.report.warnings import Warnings
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES
@@ -113,11 +115,40 @@ class CompiledFunction:
         session = self.session
         world = session.ranks.world
         observe = dump_of(self._name, None if world is None else world.rank)
-        captured = self.capture(specs)
-        captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
-        simplify_step(captured, observe)
+        captured = self.prepared(specs, observe)
+        plan = self.planner.plan(captured, batch_size_of(specs), self._part)
+        try:
+            plan, executable = self.link(captured, plan, specs, parts, observe)
+        except CannotRepeat as error:
+            if not session.found_pipeline:
+                raise self._repeated(error.op, self._microbatches(plan)) from None
+            self.warnings.unpiped(error.op)
+            session.drop_pipeline()
+            self.program.use(None)
+            self.planner.forget()
+            return self.compile(specs, parts)
+        self.warnings.replicated_regions(executable.partitioned)
+        if not self.program.told:
+            self.program.told = True
+            session.tell(announcement(plan, executable.partitioned, self.planner.search))
+        if self._on_plan is not None:
+            self._on_plan(plan.with_partitioned(executable.partitioned), executable)
+        return executable
+
+    def link(
+        self,
+        captured: CapturedStep,
+        plan: Plan,
+        specs: Sequence[Any],
+        parts: int,
+        observe: Observer = unobserved,
+    ) -> tuple[Plan, Executable]:
+        """The plan as it runs, and a prepared step, which is changed, compiled by it.
+
+        Raises:
+            CannotRepeat: an op has an effect that each microbatch would have.
+        """
         batch_size = batch_size_of(specs)
-        plan = self.planner.plan(captured, batch_size, self._part)
         if not self._part:
             recompute_step(captured, plan.recompute, observe)
         stages = self._staged(captured, plan)
@@ -125,53 +156,55 @@ class CompiledFunction:
         self.warnings.fallbacks(prepared)
         microbatches = self._microbatches(plan)
         chunks = 1 if microbatches > 1 else self._chunks(plan)
+        in_pieces = chunks > 1 or microbatches > 1 or stages is not None
         plan = dataclasses.replace(
             plan,
+            # Parts that ranks read themselves are equal, as are pieces of a rank's batch.
+            shares={} if in_pieces or parts > 1 else plan.shares,
             chunks=chunks,
             microbatches=microbatches,
             batch_statistics=self._batch_statistics(plan),
         )
         batched = batched_inputs(captured, batch_size)
         asked = self._compile_options(captured, plan, stages, batched)
+        asked = dataclasses.replace(asked, shares=plan.uneven_mesh(batch_size))
         try:
             compiled = compile_step(captured, asked, prepared, observe)
+        except CannotShare as error:
+            self.warnings.unshared(error.name)
+            asked = dataclasses.replace(asked, shares=None)
+            plan = dataclasses.replace(plan, shares={})
+            compiled = compile_step(captured, asked, prepared, observe)
         except CannotRepeat as error:
-            if session.found_pipeline:
-                self.warnings.unpiped(error.op)
-                session.drop_pipeline()
-                self.program.use(None)
-                self.planner.forget()
-                return self.compile(specs, parts)
-            if plan.microbatches > 1:
-                raise self._repeated(error.op, plan.microbatches) from None
+            if plan.microbatches > 1 or self.session.found_pipeline:
+                raise
             self.warnings.unchunked(error.op, plan.chunks)
             plan = dataclasses.replace(plan, chunks=1)
             asked = dataclasses.replace(asked, chunks=1)
             compiled = compile_step(captured, asked, prepared, observe)
         name = self._name.replace("_", " ")
-        executable = Executable(captured, compiled, session.ranks, name, parts)
+        executable = Executable(captured, compiled, self.session.ranks, name, parts)
         self.warnings.fallbacks(prepared)  # bodies are known now
-        self.warnings.replicated_regions(executable.partitioned)
-        if not self.program.told:
-            self.program.told = True
-            self.session.tell(announcement(plan, executable.partitioned, self.planner.search))
-        if self._on_plan is not None:
-            self._on_plan(plan.with_partitioned(executable.partitioned), executable)
-        return executable
+        return plan, executable
 
     def find_plan(self, specs: Sequence[Any]) -> Plan:
         """The plan for this step at `specs`; nothing is compiled."""
+        captured = self.prepared(specs)
+        return self.planner.plan(captured, batch_size_of(specs), self._part)
+
+    def prepared(self, specs: Sequence[Any], observe: Observer = unobserved) -> CapturedStep:
+        """The step captured and simplified, and its variables laid by tfpar from now on."""
         captured = self.capture(specs)
         captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
-        simplify_step(captured)
-        return self.planner.plan(captured, batch_size_of(specs), self._part)
+        simplify_step(captured, observe)
+        return captured
 
     def _staged(self, captured: CapturedStep, plan: Plan) -> StagedStep | None:
         """How a captured step runs in the stages of its plan, which cut it in place."""
         if plan.stages is None:
             return None
         machines = self._machines(plan)
-        slicing = None if machines is None else SlicePrices(plan.mesh, machines)
+        slicing = None if machines is None else SlicePrices(plan.mesh, plan.stages.placed(machines))
         return staged_step(captured, plan.stages, self._part, slicing)
 
     def _machines(self, plan: Plan) -> Cluster | None:

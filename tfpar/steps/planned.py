@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.ir.roles import Roles, trains
+from tfpar.pipeline.placed import groups_of
 from tfpar.planning import (
     Find,
     Request,
+    StepSearch,
     as_requested,
     cost_on_one_device,
-    search_plan,
+    found_before,
     state_problem,
 )
+from tfpar.planning_candidates import candidates
 from tfpar.planning_pipelines import searching
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.announcement import Search
+from tfpar.report.progress import Reporter, reporting
 from tfpar.runtime.detect import detect_cluster
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import Blocks
+from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.fitting import check_given, with_prices
 from tfpar.search.stages.planned import in_stages
 from tfpar.session import Session
@@ -59,7 +65,7 @@ class StepPlanner:
         Args:
             part: the step is part of the planned one (an evaluation or a prediction).
         """
-        session, program = self.session, self.program
+        session = self.session
         given = session.options.plan
         if given is not None:
             return given.fitted(captured.graph, gradients=captured.gradients, part=part)
@@ -69,8 +75,23 @@ class StepPlanner:
         found = self._known(captured, part)
         if found is not None:
             return found
-        make = self._solve if searches else self._in_given_stages
-        plan = self._agreed(lambda: make(captured, batch_size, part))
+
+        def make() -> list[Plan]:
+            if searches:
+                return self._solve(captured, batch_size, part)
+            return [self._in_given_stages(captured, batch_size, part)]
+
+        (plan,) = self._agreed(make)
+        self.use(plan, captured, part)
+        return plan
+
+    def candidates(self, captured: CapturedStep, batch_size: int | None, count: int) -> list[Plan]:
+        """The best few plans for a training step, by prediction; see `planning_candidates`."""
+        return self._agreed(lambda: self._solve(captured, batch_size, part=False, count=count))
+
+    def use(self, plan: Plan, captured: CapturedStep, part: bool = False) -> None:
+        """Have a step, and those that share its plan, run by `plan`."""
+        session, program = self.session, self.program
         self._found = plan
         if plan.stages is not None:
             program.owners.update(plan.stages.owners)
@@ -81,11 +102,22 @@ class StepPlanner:
             session.first = session.first or plan
             if session.decides_pipeline and _trains(captured):
                 session.decide_pipeline(plan)
-        return plan
 
     def forget(self) -> None:
         """Plan anew when a plan is asked for next."""
         self._found = None
+
+    @contextlib.contextmanager
+    def trying(self, plan: Plan, captured: CapturedStep) -> Iterator[None]:
+        """Run by `plan` within, and afterwards as if nothing had been planned."""
+        owners = dict(self.program.owners)
+        with self.session.undecided():
+            self.use(plan, captured)
+            try:
+                yield
+            finally:
+                self._found, self.program.owners = None, owners
+                self.program.use(None)
 
     def _from_constraints(self, captured: CapturedStep, part: bool) -> Plan:
         """What the constraints make of the step."""
@@ -169,14 +201,35 @@ class StepPlanner:
             return ()
         return Blocks.of(captured.graph, captured.gradients).chosen(asked)
 
-    def _agreed(self, make: Callable[[], Plan]) -> Plan:
-        """The plan that `make` makes; of several processes the first one's."""
+    def _agreed(self, make: Callable[[], list[Plan]]) -> list[Plan]:
+        """The plans that `make` makes; of several processes the first one's."""
         world = self.session.ranks.world
         if world is None:
             return make()
-        return Plan.from_json(world.first(f"planning {self._name}", lambda: make().to_json()))
+        texts = world.first(f"planning {self._name}", lambda: [p.to_json() for p in make()])
+        return [*map(Plan.from_json, texts)]
 
-    def _solve(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
+    def _solve(
+        self, captured: CapturedStep, batch_size: int | None, part: bool, count: int = 1
+    ) -> list[Plan]:
+        """The best plans that are found now, or that of a search of pipelines cut short before."""
+        session = self.session
+        if session.decides_pipeline and session.stopped is not None and _trains(captured):
+            plan = found_before(session.stopped)
+            if plan is not None:
+                with contextlib.suppress(OtherModelError):
+                    return [plan.fitted(captured.graph, gradients=captured.gradients)]
+        with reporting("searching a plan", wanted=session.options.verbose) as report:
+            return self._search(captured, batch_size, part, report, count)
+
+    def _search(
+        self,
+        captured: CapturedStep,
+        batch_size: int | None,
+        part: bool,
+        report: Reporter,
+        count: int,
+    ) -> list[Plan]:
         session, options, planner = self.session, self.session.options, self.session.options.planner
         assert planner is not None
         laid = {}
@@ -194,6 +247,8 @@ class StepPlanner:
             session.pipeline,
             options.budget,
             self._owners(captured) if session.in_stages else {},
+            placed_ranks(captured, session),
+            report,
         )
 
         find: Find = as_requested
@@ -202,33 +257,35 @@ class StepPlanner:
             if _trains(captured):
                 find = searching(options, request.constraints)
 
-        def search(request: Request, laid: dict[str, Spec]) -> tuple[Plan, Problem]:
-            def one(asked: Request) -> tuple[Plan, Problem]:
-                return search_plan(
-                    captured,
-                    asked,
-                    batch_size,
-                    planner,
-                    options.plan_cache,
-                    laid,
-                    part=part,
-                    interrupted=session.interrupted,
-                )
+        one = StepSearch(
+            captured,
+            batch_size,
+            planner,
+            options.plan_cache,
+            laid,
+            part=part,
+            interrupted=session.interrupted,
+        )
 
-            return find(one, request, batch_size)
+        def search(request: Request) -> tuple[Plan, Problem]:
+            try:
+                return find(one, request, batch_size)
+            except SearchInterrupted as stopped:
+                session.stopped = stopped if find is not as_requested else None
+                raise
 
         started = time.monotonic()
         try:
-            plan, problem = search(request, laid)
+            plan, problem = search(request)
         except PlanError as error:
             if request.base is None or isinstance(error, TimeLimitError):
                 raise  # what lies already stays where it can
-            plan, problem = search(dataclasses.replace(request, base=None), {})
+            plan, problem = search(dataclasses.replace(request, base=None))
         if options.verbose:
             taken = time.monotonic() - started
             device = session.cluster or detect_cluster(Mesh.of([1]))
             self.search = Search(taken, cost_on_one_device(problem, device))
-        return plan
+        return [plan] if count == 1 else candidates(plan, one, request, count)
 
 
 def _trains(captured: CapturedStep) -> bool:
@@ -245,6 +302,14 @@ def laid_on(captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
     }
 
 
+def placed_ranks(captured: CapturedStep, session: Session) -> tuple[int, ...] | None:
+    """The ranks of the stages of a session's step, set by set: those of its first plan. Without
+    one, all in their order if variables of the step lie on some; else None: as is best."""
+    if session.first is not None:
+        return session.placed_ranks
+    return () if any(v.ranks is not None for v in captured.variables) else None
+
+
 def stages_of_variables(
     captured: CapturedStep, session: Session, known: Mapping[str, int]
 ) -> dict[str, int]:
@@ -254,7 +319,8 @@ def stages_of_variables(
     """
     assert session.pipeline is not None
     schedule, size = session.pipeline.order, session.stage_mesh.size
-    groups = {tuple(range(a * size, (a + 1) * size)): a for a in range(schedule.num_actors)}
+    sets = groups_of(schedule.num_actors, size, session.placed_ranks)
+    groups = {ranks: actor for actor, ranks in enumerate(sets)}
     found = {}
     for v, variable in zip(captured.graph.variables, captured.variables, strict=True):
         ranks = variable.ranks

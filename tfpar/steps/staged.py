@@ -28,7 +28,7 @@ def staged_step(
     stage = planned.cut(step, part)
     roles = Roles.of(step.graph, step.gradient_tensors)
     places = {op: Place(stage[op], roles.phase[op] == BACKWARD) for op in step.graph.ops}
-    return StagedStep(places, planned.schedule, planned.recompute, slicing)
+    return StagedStep(places, planned.schedule, planned.recompute, slicing, planned.ranks)
 
 
 def prepare_staged(graph: Graph, staged: StagedStep | None) -> PreparedGraph:

@@ -26,6 +26,9 @@ from tests.distributed.training.place import (
 from tests.e2e.test_atp import GPT as ATP
 from tests.e2e.test_atp import T5, pairs, small_t5
 from tests.e2e.test_patterns import LENGTH, MEGATRON, VOCABULARY, gpt, moe
+from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.keras.adapter import parallel_model
+from tfpar.spec import UnevenMesh
 
 VOCABULARY_PARALLEL = [
     tap.shard("tokens/embeddings", dim=0, axis="model"),
@@ -104,6 +107,23 @@ def megatron_in_microbatches(place: Place) -> Results:
         split="block_0_fc2/kernel",
         pipeline=tap.Pipeline(microbatches=4),
     )
+
+
+def data_parallel_in_unequal_shares(place: Place) -> Results:
+    """Rank 0 is three times as fast as rank 1; the last batch has 5 samples."""
+    devices = [Device({"float32": n * 1e9}, 2**34, n * 1e8) for n in (3, 1)]
+    cluster = Cluster("unequal", tuple(map(Node, devices)), (Level(2, 1e9, 1e-7),))
+    with place.parallel([tap.batch("data"), tap.replicate(".*")], planner="tap", cluster=cluster):
+        model = mlp()
+    x, y = regression(21)
+    results = trained(model, x, y, batch_size=8, shuffle=False)
+    if place.size > 1:
+        ((more, fewer),) = tap.plan_of(model).shares.values()
+        assert more + fewer == 8 and more > fewer, (more, fewer)
+        state = parallel_model(model)
+        assert state is not None and isinstance(state.executables["train"].local.mesh, UnevenMesh)
+    results["evaluated"] = np.asarray(model.evaluate(x, y, 6, verbose=0))
+    return {**results, "predicted": model.predict(x, 6, verbose=0)}
 
 
 def convnet() -> keras.Model:
@@ -304,6 +324,7 @@ def two_dimensional_tensor_parallel_t5(place: Place) -> Results:
 
 ON_TWO: list[Case] = [
     data_parallel,
+    data_parallel_in_unequal_shares,
     megatron,
     megatron_in_chunks,
     megatron_recomputed,

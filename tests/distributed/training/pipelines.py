@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,8 @@ def check_stages(place: Place, model: keras.Model, mesh: tuple[int, ...], stages
         return
     state, plan = parallel_model(model), tap.plan_of(model)
     assert plan.mesh.shape == mesh and plan.stages.schedule.num_stages == stages
-    own = place.rank // plan.mesh.size
+    groups = plan.stages.groups(plan.mesh.size)
+    own = next(actor for actor, ranks in enumerate(groups) if place.rank in ranks)
     program = state.executables["train"].program.function
     called = [node.name for node in program.definition.node_def if node.op.endswith("Call")]
     ran = [name.split("/")[1] for name in called]
@@ -221,6 +223,32 @@ def data_read_in_parts_by_stages(place: Place) -> Results:
     return trained(model, dataset, epochs=2)
 
 
+def stages_on_machines_that_differ(place: Place) -> Results:
+    """Ranks 0 and 2 are fast and run one stage, 1 and 3 the other; data is read in parts."""
+    fast = tap.Device({"float32": 4e9}, 1e9, 4e9)
+    slow = dataclasses.replace(fast, flops={"float32": 1e9}, memory_bandwidth=1e9)
+    nodes = tuple(map(tap.Node, (fast, slow, fast, slow)))
+    machines = tap.Cluster("mixed", nodes, (tap.Level(4, 1e9, 1e-6),))
+    x, y = X[:16], Y[:16]
+
+    def part(index: int, count: int) -> tf.data.Dataset:
+        if place.size > 1:
+            assert (index, count) == (place.rank // 2, 2)
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8 // count)
+        return batches.shard(count, index)
+
+    with place.parallel(mesh=[4], planner="tap", cluster=machines, **pipeline(2, 2)):
+        model = deep(hidden=4)
+    batch = tuple(tf.TensorSpec((8, *a.shape[1:]), a.dtype) for a in (x, y))
+    dataset = part(0, 1) if place.size == 1 else tap.shard_data(model, part, batch)
+    results = trained(model, dataset, epochs=2)
+    if place.size > 1:
+        plan = tap.plan_of(model)
+        assert plan.mesh.shape == (2, 1) and {*plan.stages.groups(2)} == {(0, 2), (1, 3)}
+        check_stages(place, model, (2, 1), 2)
+    return {**results, **scored(place, model)}
+
+
 def several_steps_of_a_pipeline_in_one_execution(place: Place) -> Results:
     with place.parallel(mesh=[4], **pipeline(2)):
         model = deep(steps_per_execution=2)
@@ -252,6 +280,7 @@ WITH_TENSORFLOW: list[Case] = [
     statistics_of_microbatches,
     models_saved_in_stages,
     data_read_in_parts_by_stages,
+    stages_on_machines_that_differ,
     several_steps_of_a_pipeline_in_one_execution,
 ]
 """By TensorFlow's own collectives."""

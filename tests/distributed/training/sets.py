@@ -9,6 +9,7 @@ from tests.distributed.training import (
     pipelines,
     refusals,
     steps,
+    tried,
 )
 from tests.distributed.training.place import Case
 
@@ -16,6 +17,7 @@ SAME_AS_ONE: dict[str, list[Case]] = {
     "two": [*layouts.ON_TWO, *data.SEEDED, *files.CASES, *steps.CASES],
     "four": [*layouts.ON_FOUR, *pipelines.ON_FOUR],
     "four_with_tensorflow": pipelines.WITH_TENSORFLOW,
+    "tried": tried.CASES,
 }
 """What gives the same on so many ranks as on one device."""
 

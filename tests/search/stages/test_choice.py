@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import pytest
 
@@ -12,7 +13,7 @@ from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan, PlannedStages
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.choice import Ways, choose_pipeline, numbers_of_stages
+from tfpar.search.stages.choice import Promise, Ways, choose_pipeline, numbers_of_stages
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
 
 MESH = Mesh.of([8])
@@ -92,6 +93,18 @@ def test_no_stages_where_predictions_cannot_tell_that_they_are_faster():
     assert plan.stages is None and plan.rivals[0].cost.seconds == 0.92
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_the_chosen_plan_is_no_slower_than_the_one_without_stages(seed):
+    random_s = random.Random(seed)
+    known: dict[tuple, float] = {}
+
+    def seconds(*asked) -> float:
+        return known.setdefault(asked, random_s.uniform(0.8, 1.2))
+
+    plan = Costs(seconds).choose()
+    assert plan.cost.seconds <= known[1, 1, False]
+
+
 def test_more_stages_are_not_searched_where_the_work_alone_takes_as_long():
     costs = Costs(lambda stages, micro, again: 1.0, enough=1.0)
     plan = costs.choose()
@@ -165,6 +178,20 @@ def test_ctrl_c_while_more_stages_are_searched_leaves_the_best_of_the_others():
     assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.cut_short
 
 
+def test_ctrl_c_while_microbatches_are_priced_leaves_the_best_so_far():
+    class Interrupted(Costs):
+        def repriced(self, plan, pipeline):
+            if pipeline.order.num_stages == 4 and pipeline.order.num_microbatches == 8:
+                raise KeyboardInterrupt
+            return super().repriced(plan, pipeline)
+
+    with pytest.raises(SearchInterrupted) as stopped:
+        Interrupted(bubble).choose()
+    plan = stopped.value.plan
+    assert plan.cut_short and (plan.stages.num_stages, plan.microbatches) == (4, 16)
+    assert [rival.name[:8] for rival in plan.rivals] == ["2 stages", "no stage"]
+
+
 def test_the_schedule_is_the_one_that_suits_the_stages_best():
     costs = Costs(bubble)
 
@@ -182,3 +209,75 @@ def test_a_plan_without_a_price_is_taken_as_it_is():
 
     costs = Unpriced(bubble)
     assert costs.choose().cost is None and costs.searched == [1]
+
+
+# --- numbers of stages of which the fastest plan does not fit -------------------------------
+
+
+def promising(costs: Costs, promises: dict[int, Promise], asked: list) -> Ways:
+    def promised(pipeline: Pipeline | None) -> Promise:
+        asked.append(pipeline)
+        return promises[1 if pipeline is None else pipeline.order.num_stages]
+
+    return Ways(costs.planned, costs.repriced, lambda plan: plan, lambda plan: False, "", promised)
+
+
+def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_first():
+    costs = Costs(lambda stages, micro, again: {1: 9.0, 2: 6.0, 4: 5.0, 8: 7.0}[stages])
+    promises = {1: Promise(4.0, False), 2: Promise(3.0, False), 4: Promise(1.0, False)}
+    promises[8] = Promise(0.5, True)
+    plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
+    assert costs.searched == [8, 4, 2, 1] and plan.stages.num_stages == 4
+
+
+def test_stages_that_promise_nothing_better_are_not_searched():
+    costs = Costs(lambda stages, micro, again: 2.0)
+    promises = {1: Promise(2.5, False), 2: Promise(1.0, False), 4: Promise(2.1, False)}
+    plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
+    assert costs.searched == [2] and plan.stages.num_stages == 2
+    (left,) = (rival for rival in plan.rivals if rival.cost is None)
+    assert left.name == "4, 1 stages" or left.name == "1, 4 stages"
+    assert "it would be no faster" in left.reason
+
+
+def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():
+    costs, asked, first = Costs(bubble), [], []
+
+    def promised(pipeline: Pipeline | None) -> Promise:
+        asked.append(pipeline)
+        return Promise(1.0, pipeline is not None and pipeline.order.num_microbatches == 16)
+
+    def planned(pipeline: Pipeline | None) -> Plan:
+        first.append(pipeline.order.num_microbatches)
+        return costs.planned(pipeline)
+
+    ways = dataclasses.replace(promising(costs, {}, asked), promised=promised, planned=planned)
+    plan = choose_pipeline((2,), BATCH, ways, math.inf)
+    assert [p.order.num_microbatches for p in asked] == [8, 16]
+    assert first == [16] and plan.stages.num_stages == 2
+
+
+def test_alone_recomputing_comes_before_accumulation():
+    tried = []
+
+    def seconds(stages, micro, again):
+        tried.append((stages, micro, again))
+        return 1.0
+
+    promises = {1: Promise(1.0, False), 2: Promise(2.0, False)}
+    choose_pipeline((1, 2), BATCH, promising(Costs(seconds), promises, []), math.inf)
+    assert tried[0] == (1, 1, False)
+
+
+def test_an_interruption_among_the_last_keeps_what_was_found():
+    costs = Costs(bubble)
+    ways = promising(costs, {1: Promise(1.2, False), 2: Promise(1.0, True)}, [])
+
+    def planned(pipeline):
+        if pipeline is None:
+            raise KeyboardInterrupt
+        return costs.planned(pipeline)
+
+    with pytest.raises(SearchInterrupted) as stopped:
+        choose_pipeline((1, 2), BATCH, dataclasses.replace(ways, planned=planned), math.inf)
+    assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.cut_short

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tests.search.stages.steps import Staged
@@ -10,9 +12,9 @@ from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.spec import ScheduleError
 
 
-def fastest(prices, actors, microbatches, *limits):
+def fastest(prices, actors, microbatches):
     """And what is said of it is what simulations say."""
-    found = compare_schedules(prices, actors, microbatches, *limits)
+    found = compare_schedules(prices, actors, microbatches)
     for schedule, price in found:
         assert price.seconds == prices.run(schedule).seconds + prices.step_s
         assert price.memory_bytes == peak(prices, schedule)
@@ -47,10 +49,10 @@ def test_it_keeps_to_the_memory_that_there_is(name):
     most = peak(prices, generate("gpipe", 2, 8))
     least = peak(prices, generate("1f1b", 2, 8))
     for limit in (least, (most + least) / 2, most):
-        found = fastest(prices, (0, 1), 8, limit)
+        found = fastest(dataclasses.replace(prices, limits=(limit, limit)), (0, 1), 8)
         assert peak(prices, found) <= limit
         assert prices.run(found).seconds <= prices.run(generate("1f1b", 2, 8)).seconds
-    nothing = fastest(prices, (0, 1), 8, 1.0)
+    nothing = fastest(dataclasses.replace(prices, limits=(1.0, 1.0)), (0, 1), 8)
     assert peak(prices, nothing) <= least
 
 

@@ -18,7 +18,7 @@ from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.planning import Request, search_plan, state_problem
+from tfpar.planning import Request, StepSearch, state_problem
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.deadline import Deadline
 from tfpar.search.planners import find_planner
@@ -204,7 +204,7 @@ def searched(
     name: str, pipeline: Pipeline | None, planner: str = "tap", *constraints, cluster=CLUSTER
 ) -> Plan:
     request = Request(Mesh.of([1, 4]), cluster, constraints, pipeline=pipeline)
-    plan, problem = search_plan(saved(name), request, 8, find_planner(planner), None, None, 2.0)
+    plan, problem = StepSearch(saved(name), 8, find_planner(planner), state_ratio=2.0)(request)
     assert problem.cluster.size == (4 if pipeline and pipeline.order.num_actors > 1 else 16)
     return plan
 
@@ -305,8 +305,9 @@ class Searched:
         raise MemoryLimitError("none", 25.0)
 
     def plan(self, memory: float) -> Plan:
-        def staged(plan: Plan, deadline: Deadline | None) -> Plan:
-            return in_stages(plan, self.step, Pipeline(2, 4), CLUSTER, deadline=deadline)
+        def staged(plan: Plan, before: Plan | None, deadline: Deadline | None) -> Plan:
+            pipeline = Pipeline(2, 4)
+            return in_stages(plan, self.step, pipeline, CLUSTER, before=before, deadline=deadline)
 
         self.limits.clear()
         return find_in_stages(self.find, staged, self.problem, CLUSTER.with_memory(memory))

@@ -142,7 +142,7 @@ def test_virtual_stages_share_ranks():
     staged = Staged.of("gpt", 4)
     schedule = generate("interleaved", 2, 4)
     prices = staged.priced(4, actors=schedule.actors)
-    assert prices.ranks == (range(0, 2), range(2, 4))
+    assert prices.ranks == ((0, 1), (2, 3))
     timeline = prices.run(schedule)
     sent = {(t.edge.producer.stage, t.edge.consumer.stage) for t in timeline.transfers}
     assert (0, 1) in sent and (0, 2) not in sent
@@ -347,7 +347,7 @@ def test_a_staged_cost_that_is_none():
 
 
 def test_fewer_ranks_than_stages_have():
-    with pytest.raises(TfparError, match="beyond those of its 16 devices"):
+    with pytest.raises(TfparError, match="`ranks` name rank 16, but it has 16 devices"):
         Staged.of("gpt", 2).priced(4, machines().part(range(2)))
 
 

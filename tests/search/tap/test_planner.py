@@ -229,3 +229,24 @@ def test_a_model_that_does_not_fit_whole_is_split():
     plan = solve(dataclasses.replace(problem, cluster=tight))
     assert plan.cost.memory_bytes < needed
     assert plan.cost.seconds >= whole.cost.seconds
+
+
+# --- meshes that are left out -----------------------------------------------------------
+
+
+def test_larger_meshes_are_left_out_once_they_promised_less_and_less(monkeypatch):
+    searched = []
+    explore = MeshSearch.explore
+
+    def told(self, like=None):
+        searched.append(self.logical)
+        explore(self, like)
+
+    monkeypatch.setattr(MeshSearch, "explore", told)
+    problem = Captured.saved("gpt_short").problem([8, 8], "v100-ethernet")
+    plan = solve(problem)
+    left_out = [logical for logical in problem.meshes if logical not in searched]
+    assert left_out and {m.model_size for m in left_out} >= {64}
+    assert plan.mesh in [logical.mesh for logical in searched]
+    monkeypatch.setattr("tfpar.search.tap.planner.MESH_PATIENCE", 100)
+    assert solve(dataclasses.replace(problem)).cost == plan.cost, "none of them is better"

@@ -233,8 +233,8 @@ class _Linker(Linker):
         return [
             self._block(
                 f"{name}/{position}_{i}",
-                self.edges[r][source],
                 source,
+                r,
                 dim,
                 position,
                 len(group),
@@ -249,16 +249,17 @@ class _Linker(Linker):
                 self.edges[rank][result] = self.edges[group[0]][source]
 
     def _block(
-        self, name: str, edge: str, tensor: Tensor, dim: int, position: int, parts: int, device: str
+        self, name: str, tensor: Tensor, rank: int, dim: int, position: int, parts: int, device: str
     ) -> str:
-        """Block `position` of `parts` along `dim`."""
-        size = [-1 if n is None else n for n in tensor.shape]
+        """Block `position` of `parts` along `dim` of what `rank` has."""
+        shape = self.program.shape_on(rank, tensor)
+        size = [-1 if n is None else n for n in shape]
         size[dim] //= parts
         begin = [0] * len(size)
         begin[dim] = position * size[dim]
         attrs = serialize_attrs({"T": DType(tensor.dtype), "Index": DType("int32")})
         inputs = [
-            edge,
+            self.edges[rank][tensor],
             self._const(f"{name}/begin", np.array(begin, np.int32), device),
             self._const(f"{name}/size", np.array(size, np.int32), device),
         ]

@@ -317,7 +317,8 @@ class Linker(abc.ABC):
             read = written if written and not differ else op.inputs
             key: tuple = (self.memories[rank], *(self.edges[rank][t] for t in read))
             if op.type == "RankConst":
-                key = (*key, np.asarray(op.attrs["values"][rank]).tobytes())
+                value = np.asarray(op.attrs["values"][rank])
+                key = (*key, value.shape, value.tobytes())
             groups.setdefault((*key, rank) if differ else key, []).append(rank)
         return list(groups.values())
 

@@ -133,7 +133,8 @@ class _Linker(Linker):
         ranks = next(g for g in self.mesh.groups(op.attrs["axes"]) if self.rank in g)
         group = tuple(self.group[rank] for rank in ranks)
         edges, wire, dtype = self.edges[self.rank], self._wire, op.inputs[0].dtype
-        operands = [Operand(edges[t], t.shape) for t in op.inputs if t in edges]
+        shape_on = self.program.shape_on
+        operands = [Operand(edges[t], shape_on(self.rank, t)) for t in op.inputs if t in edges]
         if op.type == "AllReduce":
             sources = [edge for edge, _ in operands]
             results = wire.all_reduce(op.name, sources, dtype, op.attrs["reduction"], group)

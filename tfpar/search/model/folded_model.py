@@ -31,6 +31,18 @@ class Statistics:
     valid: int = 0
 
 
+def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
+    """The folded model of a problem: made once for each graph, and counting for each problem."""
+    graph_key = "folded", problem.graph, problem.stand_ins, problem.compression, min_duplicate
+
+    def own() -> FoldedModel:
+        made = problem.of_graphs.get(graph_key, lambda: FoldedModel.of(problem, min_duplicate))
+        counts = dataclasses.replace(made.statistics, candidates=0, valid=0)
+        return dataclasses.replace(made, statistics=counts)
+
+    return problem.known.get(("folded", min_duplicate), own)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoldedModel:
     """What does not depend on the mesh."""

@@ -23,7 +23,7 @@ from tfpar.propagation.engine import propagate
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_plan import FoldedPlan, assemble
 from tfpar.search.meshes import shapes
-from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.model.folded_model import FoldedModel, folded_model
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.alternatives import alternatives
 from tfpar.search.rhino.mesh_search import OnMesh, Report, Search
@@ -74,7 +74,7 @@ class RhinoPlanner:
         """
         deadline = problem.budget.start()
         with collection_paused():
-            return self.search(problem, FoldedModel.of(problem, 2), deadline)
+            return self.search(problem, folded_model(problem, 2), deadline)
 
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
         """As `solve`, where the model is folded already."""

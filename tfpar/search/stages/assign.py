@@ -3,8 +3,9 @@
     assign(graph, num_stages) -> Assignment
 
 No stage takes more than the average and a tolerance; where stages differ in pace, each takes its
-own seconds (`paces`). Where units are too large for that, none takes
-more than in the best cut of the units in their order, which is an assignment to begin with too.
+own seconds (`paces`). Where units are too large for that, none takes more than in the best cut of
+the units in their order, which is an assignment to begin with too. Where it is known what devices
+have room for (`rooms`), no assignment is looked at that does not fit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tfpar.search.stages.bounds import Bounds, balanced_bounds, fixed_bounds
 from tfpar.search.stages.cuts import Stages, best_cut, levelled
 from tfpar.search.stages.ilp import SOLVER_SLACK, fastest_stages, least_sent
 from tfpar.search.stages.paces import Paces, average_seconds, read_paces
+from tfpar.search.stages.rooms import NothingFits, Rooms
 from tfpar.search.stages.units import UnitGraph
 from tfpar.spec.arguments import finite, integer
 
@@ -48,6 +50,7 @@ def assign(
     num_stages: int,
     *,
     paces: Paces | None = None,
+    rooms: Rooms | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> Assignment:
@@ -56,26 +59,34 @@ def assign(
 
     Args:
         paces: of stages (`paces`); by default all alike.
+        rooms: what the devices of stages can hold; None: everything.
         tolerance: by how much, relative to the average, a stage may take longer.
         deadline: what is found by then is used; it is cut short if something better may be left.
 
     Raises:
         ArgumentError: paces that are not one for each stage, or not above 0.
-        PlanError: there are more stages than units, or what is fixed leaves no assignment.
+        PlanError: there are more stages than units, or what is fixed leaves no assignment; it is
+            a NothingFits if only `rooms` leave none, or none was found in time.
         SearchStopped: the search was given up meanwhile.
     """
     integer("num_stages", num_stages, 1)
     finite("tolerance", tolerance)
     deadline, paces = deadline or Deadline(), read_paces(paces, num_stages)
     bounds = fixed_bounds(graph, num_stages)
-    start = best_cut(graph, bounds, num_stages, paces) or fastest_stages(
-        graph, bounds, num_stages, deadline, paces
+    if rooms is not None and min(rooms.limits) <= 0:
+        raise NothingFits("A stage has no room for any unit, whatever it is.")
+    start = best_cut(graph, bounds, num_stages, paces, rooms) or fastest_stages(
+        graph, bounds, num_stages, deadline, paces, rooms
     )
+    if rooms is not None and not rooms.have_room(graph, start):
+        raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
     average = average_seconds(graph.seconds, paces)
     most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
     narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
-    stages, gap = least_sent(graph, narrowed, num_stages, most_seconds, start, deadline, paces)
-    stages = levelled(graph, narrowed, num_stages, stages, paces)
+    stages, gap = least_sent(
+        graph, narrowed, num_stages, most_seconds, start, deadline, paces, rooms
+    )
+    stages = levelled(graph, narrowed, num_stages, stages, paces, rooms)
     return Assignment(
         stages,
         graph.sent_bytes(stages),

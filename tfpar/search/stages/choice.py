@@ -8,10 +8,12 @@ tasks are simulated, with more and more microbatches as long as these pay.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
@@ -31,6 +33,24 @@ FILLED = 4
 MOST = 16
 """Microbatches for each stage beyond which nothing is gained: the bubble is a sixteenth then."""
 
+LEAST = 2
+"""How many of `_tries` are looked at where memory is short: of the most microbatches, whose meshes
+are the same, without and with a second forward pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """What a step would take in so many stages if memory were no matter.
+
+    Attributes:
+        seconds: about what the fastest plan for the ranks of a stage takes at least, if all stages
+            take equally long and send each other nothing.
+        fits: whether that plan does, about.
+    """
+
+    seconds: float
+    fits: bool
+
 
 @dataclasses.dataclass(frozen=True)
 class Ways:
@@ -44,6 +64,8 @@ class Ways:
         scheduled: a plan with stages in the schedule that suits it best.
         enough: whether a plan is good enough to search no more stages.
         why_enough: is said of the stages that are not searched; if empty, nothing is.
+        promised: what a pipeline promises before plans that fit are searched; None if that is not
+            known, or not worth it.
     """
 
     planned: Callable[[Pipeline | None], Plan]
@@ -51,6 +73,7 @@ class Ways:
     scheduled: Callable[[Plan], Plan]
     enough: Callable[[Plan], bool]
     why_enough: str = ""
+    promised: Callable[[Pipeline | None], Promise | None] = lambda _: None
 
 
 def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
@@ -73,11 +96,15 @@ def choose_pipeline(
 
     Of plans that predictions cannot tell apart (`search.objective.UNCERTAINTY`) it is the one with
     fewest stages, and then microbatches. A plan that its planner has not priced is taken as it is.
+    Where memory is short, it takes long to find a plan that fits: from the first number of stages
+    on whose fastest plan does not, it is first seen what all promise. They are then planned in that
+    order, and not at all if they promise nothing better than what was found.
 
     Args:
         stages: numbers to choose from, ascending.
         batch_size: of the step; None if unknown: then nothing is cut in microbatches.
-        memory_limit: bytes that a rank may store.
+        memory_limit: bytes that each rank may store; of stages that were priced, their own devices
+            say what theirs may.
 
     Raises:
         PlanError: there is no plan; a MemoryLimitError if none fits.
@@ -92,18 +119,32 @@ def choose_pipeline(
         if search.is_done():
             search.leave(number, ways.why_enough)
             continue
-        before = search.best_s
-        try:
-            search.plan(number)
-        except SearchInterrupted:
-            if not search.found:
-                raise
-            best = dataclasses.replace(search.chosen(), cut_short=True)
-            raise SearchInterrupted(functools.partial(dataclasses.replace, best)) from None
+        before = search.promised_s
+        with search.keeping_what_it_found():
+            search.plan_or_postpone(number)
         if search.unpriced is not None:
             return search.unpriced
-        worse = 0 if search.best_s < before or math.isinf(before) else worse + 1
+        worse = 0 if search.promised_s < before or math.isinf(before) else worse + 1
+    postponed = sorted(search.postponed.items(), key=lambda item: item[1].promise.seconds)
+    for number, later in postponed:
+        if later.promise.seconds >= search.best_s:
+            search.leave(number, "even with equal stages that send nothing it would be no faster")
+            continue
+        with search.keeping_what_it_found():
+            search.plan(number, later.tries)
     return search.chosen()
+
+
+class Postponed(NamedTuple):
+    """A number of stages that is planned when it is known what others promise.
+
+    Attributes:
+        promise: the best of its pipelines.
+        tries: these pipelines, in the order in which plans are to be found.
+    """
+
+    promise: Promise
+    tries: Sequence[Pipeline | None]
 
 
 class _Search:
@@ -114,13 +155,52 @@ class _Search:
         self.found: list[Plan] = []
         self.lost: list[Rival] = []
         self.left: dict[str, list[int]] = {}
-        self.errors: list[TfparError] = []
+        self.errors: dict[int, TfparError] = {}
+        self.postponed: dict[int, Postponed] = {}
         self.unpriced: Plan | None = None
 
     @property
     def best_s(self) -> float:
         """Of a step, among the plans that fit."""
         return min((_cost(p).seconds for p in self.found), default=math.inf)
+
+    @property
+    def promised_s(self) -> float:
+        """Of a step, among the plans that fit and those that are still to be found."""
+        return min([self.best_s, *(later.promise.seconds for later in self.postponed.values())])
+
+    @contextlib.contextmanager
+    def keeping_what_it_found(self) -> Iterator[None]:
+        """Ctrl-C within ends the search with the best plan so far, if there is one."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.found:
+                raise
+            best = dataclasses.replace(self.chosen(), cut_short=True)
+            raise SearchInterrupted(functools.partial(dataclasses.replace, best)) from None
+
+    def plan_or_postpone(self, number: int) -> None:
+        """Find the best plan with so many stages, unless memory is short."""
+        tries = _tries(number, self.cuts)
+        if self.postponed:  # memory is short already
+            tries = tries[-LEAST:]
+        promises: dict[int, Promise] = {}
+        for at, pipeline in enumerate(tries[:1] if number == 1 else tries):
+            promise = self.ways.promised(pipeline)
+            if promise is None:
+                self.plan(number, tries)
+                return
+            promises[at] = promise
+            if promise.fits:
+                break
+        at = min(promises, key=lambda at: (not promises[at].fits, promises[at].seconds))
+        if number > 1:  # alone, recomputing comes before accumulation
+            tries = [tries[at], *tries[:at], *tries[at + 1 :]]
+        if promises[0].fits and not self.postponed:
+            self.plan(number, tries)
+        else:
+            self.postponed[number] = Postponed(promises[at], tries)
 
     def is_done(self) -> bool:
         """Whether what there is, is good enough."""
@@ -131,33 +211,44 @@ class _Search:
         if why:
             self.left.setdefault(why, []).append(number)
 
-    def plan(self, number: int) -> None:
-        """Find the best plan with so many stages."""
+    def plan(self, number: int, tries: Sequence[Pipeline | None]) -> None:
+        """Find the best plan with so many stages.
+
+        Args:
+            tries: pipelines to begin with; of the first for which a plan fits, others follow.
+        """
         try:
-            first = self._first(number)
+            first = self._first(tries)
         except (PlanError, ScheduleError, SpecError) as error:
-            self.errors.append(error)
+            self.errors[number] = error
             self.lost.append(Rival(_stages_text(number), None, _reason(error)))
             return
         if first.cost is None:
             self.unpriced = first
             return
-        best = min([first, *self._with_others(first, number)], key=_order)
-        if best.stages is not None:
-            scheduled = self.ways.scheduled(best)
-            best = min(best, scheduled, key=_order) if self._fits(scheduled) else best
-        self.found.append(best)
+        self.found.append(first)  # whatever may interrupt what follows
+        for other in self._with_others(first, number):
+            self._take_better(other)
+        if self.found[-1].stages is not None:
+            scheduled = self.ways.scheduled(self.found[-1])
+            if self._fits(scheduled):
+                self._take_better(scheduled)
+
+    def _take_better(self, plan: Plan) -> None:
+        """Keep `plan` instead of the one found last, for as many stages, if it is better."""
+        self.found[-1] = min(self.found[-1], plan, key=_order)
 
     def _fits(self, plan: Plan) -> bool:
-        return _cost(plan).memory_bytes <= self.memory_limit
+        return plan.fits(self.memory_limit)
 
     def chosen(self) -> Plan:
         if not self.found:
             raise self._error()
         near = self.best_s * (1 + UNCERTAINTY)
-        best = next(plan for plan in self.found if _cost(plan).seconds <= near)
+        by_stages = sorted(self.found, key=lambda plan: plan.num_ranks // plan.mesh.size)
+        best = next(plan for plan in by_stages if _cost(plan).seconds <= near)
         others = sorted((plan for plan in self.found if plan is not best), key=_order)
-        rivals = [Rival(name_of_plan(plan), plan.cost) for plan in others]
+        rivals = [Rival(name_of_plan(plan), plan.cost, plan=plan) for plan in others]
         left = [
             Rival(f"{', '.join(map(str, numbers))} stages", None, f"not searched: {why}")
             for why, numbers in self.left.items()
@@ -166,27 +257,15 @@ class _Search:
 
     def _error(self) -> TfparError:
         """That of the fewest stages, which says most, with what more of them would store."""
-        first, *others = self.errors
+        first, *others = (error for _, error in sorted(self.errors.items()))
         least = min(map(_needed, others), default=math.inf)
         if not isinstance(first, MemoryLimitError) or least >= first.needed_bytes:
             return first
         text = f"{first} As a pipeline, a rank stores {format_bytes(least)} at least."
         return MemoryLimitError(text, least)
 
-    def _first(self, number: int) -> Plan:
-        """A plan with so many stages, with microbatches and recomputing as memory asks for."""
-        wanted = max(m for m in self.cuts if m <= FILLED * number)
-        most = max(m for m in self.cuts if m <= MOST * number)
-        tries: list[Pipeline | None]
-        if number == 1:
-            tries = [None, Pipeline(microbatches=self.cuts[-1])]
-        else:
-            tries = [
-                Pipeline(number, wanted),
-                Pipeline(number, most),
-                Pipeline(number, most, recompute=True),
-            ]
-        tries = list(dict.fromkeys(tries))
+    def _first(self, tries: Sequence[Pipeline | None]) -> Plan:
+        """A plan with the first of these pipelines with which one fits."""
         error: MemoryLimitError | None = None
         for pipeline in tries:
             try:
@@ -197,22 +276,31 @@ class _Search:
         raise error
 
     def _with_others(self, first: Plan, number: int) -> Iterator[Plan]:
-        """`first` with other microbatches, where it fits so, as long as more of them pay."""
-        recompute = first.stages is not None and first.stages.recompute
+        """`first` with other microbatches, where it fits so: with more, as long as these pay; else
+        with fewer."""
         if number == 1 and first.microbatches == 1:
             return  # accumulation saves memory, of which there is enough
-        best, worse = math.inf, 0
-        for micro in self._worth_it(number):
-            if micro == first.microbatches:
-                continue
-            plan = self.ways.repriced(first, Pipeline(number, micro, recompute=recompute))
-            if plan is None or not self._fits(plan):
-                continue
-            yield plan
-            worse = 0 if _cost(plan).seconds < best else worse + 1
-            best = min(best, _cost(plan).seconds)
-            if worse == PATIENCE:
+        options = self._worth_it(number)
+        more = [m for m in options if m > first.microbatches]
+        fewer = [m for m in reversed(options) if m < first.microbatches]
+        for way in (more, fewer):
+            best, worse = _cost(first).seconds, 0
+            for plan in self._repriced(first, number, way):
+                yield plan
+                worse = 0 if _cost(plan).seconds < best else worse + 1
+                best = min(best, _cost(plan).seconds)
+                if worse == PATIENCE:
+                    break
+            if best < _cost(first).seconds:
                 return
+
+    def _repriced(self, first: Plan, number: int, microbatches: Sequence[int]) -> Iterator[Plan]:
+        """`first` with these numbers of microbatches, as far as it fits so."""
+        recompute = first.stages is not None and first.stages.recompute
+        for micro in microbatches:
+            plan = self.ways.repriced(first, Pipeline(number, micro, recompute=recompute))
+            if plan is not None and self._fits(plan):
+                yield plan
 
     def _worth_it(self, number: int) -> list[int]:
         """Microbatches for so many stages: enough to fill them, or one, if microbatches join."""
@@ -221,10 +309,25 @@ class _Search:
         return [m for m in self.cuts if m == 1 or number <= 2 * m <= 2 * MOST * number]
 
 
+def _tries(number: int, cuts: Sequence[int]) -> list[Pipeline | None]:
+    """Pipelines with so many stages, each of which stores less than those before.
+
+    Args:
+        cuts: the numbers of microbatches that there can be.
+    """
+    if number == 1:
+        return list(dict.fromkeys([None, Pipeline(microbatches=cuts[-1])]))
+    filled = [max(m for m in cuts if m <= f * number) for f in (FILLED, FILLED * 2, MOST)]
+    tries = [Pipeline(number, m) for m in filled]
+    return list(dict.fromkeys([*tries, Pipeline(number, filled[-1], recompute=True)]))
+
+
 def name_of_plan(plan: Plan) -> str:
     """`2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
+    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
+    split = " and ".join(axis for axis in plan.batch_axes if sizes[axis] > 1)
     if plan.stages is None:
-        name = f"no stages, {plan.mesh}"
+        name = f"no stages, {plan.mesh}" + (f", batch over {split}" if split else "")
         return f"{name}, {plan.microbatches} microbatches" if plan.microbatches > 1 else name
     again = ", recomputing" if plan.stages.recompute else ""
     name = name_of(plan.stages.schedule)
@@ -232,6 +335,7 @@ def name_of_plan(plan: Plan) -> str:
     return (
         f"{_stages_text(plan.stages.num_actors)} ({schedule}{again}), "
         f"{plan.microbatches} microbatches, each {plan.mesh}"
+        + (f", batch over {split}" if split else "")
     )
 
 

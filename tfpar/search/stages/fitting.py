@@ -1,8 +1,10 @@
 """A searched plan in stages that fits into the memory of its devices.
 
 A search knows of no stages: it prices the whole model on the ranks of one. So it is given the
-memory of all of them, and what it finds is priced in its stages. Where that does not fit (stages
-that store more than others, microbatches in flight), the search gets as much less.
+memory of all of them, and what it finds is priced in its stages, each with the memory of its own
+devices. Where that does not fit (stages that store more than others, microbatches in flight),
+layers go from stages that hold too much to others (`rooms`). Where that is not enough, or makes a
+step slower, the search gets as much less.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import dataclasses
 from collections.abc import Callable
 
 from tfpar.cluster.description import Cluster
+from tfpar.cost.staged import StagedCost
 from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
+from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.problem import Problem
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.priced import priced_plan
@@ -22,12 +26,15 @@ from tfpar.spec.quantities import format_bytes
 ATTEMPTS = 3
 """How many limits of memory are searched with."""
 
-
 STAGES_SECONDS = 1.0
 """What stages may take to be found for the plan of an interrupted search, in seconds."""
 
-InStages = Callable[[Plan, Deadline | None], Plan]
-"""Gives a plan stages, by a deadline; None: whatever the search has for it."""
+REASSIGNED = 4
+"""How often layers are assigned anew for what one search has found."""
+
+InStages = Callable[[Plan, Plan | None, Deadline | None], Plan]
+"""Gives a plan stages: other ones than it has in a plan that does not fit, if given; by a deadline,
+or None: whatever the search has for it."""
 
 Price = Callable[[Plan, Problem, Cluster], Plan | None]
 """Gives a plan with stages its cost; None if the step does not train."""
@@ -50,12 +57,13 @@ def find_in_stages(
         price: gives it its cost.
 
     Raises:
-        MemoryLimitError: no plan was found that fits; says which stage stores most.
+        MemoryLimitError: no plan was found that fits; says which stage lacks most.
         PlanError, ScheduleError: as of `find` and `in_stages`.
         SearchInterrupted: Ctrl-C, in the search or while stages are found; its plan has stages.
     """
-    limit, asked = cluster.device.memory_bytes, problem
+    asked = problem
     found: Plan | None = None
+    fitting: list[Plan] = []
     error: MemoryLimitError | None = None
     try:
         for _ in range(ATTEMPTS):
@@ -65,33 +73,49 @@ def find_in_stages(
                 if error is None:
                     raise
                 break
-            plan = in_stages(found, None)
-            priced = None if found.cost is None else price(plan, problem, cluster)
-            if priced is None:
+            plan = in_stages(found, None, None)
+            first = None if found.cost is None else price(plan, problem, cluster)
+            if first is None:
                 return plan
-            needed = stored_bytes(priced)
-            if needed <= limit:
-                return priced
-            error = error or _too_large(priced, limit, "No plan fits")
+            best = first
+            for _ in range(REASSIGNED):
+                if _fits(best):
+                    break
+                try:
+                    plan = in_stages(found, best, None)
+                except PlanError:  # there is room for none
+                    break
+                other = price(plan, problem, cluster)
+                if other is None or _excess(other) >= _excess(best):
+                    break
+                best = other
+            if _fits(best):
+                fitting.append(best)
+                if _seconds(best) <= _seconds(first) * (1 + UNCERTAINTY):
+                    break
+            error = error or _too_large(best, "No plan fits")
             assert found.cost is not None, "it was priced"
-            less = min(asked.memory_limit, found.cost.memory_bytes) * limit / needed
-            asked = problem.aiming(memory_limit=less)
+            asked = problem.aiming(
+                memory_limit=min(asked.memory_limit, found.cost.memory_bytes) * _part(first)
+            )
     except KeyboardInterrupt as caught:
         stopped = caught if isinstance(caught, SearchInterrupted) else None
 
         def so_far() -> Plan | None:
             """What had been found, in stages that are found quickly, if it fits."""
+            if fitting:
+                return dataclasses.replace(min(fitting, key=_seconds), cut_short=True)
             best = found if stopped is None else stopped.plan
             if best is None:
                 return None
             best = dataclasses.replace(best, cut_short=True)
-            plan = in_stages(best, Deadline(STAGES_SECONDS))
+            plan = in_stages(best, None, Deadline(STAGES_SECONDS))
             priced = price(plan, problem, cluster)
-            if priced is None:
-                return plan
-            return priced if stored_bytes(priced) <= limit else None
+            return plan if priced is None else priced if _fits(priced) else None
 
         raise SearchInterrupted(so_far) from None
+    if fitting:
+        return min(fitting, key=_seconds)
     assert error is not None, "a plan that fits is returned"
     raise error
 
@@ -115,27 +139,44 @@ def check_given(plan: Plan) -> None:
     """Check that a plan that was not searched fits into the memory of its devices, if priced.
 
     Raises:
-        MemoryLimitError: it does not; says which stage stores most.
+        MemoryLimitError: it does not; says which stage lacks most.
     """
-    if plan.cost is None:
-        return
-    assert plan.cluster is not None, "a plan with prices"
-    limit = plan.cluster.device.memory_bytes
-    if stored_bytes(plan) > limit:
-        raise _too_large(plan, limit, "What the constraints give does not fit")
+    if plan.cost is not None and not _fits(plan):
+        raise _too_large(plan, "What the constraints give does not fit")
 
 
-def stored_bytes(plan: Plan) -> float:
-    """What a rank of the stage that stores most does, of a priced plan."""
-    assert plan.cost is not None, "a plan with prices"
-    return plan.cost.memory_bytes
-
-
-def _too_large(plan: Plan, limit: float, what: str) -> MemoryLimitError:
-    """The error that a priced plan in stages does not fit, which begins with `what`."""
+def _staged(plan: Plan) -> StagedCost:
     assert plan.stages is not None and plan.stages.cost is not None, "a plan with prices"
-    staged = plan.stages.cost
-    stage, most = max(enumerate(staged.stages), key=lambda share: share[1].peak_bytes)
+    return plan.stages.cost
+
+
+def _fits(plan: Plan) -> bool:
+    """Whether each stage of a priced plan fits into its own devices."""
+    return _staged(plan).fits
+
+
+def _excess(plan: Plan) -> float:
+    """What a rank holds beyond what it may, of the stage that lacks most."""
+    return max(share.excess_bytes for share in _staged(plan).stages)
+
+
+def _part(plan: Plan) -> float:
+    """What part of what it holds a rank may, of the stage where that is least."""
+    shares = _staged(plan).stages
+    return min((s.limit_bytes / s.peak_bytes for s in shares if s.limit_bytes), default=1.0)
+
+
+def _seconds(plan: Plan) -> float:
+    return _staged(plan).seconds
+
+
+def _too_large(plan: Plan, what: str) -> MemoryLimitError:
+    """The error that a priced plan in stages does not fit, which begins with `what`."""
+    staged = _staged(plan)
+    stage = staged.fullest
+    most = staged.stages[stage]
+    limit = most.limit_bytes
+    assert limit is not None, "it is known where something does not fit"
     cluster = "" if plan.cluster is None else f" of {plan.cluster.name!r}"
     return MemoryLimitError(
         f"{what} into the memory of a device{cluster} in {len(staged.stages)} stages: a rank "

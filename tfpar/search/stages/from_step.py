@@ -22,7 +22,7 @@ import networkx as nx
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, is_floating
 from tfpar.ir.graph_nodes import cluster
-from tfpar.ir.roles import FORWARD, UPDATE, Roles
+from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.pipeline.together import readers_of, together
@@ -31,6 +31,7 @@ from tfpar.search.stages.assign import TOLERANCE, Assignment, assign
 from tfpar.search.stages.bounds import fixed_bounds
 from tfpar.search.stages.cuts import best_cut
 from tfpar.search.stages.paces import Paces, average_seconds, read_paces, shares
+from tfpar.search.stages.rooms import Laid, NothingFits
 from tfpar.search.stages.units import Flow, TiedWeight, Unit, UnitGraph
 from tfpar.spec import PlanError
 
@@ -63,6 +64,7 @@ def assign_step(
     *,
     fixed: Mapping[Op, int] | None = None,
     paces: Paces | None = None,
+    before: Laid | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> tuple[StepUnits, Assignment]:
@@ -72,6 +74,7 @@ def assign_step(
         seconds: of one op, forward or backward, of a whole batch, on a stage of pace 1.
         fixed: stages of ops, as far as they are given; the rest of a unit goes with them.
         paces: of stages; by default all alike.
+        before: stages in which they do not fit into memory: others are found that may.
         tolerance: by how much, relative to the average, a stage may take longer. Finer units are
             tried until the best cut keeps to that, or to what the longest op takes; if none does,
             those are taken whose best cut is the fastest.
@@ -79,7 +82,7 @@ def assign_step(
 
     Raises:
         PlanError: there are more stages than units of any level, or what is fixed leaves no
-            assignment.
+            assignment; it is a NothingFits if units of no level fit.
         SearchStopped: the search was given up meanwhile.
     """
     given, paces = fixed or {}, read_paces(paces, num_stages)
@@ -101,9 +104,21 @@ def assign_step(
             [] if found <= (False, allowed) else _too_large(units, depth, len(levels) - 1, paces)
         )
         if not finer:
-            return best, assign(
-                best.graph, num_stages, paces=paces, tolerance=tolerance, deadline=deadline
-            )
+            rooms = None if before is None else before.rooms(best.graph, best.unit_of)
+            try:
+                return best, assign(
+                    best.graph,
+                    num_stages,
+                    paces=paces,
+                    rooms=rooms,
+                    tolerance=tolerance,
+                    deadline=deadline,
+                )
+            except NothingFits:
+                finer = _too_large(units, depth, len(levels) - 1, paces)
+                if not finer:
+                    raise
+                best = None
         depth.update((op, depth[op] + 1) for op in finer)
 
 
@@ -201,7 +216,8 @@ def _step_units(
     for op, unit in stages_of_step(graph, roles, unit_of).items():
         if roles.phase[op] != UPDATE:
             taken[unit] += seconds(op)
-    own, ties = _weights(graph, unit_of)
+    first, ties = _weights(graph, unit_of)
+    kept = _kept(graph, roles, unit_of)
     units = []
     for i, part in enumerate(parts):
         given = {fixed[op]: op for op in part if op in fixed}
@@ -212,7 +228,8 @@ def _step_units(
                 f"but they have to stay together: they touch one variable or "
                 f"list. Give them one stage."
             )
-        units.append(Unit(_name(part), taken[i], own.get(i, 0.0), next(iter(given), None)))
+        stored = first.get(i, 0.0), kept.get(i, 0.0)
+        units.append(Unit(_name(part), taken[i], *stored, next(iter(given), None)))
     return StepUnits(UnitGraph(tuple(units), _flows(graph, roles, unit_of), ties), unit_of)
 
 
@@ -253,10 +270,11 @@ def _flows(graph: Graph, roles: Roles, unit_of: Mapping[Op, int]) -> tuple[Flow,
 def _weights(
     graph: Graph, unit_of: Mapping[Op, int]
 ) -> tuple[dict[int, float], tuple[TiedWeight, ...]]:
-    """Bytes of the weights that one unit alone reads, by unit; and the others."""
+    """Bytes of the weights that each unit is the first to read, by unit; and those that others read
+    too."""
     consumers = graph.consumers()
     members = set(unit_of)
-    own: dict[int, float] = {}
+    first: dict[int, float] = {}
     ties = []
     for variable in graph.variables:
         touching = [op for op in consumers.get(variable.handle, ()) if op in unit_of]
@@ -264,6 +282,17 @@ def _weights(
         readers = tuple(sorted({unit_of[op] for op in touching}))
         if len(readers) > 1:
             ties.append(TiedWeight(readers, (2 if variable.trainable else 1) * variable.num_bytes))
-        elif readers and variable.trainable:
-            own[readers[0]] = own.get(readers[0], 0.0) + variable.num_bytes
-    return own, tuple(ties)
+        if readers and variable.trainable:
+            first[readers[0]] = first.get(readers[0], 0.0) + variable.num_bytes
+    return first, tuple(ties)
+
+
+def _kept(graph: Graph, roles: Roles, unit_of: Mapping[Op, int]) -> dict[int, float]:
+    """Bytes of what units make that the backward pass reads, by unit."""
+    consumers = graph.consumers()
+    found: dict[int, float] = {}
+    for op, unit in unit_of.items():
+        for tensor in op.outputs:
+            if any(roles.phase[reader] == BACKWARD for reader in consumers.get(tensor, ())):
+                found[unit] = found.get(unit, 0.0) + tensor.num_bytes
+    return found

@@ -20,6 +20,10 @@ Each stage has a unit, and takes no more than it may (`_balance`):
 
     sum_i Z_ik >= 1        pace_k sum_i Z_ik seconds_i <= most_seconds
 
+and where the devices of actor a have little room (`rooms`, `limit_held`):
+
+    sum over its stages k, over i, of Z_ik held_ik <= limit_a
+
 Bounds on the stage of a unit fix its X where they are known. A stage k > 0 that holds none of the
 units that read nothing receives something: at least what the least of the others reads. That is
 implied at integer X, and makes the relaxation of a chain tight (`_received`).
@@ -30,6 +34,7 @@ The objective is sum Y_tk bytes_t + sum (sum_k U_wk - 1) bytes_w.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import pulp
@@ -39,6 +44,7 @@ from tfpar.search.solver import RELATIVE_GAP, gap_of, solver
 from tfpar.search.stages.bounds import Bounds, one_for_each
 from tfpar.search.stages.cuts import Stages
 from tfpar.search.stages.paces import Paces, average_seconds, read_paces
+from tfpar.search.stages.rooms import Rooms
 from tfpar.search.stages.units import UnitGraph
 
 SOLVER_SLACK = 1e-6
@@ -54,6 +60,7 @@ def least_sent(
     start: Sequence[int],
     deadline: Deadline,
     paces: Paces | None = None,
+    rooms: Rooms | None = None,
 ) -> tuple[Stages, float]:
     """The stages that send least, and how far, at most, they are above the least, relatively.
 
@@ -63,6 +70,7 @@ def least_sent(
         start: an assignment that keeps to all this, for the case that nothing better is found in
             time.
         paces: of stages; by default all alike.
+        rooms: what the devices of stages can hold; None: everything.
 
     Raises:
         SearchStopped: the search was given up meanwhile.
@@ -73,6 +81,8 @@ def least_sent(
     program = Program(graph, bounds, num_stages, paces)
     if most_seconds:
         program.limit_seconds(most_seconds)
+    if rooms is not None:
+        program.limit_held(rooms)
     program.minimize_sent(1e3 / graph.sent_bytes(start))
     found = program.solve(deadline)
     gap = gap_of(program.problem) if found is not None else float("inf")
@@ -88,14 +98,18 @@ def fastest_stages(
     num_stages: int,
     deadline: Deadline,
     paces: Paces | None = None,
+    rooms: Rooms | None = None,
 ) -> Stages:
-    """The stages of which the slowest takes least; or, if none are found in time, any.
+    """The stages of which the slowest takes least; or, if none are found in time, or there is room
+    for none, any.
 
     Raises:
         SearchStopped: the search was given up meanwhile.
     """
     if not deadline.over():
         program = Program(graph, bounds, num_stages, paces)
+        if rooms is not None:
+            program.limit_held(rooms)
         program.minimize_slowest()
         found = program.solve(deadline)
         if found is not None:
@@ -161,6 +175,17 @@ class Program:
         for k in range(self.num_stages):
             taken = _Sum().add(self._taken(k, most_seconds), -1.0)
             self._at_least(taken, -1.0 - SOLVER_SLACK)
+
+    def limit_held(self, rooms: Rooms) -> None:
+        """Let no rank hold more than it has room for."""
+        for actor, limit in enumerate(rooms.limits):
+            scale = max(abs(limit), 1.0)
+            held = _Sum()
+            for k in (k for k in range(self.num_stages) if rooms.actors[k] == actor):
+                sizes = {i: rooms.of_unit(u, k) / scale for i, u in enumerate(self.graph.units)}
+                held.add(self._within(k, {i: size for i, size in sizes.items() if size}), -1.0)
+            if math.isfinite(limit):
+                self._at_least(held, -limit / scale)
 
     def minimize_slowest(self) -> None:
         """Make the slowest stage as fast as can be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
@@ -24,6 +25,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.stages.bounds import TooManyStages
 from tfpar.search.stages.from_step import assign_step
 from tfpar.search.stages.one_device import one_device_seconds, stage_paces
+from tfpar.search.stages.rooms import Laid
 from tfpar.spec import PlanError
 
 
@@ -36,6 +38,8 @@ def in_stages(
     *,
     owners: Mapping[str, int] | None = None,
     part: bool = False,
+    ranks: tuple[int, ...] = (),
+    before: Plan | None = None,
     deadline: Deadline | None = None,
 ) -> Plan:
     """`plan`, made for the ranks of one stage, with the stages of a pipeline.
@@ -53,17 +57,21 @@ def in_stages(
             where no constraint says otherwise. If they cannot all stay, all may move: a model that
             was compiled again may read them in another order.
         part: the step is part of what the constraints speak of: they may match nothing in it.
+        ranks: of the job, one set of ranks after the other; see `PlannedStages`.
+        before: the same plan in stages that were priced and do not fit into the memory of their
+            devices: others are found, in which those that store too much get less.
         deadline: what is found by then is used.
 
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
         PlanError: a step that trains has fewer units than stages, or what is fixed leaves no
-            assignment.
+            assignment; it is a NothingFits if there is none that has room where `before` has none.
         ScheduleError: the schedule can never end with what these stages read of each other.
         TfparError: the devices of the cluster differ, and there are fewer than ranks.
         SearchStopped: the search was given up meanwhile.
     """
     schedule, size = pipeline.order, plan.mesh.size
+    placed = cluster.part(ranks) if ranks else cluster
     if schedule.num_stages == 1:
         return plan
     deadline = deadline or Deadline()
@@ -75,13 +83,16 @@ def in_stages(
     needed = trains(cut, roles)
     if ops and (needed or not _weights_lie(cut, lying)):
         kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
+        assigned = functools.partial(
+            _assigned, cut, roles, ops, pipeline, placed, size, laid=_laid(before, ops)
+        )
         try:
-            planned = _assigned(cut, roles, ops, pipeline, cluster, size, kept, deadline)
+            planned = assigned(fixed=kept, deadline=deadline)
         except PlanError as error:
             if needed or not isinstance(error, TooManyStages):
                 if not lying:
                     raise
-                planned = _assigned(cut, roles, ops, pipeline, cluster, size, fixed, deadline)
+                planned = assigned(fixed=fixed, deadline=deadline)
     if planned is None:
         planned, stage = _with_variables(cut, roles, ops, pipeline, lying, fixed)
     else:
@@ -91,7 +102,7 @@ def in_stages(
     asked = [str(c) for c in constraints if isinstance(c, PutInStage)]
     return dataclasses.replace(
         plan,
-        stages=planned,
+        stages=dataclasses.replace(planned, ranks=ranks),
         microbatches=schedule.num_microbatches,
         batch_statistics=pipeline.batch_statistics,
         chunks=1,
@@ -127,6 +138,14 @@ def _with_variables(
     return PlannedStages(pipeline.order, {}, pipeline.recompute, owners), stage
 
 
+def _laid(plan: Plan | None, ops: Sequence[Op]) -> Laid | None:
+    """Where ops are that an earlier plan has in stages, and what these hold."""
+    stages = None if plan is None else plan.stages
+    if stages is None or stages.cost is None:
+        return None
+    return Laid(stages.forward_stages(ops), stages.schedule.actors, stages.cost)
+
+
 def _assigned(
     graph: Graph,
     roles: Roles,
@@ -134,13 +153,17 @@ def _assigned(
     pipeline: Pipeline,
     cluster: Cluster,
     size: int,
+    *,
+    laid: Laid | None,
     fixed: Mapping[Op, int],
     deadline: Deadline,
 ) -> PlannedStages:
     """The stages of a step that has something to do in each of them; see `assign_step`.
 
     Args:
+        cluster: the machines of the first stage, and of each behind those of the one before.
         size: ranks of each stage.
+        laid: stages that do not fit.
     """
     prepared, order = prepare(graph), pipeline.order
     seconds = one_device_seconds(prepared, cluster, roles)
@@ -151,6 +174,7 @@ def _assigned(
         order.num_stages,
         fixed=fixed,
         paces=stage_paces(prepared, cluster, roles, order.actors, size),
+        before=laid,
         deadline=deadline,
     )
     forward = units.forward_stages(found.stages)

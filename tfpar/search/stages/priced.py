@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
@@ -22,13 +22,90 @@ from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.recompute import recomputed_problem
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class CutPlan:
+    """A plan's step in its stages, cut once: it is then priced in any schedule and microbatches, on
+    any machines.
+
+    Attributes:
+        step: on the mesh of one stage.
+        stage: of every op of it.
+    """
+
+    step: StepInParts
+    stage: Mapping[Op, int]
+    _staged: dict[tuple[int, int], StepInStages] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan, problem: Problem) -> CutPlan | None:
+        """The step of `plan`; None if it does not train.
+
+        Raises:
+            PlanError: the plan gives an op no stage, or a variable two.
+        """
+        with collection_paused():
+            found = cut_in_stages(plan, problem)
+            return None if found is None else cls(*found)
+
+    def prices(self, plan: Plan, cluster: Cluster) -> StagedPrices:
+        """What its stages cost with the microbatches and sets of ranks of `plan`.
+
+        Args:
+            plan: that was cut, maybe with another schedule, or with recomputed stages.
+            cluster: of all ranks.
+
+        Raises:
+            TfparError: the cluster has fewer ranks.
+        """
+        assert plan.stages is not None, "a plan with stages"
+        stages, schedule = plan.stages, plan.stages.schedule
+        with collection_paused():
+            key = schedule.num_microbatches, schedule.num_stages
+            if key not in self._staged:
+                self._staged[key] = _in_stages(self.step, self.stage, schedule)
+            staged = self._staged[key]
+            return StagedPrices.of(staged, schedule.actors, cluster, stages.recompute, stages.ranks)
+
+    def priced(self, plan: Plan, cluster: Cluster) -> Plan:
+        """`plan` with what it costs; arguments and errors as of `prices`.
+
+        Raises:
+            ScheduleError: tasks wait for each other.
+        """
+        assert plan.stages is not None, "a plan with stages"
+        schedule, prices = plan.stages.schedule, self.prices(plan, cluster)
+        timeline = prices.run(schedule)
+        cost = cost_of_stages(prices, schedule, timeline)
+        return _with_cost(plan, cost, staged_cost(prices, schedule, timeline))
+
+    def scheduled(self, plan: Plan, cluster: Cluster) -> Plan:
+        """`plan` in the schedule that is simulated to be fastest, of those that fit into memory;
+        arguments and errors as of `priced`."""
+        assert plan.stages is not None, "a plan with stages"
+        schedule, prices = plan.stages.schedule, self.prices(plan, cluster)
+        with collection_paused():
+            compared = compare_schedules(
+                prices,
+                schedule.actors,
+                schedule.num_microbatches,
+                halves=not plan.stages.recompute,
+            )
+            schedule = compared[0].schedule
+            timeline = prices.run(schedule)
+        cost = staged_cost(prices, schedule, timeline)
+        cost = dataclasses.replace(cost, schedules=tuple(other.price for other in compared))
+        stages = dataclasses.replace(plan.stages, schedule=schedule)
+        plan = dataclasses.replace(plan, stages=stages)
+        return _with_cost(plan, cost_of_stages(prices, schedule, timeline), cost)
+
+
 def priced_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
     """A plan with stages, with what it costs; None if the step does not train.
 
     Args and errors: as of `price_plan`.
     """
-    found = price_plan(plan, problem, cluster)
-    return None if found is None else _with_cost(plan, *found)
+    found = CutPlan.of(plan, problem)
+    return None if found is None else found.priced(plan, cluster)
 
 
 def scheduled_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
@@ -36,27 +113,8 @@ def scheduled_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | Non
 
     Args and errors: as of `price_plan`; the plan's schedule says which stages lie together.
     """
-    assert plan.stages is not None, "a plan with stages"
-    schedule, recompute = plan.stages.schedule, plan.stages.recompute
-    with collection_paused():
-        found = cut_in_stages(plan, problem)
-        if found is None:
-            return None
-        prices = stage_prices_of(*found, schedule, cluster, recompute)
-        compared = compare_schedules(
-            prices,
-            schedule.actors,
-            schedule.num_microbatches,
-            cluster.device.memory_bytes,
-            halves=not recompute,
-        )
-        schedule = compared[0].schedule
-        timeline = prices.run(schedule)
-    cost = staged_cost(prices, schedule, timeline)
-    cost = dataclasses.replace(cost, schedules=tuple(other.price for other in compared))
-    stages = dataclasses.replace(plan.stages, schedule=schedule)
-    plan = dataclasses.replace(plan, stages=stages)
-    return _with_cost(plan, cost_of_stages(prices, schedule, timeline), cost)
+    found = CutPlan.of(plan, problem)
+    return None if found is None else found.scheduled(plan, cluster)
 
 
 def _with_cost(plan: Plan, cost: Cost, staged: StagedCost) -> Plan:
@@ -80,10 +138,12 @@ def price_plan(plan: Plan, problem: Problem, cluster: Cluster) -> tuple[Cost, St
         TfparError: the cluster has fewer ranks.
     """
     assert plan.stages is not None, "a plan with stages"
-    schedule, recompute = plan.stages.schedule, plan.stages.recompute
+    stages = plan.stages
     with collection_paused():
         found = cut_in_stages(plan, problem)
-        return None if found is None else priced_in_stages(*found, schedule, cluster, recompute)
+        if found is None:
+            return None
+        return priced_in_stages(*found, stages.schedule, cluster, stages.recompute, stages.ranks)
 
 
 def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, int]] | None:
@@ -129,6 +189,7 @@ def priced_in_stages(
     schedule: Schedule,
     cluster: Cluster,
     recompute: bool = False,
+    order: Sequence[int] = (),
 ) -> tuple[Cost, StagedCost]:
     """What a step costs in stages: as plans compare it, and stage by stage.
 
@@ -137,12 +198,13 @@ def priced_in_stages(
         stage: of every op of it.
         cluster: the ranks of all stages: a mesh of them for each line of the schedule, in order.
         recompute: the backward pass of a stage runs its forward pass again.
+        order: other ranks than these, actor by actor.
 
     Raises:
         ScheduleError: the schedule is for other stages, or its tasks wait for each other.
         TfparError: the cluster has fewer ranks.
     """
-    prices = stage_prices_of(step, stage, schedule, cluster, recompute)
+    prices = stage_prices_of(step, stage, schedule, cluster, recompute, order)
     timeline = prices.run(schedule)
     return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)
 
@@ -153,11 +215,16 @@ def stage_prices_of(
     schedule: Schedule,
     cluster: Cluster,
     recompute: bool = False,
+    order: Sequence[int] = (),
 ) -> StagedPrices:
     """What the stages of a step cost, in any schedule with the microbatches and sets of ranks of
     this one; arguments as of `priced_in_stages`."""
+    staged = _in_stages(step, stage, schedule)
+    return StagedPrices.of(staged, schedule.actors, cluster, recompute, order)
+
+
+def _in_stages(step: StepInParts, stage: Mapping[Op, int], schedule: Schedule) -> StepInStages:
     cut = step.cut(schedule.num_microbatches)
     ratio = step.problem.state_ratio
     own = step.statistics(cut)
-    staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio, own)
-    return StagedPrices.of(staged, schedule.actors, cluster, recompute)
+    return StepInStages(cut, step.roles, stage, schedule.num_stages, ratio, own)

@@ -20,18 +20,21 @@ class Unit:
     Attributes:
         name: for messages.
         seconds: that its forward and backward pass take, of a whole batch, on a stage of pace 1.
-        weight_bytes: of the weights that it alone reads.
+        weight_bytes: of the weights that it is the first to read.
+        kept_bytes: of what it makes of a whole batch that backward passes read.
         stage: where it has to be; None: anywhere.
     """
 
     name: str
     seconds: float = 0.0
     weight_bytes: float = 0.0
+    kept_bytes: float = 0.0
     stage: int | None = None
 
     def __post_init__(self) -> None:
         finite("seconds", self.seconds)
         finite("weight_bytes", self.weight_bytes)
+        finite("kept_bytes", self.kept_bytes)
         if self.stage is not None:
             integer("stage", self.stage, 0)
 

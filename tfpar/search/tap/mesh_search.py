@@ -13,6 +13,7 @@ from tfpar.ir.graph import Variable
 from tfpar.plans import Alternative
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
+from tfpar.search.at_peak import AtPeak
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_plan import FoldedPlan
 from tfpar.search.meshes import LogicalMesh
@@ -75,25 +76,29 @@ class MeshSearch:
         self.deadline = deadline or Deadline()
         self.offer = offer
         mesh, graph = logical.mesh, model.prepared.graph
-        self.pricer = Pricer(mesh, problem.cluster, model.roles)
         self.fixed = self._fixed_specs()
         self.groups = weight_groups(problem, model, logical)
         laid = {v.name: spec for v, spec in self.fixed}
         laid |= {v.name: g.options[0] for g in self.groups for v in g.variables}
         self.anchors = model.anchors(problem, logical, laid)
-        self.plans = IncrementalPricer(
-            model.prepared,
-            mesh,
-            self.anchors,
-            model.nodes.segments(graph, model.roles),
-            self.pricer,
-            problem.state_ratio,
-            [v for g in self.groups for v in g.variables],
+        weights = [v for g in self.groups for v in g.variables]
+        self.plans = problem.known.get(
+            (model, logical),
+            lambda: IncrementalPricer(
+                model.prepared,
+                mesh,
+                self.anchors,
+                model.nodes.segments(graph, model.roles),
+                Pricer(mesh, problem.cluster, model.roles),
+                problem.state_ratio,
+                weights,
+            ),
         )
+        for group in self.groups:  # where a search before this one has left them
+            self.lay(group, group.chosen)
         self.limit = problem.memory_limit
-        # How much less is stored at once than in all, and the least of what was seen of that; see
-        # `_look_closely`.
-        self.shared_bytes, self.looked_at = 0.0, math.inf
+        # What was seen of plans that were looked at closely, the least of it; at first nothing.
+        self.at_peak, self.looked_at = AtPeak(), AtPeak(math.inf, math.inf, math.inf)
         self.refused = ""
         self.surcharge_s = problem.objective.surcharge_s
         self.key: Key = INVALID
@@ -190,22 +195,18 @@ class MeshSearch:
         self.plans.settle()
         laid = propagate(self.model.prepared, self.logical.mesh, self._anchored({}))
         bucket_bytes, ratio = self.plans.cost().bucket_bytes, self.problem.state_ratio
-        return live_peak(laid, self.pricer, bucket_bytes, ratio).num_bytes
+        return live_peak(laid, self.plans.pricer, bucket_bytes, ratio).num_bytes
 
     def _look_closely(self) -> bool:
         """Find out what the laid plan stores at once; whether that changes what fits.
 
-        Plans are compared as if all gradients and activations were stored at the same time. How
-        much less that is at the peak (or more, with temporaries) takes a propagation of the whole
-        graph to know. So it is found out for one plan now and then, and then taken for all: as
-        `shared_bytes`, the least that was seen.
+        What a plan stores at its peak takes a propagation of the whole graph to know. So it is
+        found out for one plan now and then, and then taken for all: the least that was seen.
         """
         if self.key == INVALID:
             return False
-        cost = self.plans.cost()
-        shared = cost.gradient_bytes + cost.activation_bytes - self._live_bytes()
-        self.shared_bytes = min(shared, self.looked_at)
-        self.looked_at = self.shared_bytes
+        cost = dataclasses.replace(self.plans.cost(), live_bytes=self._live_bytes())
+        self.at_peak = self.looked_at = AtPeak.of(cost).least(self.looked_at)
         before, self.key = self.key, self._price()
         if self.key[0] == before[0]:
             return False
@@ -263,8 +264,7 @@ class MeshSearch:
         if self.offer is None or key == INVALID:
             return
         cost = self.plans.cost()
-        live = cost.gradient_bytes + cost.activation_bytes - self.shared_bytes
-        self.offer(self._found(live, picks))
+        self.offer(self._found(self.at_peak.live_bytes(cost), picks))
 
     def units(self) -> list[list[Group]]:
         """The groups, in subgraphs small enough to price all plans of each, the largest first.
@@ -355,7 +355,7 @@ class MeshSearch:
             return INVALID
         statistics.valid += 1
         cost = self.plans.cost()
-        over = max(0.0, cost.memory_bytes - self.shared_bytes - self.limit)
+        over = max(0.0, self.problem.stored_bytes(cost, self.at_peak) - self.limit)
         judged = cost.seconds + self.surcharge_s * cost.collectives
         return Key(over, _rounded(judged), self._num_split(), _rounded(cost.seconds))
 

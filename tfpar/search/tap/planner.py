@@ -18,7 +18,7 @@ from tfpar.plans import Alternative, Plan
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_plan import FoldedPlan, assemble
 from tfpar.search.meshes import LogicalMesh
-from tfpar.search.model.folded_model import FoldedModel, Statistics
+from tfpar.search.model.folded_model import FoldedModel, Statistics, folded_model
 from tfpar.search.problem import Problem
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
 from tfpar.search.tap.mesh_search import INVALID, Key, MeshSearch
@@ -27,6 +27,8 @@ from tfpar.spec import PlanError, TimeLimitError
 MAX_TIME_RATIO = 1.15
 """A mesh whose plans come out this much slower than another's is not refined (empirical)."""
 
+MESH_PATIENCE = 2
+"""After how many numbers of ranks in a row that split weights in vain larger ones are left out."""
 
 MAX_MEMORY_RATIO = 1.5
 """Where no plan fits, a mesh whose best stores so much more than another's is not refined."""
@@ -57,7 +59,7 @@ class TapPlanner:
         """
         deadline = problem.budget.start()
         with collection_paused():
-            return self.search(problem, FoldedModel.of(problem, self.min_duplicate), deadline)
+            return self.search(problem, folded_model(problem, self.min_duplicate), deadline)
 
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
         """As `solve`, where the model is folded already."""
@@ -67,6 +69,8 @@ class TapPlanner:
         for logical in problem.meshes:
             if searches and deadline.over():
                 break
+            if _leads_nowhere(logical, searches):
+                continue
             alike = (s for s in reversed(searches) if _are_alike(s.logical, logical))
             if len(logical.used_axes) > 1:
                 alike = (s for s in searches if _is_cut_in_two(s.logical, logical))
@@ -170,6 +174,25 @@ def _promises(key: Key, least: Key, limit: float) -> bool:
     if least.over > 0:
         return limit + key.over <= MAX_MEMORY_RATIO * (limit + least.over)
     return key.over == 0 and key.seconds <= MAX_TIME_RATIO * least.seconds
+
+
+def _leads_nowhere(logical: LogicalMesh, searches: Sequence[MeshSearch]) -> bool:
+    """Whether meshes that split weights in as many axes, over fewer ranks, promised less and less.
+
+    Weights that are split over more ranks need wider collectives of thinner pieces: once that costs
+    more than it saves, it goes on to.
+    """
+    sizes: dict[int, Key] = {}  # the best so far, by the ranks that split weights
+    alike = [s for s in searches if _are_alike(s.logical, logical)]
+    for search in alike:
+        size = search.logical.model_size
+        sizes[size] = min(sizes.get(size, INVALID), search.key)
+    smaller = [key for size, key in sizes.items() if size < logical.model_size]
+    if len(smaller) <= MESH_PATIENCE:
+        return False
+    least, limit = min(search.key for search in searches), searches[0].limit
+    best = min(smaller[:-MESH_PATIENCE])
+    return all(key >= best and not _promises(key, least, limit) for key in smaller[-MESH_PATIENCE:])
 
 
 def _is_cut_in_two(one: LogicalMesh, other: LogicalMesh) -> bool:

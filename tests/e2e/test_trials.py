@@ -1,0 +1,257 @@
+"""`trials=`: the best few plans run some steps, the fastest is kept, and all else is as before."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfpar as tap
+from tests.e2e.test_pipelines_found import deep, machines, rows
+from tests.equivalence import assert_equivalent, train
+from tfpar.report.rivals import why
+from tfpar.spec import ArgumentError
+from tfpar.steps import trials as module
+
+SLOW_LINKS = machines(3e6)
+"""Says that stages are fastest; in one process, where nothing goes over a link, they are not."""
+
+
+def small() -> keras.Model:
+    inputs = keras.Input((6,))
+    h = layers.Dropout(0.2, seed=3)(layers.Dense(8, "relu", name="first")(inputs))
+    model = keras.Model(inputs, layers.Dense(3, name="last")(h))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"])
+    return model
+
+
+def fitted(trials: tap.Trials | int) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    with tap.auto_parallel([2], trials=trials, planner="tap", cluster="cpu", verbose=0):
+        model = small()
+    model.fit(*rows(8, 6), batch_size=8, verbose=0)
+    return model
+
+
+@pytest.mark.slow
+def test_trials_change_the_choice_and_no_number():
+    data, asked = rows(40), {"pipeline": "auto", "trials": 3}
+    parallel, _ = assert_equivalent(
+        deep,
+        data,
+        tap.split([2]),
+        planner="tap",
+        cluster=SLOW_LINKS,
+        options=asked,
+        batch_size=16,
+    )
+    plan = tap.plan_of(parallel.model)
+    first, *others = plan.trials
+    assert plan.stages is None and first.name.startswith("no stages")
+    assert first.measured_s == min(trial.measured_s for trial in plan.trials)
+    predicted = min(plan.trials, key=lambda trial: trial.predicted_s)
+    assert predicted is not first and predicted.name.startswith("2 stages")
+    assert len({trial.name for trial in plan.trials}) == len(plan.trials) == 3
+    assert first.predicted_s == plan.cost.seconds
+    # What was tried lost by what was measured, whatever was predicted.
+    rival = next(rival for rival in plan.rivals if rival.name == predicted.name)
+    assert "measured" in why(rival, plan)
+    assert "Plans that were tried" in plan.summary()
+    again = tap.Plan.from_json(plan.to_json())
+    assert (again.trials, again.rivals) == (plan.trials, plan.rivals)
+    # The very same steps as of a model that was given this plan.
+    given = train(
+        deep,
+        data,
+        mesh=tap.split([2]),
+        planner="auto",
+        batch_size=16,
+        start=parallel.start,
+        options={"plan": plan},
+    )
+    assert given.losses == parallel.losses
+    for mine, its in zip(given.weights, parallel.weights, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+class Noisy(layers.Layer):
+    """Adds what TensorFlow's own generators draw, which keep a state in their kernels."""
+
+    def call(self, x, training=False):
+        return x + tf.random.uniform(tf.shape(x)) if training else x
+
+
+def noisy() -> keras.Model:
+    inputs = keras.Input((6,))
+    h = Noisy()(layers.Dense(8, "relu", name="first")(inputs))
+    model = keras.Model(inputs, layers.Dense(3, name="last")(layers.Dropout(0.2)(h)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.1), loss)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [None, "trained"])
+def test_random_state_is_as_without_trials(start):
+    """Draws of kernels, and of generators that have drawn before."""
+    x, y = rows(16, 6)
+
+    def losses(**asked) -> list[float]:
+        keras.utils.set_random_seed(3)
+        with tap.auto_parallel([2], cluster="cpu", verbose=0, **asked):
+            model = noisy()
+        if start:
+            model.evaluate(x, y, verbose=0)
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=True, verbose=0).history
+        plans.append(tap.plan_of(model))
+        return history["loss"]
+
+    plans: list[tap.Plan] = []
+    tried = losses(planner="tap", trials=2)
+    assert len(plans[0].trials) == 2
+    assert tried == losses(plan=plans[0])
+
+
+@pytest.mark.slow
+def test_a_plan_that_cannot_be_run_is_left_out(monkeypatch, caplog):
+    """It ends amid its steps, with the weights changed: they are as before."""
+    taken = []
+    original = module._Trials._take
+
+    def take(self, executable):
+        seconds = original(self, executable)
+        taken.append(executable)
+        if len(taken) == 2:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
+        return seconds
+
+    monkeypatch.setattr(module._Trials, "_take", take)
+    parallel, _ = assert_equivalent(
+        small,
+        rows(16, 6),
+        tap.split([2]),
+        planner="tap",
+        cluster="cpu",
+        options={"trials": tap.Trials(plans=2, steps=2)},
+    )
+    plan = tap.plan_of(parallel.model)
+    ran, failed = plan.trials
+    assert failed.predicted_s <= ran.predicted_s and failed.measured_s is None
+    assert failed.reason == "failed: OOM when allocating"
+    assert plan.cost.seconds == ran.predicted_s
+    (line,) = [line for line in caplog.messages if "left out" in line]
+    assert failed.name in line and "OOM when allocating" in line
+    assert "failed: OOM" in plan.summary()
+    assert len(taken) == 2 + 3
+
+
+@pytest.mark.slow
+def test_where_no_plan_can_be_run_the_first_is_taken(monkeypatch, caplog):
+    def take(self, executable):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+    monkeypatch.setattr(module._Trials, "_take", take)
+    plan = tap.plan_of(fitted(trials=2))
+    assert not plan.trials and plan.cost.seconds <= plan.rivals[0].cost.seconds
+    assert sum("left out" in line for line in caplog.messages) == 2
+
+
+@pytest.mark.slow
+def test_trials_end_with_their_time(monkeypatch):
+    taken = []
+    original = module._Trials._take
+
+    def take(self, executable):
+        taken.append(executable)
+        return original(self, executable)
+
+    monkeypatch.setattr(module._Trials, "_take", take)
+    plan = tap.plan_of(fitted(tap.Trials(plans=3, steps=50, seconds=1e-6)))
+    assert len(plan.trials) == 1 and len(taken) == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_trial_leaves_weights_and_the_choice_as_they_were(monkeypatch):
+    original = module._Trials._take
+
+    def take(self, executable):
+        original(self, executable)
+        raise KeyboardInterrupt
+
+    x, y = rows(16, 6)
+    with tap.auto_parallel([2], trials=2, planner="tap", cluster="cpu", verbose=0):
+        model = small()
+    before = model.get_weights()
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Trials, "_take", take)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(x, y, batch_size=16, verbose=0)
+    for mine, its in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert int(model.optimizer.iterations) == 0
+    model.fit(x, y, batch_size=16, verbose=0)
+    assert len(tap.plan_of(model).trials) == 2
+
+
+def test_a_step_with_a_lasting_effect_is_not_tried(caplog):
+    seen = []
+
+    class Telling(layers.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.numpy_function(self.tell, [x], x.dtype), x.shape)
+
+        def tell(self, x):
+            seen.append(len(x))
+            return x
+
+    def telling() -> keras.Model:
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(3)(Telling()(inputs)))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    x, y = rows(8, 6)
+    with tap.auto_parallel([1], cluster="cpu", planner="tap", trials=2, verbose=0):
+        model = telling()
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert len(seen) == 1 and not tap.plan_of(model).trials
+    (line,) = [line for line in caplog.messages if "without trials" in line]
+    assert "has an effect" in line
+
+
+def test_a_function_that_trains_is_tried_too():
+    x = np.ones((4, 3), "float32")
+
+    def trained(**asked) -> tuple[list[float], tap.Plan]:
+        with tap.auto_parallel([2], cluster="cpu", verbose=0, **asked):
+            weight = tf.Variable(np.full((3, 2), 0.5, "float32"), name="weight")
+
+            @tap.function
+            def step(batch):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((batch @ weight) ** 2)
+                weight.assign_sub(0.1 * tape.gradient(loss, weight))
+                return loss
+
+        return [float(step(tf.constant(x))) for _ in range(3)], step.plan
+
+    losses, plan = trained(planner="tap", trials=2)
+    assert len(plan.trials) == 2
+    assert losses == trained(plan=plan)[0] and losses[0] == pytest.approx(2.25)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: tap.Trials(plans=0),
+        lambda: tap.Trials(steps=0),
+        lambda: tap.Trials(seconds=0),
+        lambda: tap.auto_parallel([2], trials=2, planner=None),
+    ],
+)
+def test_trials_of_nothing_are_refused(refused):
+    with pytest.raises(ArgumentError, match="plans|steps|seconds|nothing to choose from"):
+        refused()

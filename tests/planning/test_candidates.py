@@ -1,0 +1,47 @@
+"""The best few plans of a saved step, without TensorFlow."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.graphs import BATCH, saved
+from tests.planning.test_saved_graphs import SLOW
+from tfpar.constraints import replicate
+from tfpar.planning import Request, StepSearch
+from tfpar.planning_candidates import candidates
+from tfpar.search.planners import find_planner
+from tfpar.spec import Mesh
+
+MESH = Mesh.of([4])
+
+
+@pytest.mark.parametrize("planner", ["tap", "rhino"])
+def test_the_best_few_come_in_order_and_split_otherwise(planner):
+    asked = []
+
+    def search(request):
+        asked.append(request)
+        step, ratio = saved("wide"), 2.0
+        return StepSearch(step, BATCH, find_planner(planner), state_ratio=ratio)(request)
+
+    request = Request(MESH, SLOW)
+    best, problem = search(request)
+    plans = candidates(best, search, request, 3)
+    assert len(plans) == 3 and plans[0].cost == best.cost
+    assert len(asked) <= 1 + 3 and all(len(one.meshes) == 1 for one in asked[1:])
+    seconds = [plan.cost.seconds for plan in plans[1:]]
+    assert seconds == sorted(seconds) and not any(problem.excess(plan.cost) for plan in plans)
+    for i, plan in enumerate(plans):
+        assert all(plan.diff(other) for other in plans[:i])
+        assert {rival.cost.seconds for rival in plan.rivals} == {
+            other.cost.seconds for other in plans if other is not plan
+        }
+
+
+def test_constraints_leave_one_mesh_and_one_plan():
+    constraints = (replicate(".*kernel"),)
+    request = Request(Mesh.of({"model": 4}), SLOW, constraints)
+    step = saved("wide")
+    best, _ = StepSearch(step, BATCH, find_planner("tap"), state_ratio=2.0)(request)
+    (plan,) = candidates(best, lambda _: pytest.fail("nothing is open"), request, 3)
+    assert plan.cost == best.cost

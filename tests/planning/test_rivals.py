@@ -1,0 +1,69 @@
+"""Rivals of a plan priced again and again, and the work that plans are measured by."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.graphs import BATCH, saved
+from tests.planning.test_saved_graphs import SLOW
+from tfpar.cluster.changed import with_links
+from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.pipeline import Pipeline
+from tfpar.planning import Request, StepSearch
+from tfpar.planning_pipelines import fast_as_the_work, work_seconds
+from tfpar.planning_rivals import PlanAgain, repriced_plan
+from tfpar.plans import Plan
+from tfpar.search.planners import find_planner
+from tfpar.search.problem import Problem
+from tfpar.search.stages.priced import scheduled_plan
+from tfpar.spec import Mesh
+
+
+def found(request: Request) -> tuple[Plan, Problem]:
+    return StepSearch(saved("wide"), BATCH, find_planner("tap"), state_ratio=2.0)(request)
+
+
+@pytest.mark.parametrize("links", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microbatches):
+    request = Request(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 2))
+    plan, problem = found(request)
+    again, cluster = PlanAgain(plan, problem, request), with_links(SLOW, links)
+    there = dataclasses.replace(problem, cluster=with_links(problem.cluster, links))
+    for recompute in (False, True):
+        asked = Pipeline(2, microbatches, recompute=recompute)
+        priced = again.priced(asked, links)
+        expected = repriced_plan(plan, asked, there, cluster)
+        assert priced.cost == expected.cost and priced.stages == expected.stages
+        best, expected = again.scheduled(priced, links), scheduled_plan(expected, there, cluster)
+        assert best.cost == expected.cost and best.stages == expected.stages
+
+
+def test_a_plan_without_stages_priced_again_costs_what_it_was_found_to():
+    request = Request(Mesh.of([4]), SLOW)
+    plan, problem = found(request)
+    again = PlanAgain(plan, problem, request)
+    same = again.priced(Pipeline(microbatches=1)).cost
+    assert plan.chunks == 1 and same.seconds == pytest.approx(plan.cost.seconds)
+    assert same.exposed_s == pytest.approx(plan.cost.exposed_s)
+    assert same.memory_bytes == plan.cost.memory_bytes
+    slow = again.priced(Pipeline(microbatches=2), 0.1).cost
+    there = dataclasses.replace(problem, cluster=with_links(SLOW, 0.1))
+    assert slow == repriced_plan(plan, Pipeline(microbatches=2), there, there.cluster).cost
+
+
+def test_the_work_is_spread_by_speed_over_machines_that_are_not_alike():
+    def machine(speed: float) -> Node:
+        return Node(Device({"float32": 1e9 * speed}, 2**30, 1e9 * speed))
+
+    mixed = Cluster("mixed", (machine(1), machine(3)), (Level(2, 1e9, 1e-6),))
+    request = Request(Mesh.of([2]), mixed)
+    plan, problem = found(request)
+    slowest = work_seconds(problem, Request(Mesh.of([1]), mixed))
+    least = work_seconds(problem, request)
+    assert least == pytest.approx(slowest / 4)
+    for seconds, enough in ((1.05 * least, True), (1.5 * least, False)):
+        cost = dataclasses.replace(plan.cost, seconds=seconds)
+        assert fast_as_the_work(dataclasses.replace(plan, cost=cost), problem, request) == enough

@@ -1,0 +1,96 @@
+"""On which machines plans for the ranks of a stage are searched, and which is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from tests.search.problems import Captured
+from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cluster.network import likeness
+from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.stages.kinds import fastest_of_kinds, kinds_of_stages
+from tfpar.spec import MemoryLimitError, Mesh
+
+FAST = Device({"float32": 4e12}, 16e9, 4e11, name="fast")
+SLOW = dataclasses.replace(FAST, flops={"float32": 1e12}, memory_bytes=8e9, name="slow")
+PAIR = (Level(2, 1e11, 1e-6),)
+
+
+def machines(*nodes: Node) -> Cluster:
+    count = sum(node.count for node in nodes)
+    return Cluster("mixed", nodes, (Level(count, 1e9, 1e-5),))
+
+
+def test_sets_of_ranks_that_are_alike_are_one_kind():
+    cluster = machines(Node(FAST, PAIR, 2), Node(SLOW, PAIR, 2))
+    found = kinds_of_stages(cluster, 2, 4)
+    assert [kind.ranks for kind in found] == [(0, 1), (4, 5)]
+    assert {kind.device.memory_bytes for kind in found} == {2 * 16e9 + 2 * 8e9}
+    assert [kind.ranks for kind in kinds_of_stages(cluster, 4, 2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert len(kinds_of_stages(machines(Node(FAST, PAIR, 4)), 2, 4)) == 1
+
+
+def test_memory_alone_is_no_kind_of_its_own():
+    small = dataclasses.replace(FAST, memory_bytes=1e9)
+    (found,) = kinds_of_stages(machines(Node(FAST), Node(small)), 1, 2)
+    assert found.device.memory_bytes == 17e9
+
+
+def test_what_tells_parts_of_a_cluster_apart():
+    cluster = machines(Node(FAST, PAIR, 2), Node(FAST, PAIR, uplink=1e8), Node(SLOW, PAIR))
+    within, other, across, uplink, mixed = (
+        likeness(cluster.part(ranks)) for ranks in ((0, 1), (2, 3), (0, 2), (0, 4), (0, 6))
+    )
+    assert within == other
+    assert len({within, across, uplink, mixed}) == 4
+
+
+class Found:
+    """Plans that take so many seconds on each kind; None: none fits."""
+
+    def __init__(self, *seconds) -> None:
+        self.problem = Captured.saved("wide").problem([2], machines(Node(FAST), Node(SLOW)))
+        cluster = machines(Node(FAST, PAIR), Node(SLOW, PAIR))
+        self.kinds = kinds_of_stages(cluster, 2, 2)
+        self.seconds = dict(zip(self.kinds, seconds, strict=True))
+
+    def find(self, problem):
+        seconds = self.seconds[problem.cluster]
+        if isinstance(seconds, BaseException):
+            raise seconds
+        plan = self.problem.plan(
+            mesh=Mesh.of([2]), variables={}, batch_axes=(), planner="", tfpar_version="0"
+        )
+        cost = None if seconds is None else SimpleNamespace(seconds=seconds)
+        return dataclasses.replace(plan, cost=cost)
+
+    def fastest(self):
+        return fastest_of_kinds(self.find, self.problem, self.kinds)
+
+
+def test_the_fastest_is_taken_with_its_problem():
+    search = Found(2.0, 1.0)
+    plan, problem = search.fastest()
+    assert plan.cost.seconds == 1.0 and problem.cluster == search.kinds[1]
+    assert Found(1.0, 2.0).fastest()[0].cost.seconds == 1.0
+    assert Found(None, 2.0).fastest()[0].cost is None
+
+
+def test_what_does_not_fit_on_one_kind_may_on_another():
+    assert Found(MemoryLimitError("large", 9.0), 1.0).fastest()[0].cost.seconds == 1.0
+    with pytest.raises(MemoryLimitError, match="larger") as caught:
+        Found(MemoryLimitError("large", 9.0), MemoryLimitError("not larger", 7.0)).fastest()
+    assert caught.value.needed_bytes == 7.0
+
+
+def test_an_interrupted_search_knows_the_plan_of_the_kind_before():
+    stopped = SearchInterrupted(lambda: None)
+    with pytest.raises(SearchInterrupted) as caught:
+        Found(1.0, stopped).fastest()
+    assert caught.value.plan.cost.seconds == 1.0 and caught.value.plan.cut_short
+    with pytest.raises(SearchInterrupted) as caught:
+        Found(stopped, 1.0).fastest()
+    assert caught.value.plan is None

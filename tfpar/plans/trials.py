@@ -1,0 +1,23 @@
+"""`Trial`: a plan that was run for some steps before the choice was made."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What was measured of a plan, beside what was predicted; times in seconds.
+
+    Attributes:
+        name: what the plan is: stages, microbatches, schedule, mesh.
+        predicted_s: of a step; None where it was not priced.
+        measured_s: of a step: the median of the steps that were run, of the slowest rank; None if
+            it could not be run.
+        reason: why it could not.
+    """
+
+    name: str
+    predicted_s: float | None
+    measured_s: float | None = None
+    reason: str = ""

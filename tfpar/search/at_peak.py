@@ -1,0 +1,60 @@
+"""What a step stores at its peak, as searches take it before its graph is looked at op by op."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.cost.cost import Cost
+
+
+@dataclasses.dataclass(frozen=True)
+class AtPeak:
+    """How the sums of activations and gradients come to what is stored at once.
+
+    The backward pass frees activations while it makes gradients. So at its peak a step stores the
+    larger of the two sums, and a part of the smaller one: little where layers are alike, nearly all
+    where the last of them has most weights.
+
+    Attributes:
+        of_more: the part of the larger sum that is stored at the peak of a step in one piece; below
+            1 if it never is as a whole (tensors that share memory).
+        of_less: that of the smaller sum.
+        besides: bytes that are stored besides both sums: temporaries.
+    """
+
+    of_more: float = 1.0
+    of_less: float = 1.0
+    besides: float = 0.0
+
+    @classmethod
+    def of(cls, cost: Cost) -> AtPeak:
+        """As it is in a step in one piece with this cost, whose peak is known."""
+        less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
+        live = cost.memory_bytes - cost.weight_bytes - cost.state_bytes
+        of_more = min(1.0, live / more) if more else 1.0
+        of_less = min(1.0, max(0.0, live - more) / less) if less else 1.0
+        return cls(of_more, of_less, max(0.0, live - more - less))
+
+    def least(self, other: AtPeak) -> AtPeak:
+        """The less of each."""
+        return AtPeak(
+            min(self.of_more, other.of_more),
+            min(self.of_less, other.of_less),
+            min(self.besides, other.besides),
+        )
+
+    def live_bytes(self, cost: Cost) -> float:
+        """What a step in one piece with these sums stores at its peak, variables left out."""
+        less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
+        return self.of_more * more + self.of_less * less + self.besides
+
+    def in_microbatches(self, cost: Cost, microbatches: int, kept_part: float) -> float:
+        """The same for a step in microbatches: the sums of gradients are stored from the beginning
+        on.
+
+        Args:
+            cost: of the step in one piece.
+            kept_part: the part of the batch whose activations are stored at the same time.
+        """
+        kept = kept_part * cost.activation_bytes
+        return cost.gradient_bytes + kept + self.besides / microbatches

@@ -1,0 +1,189 @@
+"""Which machines make up which stage, where machines differ (auto3d, §4.1: placement).
+
+Stages take the machines of a cluster in an order of their kinds; equal machines follow each other
+as their ranks do. The order that is given comes first. What a step takes in another is estimated
+by equation 4, from what is known of the plan for the given order: the work is taken to be shared
+out by pace, and with it the weights whose gradients are summed. The few that are estimated to be
+fastest are planned and priced in full.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.network import likeness
+from tfpar.cost.collectives import collective_seconds, transfer_seconds
+from tfpar.pipeline.placed import groups_of
+from tfpar.plans import Plan
+from tfpar.search.objective import UNCERTAINTY
+from tfpar.search.problem import Problem
+from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.stages.paces import average_seconds
+from tfpar.spec import MemoryLimitError, Mesh
+
+Order = tuple[int, ...]
+"""Ranks, one set of them after the other, those of each ascending; none: all as they are."""
+
+MOST_ORDERS = 500
+"""How many are estimated. Where there are more, machines of a kind stay together."""
+
+PLANNED = 2
+"""How many are planned in full, beside the given one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """The sets of ranks among which machines are shared out.
+
+    Attributes:
+        cluster: of all ranks.
+        size: ranks of each set.
+        actors: number of sets.
+    """
+
+    cluster: Cluster
+    size: int
+    actors: int
+
+    def orders(self) -> list[Order]:
+        """All that can make a difference, but the given one; none if machines are alike."""
+        rows: dict[int, list[int]] = {}
+        for rank, machine in enumerate(self.cluster.machines[: self.size * self.actors]):
+            rows.setdefault(machine, []).append(rank)
+        kinds: dict[object, list[list[int]]] = {}
+        for row in rows.values():
+            kinds.setdefault((len(row), likeness(self.cluster.part(row))), []).append(row)
+        found = (self._order(kinds, order) for order in _kind_orders([*map(len, kinds.values())]))
+        given = tuple(range(self.size * self.actors))
+        return [order for order in dict.fromkeys(found) if order != given]
+
+    def _order(self, kinds: dict[object, list[list[int]]], order: Sequence[int]) -> Order:
+        left = [iter(rows) for rows in kinds.values()]
+        ranks = [rank for kind in order for rank in next(left[kind])]
+        groups = groups_of(self.actors, self.size, ranks)
+        return tuple(rank for group in groups for rank in sorted(group))
+
+    def parts(self, order: Order) -> list[Cluster]:
+        """The machines of each set."""
+        return [self.cluster.part(group) for group in groups_of(self.actors, self.size, order)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What of a step decides where its stages are best.
+
+    Attributes:
+        seconds: of all forward and backward passes on one device of a part of the cluster.
+        weight_bytes: of all weights.
+        sent_bytes: that a rank sends to each neighbouring set in a step.
+        microbatches: that a step has.
+    """
+
+    seconds: Callable[[Cluster], float]
+    weight_bytes: float
+    sent_bytes: float
+    microbatches: int
+
+    def estimate(self, places: Places, order: Order) -> float:
+        """Seconds of a step whose stages are placed so."""
+        parts, size, micro = places.parts(order), places.size, self.microbatches
+        paces = [self.seconds(part) for part in parts]
+        each = average_seconds(1.0, paces) / (size * micro)
+        sent = [0.0]
+        cluster = places.cluster.part(order) if order else places.cluster
+        for actor in range(places.actors - 1):
+            pairs = [(actor * size + i, (actor + 1) * size + i) for i in range(size)]
+            sent.append(transfer_seconds(pairs, self.sent_bytes / micro, cluster))
+        summed = 0.0
+        if size > 1:
+            mesh, shares = Mesh.of([size]), [1 / pace for pace in paces]
+            for part, share in zip(parts, shares, strict=True):
+                own = self.weight_bytes * share / sum(shares)
+                summed = max(summed, collective_seconds("all_reduce", (0,), own, mesh, part))
+        slowest = max(each, *sent)
+        return (micro - 1) * slowest + places.actors * each + 2 * sum(sent) + summed
+
+
+def best_placed(
+    planned: Callable[[Order], tuple[Plan, Problem]],
+    orders: Sequence[Order],
+    work: Callable[[Plan | None], Work],
+    places: Places,
+) -> tuple[Plan, Problem]:
+    """The fastest plan of those for the given order and for the few that promise most, and its
+    problem; the given order unless predictions can tell that another is faster.
+
+    Args:
+        planned: the plan for an order, in stages.
+        work: what is known of the step, from the plan for the given order, if any fits.
+
+    Raises:
+        MemoryLimitError: none fits, in whichever order.
+        PlanError, ScheduleError: as of `planned`.
+        SearchInterrupted: Ctrl-C; knows the best plan so far.
+    """
+    error: MemoryLimitError | None = None
+    given: tuple[Plan, Problem] | None = None
+    try:
+        given = planned(())
+    except MemoryLimitError as caught:
+        error = caught
+    if not orders or (given is not None and given[0].cost is None):
+        if given is None:
+            assert error is not None
+            raise error
+        return given
+    best = given
+    known = work(None if given is None else given[0])
+    estimates = sorted((known.estimate(places, order), order) for order in orders)
+    limit = math.inf if given is None else known.estimate(places, ())
+    for seconds, order in estimates[:PLANNED]:
+        if seconds >= limit:
+            break
+        try:
+            other = planned(order)
+        except MemoryLimitError:
+            continue
+        except SearchInterrupted:
+            if best is None:
+                raise
+            so_far = functools.partial(dataclasses.replace, best[0], cut_short=True)
+            raise SearchInterrupted(so_far) from None
+        if best is None or _seconds(other) * (1 + UNCERTAINTY * (best is given)) < _seconds(best):
+            best = other
+    if best is None:
+        assert error is not None
+        raise error
+    return best
+
+
+def _seconds(found: tuple[Plan, Problem]) -> float:
+    cost = found[0].cost
+    return math.inf if cost is None else cost.seconds
+
+
+def _kind_orders(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Sequences with as many of each kind: all of them, or, where these are too many, those in
+    which equal ones follow each other."""
+    number = math.factorial(sum(counts))
+    for count in counts:
+        number //= math.factorial(count)
+    if number <= MOST_ORDERS:
+        yield from _sequences(tuple(counts))
+        return
+    few = itertools.islice(itertools.permutations(range(len(counts))), MOST_ORDERS)
+    yield from (tuple(kind for kind in order for _ in range(counts[kind])) for order in few)
+
+
+def _sequences(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if not any(counts):
+        yield ()
+    for kind, count in enumerate(counts):
+        if count:
+            rest = (*counts[:kind], count - 1, *counts[kind + 1 :])
+            yield from ((kind, *others) for others in _sequences(rest))
