@@ -80,6 +80,8 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
         problem.compression,
         problem.recompute,
         problem.microbatches,
+        problem.samples,
+        problem.kept_part,
         problem.batch_statistics,
         problem.objective.memory_limit,
         problem.objective.uncertainty,

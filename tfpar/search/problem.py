@@ -52,6 +52,7 @@ class Problem:
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
         microbatches: in which a rank computes its part of a training batch.
+        samples: of each microbatch, which ranks are to have as many of; None: however many.
         kept_part: the part of the batch whose activations a rank stores at the same time.
         batch_statistics: what normalisations take them over; see `pipeline.Pipeline`.
         objective: what makes a plan the better one.
@@ -77,6 +78,7 @@ class Problem:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     microbatches: int = 1
+    samples: int | None = None
     kept_part: float = 1.0
     batch_statistics: BatchStatisticsOf = "exact"
     objective: Objective = Objective()
@@ -131,6 +133,7 @@ class Problem:
             progress=other.progress,
             offer=other.offer,
             microbatches=other.microbatches,
+            samples=other.samples,
             kept_part=other.kept_part,
             batch_statistics=other.batch_statistics,
             meshes=other.meshes,
@@ -146,19 +149,23 @@ class Problem:
     def in_pipeline(self, pipeline: Pipeline | None) -> Problem:
         """The same problem in the microbatches of a pipeline with as many stages.
 
-        Where there are stages to fill, each rank is to have a sample of each microbatch: meshes
-        that split the batch more finely are left out, if others are left.
+        Where there are stages to fill, ranks are to have as many samples of each microbatch: meshes
+        that split the batch otherwise are left out, if others are left. (What is padded is computed
+        too, and kept whole where a step has to meet for it.)
         """
         if pipeline is None:
             return self
-        microbatches, meshes = pipeline.order.num_microbatches, self.meshes
+        microbatches, meshes, samples = pipeline.order.num_microbatches, self.meshes, None
         if pipeline.order.num_actors > 1:
-            samples = max((t.shape[0] or 0 for t in self.batched if t.shape), default=0)
-            filled = [m for m in meshes if microbatches * m.batch_parts <= samples]
-            meshes = filled or meshes
+            batch = max((t.shape[0] or 0 for t in self.batched if t.shape), default=0)
+            each = batch // microbatches
+            even = [m for m in meshes if each and each % m.batch_parts == 0]
+            if even:
+                meshes, samples = even, each
         return self._asked(
             meshes=meshes,
             microbatches=microbatches,
+            samples=samples,
             kept_part=pipeline.kept_part,
             batch_statistics=pipeline.batch_statistics,
         )

@@ -287,3 +287,22 @@ def stored(plan):
     used = [axis for axis, parts in enumerate(plan.mesh.shape) if parts > 1]
     whole = [v for v in weights if not any(isinstance(v.spec[axis], Shard) for axis in used)]
     return sum(map(size, whole)) / sum(map(size, weights))
+
+
+# --- microbatches -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("microbatches, parts", [(2, 4), (4, 2), (8, 1)])
+def test_ops_cut_each_microbatch_of_stages_in_parts_alike(microbatches, parts):
+    asked = small("gpt").problem([4], "cpu").in_pipeline(tap.Pipeline(2, microbatches))
+    assert asked.samples == 8 // microbatches
+    model, mesh, chosen = FoldedModel.of(asked, 2), Mesh.of([2, 2]), {}
+    for axis in range(2):  # the batch is split wherever it can be
+        space = Space(asked, model, mesh, axis, chosen, Given())
+        chosen = space.chosen(space.data_parallel_picks())
+    for op in chosen.keys() & space.data_parallel.keys():
+        factor, _ = space.data_parallel[op].strategy.splits[0]
+        along = [s.axis_split.split[0] == factor for s in chosen[op] if factor >= 0]
+        assert not along or 2 ** sum(along) == parts, op
+    for fed in space.fed:
+        assert 2 ** [s.made[0] for s in chosen[fed]].count(Shard(0)) == parts

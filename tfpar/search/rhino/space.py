@@ -21,6 +21,8 @@ propagation (`left_alone`), and can run replicated or as where only the batch is
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from tfpar.ir.graph import Op
@@ -245,8 +247,12 @@ class Space:
         """Whether the operands of `op` can be cut so.
 
         An operand may be split already along the axes before, and the same dim is then cut once
-        more: what is left of it has to divide as this placement wants.
+        more: what is left of it has to divide as this placement wants. Of a batch in microbatches
+        less is left than its dim says.
         """
+        samples = self.problem.samples
+        if samples is not None and samples % self._batch_parts(op, strategy):
+            return False
         tensors = {"needs": op.inputs, "made": op.outputs, "kept": op.outputs}
         return all(
             fits(tensor.shape or (), spec, self.mesh)
@@ -254,6 +260,19 @@ class Space:
             if any(isinstance(p, Shard) for p in getattr(strategy, which))
             for tensor, spec in zip(operands, self.specs(op, strategy, which), strict=True)
         )
+
+    def _batch_parts(self, op: Op, strategy: AxisStrategy) -> int:
+        """In how many parts `op` cuts the batch: on how many ranks it does what it does where
+        only the batch is split."""
+        along = (*self.before.get(op, ()), strategy)
+        if op in self.fed or op in self.left_alone:  # whole, or as where the batch is split
+            cuts = [any(isinstance(p, Shard) for p in (*s.needs, *s.made)) for s in along]
+        elif op in self.data_parallel:
+            factor, _ = self.data_parallel[op].strategy.splits[0]
+            cuts = [factor >= 0 and s.axis_split.split[0] == factor for s in along]
+        else:  # a variable
+            return 1
+        return math.prod(itertools.compress(self.mesh.shape, cuts))
 
     def _strategies_of_batch(self, op: Op) -> list[AxisStrategy]:
         placements: list[Placement] = [Replicate(), Shard(0)]
