@@ -237,7 +237,17 @@ def test_stages_that_promise_nothing_better_are_not_searched():
     assert costs.searched == [2] and plan.stages.num_stages == 2
     (left,) = (rival for rival in plan.rivals if rival.cost is None)
     assert left.name == "4, 1 stages" or left.name == "1, 4 stages"
-    assert "it would be no faster" in left.reason
+    assert "it is hardly faster" in left.reason
+
+
+def test_stages_whose_plan_fits_come_before_faster_ones_that_are_then_left_if_hardly_better():
+    costs = Costs(lambda stages, micro, again: 2.0)
+    promises = {1: Promise(9.0, False), 2: Promise(1.85, False), 4: Promise(1.9, True)}
+    plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
+    assert costs.searched == [4] and plan.stages.num_stages == 4
+    promises[2] = Promise(1.8, False)  # more than a tenth faster
+    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
+    assert costs.searched == [4, 4, 2]
 
 
 def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():

@@ -117,3 +117,26 @@ def test_rooms_are_those_of_the_stages_that_were_priced():
     excess = [own - limit for own, limit in zip(before, rooms.limits, strict=True)]
     assert excess == pytest.approx([10.0, -200.0])
     assert assign(graph, 2, rooms=rooms).stages == (0, 1, 1)
+
+
+def test_what_is_too_small_for_all_units_fits_none():
+    too_small = 0
+    for seed in range(150):
+        graph, num_stages = random_graph(seed)
+        graph = heavy(seed, graph)
+        rooms = random_rooms(seed, graph, num_stages)
+        if rooms.too_small(graph):
+            too_small += 1
+            assert not any(fits(graph, rooms, s) for s in assignments(graph, num_stages))
+    assert too_small > 10
+
+
+def test_a_deep_chain_that_no_cut_fits_is_refused_without_a_program(monkeypatch):
+    heavy_first = [Unit("a", 1.0, weight_bytes=10.0), Unit("b", 1.0, weight_bytes=10.0)]
+    graph = chain(*heavy_first, *(Unit(f"u{i}", 1.0, weight_bytes=1.0) for i in range(254)))
+    # Together they fit, but the first stage has no room for the first unit.
+    rooms = Rooms([*range(32)], [9.0, *[100.0] * 31], 1.0, [1.0] * 32)
+    assert not rooms.too_small(graph)
+    monkeypatch.setattr("tfpar.search.stages.assign.fastest_stages", pytest.fail)
+    with pytest.raises(NothingFits, match="no room for the units of each"):
+        assign(graph, 32, rooms=rooms)

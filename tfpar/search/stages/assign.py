@@ -24,6 +24,11 @@ from tfpar.spec.arguments import finite, integer
 TOLERANCE = 0.1
 """By how much, relative to the average, a stage may take longer."""
 
+RESCUED = 4000
+"""Units times stages up to which an integer program looks for stages with room where no cut of the
+units in their order has any. A deep model is nearly a chain, of which the cuts are all there is,
+and its program takes long to find that nothing fits."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
@@ -75,10 +80,12 @@ def assign(
     bounds = fixed_bounds(graph, num_stages)
     if rooms is not None and min(rooms.limits) <= 0:
         raise NothingFits("A stage has no room for any unit, whatever it is.")
-    start = best_cut(graph, bounds, num_stages, paces, rooms) or fastest_stages(
-        graph, bounds, num_stages, deadline, paces, rooms
-    )
-    if rooms is not None and not rooms.have_room(graph, start):
+    if rooms is not None and rooms.too_small(graph):
+        raise NothingFits(f"The devices of {num_stages} stages have no room for all units.")
+    start = best_cut(graph, bounds, num_stages, paces, rooms)
+    if start is None and (rooms is None or len(graph.units) * num_stages <= RESCUED):
+        start = fastest_stages(graph, bounds, num_stages, deadline, paces, rooms)
+    if start is None or (rooms is not None and not rooms.have_room(graph, start)):
         raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
     average = average_seconds(graph.seconds, paces)
     most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))

@@ -51,6 +51,11 @@ class Promise:
     seconds: float
     fits: bool
 
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The best promise comes first: one that fits, then the fastest."""
+        return not self.fits, self.seconds
+
 
 @dataclasses.dataclass(frozen=True)
 class Ways:
@@ -98,7 +103,8 @@ def choose_pipeline(
     fewest stages, and then microbatches. A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
     on whose fastest plan does not, it is first seen what all promise. They are then planned in that
-    order, and not at all if they promise nothing better than what was found.
+    order, those first whose fastest plan fits, and not at all if they promise nothing that
+    predictions could tell from what was found.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -125,10 +131,9 @@ def choose_pipeline(
         if search.unpriced is not None:
             return search.unpriced
         worse = 0 if search.promised_s < before or math.isinf(before) else worse + 1
-    postponed = sorted(search.postponed.items(), key=lambda item: item[1].promise.seconds)
-    for number, later in postponed:
-        if later.promise.seconds >= search.best_s:
-            search.leave(number, "even with equal stages that send nothing it would be no faster")
+    for number, later in sorted(search.postponed.items(), key=lambda item: item[1].promise.order):
+        if later.promise.seconds * (1 + UNCERTAINTY) >= search.best_s:
+            search.leave(number, "even with equal stages that send nothing it is hardly faster")
             continue
         with search.keeping_what_it_found():
             search.plan(number, later.tries)
@@ -194,7 +199,7 @@ class _Search:
             promises[at] = promise
             if promise.fits:
                 break
-        at = min(promises, key=lambda at: (not promises[at].fits, promises[at].seconds))
+        at = min(promises, key=lambda at: promises[at].order)
         if number > 1:  # alone, recomputing comes before accumulation
             tries = [tries[at], *tries[:at], *tries[at + 1 :]]
         if promises[0].fits and not self.postponed:

@@ -115,6 +115,9 @@ def assign_step(
                     deadline=deadline,
                 )
             except NothingFits:
+                assert rooms is not None, "without rooms everything fits"
+                if rooms.too_small(best.graph):  # finer units need as much
+                    raise
                 finer = _too_large(units, depth, len(levels) - 1, paces)
                 if not finer:
                     raise

@@ -62,6 +62,13 @@ class Rooms:
         """Bytes that a rank may hold for the units of a stage, if it has no others."""
         return self.limits[self.actors[stage]] * (1 + SLACK)
 
+    def too_small(self, graph: UnitGraph) -> bool:
+        """Whether nothing fits, however the model is cut: units need more than there is of all
+        actors together, each in the stage where it needs least."""
+        stages = range(len(self.actors))
+        least = sum(min(self.of_unit(unit, stage) for stage in stages) for unit in graph.units)
+        return min(self.limits) <= 0 or least > sum(self.limits) * (1 + SLACK)
+
     def have_room(self, graph: UnitGraph, stages: Sequence[int]) -> bool:
         """Whether all fits, with units in these stages."""
         held = zip(self.held(graph, stages), self.limits, strict=True)
