@@ -10,7 +10,7 @@ import tfpar as tap
 import tfpar.calibration.calibrate as module
 from tests.distributed import jobs
 from tfpar.calibration.calibrate import calibrate
-from tfpar.calibration.measure import axes_to_measure
+from tfpar.calibration.links import axes_to_measure
 from tfpar.cli.main import main
 from tfpar.cluster.description import TRANSFER
 from tfpar.cluster.files import describe, read_cluster

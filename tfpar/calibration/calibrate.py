@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 from rich.console import Console
 
-from tfpar.calibration.measure import ON_CPU, ON_GPU, Machine, Tell, measure
+from tfpar.calibration.asked import ON_CPU, ON_GPU, Machine, Tell
+from tfpar.calibration.measure import measure
 from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import check_writable, cluster_of, describe, write_cluster

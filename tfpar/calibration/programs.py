@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfpar.cluster.network import Groups
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Tensor, itemsize
 from tfpar.rewrite.local_graph import LocalProgram
@@ -52,6 +53,19 @@ class Chains:
         one = self._build.cast(self._build.reshape(self._one, ()), dtype)
         attrs = {"T": DType(dtype), "index_type": DType("int32")}
         return self._build.one("Fill", (self._build.shape_const(shape), one), shape, dtype, attrs)
+
+
+def chain_of(
+    mesh: Mesh, emit: Emit, shapes: Sequence[tuple[int, ...]], dtype: str = "float32"
+) -> Callable[[int], LocalProgram]:
+    """Makes a program of so many links on operands of these shapes."""
+
+    def made(length: int) -> LocalProgram:
+        chains = Chains(mesh)
+        chains.add(emit, shapes, dtype, length)
+        return chains.program()
+
+    return made
 
 
 def product(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
@@ -104,12 +118,11 @@ def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
     return emit
 
 
-def transfer(mesh: Mesh, axis: int) -> Emit:
-    """What a rank sends to the next of its group along a mesh axis, as the one before sends it."""
-    groups = mesh.groups((axis,))
-    following = {a: b for g in groups for a, b in zip(g, [*g[1:], g[0]], strict=True)}
+def transfer(rings: Groups) -> Emit:
+    """What a rank sends to the next of its ring, as the one before sends it; each is in one."""
+    following = {a: b for ring in rings for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
     before = {b: a for a, b in following.items()}
-    ranks = range(mesh.size)
+    ranks = range(len(following))
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         x = _identity(build, operands[0], after)

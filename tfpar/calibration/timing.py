@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -18,9 +19,18 @@ from tfpar.runtime.ranks import Ranks
 Chain = Callable[[int], LocalProgram]
 """Makes a chain of so many links."""
 
-# What a chain should take: as long as the ops of a step do without a break, for on a busy machine
-# short bursts are let through. At least long enough to be told from the noise of a call.
-_LINKS_S, _LEAST_LINKS_S = 15e-3, 3e-3
+
+class Run(Protocol):
+    """Runs something so many times, on all ranks at once, and gives the seconds."""
+
+    def __call__(self, calls: int = 1, /) -> float: ...
+
+
+# What a chain should take, run several times if need be: as long as the ops of a step do without a
+# break. For on a busy machine short bursts are let through, and where a quota of cores is granted
+# by the tenth of a second, so are longer ones. At least so long that it is told from the noise of a
+# call.
+_LINKS_S, _LEAST_LINKS_S = 0.1, 3e-3
 _LONGEST = 64  # links: compiling them takes time, too
 _CALL_S = 0.1  # what a call costs does not matter beside a link of this length
 _FEWEST, _MOST = 3, 15  # runs
@@ -54,7 +64,15 @@ class Timer:
         self.step_s = _typical(self._agreed([run() for _ in range(_MOST)]))
 
     def seconds(self, chain: Chain, allowed_s: float) -> float:
-        """Seconds that a chain takes for each of its links.
+        """Seconds that a chain takes for each of its links, on the slowest rank.
+
+        Args:
+            allowed_s: about how long it may take.
+        """
+        return max(self.by_rank(chain, allowed_s))
+
+    def by_rank(self, chain: Chain, allowed_s: float) -> list[float]:
+        """Seconds that a chain takes for each of its links, on each rank.
 
         The difference of two chains, one twice as long, knows nothing of what a call costs.
 
@@ -62,45 +80,63 @@ class Timer:
             allowed_s: about how long it may take.
         """
         start = time.monotonic()
-        once = self._once(chain(1))
+        each = self._once(self._runner(chain(1)))
+        once = max(each)
         if once > max(_CALL_S, 100 * self.step_s):
-            return once
+            return each
         links_s = max(_LEAST_LINKS_S, min(_LINKS_S, allowed_s / (4 * _FEWEST)))
-        length = max(1, min(_LONGEST, math.ceil(links_s / once)))
-        short, long = (self._runner(chain(n)) for n in (length, 2 * length))
+        length, taken = 0, 0.0
+        while taken < links_s / 2 and length < _LONGEST:  # the first link alone says little
+            length = max(length + 1, min(_LONGEST, math.ceil(links_s / once)))
+            short = self._runner(chain(length))
+            taken = max(self._once(short))
+            once = taken / length
+        long = self._runner(chain(2 * length))
+        calls = max(1, round(links_s / (taken + self.step_s)))
         (spent,) = self._agreed([time.monotonic() - start])
-        runs = int((allowed_s - spent) / (3 * length * once + 4 * self.step_s))
-        times = [(short(), long()) for _ in range(max(_FEWEST, min(_MOST, runs)))]
-        flat = self._agreed([t for pair in times for t in pair])
-        longer, shorter = _typical(flat[1::2]), _typical(flat[::2])
+        runs = int((allowed_s - spent) / (calls * (3 * taken + 4 * self.step_s)))
+        times = [(short(calls), long(calls)) for _ in range(max(_FEWEST, min(_MOST, runs)))]
+        told = self._told([t for pair in times for t in pair])
+        return [self._link_s(flat[::2], flat[1::2], calls * length, calls) for flat in told]
+
+    def _link_s(
+        self, short: Sequence[float], long: Sequence[float], links: int, calls: int
+    ) -> float:
+        """Of runs of `links` links in so many calls, and of runs of twice as many."""
+        longer, shorter = _typical(long), _typical(short)
         # Noise may have made the shorter one last longer: then what is known is a bound.
-        whole = max(longer - self.step_s, 1e-9)
-        return (longer - shorter) / length if longer > shorter else whole / (2 * length)
+        whole = max(longer - calls * self.step_s, 1e-9)
+        return (longer - shorter) / links if longer > shorter else whole / (2 * links)
 
     def whole(self, program: LocalProgram, allowed_s: float) -> float:
-        """Seconds of a program beyond what any costs."""
+        """Seconds of a program beyond what any costs, on the slowest rank."""
+        return max(self.whole_by_rank(program, allowed_s))
+
+    def whole_by_rank(self, program: LocalProgram, allowed_s: float) -> list[float]:
+        """Seconds of a program beyond what any costs, on each rank."""
         run = self._runner(program)
         (first,) = self._agreed([run()])
         runs = max(_FEWEST, min(_MOST, int(allowed_s / first)))
-        times = self._agreed([run() for _ in range(runs)])
-        return max(_typical(times) - self.step_s, 1e-9)
+        told = self._told([run() for _ in range(runs)])
+        return [max(_typical(times) - self.step_s, 1e-9) for times in told]
 
-    def _once(self, program: LocalProgram) -> float:
-        run = self._runner(program)
-        times = self._agreed([run() for _ in range(2)])
-        return max(min(times) - self.step_s, 1e-6)
+    def _once(self, run: Run) -> list[float]:
+        """What a run takes, on each rank, beyond what any costs."""
+        told = self._told([run() for _ in range(2)])
+        return [max(min(times) - self.step_s, 1e-6) for times in told]
 
-    def _runner(self, program: LocalProgram) -> Callable[[], float]:
-        """Runs a program, which has been run once already, and gives the seconds."""
+    def _runner(self, program: LocalProgram) -> Run:
+        """Runs a program, which has been run once already, so many times, and gives the seconds."""
         linked = link(ProgramSet.of(program), self._ranks, fed_in_parts=True)
         world = self._ranks.world
         size = program.mesh.size if world is None else 1
         fed = [tf.constant(np.ones(size, np.float32))]
 
-        def run() -> float:
+        def run(calls: int = 1) -> float:
             with self._together():
                 start = time.perf_counter()
-                linked(fed, [])
+                for _ in range(calls):
+                    linked(fed, [])
                 if self._on_gpu:
                     tf.test.experimental.sync_devices()
                 return time.perf_counter() - start
@@ -121,12 +157,15 @@ class Timer:
 
     def _agreed(self, seconds: list[float]) -> list[float]:
         """The largest of all ranks' figures, one by one."""
+        return [max(times) for times in zip(*self._told(seconds), strict=True)]
+
+    def _told(self, seconds: list[float]) -> list[list[float]]:
+        """Each rank's figures; ranks of one process have the same."""
         world = self._ranks.world
         if world is None:
-            return seconds
+            return [seconds] * len(self._ranks.devices)
         with world.at("comparing times"):
-            told = world.exchange.messages(seconds)
-        return [max(times) for times in zip(*told, strict=True)]
+            return world.exchange.messages(seconds)
 
 
 def _typical(times: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfpar.spec import MOST_RANKS, TfparError
+from tfpar.spec import MOST_RANKS, Mesh, TfparError
 from tfpar.spec.arguments import (
     finite,
     flag,
@@ -148,6 +148,7 @@ MEASURED: Mapping[str, Reader] = {
     "axis": lambda name, value: integer(name, value, 0),
     "startup_s": finite,
     "bandwidth": _rate,
+    "group": ranks,
 }
 CLUSTER: Mapping[str, Reader] = {
     "name": text,
@@ -190,6 +191,11 @@ def _wrongs(cluster: Cluster) -> Iterator[str]:
             yield (
                 f"{where}.mesh has {math.prod(entry.mesh)} ranks, but there are "
                 f"{cluster.num_devices} devices."
+            )
+        elif entry.group and entry.group not in Mesh.of(entry.mesh).groups((entry.axis,)):
+            yield (
+                f"{where}.group is {list(entry.group)}, which are not the ranks of a group along "
+                f"axis {entry.axis} of {where}.mesh."
             )
 
 

@@ -151,6 +151,8 @@ class Measured:
         axis: position in `mesh`.
         startup_s: seconds whatever the size.
         bandwidth: bytes of payload a second, as `reshard.step_bytes` counts them.
+        group: the one among these groups that took so long, while all communicated; none: the
+            slowest of them.
     """
 
     kind: str
@@ -158,6 +160,7 @@ class Measured:
     axis: int
     startup_s: float
     bandwidth: float
+    group: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check.settle(self, check.MEASURED)
@@ -344,8 +347,12 @@ class Cluster:
     def fingerprint(self) -> str:
         """A hash of everything that a cost depends on (not the names)."""
         fields = dataclasses.asdict(self)
+        # The same as before there were parts, and entries of one group, for plans that are saved.
         if self.ranks is None:
-            del fields["ranks"]  # the same as before there were parts, for plans that are saved
+            del fields["ranks"]
+        for entry in fields["measured"]:
+            if not entry["group"]:
+                del entry["group"]
         text = json.dumps(_without_names(fields), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

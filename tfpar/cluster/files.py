@@ -244,11 +244,12 @@ class _Reader:
         return self.made(Level, key, **fields)
 
     def measured(self, value: Any, key: str) -> Measured:
-        table = self.table(value, key, {*_MEASURED, "mesh"})
+        table = self.table(value, key, {*_MEASURED, "mesh", "group"})
         fields = self.fields(table, key, _MEASURED)
         self.required(fields, key, _MEASURED, "kind", "axis", "startup", "bandwidth")
         if "mesh" not in table:
             raise self.error(f"{key}.mesh", "is missing")
+        fields |= {"group": table["group"]} if "group" in table else {}
         return self.made(Measured, key, mesh=table["mesh"], **fields)
 
     def made(self, part: Callable[..., Part], key: str, /, **fields: Any) -> Part:
@@ -282,7 +283,12 @@ def describe(cluster: Cluster) -> dict[str, Any]:
         found["node"].append(table)
     if cluster.measured:
         found["measured"] = [
-            {**_fields(m, _MEASURED), "mesh": list(m.mesh)} for m in cluster.measured
+            {
+                **_fields(m, _MEASURED),
+                "mesh": list(m.mesh),
+                **({"group": list(m.group)} if m.group else {}),
+            }
+            for m in cluster.measured
         ]
     return found
 

@@ -330,10 +330,30 @@ def _crossed(depth: _Depth, group: Sequence[int]) -> dict[int, dict[tuple[int, i
 
 @functools.lru_cache(maxsize=8192)
 def measured(cluster: Cluster, kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Measured | None:
-    """What calibration found for a collective on the very groups along mesh axes `axes`."""
+    """What calibration found for a collective on the very groups along mesh axes `axes`; or for
+    groups of which they are some, if these were measured on links of their own."""
     groups = groups_of(cluster, mesh, axes)
-    for entry in cluster.measured:
-        if entry.kind == kind and math.prod(entry.mesh) == mesh.size:
-            if Mesh.of(entry.mesh).groups((entry.axis,)) == groups:
-                return entry
-    return None
+    entries = [entry for entry in cluster.measured if entry.kind == kind]
+    for entry in entries:
+        if not entry.group and Mesh.of(entry.mesh).groups((entry.axis,)) == groups:
+            return entry
+    whole = dataclasses.replace(cluster, ranks=None)
+    known: dict[tuple[int, ...], Measured] = {}
+    for entry in entries:
+        beside = Mesh.of(entry.mesh).groups((entry.axis,))
+        if _apart(whole, beside):
+            known |= {entry.group: entry} if entry.group else {g: entry for g in beside}
+    if not all(group in known for group in groups):
+        return None
+    found = [known[group] for group in groups]
+    return dataclasses.replace(
+        found[0],
+        startup_s=max(entry.startup_s for entry in found),
+        bandwidth=min(entry.bandwidth for entry in found),
+    )
+
+
+def _apart(cluster: Cluster, groups: Groups) -> bool:
+    """Whether no machine has ranks of two of these groups, which would share its link."""
+    machines = [{cluster.machines[rank] for rank in group} for group in groups]
+    return sum(map(len, machines)) == len(set().union(*machines))

@@ -1,0 +1,65 @@
+"""What is asked of a calibration: on which machines, and what is run there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+Tell = Callable[[str], object]
+"""Is told what is measured next."""
+
+ALIKE = 1.2
+"""How many times as long as another of its kind a machine or a group of ranks may take."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is run.
+
+    Attributes:
+        sides: rows, depth and columns of matrix products.
+        half_side: of a square product in 16 bits, and in 32 beside it.
+        elements: of elementwise ops.
+        payloads: of collectives, in bytes; the first two come first, where time is short.
+    """
+
+    sides: Sequence[tuple[int, int, int]]
+    half_side: int
+    elements: Sequence[int]
+    payloads: Sequence[int]
+
+
+def _square_and_thin(squares: Sequence[int], thin: int, long: int) -> list[tuple[int, int, int]]:
+    found = [(n, n, n) for n in squares]
+    return [*found, (thin, long, long), (long, thin, long), (long, long, thin)]
+
+
+ON_CPU = Sizes(
+    _square_and_thin((512, 32, 64, 128, 256), 16, 256),
+    256,
+    (1 << 18, 1 << 15, 1 << 20),
+    (1_000, 4_000_000, 130_000, 16_000_000, 1_000_000, 16_000),
+)
+ON_GPU = Sizes(
+    _square_and_thin((4096, 128, 512, 1024, 2048), 64, 2048),
+    2048,
+    (1 << 24, 1 << 20, 1 << 26),
+    (1_000, 16_000_000, 300_000, 64_000_000, 2_000_000, 30_000),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What is known of the machines without measuring.
+
+    Attributes:
+        nodes: how many.
+        name: of a device.
+        memory_bytes: of a device.
+        one_memory: see `Cluster`.
+    """
+
+    nodes: int
+    name: str
+    memory_bytes: float
+    one_memory: bool = False
