@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.correlation import shown, spearman
 from benchmarks.results import save
 from benchmarks.shaped_cluster.namespaces import ClusterError, cluster, limit, obstacle
 from benchmarks.workers import ROOT
@@ -266,19 +267,6 @@ def _rows(text: str) -> list[dict[str, Any]]:
     return json.loads(line.partition(MARK)[2])
 
 
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's rank correlation; equal values share their ranks' mean."""
-    first, second = _ranks(one), _ranks(other)
-    return statistics.correlation(first, second)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    return [
-        sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2
-        for value in values
-    ]
-
-
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """The table of one setting and what it comes to."""
     from tfpar.report.tables import render_table
@@ -299,9 +287,10 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     columns = ("model", "plan", "layout", "plan ms", "ms", "ratio", "compute", "collectives")
     text = [render_table(rows[0]["setting"], columns, cells, numeric=(3, 4, 5, 6, 7))]
     said = summary(rows)
-    text.append(f"  Spearman's rho over {len(rows)} plans: {said['rho']:.3f} (wanted {GOOD_RHO})")
+    rho = shown(said["rho"])
+    text.append(f"  Spearman's rho over {len(rows)} plans: {rho} (wanted {GOOD_RHO})")
     for model, rho in said["rho_of"].items():
-        line = f"  {model}: rho {rho:.3f}"
+        line = f"  {model}: rho {shown(rho)}"
         if model in said["choice_of"]:
             slower = said["choice_of"][model]
             line += f", searched / best measured {slower:.3f} (wanted {GOOD_CHOICE})"
@@ -351,7 +340,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _rho(rows: Sequence[dict[str, Any]]) -> float:
+def _rho(rows: Sequence[dict[str, Any]]) -> float | None:
     return spearman([r["predicted_s"] for r in rows], [r["measured_s"] for r in rows])
 
 

@@ -27,10 +27,11 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks import three_d_scale
+from benchmarks.correlation import spearman
 from benchmarks.gpt_layers import MICROBATCHES, gpt_table
 from benchmarks.large_models import SETUPS as LARGE
 from benchmarks.large_models import apart
@@ -176,22 +177,6 @@ def compare(setting: Setting) -> dict[str, Any]:
         "measured_over_best": measured[first] / min(measured),
         "predictions": predictions,
     }
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Spearman's rank correlation; None where one of the two has a single rank."""
-    ranks = [_ranks(values) for values in (one, other)]
-    mean = (len(one) + 1) / 2
-    (x, y) = ([rank - mean for rank in found] for found in ranks)
-    size = (sum(a * a for a in x) * sum(b * b for b in y)) ** 0.5
-    return sum(a * b for a, b in zip(x, y, strict=True)) / size if size else None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """From 1; equal values have the mean of theirs."""
-    below = [sum(v < value for v in values) for value in values]
-    equal = [sum(v == value for v in values) for value in values]
-    return [b + (e + 1) / 2 for b, e in zip(below, equal, strict=True)]
 
 
 def _in_row(trial: Trial) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from benchmarks.workers import ROOT
 
 # A host is a namespace, and as with a real ssh nothing of our environment goes there. It gets a
 # host name too, one that resolves: Horovod's process sets listen where the host name leads.
-_SSH = f"""#!/bin/sh
+_SSH = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
-exec env -i HOME=/ PATH=/usr/sbin:/usr/bin:/sbin:/bin \\
-    ip netns exec "{PREFIX}${{1##*.}}" unshare --uts \\
+exec env -i HOME=/ PATH=/usr/sbin:/usr/bin:/sbin:/bin %s \\
+    ip netns exec "%s${1##*.}" unshare --uts \\
     sh -c 'echo "$1" > /proc/sys/kernel/hostname && exec sh -c "$2"' sh "$1" "$2"
 """
-_SILENT_S = 120.0  # of a rank, until `tfpar run` ends the job
+_SILENT_S = 300.0  # of a rank, until `tfpar run` ends the job
 _LAST_WORDS = 3000
 
 
@@ -42,9 +42,17 @@ def run_ranks(
 
 
 def run_module(
-    nodes: Sequence[Node], ranks_per_node: int, command: Sequence[str], timeout_s: float
+    nodes: Sequence[Node],
+    ranks_per_node: int,
+    command: Sequence[str],
+    timeout_s: float,
+    first: str = "",
+    backend: str = "horovod",
 ) -> list[str]:
     """What each rank of `python -m command` has printed.
+
+    Args:
+        first: words that run what follows them, on each node; see `cores.quotas`.
 
     Raises:
         ClusterError: the job has failed, or is not done in time.
@@ -59,7 +67,7 @@ def run_module(
             "-H",
             ",".join(f"{node.address}:{ranks_per_node}" for node in nodes),
             "--backend",
-            "horovod",
+            backend,
             "--timeout",
             str(_SILENT_S),
             "--output-dir",
@@ -68,7 +76,7 @@ def run_module(
             "-m",
             *command,
         ]
-        with _started(inside(HEAD, launch), _environment(folder)) as process:
+        with _started(inside(HEAD, launch), _environment(folder, first)) as process:
             try:
                 said, _ = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired as error:
@@ -89,10 +97,10 @@ def _result(text: str) -> list[dict[str, Any]]:
     raise ClusterError(f"A rank has ended without a result: {text[-_LAST_WORDS:]}")
 
 
-def _environment(folder: str) -> dict[str, str]:
+def _environment(folder: str, first: str) -> dict[str, str]:
     """With a stand-in for ssh on the PATH; a rank computes with one thread, as cores are few."""
     ssh = pathlib.Path(folder, "ssh")
-    ssh.write_text(_SSH)
+    ssh.write_text(_SSH % (first, PREFIX))
     ssh.chmod(0o755)
     return {
         **os.environ,

@@ -73,7 +73,7 @@ def cluster(num_nodes: int) -> Iterator[list[Node]]:
         try:
             yield _make(num_nodes)
         finally:
-            with _undisturbed():
+            with undisturbed():
                 remove()
 
 
@@ -113,28 +113,27 @@ def sent_bytes() -> int:
 def limit(mbit: float | None) -> None:
     """Let the node that this process is in send at most `mbit` Mbit/s; None lifts the limit.
 
-    All nodes are limited alike, so that it holds for what a node is sent too, as long as the ranks
+    Where all nodes are limited alike, it holds for what a node is sent too, as long as the ranks
     send around a ring.
     """
+    _limit((), INTERFACE, mbit)
+
+
+def limit_link(node: Node, mbit: float | None) -> None:
+    """Let a node send, and be sent, at most `mbit` Mbit/s; from outside of it."""
+    _limit(("-n", node.namespace), INTERFACE, mbit)
+    _limit(("-n", HEAD), node.port, mbit)
+
+
+def _limit(where: Sequence[str], device: str, mbit: float | None) -> None:
+    """Limit what a device sends; `where` says to `tc` in which namespace it is."""
     if mbit is None:
-        if "tbf" in _command("tc", "qdisc", "show", "dev", INTERFACE):
-            _command("tc", "qdisc", "del", "dev", INTERFACE, "root")
+        if "tbf" in _command("tc", *where, "qdisc", "show", "dev", device):
+            _command("tc", *where, "qdisc", "del", "dev", device, "root")
         return
-    _command(
-        "tc",
-        "qdisc",
-        "replace",
-        "dev",
-        INTERFACE,
-        "root",
-        "tbf",
-        "rate",
-        f"{mbit:g}mbit",
-        "burst",
-        str(_BURST_BYTES),
-        "limit",
-        str(_QUEUE_BYTES),
-    )
+    burst, queue = str(_BURST_BYTES), str(_QUEUE_BYTES)
+    rate = ("tbf", "rate", f"{mbit:g}mbit", "burst", burst, "limit", queue)
+    _command("tc", *where, "qdisc", "replace", "dev", device, "root", *rate)
 
 
 def _make(num_nodes: int) -> list[Node]:
@@ -208,7 +207,7 @@ def _alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Signals wait until the context ends."""
     waiting = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)

@@ -2,17 +2,10 @@
 
 import pytest
 
-from benchmarks.prediction import MARK, SIZES, Config, _rows, plans, report, spearman
+from benchmarks.prediction import MARK, SIZES, Config, _rows, plans, report
 from benchmarks.shaped_cluster.namespaces import ClusterError
 from tfpar.constraints import batch_axes
 from tfpar.spec import Mesh
-
-
-def test_rank_correlation():
-    assert spearman([1, 2, 3, 4], [10, 20, 30, 45]) == pytest.approx(1.0)
-    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
-    assert spearman([1, 2, 2, 3], [1, 2, 2, 9]) == pytest.approx(1.0)  # ties share their rank
-    assert spearman([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -180,13 +180,6 @@ def test_megatron_s_measured_run_is_predicted():
     assert row["predicted_bytes"] < 80e9
 
 
-def test_rank_correlation():
-    assert three_d.spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
-    assert three_d.spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert three_d.spearman([1, 2, 2, 4], [1, 2, 3, 4]) == pytest.approx(0.9486833)
-    assert three_d.spearman([1], [2]) is None
-
-
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published trials are not here")
 def test_the_published_trials_are_predicted():
     rows = {setting.name: three_d.compare(setting) for setting in read_trials(PUBLISHED)}
