@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.results import save
+from benchmarks.shaped_cluster import unequal
 from benchmarks.shaped_cluster.config import MODELS, Config
 from benchmarks.shaped_cluster.job import run_ranks
 from benchmarks.shaped_cluster.namespaces import ClusterError, Node, cluster, obstacle
@@ -178,6 +179,10 @@ def _options() -> argparse.Namespace:
         "--mbit", type=float, action="append", help="0: no limit; default: 0, 1000, 200, 50"
     )
     parser.add_argument("--steps", type=int, default=3, help="timed at each bandwidth (default: 3)")
+    parser.add_argument(
+        "--unequal", action="store_true", help="nodes of unequal speed and links, plan by plan"
+    )
+    unequal.add_options(parser.add_argument_group("with --unequal"))
     return parser.parse_args()
 
 
@@ -189,22 +194,27 @@ def main() -> int:
         return NOT_POSSIBLE
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    clusters = QUICK_CLUSTERS if options.quick else CLUSTERS
-    given = tuple(mbit or None for mbit in options.mbit or ())
-    mbits = given or (MBITS[2:3] if options.quick else MBITS)
-    rows: list[dict[str, Any]] = []
     try:
-        for model in options.model or (MODELS[1:] if options.quick else MODELS):
-            for nodes, each in clusters:
-                found = measure(model, nodes, each, mbits, options.steps)
-                print(report(found), flush=True)
-                rows += found
-                save(options.json, rows)
+        return unequal.run(options) if options.unequal else run(options)
     except ClusterError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and report, layout by layout at several bandwidths; the exit code."""
+    clusters = QUICK_CLUSTERS if options.quick else CLUSTERS
+    given = tuple(mbit or None for mbit in options.mbit or ())
+    mbits = given or (MBITS[2:3] if options.quick else MBITS)
+    rows: list[dict[str, Any]] = []
+    for model in options.model or (MODELS[1:] if options.quick else MODELS):
+        for nodes, each in clusters:
+            found = measure(model, nodes, each, mbits, options.steps)
+            print(report(found), flush=True)
+            rows += found
+            save(options.json, rows)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Plans on unequal nodes, predicted and measured: one slow link, one node with a third of the CPU.
 
-    sudo python -m benchmarks.shaped_cluster.unequal [--quick] [--json FILE] [--plan NAME ...]
+    sudo python -m benchmarks.shaped_cluster --unequal [--quick] [--json FILE] [--plan NAME ...]
 
 Four nodes of one rank each: quotas of cores make the last one slow, and the second one has a slow
 link. They are calibrated first, as a user would (`tap.calibrate`); then a GPT trains under a dozen
@@ -8,8 +8,8 @@ plans that the public API was asked for, each in a job of its own: by data paral
 Megatron's layout, in pipelines, and as `pipeline="auto"` chooses. Told are the seconds of a step
 that each plan is predicted to take and the median of those that the slowest rank took; how much
 faster the choice is than data parallelism and Megatron's layout, how near to the best, and
-Spearman's rank correlation of all. Linux, root, `ip` and `tc` (iproute2), cgroup v1 and Horovod are
-needed, and two cores that nothing else uses.
+Spearman's rank correlation of all. Linux, root, `ip` and `tc` (iproute2) and cgroup v1 are needed,
+and two cores that nothing else uses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import signal
 import statistics
 import sys
 import tempfile
@@ -171,34 +170,21 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def _end(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.shaped_cluster.unequal",
-        description="Plans on four unequal nodes, predicted and measured.",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a few minutes: a small model, two plans"
-    )
-    parser.add_argument("--json", help="write the rows to this file")
+def add_options(parser: argparse._ArgumentGroup) -> None:
+    """Those that are of this benchmark alone."""
     parser.add_argument("--plan", choices=NAMES, action="append", help="default: all")
-    parser.add_argument("--steps", type=int, default=5, help="timed of each plan (default: 5)")
     parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0])
-    parser.add_argument("--calibration", type=float, default=90.0, metavar="SECONDS")
-    return parser.parse_args()
+    parser.add_argument(
+        "--calibration", type=float, default=90.0, metavar="SECONDS", help="default: 90"
+    )
 
 
-def main() -> int:
-    options = _options()
-    why = namespaces.obstacle() or cores.obstacle()
+def run(options: argparse.Namespace) -> int:
+    """Measure and report; the exit code."""
+    why = cores.obstacle()
     if why is not None:
         print(why, file=sys.stderr)
         return NOT_POSSIBLE
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
     config = Config(
         size=QUICK_SIZE if options.quick else SIZE,
         cores=CORES,
@@ -207,17 +193,6 @@ def main() -> int:
         steps=options.steps,
         calibration_s=options.calibration / (3 if options.quick else 1),
     )
-    try:
-        plans = options.plan or (QUICK if options.quick else NAMES)
-        rows = measure(config, plans, options.backend, options.json)
-    except ClusterError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    print(report(rows))
+    plans = options.plan or (QUICK if options.quick else NAMES)
+    print(report(measure(config, plans, options.backend, options.json)))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import tfpar as tap
+from benchmarks.shaped_cluster import __main__ as command
 from benchmarks.shaped_cluster import cores, namespaces, unequal
 from benchmarks.shaped_cluster.unequal_config import NAMES, Config
 from benchmarks.shaped_cluster.unequal_plans import contexts, equal_layers
@@ -73,11 +74,12 @@ def test_a_config_is_the_same_at_both_ends():
     assert Config.from_json(config.to_json()) == config
 
 
-def test_who_is_not_root_is_told_so(monkeypatch, capsys):
-    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "argv", ["unequal"])
-    assert unequal.main() == unequal.NOT_POSSIBLE
-    assert "need root" in capsys.readouterr().err
+def test_without_the_controller_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(command, "obstacle", lambda: None)
+    monkeypatch.setattr(cores, "_hierarchy", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["shaped_cluster", "--unequal"])
+    assert command.main() == unequal.NOT_POSSIBLE
+    assert "cgroup v1" in capsys.readouterr().err
 
 
 def test_a_missing_controller_is_named(monkeypatch, tmp_path):
