@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.results import Result
+from benchmarks.shaped_cluster.unequal import layout, summary
 from scripts.tables import markdown_table
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -243,6 +244,25 @@ def shaped(result: Result) -> str:
         "fastest",
     )
     return _with_source(heads, cells, result)
+
+
+def unequal(result: Result) -> str:
+    """A row for each plan, and what they come to."""
+    columns: list[Column] = [
+        ("plan", _text("plan")),
+        ("layout", layout),
+        ("predicted s", _number("predicted_s", ".2f")),
+        ("measured s", _number("measured_s", ".2f")),
+        ("ratio", lambda row: f"{row['predicted_s'] / row['measured_s']:.2f}"),
+    ]
+    found = summary(result.rows)
+    said = (
+        f"The plan that is chosen is {found['data']:.1f} times as fast as data parallelism and "
+        f"{found['megatron']:.1f} times as fast as Megatron's layout; it takes {found['best']:.2f} "
+        f"of what the fastest of the {len(result.rows)} plans takes. Spearman's rho of predicted "
+        f"and measured seconds is {found['rho']:.2f}."
+    )
+    return f"{table(columns)(result)}\n{said}\n"
 
 
 PREDICTION: list[Column] = [
@@ -578,6 +598,7 @@ BLOCKS = {
     "step-processes": Block(_BENCHMARKS, "step_processes", table(PROCESSES)),
     "propagation": Block(_BENCHMARKS, "propagation", table(PROPAGATION)),
     "shaped": Block(_BENCHMARKS, "shaped_cluster", shaped),
+    "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),
     "atp-meshes": Block(_BENCHMARKS, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),
     "atp-selected": Block(_BENCHMARKS, "atp", atp_selected),
     "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),

@@ -103,6 +103,7 @@ def _row(plan: str, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "min_s": min(seconds),
         "max_s": max(seconds),
         **ranks[0],
+        "cpu_s": [rank["cpu_s"] for rank in ranks],
     }
 
 
@@ -134,8 +135,8 @@ def layout(row: dict[str, Any]) -> str:
         order = row["ranks"] or [*range(len(CORES))]
         size = len(order) // row["stages"]
         sets = [order[i : i + size] for i in range(0, len(order), size)]
-        ranks = " | ".join(" ".join(map(str, some)) for some in sets)
-        return f"ranks {ranks}, {row['microbatches']} microbatches"
+        ranks = ", ".join("+".join(map(str, some)) for some in sets)
+        return f"ranks {ranks}; {row['microbatches']} microbatches"
     shares = "".join(f", shares {'/'.join(map(str, some))}" for some in row["shares"].values())
     return row["mesh"] + shares
 

@@ -5,7 +5,9 @@ python -m benchmarks.shaped_cluster.unequal_worker CONFIG    # started by `tfpar
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import statistics
 import sys
 import time
 from typing import Any
@@ -22,6 +24,7 @@ from benchmarks.shaped_cluster.unequal_plans import Context, contexts
 from benchmarks.shaped_cluster.worker import meet
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import describe, read_cluster
+from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.distributed.world import World, this_world
 from tfpar.ir.roles import Roles
@@ -42,22 +45,23 @@ class Training:
         state = parallel_model(model)
         assert state is not None and state.plan is not None
         self._model, self._step, self.plan = model, state.executables["train"], state.plan
-        self.predicted_s = self._predicted_s(cluster)
+        self.cost = self._cost(cluster)
 
-    def _predicted_s(self, cluster: Cluster) -> float:
+    def _cost(self, cluster: Cluster) -> Cost:
         """What the plan says; where nothing was searched, what the step is priced at."""
         if self.plan.cost is not None:
-            return self.plan.cost.seconds
+            return self.plan.cost
         gradients = [t for g in self._step.captured.gradients for t in g.tensors]
         laid = self._step.partitioned
-        return evaluate(laid, cluster, Roles.of(laid.graph, gradients)).seconds
+        return evaluate(laid, cluster, Roles.of(laid.graph, gradients))
 
-    def timed_step(self, world: World) -> float:
-        """Seconds of a step, from when all ranks begin it until this one is through."""
+    def timed_step(self, world: World) -> tuple[float, float]:
+        """Seconds of a step, from when all ranks begin it until this one is through, and those of
+        the processor that this rank takes."""
         meet(world)
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         self._step((self._batch,))
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - used
 
 
 def measure(config: Config) -> dict[str, Any]:
@@ -74,12 +78,14 @@ def measure(config: Config) -> dict[str, Any]:
     meet(world)  # what is not measured need not be slow
     with quota:
         # The first step fills caches.
-        _, *seconds = [training.timed_step(world) for _ in range(1 + config.steps)]
+        _, *steps = [training.timed_step(world) for _ in range(1 + config.steps)]
         meet(world)
     return {
-        "predicted_s": training.predicted_s,
-        "steps_s": seconds,
+        "predicted_s": training.cost.seconds,
+        "steps_s": [seconds for seconds, _ in steps],
+        "cpu_s": statistics.median(used for _, used in steps),
         "first_loss": training.first_loss,
+        "cost": dataclasses.asdict(training.cost),
         **_described(training.plan),
     }
 

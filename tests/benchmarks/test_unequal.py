@@ -41,7 +41,7 @@ def test_the_chosen_plan_is_held_against_the_others():
 def test_the_table_says_what_plans_are_and_which_is_fastest():
     told = unequal.report(ROWS)
     (fastest,) = [line for line in told.splitlines() if "*" in line and line.startswith("|")]
-    assert "chosen" in fastest and "ranks 0 2 | 1 3, 8 microbatches" in fastest
+    assert "chosen" in fastest and "ranks 0+2, 1+3; 8 microbatches" in fastest
     assert "shares 5/5/5/1" in told and "chosen is 1.50 times as fast as megatron" in told
 
 

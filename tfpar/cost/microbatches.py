@@ -9,6 +9,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.memory import Buffer, live_peak
 from tfpar.cost.overlap import part_seconds
 from tfpar.cost.parts import PartPricer
+from tfpar.cost.running_sums import adding_seconds
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.ir.graph import Tensor, Variable
 from tfpar.ir.roles import FORWARD, Roles
@@ -40,6 +41,9 @@ def microbatched_cost(
     compute, waiting = part_seconds(cost, laid, mesh, cluster, roles, statistics)
     step = StepInStages(laid, roles, dict.fromkeys(laid.graph.ops, 0), 1, statistics=statistics)
     pricer = _WithJoins(step, cluster)
+    moved = [c for c in laid.communications(roles.wire_dtypes) if c.op in step.runs.each]
+    adding = sum(adding_seconds(one, pricer, statistics) for one in moved)
+    compute = compute[0], compute[1] + step.microbatches * adding, compute[2]
     most = live_peak(laid, pricer, cost.bucket_bytes, show=0)
     kept = [b for b in step.joined if roles.phase[b[0].op] == FORWARD and _is_read_back(b, step)]
     others = sum(map(pricer.of_others, kept))

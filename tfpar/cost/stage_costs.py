@@ -1,6 +1,6 @@
 """What each stage of a step takes, from what its ops, collectives and tensors do.
 
-F, I, W     the ops of a microbatch, and the collectives that they wait for
+F, I, W     the ops of a microbatch, the collectives that they wait for, and what they add up
 B           I and W
 U           the update, and what runs once as the step begins (what is computed of weights)
 reduction   the sums of gradients over ranks, packed in buckets
@@ -16,6 +16,7 @@ from tfpar.cost.buckets import best_buckets
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.microbatches import OneMicrobatch
 from tfpar.cost.parts import mesh_of_ranks, without_parts
+from tfpar.cost.running_sums import adding_seconds
 from tfpar.cost.stage_memory import StageMemory
 from tfpar.cost.stage_transfers import ORDER, Gather, StageTransfers
 from tfpar.cost.stages import StageCost
@@ -80,6 +81,7 @@ class _Collectives:
     Attributes:
         pricer: for the machines of its actor.
         waiting: seconds of those that ops wait for, by kind of task.
+        adding: seconds in which a microbatch adds what it makes to sums, by kind of task.
         terms: those that are packed.
         count: how often a rank waits in a step.
     """
@@ -88,11 +90,18 @@ class _Collectives:
         self.step, self.pricer = step, OneMicrobatch(step.laid.mesh, cluster, step.roles)
         self.mesh = mesh_of_ranks(step.laid.mesh)
         self.waiting: dict[str, float] = dict.fromkeys(ORDER, 0.0)
+        self.adding: dict[str, float] = dict.fromkeys(ORDER, 0.0)
         self.terms = Terms(self.mesh.num_axes)
         self.count = 0.0
 
     def add(self, communication: Communication) -> None:
-        """Count a collective: it runs in the task that makes what it moves."""
+        """Count a collective: it runs in the task that makes what it moves, as do sums over
+        microbatches."""
+        if self.step.microbatches > 1 and communication.op in self.step.runs.each:
+            seconds = adding_seconds(communication, self.pricer, self.step.statistics)
+            kind: str = self.step.kinds[communication.op]
+            # What is summed for the update alone, as the gradients of one weight in several places.
+            self.adding["W" if kind == "U" else kind] += seconds
         moved, op = without_parts(communication, self.step.laid.mesh), communication.op
         times = self.step.roles.times.get(op, 1)
         if moved is None or not times:
@@ -116,7 +125,7 @@ class _Collectives:
 
 def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> StagePrice:
     cluster = found.pricer.cluster
-    compute: dict[str, float] = dict.fromkeys(ORDER, 0.0)
+    compute = dict(found.adding)
     for kind in ORDER:
         for op in step.ops(memory.stage, (kind,)):
             decision = step.laid.decisions.get(op)
