@@ -19,7 +19,8 @@ from benchmarks.shaped_cluster.config import MARK, Config
 from benchmarks.shaped_cluster.namespaces import limit, sent_bytes
 from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import endless
-from tfpar.cluster.description import TRANSFER, Cluster, Level
+from tfpar.cluster.check import TRANSFER
+from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.files import read_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.distributed.world import World, this_world

@@ -12,7 +12,7 @@ from tests.distributed import jobs
 from tfpar.calibration.calibrate import calibrate
 from tfpar.calibration.links import axes_to_measure
 from tfpar.cli.main import main
-from tfpar.cluster.description import TRANSFER
+from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.files import describe, read_cluster
 from tfpar.cluster.network import measured, path_between
 from tfpar.cost.collectives import collective_seconds

@@ -135,7 +135,7 @@ def changed(old, new):
             r"node\[0\].level.topology is 'star'; it must be one of 'switch'",
         ),
         (changed("latency =", "latancy ="), "`level.latancy` is not known; there are .*latency"),
-        (changed("count = 3", "count = 4"), "its levels join 4 = 4 nodes, but"),
+        (changed("count = 3", "count = 4"), "its levels join 4 nodes, but it has 3"),
         (FILE.replace(LEVEL, ""), "no `level` that joins them: the link between nodes is missing"),
         (
             changed(
@@ -214,6 +214,18 @@ def changed(old, new):
             r"node\[0\].device.memory is -80000000000.0; it must be a number above 0",
         ),
         (changed('"4 us"', "-1"), r"node\[0\].device.launch is -1"),
+        (
+            changed('"600 GB/s"', '"-600 GB/s"'),
+            r"node\[0\].level.bandwidth is -600000000000.0; it must be a number above 0\.",
+        ),
+        (
+            changed("bfloat16 = 220e12", "blfoat16 = 220e12"),
+            r"node\[0\].device.flops's dtype is 'blfoat16'; it must be one such as 'bfloat16'",
+        ),
+        (
+            changed('"all_gather"', '"allgather"'),
+            "measured.kind is 'allgather'; it must be one of 'all_reduce'",
+        ),
         (changed('name = "ours"', "step = -1"), "step is -1"),
         ('name = "none"', "`node` is missing: a cluster has one"),
         ("node = 3", "`node` is 3; write it as"),

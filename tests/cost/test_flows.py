@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfpar.cluster.description import TRANSFER, Cluster, Device, Level, Measured
+from tfpar.cluster.check import TRANSFER
+from tfpar.cluster.description import Cluster, Device, Level, Measured
 from tfpar.cluster.named import read_preset
 from tfpar.cluster.network import path_between, transfer_link
 from tfpar.cost.flows import Flows, fair_rates

@@ -8,11 +8,12 @@ from tfpar.calibration import fit
 from tfpar.calibration.asked import ALIKE, Sizes, Tell
 from tfpar.calibration.programs import chain_of, collective, operand_of, transfer
 from tfpar.calibration.timing import Timer
-from tfpar.cluster.description import TRANSFER, Measured
+from tfpar.cluster.check import TRANSFER
+from tfpar.cluster.description import Measured
 from tfpar.cluster.network import Groups
-from tfpar.propagation.reshard import COLLECTIVES
 from tfpar.search.meshes import logical_meshes
 from tfpar.spec import Mesh
+from tfpar.spec.names import COLLECTIVES
 
 Pair = tuple[str, Mesh, int]
 """A kind of collective, and the mesh axis that it runs over."""

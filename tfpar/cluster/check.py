@@ -7,6 +7,7 @@ lists become tuples, and anything else is refused.
 from __future__ import annotations
 
 import collections
+import difflib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from tfpar.spec.arguments import (
     refused,
     text,
 )
+from tfpar.spec.names import COLLECTIVES, ITEMSIZES
 
 if TYPE_CHECKING:
     from tfpar.cluster.description import Cluster
@@ -35,6 +37,9 @@ or all by one line that they share."""
 
 ALGORITHMS = ("ring", "tree", "halving", "hierarchical", "heterogeneous-ring")
 """How a library computes a collective; see `cost.collectives`."""
+
+TRANSFER = "transfer"
+"""The kind of what is measured that goes from rank to rank."""
 
 Reader = Callable[[str, Any], Any]
 
@@ -94,7 +99,11 @@ def _rates(name: str, value: Any) -> dict[str, float]:
     expected = "FLOP/s by dtype, of 'float32' at least"
     if not isinstance(value, Mapping) or "float32" not in value:
         raise refused(name, value, expected)
-    return {_name(f"{name}'s dtype", d): _rate(f"{name}.{d}", rate) for d, rate in value.items()}
+    for dtype in value:
+        if not isinstance(dtype, str) or dtype not in ITEMSIZES:
+            near = difflib.get_close_matches(str(dtype), ITEMSIZES, n=3) or ITEMSIZES
+            raise refused(f"{name}'s dtype", dtype, f"one such as {', '.join(map(repr, near))}")
+    return {dtype: _rate(f"{name}.{dtype}", rate) for dtype, rate in value.items()}
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...]:
@@ -143,7 +152,7 @@ LEVEL: Mapping[str, Reader] = {
 }
 NODE: Mapping[str, Reader] = {"count": _count, "uplink": _MAYBE_RATE}
 MEASURED: Mapping[str, Reader] = {
-    "kind": _name,
+    "kind": lambda name, value: one_of(name, value, (*COLLECTIVES, TRANSFER)),
     "mesh": _sizes,
     "axis": lambda name, value: integer(name, value, 0),
     "startup_s": finite,
@@ -176,8 +185,9 @@ def _wrongs(cluster: Cluster) -> Iterator[str]:
     joined = math.prod(level.count for level in cluster.levels)
     if joined != cluster.num_nodes and cluster.levels:
         counts = " x ".join(str(level.count) for level in cluster.levels)
+        product = f"{counts} = " if len(cluster.levels) > 1 else ""
         yield (
-            f"its levels join {counts} = {joined} nodes, but it has {cluster.num_nodes}; make "
+            f"its levels join {product}{joined} nodes, but it has {cluster.num_nodes}; make "
             f"`count` of `level` and of `node` agree."
         )
     if cluster.num_devices > MOST_RANKS:

@@ -136,15 +136,11 @@ class Node:
         return math.prod(level.count for level in self.levels)
 
 
-TRANSFER = "transfer"
-"""The kind of `Measured` that goes from rank to rank."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """How long a collective was found to take on the groups of ranks along a mesh axis.
 
-    Of kind `TRANSFER` it is no collective, but a tensor from each rank to the next of its group.
+    Of kind `check.TRANSFER` it is no collective: each rank sends a tensor to the next of its group.
 
     Attributes:
         mesh: the sizes of the mesh; its last axis walks the devices in order.

@@ -15,7 +15,8 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfpar.cluster.description import TRANSFER, Cluster, Level, Measured, Node
+from tfpar.cluster.check import TRANSFER
+from tfpar.cluster.description import Cluster, Level, Measured, Node
 from tfpar.spec import Mesh
 
 Groups = Sequence[Sequence[int]]

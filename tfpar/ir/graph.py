@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tfpar.spec.names import ITEMSIZES
+
 Shape = tuple[Any, ...] | Any
 """Static shape: None for an unknown rank, a None entry for an unknown size.
 
@@ -223,31 +225,9 @@ def walk_functions(graph: Graph, op: Op) -> Iterator[tuple[str, Graph]]:
                 yield key, graph.functions[ref]
 
 
-_ITEMSIZES = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "float32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-    "float8_e5m2": 1,
-    "float8_e4m3fn": 1,
-}
-
-
 def itemsize(dtype: str) -> int:
     """Bytes per element; 0 for dtypes that hold no plain numbers (string, variant)."""
-    return _ITEMSIZES.get(dtype, 0)
+    return ITEMSIZES.get(dtype, 0)
 
 
 def is_floating(dtype: str) -> bool:
@@ -255,7 +235,7 @@ def is_floating(dtype: str) -> bool:
 
 
 def is_numeric(dtype: str) -> bool:
-    return dtype in _ITEMSIZES and dtype != "bool"
+    return dtype in ITEMSIZES and dtype != "bool"
 
 
 def freeze(value: Any) -> Any:

@@ -21,8 +21,8 @@ from tfpar.spec import (
     UnevenMesh,
     local_shape,
 )
+from tfpar.spec.names import COLLECTIVES
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 LOCAL_STEPS = ("slice", "keep_first")
 
 

@@ -80,9 +80,9 @@ def number(
     return found
 
 
-def finite(name: str, value: Any, above: float = -math.inf) -> float:
-    """A number that is not negative, above `above`, and has an end."""
-    found = number(name, value, above=above, least=0)
+def finite(name: str, value: Any, above: float | None = None) -> float:
+    """A number that has an end, above `above` or, without it, of 0 or more."""
+    found = number(name, value, least=0) if above is None else number(name, value, above=above)
     if math.isinf(found):
         raise refused(name, value, "finite")
     return found

@@ -114,7 +114,7 @@ class RhinoPlanner:
             elsewhere=[
                 (f.cost.seconds, str(f.mesh)) for f in found if f.mesh.shape != taken.mesh.shape
             ],
-            preferred_to=best,
+            preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,
         )
 

@@ -111,7 +111,7 @@ class TapPlanner:
                 for search in searches
                 if not _is_on(taken, search.logical) and not search.key.over
             ],
-            preferred_to=best,
+            preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,
         )
 
