@@ -32,7 +32,7 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.propagation.prepared import prepare
-from tfpar.report.memory import memory_error
+from tfpar.report.memory import check_room, memory_error
 from tfpar.report.progress import QUIET, Reporter
 from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
@@ -53,6 +53,7 @@ from tfpar.search.shares import StepByRank, in_shares, uneven_axes
 from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
 from tfpar.search.stages.choice import Promise
 from tfpar.search.stages.kinds import kinds_of_stages
+from tfpar.search.stages.planned import in_stages
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
 logger = logging.getLogger("tfpar")
@@ -291,6 +292,38 @@ class StepSearch:
 
             return plan_in_stages(find, seconds, problem, self.step, request, self.part)
 
+    def check_room(self, request: Request) -> None:
+        """Check that the devices of the request have room for the step's variables, in stages or
+        without.
+
+        Raises:
+            MemoryLimitError: they have not.
+        """
+        problem, devices = self._problem(request), request.cluster.devices[: request.mesh.size]
+        limits = [device.memory_bytes for device in devices]
+        check_room(problem.graph.variables, problem.state_ratio, limits, request.cluster.name)
+
+    def restaged(self, plan: Plan, request: Request) -> Plan:
+        """A plan that has stages with those of the request's pipeline, not priced yet.
+
+        How weights are split stays, and which ranks are together.
+
+        Raises:
+            PlanError, ScheduleError: as of `search.stages.planned.in_stages`.
+        """
+        assert plan.stages is not None and request.pipeline is not None, "a request for stages"
+        return in_stages(
+            dataclasses.replace(plan, stages=None),
+            self.step,
+            request.pipeline,
+            request.cluster,
+            request.constraints,
+            owners=request.owners,
+            part=self.part,
+            ranks=plan.stages.ranks,
+            deadline=request.budget.start(),
+        )
+
     def promise(self, request: Request) -> Promise | None:
         """What the fastest plan of all promises, with a second forward pass if it does not fit;
         None if a plan is known already, or there is none.
@@ -528,6 +561,9 @@ def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
 def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:
     """The planner's plan, which fits; arguments and errors as of `find_plan`."""
     solve_any = functools.partial(_best, planner=planner)
+    sets, size = problem.sets_of_ranks, problem.meshes[0].mesh.size
+    limits = [problem.memory_limit / sets] * (sets * size)
+    check_room(problem.graph.variables, problem.state_ratio, limits, problem.cluster.name)
     try:
         plan = solve_any(problem)
         if problem.excess(plan.cost):
@@ -538,6 +574,7 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
                 problem.memory_limit,
                 problem.state_ratio,
                 bool(problem.fixed or problem.constraints),
+                problem.sets_of_ranks,
             )
     except TimeLimitError:
         raise

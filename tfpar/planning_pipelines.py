@@ -26,7 +26,7 @@ from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.choice import Promise, Ways, choose_pipeline, numbers_of_stages
 from tfpar.search.stages.priced import scheduled_plan
 from tfpar.settings import Settings
-from tfpar.spec import PlanError, TfparError
+from tfpar.spec import PlanError, ScheduleError, TfparError
 
 
 def searching(settings: Settings, constraints: Sequence[Constraint]) -> Find:
@@ -99,6 +99,7 @@ def search_pipeline(
         As `planning.StepSearch`.
     """
     check_stages(request.constraints, request.mesh.size)
+    search.check_room(request)
     problems: dict[int, Problem] = {}
 
     report, limit = request.report, request.cluster.device.memory_bytes
@@ -141,8 +142,20 @@ def search_pipeline(
         told(found)
         return found or plan
 
+    def restaged(plan: Plan, pipeline: Pipeline) -> Plan | None:
+        if _least_stages(request) > 1:  # which number stages as they are
+            return None
+        problem = problems[pipeline.order.num_actors]
+        with report.at(_name(pipeline)):
+            try:
+                cut = search.restaged(plan, asked(pipeline))
+                found = scheduled_plan(cut, problem, request.cluster)
+            except (PlanError, ScheduleError):
+                return None
+        return told(found)
+
     stages = numbers_of_stages(request.mesh, _least_stages(request))
-    ways = Ways(planned, repriced, scheduled, is_enough, why_enough, promised)
+    ways = Ways(planned, repriced, scheduled, is_enough, why_enough, promised, restaged)
     plan = choose_pipeline(stages, batch_size, ways, limit)
     if plan.cost is None and why_enough:  # what is to be told was asked for
         raise PlanError(

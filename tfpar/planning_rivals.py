@@ -14,6 +14,7 @@ from tfpar.cost.idle import with_idle_parts
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import Roles
 from tfpar.pipeline import Pipeline
+from tfpar.pipeline.generators import schedule_on
 from tfpar.planning import Request, lay_out, price_whole
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
@@ -147,12 +148,11 @@ class PlanAgain:
         Args:
             links: how many times as fast links are.
         """
-        schedule = pipeline.order
         if self.plan.stages is None:
-            return self._whole(schedule.num_microbatches, links)
-        plan = in_schedule(self.plan, pipeline)
+            return self._whole(pipeline.order.num_microbatches, links)
         cut = self._cut
         try:
+            plan = in_schedule(self.plan, pipeline)
             return None if cut is None else cut.priced(plan, self._cluster(links))
         except ScheduleError:
             return None
@@ -218,9 +218,14 @@ def repriced_plan(
 
 
 def in_schedule(plan: Plan, pipeline: Pipeline) -> Plan:
-    """A plan with stages in the schedule of a pipeline of as many, not priced yet."""
+    """A plan with stages as a pipeline of as many sets of ranks runs them, not priced yet.
+
+    Raises:
+        ScheduleError: no schedule by name runs them so.
+    """
     assert plan.stages is not None, "a plan with stages"
-    schedule = pipeline.order
+    actors, micro = plan.stages.schedule.actors, pipeline.order.num_microbatches
+    schedule = schedule_on(actors, micro, halves=not pipeline.recompute)
     stages = dataclasses.replace(
         plan.stages, schedule=schedule, recompute=pipeline.recompute, cost=None
     )

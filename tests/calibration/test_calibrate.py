@@ -16,8 +16,8 @@ from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.files import describe, read_cluster
 from tfpar.cluster.network import measured, path_between
 from tfpar.cost.collectives import collective_seconds
-from tfpar.propagation.reshard import COLLECTIVES
 from tfpar.spec import Mesh, TfparError
+from tfpar.spec.names import COLLECTIVES
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,12 @@
 """`memory_limit=`: the fastest plan that fits is taken, and where none does that is said."""
 
+import keras
+import numpy as np
 import pytest
 
 import tfpar as tap
 from benchmarks.models import batch_of, compile_model, gpt
+from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import MemoryLimitError, TfparError
 
 
@@ -32,7 +35,7 @@ def plan(model, limit=None, **arguments):
 def test_the_fastest_plan_that_fits_is_taken(model):
     fastest = plan(model)
     needed = fastest.cost.memory_bytes
-    smaller = plan(model, 0.8 * needed)
+    smaller = plan(model, 0.8 * needed, pipeline=tap.Pipeline(microbatches=1))
     assert smaller.cost.memory_bytes <= 0.8 * needed
     assert smaller.cost.seconds >= fastest.cost.seconds
     assert plan(model, "16 GB").variables == fastest.variables
@@ -53,6 +56,59 @@ def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
         "memory_limit=",
     ):
         assert part in text, text
+
+
+def test_what_devices_have_no_room_for_is_not_searched(model):
+    """Weights and slots alone are too large, however they are split."""
+    searched = []
+
+    class Searching(TapPlanner):
+        def solve(self, problem):
+            searched.append(problem)
+            return super().solve(problem)
+
+    for pipeline in (None, "auto", tap.Pipeline(2, 2)):
+        with pytest.raises(MemoryLimitError, match="even if 4 ranks share all weights") as error:
+            batch = batch_of(model(), 4)
+            tap.plan(
+                lambda: compile_model(model()),
+                batch,
+                [4],
+                "v100-ethernet",
+                memory_limit="50 kB",
+                planner=Searching(),
+                pipeline=pipeline,
+            )
+    assert not searched
+    needed = sum(w.numpy().nbytes for w in model().trainable_weights) * 3 / 4  # two slots of Adam
+    assert error.value.needed_bytes == pytest.approx(needed, rel=0.02)
+    assert f"more devices (above {int(4 * needed / 50e3)} of these)" in str(error.value)
+
+
+def test_what_stages_lack_is_told_of_one_rank():
+    """The limit that a user gave, not that of all stages together."""
+
+    def build():
+        layers = [keras.layers.Dense(64) for _ in range(4)]
+        model = keras.Sequential([keras.Input((64,)), *layers])
+        model.compile("sgd", "mse")
+        return model
+
+    batch = np.zeros((256, 64), "float32"), np.zeros((256, 64), "float32")
+    with pytest.raises(MemoryLimitError) as error:
+        tap.plan(
+            build,
+            batch,
+            [2],
+            "v100-ethernet",
+            memory_limit="100 KiB",
+            planner="tap",
+            pipeline=tap.Pipeline(2, 1),
+        )
+    text = str(error.value)
+    assert "one device of each of 2 stages together" in text
+    assert "where 200.00 KiB may be used, 100.00 KiB of each of them on average" in text
+    assert 100 * 2**10 < error.value.needed_bytes
 
 
 @pytest.mark.parametrize("limit", ["16 GB/s", "much", 0, -1])

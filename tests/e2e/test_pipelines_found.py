@@ -16,6 +16,7 @@ from tests.equivalence import assert_equivalent
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.network import Link
 from tfpar.report.rivals import why
+from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.stages.turning import NEAR
 from tfpar.spec import ArgumentError, SpecError
 
@@ -88,6 +89,32 @@ def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, 
     assert found(planned(bandwidth * rival.links)) == other
     assert found(planned(bandwidth * nearer)) == stages
     assert f"times {'faster' if faster else 'slower'}" in why(rival, plan)
+
+
+def test_ranks_have_several_stages_where_few_microbatches_cannot_fill_the_pipeline():
+    def build():
+        hidden = [layers.Dense(256, "tanh") for _ in range(12)]
+        model = keras.Sequential([keras.Input((256,)), *hidden, layers.Dense(1)])
+        model.compile("adam", "mse")
+        return model
+
+    cluster = machines(1e8, 3)
+    parallel, _ = assert_equivalent(
+        build,
+        (rng.normal(size=(4, 256)).astype("float32"), rng.normal(size=(4, 1)).astype("float32")),
+        tap.split([3]),
+        planner="tap",
+        cluster=cluster,
+        options={"pipeline": "auto"},
+        batch_size=2,
+    )
+    plan = tap.plan_of(parallel.model)
+    assert plan.stages.num_stages > plan.stages.num_actors == 3
+    batch = np.zeros((2, 256), "float32"), np.zeros((2, 1), "float32")
+    one_each = tap.Pipeline(3, 2, schedule="auto")
+    other = tap.plan(build, batch, [3], cluster, pipeline=one_each, planner="tap")
+    assert plan.cost.seconds < other.cost.seconds / (1 + UNCERTAINTY)
+    assert tap.Plan.from_json(plan.to_json()).stages == plan.stages
 
 
 def test_what_is_evaluated_before_training_moves_to_its_stages():

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from tests.pipeline.greedy import ends, most_kept
-from tfpar.pipeline.generators import FAMILIES, generate
+from tfpar.pipeline.generators import FAMILIES, generate, schedule_on, schedules_on
 from tfpar.pipeline.graph import check_schedule
-from tfpar.spec import ArgumentError
+from tfpar.spec import ArgumentError, ScheduleError
 
 SECONDS = {"F": 1, "B": 2, "I": 1, "W": 1}
 SIZES = [*itertools.product(range(1, 7), [1, 2, 3, 5, 6, 8, 13, 16])]
@@ -111,3 +111,24 @@ def test_virtual_stages_lie_on_a_ring_or_a_v():
 def test_what_no_family_has_is_refused(given, message):
     with pytest.raises(ArgumentError, match=message):
         generate(*given)
+
+
+@pytest.mark.parametrize(
+    "actors, halves, names",
+    [
+        ((0, 1), True, ["1f1b", "interleaved", "zb-h1", "gpipe"]),
+        ((0, 1), False, ["1f1b", "interleaved", "gpipe"]),
+        ((0, 1, 0, 1), True, ["interleaved", "gpipe"]),
+        ((0, 1, 1, 0), True, ["zb-v"]),
+    ],
+)
+def test_schedules_on_sets_of_ranks(actors, halves, names):
+    found = dict(schedules_on(actors, 4, halves))
+    assert list(found) == names
+    assert all(schedule.actors == actors for schedule in found.values())
+    assert schedule_on(actors, 4, halves) == found[names[0]]
+
+
+def test_no_schedule_by_name_runs_stages_so():
+    with pytest.raises(ScheduleError, match=r"no schedule by name for stages on actors \[0, 1, 1"):
+        schedule_on((0, 1, 1, 0), 4, halves=False)

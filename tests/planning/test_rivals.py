@@ -41,6 +41,18 @@ def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microb
         assert best.cost == expected.cost and best.stages == expected.stages
 
 
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+def test_a_plan_with_several_stages_on_each_set_of_ranks_is_priced_again_in_as_many(schedule):
+    request = Request(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 4, schedule))
+    plan, problem = found(request)
+    again = PlanAgain(plan, problem, request)
+    priced = again.priced(Pipeline(2, 4))
+    assert priced.stages.schedule.actors == plan.stages.schedule.actors
+    assert priced.cost == plan.cost and again.scheduled(priced).cost.seconds <= plan.cost.seconds
+    twice = again.priced(Pipeline(2, 2))
+    assert (twice.microbatches, twice.stages.num_stages) == (2, 4)
+
+
 def test_a_plan_without_stages_priced_again_costs_what_it_was_found_to():
     request = Request(Mesh.of([4]), SLOW)
     plan, problem = found(request)

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.spec.strategies import laid_out, specs
-from tfpar.propagation.reshard import COLLECTIVES, lower_reshard, step_bytes
+from tfpar.propagation.reshard import lower_reshard, step_bytes
 from tfpar.spec import Mesh, local_shape, parse_spec, replicated
+from tfpar.spec.names import COLLECTIVES
 
 # --- steps -----------------------------------------------------------------------
 

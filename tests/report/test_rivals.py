@@ -28,11 +28,15 @@ def plan() -> Plan:
     [
         (
             {"seconds": 1.5, "exposed_s": 1.0},
-            "500.00 ms slower: gradients would have to take 2 times less",
+            "500.00 ms slower: gradients would have to take 50 % less",
         ),
         (
             {"seconds": 3.0, "communication_s": (1.9, 0.6, 0.0), "hidden_s": 0.1},
-            "2.00 s slower: collectives would have to take 6 times less",
+            "2.00 s slower: collectives would have to take 83.4 % less",
+        ),
+        (
+            {"seconds": 1.003, "transfer_s": 0.8},
+            "3.00 ms slower: compute would have to take 0.3 % less",
         ),
         ({"seconds": 2.5, "bubble_s": 1.4}, "1.50 s slower: no part of it alone makes up for that"),
         ({"seconds": 0.95}, "nearer than predictions can tell, and has more stages"),

@@ -149,3 +149,14 @@ def test_plans_say_what_they_were_preferred_to(two_processes, tmp_path):
         assert f"{plan.cost.collectives} collectives a step in place of {collectives}" in text
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").passed_over == plan.passed_over
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_what_is_the_fastest_is_not_said_to_be_simpler(planner):
+    """Links so slow that ranks which share nothing are the fastest, by far."""
+    problem = Captured.saved("mlp").problem([2], "cpu-processes", uncertainty=UNCERTAINTY)
+    levels = tuple(dataclasses.replace(v, latency_s=1.0) for v in problem.cluster.levels)
+    plan = PLANNERS[planner].solve(
+        dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, levels=levels))
+    )
+    assert plan.passed_over is None or plan.cost.seconds >= plan.passed_over[0]

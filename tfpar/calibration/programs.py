@@ -89,7 +89,7 @@ def elementwise(op_type: str) -> Emit:
 
 
 def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
-    """A collective of `reshard.COLLECTIVES` over a mesh axis, of one operand of two dims."""
+    """A collective of `spec.names.COLLECTIVES` over a mesh axis, of one operand of two dims."""
     axes, parts = (axis,), mesh.shape[axis]
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:

@@ -40,7 +40,7 @@ def collective_seconds(
     """Time of a collective over mesh axes `axes`, in seconds.
 
     Args:
-        kind: one of `reshard.COLLECTIVES`.
+        kind: one of `spec.names.COLLECTIVES`.
         num_bytes: the payload on one rank, in bytes, as `reshard.step_bytes` counts it.
     """
     if mesh.group_size(axes) == 1:

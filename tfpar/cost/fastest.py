@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from tfpar.cost.staged import LIST, SchedulePrice
 from tfpar.cost.staged_prices import StagedPrices
-from tfpar.pipeline.generators import FAMILIES, generate
+from tfpar.pipeline.generators import schedules_on
 from tfpar.pipeline.generators.listed import RULES, Work, list_schedule
 from tfpar.pipeline.schedule import Schedule
-from tfpar.spec import ArgumentError, ScheduleError
+from tfpar.spec import ScheduleError
 
 _MANY = 4000
 """Of so many tasks, lists are made by one rule alone: that takes a second."""
@@ -55,7 +55,7 @@ def compare_schedules(
         price = candidate.price
         return price.excess_bytes, price.seconds, price.memory_bytes
 
-    named = [priced(*named) for named in _by_name(actors, microbatches, halves)]
+    named = [priced(*named) for named in schedules_on(actors, microbatches, halves)]
     if not named:
         raise ScheduleError(f"There is no schedule by name for stages on actors {list(actors)}.")
     lists: list[Candidate] = []
@@ -63,20 +63,6 @@ def compare_schedules(
         made = dict.fromkeys(_lists(prices, actors, microbatches, halves))
         lists = sorted((priced(LIST, schedule) for schedule in made), key=rank)[:1]
     return tuple(sorted([*named, *lists], key=rank))
-
-
-def _by_name(
-    actors: Sequence[int], microbatches: int, halves: bool
-) -> Iterator[tuple[str, Schedule]]:
-    num_actors = max(actors) + 1
-    for name in sorted(FAMILIES, key=lambda name: name != "1f1b"):
-        try:
-            schedule = generate(name, num_actors, microbatches, len(actors) // num_actors)
-        except ArgumentError:  # not for so many stages
-            continue
-        is_halved = any(task.kind == "I" for order in schedule.orders for task in order)
-        if schedule.actors == tuple(actors) and (halves or not is_halved):
-            yield name, schedule
 
 
 def _lists(

@@ -50,6 +50,11 @@ class StageShare:
         """What a rank holds beyond what it may; below 0, what it could hold more."""
         return -math.inf if self.limit_bytes is None else self.peak_bytes - self.limit_bytes
 
+    @property
+    def filled(self) -> float:
+        """The part of what a rank may hold that it holds at most; 0 where that is not known."""
+        return 0.0 if self.limit_bytes is None else self.peak_bytes / self.limit_bytes
+
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StageShare:
         """Inverse of `dataclasses.asdict`, through JSON.
@@ -106,9 +111,9 @@ class StagedCost:
 
     @property
     def fullest(self) -> int:
-        """The stage whose ranks have least left of what they may hold."""
+        """The stage whose ranks hold most of what they may."""
         shares = self.stages
-        return max(range(len(shares)), key=lambda s: (shares[s].excess_bytes, shares[s].peak_bytes))
+        return max(range(len(shares)), key=lambda s: (shares[s].filled, shares[s].peak_bytes))
 
     @property
     def fits(self) -> bool:

@@ -163,14 +163,15 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
 
 def cost_of_stages(prices: StagedPrices, schedule: Schedule, timeline: Timeline) -> Cost:
     """What a simulated step takes on one rank: time of the actor that works most, memory of the one
-    that has least left of what it may hold.
+    that holds most of what it may.
 
     Args:
         timeline: of `prices`, in the order of `schedule`.
     """
     actors, micro = range(schedule.num_actors), schedule.num_microbatches
     busiest = max(actors, key=timeline.busy_s.__getitem__)
-    fullest = max(actors, key=lambda actor: timeline.peaks[actor].num_bytes - prices.limits[actor])
+    peaks = [timeline.peaks[actor].num_bytes for actor in actors]
+    fullest = max(actors, key=lambda actor: (peaks[actor] / prices.limits[actor], peaks[actor]))
     working = [prices.stages[stage] for stage in schedule.stages_of(busiest)]
     holding = [prices.stages[stage] for stage in schedule.stages_of(fullest)]
     kept = sum(

@@ -77,7 +77,7 @@ def statistics_text(plan: Plan) -> str:
 
 def memory_limit(plan: Plan) -> float:
     """What that rank may store whose memory `plan.cost` tells: of a pipeline, one of the stage that
-    has least left."""
+    holds most of what it may."""
     staged = None if plan.stages is None else plan.stages.cost
     known = None if staged is None else staged.stages[staged.fullest].limit_bytes
     if known is not None:

@@ -63,7 +63,8 @@ def why(rival: Rival, plan: Plan) -> str:
         return f"{slower}{_links(rival.links)}"
     if seconds <= late:
         return f"{slower}: no part of it alone makes up for that"
-    return f"{slower}: {part} would have to take {seconds / (seconds - late):.2g} times less"
+    percent = math.ceil(1000 * late / seconds - 1e-9) / 10
+    return f"{slower}: {part} would have to take {percent:g} % less"
 
 
 def _links(factor: float | None) -> str:

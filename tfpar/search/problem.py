@@ -55,6 +55,8 @@ class Problem:
         samples: of each microbatch, which ranks are to have as many of; None: however many.
         kept_part: the part of the batch whose activations a rank stores at the same time.
         batch_statistics: what normalisations take them over; see `pipeline.Pipeline`.
+        sets_of_ranks: among which the step is shared out as stages: a plan may store what a rank of
+            each of them may, together (see `stages.kinds`).
         objective: what makes a plan the better one.
         budget: what the search may take.
         progress: is told of the search.
@@ -81,6 +83,7 @@ class Problem:
     samples: int | None = None
     kept_part: float = 1.0
     batch_statistics: BatchStatisticsOf = "exact"
+    sets_of_ranks: int = 1
     objective: Objective = Objective()
     budget: Budget = Budget()
     progress: Progress | None = None
@@ -136,6 +139,7 @@ class Problem:
             samples=other.samples,
             kept_part=other.kept_part,
             batch_statistics=other.batch_statistics,
+            sets_of_ranks=other.sets_of_ranks,
             meshes=other.meshes,
         )
 
@@ -168,6 +172,7 @@ class Problem:
             samples=samples,
             kept_part=pipeline.kept_part,
             batch_statistics=pipeline.batch_statistics,
+            sets_of_ranks=pipeline.order.num_actors,
         )
 
     def _asked(self, **changes: Any) -> Problem:

@@ -13,7 +13,13 @@ from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan, PlannedStages
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.choice import Promise, Ways, choose_pipeline, numbers_of_stages
+from tfpar.search.stages.choice import (
+    Promise,
+    Ways,
+    choose_pipeline,
+    name_of_plan,
+    numbers_of_stages,
+)
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
 
 MESH = Mesh.of([8])
@@ -200,6 +206,35 @@ def test_the_schedule_is_the_one_that_suits_the_stages_best():
 
     ways = Ways(costs.planned, costs.repriced, scheduled, lambda plan: False)
     assert choose_pipeline((1, 2), BATCH, ways, math.inf).cost.seconds == 0.1
+
+
+@pytest.mark.parametrize("waits, faster, each", [(0.3, 0.6, 2), (0.3, 0.95, 1), (0.05, 0.6, 1)])
+def test_sets_of_ranks_have_several_stages_where_they_wait_long_and_that_is_faster(
+    waits, faster, each
+):
+    costs, asked = Costs(lambda stages, *_: 4.0 / stages), []
+
+    def scheduled(plan: Plan) -> Plan:
+        cost = dataclasses.replace(plan.cost, seconds=0.9, bubble_s=0.9 * waits)
+        return dataclasses.replace(plan, cost=cost)
+
+    def restaged(plan: Plan, pipeline: Pipeline) -> Plan | None:
+        asked.append(pipeline.order)
+        scopes = {f"layer_{stage}": stage for stage in range(pipeline.order.num_stages)}
+        stages = PlannedStages(pipeline.order, scopes)
+        cost = dataclasses.replace(plan.cost, seconds=faster * plan.cost.seconds, bubble_s=0.0)
+        return dataclasses.replace(plan, stages=stages, cost=cost)
+
+    ways = Ways(costs.planned, costs.repriced, scheduled, lambda _: False, restaged=restaged)
+    plan = choose_pipeline((1, 2), BATCH, ways, math.inf)
+    assert (plan.stages.num_actors, plan.stages.num_stages) == (2, 2 * each)
+    assert all(o.num_actors == 2 and o.num_microbatches == plan.microbatches for o in asked)
+    if each > 1:
+        assert name_of_plan(plan).startswith("4 stages on 2 sets of ranks (interleaved), ")
+    elif waits > UNCERTAINTY:
+        assert [o.num_stages for o in asked] == [4, 4, 8], "looped, as a V, and looped"
+    else:
+        assert not asked
 
 
 def test_a_plan_without_a_price_is_taken_as_it_is():

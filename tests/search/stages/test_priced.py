@@ -308,6 +308,25 @@ def test_what_it_comes_to():
     assert StagedCost.of(json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
 
+def test_memory_is_told_of_the_stage_that_holds_most_of_what_it_may():
+    """Not of one that has less memory, and hardly uses it."""
+    staged, schedule = Staged.of("gpt", 2), generate("1f1b", 2, 4)
+    _, found = priced_in_stages(staged.step, staged.stage, schedule, machines())
+    first, second = (share.peak_bytes for share in found.stages)
+    nodes = [
+        Node(dataclasses.replace(DEVICE, memory_bytes=memory), (Level(2, 1e10, 0.0),))
+        for memory in (50 * first, 1e-3 * first + second)
+    ]
+    for order, fullest in ((nodes, 1), ([nodes[0], nodes[0]], 0)):
+        cluster = Cluster("roomy first", order, (Level(2, 1e9, 0.0),))
+        cost, found = priced_in_stages(staged.step, staged.stage, schedule, cluster)
+        assert found.fullest == fullest
+        assert cost.memory_bytes == pytest.approx((first, second)[fullest])
+    idle = dataclasses.replace(found.stages[1], peak_bytes=16.0, limit_bytes=40 * first)
+    found = dataclasses.replace(found, stages=(found.stages[0], idle))
+    assert idle.excess_bytes > found.stages[0].excess_bytes and found.fullest == 0
+
+
 def test_a_plan_says_how_it_runs():
     staged = Staged.of("gpt_5_layers", 2)
     schedule = generate("zb-h1", 2, 4)

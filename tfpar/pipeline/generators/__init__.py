@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.pipeline.generators.gpipe import gpipe
@@ -13,7 +13,7 @@ from tfpar.pipeline.generators.one_forward_one_backward import (
 )
 from tfpar.pipeline.generators.zero_bubble import zb_h1, zb_v
 from tfpar.pipeline.schedule import Schedule
-from tfpar.spec import ArgumentError
+from tfpar.spec import ArgumentError, ScheduleError
 from tfpar.spec.arguments import integer, one_of, refused
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "interleaved",
     "name_of",
     "one_forward_one_backward",
+    "schedule_on",
+    "schedules_on",
     "zb_h1",
     "zb_v",
 ]
@@ -54,6 +56,9 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+_LEAST_KEPT_FIRST = sorted(FAMILIES, key=lambda name: name == "gpipe")
+
+
 def generate(
     name: str, actors: int, microbatches: int, virtual_stages: int | None = None
 ) -> Schedule:
@@ -72,6 +77,38 @@ def generate(
     family = FAMILIES[one_of("schedule", name, FAMILIES)]
     actors, microbatches = integer("actors", actors, 1), integer("microbatches", microbatches, 1)
     return family.rule(actors, microbatches, stages_of_each(name, virtual_stages))
+
+
+def schedules_on(
+    actors: Sequence[int], microbatches: int, halves: bool = True
+) -> Iterator[tuple[str, Schedule]]:
+    """The schedules by name whose stages these actors run, and their names: first those that keep
+    least.
+
+    Args:
+        actors: of each stage.
+        halves: whether backward passes may run in halves.
+    """
+    num_actors = max(actors) + 1
+    for name in _LEAST_KEPT_FIRST:
+        try:
+            schedule = generate(name, num_actors, microbatches, len(actors) // num_actors)
+        except ArgumentError:  # not for so many stages
+            continue
+        is_halved = any(task.kind == "I" for order in schedule.orders for task in order)
+        if schedule.actors == tuple(actors) and (halves or not is_halved):
+            yield name, schedule
+
+
+def schedule_on(actors: Sequence[int], microbatches: int, halves: bool = True) -> Schedule:
+    """The first of `schedules_on`.
+
+    Raises:
+        ScheduleError: there is none.
+    """
+    for _, schedule in schedules_on(actors, microbatches, halves):
+        return schedule
+    raise ScheduleError(f"There is no schedule by name for stages on actors {list(actors)}.")
 
 
 def name_of(schedule: Schedule) -> str:

@@ -21,7 +21,15 @@ from tfpar.pipeline.generators import name_of
 from tfpar.plans import Plan, Rival
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.spec import MemoryLimitError, Mesh, PlanError, ScheduleError, SpecError, TfparError
+from tfpar.spec import (
+    ArgumentError,
+    MemoryLimitError,
+    Mesh,
+    PlanError,
+    ScheduleError,
+    SpecError,
+    TfparError,
+)
 from tfpar.spec.quantities import format_bytes
 
 PATIENCE = 2
@@ -32,6 +40,9 @@ FILLED = 4
 
 MOST = 16
 """Microbatches for each stage beyond which nothing is gained: the bubble is a sixteenth then."""
+
+STAGES_OF_EACH = (2, 4)
+"""How many stages each set of ranks may have in place of one, where ranks wait long for others."""
 
 LEAST = 2
 """How many of `_tries` are looked at where memory is short: of the most microbatches, whose meshes
@@ -71,6 +82,8 @@ class Ways:
         why_enough: is said of the stages that are not searched; if empty, nothing is.
         promised: what a pipeline promises before plans that fit are searched; None if that is not
             known, or not worth it.
+        restaged: a plan with stages as it costs with those of another pipeline, on the same sets of
+            ranks, in the schedule that suits them best; None if it cannot run so.
     """
 
     planned: Callable[[Pipeline | None], Plan]
@@ -79,6 +92,7 @@ class Ways:
     enough: Callable[[Plan], bool]
     why_enough: str = ""
     promised: Callable[[Pipeline | None], Promise | None] = lambda _: None
+    restaged: Callable[[Plan, Pipeline], Plan | None] = lambda *_: None
 
 
 def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
@@ -238,6 +252,24 @@ class _Search:
             scheduled = self.ways.scheduled(self.found[-1])
             if self._fits(scheduled):
                 self._take_better(scheduled)
+            self._interleave()
+
+    def _interleave(self) -> None:
+        """Give each set of ranks several stages in the plan found last, where that is faster.
+
+        Ranks wait less for each other then, and send more. As with more sets of ranks, predictions
+        have to tell that it pays: more stages have more in them that no model foresees.
+        """
+        one = self.found[-1]
+        for pipeline in _interleaved(one):
+            cost = _cost(self.found[-1])
+            if cost.bubble_s <= UNCERTAINTY * cost.seconds:
+                return
+            plan = self.ways.restaged(one, pipeline)
+            if plan is None or not self._fits(plan):
+                continue
+            if _cost(plan).seconds * (1 + UNCERTAINTY) < _cost(one).seconds:
+                self._take_better(plan)
 
     def _take_better(self, plan: Plan) -> None:
         """Keep `plan` instead of the one found last, for as many stages, if it is better."""
@@ -327,6 +359,16 @@ def _tries(number: int, cuts: Sequence[int]) -> list[Pipeline | None]:
     return list(dict.fromkeys([*tries, Pipeline(number, filled[-1], recompute=True)]))
 
 
+def _interleaved(plan: Plan) -> Iterator[Pipeline]:
+    """The pipelines of several stages on each set of ranks that `plan` has."""
+    assert plan.stages is not None, "a plan with stages"
+    actors, micro, again = plan.stages.num_actors, plan.microbatches, plan.stages.recompute
+    for each in STAGES_OF_EACH:
+        for name in ("interleaved", "zb-v"):
+            with contextlib.suppress(ArgumentError):  # not for so many, or not recomputing
+                yield Pipeline(actors, micro, name, virtual_stages=each, recompute=again)
+
+
 def name_of_plan(plan: Plan) -> str:
     """`2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
     sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
@@ -337,8 +379,10 @@ def name_of_plan(plan: Plan) -> str:
     again = ", recomputing" if plan.stages.recompute else ""
     name = name_of(plan.stages.schedule)
     schedule = "an order of its own" if name == "given" else name
+    stages, actors = plan.stages.num_stages, plan.stages.num_actors
+    shared = f" on {actors} sets of ranks" if stages > actors else ""
     return (
-        f"{_stages_text(plan.stages.num_actors)} ({schedule}{again}), "
+        f"{_stages_text(stages)}{shared} ({schedule}{again}), "
         f"{plan.microbatches} microbatches, each {plan.mesh}"
         + (f", batch over {split}" if split else "")
     )
