@@ -12,7 +12,8 @@ import tfpar as tap
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Measured
 from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
-from tfpar.cluster.named import find_cluster, preset_names
+from tfpar.cluster.named import find_cluster, preset_names, read_preset
+from tfpar.cost.collectives import transfer_seconds
 from tfpar.runtime.detect import machines_for
 from tfpar.spec import Mesh, TfparError
 from tfpar.spec.quantities import format_bytes
@@ -274,12 +275,29 @@ def test_more_ranks_than_devices(write):
         ("atp-ic6", [16], "1 node of 16"),
         ("cpu", [2, 4], "2 nodes of 4"),
         ("auto3d-heterogeneous", [16], "3 nodes of 4, 4 nodes of 1"),
+        ("aws-p3-g4dn", [4, 4], "3 nodes of 4, 1 node of 4"),
+        ("aws-p5-p4d", [4, 8], "2 nodes of 8, 2 nodes of 8"),
+        ("azure-nda100-ndv2", [4, 8], "2 nodes of 8, 2 nodes of 8"),
+        ("gcp-a3-a2", [32], "2 nodes of 8, 2 nodes of 8"),
     ],
 )
 def test_a_preset_has_the_shape_of_the_mesh(name, sizes, shape):
     cluster = find_cluster(name, Mesh.of(sizes))
     assert cluster.shape_text() == shape and cluster.name == name
     cluster.check(Mesh.of(sizes))
+
+
+@pytest.mark.parametrize("name", ["aws-p3-g4dn", "aws-p5-p4d", "azure-nda100-ndv2", "gcp-a3-a2"])
+def test_a_mixed_fleet_has_slower_machines_with_slower_links(name):
+    cluster = read_preset(name)
+    first, last = cluster.devices[0], cluster.devices[-1]
+    assert first.name != last.name and first.flops["float16"] > 1.5 * last.flops["float16"]
+    size = cluster.nodes[0].size
+    between = [
+        transfer_seconds([(rank, other)], 1e9, cluster)
+        for rank, other in ((0, size), (0, cluster.size - 1), (0, 1))
+    ]
+    assert between[2] < between[0] <= between[1], "within a machine, between alike, and others"
 
 
 @pytest.mark.parametrize(
