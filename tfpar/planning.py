@@ -129,6 +129,12 @@ def as_requested(
     search: StepSearch, request: Request, batch_size: int | None
 ) -> tuple[Plan, Problem]:
     """What is found for the request as it is."""
+    micro = 1 if request.pipeline is None else request.pipeline.order.num_microbatches
+    if batch_size is not None and micro > batch_size and search.step.gradients:
+        logger.warning(
+            f"A batch of {batch_size} is cut in {micro} microbatches: {micro - batch_size} of them "
+            f"are all padding, and take as long as the others. Ask for {batch_size} at most."
+        )
     return search(request)
 
 

@@ -156,6 +156,14 @@ def test_more_microbatches_than_samples_are_padded():
     assert calls_of(parallel) == 5
 
 
+def test_more_microbatches_than_samples_are_warned_of(caplog):
+    batch = numbers(6)
+    tap.plan(perceptron, batch, [1], "cpu", pipeline=tap.Pipeline(microbatches=6), planner="tap")
+    assert not caplog.records
+    tap.plan(perceptron, batch, [1], "cpu", pipeline=tap.Pipeline(microbatches=8), planner="tap")
+    assert "8 microbatches: 2 of them are all padding" in caplog.text
+
+
 def test_evaluation_and_prediction_run_in_one_piece():
     parallel, plain = assert_equivalent(
         perceptron, numbers(16), tap.split([2]), options=accumulating(2)

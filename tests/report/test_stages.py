@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tfpar.cost.staged import StagedCost, StageShare
-from tfpar.report.stages import ranks_text, stages_table
+from tfpar.report.stages import idle_ranks, ranks_text, stages_table
 
 GIB = 2.0**30
 FIRST = StageShare(
@@ -21,6 +23,21 @@ def test_a_line_for_each_stage():
         "0,0-3,10.00 ms,20.00 ms,1.00 ms,50 %,2.87 MiB,4,3.00 GiB,0F3".split(","),
         ["1", "4, 6", "12.00 ms", "24.00 ms", "0.00 us", "0 %", "0 B", "1", "1.00 GiB", ""],
     ]
+
+
+def test_ranks_with_next_to_no_work_are_named():
+    def told(*shares: StageShare) -> list[str]:
+        return idle_ranks(StagedCost(0.3, 0.25, shares))
+
+    assert told(FIRST, SECOND) == []
+    waiting = dataclasses.replace(SECOND, bubble=19.5)  # works for 1 / 20.5 of a step
+    (text,) = told(FIRST, waiting, dataclasses.replace(waiting, ranks=(5, 7)))
+    assert text == (
+        "Ranks 4-7 work for less than 5 % of a step: it would take about as long without their "
+        "devices."
+    )
+    nothing = dataclasses.replace(FIRST, ranks=(9,), forward_s=0, backward_s=0, update_s=0)
+    assert told(SECOND, nothing)[0].startswith("Rank 9 works for less than 5 % of a step")
 
 
 def test_ranks():

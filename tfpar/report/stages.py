@@ -8,6 +8,9 @@ from tfpar.cost.staged import SchedulePrice, StagedCost, StageShare
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
+IDLE = 0.05
+"""The part of a step below which ranks that work are as good as idle."""
+
 
 def stages_table(cost: StagedCost) -> str:
     """A line for each stage."""
@@ -34,6 +37,24 @@ def stages_table(cost: StagedCost) -> str:
         f"stages in a step; microbatches at once; the most that a rank holds, and the task then)"
     )
     return render_table(title, columns, rows, numeric=range(2, 9))
+
+
+def idle_ranks(cost: StagedCost) -> list[str]:
+    """That some ranks have next to no work, if so: who asked for them wants to know."""
+    found = sorted({rank for share in cost.stages if _is_idle(share) for rank in share.ranks})
+    if not found:
+        return []
+    one = len(found) == 1
+    return [
+        f"{'Rank' if one else 'Ranks'} {ranks_text(found)} {'works' if one else 'work'} for less "
+        f"than {100 * IDLE:g} % of a step: it would take about as long without "
+        f"{'its device' if one else 'their devices'}."
+    ]
+
+
+def _is_idle(share: StageShare) -> bool:
+    works = share.forward_s + share.backward_s + share.update_s > 0 and share.bubble < 1 / IDLE - 1
+    return not works
 
 
 def _memory_text(share: StageShare, show_limit: bool) -> str:

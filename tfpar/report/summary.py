@@ -17,7 +17,7 @@ from tfpar.report.pipeline import (
     statistics_text,
 )
 from tfpar.report.rivals import rivals_table
-from tfpar.report.stages import schedules_table, stages_table
+from tfpar.report.stages import idle_ranks, schedules_table, stages_table
 from tfpar.report.tables import render_table
 from tfpar.report.trials import trials_table
 from tfpar.report.variables import local_text, placement_text, variable_bytes, variable_specs
@@ -178,7 +178,7 @@ def _stages(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
     lines = [stage_table(plan, plan.stages, variable_specs(plan, partitioned))]
     cost = plan.stages.cost
     if cost is not None:
-        lines.append(stages_table(cost))
+        lines += [stages_table(cost), *idle_ranks(cost)]
         if cost.schedules:
             lines.append(schedules_table(cost.schedules))
     return lines
