@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from tfpar.cluster.description import Device
+from tfpar.cluster.description import Cluster, Device
 from tfpar.constraints import Constraint, PutInStage
 from tfpar.constraints.stages import check_stages
 from tfpar.pipeline import AUTO, Pipeline
@@ -53,19 +53,38 @@ def fast_as_the_work(plan: Plan, problem: Problem, request: Request) -> bool:
 def work_seconds(problem: Problem, request: Request) -> float:
     """What the work of a step takes at least: each rank does as much of it as it is fast, and none
     waits for another."""
+    return _shared(_alone(problem, request, request.cluster))
+
+
+def _alone(problem: Problem, request: Request, cluster: Cluster) -> list[float]:
+    """What the work of a step takes on each of the devices, by itself."""
     alone: dict[Device, float] = {}
-    devices = request.cluster.devices[: request.mesh.size]
+    devices = cluster.devices[: request.mesh.size]
     for rank, device in enumerate(devices):
         if device not in alone:
-            own = cost_on_one_device(problem, request.cluster.part([rank]))
+            own = cost_on_one_device(problem, cluster.part([rank]))
             alone[device] = sum(own.compute_s)
-    if not all(alone.values()):
-        return 0.0
-    return 1 / sum(1 / alone[device] for device in devices)
+    return [alone[device] for device in devices]
+
+
+def _shared(alone: Sequence[float]) -> float:
+    """What work takes if devices share it by their speeds, that it takes so long on each alone."""
+    return 1 / sum(1 / seconds for seconds in alone) if all(alone) else 0.0
+
+
+def _share_seconds(problem: Problem, request: Request) -> float:
+    """What a rank computes that has its share of each op: all are started, whatever is split."""
+    alone = _alone(problem, request, request.cluster)
+    running = _alone(problem, request, request.cluster.with_device(launch_s=0.0))
+    starting = max(one - other for one, other in zip(alone, running, strict=True))
+    return starting + _shared(running)
 
 
 def waits_little_for_links(plan: Plan, problem: Problem, request: Request) -> bool:
     """Whether ranks are on one machine, or wait for links less than half as long as they compute.
+
+    Where links are slow, or devices unequal, ranks may compute more than their share for not having
+    to wait: that counts as waiting.
 
     Between devices of one machine, what a step sums over ranks seldom takes longer than the bubble
     of a pipeline, and devices that share a processor work no less for it.
@@ -76,7 +95,11 @@ def waits_little_for_links(plan: Plan, problem: Problem, request: Request) -> bo
     cost = plan.cost
     waited = sum(cost.communication_s) - cost.hidden_s + cost.exposed_s
     waited += cost.transfer_s + cost.bubble_s
-    return waited <= sum(cost.compute_s) / 2
+    computed = sum(cost.compute_s)
+    if waited > computed / 2:
+        return False
+    most = min(computed, _share_seconds(problem, request))
+    return waited + computed - most <= most / 2
 
 
 def search_pipeline(

@@ -151,6 +151,15 @@ def test_unasked_stages_are_found_between_machines_and_not_within_one():
         assert plan.stages is None and not plan.rivals
 
 
+def test_unasked_stages_are_found_where_links_are_too_slow_to_share_anything_without():
+    batch, cluster = rows(4), machines(3e6)
+    without = tap.Pipeline(microbatches=1)
+    alone = tap.plan(deep, batch, [2], cluster, planner="tap", pipeline=without)
+    assert alone.cost.exposed_s + sum(alone.cost.communication_s) < sum(alone.cost.compute_s) / 2
+    plan = tap.plan(deep, batch, [2], cluster, planner="tap")
+    assert plan.stages is not None and plan.cost.seconds < alone.cost.seconds
+
+
 def test_no_stages_where_the_work_is_spread_evenly_without():
     plan = tap.plan(deep, rows(256), [2], machines(1e11), pipeline="auto", planner="tap")
     assert plan.stages is None and plan.microbatches == 1
