@@ -149,7 +149,7 @@ def test_where_nothing_was_found_or_fits_the_search_begins_anew(captured):
         find_plan(problem, asked, interrupted=kept)
     assert error.value.plan is None
     assert not find_plan(problem, asked, interrupted=kept).cut_short and asked.searches == 2
-    tight = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.0))
+    tight = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.03e6))
     with pytest.raises(SearchInterrupted) as error:
         find_plan(tight, Interrupted(TapPlanner(), 1))
     assert error.value.plan is None
