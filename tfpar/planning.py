@@ -34,6 +34,7 @@ from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.propagation.prepared import prepare
 from tfpar.report.memory import check_room, memory_error
 from tfpar.report.progress import QUIET, Reporter
+from tfpar.search.at_peak import AtPeak
 from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
@@ -394,14 +395,14 @@ def _promise(problem: Problem, planner: Planner, pipeline: Pipeline | None) -> P
     cost = fastest_plan(problem, planner).cost
     if cost is None:
         return None
-    fits = not problem.excess_in_parts(cost)
-    recompute = not fits or (pipeline is not None and pipeline.recompute)
+    stored = problem.stored_bytes(cost, AtPeak.of(cost)) / problem.memory_limit
+    recompute = stored > 1 or (pipeline is not None and pipeline.recompute)
     seconds = cost.seconds + (cost.compute_s[FORWARD] if recompute else 0.0)
     if pipeline is None:
-        return Promise(seconds, fits)
+        return Promise(seconds, stored)
     order = pipeline.order
     fill = (order.num_stages - 1) / order.num_microbatches
-    return Promise(seconds / order.num_actors * (1 + fill), fits)
+    return Promise(seconds / order.num_actors * (1 + fill), stored)
 
 
 def _differ_in_microbatches(one: Request, other: Request) -> bool:

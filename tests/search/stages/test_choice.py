@@ -259,15 +259,15 @@ def promising(costs: Costs, promises: dict[int, Promise], asked: list) -> Ways:
 
 def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_first():
     costs = Costs(lambda stages, micro, again: {1: 9.0, 2: 6.0, 4: 5.0, 8: 7.0}[stages])
-    promises = {1: Promise(4.0, False), 2: Promise(3.0, False), 4: Promise(1.0, False)}
-    promises[8] = Promise(0.5, True)
+    promises = {1: Promise(4.0, 2.0), 2: Promise(3.0, 2.0), 4: Promise(1.0, 2.0)}
+    promises[8] = Promise(0.5, 0.5)
     plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
     assert costs.searched == [8, 4, 2, 1] and plan.stages.num_stages == 4
 
 
 def test_stages_that_promise_nothing_better_are_not_searched():
     costs = Costs(lambda stages, micro, again: 2.0)
-    promises = {1: Promise(2.5, False), 2: Promise(1.0, False), 4: Promise(2.1, False)}
+    promises = {1: Promise(2.5, 2.0), 2: Promise(1.0, 2.0), 4: Promise(2.1, 2.0)}
     plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
     assert costs.searched == [2] and plan.stages.num_stages == 2
     (left,) = (rival for rival in plan.rivals if rival.cost is None)
@@ -277,12 +277,20 @@ def test_stages_that_promise_nothing_better_are_not_searched():
 
 def test_stages_whose_plan_fits_come_before_faster_ones_that_are_then_left_if_hardly_better():
     costs = Costs(lambda stages, micro, again: 2.0)
-    promises = {1: Promise(9.0, False), 2: Promise(1.85, False), 4: Promise(1.9, True)}
+    promises = {1: Promise(9.0, 2.0), 2: Promise(1.85, 2.0), 4: Promise(1.9, 0.5)}
     plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
     assert costs.searched == [4] and plan.stages.num_stages == 4
-    promises[2] = Promise(1.8, False)  # more than a tenth faster
+    promises[2] = Promise(1.8, 2.0)  # more than a tenth faster
     choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
     assert costs.searched == [4, 4, 2]
+
+
+def test_of_promises_that_are_alike_the_one_with_most_room_is_kept_first():
+    costs = Costs(lambda stages, micro, again: 2.0)
+    promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.5), 4: Promise(1.9, 0.9)}
+    promises[8] = Promise(1.0, 2.0)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
+    assert costs.searched == [2, 8]
 
 
 def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():
@@ -290,7 +298,7 @@ def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():
 
     def promised(pipeline: Pipeline | None) -> Promise:
         asked.append(pipeline)
-        return Promise(1.0, pipeline is not None and pipeline.order.num_microbatches == 16)
+        return Promise(1.0, 0.5 if pipeline and pipeline.order.num_microbatches == 16 else 2.0)
 
     def planned(pipeline: Pipeline | None) -> Plan:
         first.append(pipeline.order.num_microbatches)
@@ -309,14 +317,14 @@ def test_alone_recomputing_comes_before_accumulation():
         tried.append((stages, micro, again))
         return 1.0
 
-    promises = {1: Promise(1.0, False), 2: Promise(2.0, False)}
+    promises = {1: Promise(1.0, 2.0), 2: Promise(2.0, 2.0)}
     choose_pipeline((1, 2), BATCH, promising(Costs(seconds), promises, []), math.inf)
     assert tried[0] == (1, 1, False)
 
 
 def test_an_interruption_among_the_last_keeps_what_was_found():
     costs = Costs(bubble)
-    ways = promising(costs, {1: Promise(1.2, False), 2: Promise(1.0, True)}, [])
+    ways = promising(costs, {1: Promise(1.2, 2.0), 2: Promise(1.0, 0.5)}, [])
 
     def planned(pipeline):
         if pipeline is None:

@@ -56,16 +56,16 @@ class Promise:
     Attributes:
         seconds: about what the fastest plan for the ranks of a stage takes at least, if all stages
             take equally long and send each other nothing.
-        fits: whether that plan does, about.
+        stored: about what that plan stores, as a part of what there is.
     """
 
     seconds: float
-    fits: bool
+    stored: float
 
     @property
-    def order(self) -> tuple[bool, float]:
-        """The best promise comes first: one that fits, then the fastest."""
-        return not self.fits, self.seconds
+    def fits(self) -> bool:
+        """Whether that plan does, about."""
+        return self.stored <= 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +117,9 @@ def choose_pipeline(
     fewest stages, and then microbatches. A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
     on whose fastest plan does not, it is first seen what all promise. They are then planned in that
-    order, those first whose fastest plan fits, and not at all if they promise nothing that
-    predictions could tell from what was found.
+    order, those first whose fastest plan fits, and of promises that predictions cannot tell apart
+    the one that leaves most room; and not at all if they promise nothing that could be told from
+    what was found.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -145,7 +146,7 @@ def choose_pipeline(
         if search.unpriced is not None:
             return search.unpriced
         worse = 0 if search.promised_s < before or math.isinf(before) else worse + 1
-    for number, later in sorted(search.postponed.items(), key=lambda item: item[1].promise.order):
+    for number, later in search.in_order():
         if later.promise.seconds * (1 + UNCERTAINTY) >= search.best_s:
             search.leave(number, "even with equal stages that send nothing it is hardly faster")
             continue
@@ -213,13 +214,29 @@ class _Search:
             promises[at] = promise
             if promise.fits:
                 break
-        at = min(promises, key=lambda at: promises[at].order)
+        at = min(promises, key=lambda at: (not promises[at].fits, promises[at].seconds))
         if number > 1:  # alone, recomputing comes before accumulation
             tries = [tries[at], *tries[:at], *tries[at + 1 :]]
         if promises[0].fits and not self.postponed:
             self.plan(number, tries)
         else:
             self.postponed[number] = Postponed(promises[at], tries)
+
+    def in_order(self) -> Iterator[tuple[int, Postponed]]:
+        """What was postponed, as it is to be planned."""
+        left = dict(self.postponed)
+        while left:
+            promises = {number: later.promise for number, later in left.items()}
+            fitting = {number: promise for number, promise in promises.items() if promise.fits}
+            if fitting:
+                near = (1 + UNCERTAINTY) * min(promise.seconds for promise in fitting.values())
+                best = {
+                    n: promise.stored for n, promise in fitting.items() if promise.seconds <= near
+                }
+            else:
+                best = {n: promise.seconds for n, promise in promises.items()}
+            number = min(best, key=best.__getitem__)
+            yield number, left.pop(number)
 
     def is_done(self) -> bool:
         """Whether what there is, is good enough."""
