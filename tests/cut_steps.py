@@ -18,6 +18,7 @@ from tfpar.pipeline.step_stages import assignable
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
+from tfpar.rewrite.chunks import cut_in_parts
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import pack_collectives
@@ -140,7 +141,8 @@ def cut(
     asked = StagedStep(places, schedule, recompute, slicing)
     if microbatches > 1:
         fed = set(graph.inputs[:2])
-        program = build_microbatched_program(partitioned, anchors, fed, microbatches, asked)
+        laid = cut_in_parts(partitioned, anchors, fed, microbatches)
+        program = build_microbatched_program(laid, asked)
     else:
         program = build_local_program(partitioned, places)
         send_in_slices(program, asked)

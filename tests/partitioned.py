@@ -105,7 +105,7 @@ class Traced:
         )
         if isinstance(mesh, UnevenMesh):
             partitioned = propagate(self.prepared, mesh.even, anchors)
-            local = build_uneven_program(partitioned, mesh)
+            local = build_uneven_program(partitioned, [mesh], build_local_program)
             partitioned = seen_by(partitioned, mesh.widest)
         else:
             partitioned = propagate(self.prepared, mesh, anchors)
@@ -118,7 +118,7 @@ class Traced:
         ]
         predicted = [(OP_TYPES[kind], size) for kind, _, size in partitioned.collectives()]
         assert sorted(emitted) == sorted(predicted), "predicted collectives are not those emitted"
-        pack_collectives(local.graph)
+        pack_collectives(local.graph, shapes=local.shapes)
         program = InProcessProgram(ProgramSet.of(local), devices(mesh))
         with without_graph_optimizers():  # which rules have no part in
             outputs = [o.numpy() for o in program([tf.constant(a) for a in self.args], [])]

@@ -21,7 +21,7 @@ def nodes(between: float, within: float, latency_s: float = 0.0, **more) -> Clus
 
 
 def axes(prices: SlicePrices, spec, num_bytes: int = 4 * KIB) -> tuple[int, ...]:
-    return prices.axes(spec, (num_bytes // 4,), num_bytes, 0, 1)
+    return prices.axes(spec, [(num_bytes // 4,)], 4, 0, 1)
 
 
 def test_what_both_ways_take():
@@ -57,9 +57,9 @@ def test_only_what_ranks_hold_alike_is_shared_out():
 
 def test_slices_are_equal():
     prices = SlicePrices(Mesh.of({"data": 2, "model": 2}), nodes(1e6, 1e9))
-    assert prices.axes((R, R), (3, 5), 60, 0, 1) == ()
-    assert len(prices.axes((R, R), (3, 2), 24, 0, 1)) == 1, "in two, not in four"
-    assert prices.axes((R, R), (), 4, 0, 1) == ()
+    assert prices.axes((R, R), [(3, 5)], 4, 0, 1) == ()
+    assert len(prices.axes((R, R), [(3, 2)], 4, 0, 1)) == 1, "in two, not in four"
+    assert prices.axes((R, R), [()], 4, 0, 1) == ()
 
 
 def test_slices_are_gathered_where_links_are_quick():

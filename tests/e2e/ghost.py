@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
 
 
-def parts_of(batch: int, ranks: int, microbatches: int) -> list[list[int]]:
-    """The samples of each microbatch, of all data-parallel ranks; none is empty."""
+def parts_of(batch: int, ranks: int | Sequence[int], microbatches: int) -> list[list[int]]:
+    """The samples of each microbatch, of all data-parallel ranks; none is empty.
+
+    Args:
+        ranks: how many, or the samples of each.
+    """
     found: list[list[int]] = [[] for _ in range(microbatches)]
-    each = -(-batch // ranks)
-    for rank in range(ranks):
-        own = range(batch)[rank * each : (rank + 1) * each]
+    counts = [-(-batch // ranks)] * ranks if isinstance(ranks, int) else ranks
+    for rank, each in enumerate(counts):
+        first = sum(counts[:rank])
+        own = range(batch)[first : first + each]
         size = -(-each // microbatches)
         for micro, samples in enumerate(found):
             samples += own[micro * size : (micro + 1) * size]
@@ -26,11 +33,13 @@ class GhostBatchNormalization(layers.BatchNormalization):
     Running averages move by the average over parts, each weighted by its samples.
 
     Args:
-        ranks, microbatches: that the batch is cut into.
+        ranks, microbatches: that the batch is cut into; see `parts_of`.
         unbiased: the running variance is, as of fused kernels.
     """
 
-    def __init__(self, ranks: int, microbatches: int, unbiased: bool = False, **kwargs) -> None:
+    def __init__(
+        self, ranks: int | Sequence[int], microbatches: int, unbiased: bool = False, **kwargs
+    ) -> None:
         super().__init__(**kwargs)
         self.unbiased = unbiased
         self.ranks, self.microbatches = ranks, microbatches

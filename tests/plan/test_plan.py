@@ -302,8 +302,6 @@ def test_shares_are_kept_and_are_equal_where_a_file_does_not_say():
         ({"shares": {"model": (1, 1, 1, 2)}}, "along 'model'"),
         ({"shares": {"data": (1, 2, 3)}}, "takes 2 shares"),
         ({"shares": {"data": (2, 0)}}, "at least 1"),
-        ({"shares": {"data": (3, 1)}, "chunks": 2}, "or chunks"),
-        ({"shares": {"data": (3, 1)}, "microbatches": 2}, "or chunks or microbatches"),
     ],
 )
 def test_shares_that_cannot_be_are_refused(changes, said):
@@ -313,10 +311,20 @@ def test_shares_that_cannot_be_are_refused(changes, said):
 
 def test_batches_of_other_sizes_are_shared_out_in_proportion():
     made = dataclasses.replace(plan(), shares={"data": (24, 8)})
-    assert made.uneven_mesh(32).shares == (24, 8)
-    assert made.uneven_mesh(10).shares == (8, 2)
-    assert made.uneven_mesh(2) is None  # one each
-    assert made.uneven_mesh(1) is None and made.uneven_mesh(None) is None
+
+    def shared(found: Plan, batch_size: int | None) -> list[tuple[int, ...]]:
+        return [mesh.shares for mesh in found.uneven_meshes(batch_size)]
+
+    # By single samples; or by as many as ranks along the other axis, if the step splits these too.
+    assert shared(made, 32) == [(24, 8), (6, 2)]
+    assert shared(made, 10) == [(8, 2)]
+    assert shared(made, 2) == shared(made, 1) == shared(made, None) == []
     both = dataclasses.replace(made, batch_axes=("data", "model"))
-    assert both.uneven_mesh(32).shares == (6, 2)  # of four samples each
-    assert both.uneven_mesh(30) is None
+    assert shared(both, 32) == [(6, 2)]  # of four samples each
+    assert shared(both, 30) == []
+    for pieces in ("chunks", "microbatches"):  # each of so many samples
+        in_pieces = dataclasses.replace(made, **{pieces: 4})
+        assert shared(in_pieces, 32) == [(6, 2)]
+        assert shared(in_pieces, 64) == [(12, 4), (3, 1)]
+        assert shared(in_pieces, 20) == [(4, 1)]
+        assert shared(in_pieces, 30) == shared(in_pieces, 4) == []

@@ -11,7 +11,7 @@ from tfpar.ir.graph import Graph, Op
 from tfpar.ir.order import sort_topologically
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
-from tfpar.rewrite.chunks import build_chunked_program
+from tfpar.rewrite.chunks import build_chunked_program, cut_in_parts
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.programs import ProgramSet
@@ -43,7 +43,8 @@ def chunked(function, args, weights, mesh: Mesh, chunks: int, batch_axes=()) -> 
         outputs=[whole] * len(graph.outputs),
     )
     partitioned = propagate(traced.prepared, mesh, anchors)
-    program = build_chunked_program(partitioned, anchors, {graph.inputs[0]}, chunks)
+    laid = cut_in_parts(partitioned, anchors, {graph.inputs[0]}, chunks)
+    program = build_chunked_program(laid)
     assert program.mesh == mesh
     pack_collectives(program.graph)
     results = InProcessProgram(ProgramSet.of(program), devices(mesh))(

@@ -12,6 +12,7 @@ from tests.partitioned import Traced, devices
 from tfpar.ir.graph import Graph, Op
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
+from tfpar.rewrite.chunks import cut_in_parts
 from tfpar.rewrite.local_graph import TASK, LocalProgram
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import pack_collectives
@@ -47,7 +48,7 @@ def microbatched(
     )
     partitioned = propagate(traced.prepared, mesh, anchors)
     cut = set(graph.inputs[:batched])
-    program = build_microbatched_program(partitioned, anchors, cut, microbatches)
+    program = build_microbatched_program(cut_in_parts(partitioned, anchors, cut, microbatches))
     assert program.mesh == mesh
     for each in program.graphs():
         pack_collectives(each)
@@ -175,7 +176,8 @@ def test_ranks_meet_inside_a_round_where_they_have_to():
         outputs=[whole] * len(graph.outputs),
     )
     partitioned = propagate(traced.prepared, mesh, anchors)
-    program = build_microbatched_program(partitioned, anchors, {graph.inputs[0]}, 4)
+    laid = cut_in_parts(partitioned, anchors, {graph.inputs[0]}, 4)
+    program = build_microbatched_program(laid)
     (body,) = program.graphs()[1:]
     assert len(ops(body, "AllReduce")) == 1 and not ops(program.graph, "AllReduce")
     (got,) = InProcessProgram(ProgramSet.of(program), devices(mesh))(

@@ -4,9 +4,10 @@ import pytest
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Tensor
+from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.packing import payload
 from tfpar.rewrite.transfers import Channel, End, channels_of, ends_of, matched, recv, send
-from tfpar.spec import RuntimeMismatchError, TfparError
+from tfpar.spec import Mesh, RuntimeMismatchError, TfparError
 
 
 def source(build: GraphBuilder, shape=(2, 3), dtype="float32") -> Tensor:
@@ -41,7 +42,8 @@ def test_both_ends_name_one_channel():
     received = recv(build, (2, 3), "float32", "x", [0]).op
     assert channels_of(sent, (0, 1)) == [Channel(0, 2, "x"), None]
     assert channels_of(received, (2,)) == [Channel(0, 2, "x")]
-    assert ends_of(build.graph, (0, 1), "Send") == [End(0, 2, "x", "op/Send", (2, 3), "float32")]
+    program = LocalProgram(build.graph, Mesh.of([2]), [], [], [], {})
+    assert ends_of(program, (0, 1), "Send") == [End(0, 2, "x", "op/Send", (2, 3), "float32")]
 
 
 def test_channels_have_names_of_their_own():

@@ -88,6 +88,24 @@ def test_an_uneven_mesh_is_none_of_the_even_ones():
     assert MESH.representatives == (0, 2) and MESH.seen_from(3).widest == MESH
 
 
+def test_an_axis_within_ranks_leaves_their_shares():
+    """Of microbatches: each rank cuts its own share."""
+    parts = MESH.seen_from(2).with_axis("micro", 3)
+    assert parts == UnevenMesh.over(Mesh.of([2, 2]).with_axis("micro", 3), 0, (3, 1), 2 * 3)
+    assert parts.without_last_axis() == MESH.seen_from(2)
+    spec = (Shard(0), Replicate(), Shard(0))
+    for rank, samples in ((0, 6), (2, 2)):  # of 24, 18 and 6
+        seen = MESH.seen_from(rank).within(Mesh.of([2, 2]).with_axis("micro", 3))
+        assert local_shape((24,), spec, seen) == (samples,)
+
+
+def test_ranks_with_the_same_share_see_the_mesh_alike():
+    mesh = UnevenMesh.over(Mesh.of([4, 2]), 0, (2, 1, 2, 1))
+    assert mesh.views == (mesh, mesh.seen_from(2))
+    assert mesh.view_of == (0, 0, 1, 1, 0, 0, 1, 1)
+    assert Mesh.of([2, 2]).views == (Mesh.of([2, 2]),)
+
+
 @pytest.mark.parametrize("axis, shares", [(0, (3,)), (0, (3, 0)), (0, (1, 1, 1)), (2, (3, 1))])
 def test_wrong_shares_are_refused(axis, shares):
     with pytest.raises(SpecError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from tfpar.compile.passes import Observer, Pass, unobserved
 from tfpar.compile.simplify import prepare_step
@@ -15,7 +15,7 @@ from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
-from tfpar.rewrite.chunks import build_chunked_program
+from tfpar.rewrite.chunks import build_chunked_program, cut_in_parts
 from tfpar.rewrite.early_collectives import start_collectives_early
 from tfpar.rewrite.kinds import build_uneven_program
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
@@ -45,8 +45,8 @@ class CompileOptions:
         early_collectives: what could run before a collective that is waited for runs behind it
             (ATP §4.2).
         bucket_bytes: upper bound on packed collectives, in bytes.
-        shares: `mesh` with those that ranks have of the batch, where they are unequal: of a step
-            in one piece.
+        shares: `mesh` with those that ranks have of the batch, where they are unequal: the first
+            is taken in which the step splits.
     """
 
     mesh: Mesh
@@ -59,7 +59,7 @@ class CompileOptions:
     compression: str | None = None
     early_collectives: bool = True
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
-    shares: UnevenMesh | None = None
+    shares: Sequence[UnevenMesh] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,15 +96,10 @@ def compile_step(
     prepared = prepared if prepared is not None else prepare_step(step)
     partitioned = _partitioned(step, options, prepared)
     observe("propagate", lambda: str(partitioned))
-    if options.shares is not None:
-        local = build_uneven_program(
-            partitioned,
-            options.shares,
-            lambda program: [each.run(program.graph) for each in _local_passes(options, program)],
-        )
-        observe("rewrite", lambda: str(local))
-        return CompiledStep(partitioned, local, ProgramSet.of(local))
-    local = _written(step, partitioned, options)
+    laid = _in_parts(partitioned, options)
+    write = functools.partial(_written, step, options)
+    meshes = [mesh.within(laid.mesh) for mesh in options.shares]
+    local = build_uneven_program(laid, meshes, write) if meshes else write(laid)
     observe("rewrite", lambda: str(local))
     for each in _local_passes(options, local):
         for graph in local.graphs():
@@ -117,22 +112,26 @@ def compile_step(
     return CompiledStep(partitioned, local, programs)
 
 
-def _written(
-    step: StepGraph, partitioned: PartitionedGraph, options: CompileOptions
-) -> LocalProgram:
+def _in_parts(partitioned: PartitionedGraph, options: CompileOptions) -> PartitionedGraph:
+    """The step with the axis of the pieces that a rank computes its batch in, if there are any."""
+    parts = options.microbatches if options.microbatches > 1 else options.chunks
+    if parts == 1 or (options.microbatches == 1 and options.mesh.size == 1):
+        return partitioned
+    return cut_in_parts(partitioned, options.anchors, options.batched, parts)
+
+
+def _written(step: StepGraph, options: CompileOptions, laid: PartitionedGraph) -> LocalProgram:
     """The program of every rank, its batch in one piece or in several."""
-    anchors, batched, stages = options.anchors, options.batched, options.stages
-    if options.microbatches > 1:
+    stages, in_parts = options.stages, laid.mesh.num_axes > options.mesh.num_axes
+    if in_parts and options.microbatches > 1:
         own = options.statistics == "microbatch"
-        roles = Roles.of(partitioned.graph, step.gradient_tensors) if own else None
-        return build_microbatched_program(
-            partitioned, anchors, batched, options.microbatches, stages, roles
-        )
-    if options.chunks > 1 and options.mesh.size > 1:
-        return build_chunked_program(partitioned, anchors, batched, options.chunks)
+        roles = Roles.of(laid.graph, step.gradient_tensors) if own else None
+        return build_microbatched_program(laid, stages, roles)
+    if in_parts:
+        return build_chunked_program(laid)
     if stages is None:
-        return build_local_program(partitioned)
-    program = write_in_stages(partitioned, stages)
+        return build_local_program(laid)
+    program = write_in_stages(laid, stages)
     send_in_slices(program, stages)
     return program
 
@@ -158,6 +157,9 @@ def _local_passes(options: CompileOptions, local: LocalProgram) -> list[Pass]:
         [Pass("early collectives", start_collectives_early)] if options.early_collectives else []
     )
     pack = functools.partial(
-        pack_collectives, bucket_bytes=options.bucket_bytes, places=local.places
+        pack_collectives,
+        bucket_bytes=options.bucket_bytes,
+        places=local.places,
+        shapes=local.shapes,
     )
     return [*passes, Pass("pack collectives", pack)]

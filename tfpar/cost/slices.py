@@ -39,28 +39,31 @@ class SlicePrices:
     cluster: Cluster
 
     def axes(
-        self, spec: Spec, shape: Sequence[int], num_bytes: float, source: int, target: int
+        self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int
     ) -> Axes:
         """The mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
 
         Args:
             spec: of the tensor; what lies behind the axes of the mesh is not looked at.
-            shape: of a rank's part.
-            num_bytes: of a rank's part.
+            parts: the shape of what ranks have of it, of each kind of them (`Mesh.views`): all
+                slice it alike, as suits the largest part.
+            num_bytes: of an entry.
             source, target: actors.
         """
         if self.cluster.one_memory:
             return ()  # nothing is copied on the way
-        ways = [(), *self._ways(spec, math.prod(shape))]
-        return min(ways, key=lambda axes: self.seconds(axes, num_bytes, source, target))
+        counts = [math.prod(part) for part in parts]
+        ways = [(), *self._ways(spec, counts)]
+        most = num_bytes * max(counts)
+        return min(ways, key=lambda axes: self.seconds(axes, most, source, target))
 
-    def _ways(self, spec: Spec, num_elements: int) -> Iterator[Axes]:
-        """The sets of axes over which it can be shared out in equal slices."""
+    def _ways(self, spec: Spec, counts: Sequence[int]) -> Iterator[Axes]:
+        """The sets of axes over which so many entries can be shared out in equal slices."""
         placed = enumerate(zip(spec, self.mesh.shape, strict=False))
         alike = [axis for axis, (p, size) in placed if isinstance(p, Replicate) and size > 1]
-        for count in range(1, len(alike) + 1):
-            for axes in itertools.combinations(alike, count):
-                if num_elements % self.mesh.group_size(axes) == 0:
+        for number in range(1, len(alike) + 1):
+            for axes in itertools.combinations(alike, number):
+                if math.gcd(*counts) % self.mesh.group_size(axes) == 0:
                     yield axes
 
     def seconds(self, axes: Axes, num_bytes: float, source: int, target: int) -> float:

@@ -156,18 +156,18 @@ class StageTransfers:
             versions[sent] = min(kind, versions.get(sent, kind), key=ORDER.index)
         for spec, kind in versions.items():
             part = local_shape(shape, spec, laid.mesh)
-            num_bytes = math.prod(part) * item
-            axes = self._axes(crossing, spec, part, num_bytes)
-            yield Sent(num_bytes, axes, laid.mesh.group_size(axes), kind)
+            axes = self._axes(crossing, spec, shape, item)
+            yield Sent(math.prod(part) * item, axes, laid.mesh.group_size(axes), kind)
 
     def _axes(
-        self, crossing: Crossing, spec: Spec, part: tuple[int, ...], num_bytes: int
+        self, crossing: Crossing, spec: Spec, shape: tuple[int, ...], num_bytes: int
     ) -> tuple[int, ...]:
         source, target = self.actors[crossing.source], self.actors[crossing.target]
         given = crossing.tensor in self.step.laid.graph.outputs
         if self.prices is None or source == target or given:  # all ranks get what the step gives
             return ()
-        return self.prices.axes(spec, part, num_bytes, source, target)
+        parts = [local_shape(shape, spec, view) for view in self.step.laid.mesh.views]
+        return self.prices.axes(spec, parts, num_bytes, source, target)
 
     def _read_elsewhere(self, tensor: Tensor, target: int) -> set[Spec]:
         """The specs in which other stages than `target` read a tensor."""

@@ -93,8 +93,8 @@ class Plan:
         recompute: the blocks that are computed again in the backward pass, by name; see
             `search.recompute`.
         shares: of a mesh axis whose ranks have unequal shares of the batch: how many samples each
-            coordinate gets of those that were planned for; batches of other sizes are shared out in
-            proportion (`uneven_mesh`).
+            coordinate gets of those that were planned for, in all stages; batches of other sizes
+            are shared out in proportion (`uneven_meshes`).
         chunks: how many pieces a rank computes its part of a training batch in.
         microbatches: in how many pieces it computes that part whose activations are not stored at
             the same time; their gradients are added up.
@@ -173,8 +173,6 @@ class Plan:
             )
         for name, shares in self.shares.items():
             UnevenMesh.over(self.mesh, self.mesh.axis(name), shares)
-        if self.chunks > 1 or self.in_microbatches:
-            raise PlanError("A plan has unequal shares of the batch, or chunks or microbatches.")
 
     def _check_stages(self, stages: PlannedStages) -> None:
         scheduled = stages.schedule.num_microbatches
@@ -238,21 +236,36 @@ class Plan:
             return None
         return Pipeline(microbatches=self.microbatches, batch_statistics=self.batch_statistics)
 
-    def uneven_mesh(self, batch_size: int | None) -> UnevenMesh | None:
-        """The mesh with the shares that ranks have of a batch; None: they are equal.
+    def uneven_meshes(self, batch_size: int | None) -> list[UnevenMesh]:
+        """The mesh with the shares that ranks have of a batch, as near to those of the plan as
+        whole `shared_units` allow: the first is taken in which the step splits.
 
-        They are, too, where other axes do not divide the batch, or it has not a sample for each
-        rank: such a batch is padded as it is without shares.
+        There is none, and shares are equal, where the batch has no such units: it is padded as it
+        is without shares.
         """
+        found = []
         for name, weights in self.shares.items():
             axis = self.mesh.axis(name)
-            others = [self.mesh.axis(n) for n in self.batch_axes if n != name]
-            groups = self.mesh.group_size(tuple(others))
-            if batch_size is None or batch_size % groups or batch_size // groups < len(weights):
-                return None
-            shares = apportioned(batch_size // groups, weights)
-            return UnevenMesh.over(self.mesh, axis, shares) if len(set(shares)) > 1 else None
-        return None
+            for units in self.shared_units(batch_size, axis):
+                shares = apportioned(units, weights)
+                if len(set(shares)) > 1:
+                    found.append(UnevenMesh.over(self.mesh, axis, shares))
+        return found
+
+    def shared_units(self, batch_size: int | None, axis: int) -> list[int]:
+        """In how many equal parts a batch can be shared out along a mesh axis, most first.
+
+        Each part has a sample for each chunk or microbatch and for each coordinate of the other
+        axes that split the batch; or, as some ops may split it further, of all other axes.
+        """
+        others = [a for a in range(self.mesh.num_axes) if a != axis]
+        given = [a for a in others if self.mesh.axis_names[a] in self.batch_axes]
+        found = []
+        for axes in (given, others):
+            each = self.mesh.group_size(tuple(axes)) * self.chunks * self.microbatches
+            if batch_size and batch_size % each == 0:
+                found.append(batch_size // each)
+        return [n for n in dict.fromkeys(found) if n >= self.mesh.shape[axis]]
 
     @property
     def in_microbatches(self) -> bool:

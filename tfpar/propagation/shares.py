@@ -67,6 +67,20 @@ def seen_by(partitioned: PartitionedGraph, mesh: UnevenMesh) -> PartitionedGraph
     return dataclasses.replace(partitioned, mesh=mesh, decisions=decisions)
 
 
+def shared_by(partitioned: PartitionedGraph, mesh: UnevenMesh) -> PartitionedGraph:
+    """`partitioned` as one rank sees it that has its share.
+
+    Args:
+        mesh: seen from that rank; the graph may have further axes behind, of the parts of a rank.
+
+    Raises:
+        CannotShare: the graph does not split so.
+    """
+    mesh = mesh.within(partitioned.mesh)
+    check_shares(partitioned, mesh)
+    return seen_by(partitioned, mesh)
+
+
 def _check(name: str, shape: Shape, spec: Spec, mesh: UnevenMesh) -> None:
     """Raise CannotShare unless ranks that differ in shape only differ in how many samples."""
     uneven = spec[mesh.uneven_axis]

@@ -41,25 +41,22 @@ def with_chunks(mesh: Mesh, chunks: int) -> Mesh:
     name = "chunk"
     while name in mesh.axis_names:
         name += "_"
-    return Mesh((*mesh.axis_names, name), (*mesh.shape, chunks))
+    return mesh.with_axis(name, chunks)
 
 
-def build_chunked_program(
-    partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor], chunks: int
-) -> LocalProgram:
-    """The program of a partitioned graph with the batch in chunks.
+def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
+    """The program of a step whose batch is in chunks.
 
     Variables lie as without, and inputs are fed alike. A loop or branch whose body has an effect
     cannot run on chunks: its effect would come more than once.
 
     Args:
-        partitioned: the graph without chunks, from `anchors`.
-        batched: the inputs of which each chunk gets a part.
+        laid: the step with the axis of the chunks (`cut_in_parts`).
 
     Raises:
         CannotRepeat: names the op.
     """
-    return run_chunks(build_local_program(cut_in_parts(partitioned, anchors, batched, chunks)))
+    return run_chunks(build_local_program(laid))
 
 
 def cut_in_parts(

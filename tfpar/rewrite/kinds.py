@@ -1,22 +1,23 @@
 """One program of ranks whose shapes differ, from the programs that are written for each kind.
 
 All kinds run the same ops, which differ in constants alone: sizes, indices, offsets. Where they do,
-a constant becomes a `RankConst`.
+a constant becomes a `RankConst`. That of a task is made outside, and given to each of its calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfpar.ir.graph import Graph, Op, ShapeAttr, Tensor, UnknownShape
+from tfpar.ir.graph import Graph, Op, Shape, ShapeAttr, Tensor, UnknownShape
 from tfpar.ir.traits import CONSTANTS
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.propagation.shares import CannotShare, check_shares, seen_by
-from tfpar.rewrite.local_graph import LocalProgram, build_local_program
+from tfpar.rewrite.local_graph import TASK, LocalProgram
 from tfpar.spec import UnevenMesh
 
 _IN_BLOCKS = ("bfloat16",)
@@ -24,53 +25,83 @@ _IN_BLOCKS = ("bfloat16",)
 
 
 def build_uneven_program(
-    partitioned: PartitionedGraph,
-    mesh: UnevenMesh,
-    finish: Callable[[LocalProgram], object] = lambda program: None,
+    laid: PartitionedGraph,
+    meshes: Sequence[UnevenMesh],
+    write: Callable[[PartitionedGraph], LocalProgram],
 ) -> LocalProgram:
     """The program of every rank, each with its share of the batch.
 
     Args:
-        partitioned: laid out on the even mesh.
-        finish: runs local passes; what they do has to be the same for all kinds of ranks.
+        laid: on the even mesh; in parts, with their axis behind the others.
+        meshes: the same one with shares: the first is taken with which that can be.
+        write: gives the program of one kind of ranks.
 
     Raises:
-        CannotShare: it cannot be cut so.
+        CannotShare: the step cannot be cut so.
     """
-    check_shares(partitioned, mesh)
-    programs = []
-    for rank in mesh.representatives:
-        programs.append(build_local_program(seen_by(partitioned, mesh.seen_from(rank))))
-        finish(programs[-1])
-    return _merged(programs, mesh)
+    for mesh in meshes:
+        try:
+            check_shares(laid, mesh)
+            return _merged([write(seen_by(laid, view)) for view in mesh.views])
+        except CannotShare:
+            if mesh is meshes[-1]:
+                raise
+    raise AssertionError("no shares")
 
 
-def _merged(programs: Sequence[LocalProgram], mesh: UnevenMesh) -> LocalProgram:
+def _merged(programs: Sequence[LocalProgram]) -> LocalProgram:
     """The one program of all ranks.
 
     Args:
-        programs: for each coordinate of the uneven axis, what its ranks run; the tensors of the
-            result have the shapes of the one with the largest share. Programs are used up.
+        programs: what ranks run that see their mesh so, one for each of its views; the tensors of
+            the result have the shapes of the one with the largest share. Programs are used up.
 
     Raises:
         CannotShare: they differ in more than constants.
     """
-    kind = [mesh.coordinates(rank)[mesh.uneven_axis] for rank in range(mesh.size)]
-    base = programs[mesh.shares.index(max(mesh.shares))]
+    meshes = [program.mesh for program in programs]
+    mesh = meshes[0]
+    assert isinstance(mesh, UnevenMesh)
+    base = programs[meshes.index(mesh.widest)]
     graphs = [program.graph for program in programs]
-    shapes: dict[Tensor, tuple[Any, ...]] = {}
-    _merge(base.graph, graphs, kind, shapes)
+    shapes: dict[Tensor, Sequence[Shape]] = {}
+    merge = functools.partial(_merge, kind=mesh.view_of, shapes=shapes)
+    merge(base.graph, graphs)
+    tasks = {op.attrs["body"] for op in base.graph.ops if op.type == TASK}
     for name, body in base.graph.functions.items():
         if any(name not in graph.functions for graph in graphs):
             raise CannotShare(name)
-        _merge(body, [graph.functions[name] for graph in graphs], kind, {})
+        differing = merge(body, [graph.functions[name] for graph in graphs])
+        if name in tasks:
+            _give(base.graph, name, differing, shapes)
     return dataclasses.replace(base, mesh=mesh, shapes=shapes)
 
 
-def _merge(
-    base: Graph, graphs: Sequence[Graph], kind: Sequence[int], shapes: dict[Tensor, tuple[Any, ...]]
+def _give(
+    graph: Graph, name: str, constants: Sequence[Op], shapes: dict[Tensor, Sequence[Shape]]
 ) -> None:
-    """Let `base` do what all `graphs` do.
+    """Have the calls of a task be given `constants` of its body, in which ranks differ."""
+    calls = [op for op in graph.ops if op.type == TASK and op.attrs["body"] == name]
+    for constant in constants:
+        (taken,) = constant.outputs
+        made = Op(f"{name}/{constant.name}", "RankConst", attrs=constant.attrs)
+        given = made.add_output(taken.shape, taken.dtype)
+        if taken in shapes:
+            shapes[given] = shapes[taken]
+        graph.ops.insert(0, made)
+        for call in calls:
+            call.inputs.append(given)
+        constant.type, constant.attrs = "Placeholder", {"dtype": constant.attrs["dtype"]}
+        graph.functions[name].inputs.append(taken)
+
+
+def _merge(
+    base: Graph,
+    graphs: Sequence[Graph],
+    kind: Sequence[int],
+    shapes: dict[Tensor, Sequence[Shape]],
+) -> list[Op]:
+    """Let `base` do what all `graphs` do; gives the constants in which they differ.
 
     Args:
         kind: of each rank, the position of its graph.
@@ -104,6 +135,7 @@ def _merge(
             raise CannotShare(op.name)
     for op, attrs, op_type in made:  # only now, since `base` is among those that are read
         op.attrs, op.type = attrs, op_type
+    return [op for op, _, op_type in made if op_type == "RankConst"]
 
 
 def _places(graph: Graph) -> dict[Tensor, tuple[int, int]]:

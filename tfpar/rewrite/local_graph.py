@@ -22,7 +22,7 @@ from tfpar.rewrite.regions import write_region
 from tfpar.rewrite.reshard import ONCE, emit_step
 from tfpar.rules.local import LocalOp
 from tfpar.rules.rule import SAME
-from tfpar.spec import Mesh, Spec, UnevenMesh, format_spec, local_shape
+from tfpar.spec import Mesh, Spec, format_spec, local_shape, seen_rank
 
 TASK = "Task"
 """An op that calls a part of the program, the function `body`, in which ranks may meet: all of them
@@ -35,6 +35,13 @@ class Place(NamedTuple):
 
     stage: int
     backward: bool = False
+
+
+class Layout(NamedTuple):
+    """How a local tensor lies: the shape of the whole, and its spec."""
+
+    shape: Shape
+    spec: Spec
 
 
 NOWHERE = Place(0)
@@ -55,7 +62,7 @@ class LocalProgram:
             constants, inputs, and what comes of these alone.
         origins: of the ops of a program as it was first written: the op of the partitioned graph
             for which each was.
-        specs: of the tensors of a program as it was first written, how they lie, where that is
+        layouts: of the tensors of a program as it was first written, how they lie, where that is
             known.
         shapes: of tensors whose shapes differ between ranks, that of each rank; see `shape_on`.
     """
@@ -68,8 +75,8 @@ class LocalProgram:
     variable_specs: dict[str, Spec]
     places: dict[Op, Place] = dataclasses.field(default_factory=dict)
     origins: dict[Op, Op] = dataclasses.field(default_factory=dict)
-    specs: dict[Tensor, Spec] = dataclasses.field(default_factory=dict)
-    shapes: Mapping[Tensor, Sequence[Shape]] = dataclasses.field(default_factory=dict)
+    layouts: dict[Tensor, Layout] = dataclasses.field(default_factory=dict)
+    shapes: dict[Tensor, Sequence[Shape]] = dataclasses.field(default_factory=dict)
 
     def shape_on(self, rank: int, tensor: Tensor) -> Shape:
         """The shape of a local tensor on `rank`."""
@@ -99,8 +106,8 @@ def build_local_program(
         places: of all its ops, if they are in stages. What moves a tensor runs where it is made.
     """
     source = partitioned.graph
-    rank = partitioned.mesh.rank if isinstance(partitioned.mesh, UnevenMesh) else 0
-    writer = _Writer(partitioned, GraphBuilder(Graph(functions={}), rank=rank), places)
+    build = GraphBuilder(Graph(functions={}), rank=seen_rank(partitioned.mesh))
+    writer = _Writer(partitioned, build, places)
     return LocalProgram(
         _write_graph(writer),
         partitioned.mesh,
@@ -110,7 +117,7 @@ def build_local_program(
         {v.name: s for v, s in partitioned.variable_specs.items()},
         writer.places,
         writer.origins,
-        writer.specs,
+        writer.layouts,
     )
 
 
@@ -137,7 +144,7 @@ class _Writer:
     Attributes:
         places: of the ops that are emitted.
         origins: of each, the op of the graph for which it is.
-        specs: of emitted tensors.
+        layouts: of emitted tensors.
     """
 
     def __init__(
@@ -148,7 +155,7 @@ class _Writer:
     ) -> None:
         self.places: dict[Op, Place] = {}
         self.origins: dict[Op, Op] = {}
-        self.specs: dict[Tensor, Spec] = {}
+        self.layouts: dict[Tensor, Layout] = {}
         self._stages = stages or {}
         self.partitioned = partitioned
         self.mesh = partitioned.mesh
@@ -158,7 +165,7 @@ class _Writer:
 
     def bind(self, tensor: Tensor, spec: Spec, local: Tensor) -> None:
         self.tensors.setdefault(tensor, {})[spec] = local
-        self.specs[local] = spec
+        self.layouts[local] = Layout(tensor.shape, spec)
 
     def bind_sources(self) -> None:
         """Placeholders for inputs and variable handles, in local shapes."""
@@ -219,7 +226,7 @@ class _Writer:
         local = self.build.cast(local, wire_dtype)
         for step in steps:
             local = emit_step(self.build, local, step, tuple(tensor.shape or ()), self.mesh)
-            self.specs[local] = step.after
+            self.layouts[local] = Layout(tensor.shape, step.after)
         return self.build.cast(local, own)
 
     def _remade(self, tensor: Tensor, spec: Spec) -> Tensor:
@@ -340,7 +347,7 @@ class _Writer:
         for tensor, local in zip(inner.graph.inputs, inputs, strict=True):
             writer.bind(tensor, inner.specs[tensor], local)
         writer.write()
-        self.specs.update(writer.specs)
+        self.layouts.update(writer.layouts)
         return [
             writer.local(t, s) for t, s in zip(inner.graph.outputs, inner.output_specs, strict=True)
         ]

@@ -15,7 +15,7 @@ losses, masks, draws and padding lie along the axis. `rewrite.rounds` says what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from tfpar.ir.builder import neutral
 from tfpar.ir.graph import Op, Tensor
@@ -24,8 +24,8 @@ from tfpar.ir.traits import CONSTANTS
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.tasks import Task
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
-from tfpar.rewrite.chunks import cut_in_parts, sum_before_scattering
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.rewrite.chunks import sum_before_scattering
 from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
 from tfpar.rewrite.microbatch_statistics import take_of_microbatches
 from tfpar.rewrite.part_bodies import of_part
@@ -37,20 +37,16 @@ from tfpar.rewrite.within_rank import WithinRank
 
 
 def build_microbatched_program(
-    partitioned: PartitionedGraph,
-    anchors: Anchors,
-    batched: Collection[Tensor],
-    microbatches: int,
+    laid: PartitionedGraph,
     stages: StagedStep | None = None,
     statistics: Roles | None = None,
 ) -> LocalProgram:
-    """The program of a partitioned graph with the batch in microbatches.
+    """The program of a step whose batch is in microbatches.
 
     Variables lie as without, and inputs are fed alike.
 
     Args:
-        partitioned: the graph without microbatches, from `anchors`.
-        batched: the inputs of which each microbatch gets a part.
+        laid: the step with the axis of the microbatches (`chunks.cut_in_parts`).
         stages: in which the step runs, if there are several.
         statistics: the roles of the graph's ops, if normalisations take the statistics of one
             microbatch (`rewrite.microbatch_statistics`); None: those of the whole batch.
@@ -59,7 +55,6 @@ def build_microbatched_program(
         CannotRepeat: names an op whose effect would come once for each microbatch.
         TfparError: what is made of statistics cannot be averaged over microbatches.
     """
-    laid = cut_in_parts(partitioned, anchors, batched, microbatches)
     program = write_in_stages(laid, stages) if stages else build_local_program(laid)
     if statistics is not None:
         take_of_microbatches(program, statistics)

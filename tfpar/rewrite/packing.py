@@ -14,9 +14,9 @@ time: if nothing that reads one of them has to wait for another.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.graph import Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.traits import HANDED_ON
 from tfpar.rewrite.local_graph import NOWHERE, Place
@@ -48,7 +48,10 @@ class _Bucket:
 
 
 def pack_collectives(
-    graph: Graph, bucket_bytes: int = DEFAULT_BUCKET_BYTES, places: dict[Op, Place] | None = None
+    graph: Graph,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    places: dict[Op, Place] | None = None,
+    shapes: dict[Tensor, Sequence[Shape]] | None = None,
 ) -> Graph:
     """Merge independent collectives of `graph`, in place; returns it.
 
@@ -57,8 +60,10 @@ def pack_collectives(
 
     Args:
         places: of the ops of a step in stages, kept up to date: those of two stages stay apart.
+        shapes: of tensors that differ between ranks, kept up to date.
     """
     places = {} if places is None else places
+    shapes = {} if shapes is None else shapes
     filled = _fill(graph, bucket_bytes, places)
     buckets = [bucket for bucket in filled if len(bucket.members) > 1]
     if not buckets:
@@ -71,6 +76,7 @@ def pack_collectives(
             places[op] = places[bucket.members[0]]
         moved.update(dict.fromkeys(bucket.members, op))
         replacement.update(zip((m.outputs[0] for m in bucket.members), op.outputs, strict=True))
+    shapes.update((new, shapes[old]) for old, new in replacement.items() if old in shapes)
     ops = [op for op in graph.ops if op not in moved] + list(dict.fromkeys(moved.values()))
     for op in ops:
         op.inputs = [replacement.get(t, t) for t in op.inputs]

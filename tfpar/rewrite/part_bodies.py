@@ -16,12 +16,16 @@ class PartBodies:
     Args:
         functions: bodies of the program whose last mesh axis are the parts.
         made: where those of the new one go.
+        rank: of the new one, whose shapes its tensors have; see `GraphBuilder`.
     """
 
-    def __init__(self, functions: dict[str, Graph], made: dict[str, Graph], parts: int) -> None:
+    def __init__(
+        self, functions: dict[str, Graph], made: dict[str, Graph], parts: int, rank: int = 0
+    ) -> None:
         self._functions = functions
         self._made = made
         self._parts = parts
+        self._rank = rank
 
     def of(self, op: Op) -> list[Graph]:
         """The bodies that `op` names."""
@@ -54,7 +58,7 @@ class PartBodies:
 
     def _body(self, body: Graph, part: int) -> Graph:
         """A copy of `body` for one part."""
-        build = GraphBuilder(Graph(functions=self._made))
+        build = GraphBuilder(Graph(functions=self._made), rank=self._rank)
         tensors: dict[Tensor, Tensor] = {}
         ops: dict[Op, Op] = {}
         for op in body.ops:

@@ -82,7 +82,7 @@ class ProgramSet:
                 another tensor than the other end.
         """
         sends, receives = (
-            [end for g, p in self.programs.items() for end in ends_of(p.graph, g, op_type)]
+            [end for g, p in self.programs.items() for end in ends_of(p, g, op_type)]
             for op_type in ("Send", "Recv")
         )
         return matched(sends, receives)

@@ -101,8 +101,12 @@ def differing_ops(program: LocalProgram, repetition: Repetition) -> set[Op]:
         if op.type == "Placeholder":
             differs = op.outputs[0] in cut
         elif op.type == "RankConst":
-            of_parts = [np.stack(of_part(op, part, parts)) for part in range(parts)]
-            differs = any(not np.array_equal(values, of_parts[0]) for values in of_parts)
+            first = of_part(op, 0, parts)
+            differs = any(
+                not np.array_equal(one, other)
+                for part in range(1, parts)
+                for one, other in zip(of_part(op, part, parts), first, strict=True)
+            )
         elif meets(op, axis):
             differs = op.type in ("ReduceScatter", "AllToAll")
         elif ONCE in op.attrs or repetition.writes(op):

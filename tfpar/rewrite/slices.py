@@ -17,19 +17,19 @@ from typing import Protocol
 import numpy as np
 
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.graph import Graph, Op, Tensor, itemsize
 from tfpar.ir.traits import CONSTANTS
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.rewrite.local_graph import LocalProgram, Place
 from tfpar.rewrite.where_read import earliest
-from tfpar.spec import Spec
+from tfpar.spec import Spec, local_shape
 
 
 class Slicing(Protocol):
     """Says what is sent in slices; see `cost.slices.SlicePrices`."""
 
     def axes(
-        self, spec: Spec, shape: Sequence[int], num_bytes: float, source: int, target: int
+        self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int
     ) -> tuple[int, ...]:
         """The mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
 
@@ -37,7 +37,8 @@ class Slicing(Protocol):
 
         Args:
             spec: of the tensor; what lies behind the axes of ranks are microbatches.
-            shape, num_bytes: of a rank's part.
+            parts: the shape of what ranks have of it, of each kind of them (`Mesh.views`).
+            num_bytes: of an entry.
             source, target: actors.
         """
         ...
@@ -57,13 +58,15 @@ def send_slices(program: LocalProgram, actors: Sequence[int], slicing: Slicing) 
     for op in program.graph.ops:
         writer.ops.append(op)
         for tensor in op.outputs if op in program.places else ():
-            spec = program.specs.get(tensor)
-            if spec is None or tensor in given or not can_be_sent(tensor):
+            layout = program.layouts.get(tensor)
+            if layout is None or tensor in given or not can_be_sent(tensor):
                 continue
+            shape, spec = layout
+            parts = [local_shape(shape or (), spec, view) for view in program.mesh.views]
             source = actors[program.places[op].stage]
             for target, reading in _by_actor(program, readers.get(tensor, ()), actors).items():
                 if target != source:
-                    axes = slicing.axes(spec, tensor.shape, tensor.num_bytes, source, target)
+                    axes = slicing.axes(spec, parts, itemsize(tensor.dtype), source, target)
                     if axes:
                         writer.send(tensor, axes, reading)
     program.graph.ops = writer.ops

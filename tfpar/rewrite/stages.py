@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.graph import Graph, Op, Shape, Tensor
 from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.graph import RECEIVE_AHEAD
@@ -102,6 +102,7 @@ class _Actor:
         self.group = group
         self.build = GraphBuilder(Graph(functions=program.graph.functions))
         self.tensors: dict[Tensor, Tensor] = {}
+        self.shapes: dict[Tensor, Sequence[Shape]] = {}
         self.ops: dict[Op, Op] = {}
         self.calls: list[Op] = []
 
@@ -117,9 +118,16 @@ class _Actor:
             op.stateful,
         )
         self.ops[op] = clone
-        self.tensors.update(zip(op.outputs, clone.outputs, strict=True))
+        for tensor, own in zip(op.outputs, clone.outputs, strict=True):
+            self.have(tensor, own)
         if clone.type == TASK:
             self.calls.append(clone)
+
+    def have(self, tensor: Tensor, own: Tensor) -> None:
+        """From now on a tensor of the whole step is there, as `own`."""
+        self.tensors[tensor] = own
+        if tensor in self.program.shapes:
+            self.shapes[own] = self.program.shapes[tensor]
 
     def awaited(self) -> list[Op]:
         """What has to end before a tensor is asked for that the next op reads."""
@@ -144,7 +152,9 @@ class _Actor:
         ]
         handles = {self.tensors[handle] for handle in kept}
         graph.ops = drop_unread(graph.ops, handles, graph.outputs)
-        return dataclasses.replace(whole, graph=graph, places={})
+        # What is in the bodies of tasks, all actors have alike.
+        shapes = {**whole.shapes, **self.shapes}
+        return dataclasses.replace(whole, graph=graph, places={}, shapes=shapes)
 
 
 class _Split:
@@ -220,9 +230,10 @@ class _Split:
         key = re.sub(r"[^A-Za-z0-9_.\-/]", ".", f"{tensor.op.name}/{tensor.index}")
         source.build.name = target.build.name = f"{tensor.op.name}/to{target.group[0]}"
         send(source.build, source.tensors[tensor], key, target.group)
-        target.tensors[tensor] = recv(
+        received = recv(
             target.build, tensor.shape, tensor.dtype, key, source.group, target.awaited()
         )
+        target.have(tensor, received)
 
 
 def _is_made_again(tensor: Tensor) -> bool:

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.graph import Op, Tensor
+from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.spec import RuntimeMismatchError, TfparError
 
 TRANSFER_TYPES = ("Send", "Recv")
@@ -124,14 +125,17 @@ def channels_of(op: Op, ranks: Sequence[int]) -> list[Channel | None]:
     return [None if target is None else Channel(rank, target, key) for rank, target in pairs]
 
 
-def ends_of(graph: Graph, ranks: Sequence[int], op_type: str) -> list[End]:
+def ends_of(program: LocalProgram, ranks: Sequence[int], op_type: str) -> list[End]:
     """The ends of all channels at which the program of `ranks` has a `Send`, or a `Recv`."""
     found = []
-    for op in graph.ops:
+    for op in program.graph.ops:
         if op.type == op_type:
             (tensor,) = op.inputs or op.outputs
-            channels = channels_of(op, ranks)
-            found += [End(*c, op.name, tensor.shape, tensor.dtype) for c in channels if c]
+            found += [
+                End(*channel, op.name, program.shape_on(rank, tensor), tensor.dtype)
+                for rank, channel in enumerate(channels_of(op, ranks))
+                if channel
+            ]
     return found
 
 

@@ -19,7 +19,7 @@ from tfpar.ir.traits import REPEATABLE, VARIABLE_READS
 from tfpar.rewrite.local_graph import LocalProgram, Place
 from tfpar.rewrite.part_bodies import PartBodies
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.spec import Mesh, Shard, local_shape
+from tfpar.spec import Shard, local_shape, seen_rank
 
 COMBINE = {
     "sum": "AddV2",
@@ -58,7 +58,9 @@ class Repetition:
 
     def __init__(self, program: LocalProgram, made: dict[str, Graph]) -> None:
         self._variables = program.graph.variable_of()
-        self.bodies = PartBodies(program.graph.functions, made, program.mesh.shape[-1])
+        parts = program.mesh.shape[-1]
+        rank = seen_rank(program.mesh) // parts
+        self.bodies = PartBodies(program.graph.functions, made, parts, rank)
 
     def writes(self, op: Op) -> bool:
         """Whether `op` updates a variable, which all parts share."""
@@ -88,10 +90,9 @@ class WithinRank:
 
     def __init__(self, program: LocalProgram) -> None:
         self.program = program
-        *names, _ = program.mesh.axis_names
-        *sizes, self.parts = program.mesh.shape
-        self.mesh = Mesh(tuple(names), tuple(sizes))
-        self.build = GraphBuilder(Graph())
+        self.parts = program.mesh.shape[-1]
+        self.mesh = program.mesh.without_last_axis()
+        self.build = GraphBuilder(Graph(), rank=seen_rank(self.mesh))
         self.tensors: dict[Tensor, Sequence[Tensor]] = {}
         self.ops: dict[Op, Sequence[Op]] = {}
         self.wholes: dict[Tensor, Tensor] = {}

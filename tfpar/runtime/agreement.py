@@ -58,15 +58,15 @@ def agree_on_programs(world: World, programs: ProgramSet) -> Connections:
 
 def exchanges_of(group: Group, program: LocalProgram) -> dict[str, Any]:
     """What the ranks of a group exchange among themselves and with others, as JSON knows it."""
-    graph, mesh = program.graph, program.mesh
+    mesh = program.mesh
     ops = (op for each in program.graphs() for op in each.ops)
     axes = dict.fromkeys(op.attrs["axes"] for op in ops if op.type in COLLECTIVE_TYPES)
     among = dict.fromkeys(g for a in axes for g in mesh.groups(a) if len(g) > 1)
     return {
         "group": group,
         "groups": [[group[rank] for rank in ranks] for ranks in among],
-        "sends": ends_of(graph, group, "Send"),
-        "receives": ends_of(graph, group, "Recv"),
+        "sends": ends_of(program, group, "Send"),
+        "receives": ends_of(program, group, "Recv"),
     }
 
 

@@ -37,7 +37,7 @@ from tfpar.spec.placement import (
     parse_spec,
     replicated,
 )
-from tfpar.spec.uneven import UnevenMesh, apportioned
+from tfpar.spec.uneven import UnevenMesh, apportioned, seen_rank
 
 __all__ = [
     "MOST_RANKS",
@@ -73,6 +73,7 @@ __all__ = [
     "parse_placement",
     "parse_spec",
     "replicated",
+    "seen_rank",
     "split",
     "take_local",
 ]

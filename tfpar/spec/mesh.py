@@ -124,6 +124,19 @@ class Mesh:
     def group_size(self, axes: tuple[int, ...]) -> int:
         return math.prod(self.shape[a] for a in axes)
 
+    def with_axis(self, name: str, size: int) -> Mesh:
+        """The mesh with one more axis behind its own, whose ranks lie within those of this one."""
+        return Mesh((*self.axis_names, name), (*self.shape, size))
+
+    def without_last_axis(self) -> Mesh:
+        """Inverse of `with_axis`."""
+        return Mesh(self.axis_names[:-1], self.shape[:-1])
+
+    @property
+    def views(self) -> tuple[Mesh, ...]:
+        """The mesh as each kind of ranks sees it; here all are alike."""
+        return (self,)
+
     def stored(self, axis: int, length: int) -> int:
         """Entries of a dim of `length`, split by `axis`, that a rank stores, padding included."""
         return -(-length // self.shape[axis])

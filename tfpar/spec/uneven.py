@@ -70,6 +70,33 @@ class UnevenMesh(Mesh):
         """The same mesh with the shapes of `rank`."""
         return dataclasses.replace(self, rank=rank)
 
+    def within(self, mesh: Mesh) -> UnevenMesh:
+        """The same shares on a mesh that has further axes behind those of this one."""
+        first = self.rank * (mesh.size // self.size)
+        return UnevenMesh.over(mesh, self.uneven_axis, self.shares, first)
+
+    def with_axis(self, name: str, size: int) -> UnevenMesh:
+        return self.within(super().with_axis(name, size))
+
+    def without_last_axis(self) -> UnevenMesh:
+        mesh = super().without_last_axis()
+        return UnevenMesh.over(mesh, self.uneven_axis, self.shares, self.rank // self.shape[-1])
+
+    @functools.cached_property
+    def views(self) -> tuple[UnevenMesh, ...]:
+        """The mesh as ranks see it that have the same share: for each share the first of them."""
+        firsts: dict[int, int] = {}
+        for share, rank in zip(self.shares, self.representatives, strict=True):
+            firsts.setdefault(share, rank)
+        return tuple(map(self.seen_from, firsts.values()))
+
+    @property
+    def view_of(self) -> tuple[int, ...]:
+        """Of each rank, which of the `views` is its own."""
+        shares = list(dict.fromkeys(self.shares))
+        at = (self.coordinates(rank)[self.uneven_axis] for rank in range(self.size))
+        return tuple(shares.index(self.shares[i]) for i in at)
+
     @functools.cached_property
     def representatives(self) -> tuple[int, ...]:
         """For each coordinate of the uneven axis the first rank that has it.
@@ -103,6 +130,11 @@ class UnevenMesh(Mesh):
     def _before(self) -> tuple[int, ...]:
         """Of each coordinate, the shares of those before it."""
         return (0, *itertools.accumulate(self.shares))
+
+
+def seen_rank(mesh: Mesh) -> int:
+    """The rank whose shapes `mesh` gives."""
+    return mesh.rank if isinstance(mesh, UnevenMesh) else 0
 
 
 def apportioned(total: int, weights: Sequence[float]) -> tuple[int, ...]:

@@ -156,32 +156,30 @@ class CompiledFunction:
         self.warnings.fallbacks(prepared)
         microbatches = self._microbatches(plan)
         chunks = 1 if microbatches > 1 else self._chunks(plan)
-        in_pieces = chunks > 1 or microbatches > 1 or stages is not None
         plan = dataclasses.replace(
             plan,
-            # Parts that ranks read themselves are equal, as are pieces of a rank's batch.
-            shares={} if in_pieces or parts > 1 else plan.shares,
+            shares={} if parts > 1 else plan.shares,  # parts that ranks read themselves are equal
             chunks=chunks,
             microbatches=microbatches,
             batch_statistics=self._batch_statistics(plan),
         )
         batched = batched_inputs(captured, batch_size)
         asked = self._compile_options(captured, plan, stages, batched)
-        asked = dataclasses.replace(asked, shares=plan.uneven_mesh(batch_size))
-        try:
-            compiled = compile_step(captured, asked, prepared, observe)
-        except CannotShare as error:
-            self.warnings.unshared(error.name)
-            asked = dataclasses.replace(asked, shares=None)
-            plan = dataclasses.replace(plan, shares={})
-            compiled = compile_step(captured, asked, prepared, observe)
-        except CannotRepeat as error:
-            if plan.microbatches > 1 or self.session.found_pipeline:
-                raise
-            self.warnings.unchunked(error.op, plan.chunks)
-            plan = dataclasses.replace(plan, chunks=1)
-            asked = dataclasses.replace(asked, chunks=1)
-            compiled = compile_step(captured, asked, prepared, observe)
+        asked = dataclasses.replace(asked, shares=plan.uneven_meshes(batch_size))
+        while True:
+            try:
+                compiled = compile_step(captured, asked, prepared, observe)
+                break
+            except CannotShare as error:
+                self.warnings.unshared(error.name)
+                asked = dataclasses.replace(asked, shares=())
+                plan = dataclasses.replace(plan, shares={})
+            except CannotRepeat as error:
+                if plan.microbatches > 1 or self.session.found_pipeline:
+                    raise
+                self.warnings.unchunked(error.op, plan.chunks)
+                plan = dataclasses.replace(plan, chunks=1)
+                asked = dataclasses.replace(asked, chunks=1)
         name = self._name.replace("_", " ")
         executable = Executable(captured, compiled, self.session.ranks, name, parts)
         self.warnings.fallbacks(prepared)  # bodies are known now

@@ -92,7 +92,7 @@ def check_all_pairs(shape, mesh, placements):
     for tensor in graph.outputs:
         assert partitioned.specs[tensor] == canonical(anchors[tensor.name], mesh)
     if isinstance(mesh, UnevenMesh):
-        program = build_uneven_program(partitioned, mesh)
+        program = build_uneven_program(partitioned, [mesh], build_local_program)
         partitioned = seen_by(partitioned, mesh.widest)
     else:
         program = build_local_program(partitioned)

@@ -18,6 +18,8 @@ from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.plans import Plan, PlannedStages
 from tfpar.plans.variables import PlannedVariable
+from tfpar.propagation.shares import shared_by
+from tfpar.rewrite.kinds import build_uneven_program
 from tfpar.rewrite.local_graph import LocalProgram, Place
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.stages import StagedStep, split_stages
@@ -25,7 +27,7 @@ from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem
 from tfpar.search.stages.from_step import assign_step
 from tfpar.search.stages.priced import cut_in_stages
-from tfpar.spec import Mesh, Shard, Spec, replicated
+from tfpar.spec import Mesh, Shard, Spec, UnevenMesh, replicated
 
 DEVICE = Device({"float32": 1e9}, 2**30, 1e9, 1e-7)
 
@@ -96,18 +98,18 @@ class Staged:
         schedule: Schedule,
         cluster: Cluster | None = None,
         recompute: bool = False,
+        shares: UnevenMesh | None = None,
     ) -> list[LocalProgram]:
         """The program of each actor."""
         whole, roles = self.step.whole, self.step.roles
         slicing = SlicePrices(whole.mesh, cluster or machines())
         places = {op: Place(stage, roles.phase[op] == BACKWARD) for op, stage in self.stage.items()}
-        program = build_microbatched_program(
-            whole,
-            self.step.anchors,
-            self.step.problem.batched,
-            microbatches,
-            StagedStep(places, schedule, recompute, slicing),
-        )
+        laid, asked = self.step.cut(microbatches), StagedStep(places, schedule, recompute, slicing)
+        write = functools.partial(build_microbatched_program, stages=asked)
+        if shares is None:
+            program = write(laid)
+        else:
+            program = build_uneven_program(laid, [shares.within(laid.mesh)], write)
         return [*split_stages(program, schedule).programs.values()]
 
     def priced(
@@ -116,6 +118,9 @@ class Staged:
         cluster: Cluster | None = None,
         actors: tuple[int, ...] | None = None,
         recompute: bool = False,
+        shares: UnevenMesh | None = None,
     ) -> StagedPrices:
-        actors = actors or tuple(range(self.num_stages))
-        return StagedPrices.of(self.cut(microbatches), actors, cluster or machines(), recompute)
+        actors, step = actors or tuple(range(self.num_stages)), self.cut(microbatches)
+        if shares is not None:
+            step = dataclasses.replace(step, laid=shared_by(step.laid, shares))
+        return StagedPrices.of(step, actors, cluster or machines(), recompute)

@@ -156,14 +156,16 @@ class _Linker(Linker):
     def _send(self, op: Op) -> None:
         channel, (tensor,) = channels_of(op, self.group)[self.rank], op.inputs
         if channel is not None:
-            operand = Operand(self.edges[self.rank][tensor], tensor.shape)
+            shape = self.program.shape_on(self.rank, tensor)
+            operand = Operand(self.edges[self.rank][tensor], shape)
             sent = self._wire.send(operand, tensor.dtype, channel, self._awaited(op))
             self.nodes[self.rank][op] = sent
 
     def _recv(self, op: Op) -> None:
         channel, (tensor,) = channels_of(op, self.group)[self.rank], op.outputs
         assert channel is not None
-        received = self._wire.recv(tensor.shape, tensor.dtype, channel, self._awaited(op))
+        shape = self.program.shape_on(self.rank, tensor)
+        received = self._wire.recv(shape, tensor.dtype, channel, self._awaited(op))
         self.edges[self.rank][tensor] = received
 
     def _awaited(self, op: Op) -> list[str]:

@@ -94,7 +94,7 @@ def _link(linker: Linker, op: Op, sharing: Sharing) -> TaskFunction:
     body: Graph = linker.program.graph.functions[op.attrs["body"]]
     holders = [linker.holders[t] for t in op.inputs if t in linker.holders]
     handles = [b for t, b in zip(op.inputs, body.inputs, strict=True) if t in linker.holders]
-    program = LocalProgram(body, linker.mesh, [], [], [], {})
+    program = LocalProgram(body, linker.mesh, [], [], [], {}, shapes=linker.program.shapes)
     inner = linker.inner(program)
     inner.holders = dict(zip(handles, holders, strict=True))
     name = f"{linker.scope}{op.attrs['body']}"
