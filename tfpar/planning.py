@@ -44,17 +44,19 @@ from tfpar.search.meshes import LogicalMesh, given_mesh, logical_meshes
 from tfpar.search.microbatches import in_microbatches
 from tfpar.search.model.folded_model import folded_model
 from tfpar.search.objective import Budget
+from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Fixed, Planner, Problem, step_anchors
 from tfpar.search.recompute import (
     fastest_plan,
     recomputed_problem,
     solve_with_recompute,
 )
-from tfpar.search.shares import StepByRank, in_shares, uneven_axes
+from tfpar.search.shares import Priced, StepOfStages, WholeStep, in_shares, uneven_axes
 from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
 from tfpar.search.stages.choice import Promise
 from tfpar.search.stages.kinds import kinds_of_stages
 from tfpar.search.stages.planned import in_stages
+from tfpar.search.stages.priced import CutPlan
 from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
 
 logger = logging.getLogger("tfpar")
@@ -289,15 +291,22 @@ class StepSearch:
             pipeline = request.pipeline
             if pipeline is None:
                 plan = find(problem.telling(tell))
-                return (plan if self.part else with_shares(plan, problem, self.batch_size)), problem
-            if pipeline.order.num_stages == 1:
-                return find(problem), problem
+            elif pipeline.order.num_stages == 1:
+                plan = find(problem)
+            else:
+                plan, problem = self._in_stages(find, problem, request)
+            if not self.part:
+                plan = with_shares(plan, problem, request.cluster, self.batch_size)
+            return plan, problem
 
-            def seconds(machines: Cluster) -> float:
-                forward, backward, _ = cost_on_one_device(problem, machines).compute_s
-                return forward + backward
+    def _in_stages(
+        self, find: Callable[[Problem], Plan], problem: Problem, request: Request
+    ) -> tuple[Plan, Problem]:
+        def seconds(machines: Cluster) -> float:
+            forward, backward, _ = cost_on_one_device(problem, machines).compute_s
+            return forward + backward
 
-            return plan_in_stages(find, seconds, problem, self.step, request, self.part)
+        return plan_in_stages(find, seconds, problem, self.step, request, self.part)
 
     def check_room(self, request: Request) -> None:
         """Check that the devices of the request have room for the step's variables, in stages or
@@ -456,17 +465,44 @@ def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
     return evaluate(laid, problem.cluster, roles, problem.state_ratio), laid
 
 
-def with_shares(plan: Plan, problem: Problem, batch_size: int | None) -> Plan:
-    """`plan` with shares of the batch by the speeds of ranks, where that is faster."""
-    machines = problem.cluster
+def with_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None) -> Plan:
+    """`plan` with shares of the batch by the speeds of ranks, where that is faster.
+
+    Args:
+        plan: without any, and priced so.
+        cluster: of all ranks.
+    """
+    machines = problem.cluster if plan.stages is None else cluster
     if batch_size is None or plan.cost is None or not uneven_axes(plan, machines):
         return plan
-    again = recomputed_problem(problem, plan.recompute)
     with collection_paused():
+        step = step_by_rank(plan, problem, machines)
+        if step is None:
+            return plan
+        return in_shares(step, plan, machines, batch_size, problem.memory_limit)
+
+
+def step_by_rank(plan: Plan, problem: Problem, cluster: Cluster) -> Priced | None:
+    """The step of a problem, to be priced at the rates of single ranks; None if it is to be in
+    parts, and does not train.
+
+    Args:
+        cluster: of all ranks.
+    """
+    if plan.stages is not None:
+        cut = CutPlan.of(plan, problem)
+        return None if cut is None else StepOfStages(cut, cluster)
+    again = recomputed_problem(problem, plan.recompute)
+    pieces = plan.chunks * plan.microbatches
+    if pieces == 1:
         laid = _laid(plan, again)
-        roles = _priced_roles(laid, again)
-        step = StepByRank(plan, laid, roles, machines, problem.state_ratio)
-        return in_shares(step, batch_size, problem.memory_limit)
+        return WholeStep(laid, _priced_roles(laid, again), cluster, problem.state_ratio)
+    step = StepInParts.of(plan, again, step_anchors(plan, again))
+    if step is None:
+        return None
+    parts = step.cut(pieces)
+    ratio, own = problem.state_ratio, step.statistics(parts)
+    return WholeStep(step.whole, step.roles, cluster, ratio, parts, own)
 
 
 def _priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:

@@ -17,6 +17,7 @@ from tfpar.planning import (
     StepSearch,
     as_requested,
     cost_on_one_device,
+    with_shares,
 )
 from tfpar.planning_rivals import Enough, repriced_plan, with_idle_times, with_turning_point
 from tfpar.plans import Plan
@@ -149,10 +150,18 @@ def search_pipeline(
         told(plan)
         return plan
 
+    def shared(plan: Plan | None, before: Plan, problem: Problem) -> Plan | None:
+        """A plan that was priced in equal shares, in those that suit it if they paid `before`."""
+        if plan is None or not before.shares:
+            return plan
+        return with_shares(plan, problem, request.cluster, batch_size)
+
     def repriced(plan: Plan, pipeline: Pipeline) -> Plan | None:
         with report.at(_name(pipeline)):
             problem = problems[pipeline.order.num_actors]
-            return told(repriced_plan(plan, pipeline, problem, request.cluster))
+            equal = dataclasses.replace(plan, shares={})
+            found = repriced_plan(equal, pipeline, problem, request.cluster)
+            return told(shared(found, plan, problem))
 
     def is_enough(plan: Plan) -> bool:
         return enough(plan, problems[plan.num_ranks // plan.mesh.size], request)
@@ -161,7 +170,8 @@ def search_pipeline(
         assert plan.stages is not None, "a plan with stages"
         problem = problems[plan.stages.num_actors]
         with report.at(f"schedules of {_name(plan.pipeline)}"):
-            found = scheduled_plan(plan, problem, request.cluster)
+            equal = dataclasses.replace(plan, shares={})
+            found = shared(scheduled_plan(equal, problem, request.cluster), plan, problem)
         told(found)
         return found or plan
 
@@ -171,11 +181,12 @@ def search_pipeline(
         problem = problems[pipeline.order.num_actors]
         with report.at(_name(pipeline)):
             try:
-                cut = search.restaged(plan, asked(pipeline))
+                equal = dataclasses.replace(plan, shares={})
+                cut = search.restaged(equal, asked(pipeline))
                 found = scheduled_plan(cut, problem, request.cluster)
             except (PlanError, ScheduleError):
                 return None
-        return told(found)
+            return told(shared(found, plan, problem))
 
     stages = numbers_of_stages(request.mesh, _least_stages(request))
     ways = Ways(planned, repriced, scheduled, is_enough, why_enough, promised, restaged)
@@ -188,7 +199,7 @@ def search_pipeline(
     if why_enough:
         with report.at("what would have to change for the runner-up"):
             try:
-                plan = with_idle_times(plan, problems, request.cluster)
+                plan = with_idle_times(plan, problems, request.cluster, batch_size)
                 plan = with_turning_point(plan, problems, request, batch_size, enough)
             except KeyboardInterrupt:
                 found = functools.partial(dataclasses.replace, plan, cut_short=True)

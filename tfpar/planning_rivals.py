@@ -15,14 +15,15 @@ from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import Roles
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import schedule_on
-from tfpar.planning import Request, lay_out, price_whole
+from tfpar.planning import Request, lay_out, price_whole, step_by_rank
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.search.microbatches import in_microbatches
 from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.recompute import recomputed_problem
+from tfpar.search.shares import Priced, StepOfStages, in_own_shares, slowest_ranks
 from tfpar.search.stages.choice import Ways, choose_pipeline
-from tfpar.search.stages.priced import CutPlan, cut_in_stages, priced_plan, stage_prices_of
+from tfpar.search.stages.priced import CutPlan, priced_plan
 from tfpar.search.stages.turning import links_to_win
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError
 
@@ -30,23 +31,27 @@ Enough = Callable[[Plan, Problem, Request], bool]
 """Whether a plan is good enough to search no more stages."""
 
 
-def with_idle_times(plan: Plan, problems: Mapping[int, Problem], cluster: Cluster) -> Plan:
+def with_idle_times(
+    plan: Plan, problems: Mapping[int, Problem], cluster: Cluster, batch_size: int | None
+) -> Plan:
     """`plan` and its rivals, with what ranks wait for by what would end it; see `cost.idle`.
 
     Args:
         problems: as of `with_turning_point`.
         cluster: of all ranks.
+        batch_size: of the step.
     """
 
     def explained(found: Plan) -> Plan:
         if found.stages is None or found.cost is None:
             return found
         with collection_paused():
-            cut = cut_in_stages(found, problems[_actors(found)])
+            cut = CutPlan.of(found, problems[_actors(found)])
             assert cut is not None, "a step that trains"
-            schedule, ranks = found.stages.schedule, found.stages.ranks
-            prices = stage_prices_of(*cut, schedule, cluster, found.stages.recompute, ranks)
-            return dataclasses.replace(found, cost=with_idle_parts(found.cost, prices, schedule))
+            slow = slowest_ranks(StepOfStages(cut, cluster), found, cluster, batch_size)
+            prices = cut.prices(found, cluster, *slow)
+            cost = with_idle_parts(found.cost, prices, found.stages.schedule)
+            return dataclasses.replace(found, cost=cost)
 
     rivals = []
     for rival in plan.rivals:
@@ -81,7 +86,8 @@ def with_turning_point(
     rival = plan.rivals[at]
     assert rival.plan is not None and rival.cost is not None, "a rival that was found"
     steps = {
-        _actors(one): PlanAgain(one, problems[_actors(one)], request) for one in (plan, rival.plan)
+        _actors(one): PlanAgain(one, problems[_actors(one)], request, batch_size)
+        for one in (plan, rival.plan)
     }
 
     def is_enough(found: Plan) -> bool:  # the work alone is the same with other links
@@ -135,11 +141,13 @@ class PlanAgain:
         plan: that the search found.
         problem: of the ranks of a stage.
         request: that was searched.
+        batch_size: of the step.
     """
 
     plan: Plan
     problem: Problem
     request: Request
+    batch_size: int | None
 
     def priced(self, pipeline: Pipeline, links: float = 1.0) -> Plan | None:
         """The plan in the schedule of a pipeline, or without stages in its microbatches; None if it
@@ -150,16 +158,27 @@ class PlanAgain:
         """
         if self.plan.stages is None:
             return self._whole(pipeline.order.num_microbatches, links)
-        cut = self._cut
+        cut, cluster = self._cut, self._cluster(links)
         try:
             plan = in_schedule(self.plan, pipeline)
-            return None if cut is None else cut.priced(plan, self._cluster(links))
+            return None if cut is None else self._in_shares(cut.priced(plan, cluster), cluster)
         except ScheduleError:
             return None
 
     def scheduled(self, plan: Plan, links: float = 1.0) -> Plan:
         """`plan`, as `priced` gives it, in the schedule that suits it best."""
-        return plan if self._cut is None else self._cut.scheduled(plan, self._cluster(links))
+        cut, cluster = self._cut, self._cluster(links)
+        return plan if cut is None else self._in_shares(cut.scheduled(plan, cluster), cluster)
+
+    def _in_shares(self, plan: Plan, cluster: Cluster) -> Plan:
+        """`plan`, priced in equal shares, in those that it has."""
+        if not plan.uneven_meshes(self.batch_size):
+            return plan
+        if plan.stages is not None and self._cut is not None:
+            step: Priced | None = StepOfStages(self._cut, cluster)
+        else:
+            step = step_by_rank(plan, self.problem, cluster)
+        return plan if step is None else in_own_shares(step, plan, cluster, self.batch_size)
 
     def _cluster(self, links: float) -> Cluster:
         return with_links(self.request.cluster, links)
@@ -174,10 +193,10 @@ class PlanAgain:
         machines = with_links(problem.cluster, links)
         cost = evaluate(laid, machines, roles, problem.state_ratio)
         plan = dataclasses.replace(self.plan, cost=cost, microbatches=1)
-        if microbatches == 1:
-            return plan
-        again = dataclasses.replace(problem, cluster=machines, microbatches=microbatches)
-        return in_microbatches(plan, again, step_anchors(plan, again))
+        if microbatches > 1:
+            again = dataclasses.replace(problem, cluster=machines, microbatches=microbatches)
+            plan = in_microbatches(plan, again, step_anchors(plan, again))
+        return self._in_shares(plan, machines)
 
     @functools.cached_property
     def _laid(self) -> tuple[Problem, PartitionedGraph, Roles]:

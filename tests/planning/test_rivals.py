@@ -30,7 +30,7 @@ def found(request: Request) -> tuple[Plan, Problem]:
 def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microbatches):
     request = Request(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 2))
     plan, problem = found(request)
-    again, cluster = PlanAgain(plan, problem, request), with_links(SLOW, links)
+    again, cluster = PlanAgain(plan, problem, request, BATCH), with_links(SLOW, links)
     there = dataclasses.replace(problem, cluster=with_links(problem.cluster, links))
     for recompute in (False, True):
         asked = Pipeline(2, microbatches, recompute=recompute)
@@ -56,7 +56,7 @@ def test_a_plan_with_several_stages_on_each_set_of_ranks_is_priced_again_in_as_m
 def test_a_plan_without_stages_priced_again_costs_what_it_was_found_to():
     request = Request(Mesh.of([4]), SLOW)
     plan, problem = found(request)
-    again = PlanAgain(plan, problem, request)
+    again = PlanAgain(plan, problem, request, BATCH)
     same = again.priced(Pipeline(microbatches=1)).cost
     assert plan.chunks == 1 and same.seconds == pytest.approx(plan.cost.seconds)
     assert same.exposed_s == pytest.approx(plan.cost.exposed_s)

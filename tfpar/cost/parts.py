@@ -53,8 +53,3 @@ def without_parts(communication: Communication, mesh: Mesh) -> Moved | None:
     axes = tuple(axis for axis in communication.axes if axis != part)
     each = not isinstance(communication.step.after[part], Replicate)
     return Moved(communication, axes, each) if axes else None
-
-
-def mesh_of_ranks(mesh: Mesh) -> Mesh:
-    """The mesh without its last axis, the parts of a rank."""
-    return Mesh(mesh.axis_names[:-1], mesh.shape[:-1])

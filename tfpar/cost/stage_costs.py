@@ -15,7 +15,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.buckets import best_buckets
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.microbatches import OneMicrobatch
-from tfpar.cost.parts import mesh_of_ranks, without_parts
+from tfpar.cost.parts import without_parts
 from tfpar.cost.running_sums import adding_seconds
 from tfpar.cost.stage_memory import StageMemory
 from tfpar.cost.stage_transfers import ORDER, Gather, StageTransfers
@@ -88,7 +88,7 @@ class _Collectives:
 
     def __init__(self, step: StepInStages, cluster: Cluster) -> None:
         self.step, self.pricer = step, OneMicrobatch(step.laid.mesh, cluster, step.roles)
-        self.mesh = mesh_of_ranks(step.laid.mesh)
+        self.mesh = step.laid.mesh.without_last_axis()
         self.waiting: dict[str, float] = dict.fromkeys(ORDER, 0.0)
         self.adding: dict[str, float] = dict.fromkeys(ORDER, 0.0)
         self.terms = Terms(self.mesh.num_axes)

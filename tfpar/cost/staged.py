@@ -100,8 +100,8 @@ class StagedCost:
         seconds: of a step.
         bubble: the time that ranks wait, divided by the time that they work.
         stages: in their order.
-        schedules: those that the plan's was picked from, itself the first; empty where the user
-            gave it.
+        schedules: those that the plan's was picked from, itself the first, in equal shares of the
+            batch; empty where the user gave it.
     """
 
     seconds: float

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.parts import mesh_of_ranks
 from tfpar.cost.pipeline import simulate
 from tfpar.cost.slices import SlicePrices
 from tfpar.cost.stage_costs import StagePrice, stage_prices
@@ -60,6 +59,7 @@ class StagedPrices:
         cluster: Cluster,
         recompute: bool = False,
         order: Sequence[int] = (),
+        among: Sequence[int] = (),
     ) -> StagedPrices:
         """Price the stages of a step.
 
@@ -67,6 +67,8 @@ class StagedPrices:
             actors: that run each stage.
             recompute: the backward pass of a stage runs its forward pass again.
             order: the ranks, actor by actor; by default in their order.
+            among: ranks of the mesh: of each actor it is these whose pace and memory count, and
+                all of them are taken to send as much; by default all.
 
         Raises:
             TfparError: the cluster has fewer ranks.
@@ -75,7 +77,9 @@ class StagedPrices:
         cluster = cluster.part(order) if order else cluster
         own = groups_of(max(actors) + 1, size)  # as numbered in `cluster`
         parts = [cluster.part(group) for group in own]
-        slices = SlicePrices(mesh_of_ranks(step.laid.mesh), cluster)
+        if among:
+            parts = [part.at_pace_of(among) for part in parts]
+        slices = SlicePrices(step.laid.mesh.without_last_axis(), cluster)
         transfers = StageTransfers(step, actors, slices)
         prices = stage_prices(transfers, parts, recompute)
         graph = transfers.stage_graph()

@@ -65,8 +65,12 @@ def _memory_text(share: StageShare, show_limit: bool) -> str:
     return f"{held} of {format_bytes(share.limit_bytes)}"
 
 
-def schedules_table(schedules: Sequence[SchedulePrice]) -> str:
-    """A line for each schedule that the plan's was picked from."""
+def schedules_table(schedules: Sequence[SchedulePrice], in_shares: bool = False) -> str:
+    """A line for each schedule that the plan's was picked from.
+
+    Args:
+        in_shares: the plan has unequal shares of the batch.
+    """
     rows = [
         [
             found.name + (" (does not fit)" if found.excess_bytes else ""),
@@ -75,9 +79,10 @@ def schedules_table(schedules: Sequence[SchedulePrice]) -> str:
         ]
         for found in schedules
     ]
+    equal = "; with equal shares of the batch" if in_shares else ""
     title = (
-        "Schedules (the first is the plan's; seconds of a step; the most that a rank holds; 'list' "
-        "is an order made from what these stages take)"
+        f"Schedules (the first is the plan's{equal}; seconds of a step; the most that a rank "
+        f"holds; 'list' is an order made from what these stages take)"
     )
     return render_table(title, ("Schedule", "Step", "Memory"), rows, numeric=(1, 2))
 

@@ -180,7 +180,7 @@ def _stages(plan: Plan, partitioned: PartitionedGraph | None) -> list[str]:
     if cost is not None:
         lines += [stages_table(cost), *idle_ranks(cost)]
         if cost.schedules:
-            lines.append(schedules_table(cost.schedules))
+            lines.append(schedules_table(cost.schedules, bool(plan.shares)))
     return lines
 
 

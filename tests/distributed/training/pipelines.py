@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.distributed.training.layouts import tokens
+from tests.distributed.training.layouts import tokens, unequal
 from tests.distributed.training.place import (
     Case,
     Place,
@@ -249,6 +249,22 @@ def stages_on_machines_that_differ(place: Place) -> Results:
     return {**results, **scored(place, model)}
 
 
+def stages_of_ranks_of_unequal_speed(place: Place) -> Results:
+    """In both stages the second rank is slower, and gets fewer samples; not of the last batch,
+    which is no multiple of the microbatches."""
+    by_hand = [tap.batch("data"), tap.replicate(".*")]
+    by_hand += [tap.stage("first|fc0", 0), tap.stage("fc1|last", 1)]
+    machines = unequal(3, 1, 3, 1)
+    with place.parallel(by_hand, [4], "tap", cluster=machines, **pipeline(2, 2)):
+        model = deep("adam", metrics=["mae"])
+    results = trained(model, X, Y, batch_size=8, shuffle=False)
+    check_stages(place, model, (2,), 2)
+    if place.size > 1:
+        ((more, fewer),) = tap.plan_of(model).shares.values()
+        assert more + fewer == 8 and more > fewer, (more, fewer)
+    return {**results, **scored(place, model)}
+
+
 def several_steps_of_a_pipeline_in_one_execution(place: Place) -> Results:
     with place.parallel(mesh=[4], **pipeline(2)):
         model = deep(steps_per_execution=2)
@@ -271,6 +287,7 @@ SHAPES: list[Case] = [stages_and_data_parallelism, stages_and_tensor_parallelism
 ON_FOUR: list[Case] = [
     *SHAPES,
     virtual_stages,
+    stages_of_ranks_of_unequal_speed,
     checkpoints_move_between_pipelines,
     verification_of_a_pipeline,
 ]
@@ -281,6 +298,7 @@ WITH_TENSORFLOW: list[Case] = [
     models_saved_in_stages,
     data_read_in_parts_by_stages,
     stages_on_machines_that_differ,
+    stages_of_ranks_of_unequal_speed,
     several_steps_of_a_pipeline_in_one_execution,
 ]
 """By TensorFlow's own collectives."""

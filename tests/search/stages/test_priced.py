@@ -28,7 +28,7 @@ from tfpar.rewrite.rounds import rounds_of
 from tfpar.rewrite.within_rank import Repetition
 from tfpar.search.recompute import Blocks
 from tfpar.search.stages.priced import price_plan, priced_in_stages
-from tfpar.spec import ArgumentError, ScheduleError, TfparError
+from tfpar.spec import ArgumentError, ScheduleError, TfparError, UnevenMesh
 
 MODELS = ["gpt", "t5_3_layers", "unet"]
 MEMORY = {"unet": 0.04, "t5_3_layers": 0.08}
@@ -284,6 +284,32 @@ def test_ranks_hold_what_their_programs_store(name, num_stages):
         laid = staged.cut(4).laid
         cost = microbatched_cost(whole, laid, step.whole.mesh, cluster, step.roles)
         assert 0.87 * stored[0] < cost.live_bytes < 1.1 * stored[0]
+
+
+@pytest.mark.parametrize("name, shares", [("gpt", (3, 1)), ("unet", (31, 1))])
+def test_memory_is_that_of_a_rank_with_its_own_share(name, shares):
+    """As near to what its program stores as with equal shares."""
+    staged, schedule = Staged.of(name, 2), generate("1f1b", 2, 2)
+    uneven = UnevenMesh.over(staged.plan.mesh, 0, shares)
+
+    def held_and_stored(mesh: UnevenMesh | None) -> list[tuple[float, int]]:
+        prices = staged.priced(2, shares=mesh)
+        # Tensors of a program have the shapes of the largest share.
+        programs = staged.programs(2, schedule, shares=mesh)
+        return [
+            (found.num_bytes - price.weight_bytes - price.state_bytes, most_stored(program))
+            for price, found, program in zip(
+                prices.stages, prices.run(schedule).peaks, programs, strict=True
+            )
+        ]
+
+    equal, more = held_and_stored(None), held_and_stored(uneven)
+    for (held, stored), (known, most) in zip(more, equal, strict=True):
+        assert stored > 1.3 * most
+        assert held / stored == pytest.approx(known / most, rel=0.03)
+    fewer = staged.priced(2, shares=uneven.seen_from(1)).run(schedule).peaks
+    kept = staged.priced(2).run(schedule).peaks
+    assert all(a.num_bytes < b.num_bytes for a, b in zip(fewer, kept, strict=True))
 
 
 # --- values -----------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.search.stages.program_memory import most_stored
@@ -11,9 +13,12 @@ from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.slices import SlicePrices
 from tfpar.cost.stage_costs import stage_prices
 from tfpar.cost.stage_transfers import StageTransfers
+from tfpar.cost.staged_prices import staged_cost
+from tfpar.ir.graph import itemsize
 from tfpar.pipeline.generators import generate
 from tfpar.rewrite.local_graph import TASK
 from tfpar.search.stages.priced import priced_in_stages
+from tfpar.spec import UnevenMesh
 
 MODELS = ["gpt", "t5_3_layers", "unet"]
 
@@ -37,6 +42,28 @@ def test_what_stages_send_is_what_their_programs_send(name, model, family):
     for actor, num_bytes in sent.items():
         shares = [found.stages[stage] for stage in schedule.stages_of(actor)]
         assert sum(share.sent_bytes for share in shares) == num_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["gpt", "unet"])
+def test_ranks_of_unequal_shares_send_what_each_is_priced_to(name):
+    staged, schedule = Staged.of(name, 2), generate("1f1b", 2, 2)
+    (samples,) = {t.shape[0] for t in staged.problem.batched}
+    mesh = UnevenMesh.over(staged.plan.mesh, 0, (samples // 2 - 1, 1))
+    programs = staged.programs(2, schedule, shares=mesh)
+    priced = [staged.priced(2, shares=mesh.seen_from(rank)) for rank in (0, 1)]
+    for actor, program in enumerate(programs):
+        sent = [op.inputs[0] for op in program.graph.ops if op.type == "Send"]
+        each = []
+        for rank, prices in enumerate(priced):
+            shapes = [program.shape_on(rank, tensor) for tensor in sent]
+            found = staged_cost(prices, schedule, prices.run(schedule)).stages[actor]
+            each.append(found.sent_bytes)
+            assert found.sent_bytes == sum(
+                math.prod(shape) * itemsize(tensor.dtype)
+                for shape, tensor in zip(shapes, sent, strict=True)
+                if shape
+            )
+        assert each[0] > each[1] > 0
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,11 @@ from tfpar.ir.step import StepGraph
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.staged import sent_whole
 from tfpar.plans import Plan
+from tfpar.propagation.shares import shared_by
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.recompute import recomputed_problem
+from tfpar.spec import UnevenMesh
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,7 +36,9 @@ class CutPlan:
 
     step: StepInParts
     stage: Mapping[Op, int]
-    _staged: dict[tuple[int, int], StepInStages] = dataclasses.field(default_factory=dict)
+    _staged: dict[tuple[int, int, UnevenMesh | None], StepInStages] = dataclasses.field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem) -> CutPlan | None:
@@ -47,33 +51,59 @@ class CutPlan:
             found = cut_in_stages(plan, problem)
             return None if found is None else cls(*found)
 
-    def prices(self, plan: Plan, cluster: Cluster) -> StagedPrices:
+    def prices(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        among: Sequence[int] = (),
+        mesh: UnevenMesh | None = None,
+    ) -> StagedPrices:
         """What its stages cost with the microbatches and sets of ranks of `plan`.
 
         Args:
             plan: that was cut, maybe with another schedule, or with recomputed stages.
             cluster: of all ranks.
+            among: ranks of the mesh of each stage, whose pace counts; by default all.
+            mesh: that of a stage as they see it, if they have unequal shares of the batch.
 
         Raises:
+            CannotShare: the step does not split in these shares.
             TfparError: the cluster has fewer ranks.
         """
         assert plan.stages is not None, "a plan with stages"
         stages, schedule = plan.stages, plan.stages.schedule
         with collection_paused():
-            key = schedule.num_microbatches, schedule.num_stages
-            if key not in self._staged:
-                self._staged[key] = _in_stages(self.step, self.stage, schedule)
-            staged = self._staged[key]
-            return StagedPrices.of(staged, schedule.actors, cluster, stages.recompute, stages.ranks)
+            staged = self._in_stages(schedule, mesh)
+            return StagedPrices.of(
+                staged, schedule.actors, cluster, stages.recompute, stages.ranks, among
+            )
 
-    def priced(self, plan: Plan, cluster: Cluster) -> Plan:
+    def _in_stages(self, schedule: Schedule, mesh: UnevenMesh | None) -> StepInStages:
+        """The step in the stages and microbatches of a schedule; see `prices`."""
+        key = schedule.num_microbatches, schedule.num_stages, mesh
+        if key not in self._staged:
+            if mesh is None:
+                found = _in_stages(self.step, self.stage, schedule)
+            else:
+                found = self._in_stages(schedule, None)
+                found = dataclasses.replace(found, laid=shared_by(found.laid, mesh))
+            self._staged[key] = found
+        return self._staged[key]
+
+    def priced(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        among: Sequence[int] = (),
+        mesh: UnevenMesh | None = None,
+    ) -> Plan:
         """`plan` with what it costs; arguments and errors as of `prices`.
 
         Raises:
             ScheduleError: tasks wait for each other.
         """
         assert plan.stages is not None, "a plan with stages"
-        schedule, prices = plan.stages.schedule, self.prices(plan, cluster)
+        schedule, prices = plan.stages.schedule, self.prices(plan, cluster, among, mesh)
         timeline = prices.run(schedule)
         cost = cost_of_stages(prices, schedule, timeline)
         return _with_cost(plan, cost, staged_cost(prices, schedule, timeline))

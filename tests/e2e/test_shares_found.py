@@ -1,0 +1,113 @@
+"""Shares of the batch that a search finds for steps in microbatches and stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfpar as tap
+from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.search.shares import MIN_SAVING
+
+FAST = Device({"float32": 3e9}, 2**34, 3e8, name="fast")
+SLOW = dataclasses.replace(FAST, flops={"float32": 1e9}, memory_bandwidth=1e8, name="slow")
+MIXED = (FAST, SLOW, FAST, SLOW)
+"""With stages in the order of ranks, each has one of both."""
+
+BATCH = 256
+DATA_PARALLEL = (tap.batch("data"), tap.replicate(".*"))
+HALVES = (*DATA_PARALLEL, tap.stage("dense_[0-2]", 0), tap.stage("dense_[3-6]", 1))
+
+
+def build() -> keras.Model:
+    hidden = [layers.Dense(64, "relu", name=f"dense_{i}") for i in range(6)]
+    model = keras.Sequential([*hidden, layers.Dense(8, name="dense_6")])
+    model.compile("sgd", "mse")
+    return model
+
+
+@functools.cache
+def planned(
+    devices: tuple[Device, ...],
+    pipeline: tap.Pipeline | str,
+    constraints: tuple[object, ...] = HALVES,
+) -> tap.Plan:
+    keras.utils.clear_session(free_memory=False)
+    cluster = Cluster("mixed", tuple(map(Node, devices)), (Level(len(devices), 1e8, 1e-6),))
+    batch = np.zeros((BATCH, 64), "float32"), np.zeros((BATCH, 8), "float32")
+    return tap.plan(build, batch, [len(devices)], cluster, constraints, pipeline=pipeline)
+
+
+def check_shares(plan: tap.Plan, more: int, equal: tap.Plan) -> None:
+    """The coordinate `more` has the most, the step is the faster for it, and the plan says so.
+
+    Args:
+        equal: the same where shares are equal.
+    """
+    (shares,) = plan.shares.values()
+    assert sum(shares) == BATCH and max(shares) == shares[more] > shares[1 - more]
+    assert plan.cost.seconds < (1 - MIN_SAVING) * equal.cost.seconds
+    assert f"batch split over data in shares {shares[0]}:{shares[1]}" in plan.summary()
+    assert tap.Plan.from_json(plan.to_json()) == plan
+
+
+def test_microbatches_are_shared_out_by_speed():
+    accumulated = tap.Pipeline(microbatches=4)
+    plan = planned((SLOW, FAST), accumulated, DATA_PARALLEL)
+    check_shares(plan, 1, planned((SLOW, SLOW), accumulated, DATA_PARALLEL))
+    assert plan.shares["data"][0] % 4 == 0, "as many samples of each microbatch"
+    assert not planned((SLOW, SLOW), accumulated, DATA_PARALLEL).shares
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "auto"])
+def test_stages_of_fast_and_slow_ranks_have_the_same_shares(schedule):
+    plan = planned(MIXED, tap.Pipeline(2, 4, schedule))
+    check_shares(plan, 0, planned((SLOW,) * 4, tap.Pipeline(2, 4, schedule)))
+    assert plan.stages.groups(2) == ((0, 1), (2, 3))
+    assert plan.cost.seconds == plan.stages.cost.seconds
+    if schedule == "auto":
+        assert "picked by simulation" in plan.summary()
+        assert "with equal shares of the batch" in plan.summary()
+
+
+def test_shares_are_the_best_for_all_stages_together():
+    """A fast rank in the lighter stage helps little: its like in the other one is slow."""
+    apart = planned((FAST, SLOW, SLOW, FAST), tap.Pipeline(2, 4))
+    together = planned(MIXED, tap.Pipeline(2, 4))
+    assert apart.cost.seconds > 1.05 * together.cost.seconds
+    ((more, fewer),) = together.shares.values()
+    assert abs(np.subtract(*apart.shares.get("data", (0, 0)))) < more - fewer
+
+
+def test_stages_that_are_alike_within_have_equal_shares():
+    """Fast ranks get more layers instead."""
+    assert not planned((FAST, FAST, SLOW, SLOW), tap.Pipeline(2, 4), DATA_PARALLEL).shares
+
+
+def test_each_rank_has_to_have_room_for_its_share():
+    """A fast rank that could not hold more samples than the slow one keeps shares equal."""
+    pipeline = tap.Pipeline(2, 4)
+    plan = planned(MIXED, pipeline)
+    equal = planned((SLOW,) * 4, pipeline)
+    peaks = [max(s.peak_bytes for s in p.stages.cost.stages) for p in (plan, equal)]
+    assert peaks[0] > peaks[1], "of the rank with the most samples"
+    small = dataclasses.replace(FAST, memory_bytes=(peaks[0] + 3 * peaks[1]) / 4)
+    tight = planned((small, SLOW, small, SLOW), pipeline)
+    for shares in (plan.shares["data"], tight.shares.get("data", (BATCH // 2,) * 2)):
+        assert shares[0] >= BATCH // 2
+    assert tight.shares.get("data", (0,))[0] < plan.shares["data"][0]
+    assert tight.stages.cost.fits
+
+
+@pytest.mark.slow
+def test_pipelines_that_are_found_are_compared_with_their_shares():
+    plan = planned((FAST, SLOW), "auto", ())
+    assert plan.rivals and plan.cost.seconds > 0
+    again = planned((FAST, SLOW), "auto", DATA_PARALLEL)
+    assert again.shares or again.stages is not None
+    assert tap.Plan.from_json(again.to_json()) == again
