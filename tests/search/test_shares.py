@@ -1,9 +1,12 @@
 """Shares of the batch by the speeds of ranks: which are tried, and when they are taken."""
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.plan.graphs import mlp
 from tfpar.cluster.description import Cluster, Device, Level, Node
@@ -16,7 +19,15 @@ from tfpar.propagation.engine import propagate
 from tfpar.propagation.prepared import prepare
 from tfpar.propagation.shares import CannotShare, check_shares
 from tfpar.search.meshes import input_spec
-from tfpar.search.shares import WholeStep, in_shares, priced_along, slowest, uneven_axes
+from tfpar.search.shares import (
+    Line,
+    WholeStep,
+    in_shares,
+    priced_along,
+    shared_out,
+    slowest,
+    uneven_axes,
+)
 from tfpar.spec import Mesh, Replicate, Shard, UnevenMesh
 
 FAST = Device({"float32": 3e9}, 2**30, 3e8, name="fast")
@@ -107,6 +118,28 @@ def test_a_model_axis_of_unequal_ranks_has_no_shares():
 def test_shares_have_to_fit():
     planned = planned_on(FAST, SLOW)
     assert planned.shared(planned.plan.cost.memory_bytes) is planned.plan
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 5)), min_size=2, max_size=4),
+    st.integers(0, 12),
+)
+def test_no_other_shares_end_sooner(lines, more):
+    units = len(lines) + more
+
+    def longest(shares: tuple[int, ...]) -> float:
+        return max(Line(*line).seconds(n) for line, n in zip(lines, shares, strict=True))
+
+    found = shared_out([Line(*line) for line in lines], units)
+    assert sum(found) == units and min(found) >= 1
+    ways = itertools.product(range(1, more + 2), repeat=len(lines))
+    assert longest(found) == min(longest(shares) for shares in ways if sum(shares) == units)
+
+
+def test_few_samples_are_shared_out_for_the_slowest():
+    """In proportion it would be 3.4 and 1.6: 3 and 2 take the slow ones longer than 4 and 1."""
+    fast, slow = Line(0.0, 1 / 3.4), Line(0.0, 1 / 1.6)
+    assert shared_out([fast, fast, slow, slow], 10) == (4, 4, 1, 1)
 
 
 def test_ranks_of_one_memory_have_none():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
+import heapq
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.propagation.shares import CannotShare, shared_by
 from tfpar.search.stages.priced import CutPlan
-from tfpar.spec import Mesh, UnevenMesh, apportioned
+from tfpar.spec import Mesh, UnevenMesh
 
 MIN_SAVING = 0.02
 """The part of a step that shares have to save. As with chunks (`search.chunks`), one plan is
@@ -236,10 +236,10 @@ def _tried_in(
     """
     equal = units / len(even)
     points = [(equal, _seconds(found)) for found in even]
-    lines = [_Line(0.0, sum(_cost(found).compute_s) / equal) for found in even]
+    lines = [Line(0.0, sum(_cost(found).compute_s) / equal) for found in even]
     known = set()
     for _ in range(_ROUNDS):
-        shares = apportioned(units, _balanced(lines, units))
+        shares = shared_out(lines, units)
         if shares in known or len(set(shares)) == 1:
             return
         known.add(shares)
@@ -248,35 +248,39 @@ def _tried_in(
         yield mesh, along
         before, points = points, [(n, _seconds(f)) for n, f in zip(shares, along, strict=True)]
         lines = [
-            line if one[0] == other[0] else _Line.through(one, other)
+            line if one[0] == other[0] else Line.through(one, other)
             for line, one, other in zip(lines, before, points, strict=True)
         ]
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """The seconds of a step by how many samples a rank has of it."""
 
     fixed: float
     each: float
 
+    def seconds(self, samples: float) -> float:
+        return self.fixed + self.each * samples
+
     @classmethod
-    def through(cls, one: tuple[float, float], other: tuple[float, float]) -> _Line:
+    def through(cls, one: tuple[float, float], other: tuple[float, float]) -> Line:
         """Two points (samples, seconds)."""
         each = max((other[1] - one[1]) / (other[0] - one[0]), 1e-3 * one[1] / one[0])
         return cls(one[1] - each * one[0], each)
 
 
-def _balanced(lines: Sequence[_Line], units: int) -> list[float]:
-    """Shares of `units` with which all take as long; next to nothing where that is too long."""
-    used = [*lines]
-    while True:
-        rate = math.fsum(1 / line.each for line in used)
-        seconds = (units + math.fsum(line.fixed / line.each for line in used)) / rate
-        fitting = [line for line in used if line.fixed < seconds]
-        if len(fitting) == len(used):
-            break
-        used = fitting
-    return [max((seconds - line.fixed) / line.each, 1e-9 * units) for line in lines]
+def shared_out(lines: Sequence[Line], units: int) -> tuple[int, ...]:
+    """`units`, at least one for each line, with which the longest takes least; of equal ones the
+    first gets more."""
+    shares = [1] * len(lines)
+    # One more goes where it takes least: none could have gone to another and ended sooner.
+    waiting = [(line.seconds(2), i) for i, line in enumerate(lines)]
+    heapq.heapify(waiting)
+    for _ in range(units - len(lines)):
+        _, i = waiting[0]
+        shares[i] += 1
+        heapq.heapreplace(waiting, (lines[i].seconds(shares[i] + 1), i))
+    return tuple(shares)
 
 
 def slowest(along: Sequence[Plan]) -> Plan:
