@@ -121,8 +121,8 @@ def test_shares_have_to_fit():
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 5)), min_size=2, max_size=4),
-    st.integers(0, 12),
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 5)), min_size=2, max_size=3),
+    st.integers(0, 8),
 )
 def test_no_other_shares_end_sooner(lines, more):
     units = len(lines) + more
