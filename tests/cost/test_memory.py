@@ -10,7 +10,7 @@ from tfpar.cost.memory import live_peak, operands_of_collectives, peak
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.planning import lay_out
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
@@ -29,13 +29,15 @@ def local_bytes(mesh):
     return lambda tensor, spec: 4 * math.prod(local_shape(tensor.shape, spec, mesh))
 
 
-def peak_of(build, ranks=1, spec=(R,), times=None):
+def peak_of(build, ranks=1, spec=(R,), times=None, backward=()):
     mesh = Mesh.of([ranks])
     graph = build.graph
     anchors = Anchors(inputs=[spec] * len(graph.inputs), outputs=[None] * len(graph.outputs))
     laid = propagate(prepare(graph), mesh, anchors)
     by_name = {op.name: op for op in graph.ops}
-    return peak(laid, local_bytes(mesh), {by_name[n]: t for n, t in (times or {}).items()})
+    times = {by_name[n]: t for n, t in (times or {}).items()}
+    phase = {op: BACKWARD if op.name in backward else FORWARD for op in graph.ops}
+    return peak(laid, local_bytes(mesh), times, phase=phase)
 
 
 def chain(*op_types, rows=16):
@@ -65,6 +67,18 @@ def test_a_product_needs_its_inputs_and_its_result():
     found = peak_of(chain("Relu", "MatMul"))
     assert found.num_bytes == 2 * KB and "op1" in found.op
     assert [size for _, size in found.largest] == [KB, KB]
+
+
+def test_what_is_gathered_and_kept_for_the_backward_pass_is_told_apart():
+    build = chain("Relu", "MatMul", "MatMul")
+    names = [op.name for op in build.graph.ops]
+    first, second = (name for name in names if name.startswith(("op1", "op2")))
+    # The right operands are whole, the left ones split as they are kept.
+    halves = {"ranks": 2, "spec": (Shard(0),)}
+    assert peak_of(build, **halves).copied_bytes == 0
+    assert peak_of(build, **halves, backward=[second]).copied_bytes == KB
+    assert peak_of(build, **halves, backward=[first, second]).copied_bytes == KB
+    assert peak_of(build, backward=[second]).copied_bytes == 0, "nothing is split"
 
 
 def test_views_are_what_they_are_views_of():
@@ -173,7 +187,7 @@ def test_folded_models_store_about_what_whole_ones_do():
     for min_duplicate in (2, 100):
         parts = FoldedModel.of(problem, min_duplicate)
         search = MeshSearch(problem, parts, problem.meshes[0])
-        peaks.append(search._live_bytes())
+        peaks.append(search._cost_and_live().live_bytes)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 

@@ -35,7 +35,7 @@ def plan(model, limit=None, **arguments):
 def test_the_fastest_plan_that_fits_is_taken(model):
     fastest = plan(model)
     needed = fastest.cost.memory_bytes
-    smaller = plan(model, 0.8 * needed, pipeline=tap.Pipeline(microbatches=1))
+    smaller = plan(model, 0.8 * needed)
     assert smaller.cost.memory_bytes <= 0.8 * needed
     assert smaller.cost.seconds >= fastest.cost.seconds
     assert plan(model, "16 GB").variables == fastest.variables

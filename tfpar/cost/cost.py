@@ -31,6 +31,8 @@ class Cost:
             reads again.
         live_bytes: the most that is stored at once of gradients, activations and all else that
             a step computes (`cost.memory`); None where only the sums are known.
+        copied_bytes: of what is stored for the backward pass, what collectives made of activations
+            (`cost.memory`); `activation_bytes` are without.
         transfer_s: how long a rank waits for what other stages send, where that is known apart
             from `bubble_s` (`cost.idle`).
         bubble_s: how long a rank waits for other stages; of several stages, times are those of a
@@ -53,6 +55,7 @@ class Cost:
     collectives: int = 0
     bubble_s: float = 0.0
     transfer_s: float = 0.0
+    copied_bytes: float = 0.0
 
     @property
     def memory_bytes(self) -> float:

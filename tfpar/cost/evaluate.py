@@ -34,7 +34,7 @@ def evaluate(
     pricer = Pricer(partitioned.mesh, cluster, roles)
     cost = pricer.cost(terms_of(partitioned, pricer, state_ratio))
     live = live_peak(partitioned, pricer, cost.bucket_bytes, state_ratio)
-    return dataclasses.replace(cost, live_bytes=live.num_bytes)
+    return dataclasses.replace(cost, live_bytes=live.num_bytes, copied_bytes=live.copied_bytes)
 
 
 def terms_of(

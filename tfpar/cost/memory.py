@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from tfpar.cost.pricer import Pricer
 from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
-from tfpar.ir.roles import UPDATE, Roles
+from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.traits import CONSTANTS, SIZES, VARIABLE_READS, VIEWS, WHOLE_UPDATES, given, given_at
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.spec import Spec
@@ -40,11 +40,14 @@ class Peak:
         num_bytes: of them together.
         op: the name of the op that runs then.
         largest: (name, bytes) of some of them, the largest first.
+        copied_bytes: of what the step keeps for its backward pass, what are copies: tensors of the
+            forward pass that are read in another spec than their own.
     """
 
     num_bytes: float
     op: str = ""
     largest: tuple[tuple[str, float], ...] = ()
+    copied_bytes: float = 0.0
 
 
 def peak(
@@ -53,6 +56,7 @@ def peak(
     times: Mapping[Op, int] | None = None,
     passing: Mapping[Op, float] | None = None,
     show: int = 5,
+    phase: Mapping[Op, int] | None = None,
 ) -> Peak:
     """The most that one rank stores of tensors at once.
 
@@ -64,6 +68,7 @@ def peak(
         passing: bytes that are stored beside the result of an op for a moment; see
             `operands_of_collectives`.
         show: how many of the largest tensors to name.
+        phase: of ops (`Roles`), by which to tell what is kept for the backward pass.
     """
     times, passing = times or {}, passing or {}
     lives = Lives(partitioned, times)
@@ -95,6 +100,9 @@ def peak(
             )
             best = Peak(total, run.at, tuple(sizes[:show]))
         base += count * each + once
+    if phase is not None:
+        copied = sum(lives.copies[b] * local_bytes(*b) for b in lives.kept_copies(phase))
+        best = dataclasses.replace(best, copied_bytes=copied)
     return best
 
 
@@ -157,7 +165,7 @@ def live_peak(
             variable = handles[op.inputs[0]]
             size = pricer.stored(variable, partitioned.variable_specs[variable])
             passing[op] = size * temporaries(variable.trainable, state_ratio)
-    most = peak(partitioned, pricer.stored, roles.times, passing, show)
+    most = peak(partitioned, pricer.stored, roles.times, passing, show, roles.phase)
     return dataclasses.replace(most, num_bytes=most.num_bytes + packed)
 
 
@@ -219,6 +227,17 @@ class Lives:
         self.copies = {
             b: _copies(times.get(b[0].op, 1), times.get(op, 1)) for b, op in last.items()
         }
+
+    def kept_copies(self, phase: Mapping[Op, int]) -> Iterator[Buffer]:
+        """The buffers of forward ops, in other specs than their own, that backward ops are the last
+        to read. What is gathered of variables is none of them: it is as large for any batch."""
+        for op, buffers in self.dying.items():
+            if phase[op] == BACKWARD:
+                for tensor, spec in buffers:
+                    maker = tensor.op
+                    if phase[maker] == FORWARD and maker.type not in VARIABLE_READS:
+                        if spec != self.partitioned.specs.get(tensor):
+                            yield tensor, spec
 
     def overwritten(self, op: Op, dying: Collection[Buffer]) -> list[Buffer]:
         """The input that an elementwise op writes its result over, of those that nobody reads

@@ -55,6 +55,7 @@ def microbatched_cost(
         exposed_s=cost.gradients_s,
         hidden_s=0.0,
         activation_bytes=cost.activation_bytes / step.microbatches + others,
+        copied_bytes=cost.copied_bytes / step.microbatches,
         live_bytes=cost.gradient_bytes + most.num_bytes,
     )
 

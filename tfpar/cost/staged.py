@@ -52,8 +52,11 @@ class StageShare:
 
     @property
     def filled(self) -> float:
-        """The part of what a rank may hold that it holds at most; 0 where that is not known."""
-        return 0.0 if self.limit_bytes is None else self.peak_bytes / self.limit_bytes
+        """The part of what a rank may hold that it holds at most; 0 where that is not known, or if
+        it holds nothing."""
+        if self.limit_bytes is None or not self.peak_bytes:
+            return 0.0
+        return self.peak_bytes / self.limit_bytes if self.limit_bytes else math.inf
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StageShare:

@@ -20,11 +20,13 @@ class AtPeak:
             1 if it never is as a whole (tensors that share memory).
         of_less: that of the smaller sum.
         besides: bytes that are stored besides both sums: temporaries.
+        copied: bytes of activations that are kept in other specs than their own, too.
     """
 
     of_more: float = 1.0
     of_less: float = 1.0
     besides: float = 0.0
+    copied: float = 0.0
 
     @classmethod
     def of(cls, cost: Cost) -> AtPeak:
@@ -33,7 +35,9 @@ class AtPeak:
         live = cost.memory_bytes - cost.weight_bytes - cost.state_bytes
         of_more = min(1.0, live / more) if more else 1.0
         of_less = min(1.0, max(0.0, live - more) / less) if less else 1.0
-        return cls(of_more, of_less, max(0.0, live - more - less))
+        beyond = max(0.0, live - more - less)
+        copied = min(cost.copied_bytes, beyond)
+        return cls(of_more, of_less, beyond - copied, copied)
 
     def least(self, other: AtPeak) -> AtPeak:
         """The less of each."""
@@ -41,12 +45,13 @@ class AtPeak:
             min(self.of_more, other.of_more),
             min(self.of_less, other.of_less),
             min(self.besides, other.besides),
+            min(self.copied, other.copied),
         )
 
     def live_bytes(self, cost: Cost) -> float:
         """What a step in one piece with these sums stores at its peak, variables left out."""
         less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
-        return self.of_more * more + self.of_less * less + self.besides
+        return self.of_more * more + self.of_less * less + self.besides + self.copied
 
     def in_microbatches(self, cost: Cost, microbatches: int, kept_part: float) -> float:
         """The same for a step in microbatches: the sums of gradients are stored from the beginning
@@ -56,5 +61,5 @@ class AtPeak:
             cost: of the step in one piece.
             kept_part: the part of the batch whose activations are stored at the same time.
         """
-        kept = kept_part * cost.activation_bytes
+        kept = kept_part * (cost.activation_bytes + self.copied)
         return cost.gradient_bytes + kept + self.besides / microbatches

@@ -283,12 +283,22 @@ def shared_out(lines: Sequence[Line], units: int) -> tuple[int, ...]:
     return tuple(shares)
 
 
+SIZES = (
+    "weight_bytes",
+    "state_bytes",
+    "gradient_bytes",
+    "activation_bytes",
+    "copied_bytes",
+    "live_bytes",
+)
+"""The fields of a `Cost` that say what a rank stores."""
+
+
 def slowest(along: Sequence[Plan]) -> Plan:
     """A plan whose ranks take these: the times of the slowest, the most memory."""
     found = max(along, key=_seconds)
     fullest = _cost(max(along, key=_filled))
-    sizes = ("weight_bytes", "state_bytes", "gradient_bytes", "activation_bytes", "live_bytes")
-    cost = dataclasses.replace(_cost(found), **{n: getattr(fullest, n) for n in sizes})
+    cost = dataclasses.replace(_cost(found), **{n: getattr(fullest, n) for n in SIZES})
     stages = found.stages
     if stages is not None:
         stages = dataclasses.replace(stages, cost=_slowest_stages(list(map(_staged, along))))

@@ -26,7 +26,7 @@ TABLE = {
 KNOWN = frozenset().union(*TABLE.values())
 
 OF_THEIR_OWN = {
-    "calibration/measure.py": "the ops that are timed",
+    "calibration/devices.py": "the ops that are timed",
     "cost/work.py": "how the work of each is counted",
     "ir/constants.py": "how each is evaluated",
     "ir/passes/infer_lists.py": "where each has its element",

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tfpar.cost.cost import Cost
 from tfpar.cost.memory import live_peak
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.graph import Variable
@@ -98,7 +99,7 @@ class MeshSearch:
             self.lay(group, group.chosen)
         self.limit = problem.memory_limit
         # What was seen of plans that were looked at closely, the least of it; at first nothing.
-        self.at_peak, self.looked_at = AtPeak(), AtPeak(math.inf, math.inf, math.inf)
+        self.at_peak, self.looked_at = AtPeak(), AtPeak(*[math.inf] * 4)
         self.refused = ""
         self.surcharge_s = problem.objective.surcharge_s
         self.key: Key = INVALID
@@ -190,12 +191,13 @@ class MeshSearch:
                 if not self.key < key:
                     self._restore(before, key)
 
-    def _live_bytes(self) -> float:
-        """The most tensors that the laid plan stores at once (`cost.memory`), in bytes."""
+    def _cost_and_live(self) -> Cost:
+        """What the laid plan costs, with what it stores at once (`cost.memory`)."""
         self.plans.settle()
         laid = propagate(self.model.prepared, self.logical.mesh, self._anchored({}))
-        bucket_bytes, ratio = self.plans.cost().bucket_bytes, self.problem.state_ratio
-        return live_peak(laid, self.plans.pricer, bucket_bytes, ratio).num_bytes
+        cost = self.plans.cost()
+        live = live_peak(laid, self.plans.pricer, cost.bucket_bytes, self.problem.state_ratio)
+        return dataclasses.replace(cost, live_bytes=live.num_bytes, copied_bytes=live.copied_bytes)
 
     def _look_closely(self) -> bool:
         """Find out what the laid plan stores at once; whether that changes what fits.
@@ -205,8 +207,7 @@ class MeshSearch:
         """
         if self.key == INVALID:
             return False
-        cost = dataclasses.replace(self.plans.cost(), live_bytes=self._live_bytes())
-        self.at_peak = self.looked_at = AtPeak.of(cost).least(self.looked_at)
+        self.at_peak = self.looked_at = AtPeak.of(self._cost_and_live()).least(self.looked_at)
         before, self.key = self.key, self._price()
         if self.key[0] == before[0]:
             return False
@@ -240,16 +241,16 @@ class MeshSearch:
             return None
         self.plans.settle()
         self.plans.add_up()
-        return self._found(self._live_bytes())
+        return self._found(self._cost_and_live())
 
-    def _found(self, live_bytes: float, picks: Mapping[int, int] | None = None) -> FoldedPlan:
+    def _found(self, cost: Cost, picks: Mapping[int, int] | None = None) -> FoldedPlan:
         """The plan that is laid, in which the groups of these ids have other options than they
         have chosen."""
         return FoldedPlan(
             self.logical.mesh,
             self.logical.batch_names,
             self._anchored(picks or {}),
-            dataclasses.replace(self.plans.cost(), live_bytes=live_bytes),
+            cost,
             self._num_split(),
         )
 
@@ -264,7 +265,8 @@ class MeshSearch:
         if self.offer is None or key == INVALID:
             return
         cost = self.plans.cost()
-        self.offer(self._found(self.at_peak.live_bytes(cost), picks))
+        live_bytes = self.at_peak.live_bytes(cost)
+        self.offer(self._found(dataclasses.replace(cost, live_bytes=live_bytes), picks))
 
     def units(self) -> list[list[Group]]:
         """The groups, in subgraphs small enough to price all plans of each, the largest first.
