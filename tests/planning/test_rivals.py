@@ -45,7 +45,7 @@ def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microb
 def test_a_plan_with_several_stages_on_each_set_of_ranks_is_priced_again_in_as_many(schedule):
     request = Request(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 4, schedule))
     plan, problem = found(request)
-    again = PlanAgain(plan, problem, request)
+    again = PlanAgain(plan, problem, request, BATCH)
     priced = again.priced(Pipeline(2, 4))
     assert priced.stages.schedule.actors == plan.stages.schedule.actors
     assert priced.cost == plan.cost and again.scheduled(priced).cost.seconds <= plan.cost.seconds
