@@ -338,6 +338,7 @@ class StepSearch:
             part=self.part,
             ranks=plan.stages.ranks,
             deadline=request.budget.start(),
+            known=None if self.part else self._of_graphs,
         )
 
     def promise(self, request: Request) -> Promise | None:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from tfpar.cluster.description import Cluster, Device
+from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, PutInStage
 from tfpar.constraints.stages import check_stages
 from tfpar.pipeline import AUTO, Pipeline
@@ -59,13 +59,14 @@ def work_seconds(problem: Problem, request: Request) -> float:
 
 def _alone(problem: Problem, request: Request, cluster: Cluster) -> list[float]:
     """What the work of a step takes on each of the devices, by itself."""
-    alone: dict[Device, float] = {}
-    devices = cluster.devices[: request.mesh.size]
-    for rank, device in enumerate(devices):
-        if device not in alone:
-            own = cost_on_one_device(problem, cluster.part([rank]))
-            alone[device] = sum(own.compute_s)
-    return [alone[device] for device in devices]
+
+    def seconds(rank: int) -> float:
+        return sum(cost_on_one_device(problem, cluster.part([rank])).compute_s)
+
+    return [
+        problem.known.get(("alone", device), functools.partial(seconds, rank))
+        for rank, device in enumerate(cluster.devices[: request.mesh.size])
+    ]
 
 
 def _shared(alone: Sequence[float]) -> float:

@@ -74,6 +74,7 @@ def plan_in_stages(
             ranks=ranks,
             before=before,
             deadline=deadline or request.budget.start(),
+            known=None if part else problem.of_graphs,
         )
 
     def placed(ranks: Order) -> tuple[Plan, Problem]:

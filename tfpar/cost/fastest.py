@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.cost.staged import LIST, SchedulePrice
 from tfpar.cost.staged_prices import StagedPrices
 from tfpar.pipeline.generators import schedules_on
-from tfpar.pipeline.generators.listed import RULES, Work, list_schedule
+from tfpar.pipeline.generators.listed import RULES, TooLate, Work, list_schedule
 from tfpar.pipeline.schedule import Schedule
 from tfpar.spec import ScheduleError
 
@@ -33,8 +33,9 @@ def compare_schedules(
     """The schedules that a step could run in, the fastest of those that fit into memory first.
 
     They are the schedules by name for these actors, and the best of the lists (`generators.listed`)
-    that are made from what stages take and keep. So the first is never slower than the fastest by
-    name that fits. What does not fit comes last, in the order of what it lacks.
+    that are made from what stages take and keep, as far as these may be the fastest; one is made in
+    any case. So the first is never slower than the fastest by name that fits. What does not fit
+    comes last, in the order of what it lacks.
 
     Args:
         prices: of the stages.
@@ -60,8 +61,7 @@ def compare_schedules(
         raise ScheduleError(f"There is no schedule by name for stages on actors {list(actors)}.")
     lists: list[Candidate] = []
     if not prices.graph.joins:
-        made = dict.fromkeys(_lists(prices, actors, microbatches, halves))
-        lists = sorted((priced(LIST, schedule) for schedule in made), key=rank)[:1]
+        lists = sorted(_lists(prices, actors, microbatches, halves, named, priced), key=rank)[:1]
     return tuple(sorted([*named, *lists], key=rank))
 
 
@@ -70,7 +70,11 @@ def _lists(
     actors: Sequence[int],
     microbatches: int,
     may_halve: bool,
-) -> Iterator[Schedule]:
+    named: Sequence[Candidate],
+    priced: Callable[[str, Schedule], Candidate],
+) -> Iterator[Candidate]:
+    """A list, and those that may be faster than it and all others that fit. Tasks start no earlier
+    in a simulation than when they are listed: lists that end later are not made to the end."""
     costs = [stage.cost for stage in prices.stages]
     work = [Work(c.seconds, c.kept_bytes, c.kept_for_weights_bytes) for c in costs]
     own = [
@@ -84,13 +88,17 @@ def _lists(
         for stages, limit in zip(own, prices.limits, strict=True)
     ]
     few = [len(own) * sum(c.kept_bytes for c in stages) for stages in own]
+    updates = [sum(c.seconds.get("U", 0.0) for c in stages) for stages in own]
     delays = _delays(prices)
     rules = RULES if 3 * len(actors) * microbatches < _MANY else RULES[:1]
+    fastest = min((_seconds(candidate) for candidate in named), default=math.inf)
+    made: set[Schedule] = set()
     for most in (room, [*map(min, few, room)]):
         for halves in (False, True)[: 1 + may_halve]:
             for rule in rules:
+                latest = [fastest - prices.step_s - seconds for seconds in updates]
                 try:
-                    yield list_schedule(
+                    found = list_schedule(
                         actors,
                         microbatches,
                         work,
@@ -99,9 +107,22 @@ def _lists(
                         delays=delays,
                         most=most,
                         rule=rule,
+                        latest=latest if made else None,
                     )
+                except TooLate:
+                    continue
                 except ScheduleError:  # not one microbatch fits
                     break
+                if found not in made:
+                    made.add(found)
+                    candidate = priced(LIST, found)
+                    fastest = min(fastest, _seconds(candidate))
+                    yield candidate
+
+
+def _seconds(candidate: Candidate) -> float:
+    """Of a step; infinite if it does not fit."""
+    return math.inf if candidate.price.excess_bytes else candidate.price.seconds
 
 
 def _delays(prices: StagedPrices) -> Mapping[tuple[int, int], float]:

@@ -7,8 +7,10 @@ import dataclasses
 import pytest
 
 from tests.search.stages.steps import Staged
+from tfpar.cost import fastest as fastest_module
 from tfpar.cost.fastest import compare_schedules
 from tfpar.pipeline.generators import FAMILIES, generate
+from tfpar.pipeline.generators.listed import list_schedule
 from tfpar.spec import ScheduleError
 
 
@@ -73,3 +75,24 @@ def test_stages_that_no_schedule_by_name_has():
     prices = Staged.of("gpt", 3).priced(4, actors=(0, 1, 1))
     with pytest.raises(ScheduleError, match=r"by name for stages on actors \[0, 1, 1\]"):
         fastest(prices, (0, 1, 1), 4)
+
+
+@pytest.mark.parametrize("name, num_stages", [("unet", 2), ("gpt", 2), ("t5_3_layers", 3)])
+def test_lists_that_cannot_be_the_fastest_are_not_simulated(name, num_stages, monkeypatch):
+    prices, actors = Staged.of(name, num_stages).priced(8), range(num_stages)
+    found = compare_schedules(prices, actors, 8)
+    simulated: list[int] = []
+    run = type(prices).run
+    monkeypatch.setattr(
+        type(prices), "run", lambda *given: (simulated.append(len(simulated)), run(*given))[1]
+    )
+    again = compare_schedules(prices, actors, 8)
+    few = len(simulated)
+
+    def patient(*given, latest=None, **options):
+        return list_schedule(*given, **options)
+
+    monkeypatch.setattr(fastest_module, "list_schedule", patient)
+    all_of_them = compare_schedules(prices, actors, 8)
+    assert found[0] == again[0] == all_of_them[0]
+    assert few < len(simulated) - few

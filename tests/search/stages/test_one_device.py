@@ -13,7 +13,7 @@ from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
 from tfpar.search.stages.from_step import assign_step
-from tfpar.search.stages.one_device import one_device_seconds, stage_paces
+from tfpar.search.stages.one_device import OneDevice
 from tfpar.spec import Mesh, TfparError, replicated
 
 
@@ -22,7 +22,7 @@ def test_they_add_up_to_the_step(name):
     step = saved(name)
     graph = planning_graph(step.graph, step.gradients).graph
     roles, prepared, cluster = Roles.of(graph), prepare(graph), read_preset("dgx-a100")
-    seconds = one_device_seconds(prepared, cluster, roles)
+    seconds = OneDevice(prepared, roles).seconds(cluster)
     assert {*seconds} == {*graph.ops}
     whole = replicated(1)
     anchors = Anchors(
@@ -46,10 +46,10 @@ def test_stages_have_the_pace_of_their_devices():
     roles, prepared = Roles.of(graph, step.gradient_tensors), prepare(graph)
 
     def paces(actors, size, machines=cluster):
-        return stage_paces(prepared, machines, roles, actors, size)
+        return OneDevice(prepared, roles).paces(machines, actors, size)
 
     def seconds(machines):
-        own = one_device_seconds(prepared, machines, roles)
+        own = OneDevice(prepared, roles).seconds(machines)
         return sum(s for op, s in own.items() if roles.phase[op] != UPDATE)
 
     v100 = seconds(cluster.part(range(4))) / seconds(cluster)

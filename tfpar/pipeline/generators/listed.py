@@ -40,6 +40,10 @@ class Work:
         return {"F": self.kept, "I": for_weights}.get(kind, 0)
 
 
+class TooLate(ScheduleError):
+    """An actor would not be through with its tasks when it has to be."""
+
+
 class Rule(NamedTuple):
     """Which task an actor takes.
 
@@ -51,6 +55,9 @@ class Rule(NamedTuple):
     kinds: str
     patience: float
 
+
+SLACK = 1e-9
+"""By how much, relatively, sums of seconds may differ and count as equal."""
 
 RULES = tuple(Rule(kinds, wait) for kinds in ("BFW", "BWF", "FBW") for wait in (0.0, 0.25, 0.5))
 """The best of these is seldom far from the best order of all."""
@@ -66,6 +73,7 @@ def list_schedule(
     delays: Mapping[tuple[int, int], float] | None = None,
     most: Sequence[float] | None = None,
     rule: Rule = RULES[0],
+    latest: Sequence[float] | None = None,
 ) -> Schedule:
     """A schedule for stages that take and keep what they do.
 
@@ -76,13 +84,18 @@ def list_schedule(
         stages: what reads of what, without joins; by default a chain.
         delays: seconds from stage to stage, 0 where none are given.
         most: what each actor may keep at once; None: there is no limit.
+        latest: when each actor has to be through; None: whenever it is. A list is given up as soon
+            as it is known that one will not be.
 
     Raises:
-        ScheduleError: an actor may not keep as much as one microbatch takes.
+        ScheduleError: an actor may not keep as much as one microbatch takes; a TooLate if one would
+            not be through in time.
     """
     limits = [math.inf] * (max(actors) + 1) if most is None else most
     stages = stages or StageGraph.chain(len(actors))
-    return _Listing(actors, microbatches, work, halves, stages, delays or {}, limits, rule).run()
+    return _Listing(
+        actors, microbatches, work, halves, stages, delays or {}, limits, rule, latest
+    ).run()
 
 
 class _Candidate(NamedTuple):
@@ -103,6 +116,7 @@ class _Listing:
         delays: Mapping[tuple[int, int], float],
         most: Sequence[float],
         rule: Rule,
+        latest: Sequence[float] | None,
     ) -> None:
         self.actors, self.microbatches, self.work = actors, microbatches, work
         self.backward: Kind = "I" if halves else "B"
@@ -124,6 +138,10 @@ class _Listing:
         self._ends: dict[Task, float] = {}
         self._free = [0.0] * len(self._of)
         self._held = [0.0] * len(self._of)
+        kinds = ("F", "I", "W") if halves else ("F", "B")
+        each = [sum(work[s].seconds[kind] for s in own for kind in kinds) for own in self._of]
+        self._left = [microbatches * seconds for seconds in each]
+        self._latest = latest
 
     def run(self) -> Schedule:
         orders: list[list[Task]] = [[] for _ in self._of]
@@ -155,6 +173,11 @@ class _Listing:
         start, task = chosen
         work = self.work[task.stage]
         self._ends[task] = self._free[actor] = start + work.seconds[task.kind]
+        self._left[actor] -= work.seconds[task.kind]
+        if self._latest is not None:
+            through, latest = self._free[actor] + self._left[actor], self._latest[actor]
+            if through > latest * (1 + SLACK):
+                raise TooLate(f"Actor {actor} is through after {through:g} s, not {latest:g} s.")
         before = {"F": 0.0, "W": work.held_after("I")}.get(task.kind, work.kept)
         self._held[actor] += work.held_after(task.kind) - before
         self._next[task.kind, task.stage] = task.micro + 1

@@ -5,7 +5,8 @@
 No stage takes more than the average and a tolerance; where stages differ in pace, each takes its
 own seconds (`paces`). Where units are too large for that, none takes more than in the best cut of
 the units in their order, which is an assignment to begin with too. Where it is known what devices
-have room for (`rooms`), no assignment is looked at that does not fit.
+have room for (`rooms`), no assignment is looked at that does not fit. Units that have one order
+only take no integer program (`chain`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.search.deadline import Deadline
-from tfpar.search.stages.bounds import Bounds, balanced_bounds, fixed_bounds
+from tfpar.search.stages.bounds import SLACK, Bounds, balanced_bounds, fixed_bounds
+from tfpar.search.stages.chain import is_chain, least_sent_of_chain
 from tfpar.search.stages.cuts import Stages, best_cut, levelled
 from tfpar.search.stages.ilp import SOLVER_SLACK, fastest_stages, least_sent
 from tfpar.search.stages.paces import Paces, average_seconds, read_paces
@@ -83,16 +85,21 @@ def assign(
     if rooms is not None and rooms.too_small(graph):
         raise NothingFits(f"The devices of {num_stages} stages have no room for all units.")
     start = best_cut(graph, bounds, num_stages, paces, rooms)
-    if start is None and (rooms is None or len(graph.units) * num_stages <= RESCUED):
+    chain = is_chain(graph, rooms)
+    if start is None and not chain and (rooms is None or len(graph.units) * num_stages <= RESCUED):
         start = fastest_stages(graph, bounds, num_stages, deadline, paces, rooms)
     if start is None or (rooms is not None and not rooms.have_room(graph, start)):
         raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
     average = average_seconds(graph.seconds, paces)
     most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
     narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
-    stages, gap = least_sent(
-        graph, narrowed, num_stages, most_seconds, start, deadline, paces, rooms
-    )
+    if chain:
+        allowed, gap = most_seconds * (1 + SLACK), 0.0
+        stages = least_sent_of_chain(graph, bounds, allowed, paces, rooms) or start
+    else:
+        stages, gap = least_sent(
+            graph, narrowed, num_stages, most_seconds, start, deadline, paces, rooms
+        )
     stages = levelled(graph, narrowed, num_stages, stages, paces, rooms)
     return Assignment(
         stages,

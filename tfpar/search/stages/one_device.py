@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
-from tfpar.cluster.description import Cluster
+from tfpar.cluster.description import Cluster, Device
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import UPDATE, Roles
@@ -17,62 +18,59 @@ from tfpar.spec import Mesh, replicated
 _ONE = Mesh.of([1])
 
 
-def one_device_seconds(prepared: PreparedGraph, cluster: Cluster, roles: Roles) -> dict[Op, float]:
-    """Seconds of each op by itself, with nothing split; loops and branches with their bodies. Of
-    devices that differ it is the slowest."""
-    return _seconds(prepared, _whole(prepared), cluster, roles)
+class OneDevice:
+    """A step on one device, with nothing split."""
 
+    def __init__(self, prepared: PreparedGraph, roles: Roles) -> None:
+        self._prepared, self._roles = prepared, roles
+        self._known: dict[Device, dict[Op, float]] = {}
 
-def stage_paces(
-    prepared: PreparedGraph, cluster: Cluster, roles: Roles, actors: Sequence[int], size: int
-) -> Paces:
-    """The pace of each stage, relative to `one_device_seconds`: what the ops of the forward and
-    backward pass take together on its devices. All are 1 where stages have the same devices.
+    def seconds(self, cluster: Cluster) -> Mapping[Op, float]:
+        """Seconds of each op by itself; loops and branches with their bodies. Of devices that
+        differ it is the slowest."""
+        if cluster.device not in self._known:
+            pricer = Pricer(_ONE, cluster, self._roles)
+            found = dict.fromkeys(self._prepared.graph.ops, 0.0)
+            for op, decision in self._whole.decisions.items():
+                found[op] = pricer.op_seconds(op, self._prepared.rules[op], decision)
+            self._known[cluster.device] = found
+        return self._known[cluster.device]
 
-    Args:
-        cluster: the machines of all ranks.
-        actors: that run each stage.
-        size: ranks of each actor: those of actor `a` are `a * size` to `(a + 1) * size - 1`.
+    def paces(self, cluster: Cluster, actors: Sequence[int], size: int) -> Paces:
+        """The pace of each stage, relative to `seconds`: what the ops of the forward and backward
+        pass take together on its devices. All are 1 where stages have the same devices.
 
-    Raises:
-        TfparError: devices differ, and the cluster has fewer ranks.
-    """
-    alike = (1.0,) * len(actors)
-    if len({node.device for node in cluster.nodes}) == 1:
-        return alike
-    parts = [cluster.part(range(a * size, (a + 1) * size)) for a in range(max(actors) + 1)]
-    kinds = {part.device: part for part in parts}
-    if len(kinds) == 1:
-        return alike
-    whole = _whole(prepared)
+        Args:
+            cluster: the machines of all ranks.
+            actors: that run each stage.
+            size: ranks of each actor: those of actor `a` are `a * size` to `(a + 1) * size - 1`.
 
-    def total(machines: Cluster) -> float:
-        seconds = _seconds(prepared, whole, machines, roles)
-        return sum(own for op, own in seconds.items() if roles.phase[op] != UPDATE)
+        Raises:
+            TfparError: devices differ, and the cluster has fewer ranks.
+        """
+        alike = (1.0,) * len(actors)
+        if len({node.device for node in cluster.nodes}) == 1:
+            return alike
+        parts = [cluster.part(range(a * size, (a + 1) * size)) for a in range(max(actors) + 1)]
+        kinds = {part.device: part for part in parts}
+        if len(kinds) == 1:
+            return alike
+        reference = self._total(cluster)
+        if not reference:
+            return alike
+        paces = {device: self._total(part) / reference for device, part in kinds.items()}
+        return tuple(paces[parts[actor].device] for actor in actors)
 
-    reference = total(cluster)
-    if not reference:
-        return alike
-    paces = {device: total(part) / reference for device, part in kinds.items()}
-    return tuple(paces[parts[actor].device] for actor in actors)
+    def _total(self, cluster: Cluster) -> float:
+        seconds = self.seconds(cluster).items()
+        return sum(own for op, own in seconds if self._roles.phase[op] != UPDATE)
 
-
-def _whole(prepared: PreparedGraph) -> PartitionedGraph:
-    """The step with nothing split."""
-    graph, whole = prepared.graph, replicated(1)
-    anchors = Anchors(
-        variables={v.name: whole for v in graph.variables},
-        inputs=[whole] * len(graph.inputs),
-        outputs=[whole] * len(graph.outputs),
-    )
-    return propagate(prepared, _ONE, anchors)
-
-
-def _seconds(
-    prepared: PreparedGraph, whole: PartitionedGraph, cluster: Cluster, roles: Roles
-) -> dict[Op, float]:
-    pricer = Pricer(_ONE, cluster, roles)
-    seconds = dict.fromkeys(prepared.graph.ops, 0.0)
-    for op, decision in whole.decisions.items():
-        seconds[op] = pricer.op_seconds(op, prepared.rules[op], decision)
-    return seconds
+    @functools.cached_property
+    def _whole(self) -> PartitionedGraph:
+        graph, whole = self._prepared.graph, replicated(1)
+        anchors = Anchors(
+            variables={v.name: whole for v in graph.variables},
+            inputs=[whole] * len(graph.inputs),
+            outputs=[whole] * len(graph.outputs),
+        )
+        return propagate(self._prepared, _ONE, anchors)

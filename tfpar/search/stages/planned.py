@@ -22,9 +22,10 @@ from tfpar.pipeline.with_variables import with_what_they_read
 from tfpar.plans import Plan, PlannedStages
 from tfpar.propagation.prepared import prepare
 from tfpar.search.deadline import Deadline
+from tfpar.search.known import Known
 from tfpar.search.stages.bounds import TooManyStages
 from tfpar.search.stages.from_step import assign_step
-from tfpar.search.stages.one_device import one_device_seconds, stage_paces
+from tfpar.search.stages.one_device import OneDevice
 from tfpar.search.stages.rooms import Laid
 from tfpar.spec import PlanError
 
@@ -41,6 +42,7 @@ def in_stages(
     ranks: tuple[int, ...] = (),
     before: Plan | None = None,
     deadline: Deadline | None = None,
+    known: Known | None = None,
 ) -> Plan:
     """`plan`, made for the ranks of one stage, with the stages of a pipeline.
 
@@ -61,6 +63,8 @@ def in_stages(
         before: the same plan in stages that were priced and do not fit into the memory of their
             devices: others are found, in which those that store too much get less.
         deadline: what is found by then is used.
+        known: what was found for the step before; plans that differ in how they split it have the
+            same stages.
 
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
@@ -74,17 +78,16 @@ def in_stages(
     placed = cluster.part(ranks) if ranks else cluster
     if schedule.num_stages == 1:
         return plan
-    deadline = deadline or Deadline()
-    cut = planning_graph(step.graph, step.gradients).graph
-    roles = Roles.of(cut, step.gradient_tensors)
-    ops, lying = assignable(cut, roles), owners or {}
+    deadline, known = deadline or Deadline(), known or Known()
+    uncut = known.get("uncut", lambda: _Uncut.of(step))
+    cut, roles, ops, lying = uncut.graph, uncut.roles, uncut.ops, owners or {}
     fixed = resolve_stages(constraints, cut, ops, schedule.num_stages, must_match=not part)
     planned: PlannedStages | None = None
     needed = trains(cut, roles)
     if ops and (needed or not _weights_lie(cut, lying)):
         kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
         assigned = functools.partial(
-            _assigned, cut, roles, ops, pipeline, placed, size, laid=_laid(before, ops)
+            _assigned, uncut, pipeline, placed, size, laid=_laid(before, ops), known=known
         )
         try:
             planned = assigned(fixed=kept, deadline=deadline)
@@ -97,7 +100,10 @@ def in_stages(
         planned, stage = _with_variables(cut, roles, ops, pipeline, lying, fixed)
     else:
         stage = stages_of_step(cut, roles, planned.forward_stages(ops))
-        planned = dataclasses.replace(planned, owners=_owners(step, planned, plan))
+        table = schedule.num_stages, tuple(planned.scopes.items())
+        lie = known.get(("owners", table), functools.partial(_owners, step, planned))
+        own = {name: lie[name] for name in lie if name in plan.variables}
+        planned = dataclasses.replace(planned, owners=own)
     check_schedule(schedule, stage_graph_of(cut, roles, stage, schedule.num_stages))
     asked = [str(c) for c in constraints if isinstance(c, PutInStage)]
     return dataclasses.replace(
@@ -146,15 +152,40 @@ def _laid(plan: Plan | None, ops: Sequence[Op]) -> Laid | None:
     return Laid(stages.forward_stages(ops), stages.schedule.actors, stages.cost)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Uncut:
+    """A step before it has stages.
+
+    Attributes:
+        graph: the part of it that is searched.
+        roles: of its ops.
+        ops: that are to be given a stage.
+    """
+
+    graph: Graph
+    roles: Roles
+    ops: Sequence[Op]
+
+    @classmethod
+    def of(cls, step: StepGraph) -> _Uncut:
+        graph = planning_graph(step.graph, step.gradients).graph
+        roles = Roles.of(graph, step.gradient_tensors)
+        return cls(graph, roles, assignable(graph, roles))
+
+    @functools.cached_property
+    def alone(self) -> OneDevice:
+        """What its ops take on one device."""
+        return OneDevice(prepare(self.graph), self.roles)
+
+
 def _assigned(
-    graph: Graph,
-    roles: Roles,
-    ops: Sequence[Op],
+    step: _Uncut,
     pipeline: Pipeline,
     cluster: Cluster,
     size: int,
     *,
     laid: Laid | None,
+    known: Known,
     fixed: Mapping[Op, int],
     deadline: Deadline,
 ) -> PlannedStages:
@@ -165,20 +196,32 @@ def _assigned(
         size: ranks of each stage.
         laid: stages that do not fit.
     """
-    prepared, order = prepare(graph), pipeline.order
-    seconds = one_device_seconds(prepared, cluster, roles)
-    units, found = assign_step(
-        graph,
-        roles,
-        seconds.__getitem__,
-        order.num_stages,
-        fixed=fixed,
-        paces=stage_paces(prepared, cluster, roles, order.actors, size),
-        before=laid,
-        deadline=deadline,
-    )
-    forward = units.forward_stages(found.stages)
-    return _planned(graph, roles, {op: forward[op] for op in ops}, pipeline)
+    order = pipeline.order
+    paces = step.alone.paces(cluster, order.actors, size)
+
+    def found() -> tuple[PlannedStages, bool]:
+        seconds = step.alone.seconds(cluster)
+        units, found = assign_step(
+            step.graph,
+            step.roles,
+            seconds.__getitem__,
+            order.num_stages,
+            fixed=fixed,
+            paces=paces,
+            before=laid,
+            deadline=deadline,
+        )
+        forward = units.forward_stages(found.stages)
+        stage = {op: forward[op] for op in step.ops}
+        return _planned(step.graph, step.roles, stage, pipeline), deadline.cut_short
+
+    if laid is not None:
+        return found()[0]
+    # Where ops lie does not hang on how a plan splits them, nor on the order of their tasks.
+    key = "stages", order.num_stages, cluster.device, tuple(paces), tuple(fixed.items())
+    planned, cut_short = known.get(key, found)
+    deadline.cut_short |= cut_short
+    return dataclasses.replace(planned, schedule=order, recompute=pipeline.recompute)
 
 
 def _planned(
@@ -228,9 +271,9 @@ def _first_readers(
             yield min(touching, key=place.__getitem__), owners[variable.name]
 
 
-def _owners(step: StepGraph, planned: PlannedStages, plan: Plan) -> dict[str, int]:
+def _owners(step: StepGraph, planned: PlannedStages) -> dict[str, int]:
     """The stage of each variable of the whole step, slots and other state included."""
     roles = Roles.of(step.graph, step.gradient_tensors)
     forward = planned.forward_stages(assignable(step.graph, roles))
     stage = stages_of_step(step.graph, roles, forward)
-    return {v.name: stage[v.handle.op] for v in step.graph.variables if v.name in plan.variables}
+    return {v.name: stage[v.handle.op] for v in step.graph.variables}

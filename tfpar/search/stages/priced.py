@@ -47,9 +47,7 @@ class CutPlan:
         Raises:
             PlanError: the plan gives an op no stage, or a variable two.
         """
-        with collection_paused():
-            found = cut_in_stages(plan, problem)
-            return None if found is None else cls(*found)
+        return problem.of_graphs.get("cut plans", CutPlans).of(plan, problem)
 
     def prices(
         self,
@@ -127,6 +125,45 @@ class CutPlan:
         stages = dataclasses.replace(plan.stages, schedule=schedule)
         plan = dataclasses.replace(plan, stages=stages)
         return _with_cost(plan, cost_of_stages(prices, schedule, timeline), cost)
+
+
+MOST_CUT = 4
+"""How many cut plans are kept: they are priced one after the other."""
+
+
+class CutPlans:
+    """Plans of a step, each cut once, whatever schedules and microbatches it is priced in."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[tuple[object, ...], CutPlan | None]] = []
+
+    def of(self, plan: Plan, problem: Problem) -> CutPlan | None:
+        """As `CutPlan.of`, for problems that differ in machines and in what is asked for."""
+        assert plan.stages is not None, "a plan with stages"
+        key = (
+            problem.graph,
+            problem.batched,
+            problem.stand_ins,
+            plan.mesh,
+            plan.batch_axes,
+            plan.recompute,
+            plan.tensors,
+            plan.ops,
+            {name: variable.spec for name, variable in plan.variables.items()},
+            plan.stages.num_stages,
+            plan.stages.scopes,
+            plan.stages.owners,
+            problem.compression,
+            problem.batch_statistics,
+            problem.state_ratio,
+        )
+        known = next((cut for other, cut in self._kept if other == key), None)
+        if known is None:
+            with collection_paused():
+                found = cut_in_stages(plan, problem)
+                known = None if found is None else CutPlan(*found)
+            self._kept = [(key, known), *self._kept][:MOST_CUT]
+        return known
 
 
 def priced_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:

@@ -1,0 +1,93 @@
+"""Stages of units that have one order only: what a solver would find, without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from tests.search.stages.random_units import (
+    assignments,
+    least_sent_of_all,
+    random_graph,
+    random_paces,
+    sent,
+    taken,
+)
+from tfpar.search.stages import ilp
+from tfpar.search.stages.assign import assign
+from tfpar.search.stages.chain import is_chain
+from tfpar.search.stages.rooms import NothingFits, Rooms
+from tfpar.search.stages.units import Flow, Unit, UnitGraph
+
+TOLERANCES = (0.0, 0.1, 0.5)
+
+
+def random_chain(seed: int, fixed: bool = False) -> tuple[UnitGraph, int]:
+    """With skips, ties and what several read, as `random_graph` has them."""
+    graph, num_stages = random_graph(seed, fixed)
+    rng = random.Random(seed)
+    along = (Flow(i, (i + 1,), rng.choice([0, 1, 2, 5])) for i in range(len(graph.units) - 1))
+    return dataclasses.replace(graph, flows=(*along, *graph.flows)), num_stages
+
+
+@pytest.fixture
+def no_solver(monkeypatch):
+    def build(*_):
+        raise AssertionError("a chain takes no integer program")
+
+    monkeypatch.setattr(ilp, "Program", build)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("unequal", [False, True])
+def test_no_assignment_sends_less_and_none_that_sends_as_little_is_faster(
+    fixed, unequal, no_solver
+):
+    solved = 0
+    for seed in range(150):
+        graph, num_stages = random_chain(seed, fixed)
+        paces = random_paces(seed, num_stages) if unequal else None
+        possible = [*assignments(graph, num_stages)]
+        if not possible:
+            continue
+        found = assign(graph, num_stages, paces=paces, tolerance=TOLERANCES[seed % 3])
+        assert found.stages in possible and found.gap == 0
+        least = least_sent_of_all(graph, num_stages, found.most_seconds, paces)
+        assert found.sent_bytes == pytest.approx(least)
+        as_little = (s for s in possible if sent(graph, s) <= least * (1 + 1e-9))
+        slowest = min(max(taken(graph, s, num_stages, paces)) for s in as_little)
+        assert max(found.seconds) == pytest.approx(slowest)
+        solved += 1
+    assert solved > 100
+
+
+def test_what_devices_have_room_for(no_solver):
+    fits = 0
+    for seed in range(150):
+        graph, num_stages = random_chain(seed)
+        rng = random.Random(seed)
+        units = (dataclasses.replace(u, weight_bytes=rng.randint(0, 4)) for u in graph.units)
+        graph = dataclasses.replace(graph, units=tuple(units))
+        limits = [float(rng.randint(1, 8)) for _ in range(num_stages)]
+        rooms = Rooms(range(num_stages), limits, 1.0, [0.0] * num_stages)
+        possible = [s for s in assignments(graph, num_stages) if rooms.have_room(graph, s)]
+        if not possible:
+            with pytest.raises(NothingFits):
+                assign(graph, num_stages, rooms=rooms)
+            continue
+        found = assign(graph, num_stages, rooms=rooms, tolerance=10.0)
+        assert found.stages in possible
+        assert found.sent_bytes == min(sent(graph, s) for s in possible)
+        fits += 1
+    assert 20 < fits < 140
+
+
+def test_what_is_no_chain():
+    units = tuple(Unit(name, 1.0) for name in "abc")
+    chain = UnitGraph(units, (Flow(0, (1, 2), 1.0), Flow(1, (2,), 1.0)))
+    assert is_chain(chain)
+    assert not is_chain(UnitGraph(units, (Flow(0, (2,), 1.0), Flow(1, (2,), 1.0))))
+    shared = Rooms((0, 1, 0), (1.0, 1.0), 1.0, [1.0] * 3)
+    assert not is_chain(chain, shared), "what a stage may hold hangs on another"
