@@ -94,6 +94,7 @@ def assign(
     most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
     narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
     if chain:
+        deadline.check()
         allowed, gap = most_seconds * (1 + SLACK), 0.0
         stages = least_sent_of_chain(graph, bounds, allowed, paces, rooms) or start
     else:

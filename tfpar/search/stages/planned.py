@@ -201,7 +201,7 @@ def _assigned(
 
     def found() -> tuple[PlannedStages, bool]:
         seconds = step.alone.seconds(cluster)
-        units, found = assign_step(
+        units, assignment = assign_step(
             step.graph,
             step.roles,
             seconds.__getitem__,
@@ -211,7 +211,7 @@ def _assigned(
             before=laid,
             deadline=deadline,
         )
-        forward = units.forward_stages(found.stages)
+        forward = units.forward_stages(assignment.stages)
         stage = {op: forward[op] for op in step.ops}
         return _planned(step.graph, step.roles, stage, pipeline), deadline.cut_short
 
