@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tfpar.cost.pricer import Pricer
@@ -101,7 +102,7 @@ def peak(
             best = Peak(total, run.at, tuple(sizes[:show]))
         base += count * each + once
     if phase is not None:
-        copied = sum(lives.copies[b] * local_bytes(*b) for b in lives.kept_copies(phase))
+        copied = math.fsum(lives.copies[b] * local_bytes(*b) for b in lives.kept_copies(phase))
         best = dataclasses.replace(best, copied_bytes=copied)
     return best
 
