@@ -651,10 +651,11 @@ def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
         plan = with_batch_split(solve_with_recompute(asked, planner), asked)
         again = recomputed_problem(problem, plan.recompute)
         plans.append(in_microbatches(plan, again, step_anchors(plan, again)))
-        cost = plans[-1].cost
-        if cost is None or not problem.excess(cost):
+        expected, cost = plan.cost, plans[-1].cost
+        if expected is None or cost is None or not problem.excess(cost):
             break
-        less = asked.memory_limit * problem.memory_limit / cost.memory_bytes
+        taken = min(asked.memory_limit, problem.stored_bytes(expected, AtPeak.of(expected)))
+        less = taken * problem.memory_limit / cost.memory_bytes
         asked = problem.aiming(memory_limit=less)
     return min(plans, key=lambda p: problem.excess(p.cost))
 

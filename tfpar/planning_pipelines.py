@@ -191,7 +191,7 @@ def search_pipeline(
 
     stages = numbers_of_stages(request.mesh, _least_stages(request))
     ways = Ways(planned, repriced, scheduled, is_enough, why_enough, promised, restaged)
-    plan = choose_pipeline(stages, batch_size, ways, limit)
+    plan = choose_pipeline(stages, batch_size, ways, limit, request.mesh.size)
     if plan.cost is None and why_enough:  # what is to be told was asked for
         raise PlanError(
             f"Planner {plan.planner!r} says nothing of what its plans cost, by which pipelines are "

@@ -130,7 +130,7 @@ def _taken(
 
     ways = Ways(planned, repriced, scheduled, is_enough)
     limit = cluster.device.memory_bytes
-    return _actors(choose_pipeline(sorted(steps), batch_size, ways, limit))
+    return _actors(choose_pipeline(sorted(steps), batch_size, ways, limit, request.mesh.size))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

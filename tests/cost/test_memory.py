@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tests.propagation.by_hand import PAIR, ByHand
 from tests.search.problems import Captured, price
 from tfpar.cluster.named import find_cluster
 from tfpar.cost.memory import live_peak, operands_of_collectives, peak
@@ -77,6 +78,21 @@ def test_what_is_read_in_another_spec_by_the_backward_pass_is_told_apart():
     copied = peak_of(build, **halves, backward=[product]).copied_bytes
     assert copied == KB / 2, "the columns of the left one"
     assert peak_of(build, backward=[product]).copied_bytes == 0, "nothing is split"
+
+
+def test_what_is_gathered_of_variables_for_the_backward_pass_is_told_apart():
+    build = ByHand(Graph())
+    x, w = build.fed("x", 64, 16), build.weight("w", 16, 16)
+    y = build.product(x, w)  # of rows of x, for which w is gathered
+    again = build.product(y, w)
+    anchors = Anchors({"w": (Shard(0),)}, inputs=[(Shard(0),)], outputs=[None])
+    laid = propagate(build.prepared(again), PAIR, anchors)
+    phase = dict.fromkeys(laid.graph.ops, FORWARD)
+    phase[laid.graph.outputs[0].op] = BACKWARD
+    found = peak(laid, local_bytes(PAIR), phase=phase)
+    assert (found.gathered_bytes, found.copied_bytes) == (KB, 0)
+    forward = dict.fromkeys(laid.graph.ops, FORWARD)
+    assert peak(laid, local_bytes(PAIR), phase=forward).gathered_bytes == 0, "nobody keeps it"
 
 
 def test_views_are_what_they_are_views_of():

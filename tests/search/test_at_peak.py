@@ -11,11 +11,9 @@ from tfpar.cost.cost import Cost
 from tfpar.search.at_peak import AtPeak
 
 
-def cost(
-    gradients: float, activations: float, live: float | None = None, copied: float = 0.0
-) -> Cost:
+def cost(gradients: float, activations: float, live: float | None = None, **kept: float) -> Cost:
     times, sizes = (0.0, 0.0, 0.0), (100.0, 50.0, gradients, activations, live)
-    return Cost(1.0, times, times, 0.0, 0.0, 0, *sizes, copied_bytes=copied)
+    return Cost(1.0, times, times, 0.0, 0.0, 0, *sizes, **kept)
 
 
 def test_until_a_plan_was_looked_at_both_sums_are_stored():
@@ -35,16 +33,27 @@ def test_what_is_kept_of_the_smaller_sum_says_nothing_of_the_larger_one():
 
 
 def test_the_least_of_what_was_seen():
-    one, other = AtPeak(1.0, 0.5, 3.0, 4.0), AtPeak(0.9, 0.7, 2.0, 5.0)
-    assert one.least(other) == AtPeak(0.9, 0.5, 2.0, 4.0)
+    one, other = AtPeak(1.0, 0.5, 3.0, 4.0, 6.0), AtPeak(0.9, 0.7, 2.0, 5.0, 5.0)
+    assert one.least(other) == AtPeak(0.9, 0.5, 2.0, 4.0, 5.0)
 
 
 def test_copies_of_activations_are_kept_by_each_microbatch_in_flight():
-    seen = AtPeak.of(cost(30.0, 70.0, 150.0, copied=40.0))
+    seen = AtPeak.of(cost(30.0, 70.0, 150.0, copied_bytes=40.0))
     assert (seen.besides, seen.copied) == (10.0, 40.0)
     assert seen.live_bytes(cost(30.0, 70.0)) == pytest.approx(150.0)
     assert seen.in_microbatches(cost(30.0, 70.0), 10, 0.5) == 30.0 + 0.5 * 110.0 + 1.0
-    assert AtPeak.of(cost(30.0, 70.0, 120.0, copied=40.0)).copied == 20.0, "not all at the peak"
+    assert AtPeak.of(cost(30.0, 70.0, 120.0, copied_bytes=40.0)).copied == 20.0, (
+        "not all at the peak"
+    )
+
+
+def test_what_is_gathered_of_variables_is_kept_once_for_all_microbatches():
+    seen = AtPeak.of(cost(30.0, 70.0, 190.0, copied_bytes=40.0, gathered_bytes=20.0))
+    assert (seen.besides, seen.copied, seen.gathered) == (30.0, 40.0, 20.0)
+    assert seen.live_bytes(cost(30.0, 70.0)) == pytest.approx(190.0)
+    assert seen.in_microbatches(cost(30.0, 70.0), 10, 0.5) == 30.0 + 20.0 + 0.5 * 110.0 + 3.0
+    most = AtPeak.of(cost(30.0, 70.0, 130.0, copied_bytes=40.0, gathered_bytes=20.0))
+    assert (most.copied, most.gathered) == (10.0, 20.0), "all of them, whatever else is gone"
 
 
 def test_microbatches_keep_the_sums_of_gradients_and_their_own_activations():

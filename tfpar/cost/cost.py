@@ -33,6 +33,7 @@ class Cost:
             a step computes (`cost.memory`); None where only the sums are known.
         copied_bytes: of what is stored for the backward pass, what collectives made of activations
             (`cost.memory`); `activation_bytes` are without.
+        gathered_bytes: the same, of what they made of variables.
         transfer_s: how long a rank waits for what other stages send, where that is known apart
             from `bubble_s` (`cost.idle`).
         bubble_s: how long a rank waits for other stages; of several stages, times are those of a
@@ -56,6 +57,7 @@ class Cost:
     bubble_s: float = 0.0
     transfer_s: float = 0.0
     copied_bytes: float = 0.0
+    gathered_bytes: float = 0.0
 
     @property
     def memory_bytes(self) -> float:

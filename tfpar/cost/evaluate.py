@@ -6,7 +6,6 @@ changed, and parts of a step by themselves; `Cost` is what those of a whole step
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container
 
 from tfpar.cluster.description import Cluster
@@ -33,8 +32,7 @@ def evaluate(
     """
     pricer = Pricer(partitioned.mesh, cluster, roles)
     cost = pricer.cost(terms_of(partitioned, pricer, state_ratio))
-    live = live_peak(partitioned, pricer, cost.bucket_bytes, state_ratio)
-    return dataclasses.replace(cost, live_bytes=live.num_bytes, copied_bytes=live.copied_bytes)
+    return live_peak(partitioned, pricer, cost.bucket_bytes, state_ratio).in_cost(cost)
 
 
 def terms_of(

@@ -19,8 +19,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from tfpar.cost.cost import Cost
 from tfpar.cost.pricer import Pricer
 from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
@@ -43,12 +44,23 @@ class Peak:
         largest: (name, bytes) of some of them, the largest first.
         copied_bytes: of what the step keeps for its backward pass, what are copies: tensors of the
             forward pass that are read in another spec than their own.
+        gathered_bytes: the same of variables: as much for any batch.
     """
 
     num_bytes: float
     op: str = ""
     largest: tuple[tuple[str, float], ...] = ()
     copied_bytes: float = 0.0
+    gathered_bytes: float = 0.0
+
+    def in_cost(self, cost: Cost) -> Cost:
+        """`cost` of the same step with what is stored then."""
+        return dataclasses.replace(
+            cost,
+            live_bytes=self.num_bytes,
+            copied_bytes=self.copied_bytes,
+            gathered_bytes=self.gathered_bytes,
+        )
 
 
 def peak(
@@ -102,8 +114,12 @@ def peak(
             best = Peak(total, run.at, tuple(sizes[:show]))
         base += count * each + once
     if phase is not None:
-        copied = math.fsum(lives.copies[b] * local_bytes(*b) for b in lives.kept_copies(phase))
-        best = dataclasses.replace(best, copied_bytes=copied)
+        of_variables = _of_variables(partitioned.graph.ops)
+        sizes_of: dict[bool, list[float]] = {False: [], True: []}
+        for kept in lives.kept_copies(phase):
+            sizes_of[kept[0].op in of_variables].append(lives.copies[kept] * local_bytes(*kept))
+        copied, gathered = map(math.fsum, (sizes_of[False], sizes_of[True]))
+        best = dataclasses.replace(best, copied_bytes=copied, gathered_bytes=gathered)
     return best
 
 
@@ -231,14 +247,12 @@ class Lives:
 
     def kept_copies(self, phase: Mapping[Op, int]) -> Iterator[Buffer]:
         """The buffers of forward ops, in other specs than their own, that backward ops are the last
-        to read. What is gathered of variables is none of them: it is as large for any batch."""
+        to read."""
         for op, buffers in self.dying.items():
             if phase[op] == BACKWARD:
                 for tensor, spec in buffers:
-                    maker = tensor.op
-                    if phase[maker] == FORWARD and maker.type not in VARIABLE_READS:
-                        if spec != self.partitioned.specs.get(tensor):
-                            yield tensor, spec
+                    if phase[tensor.op] == FORWARD and spec != self.partitioned.specs.get(tensor):
+                        yield tensor, spec
 
     def overwritten(self, op: Op, dying: Collection[Buffer]) -> list[Buffer]:
         """The input that an elementwise op writes its result over, of those that nobody reads
@@ -287,6 +301,17 @@ class Lives:
         if tensor in self.partitioned.resolutions:
             return tensor, spec
         return self._buffer(given(tensor), decision.strategy.in_specs[given_at(tensor)])
+
+
+def _of_variables(ops: Sequence[Op]) -> set[Op]:
+    """The ops that compute something of variables and constants alone."""
+    found: set[Op] = set()
+    for op in ops:
+        if op.type in VARIABLE_READS:
+            found.add(op)
+        elif op.inputs and all(t.op in found or t.op.type in CONSTANTS for t in op.inputs):
+            found.add(op)
+    return found
 
 
 def _copies(made: int, read: int) -> int:

@@ -21,12 +21,14 @@ class AtPeak:
         of_less: that of the smaller sum.
         besides: bytes that are stored besides both sums: temporaries.
         copied: bytes of activations that are kept in other specs than their own, too.
+        gathered: bytes of what is gathered of variables and kept.
     """
 
     of_more: float = 1.0
     of_less: float = 1.0
     besides: float = 0.0
     copied: float = 0.0
+    gathered: float = 0.0
 
     @classmethod
     def of(cls, cost: Cost) -> AtPeak:
@@ -36,8 +38,9 @@ class AtPeak:
         of_more = min(1.0, live / more) if more else 1.0
         of_less = min(1.0, max(0.0, live - more) / less) if less else 1.0
         beyond = max(0.0, live - more - less)
-        copied = min(cost.copied_bytes, beyond)
-        return cls(of_more, of_less, beyond - copied, copied)
+        gathered = min(cost.gathered_bytes, beyond)
+        copied = min(cost.copied_bytes, beyond - gathered)
+        return cls(of_more, of_less, beyond - gathered - copied, copied, gathered)
 
     def least(self, other: AtPeak) -> AtPeak:
         """The less of each."""
@@ -46,20 +49,22 @@ class AtPeak:
             min(self.of_less, other.of_less),
             min(self.besides, other.besides),
             min(self.copied, other.copied),
+            min(self.gathered, other.gathered),
         )
 
     def live_bytes(self, cost: Cost) -> float:
         """What a step in one piece with these sums stores at its peak, variables left out."""
         less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
-        return self.of_more * more + self.of_less * less + self.besides + self.copied
+        kept = self.of_more * more + self.of_less * less + self.copied + self.gathered
+        return kept + self.besides
 
     def in_microbatches(self, cost: Cost, microbatches: int, kept_part: float) -> float:
-        """The same for a step in microbatches: the sums of gradients are stored from the beginning
-        on.
+        """The same for a step in microbatches: the sums of gradients and what is gathered of
+        variables are stored from the beginning on.
 
         Args:
             cost: of the step in one piece.
             kept_part: the part of the batch whose activations are stored at the same time.
         """
         kept = kept_part * (cost.activation_bytes + self.copied)
-        return cost.gradient_bytes + kept + self.besides / microbatches
+        return cost.gradient_bytes + self.gathered + kept + self.besides / microbatches

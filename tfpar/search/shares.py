@@ -289,6 +289,7 @@ SIZES = (
     "gradient_bytes",
     "activation_bytes",
     "copied_bytes",
+    "gathered_bytes",
     "live_bytes",
 )
 """The fields of a `Cost` that say what a rank stores."""

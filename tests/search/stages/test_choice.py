@@ -259,7 +259,7 @@ def promising(costs: Costs, promises: dict[int, Promise], asked: list) -> Ways:
 
 def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_first():
     costs = Costs(lambda stages, micro, again: {1: 9.0, 2: 6.0, 4: 5.0, 8: 7.0}[stages])
-    promises = {1: Promise(4.0, 2.0), 2: Promise(3.0, 2.0), 4: Promise(1.0, 2.0)}
+    promises = {1: Promise(3.0, 2.0), 2: Promise(2.9, 2.0), 4: Promise(1.0, 2.0)}
     promises[8] = Promise(0.5, 0.5)
     plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
     assert costs.searched == [8, 4, 2, 1] and plan.stages.num_stages == 4
@@ -280,14 +280,60 @@ def test_stages_whose_plan_fits_come_before_faster_ones_that_are_then_left_if_ha
     promises = {1: Promise(9.0, 2.0), 2: Promise(1.85, 2.0), 4: Promise(1.9, 0.5)}
     plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
     assert costs.searched == [4] and plan.stages.num_stages == 4
-    promises[2] = Promise(1.8, 2.0)  # more than a tenth faster
+    promises[2] = Promise(1.8, 2.0)  # falls short of it as the other one did
     choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
-    assert costs.searched == [4, 4, 2]
+    assert costs.searched == [4, 4]
+    promises[2] = Promise(1.7, 2.0)  # more than a tenth faster
+    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
+    assert costs.searched == [4, 4, 4, 2]
 
 
-def test_of_promises_that_are_alike_the_one_with_most_room_is_kept_first():
+def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
+    costs, asked = Costs(lambda stages, micro, again: float(stages)), []
+    promises = {1: Promise(1.0, 9.0), 2: Promise(2.0, 5.0), 4: Promise(4.0, 3.0)}
+    promises[8] = Promise(8.0, 0.5)
+    plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, asked), math.inf)
+    assert asked[-1].order.num_stages == 8 and costs.searched == [8]
+    assert plan.stages.num_stages == 8
+    (left,) = (rival for rival in plan.rivals if rival.cost is None)
+    assert left.name == "1, 2, 4 stages" and "more than 2 times what there is" in left.reason
+
+
+def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_fit():
+    costs = Costs(lambda stages, micro, again: float(stages))
+    promises = {1: Promise(1.0, 9.0), 2: Promise(2.0, 5.0)}
+    plan = choose_pipeline((1, 2), BATCH, promising(costs, promises, []), math.inf)
+    assert costs.searched == [1] and plan.stages is None, "and then no others"
+
+
+@pytest.mark.parametrize(
+    ("batch", "stages", "first"), [(16, 2, 8), (1536, 8, 24), (1536, 16, 48), (6, 2, 6), (1, 2, 1)]
+)
+def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch, stages, first):
+    tried = []
+
+    def planned(pipeline):
+        tried.append(pipeline.order.num_microbatches)
+        raise MemoryLimitError("Too large.", 1.0)
+
+    ways = dataclasses.replace(promising(Costs(bubble), {}, []), planned=planned)
+    ways = dataclasses.replace(ways, promised=lambda _: None)
+    with pytest.raises(MemoryLimitError):
+        choose_pipeline((stages,), batch, ways, math.inf, ranks=128 * stages)
+    assert tried[0] == first
+
+
+def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_first():
     costs = Costs(lambda stages, micro, again: 2.0)
-    promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.5), 4: Promise(1.9, 0.9)}
+    promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.9), 4: Promise(2.0, 0.6)}
+    promises[8] = Promise(1.9, 0.4)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
+    assert costs.searched == [4]
+
+
+def test_of_promises_that_are_alike_without_much_room_the_one_with_most_comes_first():
+    costs = Costs(lambda stages, micro, again: 2.0)
+    promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.8), 4: Promise(1.9, 0.9)}
     promises[8] = Promise(1.0, 2.0)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
     assert costs.searched == [2, 8]
@@ -324,7 +370,7 @@ def test_alone_recomputing_comes_before_accumulation():
 
 def test_an_interruption_among_the_last_keeps_what_was_found():
     costs = Costs(bubble)
-    ways = promising(costs, {1: Promise(1.2, 2.0), 2: Promise(1.0, 0.5)}, [])
+    ways = promising(costs, {1: Promise(0.6, 2.0), 2: Promise(1.0, 0.5)}, [])
 
     def planned(pipeline):
         if pipeline is None:

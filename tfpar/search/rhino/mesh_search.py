@@ -145,21 +145,21 @@ class Search:
         except NoSolution as error:
             deadline.cut_short |= error.timed_out
             return None
-        limit = self.problem.memory_limit
-        if best.cost.memory_bytes <= limit:
+        excess = self.problem.excess_in_parts
+        if not excess(best.cost):
             return best
         weights = self._by_size()
         try:
             found = self._with_split(networks, weights, report)
         except NoSolution:  # not all of these weights can be split
             return best
-        if found.cost.memory_bytes > limit:
-            return min(best, found, key=lambda f: f.cost.memory_bytes)
+        if excess(found.cost):
+            return min(best, found, key=lambda f: excess(f.cost))
         few, many = 0, len(weights)
         while few + 1 < many and not deadline.over():
             middle = (few + many) // 2
             tried = self._with_split(networks, weights[:middle], report)
-            if tried.cost.memory_bytes <= limit:
+            if not excess(tried.cost):
                 found, many = tried, middle
             else:
                 few = middle

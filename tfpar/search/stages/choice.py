@@ -49,6 +49,20 @@ LEAST = 2
 are the same, without and with a second forward pass."""
 
 
+ROOMY = 2 / 3
+"""What part of what there is a plan may store, as it is promised, for one that fits to be found
+likely: stages differ, and what they store is not known before they are there."""
+
+SHORT = 1.5
+"""How many times as long as it was promised a step takes at most for this to say something of other
+numbers of stages: that products are small and stages wait for each other, not that memory is short.
+"""
+
+FAR = 2
+"""How many times what there is the fastest plan in some number of stages may store for plans that
+fit to be searched, where other numbers have some."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Promise:
     """What a step would take in so many stages if memory were no matter.
@@ -109,7 +123,11 @@ def _divides(mesh: Mesh, parts: int) -> bool:
 
 
 def choose_pipeline(
-    stages: Sequence[int], batch_size: int | None, ways: Ways, memory_limit: float
+    stages: Sequence[int],
+    batch_size: int | None,
+    ways: Ways,
+    memory_limit: float,
+    ranks: int = 1,
 ) -> Plan:
     """The plan whose step is fastest, with what it was preferred to.
 
@@ -118,20 +136,22 @@ def choose_pipeline(
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
     on whose fastest plan does not, it is first seen what all promise. They are then planned in that
     order, those first whose fastest plan fits, and of promises that predictions cannot tell apart
-    the one that leaves most room; and not at all if they promise nothing that could be told from
-    what was found.
+    the one with fewest stages that leaves enough room; and not at all if what they promise could
+    not be told from what was found, should they fall short of it as much as that did, or if they
+    would have to store far less.
 
     Args:
         stages: numbers to choose from, ascending.
         batch_size: of the step; None if unknown: then nothing is cut in microbatches.
         memory_limit: bytes that each rank may store; of stages that were priced, their own devices
             say what theirs may.
+        ranks: of the job. Microbatches are cut so that those of a stage can share them evenly.
 
     Raises:
         PlanError: there is no plan; a MemoryLimitError if none fits.
         SearchInterrupted: Ctrl-C; knows the best plan so far.
     """
-    search = _Search(batch_size, ways, memory_limit)
+    search = _Search(batch_size, ways, memory_limit, ranks)
     worse = 0
     for number in stages:
         if worse == PATIENCE:
@@ -145,13 +165,18 @@ def choose_pipeline(
             search.plan_or_postpone(number)
         if search.unpriced is not None:
             return search.unpriced
-        worse = 0 if search.promised_s < before or math.isinf(before) else worse + 1
+        better = search.promised_s < before or math.isinf(before)
+        # More stages store less: as long as nothing fits they are worth a look, however slow.
+        worse = 0 if better or not search.something_fits() else worse + 1
     for number, later in search.in_order():
-        if later.promise.seconds * (1 + UNCERTAINTY) >= search.best_s:
-            search.leave(number, "even with equal stages that send nothing it is hardly faster")
+        if later.promise.seconds * search.shortfall * (1 + UNCERTAINTY) >= search.best_s:
+            search.leave(number, "by a first estimate it is hardly faster")
+            continue
+        if search.found and later.promise.stored > FAR:
+            search.leave(number, f"the fastest plans store more than {FAR} times what there is")
             continue
         with search.keeping_what_it_found():
-            search.plan(number, later.tries)
+            search.plan_promised(number, later)
     return search.chosen()
 
 
@@ -168,15 +193,17 @@ class Postponed(NamedTuple):
 
 
 class _Search:
-    def __init__(self, batch_size: int | None, ways: Ways, memory_limit: float) -> None:
+    def __init__(self, batch_size: int | None, ways: Ways, memory_limit: float, ranks: int) -> None:
         self.ways = ways
         self.memory_limit = memory_limit
+        self.ranks = ranks
         self.cuts = _divisors(batch_size or 1)
         self.found: list[Plan] = []
         self.lost: list[Rival] = []
         self.left: dict[str, list[int]] = {}
         self.errors: dict[int, TfparError] = {}
         self.postponed: dict[int, Postponed] = {}
+        self.short: list[float] = []
         self.unpriced: Plan | None = None
 
     @property
@@ -188,6 +215,15 @@ class _Search:
     def promised_s(self) -> float:
         """Of a step, among the plans that fit and those that are still to be found."""
         return min([self.best_s, *(later.promise.seconds for later in self.postponed.values())])
+
+    @property
+    def shortfall(self) -> float:
+        """How many times as long as it was promised a step took at least."""
+        return min(self.short, default=1.0)
+
+    def something_fits(self) -> bool:
+        """Whether a plan fits that was found, or that is promised."""
+        return bool(self.found) or any(later.promise.fits for later in self.postponed.values())
 
     @contextlib.contextmanager
     def keeping_what_it_found(self) -> Iterator[None]:
@@ -202,7 +238,7 @@ class _Search:
 
     def plan_or_postpone(self, number: int) -> None:
         """Find the best plan with so many stages, unless memory is short."""
-        tries = _tries(number, self.cuts)
+        tries = _tries(number, self.cuts, self.ranks // number)
         if self.postponed:  # memory is short already
             tries = tries[-LEAST:]
         promises: dict[int, Promise] = {}
@@ -228,14 +264,13 @@ class _Search:
         while left:
             promises = {number: later.promise for number, later in left.items()}
             fitting = {number: promise for number, promise in promises.items() if promise.fits}
+            least = min(promise.seconds for promise in (fitting or promises).values())
             if fitting:
-                near = (1 + UNCERTAINTY) * min(promise.seconds for promise in fitting.values())
-                best = {
-                    n: promise.stored for n, promise in fitting.items() if promise.seconds <= near
-                }
+                near = [n for n, p in fitting.items() if p.seconds <= (1 + UNCERTAINTY) * least]
+                roomy = [n for n in near if fitting[n].stored <= ROOMY]
+                number = min(roomy or near, key=lambda n: n if roomy else fitting[n].stored)
             else:
-                best = {n: promise.seconds for n, promise in promises.items()}
-            number = min(best, key=best.__getitem__)
+                number = next(n for n, promise in promises.items() if promise.seconds == least)
             yield number, left.pop(number)
 
     def is_done(self) -> bool:
@@ -270,6 +305,14 @@ class _Search:
             if self._fits(scheduled):
                 self._take_better(scheduled)
             self._interleave()
+
+    def plan_promised(self, number: int, later: Postponed) -> None:
+        """`plan` for what was postponed."""
+        count = len(self.found)
+        self.plan(number, later.tries)
+        if len(self.found) > count and later.promise.seconds:
+            taken = _cost(self.found[-1]).seconds
+            self.short.append(min(max(1.0, taken / later.promise.seconds), SHORT))
 
     def _interleave(self) -> None:
         """Give each set of ranks several stages in the plan found last, where that is faster.
@@ -363,17 +406,25 @@ class _Search:
         return [m for m in self.cuts if m == 1 or number <= 2 * m <= 2 * MOST * number]
 
 
-def _tries(number: int, cuts: Sequence[int]) -> list[Pipeline | None]:
+def _tries(number: int, cuts: Sequence[int], size: int) -> list[Pipeline | None]:
     """Pipelines with so many stages, each of which stores less than those before.
 
     Args:
-        cuts: the numbers of microbatches that there can be.
+        cuts: the numbers of microbatches that there can be, the last of as many as samples.
+        size: ranks of a stage.
     """
     if number == 1:
         return list(dict.fromkeys([None, Pipeline(microbatches=cuts[-1])]))
-    filled = [max(m for m in cuts if m <= f * number) for f in (FILLED, FILLED * 2, MOST)]
+    filled = [_even(cuts, f * number, size) for f in (FILLED, FILLED * 2, MOST)]
     tries = [Pipeline(number, m) for m in filled]
     return list(dict.fromkeys([*tries, Pipeline(number, filled[-1], recompute=True)]))
+
+
+def _even(cuts: Sequence[int], most: int, size: int) -> int:
+    """How many microbatches there are to be: `most` or up to half as many, whose samples most ranks
+    of a stage can share evenly."""
+    near = [m for m in cuts if most < 2 * m <= 2 * most] or [max(m for m in cuts if m <= most)]
+    return max(near, key=lambda m: (math.gcd(size, cuts[-1] // m), m))
 
 
 def _interleaved(plan: Plan) -> Iterator[Pipeline]:

@@ -99,7 +99,7 @@ class MeshSearch:
             self.lay(group, group.chosen)
         self.limit = problem.memory_limit
         # What was seen of plans that were looked at closely, the least of it; at first nothing.
-        self.at_peak, self.looked_at = AtPeak(), AtPeak(*[math.inf] * 4)
+        self.at_peak, self.looked_at = AtPeak(), AtPeak(*[math.inf] * 5)
         self.refused = ""
         self.surcharge_s = problem.objective.surcharge_s
         self.key: Key = INVALID
@@ -196,8 +196,8 @@ class MeshSearch:
         self.plans.settle()
         laid = propagate(self.model.prepared, self.logical.mesh, self._anchored({}))
         cost = self.plans.cost()
-        live = live_peak(laid, self.plans.pricer, cost.bucket_bytes, self.problem.state_ratio)
-        return dataclasses.replace(cost, live_bytes=live.num_bytes, copied_bytes=live.copied_bytes)
+        ratio = self.problem.state_ratio
+        return live_peak(laid, self.plans.pricer, cost.bucket_bytes, ratio).in_cost(cost)
 
     def _look_closely(self) -> bool:
         """Find out what the laid plan stores at once; whether that changes what fits.
