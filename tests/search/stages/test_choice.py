@@ -323,6 +323,23 @@ def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch,
     assert tried[0] == first
 
 
+@pytest.mark.parametrize(("batch", "tried"), [(24, [6, 4]), (16, [8, 4])])
+def test_other_microbatches_are_those_that_ranks_share_as_evenly(batch, tried):
+    priced = []
+
+    class OverTwo(Costs):
+        def made(self, pipeline):
+            plan = super().made(pipeline)
+            return dataclasses.replace(plan, mesh=Mesh.of({"data": 2}), batch_axes=("data",))
+
+        def repriced(self, plan, pipeline):
+            priced.append(pipeline.order.num_microbatches)
+            return super().repriced(plan, pipeline)
+
+    OverTwo(lambda stages, micro, again: 1.0).choose((4,), batch)
+    assert priced == tried
+
+
 def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_first():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.9), 4: Promise(2.0, 0.6)}

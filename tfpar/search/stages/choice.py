@@ -378,6 +378,8 @@ class _Search:
         if number == 1 and first.microbatches == 1:
             return  # accumulation saves memory, of which there is enough
         options = self._worth_it(number)
+        if number > 1 and self._is_even(first, first.microbatches):
+            options = [m for m in options if self._is_even(first, m)]
         more = [m for m in options if m > first.microbatches]
         fewer = [m for m in reversed(options) if m < first.microbatches]
         for way in (more, fewer):
@@ -398,6 +400,11 @@ class _Search:
             plan = self.ways.repriced(first, Pipeline(number, micro, recompute=recompute))
             if plan is not None and self._fits(plan):
                 yield plan
+
+    def _is_even(self, plan: Plan, microbatches: int) -> bool:
+        """Whether the ranks of `plan` that split the batch have as many samples of each."""
+        parts = plan.mesh.group_size(tuple(map(plan.mesh.axis, plan.batch_axes)))
+        return self.cuts[-1] % (microbatches * parts) == 0
 
     def _worth_it(self, number: int) -> list[int]:
         """Microbatches for so many stages: enough to fill them, or one, if microbatches join."""
