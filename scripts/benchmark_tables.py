@@ -522,6 +522,26 @@ LARGE: list[Column] = [
     ("GB", _number("search_bytes", ".2f", 1e-9)),
     ("the same again", lambda row: "yes" if row["same_again"] else "no"),
 ]
+SCALE: list[Column] = [
+    ("devices", _number("devices", ",")),
+    ("layers", _text("layers")),
+    ("strategies priced", _text("evaluated")),
+    ("CPU s", lambda row: _short(row["search_cpu_s"])),
+    ("ms each", lambda row: f"{row['search_cpu_s'] / row['evaluated'] * 1e3:.0f}"),
+    ("stages x data x tensor", lambda row: row["strategy"].partition(", layers")[0]),
+]
+LARGE_PLANNED: list[Column] = [
+    ("layers", _text("layers")),
+    ("devices", _number("devices", ",")),
+    ("batch", _number("batch", ",")),
+    ("plan", _text("plan")),
+    ("step s", _number("step_s", ".1f")),
+    ("bubble", _number("bubble", ".2f")),
+    ("GB a device", _number("memory_bytes", ".0f", 1e-9)),
+    ("CPU s", _number("plan_cpu_s", ".0f")),
+    ("s", _number("plan_s", ".0f")),
+    ("peak GB", _number("peak_bytes", ".1f", 1e-9)),
+]
 PUBLISHED: list[Column] = [
     ("run", _text("run")),
     ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),
@@ -605,6 +625,8 @@ BLOCKS = {
     "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
     "three-d": Block(_BENCHMARKS, "three_d", table(THREE_D)),
     "three-d-large": Block(_BENCHMARKS, "three_d_large", table(LARGE)),
+    "three-d-scale": Block(_BENCHMARKS, "three_d_scale", table(SCALE)),
+    "large-planned": Block(_BENCHMARKS, "large_planned", table(LARGE_PLANNED)),
     "three-d-published": Block(_BENCHMARKS, "three_d_published", table(PUBLISHED)),
     "three-d-trials": Block(_BENCHMARKS, "three_d_trials", table(TRIALS)),
     "pipeline-links": Block(_BENCHMARKS, "pipeline_links", table(PIPELINE_LINKS)),
