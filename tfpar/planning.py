@@ -563,7 +563,7 @@ def _until_interrupted(
     Raises:
         SearchInterrupted: Ctrl-C; knows the best plan so far, and is added to `interrupted`.
     """
-    so_far = SoFar(problem.memory_limit)
+    so_far = SoFar(problem.excess_in_parts)
 
     def offer(make: MakePlan, cost: Cost | None) -> None:
         so_far.offer(make, cost)
@@ -599,7 +599,7 @@ def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
         return None
     cost, laid = price_whole(plan, problem)
     plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
-    return None if problem.excess(plan.cost) else plan.with_partitioned(laid)
+    return None if problem.excess_in_parts(cost) else plan.with_partitioned(laid)
 
 
 def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:

@@ -14,6 +14,7 @@ from tests.search.problems import Captured, assert_priced_as_a_whole
 from tests.search.rhino.test_network import hard
 from tests.search.test_cache import problem as tiny
 from tfpar.planning import find_plan
+from tfpar.search.at_peak import AtPeak
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino import RhinoPlanner, ilp
@@ -64,7 +65,7 @@ def captured():
 
 
 def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
-    best, so_far = TapPlanner().solve(tiny()), SoFar(100.0)
+    best, so_far = TapPlanner().solve(tiny()), SoFar(lambda cost: max(0.0, cost.memory_bytes - 100))
     costs = {
         name: dataclasses.replace(
             best.cost, seconds=seconds, weight_bytes=num_bytes, state_bytes=0.0, live_bytes=0.0
@@ -96,6 +97,25 @@ def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
         offer(name, costs.get(name))
     so_far.plan()
     assert made == ["unknown", "larger", "large", "slow", "fast", "fast"]
+
+
+def test_what_fits_in_microbatches_is_kept_though_it_would_not_in_one_piece(captured):
+    problem = captured.problem([2, 2], "v100-ethernet")
+    cost = TapPlanner().solve(problem).cost
+    parts = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
+    stored = parts.stored_bytes(cost, AtPeak.of(cost))
+    asked = parts.aiming(memory_limit=(stored + cost.memory_bytes) / 2)
+    assert asked.excess(cost) and not asked.excess_in_parts(cost)
+
+    class Once(TapPlanner):
+        def solve(self, problem):
+            found = super().solve(problem.aiming(memory_limit=math.inf))
+            problem.offer(lambda: found, found.cost)
+            raise KeyboardInterrupt
+
+    with pytest.raises(SearchInterrupted) as error:
+        find_plan(asked, Once())
+    assert error.value.plan is not None and error.value.plan.cut_short
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ class SoFar:
     """The best plan that was offered: the fastest of those that fit, else what stores least.
 
     Args:
-        memory_bytes: what a device has.
+        excess: of what a plan costs, the bytes that it stores beyond what a rank may.
     """
 
-    def __init__(self, memory_bytes: float) -> None:
-        self._limit = memory_bytes
+    def __init__(self, excess: Callable[[Cost], float]) -> None:
+        self._excess = excess
         self._least = math.inf, math.inf
         self._make: MakePlan | None = None
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class SoFar:
         """Keep the plan that `make` makes if it is the best so far; see `Offer`."""
         key = math.inf, math.inf
         if cost is not None:
-            key = max(0.0, cost.memory_bytes - self._limit), cost.seconds
+            key = self._excess(cost), cost.seconds
         with self._lock:
             if self._make is None or key < self._least:
                 self._least, self._make = key, make
