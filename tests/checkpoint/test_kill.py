@@ -18,7 +18,7 @@ from tfpar.checkpoint import Reader, checkpoints, latest
 from tfpar.spec import Mesh, parse_spec
 
 NUM_KILLS = 20
-TIMEOUT_S = 30
+TIMEOUT_S = 120  # a killed process ends when the disk has what it was writing
 
 
 class Writer:
