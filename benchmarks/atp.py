@@ -18,6 +18,7 @@ import keras
 
 import tfpar as tap
 from benchmarks import models
+from benchmarks.plots import save_plot
 from benchmarks.results import save
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.description import Cluster
@@ -196,8 +197,7 @@ def plot(path: str) -> None:
     axes.set_xlabel("devices on one flat layer (IC5)")
     axes.set_ylabel("T_comm / (2 L b s h / GroupBW)")
     axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+    save_plot(figure, path)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.gpt_layers import Gpt, gpt_table
+from benchmarks.plots import save_plot
 from tfpar.cluster.named import find_cluster
 from tfpar.search.three_d.find import find
 from tfpar.search.three_d.model import Model
@@ -59,8 +60,7 @@ def plot(rows: Iterable[dict[str, Any]], path: str) -> None:
     axes.set_xlabel("layers")
     axes.set_ylabel("search, CPU s")
     axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+    save_plot(figure, path)
 
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.pipeline.config import Memory
 from benchmarks.results import save
 from benchmarks.shaped_cluster.namespaces import ClusterError, obstacle
-from scripts import benchmark_tables
+from scripts.benchmark_columns import cells, pipelines
 from scripts.tables import markdown_table
 
 NOT_POSSIBLE = 2  # exit code
@@ -57,11 +57,11 @@ def first_step() -> Rows:
     ]
 
 
-PARTS: dict[str, tuple[Callable[[], Rows], list[benchmark_tables.Column]]] = {
-    "links": (links, benchmark_tables.PIPELINE_LINKS),
-    "in-process": (in_process, benchmark_tables.PIPELINE_IN_PROCESS),
-    "memory": (memory, benchmark_tables.PIPELINE_MEMORY),
-    "first-step": (first_step, benchmark_tables.PIPELINE_FIRST_STEP),
+PARTS: dict[str, tuple[Callable[[], Rows], list[cells.Column]]] = {
+    "links": (links, pipelines.PIPELINE_LINKS),
+    "in-process": (in_process, pipelines.PIPELINE_IN_PROCESS),
+    "memory": (memory, pipelines.PIPELINE_MEMORY),
+    "first-step": (first_step, pipelines.PIPELINE_FIRST_STEP),
 }
 
 

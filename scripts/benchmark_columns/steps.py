@@ -1,0 +1,99 @@
+"""What is written of steps, measured and predicted."""
+
+from __future__ import annotations
+
+from benchmarks.results import Result
+from benchmarks.shaped_cluster.unequal import layout, summary
+from scripts.benchmark_columns.cells import Column, Row, number, table, text, with_source
+
+_CONTENDER: list[Column] = [(key, text(key)) for key in ("model", "system", "ranks", "layout")]
+_CPU: list[Column] = [
+    ("CPU s", number("cpu_s", ".3f")),
+    ("CPU ratio", number("cpu_ratio", ".2f")),
+]
+STEP: list[Column] = [
+    *_CONTENDER,
+    *_CPU,
+    ("first step s", number("first_step_s", ".1f")),
+    ("first step ratio", number("first_step_ratio", ".2f")),
+    ("peak MiB", number("peak_mib", ".0f")),
+]
+PROCESSES: list[Column] = [
+    *_CONTENDER,
+    *_CPU,
+    ("wall s", number("wall_s", ".3f")),
+    ("first step s", number("first_step_s", ".1f")),
+    ("peak MiB", number("peak_mib", ".0f")),
+]
+PROPAGATION: list[Column] = [
+    ("layers", text("layers")),
+    ("ops", number("ops", ",")),
+    ("candidates a second", number("candidates_per_s", ".1f")),
+]
+
+
+def shaped(result: Result) -> str:
+    """A row for each cluster and bandwidth, its layouts side by side."""
+    places: dict[tuple[str, float | None], dict[str, Row]] = {}
+    for row in result.rows:
+        places.setdefault((row["cluster"], row["mbit"]), {})[row["layout"]] = row
+    cells = []
+    for (cluster, mbit), layouts in places.items():
+        chosen = layouts["chosen"]
+        fastest = min(layouts, key=lambda name: layouts[name]["step_s"])
+        cells.append(
+            [
+                cluster,
+                "no limit" if mbit is None else f"{mbit:g}",
+                *(f"{layouts[name]['step_s']:.2f}" for name in ("data", "megatron", "chosen")),
+                f"{chosen['sent_bytes'] / 1e6:.1f}",
+                f"{chosen['planned_bytes'] / 1e6:.1f}",
+                fastest,
+            ]
+        )
+    heads = (
+        "ranks",
+        "Mbit/s",
+        "data s",
+        "Megatron s",
+        "chosen s",
+        "chosen: sent MB",
+        "predicted MB",
+        "fastest",
+    )
+    return with_source(heads, cells, result)
+
+
+def unequal(result: Result) -> str:
+    """A row for each plan, and what they come to."""
+    columns: list[Column] = [
+        ("plan", text("plan")),
+        ("layout", layout),
+        ("predicted s", number("predicted_s", ".2f")),
+        ("measured s", number("measured_s", ".2f")),
+        ("ratio", lambda row: f"{row['predicted_s'] / row['measured_s']:.2f}"),
+    ]
+    found = summary(result.rows)
+    said = (
+        f"The plan that is chosen is {found['data']:.1f} times as fast as data parallelism and "
+        f"{found['megatron']:.1f} times as fast as Megatron's layout; it takes {found['best']:.2f} "
+        f"of what the fastest of the {len(result.rows)} plans takes. Spearman's rho of predicted "
+        f"and measured seconds is {found['rho']:.2f}."
+    )
+    return f"{table(columns)(result)}\n{said}\n"
+
+
+PREDICTION: list[Column] = [
+    ("setting", text("setting")),
+    ("plans", text("count")),
+    ("Spearman's rho", number("rho", ".2f")),
+    ("GPT: searched / best measured", lambda row: f"{row['choice_of']['gpt']:.2f}"),
+    ("wide: searched / best", lambda row: f"{row['choice_of']['wide']:.2f}"),
+]
+MEMORY: list[Column] = [
+    ("model", text("model")),
+    ("plan", text("plan")),
+    ("predicted", number("predicted", ".0f", 1e-6)),
+    ("measured", number("measured", ".0f", 1e-6)),
+    ("ratio", lambda row: f"{row['predicted'] / row['measured']:.2f}"),
+]

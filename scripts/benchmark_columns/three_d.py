@@ -1,0 +1,104 @@
+"""What is written of strategies of stages x data x tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.results import Result
+from scripts.benchmark_columns.cells import Column, Row, number, short, source, text
+
+EQUAL = 1e-9
+"""How far, as a part, seconds of equal strategies may be apart."""
+
+THREE_D: list[Column] = [
+    ("set-up", text("setup")),
+    ("chosen by", text("system")),
+    ("step s", number("seconds", ".3f")),
+    ("times as fast as Megatron's", number("speedup", ".2f")),
+    ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),
+    ("search CPU s", number("search_cpu_s", ".2f")),
+]
+LARGE: list[Column] = [
+    ("set-up", text("setup")),
+    ("stages x data x tensor", lambda row: row["strategy"].partition(", layers")[0]),
+    ("step s", number("seconds", ".3f")),
+    ("Megatron's heuristic s", number("megatron_s", ".3f")),
+    ("MFU", number("mfu", ".3f")),
+    ("bubble", number("bubble", ".3f")),
+    ("GB a device", lambda row: _by_device(row["stored_bytes"], row["memory_bytes"])),
+    ("search s", number("search_s", ".0f")),
+    ("CPU s", number("search_cpu_s", ".0f")),
+    ("GB", number("search_bytes", ".2f", 1e-9)),
+    ("the same again", lambda row: "yes" if row["same_again"] else "no"),
+]
+SCALE: list[Column] = [
+    ("devices", number("devices", ",")),
+    ("layers", text("layers")),
+    ("strategies priced", text("evaluated")),
+    ("CPU s", lambda row: short(row["search_cpu_s"])),
+    ("ms each", lambda row: f"{row['search_cpu_s'] / row['evaluated'] * 1e3:.0f}"),
+    ("stages x data x tensor", lambda row: row["strategy"].partition(", layers")[0]),
+]
+LARGE_PLANNED: list[Column] = [
+    ("layers", text("layers")),
+    ("devices", number("devices", ",")),
+    ("batch", number("batch", ",")),
+    ("plan", text("plan")),
+    ("step s", number("step_s", ".1f")),
+    ("bubble", number("bubble", ".2f")),
+    ("GB a device", number("memory_bytes", ".0f", 1e-9)),
+    ("CPU s", number("plan_cpu_s", ".0f")),
+    ("s", number("plan_s", ".0f")),
+    ("peak GB", number("peak_bytes", ".1f", 1e-9)),
+]
+PUBLISHED: list[Column] = [
+    ("run", text("run")),
+    ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),
+    ("published s", number("published_s", ".3f")),
+    ("predicted s", number("predicted_s", ".3f")),
+    ("ratio", number("ratio", ".2f")),
+    ("of these passes s", number("passes_s", ".2f")),
+    ("tensor sums s", number("tensor_sums_s", ".2f")),
+    (
+        "published GB",
+        lambda row: f"{row['published_bytes'] / 1e9:.2f}" if row["published_bytes"] else "-",
+    ),
+    ("predicted GB", number("predicted_bytes", ".2f", 1e-9)),
+]
+TRIALS: list[Column] = [
+    ("setting", text("setting")),
+    ("trials", number("trials")),
+    ("rho", number("rho", ".3f")),
+    ("rho of the formulas alone", number("rho_formulas", ".3f")),
+    ("first choice over the best", number("measured_over_best", ".3f")),
+]
+
+
+def _by_device(stored: Mapping[str, float], memory: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{device.partition('-')[0]} {num_bytes / 1e9:.0f} of {memory[device] / 1e9:.0f}"
+        for device, num_bytes in stored.items()
+    )
+
+
+def annealing(result: Result) -> str:
+    """How annealing compares with exhaustive search, where that ended, and with random search."""
+    ended = [row for row in result.rows if row["complete"]]
+    cut = [row for row in result.rows if not row["complete"]]
+    in_time, of_cut = _against(ended, "exhaustive_s"), _against(cut, "exhaustive_s")
+    drawn = [row for row in result.rows if row["random_s"] is not None]
+    at_random = _against(drawn, "random_s")
+    most = max(row["random_s"] / row["annealing_s"] for row in drawn)
+    return (
+        f"\nOf {len(result.rows)} cases exhaustive search ended in time on {len(ended)}. What "
+        f"annealing finds there is as fast in {len(ended) - sum(in_time)}, and slower in "
+        f"{in_time[1]}. On the {len(cut)} others it is faster in {of_cut[0]}, and slower in "
+        f"{of_cut[1]}. Beside random search it is faster in {at_random[0]} of {len(drawn)} (up to "
+        f"{most:.2f} times), and slower in {at_random[1]}.\n\n{source(result)}\n"
+    )
+
+
+def _against(rows: Sequence[Row], other: str) -> tuple[int, int]:
+    """How often annealing is faster than another search, and how often slower."""
+    ratios = [row["annealing_s"] / row[other] for row in rows]
+    return sum(ratio < 1 - EQUAL for ratio in ratios), sum(ratio > 1 + EQUAL for ratio in ratios)
