@@ -18,7 +18,7 @@ from tfpar.checkpoint import Reader, checkpoints, latest
 from tfpar.spec import Mesh, parse_spec
 
 NUM_KILLS = 20
-TIMEOUT_S = 120  # a killed process ends when the disk has what it was writing
+TIMEOUT_S = 120  # so that a busy machine is not taken for a hang
 
 
 class Writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import pytest
 
@@ -15,11 +16,14 @@ from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
+from tfpar.search.at_peak import AtPeak
+from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.rhino.cones import merge
 from tfpar.search.rhino.costs import Costs
 from tfpar.search.rhino.ilp import solve_network
+from tfpar.search.rhino.mesh_search import Search
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.space import Given, Space, op_plans
 from tfpar.search.tap.planner import TapPlanner
@@ -306,3 +310,20 @@ def test_ops_cut_each_microbatch_of_stages_in_parts_alike(microbatches, parts):
         assert not along or 2 ** sum(along) == parts, op
     for fed in space.fed:
         assert 2 ** [s.made[0] for s in chosen[fed]].count(Shard(0)) == parts
+
+
+def test_what_microbatches_store_is_held_against_the_limit_not_what_one_piece_would():
+    problem = small("gpt").problem([2], "v100-ethernet")
+    model = FoldedModel.of(problem, 2)
+
+    def found(asked):
+        search = Search(asked, model, Mesh.of([2]), (0,), level=2)
+        return search.run(Deadline())
+
+    fastest = found(problem.aiming(memory_limit=math.inf))
+    parts = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
+    stored = parts.stored_bytes(fastest.cost, AtPeak.of(fastest.cost))
+    limit = (stored + fastest.cost.memory_bytes) / 2
+    assert stored < limit < fastest.cost.memory_bytes
+    assert found(parts.aiming(memory_limit=limit)).num_split == fastest.num_split
+    assert found(problem.aiming(memory_limit=limit)).num_split > fastest.num_split, "in one piece"

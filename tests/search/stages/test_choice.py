@@ -41,7 +41,9 @@ class Costs:
             lambda plan: plan.cost.seconds <= self.enough,
             "it is fast enough",
         )
-        return choose_pipeline(stages or numbers_of_stages(MESH), batch, ways, self.limit)
+        return choose_pipeline(
+            stages or numbers_of_stages(MESH), batch, ways, self.limit, MESH.size
+        )
 
     def planned(self, pipeline: Pipeline | None) -> Plan:
         self.searched.append(1 if pipeline is None else pipeline.order.num_stages)
@@ -205,7 +207,7 @@ def test_the_schedule_is_the_one_that_suits_the_stages_best():
         return dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, seconds=0.1))
 
     ways = Ways(costs.planned, costs.repriced, scheduled, lambda plan: False)
-    assert choose_pipeline((1, 2), BATCH, ways, math.inf).cost.seconds == 0.1
+    assert choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size).cost.seconds == 0.1
 
 
 @pytest.mark.parametrize("waits, faster, each", [(0.3, 0.6, 2), (0.3, 0.95, 1), (0.05, 0.6, 1)])
@@ -226,7 +228,7 @@ def test_sets_of_ranks_have_several_stages_where_they_wait_long_and_that_is_fast
         return dataclasses.replace(plan, stages=stages, cost=cost)
 
     ways = Ways(costs.planned, costs.repriced, scheduled, lambda _: False, restaged=restaged)
-    plan = choose_pipeline((1, 2), BATCH, ways, math.inf)
+    plan = choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size)
     assert (plan.stages.num_actors, plan.stages.num_stages) == (2, 2 * each)
     assert all(o.num_actors == 2 and o.num_microbatches == plan.microbatches for o in asked)
     if each > 1:
@@ -261,14 +263,14 @@ def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_fir
     costs = Costs(lambda stages, micro, again: {1: 9.0, 2: 6.0, 4: 5.0, 8: 7.0}[stages])
     promises = {1: Promise(3.0, 2.0), 2: Promise(2.9, 2.0), 4: Promise(1.0, 2.0)}
     promises[8] = Promise(0.5, 0.5)
-    plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
+    plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [8, 4, 2, 1] and plan.stages.num_stages == 4
 
 
 def test_stages_that_promise_nothing_better_are_not_searched():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {1: Promise(2.5, 2.0), 2: Promise(1.0, 2.0), 4: Promise(2.1, 2.0)}
-    plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
+    plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [2] and plan.stages.num_stages == 2
     (left,) = (rival for rival in plan.rivals if rival.cost is None)
     assert left.name == "4, 1 stages" or left.name == "1, 4 stages"
@@ -278,13 +280,13 @@ def test_stages_that_promise_nothing_better_are_not_searched():
 def test_stages_whose_plan_fits_come_before_faster_ones_that_are_then_left_if_hardly_better():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {1: Promise(9.0, 2.0), 2: Promise(1.85, 2.0), 4: Promise(1.9, 0.5)}
-    plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
+    plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4] and plan.stages.num_stages == 4
     promises[2] = Promise(1.8, 2.0)  # falls short of it as the other one did
-    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
+    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4, 4]
     promises[2] = Promise(1.7, 2.0)  # more than a tenth faster
-    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf)
+    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4, 4, 4, 2]
 
 
@@ -292,7 +294,9 @@ def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
     costs, asked = Costs(lambda stages, micro, again: float(stages)), []
     promises = {1: Promise(1.0, 9.0), 2: Promise(2.0, 5.0), 4: Promise(4.0, 3.0)}
     promises[8] = Promise(8.0, 0.5)
-    plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, asked), math.inf)
+    plan = choose_pipeline(
+        (1, 2, 4, 8), BATCH, promising(costs, promises, asked), math.inf, MESH.size
+    )
     assert asked[-1].order.num_stages == 8 and costs.searched == [8]
     assert plan.stages.num_stages == 8
     (left,) = (rival for rival in plan.rivals if rival.cost is None)
@@ -302,7 +306,7 @@ def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
 def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_fit():
     costs = Costs(lambda stages, micro, again: float(stages))
     promises = {1: Promise(1.0, 9.0), 2: Promise(2.0, 5.0)}
-    plan = choose_pipeline((1, 2), BATCH, promising(costs, promises, []), math.inf)
+    plan = choose_pipeline((1, 2), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [1] and plan.stages is None, "and then no others"
 
 
@@ -344,7 +348,7 @@ def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_firs
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.9), 4: Promise(2.0, 0.6)}
     promises[8] = Promise(1.9, 0.4)
-    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4]
 
 
@@ -352,7 +356,7 @@ def test_of_promises_that_are_alike_without_much_room_the_one_with_most_comes_fi
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.8), 4: Promise(1.9, 0.9)}
     promises[8] = Promise(1.0, 2.0)
-    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [2, 8]
 
 
@@ -368,7 +372,7 @@ def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():
         return costs.planned(pipeline)
 
     ways = dataclasses.replace(promising(costs, {}, asked), promised=promised, planned=planned)
-    plan = choose_pipeline((2,), BATCH, ways, math.inf)
+    plan = choose_pipeline((2,), BATCH, ways, math.inf, MESH.size)
     assert [p.order.num_microbatches for p in asked] == [8, 16]
     assert first == [16] and plan.stages.num_stages == 2
 
@@ -381,7 +385,7 @@ def test_alone_recomputing_comes_before_accumulation():
         return 1.0
 
     promises = {1: Promise(1.0, 2.0), 2: Promise(2.0, 2.0)}
-    choose_pipeline((1, 2), BATCH, promising(Costs(seconds), promises, []), math.inf)
+    choose_pipeline((1, 2), BATCH, promising(Costs(seconds), promises, []), math.inf, MESH.size)
     assert tried[0] == (1, 1, False)
 
 
@@ -395,5 +399,7 @@ def test_an_interruption_among_the_last_keeps_what_was_found():
         return costs.planned(pipeline)
 
     with pytest.raises(SearchInterrupted) as stopped:
-        choose_pipeline((1, 2), BATCH, dataclasses.replace(ways, planned=planned), math.inf)
+        choose_pipeline(
+            (1, 2), BATCH, dataclasses.replace(ways, planned=planned), math.inf, MESH.size
+        )
     assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.cut_short

@@ -48,15 +48,13 @@ LEAST = 2
 """How many of `_tries` are looked at where memory is short: of the most microbatches, whose meshes
 are the same, without and with a second forward pass."""
 
-
 ROOMY = 2 / 3
 """What part of what there is a plan may store, as it is promised, for one that fits to be found
 likely: stages differ, and what they store is not known before they are there."""
 
 SHORT = 1.5
-"""How many times as long as it was promised a step takes at most for this to say something of other
-numbers of stages: that products are small and stages wait for each other, not that memory is short.
-"""
+"""The shortfall of one number of stages that is expected of others, at most. All promises leave
+out small products and transfers; what goes beyond has causes of its own, such as little memory."""
 
 FAR = 2
 """How many times what there is the fastest plan in some number of stages may store for plans that
@@ -127,7 +125,7 @@ def choose_pipeline(
     batch_size: int | None,
     ways: Ways,
     memory_limit: float,
-    ranks: int = 1,
+    ranks: int,
 ) -> Plan:
     """The plan whose step is fastest, with what it was preferred to.
 
@@ -203,7 +201,7 @@ class _Search:
         self.left: dict[str, list[int]] = {}
         self.errors: dict[int, TfparError] = {}
         self.postponed: dict[int, Postponed] = {}
-        self.short: list[float] = []
+        self.shortfalls: list[float] = []
         self.unpriced: Plan | None = None
 
     @property
@@ -219,7 +217,7 @@ class _Search:
     @property
     def shortfall(self) -> float:
         """How many times as long as it was promised a step took at least."""
-        return min(self.short, default=1.0)
+        return min(self.shortfalls, default=1.0)
 
     def something_fits(self) -> bool:
         """Whether a plan fits that was found, or that is promised."""
@@ -312,7 +310,7 @@ class _Search:
         self.plan(number, later.tries)
         if len(self.found) > count and later.promise.seconds:
             taken = _cost(self.found[-1]).seconds
-            self.short.append(min(max(1.0, taken / later.promise.seconds), SHORT))
+            self.shortfalls.append(min(max(1.0, taken / later.promise.seconds), SHORT))
 
     def _interleave(self) -> None:
         """Give each set of ranks several stages in the plan found last, where that is faster.

@@ -1,0 +1,45 @@
+"""Searches for a step in microbatches that turns out to store more than was expected."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from tests.search.problems import Captured
+from tfpar import planning
+from tfpar.search.at_peak import AtPeak
+from tfpar.search.tap.planner import TapPlanner
+from tfpar.spec import MemoryLimitError
+
+
+class Listening(TapPlanner):
+    """Writes down the limits that it is asked to keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[float] = []
+
+    def solve(self, problem):
+        self.limits.append(problem.memory_limit)
+        return super().solve(problem)
+
+
+def test_the_next_limit_is_as_much_below_what_was_expected_as_that_was_exceeded(monkeypatch):
+    problem = Captured.saved("mlp").problem([2, 2], "v100-ethernet")
+    problem = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
+    cost = TapPlanner().solve(problem.aiming(memory_limit=math.inf)).cost
+    expected = problem.stored_bytes(cost, AtPeak.of(cost))
+
+    def four_times_as_much(plan, *_):
+        more = dataclasses.replace(plan.cost, weight_bytes=4 * expected, state_bytes=0.0)
+        return dataclasses.replace(plan, cost=dataclasses.replace(more, live_bytes=0.0))
+
+    monkeypatch.setattr(planning, "in_microbatches", four_times_as_much)
+    planner = Listening()
+    with pytest.raises(MemoryLimitError):
+        planning.find_plan(problem.aiming(memory_limit=2 * expected), planner)
+    fastest, *others = planner.limits
+    assert fastest == math.inf and others[0] == pytest.approx(expected / 2)
+    assert others[1] < others[0], "what was found for that is a quarter of what it turns out to be"
