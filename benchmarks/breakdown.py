@@ -22,7 +22,8 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
-from tfpar.planning import Request, lay_out, state_problem
+from tfpar.planning import Request, state_problem
+from tfpar.planning_priced import lay_out
 from tfpar.plans import plan_from_constraints
 from tfpar.search.tap.planner import TapPlanner
 

@@ -54,7 +54,8 @@ class Planning:
         from tfpar.cluster.named import find_cluster
         from tfpar.compile import simplify_step
         from tfpar.keras.adapter import parallel_model
-        from tfpar.planning import Request, lay_out, state_problem
+        from tfpar.planning import Request, state_problem
+        from tfpar.planning_priced import lay_out
         from tfpar.search.tap.planner import TapPlanner
 
         clock = _Clock()

@@ -1,11 +1,10 @@
-"""From a captured step to its plan: the problem is stated, and a planner or a cache answers."""
+"""From a captured step to its plan: the problem is stated, and its plan asked for."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from tfpar.cluster.description import Cluster
@@ -19,55 +18,36 @@ from tfpar.constraints import (
     resolve_variables,
 )
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.collection import collection_paused
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph, Tensor, Variable
 from tfpar.ir.planning_graph import PlanningGraph, planning_graph
-from tfpar.ir.roles import FORWARD, Roles
+from tfpar.ir.roles import FORWARD
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
+from tfpar.planning_found import Interrupted, find_plan, until_interrupted
+from tfpar.planning_priced import cost_on_one_device, lay_out, with_shares
 from tfpar.planning_stages import plan_in_stages
 from tfpar.plans import Plan
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.propagation.prepared import prepare
-from tfpar.report.memory import check_room, memory_error
+from tfpar.report.memory import check_room
 from tfpar.report.progress import QUIET, Reporter
 from tfpar.search.at_peak import AtPeak
-from tfpar.search.batch import with_batch_split
-from tfpar.search.cache import PlanCache, problem_digest
-from tfpar.search.chunks import in_chunks
-from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
+from tfpar.search.cache import PlanCache
 from tfpar.search.known import Known
 from tfpar.search.meshes import LogicalMesh, given_mesh, logical_meshes
-from tfpar.search.microbatches import in_microbatches
-from tfpar.search.model.folded_model import folded_model
 from tfpar.search.objective import Budget
-from tfpar.search.parts import StepInParts
-from tfpar.search.problem import Fixed, Planner, Problem, step_anchors
+from tfpar.search.problem import Fixed, Planner, Problem
 from tfpar.search.recompute import (
     fastest_plan,
-    recomputed_problem,
-    solve_with_recompute,
 )
-from tfpar.search.shares import Priced, StepOfStages, WholeStep, in_shares, uneven_axes
-from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
+from tfpar.search.so_far import MakePlan, SearchInterrupted
 from tfpar.search.stages.choice import Promise
 from tfpar.search.stages.kinds import kinds_of_stages
 from tfpar.search.stages.planned import in_stages
-from tfpar.search.stages.priced import CutPlan
-from tfpar.spec import Mesh, PlanError, Spec, TimeLimitError
+from tfpar.spec import Mesh, PlanError, Spec
 
 logger = logging.getLogger("tfpar")
 
 T = TypeVar("T")
-
-ATTEMPTS = 3
-"""How many limits of memory are searched with for a step in microbatches."""
-
-Interrupted = MutableMapping[str, SearchInterrupted]
-"""Searches that Ctrl-C ended, by the digest of their problem."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,7 +336,7 @@ class StepSearch:
         interrupted = self.interrupted if actors == 1 else {}
         with request.report.at("", request.budget.seconds):
             try:
-                return _until_interrupted(
+                return until_interrupted(
                     problem,
                     self.planner,
                     interrupted,
@@ -444,220 +424,6 @@ def plan_step(
     laid = lay_out(plan, problem)
     observe("propagate", lambda: str(laid))
     return plan.with_partitioned(laid)
-
-
-def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
-    """The whole graph of a problem as `plan` lays it, with what it computes again."""
-    return _laid(plan, recomputed_problem(problem, plan.recompute))
-
-
-def _laid(plan: Plan, problem: Problem) -> PartitionedGraph:
-    with collection_paused():
-        laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
-        laid.wire_dtypes = Roles.of(problem.graph, compression=problem.compression).wire_dtypes
-        return laid
-
-
-def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
-    """What a plan costs that computes its batch in one piece, and the graph as it lays it."""
-    again = recomputed_problem(problem, plan.recompute)
-    laid = _laid(plan, again)
-    roles = _priced_roles(laid, again)
-    return evaluate(laid, problem.cluster, roles, problem.state_ratio), laid
-
-
-def with_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None) -> Plan:
-    """`plan` with shares of the batch by the speeds of ranks, where that is faster.
-
-    Args:
-        plan: without any, and priced so.
-        cluster: of all ranks.
-    """
-    machines = problem.cluster if plan.stages is None else cluster
-    if batch_size is None or plan.cost is None or not uneven_axes(plan, machines):
-        return plan
-    with collection_paused():
-        step = step_by_rank(plan, problem, machines)
-        if step is None:
-            return plan
-        return in_shares(step, plan, machines, batch_size, problem.memory_limit)
-
-
-def step_by_rank(plan: Plan, problem: Problem, cluster: Cluster) -> Priced | None:
-    """The step of a problem, to be priced at the rates of single ranks; None if it is to be in
-    parts, and does not train.
-
-    Args:
-        cluster: of all ranks.
-    """
-    if plan.stages is not None:
-        cut = CutPlan.of(plan, problem)
-        return None if cut is None else StepOfStages(cut, cluster)
-    again = recomputed_problem(problem, plan.recompute)
-    pieces = plan.chunks * plan.microbatches
-    if pieces == 1:
-        laid = _laid(plan, again)
-        return WholeStep(laid, _priced_roles(laid, again), cluster, problem.state_ratio)
-    step = StepInParts.of(plan, again, step_anchors(plan, again))
-    if step is None:
-        return None
-    parts = step.cut(pieces)
-    ratio, own = problem.state_ratio, step.statistics(parts)
-    return WholeStep(step.whole, step.roles, cluster, ratio, parts, own)
-
-
-def _priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:
-    """The roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
-    stand_ins = dict.fromkeys(problem.stand_ins, 0)
-    return Roles.of(laid.graph, times=stand_ins, compression=problem.compression)
-
-
-def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
-    """What the step costs on one device of `cluster`, with nothing split."""
-    with collection_paused():
-        model = folded_model(problem, 2)
-        return evaluate(model.on_one_device(), cluster, model.roles, problem.state_ratio)
-
-
-def find_plan(
-    problem: Problem,
-    planner: Planner,
-    cache: PlanCache | None = None,
-    relaxed: Relaxed | None = None,
-    interrupted: Interrupted | None = None,
-) -> Plan:
-    """The planner's plan, or the one that it found for the same problem before.
-
-    Args:
-        relaxed: by which to find out what conflicts where no plan satisfies the constraints or
-            fits under them; without it the error is the planner's.
-        interrupted: searches that Ctrl-C ended, which a further one is added to: for the same
-            problem their best plan is used.
-
-    Raises:
-        PlanError: no plan satisfies the constraints; if one does but none fits into the memory of
-            a device, it is a MemoryLimitError.
-        SearchInterrupted: Ctrl-C; knows the best plan so far.
-    """
-    plan = cache.get(problem, planner) if cache is not None else None
-    digest = problem_digest(problem, planner)
-    if plan is None and interrupted is not None and digest in interrupted:
-        plan = found_before(interrupted[digest])
-    if plan is None:
-        plan = _until_interrupted(
-            problem, planner, interrupted, lambda asked: _fitting(asked, planner, relaxed)
-        )
-        if cache is not None and not plan.cut_short:
-            cache.put(problem, planner, plan)
-    return plan
-
-
-def _until_interrupted(
-    problem: Problem,
-    planner: Planner,
-    interrupted: Interrupted | None,
-    find: Callable[[Problem], T],
-) -> T:
-    """What `find` finds for the problem, which tells of plans on the way.
-
-    Raises:
-        SearchInterrupted: Ctrl-C; knows the best plan so far, and is added to `interrupted`.
-    """
-    so_far = SoFar(problem.excess_in_parts)
-
-    def offer(make: MakePlan, cost: Cost | None) -> None:
-        so_far.offer(make, cost)
-        if problem.offer is not None:
-            problem.offer(make, cost)
-
-    try:
-        return find(problem.telling(offer))
-    except KeyboardInterrupt:
-        stopped = SearchInterrupted(functools.partial(_best_so_far, so_far, problem))
-        if interrupted is not None:
-            interrupted[problem_digest(problem, planner)] = stopped
-        raise stopped from None
-
-
-def found_before(stopped: SearchInterrupted) -> Plan | None:
-    """The plan of a search that Ctrl-C ended, with a line in the log that it is used."""
-    if stopped.plan is not None:
-        logger.warning(
-            "The search for a plan was interrupted before: the best plan that it had found is "
-            "used, and there may be better ones. A new tap.auto_parallel searches to the end."
-        )
-    return stopped.plan
-
-
-def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
-    """The best plan of an interrupted search, priced as a whole; None if there is none that fits.
-
-    Planners price what they offer by what is quick to know of it.
-    """
-    plan = so_far.plan()
-    if plan is None:
-        return None
-    cost, laid = price_whole(plan, problem)
-    plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
-    return None if problem.excess_in_parts(cost) else plan.with_partitioned(laid)
-
-
-def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:
-    """The planner's plan, which fits; arguments and errors as of `find_plan`."""
-    solve_any = functools.partial(_best, planner=planner)
-    sets, size = problem.sets_of_ranks, problem.meshes[0].mesh.size
-    limits = [problem.memory_limit / sets] * (sets * size)
-    check_room(problem.graph.variables, problem.state_ratio, limits, problem.cluster.name)
-    try:
-        plan = solve_any(problem)
-        if problem.excess(plan.cost):
-            again = recomputed_problem(problem, plan.recompute)
-            raise memory_error(
-                dataclasses.replace(plan, cluster=problem.cluster),
-                _laid(plan, again),
-                problem.memory_limit,
-                problem.state_ratio,
-                bool(problem.fixed or problem.constraints),
-                problem.sets_of_ranks,
-            )
-    except TimeLimitError:
-        raise
-    except PlanError as error:
-        if relaxed is None:
-            raise
-        conflict = find_conflict(problem, relaxed, solve_any)
-        if conflict is None:
-            raise
-        raise conflict_error(conflict, error, problem) from error
-    return plan
-
-
-def _best(problem: Problem, planner: Planner) -> Plan:
-    """The planner's plan, fitting or not, as it runs: in microbatches, or in chunks if it fits."""
-    if problem.microbatches > 1:
-        return _best_in_microbatches(problem, planner)
-    plan = with_batch_split(solve_with_recompute(problem, planner), problem)
-    if plan.cost is None or problem.excess(plan.cost):
-        return plan
-    again = recomputed_problem(problem, plan.recompute)
-    return in_chunks(plan, again, step_anchors(plan, again))
-
-
-def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
-    """A plan that fits so; what searches take for the memory of microbatches is a little off."""
-    plans: list[Plan] = []
-    asked = problem
-    for _ in range(ATTEMPTS):
-        plan = with_batch_split(solve_with_recompute(asked, planner), asked)
-        again = recomputed_problem(problem, plan.recompute)
-        plans.append(in_microbatches(plan, again, step_anchors(plan, again)))
-        expected, cost = plan.cost, plans[-1].cost
-        if expected is None or cost is None or not problem.excess(cost):
-            break
-        taken = min(asked.memory_limit, problem.stored_bytes(expected, AtPeak.of(expected)))
-        less = taken * problem.memory_limit / cost.memory_bytes
-        asked = problem.aiming(memory_limit=less)
-    return min(plans, key=lambda p: problem.excess(p.cost))
 
 
 def _slot_ratio(step: StepGraph, searched: Sequence[Variable]) -> float:

@@ -11,14 +11,8 @@ from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, PutInStage
 from tfpar.constraints.stages import check_stages
 from tfpar.pipeline import AUTO, Pipeline
-from tfpar.planning import (
-    Find,
-    Request,
-    StepSearch,
-    as_requested,
-    cost_on_one_device,
-    with_shares,
-)
+from tfpar.planning import Find, Request, StepSearch, as_requested
+from tfpar.planning_priced import cost_on_one_device, with_shares
 from tfpar.planning_rivals import Enough, repriced_plan, with_idle_times, with_turning_point
 from tfpar.plans import Plan
 from tfpar.search.objective import UNCERTAINTY

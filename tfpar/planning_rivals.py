@@ -15,7 +15,8 @@ from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import Roles
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import schedule_on
-from tfpar.planning import Request, lay_out, price_whole, step_by_rank
+from tfpar.planning import Request
+from tfpar.planning_priced import lay_out, price_whole, step_by_rank
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.search.microbatches import in_microbatches

@@ -12,7 +12,7 @@ from tfpar.cost.pricer import Pricer
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.planning import lay_out
+from tfpar.planning_priced import lay_out
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare

@@ -20,7 +20,7 @@ from tests.search.problems import Captured, price
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import Link
 from tfpar.keras.adapter import parallel_model
-from tfpar.planning import find_plan
+from tfpar.planning_found import find_plan
 from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
 from tfpar.search.recompute import recomputed_problem

@@ -15,7 +15,9 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.roles import Roles
 from tfpar.ir.text import format_step, parse_step
-from tfpar.planning import Request, find_plan, lay_out, state_problem
+from tfpar.planning import Request, state_problem
+from tfpar.planning_found import find_plan
+from tfpar.planning_priced import lay_out
 from tfpar.plans import Plan
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES

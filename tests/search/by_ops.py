@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfpar.planning import lay_out
+from tfpar.planning_priced import lay_out
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.search.problem import Problem

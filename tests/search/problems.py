@@ -16,7 +16,8 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
-from tfpar.planning import Request, lay_out, state_problem
+from tfpar.planning import Request, state_problem
+from tfpar.planning_priced import lay_out
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.search.objective import Budget

@@ -12,7 +12,8 @@ import tfpar as tap
 from tests.search.problems import Captured, within
 from tests.search.test_cache import problem as tiny
 from tfpar.cluster.named import find_cluster
-from tfpar.planning import Request, StepSearch, find_plan
+from tfpar.planning import Request, StepSearch
+from tfpar.planning_found import find_plan
 from tfpar.plans import Plan
 from tfpar.search import conflicts, deadline
 from tfpar.search.conflicts import conflict_error, find_conflict

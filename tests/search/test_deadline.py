@@ -12,7 +12,7 @@ import pytest
 import tfpar as tap
 from tests.search.problems import Captured, assert_priced_as_a_whole, laid, within
 from tests.search.test_cache import problem as tiny
-from tfpar.planning import find_plan
+from tfpar.planning_found import find_plan
 from tfpar.plans import Plan
 from tfpar.search import deadline, recompute
 from tfpar.search.cache import PlanCache

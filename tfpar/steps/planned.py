@@ -11,17 +11,11 @@ from tfpar.capture.step import CapturedStep
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.ir.roles import Roles, trains
 from tfpar.pipeline.placed import groups_of
-from tfpar.planning import (
-    Find,
-    Request,
-    StepSearch,
-    as_requested,
-    cost_on_one_device,
-    found_before,
-    state_problem,
-)
+from tfpar.planning import Find, Request, StepSearch, as_requested, state_problem
 from tfpar.planning_candidates import candidates
+from tfpar.planning_found import found_before
 from tfpar.planning_pipelines import searching
+from tfpar.planning_priced import cost_on_one_device
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.announcement import Search
 from tfpar.report.progress import Reporter, reporting

@@ -14,7 +14,6 @@ from benchmarks.models import SMALL
 from tests.partitioned import Traced
 from tests.plan.graphs import mlp
 from tests.search.problems import Captured, partition
-from tfpar.planning import step_anchors
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.decide import strategy_of
 from tfpar.propagation.engine import propagate
@@ -22,6 +21,7 @@ from tfpar.propagation.factors import CARRY, WHOLE
 from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
 from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.chunks import chunked_anchors, with_chunks
+from tfpar.search.problem import step_anchors
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.spec import Mesh, PlanError, parse_spec, replicated
 
