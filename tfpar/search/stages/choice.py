@@ -132,11 +132,11 @@ def choose_pipeline(
     Of plans that predictions cannot tell apart (`search.objective.UNCERTAINTY`) it is the one with
     fewest stages, and then microbatches. A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
-    on whose fastest plan does not, it is first seen what all promise. They are then planned in that
-    order, those first whose fastest plan fits, and of promises that predictions cannot tell apart
-    the one with fewest stages that leaves enough room; and not at all if what they promise could
-    not be told from what was found, should they fall short of it as much as that did, or if they
-    would have to store far less.
+    on whose fastest plan does not, it is first seen what all promise. Those whose fastest plan fits
+    are planned first; of promises that predictions cannot tell apart, the fewest stages with room
+    to spare. A number is left out if its promise, corrected by how much longer than promised the
+    plans found so far take, could not be told from the best of them; and, once there is a plan, if
+    its fastest plan stores far more than there is.
 
     Args:
         stages: numbers to choose from, ascending.
