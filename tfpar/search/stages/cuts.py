@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def best_cut(
         sorted(range(count), key=lambda i: bounds[i]),
         sorted(range(count), key=lambda i: bounds[i][::-1]),
     )
-    found = [_cut(graph, order, bounds, paces, rooms) for order in orders]
+    found = [_cut(graph, o, bounds, paces, rooms) for o in dict.fromkeys(map(tuple, orders))]
     cuts = [
         stages
         for stages in found
@@ -55,28 +56,16 @@ def _cut(
     by itself has room for its units."""
     count = len(order)
     total = [0.0, *itertools.accumulate(graph.units[i].seconds for i in order)]
-    least = [math.inf] * (count + 1)
-    least[0] = 0.0
+    least = [0.0] + [math.inf] * count
     begins = []
     for stage, pace in enumerate(paces):
-        row, begin = [math.inf] * (count + 1), [0] * (count + 1)
-        held = [0.0] * (count + 1)
+        held, room = [0.0] * (count + 1), math.inf
         if rooms is not None:
             sizes = (rooms.of_unit(graph.units[i], stage) for i in order)
-            held = [0.0, *itertools.accumulate(sizes)]
-        room = math.inf if rooms is None else rooms.limit(stage)
-        for end in range(stage + 1, count + 1):
-            for start in reversed(range(end)):
-                first, last = bounds[order[start]]
-                if not first <= stage <= last or held[end] - held[start] > room:
-                    break
-                own = (total[end] - total[start]) * pace
-                slowest = max(least[start], own)
-                if slowest < row[end]:
-                    row[end], begin[end] = slowest, start
-                if own >= row[end]:
-                    break
-        least = row
+            held, room = [0.0, *itertools.accumulate(sizes)], rooms.limit(stage)
+        able = [bounds[i][0] <= stage <= bounds[i][1] for i in order]
+        runs = _runs(able, held, room)
+        least, begin = _with_stage(least, [seconds * pace for seconds in total], runs)
         begins.append(begin)
     if math.isinf(least[count]):
         return None
@@ -87,6 +76,54 @@ def _cut(
             stages[i] = stage
         end = start
     return tuple(stages)
+
+
+def _runs(able: Sequence[bool], held: Sequence[float], room: float) -> list[int]:
+    """Of each end, where the longest run of units begins that a stage can have."""
+    found, start = [0], 0
+    for end in range(1, len(able) + 1):
+        start = start if able[end - 1] else end
+        while held[end] - held[start] > room:
+            start += 1
+        found.append(start)
+    return found
+
+
+def _with_stage(
+    least: Sequence[float], total: Sequence[float], runs: Sequence[int]
+) -> tuple[list[float], list[int]]:
+    """(seconds of the slowest stage, where the last stage begins) of each number of units placed,
+    with one stage more.
+
+    Only those beginnings are kept of which later ones take the stages before longer. The last
+    stage takes less time the later it begins: the best is where the two meet.
+
+    Args:
+        least: seconds of the slowest stage without the last one.
+        total: of the units before each place, in the last one.
+        runs: as `_runs` has them.
+    """
+    row, begin = [math.inf] * len(least), [0] * len(least)
+    starts: list[int] = []
+    passed = 0  # of `starts`, so many come too early
+    for end in range(1, len(least)):
+        before = least[end - 1]
+        if before < math.inf:
+            while len(starts) > passed and least[starts[-1]] >= before:
+                starts.pop()
+            starts.append(end - 1)
+        passed = bisect.bisect_left(starts, runs[end], passed)
+        if passed == len(starts):
+            continue
+
+        def meets(start: int, end: int = end) -> bool:
+            return least[start] >= total[end] - total[start]
+
+        at = bisect.bisect_left(starts, True, passed, key=meets)
+        near = starts[max(at - 1, passed) : at + 1]
+        row[end], start = min((max(least[s], total[end] - total[s]), -s) for s in near)
+        begin[end] = -start
+    return row, begin
 
 
 def levelled(

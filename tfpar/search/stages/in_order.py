@@ -1,18 +1,20 @@
-"""What sends least of a chain: no solver is needed where units have one order only.
+"""What sends least of units in the order that they have: no solver is needed.
 
-Where each unit reads of the one before it, whatever it reads besides, stages are runs of units. A
-stage of the units from `start` to `end` receives the same whatever the other stages are:
+Stages are runs of units then. A stage of the units from `start` to `end` receives the same whatever
+the other stages are:
 
     received(start, end) = flows from before `start` that one of its units reads
                            + tied weights that one of its units reads
 
 So the least is found by a program over (units placed, stages used). Of cuts that send as little it
-gives the one whose slowest stage takes least.
+gives the one whose slowest stage takes least. Where each unit reads of the one before it, whatever
+it reads besides, there is no other order, and nothing sends less.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,40 +29,38 @@ Floats = NDArray[np.float64]
 
 
 def is_chain(graph: UnitGraph, rooms: Rooms | None = None) -> bool:
-    """Whether each unit reads of the one before it, and no devices run several stages that have
-    little room: what each stage may hold is known by itself then."""
+    """Whether units have one order only, each reading of the one before it, and no devices run
+    several stages that have little room: what each stage may hold is known by itself then."""
     if rooms is not None and len({*rooms.actors}) < len(rooms.actors):
         return False
     edges = set(graph.edges)
     return all(pair in edges for pair in itertools.pairwise(range(len(graph.units))))
 
 
-def least_sent_of_chain(
+def least_sent_in_order(
     graph: UnitGraph,
     bounds: Bounds,
     most_seconds: float,
     paces: Paces,
     rooms: Rooms | None = None,
 ) -> Stages | None:
-    """The stages of a chain that send least; None if there are none.
+    """The runs of units that send least; None if there are none.
 
     Args:
         bounds: of each unit, the stages in which it can be.
         most_seconds: that a stage may take.
         paces: one for each stage.
-        rooms: what the devices of stages can hold; None: everything.
+        rooms: what the devices of stages can hold, each stage by itself; None: everything.
     """
     count = len(graph.units)
     received, work = _received(graph), _runs([unit.seconds for unit in graph.units])
-    first, last = (np.array(side) for side in zip(*bounds, strict=True))
     sent, slowest = np.full(count + 1, np.inf), np.full(count + 1, np.inf)
     sent[0] = slowest[0] = 0.0
     begins = []
     for stage, pace in enumerate(paces):
         taken = work * pace
         allowed = np.tri(count + 1, k=-1, dtype=bool).T & (taken <= most_seconds)
-        allowed[:-1] &= (last >= stage)[:, None]
-        allowed[:, 1:] &= (first <= stage)[None, :]
+        allowed &= _runs([not first <= stage <= last for first, last in bounds]) == 0
         if rooms is not None:
             held = _runs([rooms.of_unit(unit, stage) for unit in graph.units])
             allowed &= held <= rooms.limit(stage)
@@ -80,7 +80,7 @@ def least_sent_of_chain(
     return tuple(stages)
 
 
-def _runs(values: list[float]) -> Floats:
+def _runs(values: Sequence[float]) -> Floats:
     """[start, end]: the sum of the values from one to the other, which is left out."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     runs: Floats = sums[None, :] - sums[:, None]

@@ -1,4 +1,4 @@
-"""Stages of units that have one order only: what a solver would find, without one."""
+"""Stages of units in their order: what a solver would find where there is no other, and soon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.search.stages.random_units import (
 )
 from tfpar.search.stages import ilp
 from tfpar.search.stages.assign import assign
-from tfpar.search.stages.chain import is_chain
+from tfpar.search.stages.in_order import is_chain
 from tfpar.search.stages.rooms import NothingFits, Rooms
 from tfpar.search.stages.units import Flow, Unit, UnitGraph
 
