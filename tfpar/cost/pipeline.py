@@ -2,12 +2,12 @@
 
 An actor runs one task at a time, in its order, each once what it needs is there. What goes to
 another actor is sent as soon as its task ends, beside whatever the actors compute, and shares links
-with what crosses them at the same time (`tfpar.cost.flows`). While bytes of it are on their way, or
-gradients are summed, tasks of the actors at both ends go on at `Network.overlap` of their pace.
-Collectives within a task are in its seconds. The gradients of a stage are summed over its ranks
-from when its last B or W ends, beside what the actor still runs, one stage after the other; its
-update waits for that, and so does what goes to the owner of a tied weight. What a stage reads of
-such a weight is sent as the step begins.
+with what crosses them at the same time (`tfpar.cost.flows`). While it is on its way, or gradients
+are summed, tasks of the actors at both ends go on at `Network.overlap` of their pace. Collectives
+within a task are in its seconds. The gradients of a stage are summed over its ranks from when its
+last B or W ends, beside what the actor still runs, one stage after the other; its update waits for
+that, and so does what goes to the owner of a tied weight. What a stage reads of such a weight is
+sent as the step begins.
 
 Memory of an actor changes when a task starts or ends, and when a transfer does:
 
@@ -189,7 +189,7 @@ class _Run:
         self._order = itertools.count()
         self._next = [0] * len(graph.orders)
         self._running: list[_Running | None] = [None] * len(graph.orders)
-        self._sending = [0] * len(graph.orders)  # flows and reductions of each actor
+        self._sending = [0] * len(graph.orders)  # transfers and reductions of each actor
         self._overlap = 1 if network is None else network.overlap
         self._reduced: list[float] = [0] * len(graph.orders)  # when an actor's reductions end
         self._bandwidth = {} if network is None else network.bandwidth
@@ -380,6 +380,8 @@ class _Run:
             if transfer.waiting:
                 continue
             transfer.start, transfer.under_way = self._now, 1  # this call, until all have begun
+            for actor in (transfer.source, transfer.target):
+                self._sends_more(actor, 1)
             self._memory.take(transfer.target, transfer.held, transfer.edge.consumer)
             for route in transfer.routes:
                 transfer.under_way += 1
@@ -399,17 +401,12 @@ class _Run:
                 slow = [link for link in route.links if self._bandwidth[link] < math.inf]
                 if num_bytes and slow:
                     begun[flow] = slow, num_bytes
-                    self._sends_more(transfer.source, 1)
-                    self._sends_more(transfer.target, 1)
                 else:
                     self._arrive(transfer)
             elif moment.what == "flow" and self._ends[flow] == moment.order:
                 ended.append(flow)  # at the time that was last thought
         for flow in ended:
-            transfer = self._carried[flow][0]
-            self._sends_more(transfer.source, -1)
-            self._sends_more(transfer.target, -1)
-            self._arrive(transfer)
+            self._arrive(self._carried[flow][0])
         if begun or ended:
             for flow, end in self._flows.change(begun, ended, self._now).items():
                 order = self._ends[flow] = next(self._order)
@@ -420,5 +417,7 @@ class _Run:
         transfer.under_way -= 1
         if not transfer.under_way:
             self._sent.append(Sent(transfer.start, self._now, transfer.edge))
+            for actor in (transfer.source, transfer.target):
+                self._sends_more(actor, -1)
             self._memory.free(transfer.source, transfer.held)
             self._meet([transfer.reader])

@@ -15,6 +15,7 @@ from tests.search.stages.random_units import (
     sent,
     taken,
 )
+from tfpar.search.stages import assign as assign_module
 from tfpar.search.stages import ilp
 from tfpar.search.stages.assign import assign
 from tfpar.search.stages.in_order import is_chain
@@ -91,3 +92,40 @@ def test_what_is_no_chain():
     assert not is_chain(UnitGraph(units, (Flow(0, (2,), 1.0), Flow(1, (2,), 1.0))))
     shared = Rooms((0, 1, 0), (1.0, 1.0), 1.0, [1.0] * 3)
     assert not is_chain(chain, shared), "what a stage may hold hangs on another"
+
+
+def near_chain(count: int, tower: int) -> UnitGraph:
+    """Units in a row, some of which another tower of units lies beside, as in an encoder and a
+    decoder."""
+    rng = random.Random(count)
+    row = [Flow(i, (i + 1,), float(rng.randint(1, 9))) for i in range(count - 1)]
+    beside = [Flow(i, (i + 2,), 1.0) for i in range(0, tower, 2)]
+    units = tuple(Unit(f"unit {i}", float(rng.randint(1, 3))) for i in range(count))
+    return UnitGraph(units, (*(f for f in row if f.source % 7), *beside))
+
+
+def test_a_large_program_is_left_to_the_order_of_the_units(no_solver):
+    graph = near_chain(200, 20)
+    assert not is_chain(graph)
+    found = assign(graph, 8, tolerance=0.3)
+    assert list(found.stages) == sorted(found.stages)
+    assert max(found.seconds) <= found.most_seconds
+    assert found.gap == float("inf"), "there may be something better"
+
+
+def test_of_units_in_their_order_nothing_sends_less(monkeypatch):
+    """Also where other orders would do, and some are fixed."""
+    monkeypatch.setattr(assign_module, "SOLVED", 0)
+    solved = 0
+    for seed in range(150):
+        graph, num_stages = random_graph(seed, fixed=seed % 2 == 0)
+        in_order = [s for s in assignments(graph, num_stages) if list(s) == sorted(s)]
+        if not in_order:
+            continue
+        found = assign(graph, num_stages, tolerance=TOLERANCES[seed % 3])
+        slowest = found.most_seconds
+        possible = [s for s in in_order if max(taken(graph, s, num_stages)) <= slowest]
+        if possible:
+            assert found.sent_bytes <= min(sent(graph, s) for s in possible)
+            solved += 1
+    assert solved > 60
