@@ -102,6 +102,12 @@ def test_without_slots_nothing_is_split():
     assert saved_by_split_slots(plan, problem) == 0
 
 
+def test_what_ranks_have_in_one_memory_is_there_once(problem, fastest):
+    one = dataclasses.replace(MACHINES, one_memory=True)
+    together = dataclasses.replace(problem, cluster=one)
+    assert split_slots(fastest, together) is None and not saved_by_split_slots(fastest, together)
+
+
 def test_what_divides_unevenly_stays_whole():
     problem = problem_of(64, 64, 6)
     plan = within_memory.fastest_plan(problem, TapPlanner())

@@ -47,9 +47,11 @@ def with_split_slots(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def saved_by_split_slots(plan: Plan, problem: Problem) -> float:
-    """Bytes that `with_split_slots` saves of the optimizer state of a rank."""
-    if problem.state_ratio is None:
-        return 0.0 if plan.cost is None or not _has_slots(problem) else plan.cost.state_bytes
+    """Bytes, at most, that `with_split_slots` saves of the optimizer state of a rank."""
+    if not _has_slots(problem):
+        return 0.0
+    if problem.state_ratio is None:  # which of its variables they are is not known
+        return 0.0 if plan.cost is None else plan.cost.state_bytes
     saved = 0.0
     for _, variable, slots in _splits(plan):
         assert variable.spec is not None, "what is split further is known"
@@ -69,6 +71,9 @@ def _splits(plan: Plan) -> Iterator[tuple[str, PlannedVariable, Spec]]:
 
 
 def _has_slots(problem: Problem) -> bool:
+    """Whether there are any that ranks would store each for itself."""
+    if problem.cluster.one_memory:
+        return False
     if problem.state_ratio is not None:
         return problem.state_ratio > 0
     return bool(prepare(problem.graph).followed)
