@@ -54,7 +54,8 @@ def solve_within_memory(problem: Problem, planner: Planner) -> Plan:
         if least_bytes(recomputed_problem(problem, names)) <= HOPELESS * problem.memory_limit:
             plans += _solved(problem, planner, names)
     plans += _solved(problem, planner, most)
-    return _best(plans, problem)
+    best = _best(plans, problem)
+    return dataclasses.replace(best, cut_short=best.cut_short or fastest.cut_short)
 
 
 def _with_less_state(plan: Plan, problem: Problem) -> Iterator[Plan]:
@@ -118,7 +119,8 @@ def _solved(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Itera
         found += _with_less_state(other, again)
     if not any(_fits(one, again) for one in found):
         least = planner.solve(again.aiming(memory_limit=0.0))
-        found += [least, *_with_less_state(least, again)]
+        split = with_split_slots(least, again)  # also where it is only nearer to what fits
+        found += [least] if split is None else [least, split]
     yield from map(named, found[1:])
 
 

@@ -8,25 +8,18 @@ the units in their order. Where it is known what devices have room for (`rooms`)
 looked at that does not fit. What sends least of the units in the order that they have is found at
 once (`in_order`). Where they have others too, a small program looks for something better (`ilp`);
 of a large one, that order is what is used.
-
-Stages that take alike may have to be cut where much is sent. As long as a link takes longer for
-that than any stage computes (`links`), stages are let take more, and what takes the shortest step
-of all is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 
 from tfpar.search.deadline import Deadline
 from tfpar.search.stages.bounds import SLACK, Bounds, balanced_bounds, fixed_bounds
 from tfpar.search.stages.cuts import Stages, best_cut, levelled
 from tfpar.search.stages.ilp import SOLVER_SLACK, fastest_stages, least_sent
 from tfpar.search.stages.in_order import is_chain, least_sent_in_order
-from tfpar.search.stages.links import Links
 from tfpar.search.stages.paces import Paces, average_seconds, read_paces
 from tfpar.search.stages.rooms import NothingFits, Rooms
 from tfpar.search.stages.units import UnitGraph
@@ -34,9 +27,6 @@ from tfpar.spec.arguments import finite, integer
 
 TOLERANCE = 0.1
 """By how much, relative to the average, a stage may take longer."""
-
-LOOSER = 1.25
-"""How many times as long stages may take each time, where a link keeps the step."""
 
 SOLVED = 5000
 """Units times stages squared up to which an integer program looks for what sends less than stages
@@ -75,7 +65,6 @@ def assign(
     *,
     paces: Paces | None = None,
     rooms: Rooms | None = None,
-    links: Links | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> Assignment:
@@ -85,7 +74,6 @@ def assign(
     Args:
         paces: of stages (`paces`); by default all alike.
         rooms: what the devices of stages can hold; None: everything.
-        links: between the devices of stages; None: what is sent takes no time.
         tolerance: by how much, relative to the average, a stage may take longer.
         deadline: what is found by then is used; it is cut short if something better may be left.
 
@@ -111,32 +99,7 @@ def assign(
         raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
     average = average_seconds(graph.seconds, paces)
     most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
-    within = functools.partial(
-        _within, graph, bounds, start, chain=chain, paces=paces, rooms=rooms, deadline=deadline
-    )
-    if links is None:
-        return within(most_seconds)
-    return _unkept(within, most_seconds, graph, links, paces)
-
-
-def _unkept(
-    within: Callable[[float], Assignment],
-    most_seconds: float,
-    graph: UnitGraph,
-    links: Links,
-    paces: Paces,
-) -> Assignment:
-    """The assignment with the shortest step of those with looser and looser limits, the last of
-    which no link keeps."""
-    found = best = within(most_seconds)
-    least = links.step_seconds(graph, best.stages, paces)
-    while links.keep(graph, found.stages, paces) and most_seconds < graph.seconds * max(paces):
-        most_seconds *= LOOSER
-        found = within(most_seconds)
-        seconds = links.step_seconds(graph, found.stages, paces)
-        if seconds < least:
-            best, least = found, seconds
-    return best
+    return _within(graph, bounds, start, most_seconds, chain, paces, rooms, deadline)
 
 
 def _within(
@@ -144,7 +107,6 @@ def _within(
     bounds: Bounds,
     start: Stages,
     most_seconds: float,
-    *,
     chain: bool,
     paces: Paces,
     rooms: Rooms | None,
