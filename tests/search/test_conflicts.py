@@ -248,8 +248,7 @@ def least(captured, planner, constraints):
 def test_constraints_under_which_nothing_fits_are_named_and_those_that_do_not_matter_are_not(
     planner, captured
 ):
-    both = least(captured, planner, ALL)
-    one = max(least(captured, planner, given) for given in ((OTHER, HEAD), (STEM, OTHER)))
+    both, one = (least(captured, planner, given) for given in (ALL, (OTHER, HEAD)))
     limit = (both + one) / 2
     assert one < limit < both
     with pytest.raises(MemoryLimitError) as error:

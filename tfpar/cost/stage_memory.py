@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from tfpar.cost.memory import Buffer, operands_of_collectives
 from tfpar.cost.microbatches import OneMicrobatch
-from tfpar.cost.pricer import Stored
 from tfpar.cost.stage_transfers import ORDER, StageTransfers
 from tfpar.cost.task_memory import task_peak
 from tfpar.cost.update import temporaries
@@ -74,16 +73,14 @@ class StageMemory:
 
     # --- all the time
 
-    def variables(self) -> Stored:
-        """Of all variables."""
-        weights = state = updated = 0.0
+    def variables(self) -> tuple[float, float]:
+        """Of weights, and of slots and other state."""
+        weights = state = 0.0
         for variable, spec in self.step.laid.variable_specs.items():
             if self.step.stage[variable.handle.op] == self.stage:
-                slots = self.step.laid.slots_spec(variable)
-                found = self.pricer.stored_bytes(variable, spec, self.step.state_ratio, slots)
-                weights, state = weights + found.weight, state + found.state
-                updated += found.updated
-        return Stored(weights, state, updated)
+                found = self.pricer.stored_bytes(variable, spec, self.step.state_ratio)
+                weights, state = weights + found[0], state + found[1]
+        return weights, state
 
     def copies(self) -> float:
         """Of weights that lie in other stages."""
@@ -220,8 +217,7 @@ class StageMemory:
         for op in updating:
             variable = step.variables.get(op.inputs[0]) if op.inputs else None
             if op.type in WHOLE_UPDATES and variable is not None:
-                laid = step.laid.slots_spec(variable) or step.laid.variable_specs[variable]
-                written = self.pricer.stored(variable, laid)
+                written = self.pricer.stored(variable, step.laid.variable_specs[variable])
                 passing[op] = written * temporaries(variable.trainable, step.state_ratio)
 
         def size(buffer: Buffer) -> float:

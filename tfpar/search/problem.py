@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
-from tfpar.ir.passes.slots_apart import name_of_slots
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Plan
@@ -195,11 +194,9 @@ class Problem:
 def step_anchors(plan: Plan, problem: Problem) -> Anchors:
     """What `plan` fixes of the problem's graph, inputs and outputs included."""
     axes = [plan.mesh.axis(n) for n in plan.batch_axes]
-    graph, anchors = problem.graph, plan.anchors()
-    slots = {name_of_slots(weight): spec for weight, spec in anchors.slots.items()}
+    graph = problem.graph
     return dataclasses.replace(
-        anchors,
-        tensors={**anchors.tensors, **slots},
+        plan.anchors(),
         inputs=[input_spec(t in problem.batched, plan.mesh, axes) for t in graph.inputs],
         outputs=[replicated(plan.mesh.num_axes)] * len(graph.outputs),
     )
