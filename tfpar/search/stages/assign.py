@@ -49,7 +49,7 @@ class Assignment:
         seconds: of each stage.
         most_seconds: that a stage was allowed.
         gap: how far, at most, `sent_bytes` are above the least, relative to them; infinite where
-            the time was over before anything was known.
+            that is not known: the time was over, or the program would have been too large.
     """
 
     stages: Stages
@@ -99,22 +99,8 @@ def assign(
         raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
     average = average_seconds(graph.seconds, paces)
     most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
-    return _within(graph, bounds, start, most_seconds, chain, paces, rooms, deadline)
-
-
-def _within(
-    graph: UnitGraph,
-    bounds: Bounds,
-    start: Stages,
-    most_seconds: float,
-    chain: bool,
-    paces: Paces,
-    rooms: Rooms | None,
-    deadline: Deadline,
-) -> Assignment:
-    """The assignment that sends least of those in which no stage takes more than `most_seconds`."""
     deadline.check()
-    num_stages, gap = len(paces), 0.0 if chain else math.inf
+    gap = 0.0 if chain else math.inf
     narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
     stages = least_sent_in_order(graph, bounds, most_seconds * (1 + SLACK), paces, rooms)
     if stages is None or (rooms is not None and not rooms.have_room(graph, stages)):

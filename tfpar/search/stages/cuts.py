@@ -64,8 +64,8 @@ def _cut(
             sizes = (rooms.of_unit(graph.units[i], stage) for i in order)
             held, room = [0.0, *itertools.accumulate(sizes)], rooms.limit(stage)
         able = [bounds[i][0] <= stage <= bounds[i][1] for i in order]
-        runs = _runs(able, held, room)
-        least, begin = _with_stage(least, [seconds * pace for seconds in total], runs)
+        earliest = _earliest(able, held, room)
+        least, begin = _with_stage(least, [seconds * pace for seconds in total], earliest)
         begins.append(begin)
     if math.isinf(least[count]):
         return None
@@ -78,19 +78,26 @@ def _cut(
     return tuple(stages)
 
 
-def _runs(able: Sequence[bool], held: Sequence[float], room: float) -> list[int]:
-    """Of each end, where the longest run of units begins that a stage can have."""
+def _earliest(able: Sequence[bool], held: Sequence[float], room: float) -> list[int]:
+    """Of each end, where the longest run of units begins that a stage can have; the end itself if
+    it can have none.
+
+    Args:
+        able: whether the stage can have each unit.
+        held: bytes of the units before each place.
+        room: bytes that the stage has room for.
+    """
     found, start = [0], 0
     for end in range(1, len(able) + 1):
         start = start if able[end - 1] else end
-        while held[end] - held[start] > room:
+        while start < end and held[end] - held[start] > room:
             start += 1
         found.append(start)
     return found
 
 
 def _with_stage(
-    least: Sequence[float], total: Sequence[float], runs: Sequence[int]
+    least: Sequence[float], total: Sequence[float], earliest: Sequence[int]
 ) -> tuple[list[float], list[int]]:
     """(seconds of the slowest stage, where the last stage begins) of each number of units placed,
     with one stage more.
@@ -101,7 +108,7 @@ def _with_stage(
     Args:
         least: seconds of the slowest stage without the last one.
         total: of the units before each place, in the last one.
-        runs: as `_runs` has them.
+        earliest: of each end, where the last stage can begin (`_earliest`).
     """
     row, begin = [math.inf] * len(least), [0] * len(least)
     starts: list[int] = []
@@ -112,7 +119,7 @@ def _with_stage(
             while len(starts) > passed and least[starts[-1]] >= before:
                 starts.pop()
             starts.append(end - 1)
-        passed = bisect.bisect_left(starts, runs[end], passed)
+        passed = bisect.bisect_left(starts, earliest[end], passed)
         if passed == len(starts):
             continue
 
