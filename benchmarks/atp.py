@@ -30,8 +30,8 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.planning import Request, state_problem
-from tfpar.planning_priced import lay_out
 from tfpar.plans import plan_from_constraints
+from tfpar.search.laid import lay_out
 
 BATCH, LENGTH, LAYERS = 4, 2048, 2
 HIDDEN = {"M1": 2048, "M2": 4096, "M3": 8192, "M4": 12288}

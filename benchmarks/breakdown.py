@@ -23,8 +23,8 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.planning import Request, state_problem
-from tfpar.planning_priced import lay_out
 from tfpar.plans import plan_from_constraints
+from tfpar.search.laid import lay_out
 from tfpar.search.tap.planner import TapPlanner
 
 BATCH = 16

@@ -65,14 +65,19 @@ class Setup:
     chosen: int = 1
 
     @property
-    def model(self) -> Model:
-        """The layers on these machines."""
+    def cluster(self) -> Cluster:
+        """The machines."""
         newer, older = read_preset(self.preset), read_preset(self.older)
         nodes = [dataclasses.replace(newer.nodes[0], count=self.nodes - self.num_older)]
         if self.num_older:
             nodes.append(_older(older, self.num_older))
         levels = (dataclasses.replace(newer.levels[0], count=self.nodes),)
-        cluster = dataclasses.replace(newer, name=self.name, nodes=tuple(nodes), levels=levels)
+        return dataclasses.replace(newer, name=self.name, nodes=tuple(nodes), levels=levels)
+
+    @property
+    def model(self) -> Model:
+        """The layers on these machines."""
+        cluster = self.cluster
         return Model(self.layers(cluster), cluster, self.batch)
 
     @property

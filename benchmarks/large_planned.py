@@ -1,49 +1,83 @@
 """Large Keras models on large clusters: what `pipeline="auto"` decides, and what deciding takes.
 
-    python -m benchmarks.large_planned [--layers N] [--nodes N] [--json FILE]
+    python -m benchmarks.large_planned [--setup NAME ...] [--layers N] [--nodes N] [--json FILE]
 
-GPT-3 175B (96 layers, hidden 12,288) in 32 bits with AdamW and a batch of 1,536 sequences, on 128
-DGX A100: from the model's definition to the plan, by the public API, without its weights. `CPU s`
-are those after TensorFlow is imported; memory is the peak of the process.
+The models, machines and batches of `benchmarks.large_models`, as Keras models in 32 bits with
+AdamW: from the definition to the plan, by the public API, without weights. All heads together are
+as wide as the model (those of GLaM are twice as wide). `CPU s` are those after TensorFlow is
+imported; memory is the peak of the process. Each is planned in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import dataclasses
+import multiprocessing
 import resource
+import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.results import save
 
-GPT3 = {"vocabulary": 51_200, "length": 2048, "hidden": 12_288, "heads": 96}
-LAYERS, NODES, DEVICES, BATCH = 96, 128, 8, 1536
+if TYPE_CHECKING:
+    import keras
+
+NAMES = ("gpt3-175b", "gpt3-175b, mixed", "glam-1t", "glam-1t, mixed")
+DEVICES = 8
+"""Of a machine."""
 
 
-def planned(layers: int, nodes: int) -> dict[str, Any]:
-    """A row: the plan, what it is predicted to take, and what planning took."""
+def planned(name: str, layers: int | None = None, nodes: int | None = None) -> dict[str, Any]:
+    """A row: the plan, what it is predicted to take, and what planning took.
+
+    Args:
+        name: of `benchmarks.large_models.SETUPS`.
+        layers: by default all; the batch of fewer machines is as much smaller.
+        nodes: by default all; of mixed machines a third is older.
+    """
     import tensorflow as tf
 
     import tfpar as tap
     from benchmarks import models
+    from benchmarks.large_models import PEAK, SETUPS
+    from benchmarks.moe_layers import GLAM
     from tfpar.search.stages.choice import name_of_plan
 
-    batch = BATCH * nodes // NODES
-    tokens = tf.TensorSpec((batch, GPT3["length"]), "int32")
+    setup = SETUPS[name]
+    gpt = dataclasses.replace(setup.gpt, layers=layers or setup.gpt.layers, head=None)
+    batch = setup.batch
+    if nodes is not None:
+        batch = batch * nodes // setup.nodes
+        older = round(nodes / 3) if setup.num_older else 0
+        setup = dataclasses.replace(setup, nodes=nodes, num_older=older)
+    setup = dataclasses.replace(setup, gpt=gpt, batch=batch)
+    tokens = tf.TensorSpec((batch, gpt.length), "int32")
 
-    def build():
-        return models.compile_model(models.gpt(num_layers=layers, **GPT3), "adamw")
+    def build() -> keras.Model:
+        sizes = dict(vocabulary=gpt.vocabulary, length=gpt.length, hidden=gpt.hidden)
+        sizes |= dict(heads=gpt.heads, num_layers=gpt.layers)
+        if setup.chosen > 1:
+            model = models.gshard_moe(**sizes, inner=4 * gpt.hidden, experts=GLAM.experts)
+            return models.compile_model(model, "adamw")
+        return models.compile_model(models.gpt(**sizes), "adamw")
 
     start, wall = time.process_time(), time.perf_counter()
-    plan = tap.plan(build, (tokens, tokens), [nodes, DEVICES], "dgx-a100", pipeline="auto")
+    cluster = setup.cluster
+    plan = tap.plan(build, (tokens, tokens), [setup.nodes, DEVICES], cluster, pipeline="auto")
     cost = plan.cost
     assert cost is not None, "a searched plan"
+    could = sum(PEAK[device.name] for device in cluster.devices)
     return {
-        "layers": layers,
-        "devices": nodes * DEVICES,
+        "setup": name,
+        "layers": gpt.layers,
+        "devices": setup.nodes * DEVICES,
         "batch": batch,
         "plan": name_of_plan(plan),
+        "split_slots": sum(v.slots is not None for v in plan.variables.values()),
         "step_s": cost.seconds,
+        "mfu": setup.flops / cost.seconds / could,
         "bubble": cost.bubble_s / cost.seconds,
         "memory_bytes": cost.memory_bytes,
         "rivals": [
@@ -58,16 +92,24 @@ def planned(layers: int, nodes: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--layers", type=int, default=LAYERS, help=f"default: {LAYERS}")
-    parser.add_argument("--nodes", type=int, default=NODES, help=f"default: {NODES}")
-    parser.add_argument("--json", help="write the row to this file")
+    parser.add_argument("--setup", choices=NAMES, action="append", help="default: all")
+    parser.add_argument("--layers", type=int, help="default: all of the model")
+    parser.add_argument("--nodes", type=int, help="default: all")
+    parser.add_argument("--json", help="write the rows to this file")
     options = parser.parse_args()
-    row = planned(options.layers, options.nodes)
-    print(
-        "{plan}: {step_s:.1f} s a step, bubble {bubble:.2f}; found in {plan_cpu_s:.0f} CPU s, "
-        "{plan_s:.0f} s".format_map(row)
-    )
-    save(options.json, [row])
+    rows = []
+    spawn = multiprocessing.get_context("spawn")
+    for name in options.setup or NAMES:
+        with concurrent.futures.ProcessPoolExecutor(1, spawn) as process:
+            row = process.submit(planned, name, options.layers, options.nodes).result()
+        print(
+            "{setup}: {plan}: {step_s:.2f} s a step, bubble {bubble:.2f}; found in "
+            "{plan_cpu_s:.0f} CPU s, {plan_s:.0f} s".format_map(row),
+            file=sys.stderr,
+            flush=True,
+        )
+        rows.append(row)
+        save(options.json, rows)
 
 
 if __name__ == "__main__":

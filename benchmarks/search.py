@@ -55,7 +55,7 @@ class Planning:
         from tfpar.compile import simplify_step
         from tfpar.keras.adapter import parallel_model
         from tfpar.planning import Request, state_problem
-        from tfpar.planning_priced import lay_out
+        from tfpar.search.laid import lay_out
         from tfpar.search.tap.planner import TapPlanner
 
         clock = _Clock()

@@ -25,7 +25,7 @@ from tfpar.ir.roles import FORWARD
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
 from tfpar.planning_found import Interrupted, find_plan, until_interrupted
-from tfpar.planning_priced import cost_on_one_device, lay_out, with_shares
+from tfpar.planning_priced import cost_on_one_device, with_shares
 from tfpar.planning_stages import plan_in_stages
 from tfpar.plans import Plan
 from tfpar.report.memory import check_room
@@ -33,16 +33,16 @@ from tfpar.report.progress import QUIET, Reporter
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.cache import PlanCache
 from tfpar.search.known import Known
+from tfpar.search.laid import lay_out
 from tfpar.search.meshes import LogicalMesh, given_mesh, logical_meshes
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Fixed, Planner, Problem
-from tfpar.search.recompute import (
-    fastest_plan,
-)
+from tfpar.search.slots import saved_by_split_slots
 from tfpar.search.so_far import MakePlan, SearchInterrupted
 from tfpar.search.stages.choice import Promise
 from tfpar.search.stages.kinds import kinds_of_stages
 from tfpar.search.stages.planned import in_stages
+from tfpar.search.within_memory import fastest_plan
 from tfpar.spec import Mesh, PlanError, Spec
 
 logger = logging.getLogger("tfpar")
@@ -381,11 +381,15 @@ class StepSearch:
 
 
 def _promise(problem: Problem, planner: Planner, pipeline: Pipeline | None) -> Promise | None:
-    """See `StepSearch.promise`."""
-    cost = fastest_plan(problem, planner).cost
+    """See `StepSearch.promise`; optimizer slots are split if the plan does not fit else."""
+    plan = fastest_plan(problem, planner)
+    cost = plan.cost
     if cost is None:
         return None
-    stored = problem.stored_bytes(cost, AtPeak.of(cost)) / problem.memory_limit
+    num_bytes = problem.stored_bytes(cost, AtPeak.of(cost))
+    if num_bytes > problem.memory_limit:
+        num_bytes -= saved_by_split_slots(plan, problem)
+    stored = num_bytes / problem.memory_limit
     recompute = stored > 1 or (pipeline is not None and pipeline.recompute)
     seconds = cost.seconds + (cost.compute_s[FORWARD] if recompute else 0.0)
     if pipeline is None:

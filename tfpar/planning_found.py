@@ -10,18 +10,19 @@ from collections.abc import Callable, MutableMapping
 from typing import TypeVar
 
 from tfpar.cost.cost import Cost
-from tfpar.planning_priced import laid_graph, price_whole
 from tfpar.plans import Plan
 from tfpar.report.memory import check_room, memory_error
+from tfpar.search.as_planned import as_planned
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
+from tfpar.search.laid import laid_graph, price_whole
 from tfpar.search.microbatches import in_microbatches
 from tfpar.search.problem import Planner, Problem, step_anchors
-from tfpar.search.recompute import recomputed_problem, solve_with_recompute
 from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
+from tfpar.search.within_memory import solve_within_memory
 from tfpar.spec import PlanError, TimeLimitError
 
 logger = logging.getLogger("tfpar")
@@ -127,7 +128,7 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
     try:
         plan = solve_any(problem)
         if problem.excess(plan.cost):
-            again = recomputed_problem(problem, plan.recompute)
+            again = as_planned(problem, plan)
             raise memory_error(
                 dataclasses.replace(plan, cluster=problem.cluster),
                 laid_graph(plan, again),
@@ -152,10 +153,10 @@ def _best(problem: Problem, planner: Planner) -> Plan:
     """The planner's plan, fitting or not, as it runs: in microbatches, or in chunks if it fits."""
     if problem.microbatches > 1:
         return _best_in_microbatches(problem, planner)
-    plan = with_batch_split(solve_with_recompute(problem, planner), problem)
+    plan = with_batch_split(solve_within_memory(problem, planner), problem)
     if plan.cost is None or problem.excess(plan.cost):
         return plan
-    again = recomputed_problem(problem, plan.recompute)
+    again = as_planned(problem, plan)
     return in_chunks(plan, again, step_anchors(plan, again))
 
 
@@ -164,8 +165,8 @@ def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
     plans: list[Plan] = []
     asked = problem
     for _ in range(ATTEMPTS):
-        plan = with_batch_split(solve_with_recompute(asked, planner), asked)
-        again = recomputed_problem(problem, plan.recompute)
+        plan = with_batch_split(solve_within_memory(asked, planner), asked)
+        again = as_planned(problem, plan)
         plans.append(in_microbatches(plan, again, step_anchors(plan, again)))
         expected, cost = plan.cost, plans[-1].cost
         if expected is None or cost is None or not problem.excess(cost):

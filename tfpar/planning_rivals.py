@@ -16,12 +16,13 @@ from tfpar.ir.roles import Roles
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import schedule_on
 from tfpar.planning import Request
-from tfpar.planning_priced import lay_out, price_whole, step_by_rank
+from tfpar.planning_priced import step_by_rank
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.search.as_planned import as_planned
+from tfpar.search.laid import lay_out, price_whole
 from tfpar.search.microbatches import in_microbatches
 from tfpar.search.problem import Problem, step_anchors
-from tfpar.search.recompute import recomputed_problem
 from tfpar.search.shares import Priced, StepOfStages, in_own_shares, slowest_ranks
 from tfpar.search.stages.choice import Ways, choose_pipeline
 from tfpar.search.stages.priced import CutPlan, priced_plan
@@ -201,7 +202,7 @@ class PlanAgain:
 
     @functools.cached_property
     def _laid(self) -> tuple[Problem, PartitionedGraph, Roles]:
-        problem = recomputed_problem(self.problem, self.plan.recompute)
+        problem = as_planned(self.problem, self.plan)
         laid = lay_out(self.plan, self.problem)
         stand_ins = dict.fromkeys(problem.stand_ins, 0)
         roles = Roles.of(laid.graph, times=stand_ins, compression=problem.compression)
@@ -227,7 +228,7 @@ def repriced_plan(
     if plan.stages is None:
         cost, _ = price_whole(plan, problem)
         again = dataclasses.replace(
-            recomputed_problem(problem, plan.recompute), microbatches=schedule.num_microbatches
+            as_planned(problem, plan), microbatches=schedule.num_microbatches
         )
         whole = dataclasses.replace(plan, cost=cost)
         return in_microbatches(whole, again, step_anchors(plan, again))

@@ -40,11 +40,11 @@ SCALE: list[Column] = [
     ("stages x data x tensor", lambda row: row["strategy"].partition(", layers")[0]),
 ]
 LARGE_PLANNED: list[Column] = [
-    ("layers", text("layers")),
-    ("devices", number("devices", ",")),
-    ("batch", number("batch", ",")),
+    ("set-up", text("setup")),
     ("plan", text("plan")),
+    ("split slots", number("split_slots", "d")),
     ("step s", number("step_s", ".1f")),
+    ("MFU", number("mfu", ".3f")),
     ("bubble", number("bubble", ".2f")),
     ("GB a device", number("memory_bytes", ".0f", 1e-9)),
     ("CPU s", number("plan_cpu_s", ".0f")),

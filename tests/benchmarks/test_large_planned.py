@@ -6,8 +6,12 @@ from benchmarks.large_planned import planned
 
 
 @pytest.mark.slow
-def test_a_part_of_the_model_is_planned_on_a_part_of_the_machines():
-    row = planned(1, 1)
-    assert (row["layers"], row["devices"], row["batch"]) == (1, 8, 12)
-    assert row["step_s"] > 0 and row["plan_cpu_s"] > 0
+@pytest.mark.parametrize(
+    ("name", "layers", "nodes", "batch"),
+    [("gpt3-175b", 1, 1, 12), ("gpt3-175b, mixed", 1, 3, 36), ("glam-1t", 2, 2, 8)],
+)
+def test_a_part_of_the_model_is_planned_on_a_part_of_the_machines(name, layers, nodes, batch):
+    row = planned(name, layers, nodes)
+    assert (row["layers"], row["devices"], row["batch"]) == (layers, 8 * nodes, batch)
+    assert row["step_s"] > 0 and row["plan_cpu_s"] > 0 and 0 < row["mfu"] < 1
     assert 0 < row["memory_bytes"] <= 80 * 2**30, "it fits"

@@ -12,10 +12,10 @@ from tfpar.cost.pricer import Pricer
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.planning_priced import lay_out
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
+from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.planners import find_planner
 from tfpar.search.tap.mesh_search import MeshSearch

@@ -17,10 +17,10 @@ from tfpar.ir.roles import Roles
 from tfpar.ir.text import format_step, parse_step
 from tfpar.planning import Request, state_problem
 from tfpar.planning_found import find_plan
-from tfpar.planning_priced import lay_out
 from tfpar.plans import Plan
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.search.laid import lay_out
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh

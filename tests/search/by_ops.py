@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfpar.planning_priced import lay_out
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
+from tfpar.search.laid import lay_out
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, replicated
 

@@ -17,9 +17,9 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
 from tfpar.planning import Request, state_problem
-from tfpar.planning_priced import lay_out
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.search.laid import lay_out
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh

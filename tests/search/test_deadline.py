@@ -14,7 +14,7 @@ from tests.search.problems import Captured, assert_priced_as_a_whole, laid, with
 from tests.search.test_cache import problem as tiny
 from tfpar.planning_found import find_plan
 from tfpar.plans import Plan
-from tfpar.search import deadline, recompute
+from tfpar.search import deadline, within_memory
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
@@ -126,7 +126,7 @@ def test_one_search_of_several_that_was_cut_short_marks_the_plan(which):
     problem = tiny()
     problem = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.0))
     planner = Planner()
-    assert recompute.solve_with_recompute(problem, planner).cut_short and planner.searches == 3
+    assert within_memory.solve_within_memory(problem, planner).cut_short and planner.searches == 3
 
 
 def test_files_and_summaries_say_that_a_plan_was_cut_short():

@@ -55,10 +55,13 @@ def terms_of(
     for reshard in partitioned.reshards:
         if part is None or reshard.tensor.op in part:
             pricer.add_reshard(terms, reshard)
+    updated = 0.0
     for variable, spec in partitioned.variable_specs.items():
         if part is None or variable.handle.op in part:
-            weight_bytes, state_bytes = pricer.stored_bytes(variable, spec, state_ratio)
-            terms.weight_bytes += weight_bytes
-            terms.state_bytes += state_bytes
-    pricer.add_update(terms, state_ratio)
+            slots = partitioned.slots_spec(variable)
+            stored = pricer.stored_bytes(variable, spec, state_ratio, slots)
+            terms.weight_bytes += stored.weight
+            terms.state_bytes += stored.state
+            updated += stored.updated
+    pricer.add_update(terms, updated, state_ratio)
     return terms

@@ -180,7 +180,8 @@ def live_peak(
     for op in partitioned.decisions:
         if roles.phase[op] == UPDATE and op.type in WHOLE_UPDATES and op.inputs[0] in handles:
             variable = handles[op.inputs[0]]
-            size = pricer.stored(variable, partitioned.variable_specs[variable])
+            laid = partitioned.slots_spec(variable) or partitioned.variable_specs[variable]
+            size = pricer.stored(variable, laid)
             passing[op] = size * temporaries(variable.trainable, state_ratio)
     most = peak(partitioned, pricer.stored, roles.times, passing, show, roles.phase)
     return dataclasses.replace(most, num_bytes=most.num_bytes + packed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Container, Iterator
+from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.buckets import best_buckets
@@ -25,6 +26,20 @@ from tfpar.propagation.communication import Communication
 from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.rules.rule import OpRule
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_length, local_shape
+
+
+class Stored(NamedTuple):
+    """Bytes of a variable on a rank.
+
+    Attributes:
+        weight: of a weight.
+        state: of its slots, or of other state.
+        updated: of the part of the weight that the rank updates.
+    """
+
+    weight: float
+    state: float
+    updated: float
 
 
 class Pricer:
@@ -89,14 +104,15 @@ class Pricer:
         else:
             terms.pack(when, moved.kind, moved.axes, times * moved.num_bytes)
 
-    def add_update(self, terms: Terms, state_ratio: float | None) -> None:
-        """Add the update of the weights of `terms`, where the graph holds only stand-ins for it.
+    def add_update(self, terms: Terms, updated_bytes: float, state_ratio: float | None) -> None:
+        """Add the update of weights, where the graph holds only stand-ins for it.
 
         Args:
+            updated_bytes: of what a rank updates of weights.
             state_ratio: bytes of slots per byte of weight; None where the graph holds the update.
         """
         if state_ratio is not None:
-            seconds = update_seconds(terms.weight_bytes, state_ratio, self.cluster)
+            seconds = update_seconds(updated_bytes, state_ratio, self.cluster)
             terms.compute[UPDATE] += seconds
 
     def seconds(self, moved: Communication) -> float:
@@ -164,11 +180,23 @@ class Pricer:
         return self.local_bytes(tensor, spec) / self.alike(spec)
 
     def stored_bytes(
-        self, variable: Variable, spec: Spec, state_ratio: float | None
-    ) -> tuple[float, float]:
-        """Bytes of a variable on a rank, and of its slots or as other state; see `Cost`."""
-        size = self.roles.times.get(variable.handle.op, 1) * self.stored(variable, spec)
-        return (size, size * (state_ratio or 0.0)) if variable.trainable else (0.0, size)
+        self,
+        variable: Variable,
+        spec: Spec,
+        state_ratio: float | None,
+        slots: Spec | None = None,
+    ) -> Stored:
+        """What a rank stores of a variable; see `Cost`.
+
+        Args:
+            slots: how the slots of a weight lie; None: as it does.
+        """
+        times = self.roles.times.get(variable.handle.op, 1)
+        size = times * self.stored(variable, spec)
+        if not variable.trainable:
+            return Stored(0.0, size, 0.0)
+        updated = size if slots is None else times * self.stored(variable, slots)
+        return Stored(size, updated * (state_ratio or 0.0), updated)
 
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
         if decision.expansion is not None:

@@ -133,9 +133,9 @@ def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> Stag
                 rule = step.laid.prepared.rules[op]
                 seconds = found.pricer.op_seconds(op, rule, decision)
                 compute[kind] += step.roles.times.get(op, 1) * seconds
-    weights, state = memory.variables()
+    weights, state, updated = memory.variables()
     if step.state_ratio is not None:
-        compute["U"] += update_seconds(weights, step.state_ratio, cluster)
+        compute["U"] += update_seconds(updated, step.state_ratio, cluster)
     packed = best_buckets(found.terms, 0.0, found.mesh, cluster)
     waiting = dict(found.waiting)
     waiting["U"] += packed.after_s

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tfpar.cost.memory import Buffer, operands_of_collectives
 from tfpar.cost.microbatches import OneMicrobatch
+from tfpar.cost.pricer import Stored
 from tfpar.cost.stage_transfers import ORDER, StageTransfers
 from tfpar.cost.task_memory import task_peak
 from tfpar.cost.update import temporaries
@@ -73,14 +74,16 @@ class StageMemory:
 
     # --- all the time
 
-    def variables(self) -> tuple[float, float]:
-        """Of weights, and of slots and other state."""
-        weights = state = 0.0
+    def variables(self) -> Stored:
+        """Of all variables."""
+        weights = state = updated = 0.0
         for variable, spec in self.step.laid.variable_specs.items():
             if self.step.stage[variable.handle.op] == self.stage:
-                found = self.pricer.stored_bytes(variable, spec, self.step.state_ratio)
-                weights, state = weights + found[0], state + found[1]
-        return weights, state
+                slots = self.step.laid.slots_spec(variable)
+                found = self.pricer.stored_bytes(variable, spec, self.step.state_ratio, slots)
+                weights, state = weights + found.weight, state + found.state
+                updated += found.updated
+        return Stored(weights, state, updated)
 
     def copies(self) -> float:
         """Of weights that lie in other stages."""
@@ -217,7 +220,8 @@ class StageMemory:
         for op in updating:
             variable = step.variables.get(op.inputs[0]) if op.inputs else None
             if op.type in WHOLE_UPDATES and variable is not None:
-                written = self.pricer.stored(variable, step.laid.variable_specs[variable])
+                laid = step.laid.slots_spec(variable) or step.laid.variable_specs[variable]
+                written = self.pricer.stored(variable, laid)
                 passing[op] = written * temporaries(variable.trainable, step.state_ratio)
 
         def size(buffer: Buffer) -> float:

@@ -33,6 +33,8 @@ def difference(plan: Plan, other: Plan) -> list[str]:
             lines.append(f"{name}: shape {mine.shape} -> {theirs.shape}")
         if mine.spec != theirs.spec:
             lines.append(f"{name}: {_spec(mine.spec)} -> {_spec(theirs.spec)}")
+        if mine.slots != theirs.slots:
+            lines.append(f"slots of {name}: {_slots(mine.slots)} -> {_slots(theirs.slots)}")
     for name in sorted({*plan.tensors, *other.tensors}):
         before, after = plan.tensors.get(name), other.tensors.get(name)
         if before != after:
@@ -104,6 +106,10 @@ def some_of(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:
 
 def _spec(spec: Spec | None) -> str:
     return "open" if spec is None else format_spec(spec)
+
+
+def _slots(spec: Spec | None) -> str:
+    return "as it lies" if spec is None else format_spec(spec)
 
 
 def _shares(shares: Mapping[str, tuple[int, ...]]) -> str:

@@ -156,6 +156,8 @@ class Plan:
         for name, variable in self.variables.items():
             if variable.spec is not None:
                 _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)
+            if variable.slots is not None:
+                _check_spec(f"slots of {name!r}", variable.slots, variable.shape, self.mesh)
             for other in variable.alternatives:
                 _check_alternative(f"variable {name!r}", other, variable.shape, self.mesh)
         for name, spec in self.tensors.items():
@@ -282,7 +284,8 @@ class Plan:
     def anchors(self) -> Anchors:
         """What propagation needs; how graph inputs are fed is the caller's."""
         fixed = {n: v.spec for n, v in self.variables.items() if v.spec is not None}
-        return Anchors(variables=fixed, tensors=dict(self.tensors), ops=self.ops)
+        slots = {n: v.slots for n, v in self.variables.items() if v.slots is not None}
+        return Anchors(variables=fixed, tensors=dict(self.tensors), ops=self.ops, slots=slots)
 
     def fitted(
         self,

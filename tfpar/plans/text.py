@@ -123,6 +123,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
 
 
 def _variable_json(variable: PlannedVariable) -> str:
+    apart = {} if variable.slots is None else {"slots": format_spec(variable.slots)}
     return json.dumps(
         {
             "shape": list(variable.shape),
@@ -134,6 +135,7 @@ def _variable_json(variable: PlannedVariable) -> str:
                 [format_spec(a.spec), a.seconds if math.isfinite(a.seconds) else None, a.layout]
                 for a in variable.alternatives
             ],
+            **apart,
         }
     )
 
@@ -204,6 +206,7 @@ def _read_variable(name: str, value: Any) -> PlannedVariable:
         optional(_spec, f"{name}.spec", data["spec"]),
         _text(f"{name}.why", data["why"]),
         tuple(_alternative(f"{name}.alternatives[{i}]", one) for i, one in enumerate(found)),
+        optional(_spec, f"{name}.slots", data.get("slots")),  # older files have none
     )
 
 

@@ -35,6 +35,7 @@ class PlannedVariable:
         spec: None leaves it to propagation.
         why: what fixed the spec (constraints as text, a planner); empty where nothing did.
         alternatives: what else a planner has priced, the choice itself included.
+        slots: how the optimizer's slots of a weight lie; None: as it does.
     """
 
     shape: tuple[int, ...]
@@ -43,3 +44,4 @@ class PlannedVariable:
     spec: Spec | None = None
     why: str = ""
     alternatives: tuple[Alternative, ...] = ()
+    slots: Spec | None = None

@@ -50,6 +50,8 @@ class Anchors:
         outputs: specs that graph outputs must have, by position; None leaves one as it comes.
         ops: how ops run, by name. An op that cannot run so (its sizes are others than those that
             were planned, or what it reads cannot be moved) is left to propagation.
+        slots: specs, by the name of the weight, that its optimizer slots follow in place of its
+            own.
     """
 
     variables: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
@@ -57,6 +59,7 @@ class Anchors:
     tensors: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
     outputs: Sequence[Spec | None] = ()
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
+    slots: Mapping[str, Spec] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def data_axes(self) -> frozenset[int]:
@@ -147,6 +150,11 @@ class PartitionedGraph:
         from tfpar.propagation.text import format_partitioned  # which reads this
 
         return format_partitioned(self)
+
+    def slots_spec(self, weight: Variable) -> Spec | None:
+        """How the slots of a weight lie that a stand-in for the optimizer has by themselves."""
+        made = self.prepared.slots_apart.get(weight.name)
+        return None if made is None else self.specs[made]
 
     def is_free(self, position: int) -> bool:
         """Whether the output at `position` is a new list, which can be had in any spec."""

@@ -13,6 +13,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, Variable, freeze
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
+from tfpar.ir.passes.slots_apart import slots_apart
 from tfpar.ir.traits import ADDITIONS, NEW_LISTS, REFERENCES, REGIONS
 from tfpar.propagation.caches import Caches
 from tfpar.propagation.deferral import Carry, Meetings, carried_tensors, is_product
@@ -67,6 +68,11 @@ class PreparedGraph:
     position: Mapping[Op, int]
     caches: Caches = dataclasses.field(default_factory=Caches)
     bodies: dict[str, PreparedGraph] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def slots_apart(self) -> Mapping[str, Tensor]:
+        """What a stand-in for the optimizer computes; see `passes.slots_apart`."""
+        return slots_apart(self.graph)
 
     @functools.cached_property
     def followed(self) -> Mapping[Variable, Follow]:

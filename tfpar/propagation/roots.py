@@ -42,6 +42,11 @@ def lay_variables(state: PropagationState) -> None:
             specs[variable.handle] = state.replicated
             continue
         weight, mapping = state.prepared.followed[variable]
+        apart = state.anchors.slots.get(weight.name)
+        if apart is not None:
+            spec = followed_spec(canonical(weight.shape or (), apart, state.mesh), mapping)
+            specs[variable.handle] = canonical(variable.shape or (), spec, state.mesh)
+            continue
         state.followers.setdefault(weight, []).append((variable, mapping))
         laid = specs[weight.handle]
         if laid is not None:

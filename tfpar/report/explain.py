@@ -66,7 +66,7 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
     if partitioned is None or found is None:
         return "\n".join([*lines, f"  Why: {variable.why or 'fixed by the plan'}"])
     readers = list(_readers(partitioned, found.handle))
-    lines.append(f"  Why: {_why(variable, found, partitioned, readers)}")
+    lines.append(f"  Why: {_why(plan, variable, found, partitioned, readers)}")
     lines.append("  Used by:" if readers else "  Used by no op.")
     for op in readers[:_MAX_LINES]:
         strategy = partitioned.decisions[op].strategy
@@ -177,7 +177,11 @@ def _short(spec: Spec) -> str:
 
 
 def _why(
-    planned: PlannedVariable, variable: Variable, partitioned: PartitionedGraph, readers: list[Op]
+    plan: Plan,
+    planned: PlannedVariable,
+    variable: Variable,
+    partitioned: PartitionedGraph,
+    readers: list[Op],
 ) -> str:
     if planned.spec is not None:
         return planned.why or "fixed by the plan"
@@ -187,7 +191,10 @@ def _why(
         return f"no constraint; it is laid as its first reader wants it, {readers[0].name!r}"
     link = followed_weights(partitioned.graph, partitioned.prepared.rules).get(variable)
     if link is not None:
-        return f"no constraint; it is updated along with {link[0].name!r} and lies like it"
+        leading = plan.variables.get(link[0].name)
+        apart = leading is not None and leading.slots is not None
+        lies = "lies like it" if not apart else "is split further than it, to store less"
+        return f"no constraint; it is updated along with {link[0].name!r} and {lies}"
     return "no constraint, and it belongs to no weight: replicated"
 
 

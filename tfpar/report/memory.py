@@ -11,7 +11,7 @@ from tfpar.ir.graph import Variable
 from tfpar.ir.roles import Roles
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.spec import MemoryLimitError
+from tfpar.spec import MemoryLimitError, Spec
 from tfpar.spec.quantities import format_bytes
 
 SHOWN = 3
@@ -46,11 +46,14 @@ def memory_error(
     live = needed - cost.weight_bytes - cost.state_bytes
     roles = Roles.of(partitioned.graph)
     pricer = Pricer(plan.mesh, plan.cluster, roles)
-    stored = sorted(
-        (
-            (v.name, sum(pricer.stored_bytes(v, spec, state_ratio)))
-            for v, spec in partitioned.variable_specs.items()
-        ),
+
+    def stored(variable: Variable, spec: Spec) -> float:
+        slots = partitioned.slots_spec(variable)
+        found = pricer.stored_bytes(variable, spec, state_ratio, slots)
+        return found.weight + found.state
+
+    largest = sorted(
+        ((found.name, stored(found, spec)) for found, spec in partitioned.variable_specs.items()),
         key=lambda item: -item[1],
     )
     most = live_peak(partitioned, pricer, cost.bucket_bytes, state_ratio, SHOWN)
@@ -70,7 +73,7 @@ def memory_error(
         f"{_text(limit)} may be used{stages}, {_text(needed - limit)} too much: weights "
         f"{_text(cost.weight_bytes)}, slots and other state {_text(cost.state_bytes)}, activations "
         f"and gradients {_text(live)} at once. Of the weights with their slots weigh most: "
-        f"{_items(stored[:SHOWN])}; of the tensors stored while {most.op!r} runs: "
+        f"{_items(largest[:SHOWN])}; of the tensors stored while {most.op!r} runs: "
         f"{_items(most.largest)}. What would help: {', '.join(helps)}. If the device has more, "
         f"say so with memory_limit=.",
         needed / sets_of_ranks,

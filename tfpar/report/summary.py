@@ -49,6 +49,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         *_rivals(plan),
         *([trials_table(plan.trials)] if plan.trials else []),
         *_recomputed(plan),
+        *_split_slots(plan),
         *_stages(plan, partitioned),
         *_layers(plan, partitioned),
         _variable_table(plan, partitioned),
@@ -166,6 +167,17 @@ def _recomputed(plan: Plan) -> list[str]:
     shown = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
     blocks = f"{len(names)} block{'s' if len(names) > 1 else ''}"
     return [f"Computed again in the backward pass, to store less: {blocks} ({shown})"]
+
+
+def _split_slots(plan: Plan) -> list[str]:
+    count = sum(variable.slots is not None for variable in plan.variables.values())
+    if not count:
+        return []
+    weights = f"{count} weight{'s' if count > 1 else ''}"
+    return [
+        f"Optimizer slots split over ranks that have the same of a weight, to store less (ZeRO-1): "
+        f"those of {weights}"
+    ]
 
 
 def _rivals(plan: Plan) -> list[str]:

@@ -18,8 +18,8 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import OpPlan, PartitionedGraph
 from tfpar.propagation.prepared import prepare
+from tfpar.search.as_planned import as_planned
 from tfpar.search.problem import Problem, step_anchors
-from tfpar.search.recompute import recomputed_problem
 from tfpar.spec import Replicate, Shard
 
 _HANDS_ON = (UNCHANGED | {"Cast"}) - {"IdentityN"}
@@ -36,7 +36,7 @@ def with_batch_split(plan: Plan, problem: Problem) -> Plan:
     open_axes = [a for a in map(plan.mesh.axis, idle) if plan.mesh.shape[a] > 1]
     if not (plan.ops and open_axes and problem.batched and len(problem.meshes) > 1):
         return plan
-    problem = recomputed_problem(problem, plan.recompute)
+    problem = as_planned(problem, plan)
     with collection_paused():
         prepared = prepare(problem.graph)
         before = propagate(prepared, plan.mesh, step_anchors(plan, problem))

@@ -88,19 +88,16 @@ def find_conflict(
     if free is None:
         return None
     needed, is_smallest = asked, True
-    for constraint in asked:
-        fewer = _but(constraint, needed)
-        if trials.plan(fewer) is not None:
-            continue
-        if trials.is_unsure_of(fewer):
-            is_smallest = False
-        else:
-            needed = fewer
     ways: dict[tuple[str, ...], Plan] = {}
-    for constraint in needed:
-        plan = trials.plan(_but(constraint, asked))
-        if plan is not None:
+    for constraint in asked:
+        plan, fewer = trials.plan(_but(constraint, asked)), _but(constraint, needed)
+        if plan is not None:  # and so there is one under fewer, even if a planner misses it
             ways[(constraint,)] = plan
+        elif trials.plan(fewer) is None:
+            if trials.is_unsure_of(fewer):
+                is_smallest = False
+            else:
+                needed = fewer
     ways = ways or _several(trials, asked, needed, free)
     fastest = sorted(ways.items(), key=lambda way: _seconds(way[1]))
     return Conflict(needed, is_smallest, dict(fastest), problem.meshes[0].mesh)

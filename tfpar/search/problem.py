@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
+from tfpar.ir.passes.slots_apart import name_of_slots
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Plan
@@ -194,9 +195,11 @@ class Problem:
 def step_anchors(plan: Plan, problem: Problem) -> Anchors:
     """What `plan` fixes of the problem's graph, inputs and outputs included."""
     axes = [plan.mesh.axis(n) for n in plan.batch_axes]
-    graph = problem.graph
+    graph, anchors = problem.graph, plan.anchors()
+    slots = {name_of_slots(weight): spec for weight, spec in anchors.slots.items()}
     return dataclasses.replace(
-        plan.anchors(),
+        anchors,
+        tensors={**anchors.tensors, **slots},
         inputs=[input_spec(t in problem.batched, plan.mesh, axes) for t in graph.inputs],
         outputs=[replicated(plan.mesh.num_axes)] * len(graph.outputs),
     )

@@ -8,13 +8,10 @@ called after their scopes.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tfpar.constraints.patterns import compile_pattern, some, without_call_counts
-from tfpar.cost.cost import Cost
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Gradient, Graph, Op
 from tfpar.ir.graph_nodes import GraphNode, cluster
@@ -22,19 +19,8 @@ from tfpar.ir.passes.recompute import recompute
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
-from tfpar.ir.traits import FREE
-from tfpar.plans import Plan
-from tfpar.search.problem import Planner, Problem
-from tfpar.search.so_far import MakePlan, Offer
+from tfpar.search.problem import Problem
 from tfpar.spec import PlanError, SpecError
-
-LEAST_SAVING = 0.01
-"""The part of all activations that a repeated block has to save to be worth a search of its own
-(empirical)."""
-
-HOPELESS = 1.5
-"""How many times the memory of a device a rank would have to store at least for a search of plans
-that fit to be left out: what is stored at least is known to about that (views share memory)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,99 +136,6 @@ def _recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
         batched=frozenset(ops[t.op.name].outputs[t.index] for t in problem.batched),
         stand_ins=frozenset(ops[op.name] for op in problem.stand_ins),
     )
-
-
-def solve_with_recompute(problem: Problem, planner: Planner) -> Plan:
-    """The planner's plan, with what is computed again.
-
-    Unless the user has said so, nothing is if the fastest plan of all fits into a device. Else
-    plans that store less are found, and plans that compute repeated blocks again, the one
-    that saves most first; of all these the fastest that fits is taken.
-
-    Raises:
-        PlanError: no plan satisfies the constraints.
-        SpecError: a pattern that matches no block.
-    """
-    if problem.recompute is not None:
-        return _solve(problem, planner, Blocks.of(problem.graph).chosen(problem.recompute))
-    fastest = fastest_plan(problem, planner)
-    if not problem.excess_in_parts(fastest.cost):
-        return fastest
-    plans = []
-    *some, most = itertools.accumulate(_by_saving(problem), initial=())
-    for names in some:
-        if least_bytes(recomputed_problem(problem, names)) <= HOPELESS * problem.memory_limit:
-            plans.append(_solve(problem, planner, names))
-    plans.append(_solve(problem, planner, most))
-
-    def key(plan: Plan) -> tuple[float, float]:
-        return problem.excess_in_parts(plan.cost), plan.cost.seconds if plan.cost else 0.0
-
-    cut_short = any(plan.cut_short for plan in (fastest, *plans))
-    return dataclasses.replace(min(plans, key=key), cut_short=cut_short)
-
-
-def fastest_plan(problem: Problem, planner: Planner) -> Plan:
-    """The planner's fastest plan of all, whatever it stores; it is searched once."""
-    asked = problem.aiming(memory_limit=math.inf)
-    return problem.known.get(
-        ("fastest", planner, tuple(problem.meshes)), lambda: planner.solve(asked)
-    )
-
-
-def _solve(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Plan:
-    """The planner's plan that computes these blocks again.
-
-    A planner that looks for fast plans may miss one that just fits: then the one that it finds to
-    store least is tried.
-    """
-    again = recomputed_problem(problem, names)
-    if problem.offer is not None:
-        again = again.telling(_computing_again(names, problem.offer))
-    plan = planner.solve(again)
-    if problem.excess_in_parts(plan.cost):
-        least = planner.solve(again.aiming(memory_limit=0.0))
-        cut_short = plan.cut_short or least.cut_short
-        plan = min(plan, least, key=lambda p: problem.excess_in_parts(p.cost))
-        plan = dataclasses.replace(plan, cut_short=cut_short)
-    return dataclasses.replace(plan, recompute=names)
-
-
-def _computing_again(names: tuple[str, ...], offer: Offer) -> Offer:
-    """`offer` for plans that compute the blocks called so again."""
-
-    def told(make: MakePlan, cost: Cost | None) -> None:
-        def made() -> Plan | None:
-            plan = make()
-            return plan and dataclasses.replace(plan, recompute=names)
-
-        offer(made, cost)
-
-    return told
-
-
-def least_bytes(problem: Problem) -> float:
-    """About what a rank stores at least: its even share of weights, slots and kept activations."""
-    weights = sum(v.num_bytes for v in problem.graph.variables if v.trainable)
-    state = weights * (problem.state_ratio or 0.0)
-    kept = problem.kept_part * _activation_bytes(problem.graph)
-    return (weights + state + kept) / problem.meshes[0].mesh.size
-
-
-def _by_saving(problem: Problem) -> Iterator[tuple[str, ...]]:
-    """The repeated blocks that are worth it, the one that saves most of the whole step first."""
-    before = _activation_bytes(problem.graph)
-    saved = {
-        names: before - _activation_bytes(recomputed_problem(problem, names).graph)
-        for names in map(tuple, Blocks.of(problem.graph).repeats)
-    }
-    for repeat in sorted(saved, key=lambda f: -saved[f]):
-        if saved[repeat] > LEAST_SAVING * before:
-            yield repeat
-
-
-def _activation_bytes(graph: Graph) -> int:
-    return sum(t.num_bytes for t in Roles.of(graph).activations if t.op.type not in FREE)
 
 
 # --- names -----------------------------------------------------------------------------

@@ -317,6 +317,7 @@ def test_a_plan_fits_where_each_stage_does():
     """What a stage stores is known once there are stages: if it is too much, the search is asked
     again with less memory, until it finds nothing."""
     search = Searched()
+    search.problem = dataclasses.replace(search.problem, state_ratio=0.0)  # no slots to split
     most = search.plan(1e12)
     assert len(search.limits) == 1 and most.variables["head/kernel"].why.startswith("replicate")
     needed = most.cost.memory_bytes

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Collection, Sequence
 
 from tfpar.cost.cost import Cost
-from tfpar.cost.pricer import Pricer
+from tfpar.cost.pricer import Pricer, Stored
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.engine import Whole, begin, lay_outputs, run_segment, with_lists_whole
@@ -83,7 +83,7 @@ class IncrementalPricer:
         self.terms = self.pricer.zero()
         self.shared: dict[Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
-        self.stored: dict[Variable, tuple[float, float]] = {}  # see `Pricer.stored_bytes`
+        self.stored: dict[Variable, Stored] = {}
         self.weight_bytes = self.state_bytes = 0.0
         for variable in self.graph.variables:
             self._resize(variable)
@@ -152,7 +152,7 @@ class IncrementalPricer:
         """The price of the settled plan."""
         terms = self.terms.copy()
         terms.weight_bytes, terms.state_bytes = self.weight_bytes, self.state_bytes
-        self.pricer.add_update(terms, self.state_ratio)
+        self.pricer.add_update(terms, self.weight_bytes, self.state_ratio)
         return self.pricer.cost(terms)
 
     def add_up(self) -> None:
@@ -170,10 +170,10 @@ class IncrementalPricer:
         """Keep account of what a rank stores of `variable`."""
         spec = self.weight_spec(variable)
         stored = self.pricer.stored_bytes(variable, spec, self.state_ratio)
-        before = self.stored.get(variable, (0.0, 0.0))
+        before = self.stored.get(variable, Stored(0.0, 0.0, 0.0))
         self.stored[variable] = stored
-        self.weight_bytes += stored[0] - before[0]
-        self.state_bytes += stored[1] - before[1]
+        self.weight_bytes += stored.weight - before.weight
+        self.state_bytes += stored.state - before.state
 
     # --- segments --------------------------------------------------------------------
 

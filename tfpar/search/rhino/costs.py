@@ -135,8 +135,10 @@ class Costs:
         if self.space.problem.state_ratio is None or not variable.trainable:
             return 0.0
         (spec,) = self.space.specs(op, strategy, "kept")
-        weight, _ = self.pricer.stored_bytes(variable, spec, self.space.problem.state_ratio)
-        return update_seconds(weight, self.space.problem.state_ratio, self.space.problem.cluster)
+        stored = self.pricer.stored_bytes(variable, spec, self.space.problem.state_ratio)
+        return update_seconds(
+            stored.updated, self.space.problem.state_ratio, self.space.problem.cluster
+        )
 
     def _seconds_and_late(self, terms: Terms) -> tuple[float, float]:
         """(seconds, late seconds) of terms."""

@@ -3,8 +3,8 @@
 A search knows of no stages: it prices the whole model on the ranks of one. So it is given the
 memory of all of them, and what it finds is priced in its stages, each with the memory of its own
 devices. Where that does not fit (stages that store more than others, microbatches in flight),
-layers go from stages that hold too much to others (`rooms`). Where that is not enough, or makes a
-step slower, the search gets as much less.
+optimizer slots are split (`search.slots`), and layers go from stages that hold too much to others
+(`rooms`). Where that is not enough, or makes a step slower, the search gets as much less.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.problem import Problem
+from tfpar.search.slots import split_slots
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.priced import priced_plan
 from tfpar.spec import MemoryLimitError, PlanError
@@ -77,7 +78,7 @@ def find_in_stages(
             first = None if found.cost is None else price(plan, problem, cluster)
             if first is None:
                 return plan
-            best = first
+            best = _lighter(first, problem, cluster, price)
             for _ in range(REASSIGNED):
                 if _fits(best):
                     break
@@ -86,6 +87,7 @@ def find_in_stages(
                 except PlanError:  # there is room for none
                     break
                 other = price(plan, problem, cluster)
+                other = other and _lighter(other, problem, cluster, price)
                 if other is None or _excess(other) >= _excess(best):
                     break
                 best = other
@@ -111,6 +113,7 @@ def find_in_stages(
             best = dataclasses.replace(best, cut_short=True)
             plan = in_stages(best, None, Deadline(STAGES_SECONDS))
             priced = price(plan, problem, cluster)
+            priced = priced and _lighter(priced, problem, cluster, price)
             return plan if priced is None else priced if _fits(priced) else None
 
         raise SearchInterrupted(so_far) from None
@@ -118,6 +121,14 @@ def find_in_stages(
         return min(fitting, key=_seconds)
     assert error is not None, "a plan that fits is returned"
     raise error
+
+
+def _lighter(plan: Plan, problem: Problem, cluster: Cluster, price: Price) -> Plan:
+    """A priced plan with stages, with its optimizer slots split if it does not fit and stores less
+    so."""
+    split = None if _fits(plan) else split_slots(plan, problem)
+    less = None if split is None else price(split, problem, cluster)
+    return plan if less is None or _excess(less) >= _excess(plan) else less
 
 
 def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:

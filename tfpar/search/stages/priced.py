@@ -18,9 +18,9 @@ from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.staged import sent_whole
 from tfpar.plans import Plan
 from tfpar.propagation.shares import shared_by
+from tfpar.search.as_planned import as_planned
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem, step_anchors
-from tfpar.search.recompute import recomputed_problem
 from tfpar.spec import UnevenMesh
 
 
@@ -149,7 +149,7 @@ class CutPlans:
             plan.recompute,
             plan.tensors,
             plan.ops,
-            {name: variable.spec for name, variable in plan.variables.items()},
+            {name: (variable.spec, variable.slots) for name, variable in plan.variables.items()},
             plan.stages.num_stages,
             plan.stages.scopes,
             plan.stages.owners,
@@ -221,7 +221,7 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, i
         PlanError: the plan gives an op no stage, or a variable two.
     """
     assert plan.stages is not None, "a plan with stages"
-    problem = recomputed_problem(problem, plan.recompute)
+    problem = as_planned(problem, plan)
     step = StepGraph(problem.graph, len(problem.graph.inputs))
     stage = plan.stages.cut(step)
     ops = {op.name: op for op in step.graph.ops}

@@ -1,0 +1,30 @@
+"""The problem of a step as a plan runs it: blocks computed again, optimizer slots by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.ir.passes.slots_apart import with_slots_apart
+from tfpar.plans import Plan
+from tfpar.search.problem import Problem
+from tfpar.search.recompute import recomputed_problem
+
+
+def as_planned(problem: Problem, plan: Plan) -> Problem:
+    """The problem of the step as `plan` runs it. It keeps its fingerprint: that of the step."""
+    problem = recomputed_problem(problem, plan.recompute)
+    weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)
+    if not weights or problem.state_ratio is None:  # then the graph has the slots themselves
+        return problem
+    apart = problem.known.get(("slots apart", weights), lambda: _apart(problem, weights))
+    return apart.asked_as(problem)
+
+
+def _apart(problem: Problem, weights: frozenset[str]) -> Problem:
+    graph, copies = with_slots_apart(problem.graph, problem.stand_ins, weights)
+    return dataclasses.replace(
+        problem,
+        graph=graph,
+        batched=frozenset(copies[t.op].outputs[t.index] for t in problem.batched),
+        stand_ins=frozenset(copies[op] for op in problem.stand_ins),
+    )

@@ -1,0 +1,41 @@
+"""How a plan lays the whole graph of its problem, and what the step then takes."""
+
+from __future__ import annotations
+
+from tfpar.cost.cost import Cost
+from tfpar.cost.evaluate import evaluate
+from tfpar.ir.collection import collection_paused
+from tfpar.ir.roles import Roles
+from tfpar.plans import Plan
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.prepared import prepare
+from tfpar.search.as_planned import as_planned
+from tfpar.search.problem import Problem, step_anchors
+
+
+def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
+    """The whole graph of a problem as `plan` lays it, with what it computes again."""
+    return laid_graph(plan, as_planned(problem, plan))
+
+
+def laid_graph(plan: Plan, problem: Problem) -> PartitionedGraph:
+    """The whole graph of a problem as `plan` lays it, which is as the plan runs it already."""
+    with collection_paused():
+        laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
+        laid.wire_dtypes = Roles.of(problem.graph, compression=problem.compression).wire_dtypes
+        return laid
+
+
+def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
+    """What a plan costs that computes its batch in one piece, and the graph as it lays it."""
+    again = as_planned(problem, plan)
+    laid = laid_graph(plan, again)
+    roles = priced_roles(laid, again)
+    return evaluate(laid, problem.cluster, roles, problem.state_ratio), laid
+
+
+def priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:
+    """The roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
+    stand_ins = dict.fromkeys(problem.stand_ins, 0)
+    return Roles.of(laid.graph, times=stand_ins, compression=problem.compression)

@@ -1,0 +1,161 @@
+"""The planner's plan that fits into the memory of a device (TAP §IV-H, Rhino §4.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from tfpar.cost.cost import Cost
+from tfpar.ir.graph import Graph
+from tfpar.ir.roles import Roles
+from tfpar.ir.traits import FREE
+from tfpar.plans import Plan
+from tfpar.search.objective import UNCERTAINTY
+from tfpar.search.problem import Planner, Problem
+from tfpar.search.recompute import Blocks, recomputed_problem
+from tfpar.search.slots import saved_by_split_slots, with_split_slots
+from tfpar.search.so_far import MakePlan, Offer
+
+LEAST_SAVING = 0.01
+"""The part of all activations that a repeated block has to save to be worth a search of its own
+(empirical)."""
+
+HOPELESS = 1.5
+"""How many times the memory of a device a rank would have to store at least for a search of plans
+that fit to be left out: what is stored at least is known to about that (views share memory)."""
+
+
+def solve_within_memory(problem: Problem, planner: Planner) -> Plan:
+    """The planner's plan, with what it takes to fit.
+
+    If the fastest plan of all does not fit into a device, it does perhaps with its optimizer slots
+    split, which costs least (`slots`). Else, unless the user has said what is computed again, plans
+    that store less are found, and plans that compute repeated blocks again, the one that saves most
+    first, each with its slots split where that makes it fit; of all these the fastest that fits is
+    taken.
+
+    Raises:
+        PlanError: no plan satisfies the constraints.
+        SpecError: a pattern that matches no block.
+    """
+    if problem.recompute is not None:
+        names = Blocks.of(problem.graph).chosen(problem.recompute)
+        return _best([*_solved(problem, planner, names)], problem)
+    fastest = fastest_plan(problem, planner)
+    if not problem.excess_in_parts(fastest.cost):
+        return fastest
+    plans = [*_with_less_state(fastest, problem)]
+    if plans and _fits(plans[0], problem) and _is_near(plans[0], fastest):
+        return plans[0]
+    *some, most = itertools.accumulate(_by_saving(problem), initial=())
+    for names in some:
+        if least_bytes(recomputed_problem(problem, names)) <= HOPELESS * problem.memory_limit:
+            plans += _solved(problem, planner, names)
+    plans += _solved(problem, planner, most)
+    best = _best(plans, problem)
+    return dataclasses.replace(best, cut_short=best.cut_short or fastest.cut_short)
+
+
+def _with_less_state(plan: Plan, problem: Problem) -> Iterator[Plan]:
+    """The plan with split slots, where that may be what makes it fit."""
+    if problem.excess_in_parts(plan.cost) <= saved_by_split_slots(plan, problem):
+        split = with_split_slots(plan, problem)
+        if split is not None:
+            yield split
+
+
+def _fits(plan: Plan, problem: Problem) -> bool:
+    return not problem.excess_in_parts(plan.cost)
+
+
+def _is_near(plan: Plan, other: Plan) -> bool:
+    """Whether predictions cannot tell that a priced plan is slower than another."""
+    assert plan.cost is not None and other.cost is not None, "plans that were priced"
+    return plan.cost.seconds <= other.cost.seconds * (1 + UNCERTAINTY)
+
+
+def _best(plans: Sequence[Plan], problem: Problem) -> Plan:
+    """The fastest of those that fit, or that of which least is missing."""
+
+    def key(plan: Plan) -> tuple[float, float]:
+        return problem.excess_in_parts(plan.cost), plan.cost.seconds if plan.cost else 0.0
+
+    cut_short = any(plan.cut_short for plan in plans)
+    return dataclasses.replace(min(plans, key=key), cut_short=cut_short)
+
+
+def fastest_plan(problem: Problem, planner: Planner) -> Plan:
+    """The planner's fastest plan of all, whatever it stores; it is searched once."""
+    asked = problem.aiming(memory_limit=math.inf)
+    return problem.known.get(
+        ("fastest", planner, tuple(problem.meshes)), lambda: planner.solve(asked)
+    )
+
+
+def _solved(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Iterator[Plan]:
+    """The planner's plans that compute these blocks again: the one that it finds for the memory
+    that there is, and others where that is not the fastest of all.
+
+    A planner splits weights for what slots take: the fastest plan may fit with its slots split
+    instead. And one that looks for fast plans may miss one that just fits: then the one that it
+    finds to store least is tried.
+    """
+    again = recomputed_problem(problem, names)
+    if problem.offer is not None:
+        again = again.telling(_computing_again(names, problem.offer))
+
+    def named(plan: Plan) -> Plan:
+        return dataclasses.replace(plan, recompute=names)
+
+    plan = planner.solve(again)
+    yield named(plan)
+    fastest = fastest_plan(again, planner)
+    if _fits(plan, again) and (fastest.cost is None or _is_near(plan, fastest)):
+        return
+    found = [plan]
+    for other in (fastest, plan):
+        found += _with_less_state(other, again)
+    if not any(_fits(one, again) for one in found):
+        least = planner.solve(again.aiming(memory_limit=0.0))
+        split = with_split_slots(least, again)  # also where it is only nearer to what fits
+        found += [least] if split is None else [least, split]
+    yield from map(named, found[1:])
+
+
+def _computing_again(names: tuple[str, ...], offer: Offer) -> Offer:
+    """`offer` for plans that compute the blocks called so again."""
+
+    def told(make: MakePlan, cost: Cost | None) -> None:
+        def made() -> Plan | None:
+            plan = make()
+            return plan and dataclasses.replace(plan, recompute=names)
+
+        offer(made, cost)
+
+    return told
+
+
+def least_bytes(problem: Problem) -> float:
+    """About what a rank stores at least: its even share of weights, slots and kept activations."""
+    weights = sum(v.num_bytes for v in problem.graph.variables if v.trainable)
+    state = weights * (problem.state_ratio or 0.0)
+    kept = problem.kept_part * _activation_bytes(problem.graph)
+    return (weights + state + kept) / problem.meshes[0].mesh.size
+
+
+def _by_saving(problem: Problem) -> Iterator[tuple[str, ...]]:
+    """The repeated blocks that are worth it, the one that saves most of the whole step first."""
+    before = _activation_bytes(problem.graph)
+    saved = {
+        names: before - _activation_bytes(recomputed_problem(problem, names).graph)
+        for names in map(tuple, Blocks.of(problem.graph).repeats)
+    }
+    for repeat in sorted(saved, key=lambda f: -saved[f]):
+        if saved[repeat] > LEAST_SAVING * before:
+            yield repeat
+
+
+def _activation_bytes(graph: Graph) -> int:
+    return sum(t.num_bytes for t in Roles.of(graph).activations if t.op.type not in FREE)
