@@ -8,11 +8,15 @@ the units in their order. Where it is known what devices have room for (`rooms`)
 looked at that does not fit. What sends least of the units in the order that they have is found at
 once (`in_order`). Where they have others too, a small program looks for something better (`ilp`);
 of a large one, that order is what is used.
+
+Stages that take alike may have to be cut where much is sent. If a link takes longer for that than
+any stage computes (`links`), stages are let take more, and what takes the shortest step is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from tfpar.search.deadline import Deadline
@@ -20,6 +24,7 @@ from tfpar.search.stages.bounds import SLACK, Bounds, balanced_bounds, fixed_bou
 from tfpar.search.stages.cuts import Stages, best_cut, levelled
 from tfpar.search.stages.ilp import SOLVER_SLACK, fastest_stages, least_sent
 from tfpar.search.stages.in_order import is_chain, least_sent_in_order
+from tfpar.search.stages.links import Links
 from tfpar.search.stages.paces import Paces, average_seconds, read_paces
 from tfpar.search.stages.rooms import NothingFits, Rooms
 from tfpar.search.stages.units import UnitGraph
@@ -27,6 +32,10 @@ from tfpar.spec.arguments import finite, integer
 
 TOLERANCE = 0.1
 """By how much, relative to the average, a stage may take longer."""
+
+LOOSER = (0.25, 0.5)
+"""By how much stages may take longer where a link keeps the step. Not more, however slow it is: the
+stages that are asked for are to share the work."""
 
 SOLVED = 5000
 """Units times stages squared up to which an integer program looks for what sends less than stages
@@ -65,6 +74,7 @@ def assign(
     *,
     paces: Paces | None = None,
     rooms: Rooms | None = None,
+    links: Links | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> Assignment:
@@ -74,6 +84,7 @@ def assign(
     Args:
         paces: of stages (`paces`); by default all alike.
         rooms: what the devices of stages can hold; None: everything.
+        links: between the devices of stages; None: what is sent takes no time.
         tolerance: by how much, relative to the average, a stage may take longer.
         deadline: what is found by then is used; it is cut short if something better may be left.
 
@@ -99,7 +110,32 @@ def assign(
         raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
     average = average_seconds(graph.seconds, paces)
     most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
+    within = functools.partial(
+        _within, graph, bounds, start, chain=chain, paces=paces, rooms=rooms, deadline=deadline
+    )
+    best = within(most_seconds)
+    for looser in LOOSER:
+        if links is None or not links.keep(graph, best.stages, paces):
+            break
+        found = within(max(average * (1 + looser), most_seconds))
+        best = min(best, found, key=lambda a: links.step_seconds(graph, a.stages, paces))
+    return best
+
+
+def _within(
+    graph: UnitGraph,
+    bounds: Bounds,
+    start: Stages,
+    most_seconds: float,
+    *,
+    chain: bool,
+    paces: Paces,
+    rooms: Rooms | None,
+    deadline: Deadline,
+) -> Assignment:
+    """The assignment that sends least of those in which no stage takes more than `most_seconds`."""
     deadline.check()
+    num_stages = len(paces)
     gap = 0.0 if chain else math.inf
     narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
     stages = least_sent_in_order(graph, bounds, most_seconds * (1 + SLACK), paces, rooms)

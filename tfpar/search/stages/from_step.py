@@ -30,6 +30,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.stages.assign import TOLERANCE, Assignment, assign
 from tfpar.search.stages.bounds import fixed_bounds
 from tfpar.search.stages.cuts import best_cut
+from tfpar.search.stages.links import Links
 from tfpar.search.stages.paces import Paces, average_seconds, read_paces, shares
 from tfpar.search.stages.rooms import Laid, NothingFits
 from tfpar.search.stages.units import Flow, TiedWeight, Unit, UnitGraph
@@ -65,6 +66,7 @@ def assign_step(
     fixed: Mapping[Op, int] | None = None,
     paces: Paces | None = None,
     before: Laid | None = None,
+    links: Links | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> tuple[StepUnits, Assignment]:
@@ -75,6 +77,7 @@ def assign_step(
         fixed: stages of ops, as far as they are given; the rest of a unit goes with them.
         paces: of stages; by default all alike.
         before: stages in which they do not fit into memory: others are found that may.
+        links: between the devices of stages; None: what is sent takes no time.
         tolerance: by how much, relative to the average, a stage may take longer. Finer units are
             tried until the best cut keeps to that, or to what the longest op takes; if none does,
             those are taken whose best cut is the fastest.
@@ -111,6 +114,7 @@ def assign_step(
                     num_stages,
                     paces=paces,
                     rooms=rooms,
+                    links=links,
                     tolerance=tolerance,
                     deadline=deadline,
                 )

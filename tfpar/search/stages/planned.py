@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, PutInStage, resolve_stages
@@ -24,9 +25,12 @@ from tfpar.propagation.prepared import prepare
 from tfpar.search.deadline import Deadline
 from tfpar.search.known import Known
 from tfpar.search.stages.bounds import TooManyStages
+from tfpar.search.stages.cuts import Stages
 from tfpar.search.stages.from_step import assign_step
+from tfpar.search.stages.links import Links
 from tfpar.search.stages.one_device import OneDevice
 from tfpar.search.stages.rooms import Laid
+from tfpar.search.stages.units import UnitGraph
 from tfpar.spec import PlanError
 
 
@@ -198,8 +202,9 @@ def _assigned(
     """
     order = pipeline.order
     paces = step.alone.paces(cluster, order.actors, size)
+    links = Links(cluster, tuple(order.actors), size, order.num_microbatches)
 
-    def found() -> tuple[PlannedStages, bool]:
+    def found(between: Links | None) -> _Assigned:
         seconds = step.alone.seconds(cluster)
         units, assignment = assign_step(
             step.graph,
@@ -209,19 +214,33 @@ def _assigned(
             fixed=fixed,
             paces=paces,
             before=laid,
+            links=between,
             deadline=deadline,
         )
         forward = units.forward_stages(assignment.stages)
         stage = {op: forward[op] for op in step.ops}
-        return _planned(step.graph, step.roles, stage, pipeline), deadline.cut_short
+        planned = _planned(step.graph, step.roles, stage, pipeline)
+        return _Assigned(planned, units.graph, assignment.stages, deadline.cut_short)
 
     if laid is not None:
-        return found()[0]
-    # Where ops lie does not hang on how a plan splits them, nor on the order of their tasks.
+        return found(links).planned
+    # Where ops lie does not hang on how a plan splits them, nor on the order of their tasks, nor on
+    # the links as long as these are fast enough.
     key = "stages", order.num_stages, cluster.device, tuple(paces), tuple(fixed.items())
-    planned, cut_short = known.get(key, found)
-    deadline.cut_short |= cut_short
-    return dataclasses.replace(planned, schedule=order, recompute=pipeline.recompute)
+    best = known.get(key, functools.partial(found, None))
+    if links.keep(best.graph, best.stages, paces):
+        best = known.get((*key, links), functools.partial(found, links))
+    deadline.cut_short |= best.cut_short
+    return dataclasses.replace(best.planned, schedule=order, recompute=pipeline.recompute)
+
+
+class _Assigned(NamedTuple):
+    """Stages, and the units that they were found with."""
+
+    planned: PlannedStages
+    graph: UnitGraph
+    stages: Stages
+    cut_short: bool
 
 
 def _planned(

@@ -1,0 +1,75 @@
+"""What lies between the devices of stages, where it may be what keeps a step.
+
+A microbatch takes C_a seconds on actor a, and T_ab on its way from actor a to actor b. With m
+microbatches a step takes about (auto3d, equation 4, where a link is passed by one microbatch at a
+time as a stage is)
+
+    (m - 1) max(C_a, T_ab) + sum C_a + 2 sum T_ab
+
+since as much comes back as goes forth.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.collectives import transfer_seconds
+from tfpar.search.stages.paces import Paces
+from tfpar.search.stages.units import UnitGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """Where stages run, and how their ranks are joined.
+
+    Attributes:
+        cluster: the machines of all ranks.
+        actors: that run each stage.
+        size: ranks of each actor: those of actor `a` are `a * size` to `(a + 1) * size - 1`. They
+            share what a stage computes and sends.
+        microbatches: that a step has.
+    """
+
+    cluster: Cluster
+    actors: tuple[int, ...]
+    size: int
+    microbatches: int
+
+    def keep(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> bool:
+        """Whether a microbatch takes longer on a link than on any devices."""
+        return max(self._sent(graph, stages).values(), default=0.0) > max(
+            self._computed(graph, stages, paces)
+        )
+
+    def step_seconds(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> float:
+        """What a step takes, about, with units in these stages."""
+        computed, sent = self._computed(graph, stages, paces), self._sent(graph, stages)
+        slowest = max([*computed, *sent.values()])
+        return (self.microbatches - 1) * slowest + sum(computed) + 2 * sum(sent.values())
+
+    def _computed(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> list[float]:
+        """Seconds of a microbatch on each actor."""
+        found = [0.0] * (max(self.actors) + 1)
+        for stage, seconds in enumerate(graph.stage_seconds(stages, paces)):
+            found[self.actors[stage]] += seconds / self.size / self.microbatches
+        return found
+
+    def _sent(self, graph: UnitGraph, stages: Sequence[int]) -> Mapping[tuple[int, int], float]:
+        """Seconds of what a microbatch sends one way, from actor to actor."""
+        num_bytes: dict[tuple[int, int], float] = collections.defaultdict(float)
+        for flow in graph.flows:
+            source = self.actors[stages[flow.source]]
+            for target in {self.actors[stages[reader]] for reader in flow.readers} - {source}:
+                num_bytes[source, target] += flow.num_bytes / 2
+        parts = self.size * self.microbatches
+        return {
+            (a, b): transfer_seconds(
+                [(a * self.size + i, b * self.size + i) for i in range(self.size)],
+                sent / parts,
+                self.cluster,
+            )
+            for (a, b), sent in num_bytes.items()
+        }
