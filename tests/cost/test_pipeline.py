@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 from fractions import Fraction
 
 import networkx as nx
@@ -183,6 +184,56 @@ def test_a_transfer_runs_beside_tasks():
     assert found.seconds == 9 + 1 + 1 + 2 + 2 + 2  # F, F, B, B, and 0B1
 
 
+@pytest.mark.parametrize(
+    ("overlap", "second_ends"),
+    # 0F0 ends at 4, and its 4 bytes are on their way until 9: of 0F1, what part of these five
+    # seconds the overlap says is done by then. What 0F1 sends slows 1F0.
+    [(1.0, 8), (Fraction(1, 2), Fraction(21, 2)), (0.0, 13)],
+)
+def test_tasks_go_on_slower_while_their_actor_sends(overlap, second_ends):
+    network = Network({"wire": 1}, {(0, 1): (Route(("wire",), 1),), (1, 0): ()}, overlap)
+    found = run(TWO, StageCost({"F": 4, "B": 0}), StageGraph.chain(2, 4, 0), network)
+    ran = {str(r.task): (r.start, r.end) for r in found.events}
+    assert ran["0F0"] == (0, 4) and ran["0F1"] == (4, second_ends)
+    # The receiver waits for the first, and computes it while the second is on its way.
+    assert ran["1F0"][0] == 9
+    second = next(sent for sent in found.transfers if str(sent.edge.producer) == "0F1")
+    assert (second.start, second.end) == (second_ends, second_ends + 1 + 4)
+    beside = max(0, min(ran["1F0"][1], second.end) - max(9, second_ends))
+    assert ran["1F0"][1] - 9 == pytest.approx(4 + beside * (1 - overlap))
+    assert found.busy_s == tuple(
+        sum(r.end - r.start for r in found.events if r.actor == a) for a in (0, 1)
+    )
+
+
+def test_all_work_is_done_in_order_at_no_less_than_the_slower_pace():
+    """On random pipelines."""
+    rng = random.Random(0)
+    for _ in range(40):
+        stages, micro = rng.randint(2, 4), rng.randint(1, 5)
+        schedule = generate(rng.choice(("gpipe", "1f1b", "zb-h1")), stages, micro)
+        costs = [
+            StageCost({k: rng.randint(0, 4) for k in "FBIWU"}, reduction_s=rng.randint(0, 5))
+            for _ in range(stages)
+        ]
+        routes = {
+            pair: (Route((f"{pair}",), rng.randint(0, 2)),)
+            for s in range(stages - 1)
+            for pair in ((s, s + 1), (s + 1, s))
+        }
+        wires = {f"{pair}": rng.randint(1, 4) for pair in routes}
+        graph = StageGraph.chain(stages, rng.randint(0, 8), rng.randint(0, 8))
+        for overlap in (1.0, 0.5, 0.0):
+            found = run(schedule, costs, graph, Network(wires, routes, overlap))
+            for ran in found.events:
+                least, took = costs[ran.task.stage].seconds[ran.task.kind], ran.end - ran.start
+                assert took >= least - 1e-9
+                assert not overlap or took <= least / overlap + 1e-9
+            for order in schedule.orders:
+                own = [r for r in found.events if r.task in order]
+                assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(own))
+
+
 def test_pipelines_side_by_side_share_an_uplink():
     """Two ranks a stage, on two nodes: both transfers leave by the node's uplink."""
     cluster = Cluster.regular(
@@ -196,6 +247,8 @@ def test_pipelines_side_by_side_share_an_uplink():
     inside = {(0, 1): [(0, 1, 1.0)], (1, 0): [(1, 0, 1.0)]}
     fast = run(generate("1f1b", 2, 1), stages=stages, network=Network.of(cluster, inside))
     assert fast.seconds == pytest.approx(1 + 1 + 2 + 2 + 2 * 0.3)
+    half = dataclasses.replace(cluster, overlap=0.5)
+    assert Network.of(half, sent).overlap == 0.5
     same = {(0, 1): [(0, 0, 1.0)], (1, 0): [(0, 0, 1.0)]}
     assert (
         run(generate("1f1b", 2, 1), stages=stages, network=Network.of(cluster, same)).seconds == 6
@@ -231,7 +284,7 @@ def test_no_link_carries_more_than_it_can(drawn, forward, back):
     for actor, order in enumerate(schedule.orders):  # one task at a time, in order
         ran = [ran for ran in found.events if ran.actor == actor]
         assert [r.task for r in ran][: len(order)] == [*order]
-        assert all(a.end <= b.start for a, b in itertools.pairwise(ran))
+        assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(ran))
 
 
 def test_more_transfers_at_once_than_one_by_one():

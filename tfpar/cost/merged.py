@@ -9,6 +9,7 @@ So one route of each kind says when the last of all arrives.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Hashable, Iterable, Iterator
 
 from tfpar.cost.stages import Network, Route
@@ -38,7 +39,8 @@ def merged(network: Network) -> Network:
         bandwidth |= shares
         for stages, route in kept:
             routes[stages].append(route)
-    return Network(bandwidth, {stages: tuple(found) for stages, found in routes.items()})
+    found = {stages: tuple(some) for stages, some in routes.items()}
+    return dataclasses.replace(network, bandwidth=bandwidth, routes=found)
 
 
 def _components(network: Network) -> Iterator[list[Key]]:

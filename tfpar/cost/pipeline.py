@@ -2,10 +2,12 @@
 
 An actor runs one task at a time, in its order, each once what it needs is there. What goes to
 another actor is sent as soon as its task ends, beside whatever the actors compute, and shares links
-with what crosses them at the same time (`tfpar.cost.flows`). Collectives within a task are in its
-seconds. The gradients of a stage are summed over its ranks from when its last B or W ends, beside
-what the actor still runs, one stage after the other; its update waits for that, and so does what
-goes to the owner of a tied weight. What a stage reads of such a weight is sent as the step begins.
+with what crosses them at the same time (`tfpar.cost.flows`). While it is on its way, or gradients
+are summed, tasks of the actors at both ends go on at `Network.overlap` of their pace. Collectives
+within a task are in its seconds. The gradients of a stage are summed over its ranks from when its
+last B or W ends, beside what the actor still runs, one stage after the other; its update waits for
+that, and so does what goes to the owner of a tied weight. What a stage reads of such a weight is
+sent as the step begins.
 
 Memory of an actor changes when a task starts or ends, and when a transfer does:
 
@@ -139,6 +141,23 @@ class _Transfer:
         return 0 if self.edge.carries == "weights" else self.edge.num_bytes
 
 
+@dataclasses.dataclass
+class _Running:
+    """A task that an actor runs: what was left of it at a time, in seconds, and its rate since.
+
+    Attributes:
+        place: among what was written down.
+        order: of the moment at which it will end; none while its rate is 0.
+    """
+
+    number: int
+    place: int
+    left: float
+    since: float
+    rate: float = 0
+    order: int = -1
+
+
 class _Run:
     """The state of a simulation: what has ended, what is under way, what each actor runs next."""
 
@@ -169,7 +188,9 @@ class _Run:
         self._moments: list[_Moment] = []
         self._order = itertools.count()
         self._next = [0] * len(graph.orders)
-        self._idle = [True] * len(graph.orders)
+        self._running: list[_Running | None] = [None] * len(graph.orders)
+        self._sending = [0] * len(graph.orders)  # transfers and reductions of each actor
+        self._overlap = 1 if network is None else network.overlap
         self._reduced: list[float] = [0] * len(graph.orders)  # when an actor's reductions end
         self._bandwidth = {} if network is None else network.bandwidth
         self._flows = Flows(self._bandwidth)
@@ -223,13 +244,17 @@ class _Run:
             passed = []
             while self._moments and self._moments[0].time == self._now:
                 passed.append(heapq.heappop(self._moments))
+            passed = [m for m in passed if m.what != "task" or self._ends_now(m)]
+            for moment in passed:
+                if moment.what == "task":
+                    self._end_running(self._actor[moment.number])
             # What is freed at a moment is, before anything is taken.
             self._change_flows(passed)
             for moment in passed:
                 if moment.what == "task":
                     self._end_task(moment.number)
                 elif moment.what == "reduction":
-                    self._meet(self._updates[moment.number])
+                    self._end_reduction(moment.number)
             for moment in passed:
                 if moment.what == "task":
                     self._made(self._sends[moment.number])
@@ -255,11 +280,10 @@ class _Run:
     def _start(self) -> None:
         """Every actor that waits runs its next task, if what that needs is there."""
         for actor, order in enumerate(self._graph.orders):
-            if self._idle[actor] and self._next[actor] < len(order):
+            if self._running[actor] is None and self._next[actor] < len(order):
                 task = order[self._next[actor]]
                 number = self._number[task]
                 if not self._waiting[number]:
-                    self._idle[actor] = False
                     self._next[actor] += 1
                     self._start_task(number)
         self._memory.settle(self._now)
@@ -267,9 +291,10 @@ class _Run:
     def _start_task(self, number: int) -> None:
         task, actor = self._tasks[number], self._actor[number]
         cost = self._costs[task.stage]
-        end = self._now + cost.seconds.get(task.kind, 0)
-        self._ran.append(Ran(self._now, end, actor, task))
-        self._at(end, "task", number)
+        seconds = cost.seconds.get(task.kind, 0)
+        self._running[actor] = _Running(number, len(self._ran), seconds, self._now)
+        self._ran.append(Ran(self._now, self._now, actor, task))
+        self._set_rate(actor)
         self._memory.take(actor, cost.working_bytes.get(task.kind, 0), task)
         if task.kind == "F":
             self._memory.take(actor, cost.kept_bytes, task)
@@ -280,7 +305,6 @@ class _Run:
     def _end_task(self, number: int) -> None:
         task, actor = self._tasks[number], self._actor[number]
         cost = self._costs[task.stage]
-        self._idle[actor] = True
         self._memory.free(actor, cost.working_bytes.get(task.kind, 0))
         freed = cost.freed_bytes(task.kind)
         self._memory.free(actor, max(freed, 0))
@@ -295,13 +319,51 @@ class _Run:
             self._reduced[actor] = end = start + cost.reduction_s
             self._reductions.append(Reduced(start, end, stage))
             self._at(end, "reduction", stage)
+            if cost.reduction_s:
+                self._sends_more(actor, 1)
+
+    def _end_running(self, actor: int) -> None:
+        running = self._running[actor]
+        assert running is not None
+        self._ran[running.place] = self._ran[running.place]._replace(end=self._now)
+        self._running[actor] = None
+
+    def _sends_more(self, actor: int, more: int) -> None:
+        """An actor begins or ends to send, receive or sum something."""
+        self._sending[actor] += more
+        self._set_rate(actor)
+
+    def _set_rate(self, actor: int) -> None:
+        """Let the task that an actor runs go on at the rate that it has from now on."""
+        running = self._running[actor]
+        rate = self._overlap if self._sending[actor] else 1
+        if running is None or running.rate == rate:
+            return
+        running.left = max(running.left - running.rate * (self._now - running.since), 0)
+        running.since, running.rate, running.order = self._now, rate, -1
+        if rate or not running.left:
+            end = self._now + (running.left / rate if rate not in (0, 1) else running.left)
+            running.order = self._at(end, "task", running.number)
+
+    def _ends_now(self, moment: _Moment) -> bool:
+        """Whether a task ends at a moment at which that was expected at some time."""
+        running = self._running[self._actor[moment.number]]
+        return running is not None and running.order == moment.order
+
+    def _end_reduction(self, stage: int) -> None:
+        if self._costs[stage].reduction_s:
+            self._sends_more(self._graph.schedule.actors[stage], -1)
+        self._meet(self._updates[stage])
 
     def _meet(self, readers: Iterable[int]) -> None:
         for reader in readers:
             self._waiting[reader] -= 1
 
-    def _at(self, time: float, what: Literal["task", "begin", "reduction"], number: int) -> None:
-        heapq.heappush(self._moments, _Moment(time, next(self._order), what, number))
+    def _at(self, time: float, what: Literal["task", "begin", "reduction"], number: int) -> int:
+        """Note a moment; its order."""
+        order = next(self._order)
+        heapq.heappush(self._moments, _Moment(time, order, what, number))
+        return order
 
     # --- transfers
 
@@ -318,6 +380,8 @@ class _Run:
             if transfer.waiting:
                 continue
             transfer.start, transfer.under_way = self._now, 1  # this call, until all have begun
+            for actor in (transfer.source, transfer.target):
+                self._sends_more(actor, 1)
             self._memory.take(transfer.target, transfer.held, transfer.edge.consumer)
             for route in transfer.routes:
                 transfer.under_way += 1
@@ -353,5 +417,7 @@ class _Run:
         transfer.under_way -= 1
         if not transfer.under_way:
             self._sent.append(Sent(transfer.start, self._now, transfer.edge))
+            for actor in (transfer.source, transfer.target):
+                self._sends_more(actor, -1)
             self._memory.free(transfer.source, transfer.held)
             self._meet([transfer.reader])

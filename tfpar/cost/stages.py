@@ -71,10 +71,13 @@ class Network:
     Attributes:
         bandwidth: bytes/s of each link, for all that cross it together.
         routes: from stage to stage, for activations one way and gradients the other.
+        overlap: what part of a task goes on while its devices send, receive or sum, 0 to 1
+            (`Cluster.overlap`).
     """
 
     bandwidth: Mapping[Hashable, float]
     routes: Mapping[tuple[int, int], tuple[Route, ...]]
+    overlap: float = 1
 
     @classmethod
     def of(
@@ -97,4 +100,4 @@ class Network:
                 bandwidth.update((link.name, link.bandwidth) for link in shared)
                 found.append(Route(tuple(link.name for link in shared), latency_s, part))
             routes[stages] = tuple(found)
-        return cls(bandwidth, routes)
+        return cls(bandwidth, routes, cluster.overlap)
