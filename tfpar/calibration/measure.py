@@ -16,7 +16,9 @@ from tfpar.cluster.description import Cluster, Device, Level, Measured, Node, sl
 from tfpar.spec import Mesh
 
 _COMPUTE, _COLLECTIVES = 0.35, 0.9  # of the budget: where these end
-_BESIDE_S = 20e-3  # what products and collectives take that run side by side
+# What products and collectives take that run side by side: where cores are granted by quota, one of
+# them is idle for a part of anything shorter. But no more of them: compiling them takes time, too.
+_BESIDE_S, _MOST_BESIDE = 0.1, 500
 
 
 def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell) -> Cluster:
@@ -74,8 +76,10 @@ def _overlap(
     side, payload = sizes.half_side, sizes.payloads[-2]
     whole = next(m for m in found if m.kind == "all_reduce" and m.mesh[m.axis] == mesh.size)
     reduce_s = whole.startup_s + payload / whole.bandwidth
-    products = math.ceil(_BESIDE_S / (device.launch_s + 2.0 * side**3 / device.flops["float32"]))
-    reduces = math.ceil(_BESIDE_S / max(reduce_s, 1e-5))
+    product_s = device.launch_s + 2.0 * side**3 / device.flops["float32"]
+    products, reduces = (
+        min(math.ceil(_BESIDE_S / seconds), _MOST_BESIDE) for seconds in (product_s, reduce_s)
+    )
     shape, _ = operand_of("all_reduce", mesh.size, payload)
 
     def beside(products: int, reduces: int) -> float:
