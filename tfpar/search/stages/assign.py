@@ -10,13 +10,12 @@ once (`in_order`). Where they have others too, a small program looks for somethi
 of a large one, that order is what is used.
 
 Stages that take alike may have to be cut where much is sent. If a link takes longer for that than
-any stage computes (`links`), stages are let take more, and what takes the shortest step is used.
+any stage computes (`links`), they may take less alike, and what takes the shortest step is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 
 from tfpar.search.deadline import Deadline
@@ -34,8 +33,8 @@ TOLERANCE = 0.1
 """By how much, relative to the average, a stage may take longer."""
 
 LOOSER = (0.25, 0.5)
-"""By how much stages may take longer where a link keeps the step. Not more, however slow it is: the
-stages that are asked for are to share the work."""
+"""How far from the average stages may be where a link keeps the step. Not farther, however slow it
+is: the stages that are asked for are to share the work."""
 
 SOLVED = 5000
 """Units times stages squared up to which an integer program looks for what sends less than stages
@@ -110,33 +109,8 @@ def assign(
         raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
     average = average_seconds(graph.seconds, paces)
     most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
-    within = functools.partial(
-        _within, graph, bounds, start, chain=chain, paces=paces, rooms=rooms, deadline=deadline
-    )
-    best = within(most_seconds)
-    for looser in LOOSER:
-        if links is None or not links.keep(graph, best.stages, paces):
-            break
-        found = within(max(average * (1 + looser), most_seconds))
-        best = min(best, found, key=lambda a: links.step_seconds(graph, a.stages, paces))
-    return best
-
-
-def _within(
-    graph: UnitGraph,
-    bounds: Bounds,
-    start: Stages,
-    most_seconds: float,
-    *,
-    chain: bool,
-    paces: Paces,
-    rooms: Rooms | None,
-    deadline: Deadline,
-) -> Assignment:
-    """The assignment that sends least of those in which no stage takes more than `most_seconds`."""
-    deadline.check()
-    num_stages = len(paces)
     gap = 0.0 if chain else math.inf
+    deadline.check()
     narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
     stages = least_sent_in_order(graph, bounds, most_seconds * (1 + SLACK), paces, rooms)
     if stages is None or (rooms is not None and not rooms.have_room(graph, stages)):
@@ -146,10 +120,28 @@ def _within(
             graph, narrowed, num_stages, most_seconds, stages, deadline, paces, rooms
         )
     stages = levelled(graph, narrowed, num_stages, stages, paces, rooms)
-    return Assignment(
-        stages,
-        graph.sent_bytes(stages),
-        tuple(graph.stage_seconds(stages, paces)),
-        most_seconds * (1 + SOLVER_SLACK),
-        gap,
-    )
+    if links is not None:
+        stages = _kept_by_no_link(stages, graph, bounds, links, paces, rooms)
+    seconds = tuple(graph.stage_seconds(stages, paces))
+    most_seconds = max(most_seconds * (1 + SOLVER_SLACK), *seconds)
+    return Assignment(stages, graph.sent_bytes(stages), seconds, most_seconds, gap)
+
+
+def _kept_by_no_link(
+    stages: Stages,
+    graph: UnitGraph,
+    bounds: Bounds,
+    links: Links,
+    paces: Paces,
+    rooms: Rooms | None,
+) -> Stages:
+    """`stages`; where a link keeps the step, others that take less alike, if that is shorter."""
+    average = average_seconds(graph.seconds, paces)
+    for looser in LOOSER:
+        if not links.keep(graph, stages, paces):
+            break
+        most, least = average * (1 + looser), average * (1 - looser)
+        found = least_sent_in_order(graph, bounds, most, paces, rooms, least)
+        if found is not None and (rooms is None or rooms.have_room(graph, found)):
+            stages = min(stages, found, key=lambda s: links.step_seconds(graph, s, paces))
+    return stages

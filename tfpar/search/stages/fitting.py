@@ -174,7 +174,10 @@ def _excess(plan: Plan) -> float:
 def _part(plan: Plan) -> float:
     """What part of what it holds a rank may, of the stage where that is least."""
     shares = _staged(plan).stages
-    return min((s.limit_bytes / s.peak_bytes for s in shares if s.limit_bytes), default=1.0)
+    return min(
+        (s.limit_bytes / s.peak_bytes for s in shares if s.limit_bytes and s.peak_bytes),
+        default=1.0,
+    )
 
 
 def _seconds(plan: Plan) -> float:

@@ -43,6 +43,7 @@ def least_sent_in_order(
     most_seconds: float,
     paces: Paces,
     rooms: Rooms | None = None,
+    least_seconds: float = 0.0,
 ) -> Stages | None:
     """The runs of units that send least; None if there are none.
 
@@ -51,6 +52,7 @@ def least_sent_in_order(
         most_seconds: that a stage may take.
         paces: one for each stage.
         rooms: what the devices of stages can hold, each stage by itself; None: everything.
+        least_seconds: that a stage is to take.
     """
     count = len(graph.units)
     received, work = _received(graph), _runs([unit.seconds for unit in graph.units])
@@ -60,6 +62,7 @@ def least_sent_in_order(
     for stage, pace in enumerate(paces):
         taken = work * pace
         allowed = np.tri(count + 1, k=-1, dtype=bool).T & (taken <= most_seconds)
+        allowed &= taken >= least_seconds
         allowed &= _runs([not first <= stage <= last for first, last in bounds]) == 0
         if rooms is not None:
             held = _runs([rooms.of_unit(unit, stage) for unit in graph.units])
