@@ -1,6 +1,7 @@
 """Annealing beside exhaustive search and random search, on random clusters and models.
 
-    python -m benchmarks.three_d_random [--seeds FIRST LAST] [--seconds S] [--json FILE]
+    python -m benchmarks.three_d_random [--seeds FIRST LAST] [--seconds S] [--iterations N]
+                                        [--json FILE]
 
 Models are `mixed` of `tests/search/three_d/random_models.py`, of seeds that no test uses. Random
 search draws as many strategies as annealing prices. All seconds of steps are simulated; exhaustive
@@ -30,11 +31,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs=2, default=SEEDS, help="the first and the last")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of exhaustive search")
+    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="of annealing")
     parser.add_argument("--json", help="write the rows to this file")
     options = parser.parse_args()
     rows = []
     for seed in range(options.seeds[0], options.seeds[1] + 1):
-        row = compared(seed, options.seconds)
+        row = compared(seed, options.seconds, options.iterations)
         if row is None:
             print(f"{seed}: no strategy", flush=True)
             continue
@@ -56,7 +58,7 @@ def main() -> None:
     save(options.json, rows)
 
 
-def compared(seed: int, seconds: float) -> dict[str, Any] | None:
+def compared(seed: int, seconds: float, iterations: int = ITERATIONS) -> dict[str, Any] | None:
     """A row; None if there is no strategy that fits."""
     model = mixed(seed)
     try:
@@ -65,12 +67,12 @@ def compared(seed: int, seconds: float) -> dict[str, Any] | None:
         best = exhaustive(model, seconds=seconds, starts=megatron(model))
         exhaustive_cpu_s = time.process_time() - start
         start = time.process_time()
-        found = anneal(model, seed=seed, starts=megatron(model))
+        found = anneal(model, seed=seed, iterations=iterations, starts=megatron(model))
         annealing_cpu_s = time.process_time() - start
     except PlanError:
         return None
     try:
-        drawn = random_search(model, seed=seed, trials=ITERATIONS).best.simulated_s
+        drawn = random_search(model, seed=seed, trials=iterations).best.simulated_s
     except PlanError:
         drawn = None
     return {

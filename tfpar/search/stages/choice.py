@@ -129,8 +129,8 @@ def choose_pipeline(
 ) -> Plan:
     """The plan whose step is fastest, with what it was preferred to.
 
-    Of plans that predictions cannot tell apart (`search.objective.UNCERTAINTY`) it is the one with
-    fewest stages, and then microbatches. A plan that its planner has not priced is taken as it is.
+    It is one without stages if predictions cannot tell that the fastest is faster
+    (`search.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
     on whose fastest plan does not, it is first seen what all promise. Those whose fastest plan fits
     are planned first; of promises that predictions cannot tell apart, the fewest stages with room
@@ -340,8 +340,8 @@ class _Search:
         if not self.found:
             raise self._error()
         near = self.best_s * (1 + UNCERTAINTY)
-        by_stages = sorted(self.found, key=lambda plan: plan.num_ranks // plan.mesh.size)
-        best = next(plan for plan in by_stages if _cost(plan).seconds <= near)
+        without = (p for p in self.found if p.stages is None and _cost(p).seconds <= near)
+        best = next(without, None) or min(self.found, key=_order)
         others = sorted((plan for plan in self.found if plan is not best), key=_order)
         rivals = [Rival(name_of_plan(plan), plan.cost, plan=plan) for plan in others]
         left = [
