@@ -10,6 +10,7 @@ import tfpar as tap
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import Step
 from tests.search.stages.steps import Staged, machines
+from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import read_preset
 from tfpar.cost.cost import Cost
 from tfpar.ir.planning_graph import planning_graph
@@ -23,9 +24,9 @@ from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.deadline import Deadline
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Problem
-from tfpar.search.stages.fitting import find_in_stages
+from tfpar.search.stages.fitting import Price, find_in_stages
 from tfpar.search.stages.planned import in_stages
-from tfpar.search.stages.priced import scheduled_plan
+from tfpar.search.stages.priced import priced_plan, scheduled_plan
 from tfpar.spec import (
     MemoryLimitError,
     Mesh,
@@ -304,13 +305,14 @@ class Searched:
                 return plan
         raise MemoryLimitError("none", 25.0)
 
-    def plan(self, memory: float) -> Plan:
+    def plan(self, memory: float, price: Price = priced_plan) -> Plan:
         def staged(plan: Plan, before: Plan | None, deadline: Deadline | None) -> Plan:
             pipeline = Pipeline(2, 4)
             return in_stages(plan, self.step, pipeline, CLUSTER, before=before, deadline=deadline)
 
         self.limits.clear()
-        return find_in_stages(self.find, staged, self.problem, CLUSTER.with_memory(memory))
+        cluster = CLUSTER.with_memory(memory)
+        return find_in_stages(self.find, staged, self.problem, cluster, price)
 
 
 def test_a_plan_fits_where_each_stage_does():
@@ -330,6 +332,22 @@ def test_a_plan_fits_where_each_stage_does():
     with pytest.raises(MemoryLimitError, match=message) as caught:
         search.plan(needed * 0.05)
     assert caught.value.needed_bytes == needed and len(search.limits) == 2
+
+
+def test_a_stage_that_stores_nothing_limits_nothing():
+    search = Searched()
+    search.problem = dataclasses.replace(search.problem, state_ratio=0.0)  # no slots to split
+
+    def price(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
+        found = priced_plan(plan, problem, cluster)
+        cost = found.stages.cost
+        shares = (*cost.stages[:-1], dataclasses.replace(cost.stages[-1], peak_bytes=0.0))
+        staged = dataclasses.replace(found.stages, cost=dataclasses.replace(cost, stages=shares))
+        return dataclasses.replace(found, stages=staged)
+
+    needed = search.plan(1e12, price).stages.cost.stages[0].peak_bytes
+    assert search.plan(needed * 0.6, price).stages.cost.fits
+    assert search.limits[1:] == [pytest.approx(60.0)]
 
 
 def test_microbatches_alone_are_as_before():
