@@ -46,6 +46,7 @@ from scripts.benchmark_columns.three_d import (
     THREE_D,
     TRIALS,
     annealing,
+    near_pipelines,
 )
 
 _BENCHMARKS, _RHINO = "docs/benchmarks.md", "docs/rhino.md"
@@ -118,6 +119,7 @@ BLOCKS = {
     "large-planned": Block(_BENCHMARKS, "large_planned", table(LARGE_PLANNED)),
     "three-d-published": Block(_BENCHMARKS, "three_d_published", table(PUBLISHED)),
     "three-d-trials": Block(_BENCHMARKS, "three_d_trials", table(TRIALS)),
+    "near-pipelines": Block(_BENCHMARKS, "three_d_trials", near_pipelines),
     "pipeline-links": Block(_BENCHMARKS, "pipeline_links", table(PIPELINE_LINKS)),
     "pipeline-in-process": Block(_BENCHMARKS, "pipeline_in_process", table(PIPELINE_IN_PROCESS)),
     "pipeline-memory": Block(_BENCHMARKS, "pipeline_memory", table(PIPELINE_MEMORY)),

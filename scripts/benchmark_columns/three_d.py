@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from benchmarks.results import Result
 from scripts.benchmark_columns.cells import Column, Row, number, short, source, text
+from tfpar.search.objective import UNCERTAINTY
 
 EQUAL = 1e-9
 """How far, as a part, seconds of equal strategies may be apart."""
@@ -96,6 +98,31 @@ def annealing(result: Result) -> str:
         f"{of_cut[1]}. Beside random search it is faster in {at_random[0]} of {len(drawn)} (up to "
         f"{most:.2f} times), and slower in {at_random[1]}.\n\n{source(result)}\n"
     )
+
+
+def near_pipelines(result: Result) -> str:
+    """Of pairs of measured pipelines whose predictions cannot be told apart, how often the one that
+    is predicted to be faster is, and how often the one with fewer stages."""
+    pairs = [
+        (one, other)
+        for row in result.rows
+        for one, other in itertools.combinations(_by_prediction(row["predictions"]), 2)
+        if one["pipeline"] != other["pipeline"]
+        and other["simulated_s"] <= one["simulated_s"] * (1 + UNCERTAINTY)
+    ]
+    predicted = sum(one["measured_s"] < other["measured_s"] for one, other in pairs)
+    by_stages = [sorted(pair, key=lambda trial: trial["pipeline"]) for pair in pairs]
+    fewer = sum(one["measured_s"] < other["measured_s"] for one, other in by_stages)
+    return (
+        f"\nOf the {len(pairs)} pairs of pipelines with other numbers of stages that are predicted "
+        f"within {UNCERTAINTY * 100:.0f} % of each other, the one that is predicted to be faster "
+        f"is faster in {predicted}, the one with fewer stages in {fewer}.\n"
+    )
+
+
+def _by_prediction(trials: Sequence[Row]) -> list[Row]:
+    """Trials of several stages, the one that is predicted to be fastest first."""
+    return sorted((t for t in trials if t["pipeline"] > 1), key=lambda t: t["simulated_s"])
 
 
 def _against(rows: Sequence[Row], other: str) -> tuple[int, int]:

@@ -16,8 +16,8 @@ from tfpar.cluster.description import Cluster, Device, Level, Measured, Node, sl
 from tfpar.spec import Mesh
 
 _COMPUTE, _COLLECTIVES = 0.35, 0.9  # of the budget: where these end
-# What products and collectives take that run side by side: where cores are granted by quota, one of
-# them is idle for a part of anything shorter. But no more of them: compiling them takes time, too.
+# What products and collectives take that run side by side: where cores are granted by quota, a
+# rank is idle for a part of anything shorter. And how many of each at most: compiling takes time.
 _BESIDE_S, _MOST_BESIDE = 0.1, 500
 
 

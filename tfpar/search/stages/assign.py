@@ -120,28 +120,23 @@ def assign(
             graph, narrowed, num_stages, most_seconds, stages, deadline, paces, rooms
         )
     stages = levelled(graph, narrowed, num_stages, stages, paces, rooms)
-    if links is not None:
-        stages = _kept_by_no_link(stages, graph, bounds, links, paces, rooms)
-    seconds = tuple(graph.stage_seconds(stages, paces))
-    most_seconds = max(most_seconds * (1 + SOLVER_SLACK), *seconds)
-    return Assignment(stages, graph.sent_bytes(stages), seconds, most_seconds, gap)
-
-
-def _kept_by_no_link(
-    stages: Stages,
-    graph: UnitGraph,
-    bounds: Bounds,
-    links: Links,
-    paces: Paces,
-    rooms: Rooms | None,
-) -> Stages:
-    """`stages`; where a link keeps the step, others that take less alike, if that is shorter."""
-    average = average_seconds(graph.seconds, paces)
+    most_seconds *= 1 + SOLVER_SLACK
+    best = _assignment(graph, stages, paces, most_seconds, gap)
+    if links is None:
+        return best
     for looser in LOOSER:
-        if not links.keep(graph, stages, paces):
+        if not links.keep(graph, best.stages, paces):
             break
         most, least = average * (1 + looser), average * (1 - looser)
         found = least_sent_in_order(graph, bounds, most, paces, rooms, least)
         if found is not None and (rooms is None or rooms.have_room(graph, found)):
-            stages = min(stages, found, key=lambda s: links.step_seconds(graph, s, paces))
-    return stages
+            other = _assignment(graph, found, paces, most, 0.0 if chain else math.inf)
+            best = min(best, other, key=lambda a: links.step_seconds(graph, a.stages, paces))
+    return best
+
+
+def _assignment(
+    graph: UnitGraph, stages: Stages, paces: Paces, most_seconds: float, gap: float
+) -> Assignment:
+    seconds = tuple(graph.stage_seconds(stages, paces))
+    return Assignment(stages, graph.sent_bytes(stages), seconds, most_seconds, gap)
