@@ -21,7 +21,6 @@ from tfpar.cost.cost import Cost
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph, Tensor, Variable
 from tfpar.ir.planning_graph import PlanningGraph, planning_graph
-from tfpar.ir.roles import FORWARD
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
 from tfpar.planning_found import Interrupted, find_plan, until_interrupted
@@ -30,19 +29,16 @@ from tfpar.planning_stages import plan_in_stages
 from tfpar.plans import Plan
 from tfpar.report.memory import check_room
 from tfpar.report.progress import QUIET, Reporter
-from tfpar.search.at_peak import AtPeak
 from tfpar.search.cache import PlanCache
 from tfpar.search.known import Known
 from tfpar.search.laid import lay_out
 from tfpar.search.meshes import LogicalMesh, given_mesh, logical_meshes
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Fixed, Planner, Problem
-from tfpar.search.slots import saved_by_split_slots
 from tfpar.search.so_far import MakePlan, SearchInterrupted
-from tfpar.search.stages.choice import Promise
 from tfpar.search.stages.kinds import kinds_of_stages
 from tfpar.search.stages.planned import in_stages
-from tfpar.search.within_memory import fastest_plan
+from tfpar.search.stages.promise import Promise, promise
 from tfpar.spec import Mesh, PlanError, Spec
 
 logger = logging.getLogger("tfpar")
@@ -82,9 +78,14 @@ class Request:
     report: Reporter = QUIET
     meshes: tuple[LogicalMesh, ...] = ()
 
-    def kinds(self, ranks: Sequence[int] = ()) -> tuple[Cluster, ...]:
-        """The machines on which plans are searched: those of all ranks, or of a pipeline's sets of
-        ranks; of sets that are alike, the first.
+    @property
+    def actors(self) -> int:
+        """Sets of ranks, one behind the other."""
+        return 1 if self.pipeline is None else self.pipeline.order.num_actors
+
+    def kinds(self, ranks: Sequence[int] = ()) -> Mapping[Cluster, int]:
+        """The machines on which plans are searched, and how many sets of ranks have such: those of
+        all ranks, or of a pipeline's sets of ranks; of sets that are alike, the first.
 
         Args:
             ranks: of the pipeline; by default all in their order.
@@ -92,13 +93,12 @@ class Request:
         Raises:
             TfparError: more ranks than devices.
         """
-        actors = 1 if self.pipeline is None else self.pipeline.order.num_actors
-        if actors == 1:
+        if self.actors == 1:
             self.cluster.check(self.mesh)
-            return (self.cluster,)
-        self.cluster.check(Mesh.of(actors * self.mesh.size))
+            return {self.cluster: 1}
+        self.cluster.check(Mesh.of(self.actors * self.mesh.size))
         machines = self.cluster.part(ranks) if ranks else self.cluster
-        return kinds_of_stages(machines, self.mesh.size, actors)
+        return kinds_of_stages(machines, self.mesh.size, self.actors)
 
 
 Search = Callable[[Request], tuple[Plan, Problem]]
@@ -177,7 +177,7 @@ def _free_problem(
     return Problem(
         graph=cut.graph,
         meshes=meshes,
-        cluster=request.kinds(request.ranks or ())[0],
+        cluster=next(iter(request.kinds(request.ranks or ()))),
         batched=batched_inputs(step, batch_size),
         fingerprint=fingerprint(cut.graph),
         variables=step.graph.variables,
@@ -332,7 +332,7 @@ class StepSearch:
         problem = self._problem(request)
         if self.cache is not None and self.cache.get(problem, self.planner) is not None:
             return None
-        actors = 1 if request.pipeline is None else request.pipeline.order.num_actors
+        actors, kinds = request.actors, request.kinds(request.ranks or ())
         interrupted = self.interrupted if actors == 1 else {}
         with request.report.at("", request.budget.seconds):
             try:
@@ -340,7 +340,7 @@ class StepSearch:
                     problem,
                     self.planner,
                     interrupted,
-                    lambda asked: _promise(asked, self.planner, request.pipeline),
+                    lambda asked: promise(asked, self.planner, request.pipeline, kinds),
                 )
             except PlanError:
                 return None
@@ -380,30 +380,10 @@ class StepSearch:
         return _constrained(free, self.step.graph, asked, must_match=False)
 
 
-def _promise(problem: Problem, planner: Planner, pipeline: Pipeline | None) -> Promise | None:
-    """See `StepSearch.promise`; optimizer slots are split if the plan does not fit else."""
-    plan = fastest_plan(problem, planner)
-    cost = plan.cost
-    if cost is None:
-        return None
-    num_bytes = problem.stored_bytes(cost, AtPeak.of(cost))
-    if num_bytes > problem.memory_limit:
-        num_bytes -= saved_by_split_slots(plan, problem)
-    stored = num_bytes / problem.memory_limit
-    recompute = stored > 1 or (pipeline is not None and pipeline.recompute)
-    seconds = cost.seconds + (cost.compute_s[FORWARD] if recompute else 0.0)
-    if pipeline is None:
-        return Promise(seconds, stored)
-    order = pipeline.order
-    fill = (order.num_stages - 1) / order.num_microbatches
-    return Promise(seconds / order.num_actors * (1 + fill), stored)
-
-
 def _differ_in_microbatches(one: Request, other: Request) -> bool:
     """Whether two requests differ in nothing else, if in that."""
-    actors = [1 if r.pipeline is None else r.pipeline.order.num_actors for r in (one, other)]
     same = dataclasses.replace(one, pipeline=other.pipeline) == other
-    return same and actors[0] == actors[1]
+    return same and one.actors == other.actors
 
 
 def plan_step(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 from tfpar.planning import Request, Search
 from tfpar.plans import Plan, Rival
+from tfpar.plans.alike import runs_as
 from tfpar.search.meshes import logical_meshes
 from tfpar.search.stages.choice import name_of_plan
-from tfpar.spec import Mesh, PlanError, Replicate, Spec
+from tfpar.spec import PlanError
 
 
 def candidates(best: Plan, search: Search, request: Request, count: int) -> list[Plan]:
@@ -22,12 +23,12 @@ def candidates(best: Plan, search: Search, request: Request, count: int) -> list
     Args:
         best: what `search` found for the request, or for it with another pipeline.
     """
-    found = {_split_by(best): best}
+    found = {runs_as(best): best}
     others = [rival.plan for rival in best.rivals if rival.plan is not None]
     if not request.constraints and request.base is None:
         others += _on_other_meshes([best, *others], search, request, count)
     for plan in sorted(others, key=_seconds):
-        found.setdefault(_split_by(plan), plan)
+        found.setdefault(runs_as(plan), plan)
     plans = [*found.values()][:count]
     return [dataclasses.replace(p, rivals=_rivals(p, plans, best), partitioned=None) for p in plans]
 
@@ -58,31 +59,3 @@ def _rivals(plan: Plan, plans: list[Plan], best: Plan) -> tuple[Rival, ...]:
 
 def _seconds(plan: Plan) -> float:
     return math.inf if plan.cost is None else plan.cost.seconds
-
-
-def _split_by(plan: Plan) -> Hashable:
-    """What makes a plan run as it does, whatever its axes are called, and those of one rank."""
-    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
-    laid = [(n, v.spec) for n, v in plan.variables.items() if v.spec is not None]
-    laid += [
-        (f"{name}:{slot}", spec)
-        for name, op in plan.ops.items()
-        for slot, spec in enumerate((*op.in_specs, *op.made, *op.kept))
-    ]
-    split = ((name, _parts(spec, plan.mesh)) for name, spec in laid)
-    return (
-        math.prod(sizes[axis] for axis in plan.batch_axes),
-        tuple(sorted((name, parts) for name, parts in split if parts)),
-        plan.recompute,
-        plan.microbatches,
-        None if plan.stages is None else str(plan.stages.schedule),
-    )
-
-
-def _parts(spec: Spec, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-    """How a tensor lies along each axis of several ranks along which it is not the same on all."""
-    return tuple(
-        (str(placement), size)
-        for placement, size in zip(spec, mesh.shape, strict=True)
-        if size > 1 and not isinstance(placement, Replicate)
-    )

@@ -14,7 +14,7 @@ from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
 from tfpar.search.problem import Problem
 from tfpar.search.stages.fitting import find_in_stages
-from tfpar.search.stages.kinds import fastest_of_kinds
+from tfpar.search.stages.kinds import fastest_of_kinds, worth_searching
 from tfpar.search.stages.placement import Order, Places, Work, best_placed
 from tfpar.search.stages.planned import in_stages
 from tfpar.search.stages.priced import priced_plan, scheduled_plan
@@ -85,8 +85,8 @@ def plan_in_stages(
                 find_once, functools.partial(staged, ranks), asked, cluster, price
             )
 
-        kinds = request.kinds(ranks)
-        return fastest_of_kinds(find_staged, problem, kinds[:1] if part else kinds)
+        kinds = worth_searching(request.kinds(ranks))
+        return fastest_of_kinds(find_once, find_staged, problem, kinds[:1] if part else kinds)
 
     by_hand = any(isinstance(c, PutInStage) for c in request.constraints)
     if request.ranks is not None or part or by_hand:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tfpar.cost.cost import Cost
 from tfpar.plans import Alternative, Plan, PlannedVariable
 from tfpar.propagation.partitioned import Anchors
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, Shard, Spec
@@ -98,3 +99,16 @@ def assemble(
         passed_over=passed_over,
         cut_short=cut_short,
     )
+
+
+def folded_anchors(plan: Plan, problem: Problem, model: FoldedModel) -> Anchors:
+    """What a plan of the whole model fixes of the folded graph, of which `assemble` made it."""
+    specs = {v.name: plan.variables[v.name].spec for v in model.folded.graph.variables}
+    laid = {name: spec for name, spec in specs.items() if spec is not None}
+    logical = LogicalMesh(plan.mesh, tuple(map(plan.mesh.axis, plan.batch_axes)), ())
+    ops = {}
+    for op in model.folded.graph.ops:
+        first, *_ = model.folded.stands_for.get(op.name, (op.name,))
+        if first in plan.ops:
+            ops[op.name] = plan.ops[first]
+    return dataclasses.replace(model.anchors(problem, logical, laid), ops=ops)

@@ -11,7 +11,7 @@ from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cluster.network import likeness
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.kinds import fastest_of_kinds, kinds_of_stages
+from tfpar.search.stages.kinds import fastest_of_kinds, kinds_of_stages, worth_searching
 from tfpar.spec import MemoryLimitError, Mesh
 
 FAST = Device({"float32": 4e12}, 16e9, 4e11, name="fast")
@@ -27,7 +27,7 @@ def machines(*nodes: Node) -> Cluster:
 def test_sets_of_ranks_that_are_alike_are_one_kind():
     cluster = machines(Node(FAST, PAIR, 2), Node(SLOW, PAIR, 2))
     found = kinds_of_stages(cluster, 2, 4)
-    assert [kind.ranks for kind in found] == [(0, 1), (4, 5)]
+    assert {kind.ranks: count for kind, count in found.items()} == {(0, 1): 2, (4, 5): 2}
     assert {kind.device.memory_bytes for kind in found} == {2 * 16e9 + 2 * 8e9}
     assert [kind.ranks for kind in kinds_of_stages(cluster, 4, 2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert len(kinds_of_stages(machines(Node(FAST, PAIR, 4)), 2, 4)) == 1
@@ -48,10 +48,24 @@ def test_what_tells_parts_of_a_cluster_apart():
     assert len({within, across, uplink, mixed}) == 4
 
 
-class Found:
-    """Plans that take so many seconds on each kind; None: none fits."""
+def test_sets_of_unlike_machines_are_searched_where_no_other_kind_has_these():
+    fast, slow = Node(FAST, PAIR), Node(SLOW, PAIR)
 
-    def __init__(self, *seconds) -> None:
+    def searched(*nodes):
+        kinds = kinds_of_stages(machines(*nodes), 4, len(nodes) // 2)
+        return [kind.ranks for kind in worth_searching(kinds)]
+
+    assert searched(fast, fast, fast, slow, slow, slow) == [(0, 1, 2, 3), (8, 9, 10, 11)]
+    assert searched(fast, fast, fast, slow) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+class Found:
+    """Plans that take so many seconds on each kind, all different unless they are to be `alike`;
+    None: it has no price."""
+
+    def __init__(self, *seconds, alike=False) -> None:
+        self.alike = alike
+        self.staged = []
         self.problem = Captured.saved("wide").problem([2], machines(Node(FAST), Node(SLOW)))
         cluster = machines(Node(FAST, PAIR), Node(SLOW, PAIR))
         self.kinds = kinds_of_stages(cluster, 2, 2)
@@ -65,18 +79,29 @@ class Found:
             mesh=Mesh.of([2]), variables={}, batch_axes=(), planner="", tfpar_version="0"
         )
         cost = None if seconds is None else SimpleNamespace(seconds=seconds)
-        return dataclasses.replace(plan, cost=cost)
+        again = () if self.alike else (problem.cluster.device.name,)
+        return dataclasses.replace(plan, cost=cost, recompute=again)
+
+    def find_staged(self, problem):
+        self.staged.append(problem.cluster)
+        return self.find(problem)
 
     def fastest(self):
-        return fastest_of_kinds(self.find, self.problem, self.kinds)
+        return fastest_of_kinds(self.find, self.find_staged, self.problem, self.kinds)
 
 
 def test_the_fastest_is_taken_with_its_problem():
     search = Found(2.0, 1.0)
     plan, problem = search.fastest()
-    assert plan.cost.seconds == 1.0 and problem.cluster == search.kinds[1]
+    assert plan.cost.seconds == 1.0 and problem.cluster == [*search.kinds][1]
     assert Found(1.0, 2.0).fastest()[0].cost.seconds == 1.0
     assert Found(None, 2.0).fastest()[0].cost is None
+
+
+def test_what_runs_as_on_other_machines_is_not_given_stages_again():
+    search = Found(2.0, 1.0, alike=True)
+    plan, problem = search.fastest()
+    assert plan.cost.seconds == 2.0 and search.staged == [problem.cluster] == [*search.kinds][:1]
 
 
 def test_what_does_not_fit_on_one_kind_may_on_another():

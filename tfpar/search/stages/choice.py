@@ -21,6 +21,7 @@ from tfpar.pipeline.generators import name_of
 from tfpar.plans import Plan, Rival
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.stages.promise import Promise
 from tfpar.spec import (
     ArgumentError,
     MemoryLimitError,
@@ -59,25 +60,6 @@ out small products and transfers; what goes beyond has causes of its own, such a
 FAR = 2
 """How many times what there is the fastest plan in some number of stages may store for plans that
 fit to be searched, where other numbers have some."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Promise:
-    """What a step would take in so many stages if memory were no matter.
-
-    Attributes:
-        seconds: about what the fastest plan for the ranks of a stage takes at least, if all stages
-            take equally long and send each other nothing.
-        stored: about what that plan stores, as a part of what there is.
-    """
-
-    seconds: float
-    stored: float
-
-    @property
-    def fits(self) -> bool:
-        """Whether that plan does, about."""
-        return self.stored <= 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,20 +132,23 @@ def choose_pipeline(
         SearchInterrupted: Ctrl-C; knows the best plan so far.
     """
     search = _Search(batch_size, ways, memory_limit, ranks)
-    worse = 0
+    worse, least = 0, math.inf
     for number in stages:
         if worse == PATIENCE:
-            search.leave(number, "fewer stages were better twice in a row")
+            search.leave(number, "fewer stages were no worse twice in a row")
             continue
         if search.is_done():
             search.leave(number, ways.why_enough)
             continue
-        before = search.promised_s
         with search.keeping_what_it_found():
             search.plan_or_postpone(number)
         if search.unpriced is not None:
             return search.unpriced
-        better = search.promised_s < before or math.isinf(before)
+        # Promises have to differ by what predictions can tell.
+        margin = UNCERTAINTY if search.postponed else 0.0
+        better = search.promised_s * (1 + margin) < least or math.isinf(least)
+        if better:
+            least = search.promised_s
         # More stages store less: as long as nothing fits they are worth a look, however slow.
         worse = 0 if better or not search.something_fits() else worse + 1
     for number, later in search.in_order():
@@ -236,9 +221,9 @@ class _Search:
 
     def plan_or_postpone(self, number: int) -> None:
         """Find the best plan with so many stages, unless memory is short."""
-        tries = _tries(number, self.cuts, self.ranks // number)
-        if self.postponed:  # memory is short already
-            tries = tries[-LEAST:]
+        # Where memory is short already, only those that store least.
+        most = LEAST if self.postponed else None
+        tries = _tries(number, self.cuts, self.ranks // number, most)
         promises: dict[int, Promise] = {}
         for at, pipeline in enumerate(tries[:1] if number == 1 else tries):
             promise = self.ways.promised(pipeline)
@@ -411,18 +396,21 @@ class _Search:
         return [m for m in self.cuts if m == 1 or number <= 2 * m <= 2 * MOST * number]
 
 
-def _tries(number: int, cuts: Sequence[int], size: int) -> list[Pipeline | None]:
+def _tries(
+    number: int, cuts: Sequence[int], size: int, most: int | None = None
+) -> list[Pipeline | None]:
     """Pipelines with so many stages, each of which stores less than those before.
 
     Args:
         cuts: the numbers of microbatches that there can be, the last of as many as samples.
         size: ranks of a stage.
+        most: how many of them, those that store least; by default all.
     """
     if number == 1:
         return list(dict.fromkeys([None, Pipeline(microbatches=cuts[-1])]))
     filled = [_even(cuts, f * number, size) for f in (FILLED, FILLED * 2, MOST)]
-    tries = [Pipeline(number, m) for m in filled]
-    return list(dict.fromkeys([*tries, Pipeline(number, filled[-1], recompute=True)]))
+    ways = list(dict.fromkeys([*((m, False) for m in filled), (filled[-1], True)]))
+    return [Pipeline(number, m, recompute=again) for m, again in ways[-(most or len(ways)) :]]
 
 
 def _even(cuts: Sequence[int], most: int, size: int) -> int:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
 from tfpar.plans import Plan
+from tfpar.plans.alike import runs_as
 from tfpar.search.problem import Problem
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.spec import MemoryLimitError
 
 
-def kinds_of_stages(cluster: Cluster, size: int, actors: int) -> tuple[Cluster, ...]:
-    """The machines on which plans for the ranks of a stage are searched: of sets of ranks that are
-    alike, the first.
+def kinds_of_stages(cluster: Cluster, size: int, actors: int) -> dict[Cluster, int]:
+    """The machines on which plans for the ranks of a stage are searched, and how many sets of ranks
+    have such: of sets that are alike, the first.
 
     A search prices the whole model there, of which each set stores a part. So it may use the memory
     of a rank of each of them: the limits as they are would refuse plans that fit. See `fitting`.
@@ -36,32 +37,51 @@ def kinds_of_stages(cluster: Cluster, size: int, actors: int) -> tuple[Cluster, 
     """
     parts = [cluster.part(range(a * size, (a + 1) * size)) for a in range(actors)]
     memory = sum(part.device.memory_bytes for part in parts)
-    found = (part.with_memory(memory) for part in parts)
     first: dict[object, Cluster] = {}
-    for part in found:
-        first.setdefault(likeness(part), part)
-    return tuple(first.values())
+    found: dict[Cluster, int] = {}
+    for part in parts:
+        machines = part.with_memory(memory)
+        kind = first.setdefault(likeness(machines), machines)
+        found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def worth_searching(kinds: Collection[Cluster]) -> list[Cluster]:
+    """All of them, but machines that differ where each is found in other kinds: together they have
+    the pace of the slowest, and what suits that is found there."""
+    alone = {kind.devices[0] for kind in kinds if len(set(kind.devices)) == 1}
+    return [k for k in kinds if len(set(k.devices)) == 1 or not alone.issuperset(k.devices)]
 
 
 def fastest_of_kinds(
-    find: Callable[[Problem], Plan], problem: Problem, kinds: Sequence[Cluster]
+    find: Callable[[Problem], Plan],
+    find_staged: Callable[[Problem], Plan],
+    problem: Problem,
+    kinds: Collection[Cluster],
 ) -> tuple[Plan, Problem]:
     """The fastest plan that is found for `problem` on any of these machines, and its problem.
 
     Args:
-        find: finds a plan in stages; raises a MemoryLimitError where none fits.
+        find: finds a plan for the ranks of a stage.
+        find_staged: finds a plan in stages, which begins with `find`; raises a MemoryLimitError
+            where none fits.
 
     Raises:
         MemoryLimitError: none fits, found on whichever machines.
-        PlanError, ScheduleError: as of `find`.
+        PlanError, ScheduleError: as of both.
         SearchInterrupted: Ctrl-C; knows the best plan so far.
     """
     found: list[tuple[Plan, Problem]] = []
     errors: list[MemoryLimitError] = []
+    known: set[Hashable] = set()
     for machines in kinds:
         asked = problem.on(machines)
         try:
-            plan = find(asked)
+            way = runs_as(find(asked))
+            if way in known:
+                continue  # in stages it is what was found on other machines
+            known.add(way)
+            plan = find_staged(asked)
         except MemoryLimitError as error:
             errors.append(error)
             continue

@@ -21,6 +21,7 @@ from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.pricing.incremental import IncrementalPricer
 from tfpar.search.problem import Problem
+from tfpar.search.tap.layouts import Layout
 from tfpar.search.tap.routing import pattern_routing
 from tfpar.search.tap.units import MAX_TOGETHER, Picks, every, in_units, nearby
 from tfpar.search.weights import Group, resembling, weight_groups
@@ -115,37 +116,59 @@ class MeshSearch:
 
     # --- search --------------------------------------------------------------------
 
-    def explore(self, like: MeshSearch | None = None) -> None:
-        """Find out what the mesh promises.
-
-        From whole weights on, all plans of each subgraph are priced. Where a mesh like this
-        one was searched before, its best plan and whole weights are where to begin, and what is
-        near them is priced.
+    def glance(self, layouts: Iterable[Layout]) -> None:
+        """Price whole weights and these layouts; the best is laid.
 
         Args:
-            like: that search.
+            layouts: of meshes like this one.
         """
         self.key = self._price()
         self._tell(self.key)
         if self.key[0] > 0:
             self._look_closely()
-        if like is None:
-            self._exhaust()
-            return
-        whole, key = [g.chosen for g in self.groups], self.key
-        known = {g.name: g.options[g.chosen] for g in like.groups}
+        whole = [g.chosen for g in self.groups]
+        best = whole, self.key
+        for layout in layouts:
+            if self.deadline.over():
+                break
+            self._begin_with(layout)
+            best = min(best, ([g.chosen for g in self.groups], self.key), key=lambda b: b[1])
+            self._restore(whole, self.key)
+        self._restore(*best)
+
+    def explore(self, others: Iterable[Layout] = ()) -> None:
+        """Find out what the mesh promises, after a glance: what is near the layout that is laid is
+        priced, and near these other ones."""
+        self._sweep(nearby)
+        for layout in others:
+            before, key = [g.chosen for g in self.groups], self.key
+            self._begin_with(layout)
+            self._sweep(nearby)
+            if not self.key < key:
+                self._restore(before, key)
+
+    def exhaust(self) -> None:
+        """From the layout that is laid on, price all plans of each subgraph."""
+        self._sweep(every)
+
+    @property
+    def layout(self) -> Layout:
+        """How the weights lie."""
+        return {g.name: g.options[g.chosen] for g in self.groups}
+
+    @property
+    def whole(self) -> Layout:
+        """Weights that are not split."""
+        return {g.name: g.options[0] for g in self.groups}
+
+    def _begin_with(self, layout: Layout) -> None:
+        """Lay the weights as they lie on another mesh."""
         for group in self.groups:
-            pick = resembling(known.get(group.name), group)
+            pick = resembling(layout.get(group.name), group)
             if pick is not None:
                 group.chosen = pick
                 self.lay(group, pick)
         self.key = self._price()
-        self._sweep(nearby)
-        found, found_key = [g.chosen for g in self.groups], self.key
-        self._restore(whole, key)
-        self._sweep(nearby)
-        if found_key < self.key:
-            self._restore(found, found_key)
 
     def refine(self) -> None:
         """Price all plans of each subgraph until none improves.
@@ -154,12 +177,12 @@ class MeshSearch:
         stream runs through: each of their options is tried with the blocks fitted to it. Where
         memory is short, what plans store is then looked at closely, and the search goes on.
         """
-        self._exhaust()
+        self.exhaust()
         self._fit_blocks_to_the_rest()
         for _ in range(MAX_LOOKS):
             if not self._look_closely():
                 break
-            self._exhaust()
+            self.exhaust()
 
     def simplify(self, surcharge_s: float) -> FoldedPlan | None:
         """The best plan near the one that is laid, each collective counted `surcharge_s` dearer."""
@@ -213,9 +236,6 @@ class MeshSearch:
             return False
         self.priced.clear()
         return True
-
-    def _exhaust(self) -> None:
-        self._sweep(every)
 
     def _sweep(self, candidates: Callable[[Sequence[Group]], Iterable[Picks]]) -> None:
         """Search subgraph by subgraph, the largest first, until none improves."""

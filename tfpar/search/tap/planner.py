@@ -21,11 +21,16 @@ from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel, Statistics, folded_model
 from tfpar.search.problem import Problem
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
+from tfpar.search.tap.layouts import Layouts, kind_of
 from tfpar.search.tap.mesh_search import INVALID, Key, MeshSearch
 from tfpar.spec import PlanError, TimeLimitError
 
 MAX_TIME_RATIO = 1.15
 """A mesh whose plans come out this much slower than another's is not refined (empirical)."""
+
+MAX_GLANCE_RATIO = 1.5
+"""The same at a glance, for a mesh not to be searched at all (empirical: where it is known what
+suits meshes like it, the search that follows saves a few hundredths)."""
 
 MESH_PATIENCE = 2
 """After how many numbers of ranks in a row that split weights in vain larger ones are left out."""
@@ -66,23 +71,27 @@ class TapPlanner:
         self.statistics = model.statistics
         searches: list[MeshSearch] = []
         offer = None if problem.offer is None else functools.partial(self._offer, problem, model)
-        for logical in problem.meshes:
+        layouts = problem.of_graphs.get(("layouts", self.min_duplicate), Layouts)
+        elsewhere = layouts.elsewhere(problem.meshes[0].mesh.size)
+        for logical in _in_order(problem.meshes):
             if searches and deadline.over():
                 break
             if _leads_nowhere(logical, searches):
                 continue
-            alike = (s for s in reversed(searches) if _are_alike(s.logical, logical))
-            if len(logical.used_axes) > 1:
-                alike = (s for s in searches if _is_cut_in_two(s.logical, logical))
             search = MeshSearch(problem, model, logical, deadline, offer)
-            search.explore(next(alike, None))
+            search.glance(layouts.of(logical))
+            _explore(search, searches, kind_of(logical) in elsewhere)
+            if search.key.over < math.inf:
+                layouts.add(logical, search.layout)
             searches.append(search)
         least = min((search.key for search in searches), default=INVALID)
         found: dict[MeshSearch, FoldedPlan] = {}
-        for search in searches:
+        for search in sorted(searches, key=lambda search: search.key):
             if _promises(search.key, least, search.limit):
                 if not deadline.over():
                     search.refine()
+                    layouts.add(search.logical, search.layout)
+                    least = min(least, search.key)
                 plan_found = search.found()
                 if plan_found is not None:
                     found[search] = plan_found
@@ -163,17 +172,18 @@ def _is_on(found: FoldedPlan, logical: LogicalMesh) -> bool:
     return (found.mesh, found.batch_axes) == (logical.mesh, logical.batch_names)
 
 
-def _promises(key: Key, least: Key, limit: float) -> bool:
+def _promises(key: Key, least: Key, limit: float, ratio: float = MAX_TIME_RATIO) -> bool:
     """Whether a mesh's best plan so far is near `least`, the best of all.
 
     Where nothing fits into memory yet, near is what stores not much more.
 
     Args:
         limit: the memory of a device, in bytes.
+        ratio: how many times as long it may take.
     """
     if least.over > 0:
         return limit + key.over <= MAX_MEMORY_RATIO * (limit + least.over)
-    return key.over == 0 and key.seconds <= MAX_TIME_RATIO * least.seconds
+    return key.over == 0 and key.seconds <= ratio * least.seconds
 
 
 def _leads_nowhere(logical: LogicalMesh, searches: Sequence[MeshSearch]) -> bool:
@@ -195,6 +205,52 @@ def _leads_nowhere(logical: LogicalMesh, searches: Sequence[MeshSearch]) -> bool
     return all(key >= best and not _promises(key, least, limit) for key in smaller[-MESH_PATIENCE:])
 
 
+def _in_order(meshes: Sequence[LogicalMesh]) -> list[LogicalMesh]:
+    """As they are, but for those that split weights in several axes: these come last, over few
+    ranks before over many, and among those the axes that differ least before others."""
+
+    def key(logical: LogicalMesh) -> tuple[int, ...]:
+        if len(logical.used_axes) < 2:
+            return (0,)
+        return 1, logical.model_size, max(logical.mesh.shape[axis] for axis in logical.used_axes)
+
+    return sorted(meshes, key=key)
+
+
+def _explore(search: MeshSearch, before: Sequence[MeshSearch], is_known: bool) -> None:
+    """Find out what a mesh promises that was glanced at.
+
+    If it is known what suits meshes like it, and some of that fits, only what is near is priced, if
+    it looks good. Else the search goes on from whole weights too, and from what was found where one
+    axis has all the ranks that several of this mesh have: on the first mesh of those over so many
+    ranks, if that looked good.
+
+    Args:
+        before: the searches on other meshes.
+        is_known: meshes like it were searched for another number of ranks.
+    """
+    logical = search.logical
+    alike = [s for s in before if _are_alike(s.logical, logical)]
+    least = min([search.key, *(s.key for s in before)])
+    is_known = is_known and not least.over
+
+    def looks_good(other: MeshSearch) -> bool:
+        return _promises(other.key, least, other.limit, MAX_GLANCE_RATIO)
+
+    if not is_known and len(logical.used_axes) < 2:
+        if alike:
+            search.explore([search.whole])
+        else:
+            search.exhaust()
+        return
+    one = next((s for s in before if _is_cut_in_two(s.logical, logical)), None)
+    is_first = all(s.logical.model_size != logical.model_size for s in alike)
+    if not is_known and is_first and (one is None or looks_good(one)):
+        search.explore([search.whole, *([] if one is None else [one.layout])])
+    elif looks_good(search):
+        search.explore()
+
+
 def _is_cut_in_two(one: LogicalMesh, other: LogicalMesh) -> bool:
     """Whether `other` has a DeviceMesh(d1, d2) in place of the model axis of `one`."""
     return (
@@ -206,4 +262,4 @@ def _is_cut_in_two(one: LogicalMesh, other: LogicalMesh) -> bool:
 
 def _are_alike(one: LogicalMesh, other: LogicalMesh) -> bool:
     """Whether two meshes differ only in how long their axes are."""
-    return (one.batch_axes, one.model_axes) == (other.batch_axes, other.model_axes)
+    return kind_of(one) == kind_of(other)

@@ -1,0 +1,45 @@
+"""How weights lie in the best plans of meshes that were searched.
+
+There are few of them: what suits a mesh suits nearly all that split weights in as many axes,
+however long these are, and be it for other numbers of ranks. So a mesh that is like others is
+begun where these ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from tfpar.search.meshes import LogicalMesh
+from tfpar.spec import Spec
+
+Layout = Mapping[str, Spec]
+"""Of each group of weights, by its name."""
+
+
+class Layouts:
+    """Layouts, each once, by the axes that split the batch and those that split weights."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, list[Layout]] = {}
+        self._sizes: dict[Hashable, set[int]] = {}
+
+    def of(self, logical: LogicalMesh) -> tuple[Layout, ...]:
+        """Those found so far on meshes like this one."""
+        return tuple(self._found.get(kind_of(logical), ()))
+
+    def elsewhere(self, size: int) -> frozenset[Hashable]:
+        """The kinds of meshes of which something was found for another number of ranks."""
+        return frozenset(kind for kind, sizes in self._sizes.items() if sizes - {size})
+
+    def add(self, logical: LogicalMesh, layout: Layout) -> None:
+        """Keep what was found on `logical`."""
+        kind = kind_of(logical)
+        self._sizes.setdefault(kind, set()).add(logical.mesh.size)
+        known = self._found.setdefault(kind, [])
+        if layout not in known:
+            known.append(layout)
+
+
+def kind_of(logical: LogicalMesh) -> Hashable:
+    """What meshes have in common that are like each other."""
+    return logical.batch_axes, logical.model_axes
