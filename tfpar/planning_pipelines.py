@@ -18,8 +18,9 @@ from tfpar.plans import Plan
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.problem import Problem
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.choice import Promise, Ways, choose_pipeline, numbers_of_stages
+from tfpar.search.stages.choice import Ways, choose_pipeline, numbers_of_stages
 from tfpar.search.stages.priced import scheduled_plan
+from tfpar.search.stages.promise import Promise
 from tfpar.settings import Settings
 from tfpar.spec import PlanError, ScheduleError, TfparError
 

@@ -13,13 +13,8 @@ from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan, PlannedStages
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.choice import (
-    Promise,
-    Ways,
-    choose_pipeline,
-    name_of_plan,
-    numbers_of_stages,
-)
+from tfpar.search.stages.choice import Ways, choose_pipeline, name_of_plan, numbers_of_stages
+from tfpar.search.stages.promise import Promise
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
 
 MESH = Mesh.of([8])
