@@ -121,6 +121,13 @@ def test_partials_that_meet_are_scattered_over_what_they_share():
     assert ran(odd, ("P(sum)", "P(sum)")) == "R; R -> R", "nothing divides"
 
 
+def test_partials_are_scattered_evenly_over_what_later_axes_split_too():
+    times = rule_of(lambda build, x, y: build.binary("Mul", x, y), (6, 4), (6, 4))
+    alike = ("P(sum),S(0)", "P(sum),S(0)")
+    assert ran(times, alike, mesh=Mesh.of([3, 2])) == "S(0),S(0); S(0),S(0) -> S(0),S(0)"
+    assert ran(times, alike, mesh=GRID) == "S(1),S(0); S(1),S(0) -> S(1),S(0)"
+
+
 # --- what cannot move ---------------------------------------------------------------------------
 
 

@@ -142,7 +142,7 @@ def choose(
                 placed,
                 sizes,
                 axis,
-                parts,
+                mesh,
                 out_bytes,
                 axis in whole_axes,
                 sparse,
@@ -302,12 +302,13 @@ def _choose_axis(
     placed: Sequence[Split | None],
     sizes: Sequence[int],
     axis: int,
-    parts: int,
+    mesh: Mesh,
     out_bytes: int,
     whole: bool,
     sparse: bool,
     deferred: bool,
 ) -> tuple[Split, tuple[int, ...], str]:
+    parts = mesh.shape[axis]
     if parts == 1:
         return WHOLE, (), "sum"
     placements = [Replicate() if s is None else s[axis] for s in specs]
@@ -323,7 +324,7 @@ def _choose_axis(
             best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order
         )
     found = [s for s in placed if s is not None and s[0] >= 0]
-    for split in dict.fromkeys(found or _scatters(rule, placements, sizes, parts)):
+    for split in dict.fromkeys(found or _scatters(rule, placements, specs, sizes, axis, mesh)):
         # The input's own spec may split a factor along an earlier axis that this op leaves whole:
         # then the factor has another size here than it has in the input.
         if not may_split(rule, split, sizes, parts):
@@ -341,9 +342,15 @@ def _choose_axis(
 
 
 def _scatters(
-    rule: OpRule, placements: Sequence[Placement], sizes: Sequence[int], parts: int
+    rule: OpRule,
+    placements: Sequence[Placement],
+    specs: Sequence[Spec | None],
+    sizes: Sequence[int],
+    axis: int,
+    mesh: Mesh,
 ) -> list[Split]:
-    """The factors over which the Partials that meet here could be scattered, evenly."""
+    """The factors over which the Partials that meet here could be scattered along an axis, evenly:
+    also where axes behind it split them already."""
     partial = [i for i, p in enumerate(placements) if isinstance(p, Partial)]
     if len(partial) < 2 or any(set(partial) <= set(group) for group in rule.linear):
         return []
@@ -351,8 +358,29 @@ def _scatters(
     return [
         (f, PLAIN)
         for f in rule.splittable
-        if sizes[f] % parts == 0 and all(has_factor(dims, f) for dims in shared)
+        if sizes[f] % (mesh.shape[axis] * _split_behind(f, rule, specs, axis, mesh)) == 0
+        and all(has_factor(dims, f) for dims in shared)
     ]
+
+
+def _split_behind(
+    factor: int, rule: OpRule, specs: Sequence[Spec | None], axis: int, mesh: Mesh
+) -> int:
+    """In how many parts the inputs of an op come that split a factor along axes behind this one."""
+
+    def is_split(dims: Dims, spec: Spec | None, behind: int) -> bool:
+        placement = None if spec is None else spec[behind]
+        return (
+            isinstance(placement, Shard)
+            and placement.dim < len(dims)
+            and factor in dims[placement.dim]
+        )
+
+    return math.prod(
+        mesh.shape[behind]
+        for behind in range(axis + 1, mesh.num_axes)
+        if any(map(is_split, rule.inputs, specs, [behind] * len(specs)))
+    )
 
 
 def _left(rule: OpRule, sizes: Sequence[int]) -> float:

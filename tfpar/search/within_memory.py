@@ -46,7 +46,8 @@ def solve_within_memory(problem: Problem, planner: Planner) -> Plan:
     fastest = fastest_plan(problem, planner)
     if not problem.excess_in_parts(fastest.cost):
         return fastest
-    plans = [*_with_less_state(fastest, problem)]
+    split = fastest_with_split_slots(problem, planner)
+    plans = [] if split is None else [split]
     if plans and _fits(plans[0], problem) and _is_near(plans[0], fastest):
         return plans[0]
     *some, most = itertools.accumulate(_by_saving(problem), initial=())
@@ -58,12 +59,9 @@ def solve_within_memory(problem: Problem, planner: Planner) -> Plan:
     return dataclasses.replace(best, cut_short=best.cut_short or fastest.cut_short)
 
 
-def _with_less_state(plan: Plan, problem: Problem) -> Iterator[Plan]:
-    """The plan with split slots, where that may be what makes it fit."""
-    if problem.excess_in_parts(plan.cost) <= saved_by_split_slots(plan, problem):
-        split = with_split_slots(plan, problem)
-        if split is not None:
-            yield split
+def _may_fit_with_split_slots(plan: Plan, problem: Problem) -> bool:
+    """Whether split slots may be what makes a plan fit."""
+    return 0 < problem.excess_in_parts(plan.cost) <= saved_by_split_slots(plan, problem)
 
 
 def _fits(plan: Plan, problem: Problem) -> bool:
@@ -94,6 +92,16 @@ def fastest_plan(problem: Problem, planner: Planner) -> Plan:
     )
 
 
+def fastest_with_split_slots(problem: Problem, planner: Planner) -> Plan | None:
+    """The same with its optimizer slots split, where that may be what makes it fit; it is priced
+    once."""
+    plan = fastest_plan(problem, planner)
+    if not _may_fit_with_split_slots(plan, problem):
+        return None
+    key = "fastest, slots split", planner, tuple(problem.meshes)
+    return problem.known.get(key, lambda: with_split_slots(plan, problem))
+
+
 def _solved(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Iterator[Plan]:
     """The planner's plans that compute these blocks again: the one that it finds for the memory
     that there is, and others where that is not the fastest of all.
@@ -115,8 +123,10 @@ def _solved(problem: Problem, planner: Planner, names: tuple[str, ...]) -> Itera
     if _fits(plan, again) and (fastest.cost is None or _is_near(plan, fastest)):
         return
     found = [plan]
-    for other in (fastest, plan):
-        found += _with_less_state(other, again)
+    lighter = [fastest_with_split_slots(again, planner)]
+    if _may_fit_with_split_slots(plan, again):
+        lighter.append(with_split_slots(plan, again))
+    found += [one for one in lighter if one is not None]
     if not any(_fits(one, again) for one in found):
         least = planner.solve(again.aiming(memory_limit=0.0))
         split = with_split_slots(least, again)  # also where it is only nearer to what fits

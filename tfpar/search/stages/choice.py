@@ -55,7 +55,7 @@ likely: stages differ, and what they store is not known before they are there.""
 
 SHORT = 1.5
 """The shortfall of one number of stages that is expected of others, at most. All promises leave
-out small products and transfers; what goes beyond has causes of its own, such as little memory."""
+out transfers; what goes beyond has causes of its own, such as little memory."""
 
 FAR = 2
 """How many times what there is the fastest plan in some number of stages may store for plans that

@@ -2,8 +2,8 @@
 
 The fastest plan of all for the ranks of a stage is found quickly, and says about what a step takes
 at least if its stages share the work by their speeds and send each other nothing. What is small
-costs more in microbatches: their ops are as many as before, each on a part of the batch. So the
-plan is priced in them, on each kind of machines, in the folded graph.
+costs more in microbatches: as many ops run for each of them. So the plan is priced in them, on each
+kind of machines; of the folded graph, which is quick.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.overlap import part_seconds
+from tfpar.cost.microbatches import microbatched_cost
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
 from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
-from tfpar.rewrite.chunks import cut_in_parts
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.folded_plan import folded_anchors
 from tfpar.search.model.folded_model import folded_model
+from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Planner, Problem
-from tfpar.search.slots import saved_by_split_slots
-from tfpar.search.within_memory import fastest_plan
+from tfpar.search.within_memory import fastest_plan, fastest_with_split_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,40 +63,52 @@ def promise(
     cost = plan.cost
     if cost is None:
         return None
-    num_bytes = problem.stored_bytes(cost, AtPeak.of(cost))
-    if num_bytes > problem.memory_limit:
-        num_bytes -= saved_by_split_slots(plan, problem)
-    stored = num_bytes / problem.memory_limit
+    stored = problem.stored_bytes(cost, AtPeak.of(cost)) / problem.memory_limit
+    more = 0.0
+    if stored > 1:
+        split = fastest_with_split_slots(problem, planner)
+        if split is not None and split.cost is not None:
+            stored = problem.stored_bytes(split.cost, AtPeak.of(split.cost)) / problem.memory_limit
+            more = split.cost.seconds - cost.seconds
     recompute = stored > 1 or (pipeline is not None and pipeline.recompute)
     if pipeline is None:
         again = cost.compute_s[FORWARD] + cost.communication_s[FORWARD]
-        return Promise(cost.seconds + recompute * again, stored)
+        return Promise(cost.seconds + more + recompute * again, stored)
     order = pipeline.order
-    seconds = _seconds_of_microbatches(plan, problem, kinds, order.num_microbatches, recompute)
+    seconds = _seconds_of_passes(plan, problem, kinds, order.num_microbatches, recompute)
     fill = (order.num_stages - 1) / order.num_microbatches
-    once = cost.compute_s[UPDATE] + cost.communication_s[UPDATE] + cost.exposed_s
+    once = cost.compute_s[UPDATE] + cost.communication_s[UPDATE] + cost.exposed_s + more
     return Promise(seconds * (1 + fill) + once / order.num_actors, stored)
 
 
-def _seconds_of_microbatches(
+def _seconds_of_passes(
     plan: Plan, problem: Problem, kinds: Mapping[Cluster, int], parts: int, recompute: bool
 ) -> float:
-    """What all passes of a step take in so many parts of its batch, if sets of ranks share them by
-    their speeds."""
+    """What all passes of a step take in so many microbatches, if sets of ranks share them by their
+    speeds."""
     assert plan.cost is not None, "it is priced"
     with collection_paused():
-        model = folded_model(problem, 2)
-        anchors = folded_anchors(plan, problem, model)
-        laid = propagate(model.prepared, plan.mesh, anchors)
-        copies = model.folded.copies
-        batched = [copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies]
-        cut = cut_in_parts(laid, anchors, batched, parts)
+        step = _folded_step(plan, problem)
+        cut = step.cut(parts)
+        own = step.statistics(cut)
         shared = 0.0
         for machines, count in kinds.items():
-            spent = part_seconds(plan.cost, cut, plan.mesh, machines, model.roles)
-            forward, backward = (sum(own[p] for own in spent) for p in (FORWARD, BACKWARD))
+            cost = microbatched_cost(plan.cost, cut, plan.mesh, machines, step.roles, own)
+            forward, backward = (
+                cost.compute_s[phase] + cost.communication_s[phase] for phase in (FORWARD, BACKWARD)
+            )
             seconds = forward + backward + recompute * forward
             if not seconds:
                 return 0.0
             shared += count / seconds
     return 1 / shared
+
+
+def _folded_step(plan: Plan, problem: Problem) -> StepInParts:
+    """The folded graph under a plan of the whole."""
+    model = folded_model(problem, 2)
+    anchors = folded_anchors(plan, problem, model)
+    copies = model.folded.copies
+    batched = (copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies)
+    folded = dataclasses.replace(problem, graph=model.folded.graph, batched=frozenset(batched))
+    return StepInParts(folded, anchors, propagate(model.prepared, plan.mesh, anchors), model.roles)

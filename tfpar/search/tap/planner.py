@@ -237,8 +237,8 @@ def _explore(search: MeshSearch, before: Sequence[MeshSearch], is_known: bool) -
     def looks_good(other: MeshSearch) -> bool:
         return _promises(other.key, least, other.limit, MAX_GLANCE_RATIO)
 
-    if not is_known and len(logical.used_axes) < 2:
-        if alike:
+    if len(logical.used_axes) < 2:
+        if alike or is_known:
             search.explore([search.whole])
         else:
             search.exhaust()

@@ -1,0 +1,43 @@
+"""What is kept of searches for those on meshes that are like theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.search.problems import Captured
+from tfpar.search.known import Known
+from tfpar.search.meshes import logical_meshes
+from tfpar.search.tap.layouts import Layouts, kind_of
+from tfpar.search.tap.planner import TapPlanner
+from tfpar.spec import Mesh, parse_spec
+
+COLUMNS, ROWS = map(parse_spec, ("R,S(1)", "R,S(0)"))
+
+
+def test_layouts_are_kept_once_by_what_axes_are_for():
+    layouts, few, many = Layouts(), logical_meshes(Mesh.of([4])), logical_meshes(Mesh.of([8]))
+    layouts.add(few[1], {"kernel": COLUMNS})
+    layouts.add(many[3], {"kernel": COLUMNS})
+    layouts.add(many[3], {"kernel": ROWS})
+    assert kind_of(few[1]) == kind_of(many[3]) != kind_of(many[2])
+    assert layouts.of(many[1]) == ({"kernel": COLUMNS}, {"kernel": ROWS})
+    assert not layouts.of(many[2])
+
+
+def test_what_was_found_for_as_many_ranks_is_not_found_elsewhere():
+    layouts, logical = Layouts(), logical_meshes(Mesh.of([4]))[1]
+    layouts.add(logical, {"kernel": COLUMNS})
+    assert not layouts.elsewhere(4)
+    assert layouts.elsewhere(8) == {kind_of(logical)}
+
+
+@pytest.mark.parametrize("name", ["gpt_short", "moe_4_experts"])
+def test_a_search_after_one_for_other_ranks_finds_as_much(name):
+    captured, known = Captured.saved(name), Known()
+    alone = TapPlanner().solve(captured.problem([2, 4], "v100-ethernet"))
+    for shape in ([4, 4], [2, 4]):
+        problem = captured.problem(shape, "v100-ethernet")
+        after = TapPlanner().solve(dataclasses.replace(problem, of_graphs=known))
+    assert after.cost.seconds == pytest.approx(alone.cost.seconds, rel=1e-9)
