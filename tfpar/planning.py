@@ -101,6 +101,10 @@ class Request:
         return kinds_of_stages(machines, self.mesh.size, self.actors)
 
 
+MOST_KEPT = 3
+"""How many problems are kept for when they are asked again: what a pipeline promises is asked of
+some numbers of stages, before plans in few of them are searched."""
+
 Search = Callable[[Request], tuple[Plan, Problem]]
 """Finds the plan of one step for what is requested; see `StepSearch`."""
 
@@ -240,8 +244,8 @@ class StepSearch:
     interrupted: Interrupted | None = None
 
     def __post_init__(self) -> None:
-        # What the last request was, and the problem without constraints that it states.
-        self._last: tuple[Request, Problem] | None = None
+        # What was requested last, and the problems without constraints that this states.
+        self._last: list[tuple[Request, Problem]] = []
         self._cut = planning_graph(self.step.graph, self.step.gradients)
         self._of_graphs = Known()
 
@@ -355,8 +359,9 @@ class StepSearch:
 
     def _free_problem(self, request: Request) -> Problem:
         """The problem without constraints; what is known of it holds for other microbatches."""
-        if self._last is not None and _differ_in_microbatches(self._last[0], request):
-            return _in_pipeline(self._last[1], request, self.part)
+        for before, known in self._last:
+            if _differ_in_microbatches(before, request):
+                return _in_pipeline(known, request, self.part)
         found = _free_problem(
             self.step,
             self._cut,
@@ -367,7 +372,7 @@ class StepSearch:
             self.part,
         )
         found = dataclasses.replace(found, of_graphs=self._of_graphs)
-        self._last = request, found
+        self._last = [(request, found), *self._last][:MOST_KEPT]
         return _in_pipeline(found, request, self.part)
 
     def _relaxed(self, request: Request, kept: Collection[str]) -> Problem:

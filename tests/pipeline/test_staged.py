@@ -10,13 +10,14 @@ import pytest
 
 from tests.graphs import saved, saved_names
 from tests.pipeline.sent import sent
+from tests.propagation.by_hand import FLOAT, ByHand
 from tests.search.stages.test_from_step import seconds
 from tfpar.ir.graph import Op, itemsize
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_graph, format_step
-from tfpar.pipeline.staged import stage_step
+from tfpar.pipeline.staged import sent_whole, stage_step
 from tfpar.pipeline.step_graph import Runs, crossings
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.search.stages.from_step import assign_step
@@ -109,6 +110,19 @@ def test_cuts_amid_layers(name, num_stages):
     ops = assignable(step.graph, Roles.of(step.graph, step.gradient_tensors))
     stages = stage_step(step, {op: i * num_stages // len(ops) for i, op in enumerate(ops)})
     check_sent(step, stages)
+
+
+def test_losses_that_meet_one_of_another_stage_are_summed_before():
+    """Else each microbatch would wait for that one of all microbatches."""
+    build = ByHand()
+    early, late = (build.reduce("Sum", build.fed(name, 4, 6), [0, 1]) for name in "xy")
+    packed = build.one("Pack", (early, late), (2,), "float32", {"N": 2, "T": FLOAT, "axis": 0})
+    build.graph.outputs = [build.reduce("Sum", packed, [0])]
+    stage = {
+        op: int(op not in (early.op, *(t.op for t in early.op.inputs))) for op in build.graph.ops
+    }
+    assert sent_whole(build.graph, stage) == {early, late}
+    assert not sent_whole(build.graph, dict.fromkeys(stage, 0))
 
 
 @pytest.mark.parametrize(

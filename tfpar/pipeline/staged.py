@@ -16,6 +16,9 @@ from tfpar.pipeline.step_stages import stages_of_step
 _HANDED_ON = REARRANGED | ADDITIONS | {"Cast"}
 """They are linear in what they read."""
 
+_ADDED = ADDITIONS | {"Pack"}
+"""Where terms of one sum meet: Keras packs the losses of a model before it adds them up."""
+
 
 def stage_step(
     step: StepGraph, forward_stage: Mapping[Op, int], lying: Mapping[str, int] | None = None
@@ -65,7 +68,7 @@ def sent_whole(graph: Graph, stage: Mapping[Op, int]) -> frozenset[Tensor]:
     for op in graph.ops:
         came = [t for t in op.inputs if t in sent or stage[t.op] != stage[op]]
         found.update(came)
-        if came and op.type in ADDITIONS:
+        if came and op.type in _ADDED:
             found.update(op.inputs)
         if came and op.type in _HANDED_ON:
             sent.update(t for t in op.outputs if len(readers.get(t, ())) == 1)

@@ -126,15 +126,19 @@ class MeshSearch:
         self._tell(self.key)
         if self.key[0] > 0:
             self._look_closely()
-        whole = [g.chosen for g in self.groups]
-        best = whole, self.key
+        whole = best = [g.chosen for g in self.groups]
         for layout in layouts:
             if self.deadline.over():
                 break
+            key = self.key
             self._begin_with(layout)
-            best = min(best, ([g.chosen for g in self.groups], self.key), key=lambda b: b[1])
+            if self.key < key:
+                best = [g.chosen for g in self.groups]
+                self._tell(self.key)
+            else:
+                self.key = key
             self._restore(whole, self.key)
-        self._restore(*best)
+        self._restore(best, self.key)
 
     def explore(self, others: Iterable[Layout] = ()) -> None:
         """Find out what the mesh promises, after a glance: what is near the layout that is laid is
