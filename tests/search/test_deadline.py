@@ -66,7 +66,8 @@ def test_more_time_finds_better_plans_and_the_first_needs_no_search(captured, ti
     plans, priced = [], []
     for seconds in (0.5, 6.0, 25.0, 1e6):
         planner = TapPlanner()
-        plans.append(planner.solve(within(seconds, problem)))
+        asked = captured.problem([2, 2], "cpu")  # of which nothing is known from searches before
+        plans.append(planner.solve(within(seconds, asked)))
         priced.append(planner.statistics.candidates)
         assert_priced_as_a_whole(problem, plans[-1])
     assert [p.cut_short for p in plans] == [True, True, True, False]

@@ -62,7 +62,7 @@ def fastest_of_kinds(
     """The fastest plan that is found for `problem` on any of these machines, and its problem.
 
     Args:
-        find: finds a plan for the ranks of a stage.
+        find: finds a plan for the ranks of a stage, each once.
         find_staged: finds a plan in stages, which begins with `find`; raises a MemoryLimitError
             where none fits.
 
@@ -77,11 +77,10 @@ def fastest_of_kinds(
     for machines in kinds:
         asked = problem.on(machines)
         try:
-            way = runs_as(find(asked))
-            if way in known:
+            if found and runs_as(find(asked)) in known:
                 continue  # in stages it is what was found on other machines
-            known.add(way)
             plan = find_staged(asked)
+            known.add(runs_as(find(asked)))
         except MemoryLimitError as error:
             errors.append(error)
             continue
