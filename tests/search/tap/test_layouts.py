@@ -9,7 +9,7 @@ import pytest
 from tests.search.problems import Captured
 from tfpar.search.known import Known
 from tfpar.search.meshes import logical_meshes
-from tfpar.search.tap.layouts import Layouts, kind_of
+from tfpar.search.tap.layouts import MOST_KEPT, Layouts, kind_of
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, parse_spec
 
@@ -22,8 +22,14 @@ def test_layouts_are_kept_once_by_what_axes_are_for():
     layouts.add(many[3], {"kernel": COLUMNS})
     layouts.add(many[3], {"kernel": ROWS})
     assert kind_of(few[1]) == kind_of(many[3]) != kind_of(many[2])
-    assert layouts.of(many[1]) == ({"kernel": COLUMNS}, {"kernel": ROWS})
+    assert layouts.of(many[1]) == ({"kernel": ROWS}, {"kernel": COLUMNS})
     assert not layouts.of(many[2])
+    layouts.add(few[1], {"kernel": COLUMNS})
+    assert layouts.of(many[1])[0] == {"kernel": COLUMNS}
+    for i in range(MOST_KEPT):
+        layouts.add(few[1], {f"other_{i}": COLUMNS})
+    assert len(layouts.of(many[1])) == MOST_KEPT
+    assert {"kernel": COLUMNS} not in layouts.of(many[1])
 
 
 def test_what_was_found_for_as_many_ranks_is_not_found_elsewhere():

@@ -365,24 +365,24 @@ class _Search:
             options = [m for m in options if self._is_even(first, m)]
         more = [m for m in options if m > first.microbatches]
         fewer = [m for m in reversed(options) if m < first.microbatches]
+        recompute = first.stages is not None and first.stages.recompute
         for way in (more, fewer):
             best, worse = _cost(first).seconds, 0
-            for plan in self._repriced(first, number, way):
-                yield plan
-                worse = 0 if _cost(plan).seconds < best else worse + 1
-                best = min(best, _cost(plan).seconds)
+            for micro in way:
+                plan = self.ways.repriced(first, Pipeline(number, micro, recompute=recompute))
+                if plan is None:
+                    continue
+                fits = self._fits(plan)
+                if fits:
+                    yield plan
+                if fits and _cost(plan).seconds < best:
+                    best, worse = _cost(plan).seconds, 0
+                elif fits or way is fewer:  # which would store even more
+                    worse += 1
                 if worse == PATIENCE:
                     break
             if best < _cost(first).seconds:
                 return
-
-    def _repriced(self, first: Plan, number: int, microbatches: Sequence[int]) -> Iterator[Plan]:
-        """`first` with these numbers of microbatches, as far as it fits so."""
-        recompute = first.stages is not None and first.stages.recompute
-        for micro in microbatches:
-            plan = self.ways.repriced(first, Pipeline(number, micro, recompute=recompute))
-            if plan is not None and self._fits(plan):
-                yield plan
 
     def _is_even(self, plan: Plan, microbatches: int) -> bool:
         """Whether the ranks of `plan` that split the batch have as many samples of each."""

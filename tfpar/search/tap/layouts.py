@@ -12,19 +12,22 @@ from collections.abc import Hashable, Mapping
 from tfpar.search.meshes import LogicalMesh
 from tfpar.spec import Spec
 
+MOST_KEPT = 8
+"""Layouts of a kind of meshes: pricing one takes a large part of what a search near it does."""
+
 Layout = Mapping[str, Spec]
 """Of each group of weights, by its name."""
 
 
 class Layouts:
-    """Layouts, each once, by the axes that split the batch and those that split weights."""
+    """The last layouts, each once, by the axes that split the batch and those that split them."""
 
     def __init__(self) -> None:
         self._found: dict[Hashable, list[Layout]] = {}
         self._sizes: dict[Hashable, set[int]] = {}
 
     def of(self, logical: LogicalMesh) -> tuple[Layout, ...]:
-        """Those found so far on meshes like this one."""
+        """Those found on meshes like this one, the last ones first."""
         return tuple(self._found.get(kind_of(logical), ()))
 
     def elsewhere(self, size: int) -> frozenset[Hashable]:
@@ -35,9 +38,8 @@ class Layouts:
         """Keep what was found on `logical`."""
         kind = kind_of(logical)
         self._sizes.setdefault(kind, set()).add(logical.mesh.size)
-        known = self._found.setdefault(kind, [])
-        if layout not in known:
-            known.append(layout)
+        others = [known for known in self._found.get(kind, ()) if known != layout]
+        self._found[kind] = [layout, *others][:MOST_KEPT]
 
 
 def kind_of(logical: LogicalMesh) -> Hashable:

@@ -29,8 +29,9 @@ MAX_TIME_RATIO = 1.15
 """A mesh whose plans come out this much slower than another's is not refined (empirical)."""
 
 MAX_GLANCE_RATIO = 1.5
-"""The same at a glance, for a mesh not to be searched at all (empirical: where it is known what
-suits meshes like it, the search that follows saves a few hundredths)."""
+"""The same at a glance, for a mesh not to be searched at all, as long as nothing is known of meshes
+like it for other numbers of ranks. (Where it is, the search that follows saves a few hundredths.)
+"""
 
 MESH_PATIENCE = 2
 """After how many numbers of ranks in a row that split weights in vain larger ones are left out."""
@@ -235,7 +236,8 @@ def _explore(search: MeshSearch, before: Sequence[MeshSearch], is_known: bool) -
     is_known = is_known and not least.over
 
     def looks_good(other: MeshSearch) -> bool:
-        return _promises(other.key, least, other.limit, MAX_GLANCE_RATIO)
+        ratio = MAX_TIME_RATIO if is_known else MAX_GLANCE_RATIO
+        return _promises(other.key, least, other.limit, ratio)
 
     if len(logical.used_axes) < 2:
         if alike or is_known:
