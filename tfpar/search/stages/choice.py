@@ -49,10 +49,6 @@ LEAST = 2
 """How many of `_tries` are looked at where memory is short: of the most microbatches, whose meshes
 are the same, without and with a second forward pass."""
 
-ALIKE = 0.02
-"""By what part of each other promises differ at least that are told apart: of the same model on the
-same machines, less than predictions of different ones do."""
-
 ROOMY = 2 / 3
 """What part of what there is a plan may store, as it is promised, for one that fits to be found
 likely: stages differ, and what they store is not known before they are there."""
@@ -119,10 +115,10 @@ def choose_pipeline(
     (`search.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
     on whose fastest plan does not, it is first seen what all promise. Those whose fastest plan fits
-    are planned first; of promises that predictions cannot tell apart, the best with room to spare,
-    of like ones (`ALIKE`) the fewest stages. A number is left out if its promise, corrected by how
-    much longer than promised the plans found so far take, could not be told from the best of them;
-    and, once there is a plan, if its fastest plan stores far more than there is.
+    are planned first; of promises that predictions cannot tell apart, the best with room to spare.
+    A number is left out if its promise, corrected by how much longer than promised the plans found
+    so far take, could not be told from the best of them; and, once there is a plan, if its fastest
+    plan stores far more than there is.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -148,7 +144,8 @@ def choose_pipeline(
             search.plan_or_postpone(number)
         if search.unpriced is not None:
             return search.unpriced
-        margin = ALIKE if search.postponed else 0.0
+        # Promises have to differ by what predictions can tell.
+        margin = UNCERTAINTY if search.postponed else 0.0
         better = search.promised_s * (1 + margin) < least or math.isinf(least)
         if better:
             least = search.promised_s
@@ -255,8 +252,7 @@ class _Search:
                 near = [n for n, p in fitting.items() if p.seconds <= (1 + UNCERTAINTY) * least]
                 roomy = [n for n in near if fitting[n].stored <= ROOMY]
                 if roomy:
-                    best = min(fitting[n].seconds for n in roomy)
-                    number = next(n for n in roomy if fitting[n].seconds <= (1 + ALIKE) * best)
+                    number = min(roomy, key=lambda n: fitting[n].seconds)
                 else:
                     number = min(near, key=lambda n: fitting[n].stored)
             else:
