@@ -339,10 +339,10 @@ def test_other_microbatches_are_those_that_ranks_share_as_evenly(batch, tried):
     assert priced == tried
 
 
-def test_of_promises_that_are_alike_the_best_with_enough_room_comes_first():
+def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_first():
     costs = Costs(lambda stages, micro, again: 2.0)
-    promises = {1: Promise(9.0, 2.0), 2: Promise(1.9, 0.9), 4: Promise(1.95, 0.6)}
-    promises[8] = Promise(2.0, 0.4)
+    promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.9), 4: Promise(2.0, 0.6)}
+    promises[8] = Promise(1.9, 0.4)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4]
 

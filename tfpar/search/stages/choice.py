@@ -115,10 +115,10 @@ def choose_pipeline(
     (`search.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
     on whose fastest plan does not, it is first seen what all promise. Those whose fastest plan fits
-    are planned first; of promises that predictions cannot tell apart, the best with room to spare.
-    A number is left out if its promise, corrected by how much longer than promised the plans found
-    so far take, could not be told from the best of them; and, once there is a plan, if its fastest
-    plan stores far more than there is.
+    are planned first; of promises that predictions cannot tell apart, the fewest stages with room
+    to spare. A number is left out if its promise, corrected by how much longer than promised the
+    plans found so far take, could not be told from the best of them; and, once there is a plan, if
+    its fastest plan stores far more than there is.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -251,10 +251,7 @@ class _Search:
             if fitting:
                 near = [n for n, p in fitting.items() if p.seconds <= (1 + UNCERTAINTY) * least]
                 roomy = [n for n in near if fitting[n].stored <= ROOMY]
-                if roomy:
-                    number = min(roomy, key=lambda n: fitting[n].seconds)
-                else:
-                    number = min(near, key=lambda n: fitting[n].stored)
+                number = min(roomy or near, key=lambda n: n if roomy else fitting[n].stored)
             else:
                 number = next(n for n, promise in promises.items() if promise.seconds == least)
             yield number, left.pop(number)
