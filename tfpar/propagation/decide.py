@@ -368,18 +368,15 @@ def _split_behind(
 ) -> int:
     """In how many parts the inputs of an op come that split a factor along axes behind this one."""
 
-    def is_split(dims: Dims, spec: Spec | None, behind: int) -> bool:
-        placement = None if spec is None else spec[behind]
-        return (
-            isinstance(placement, Shard)
-            and placement.dim < len(dims)
-            and factor in dims[placement.dim]
-        )
+    def is_split(behind: int) -> bool:
+        for dims, spec in zip(rule.inputs, specs, strict=True):
+            placement = None if spec is None else spec[behind]
+            if isinstance(placement, Shard) and has_factor(dims[placement.dim :][:1], factor):
+                return True
+        return False
 
     return math.prod(
-        mesh.shape[behind]
-        for behind in range(axis + 1, mesh.num_axes)
-        if any(map(is_split, rule.inputs, specs, [behind] * len(specs)))
+        mesh.shape[behind] for behind in range(axis + 1, mesh.num_axes) if is_split(behind)
     )
 
 

@@ -10,6 +10,7 @@ from tests.search.problems import Captured
 from tfpar.search.known import Known
 from tfpar.search.meshes import logical_meshes
 from tfpar.search.tap.layouts import MOST_KEPT, Layouts, kind_of
+from tfpar.search.tap.mesh_search import MeshSearch
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, parse_spec
 
@@ -47,3 +48,28 @@ def test_a_search_after_one_for_other_ranks_finds_as_much(name):
         problem = captured.problem(shape, "v100-ethernet")
         after = TapPlanner().solve(dataclasses.replace(problem, of_graphs=known))
     assert after.cost.seconds == pytest.approx(alone.cost.seconds, rel=1e-9)
+
+
+def test_meshes_that_look_bad_at_a_glance_are_not_searched(monkeypatch):
+    glanced, explored = [], []
+
+    def told(name, into):
+        method = getattr(MeshSearch, name)
+
+        def wrapped(self, *args):
+            into.append(self.logical)
+            method(self, *args)
+
+        monkeypatch.setattr(MeshSearch, name, wrapped)
+
+    captured, known = Captured.saved("gpt_short"), Known()
+    TapPlanner().solve(
+        dataclasses.replace(captured.problem([2, 8], "v100-ethernet"), of_graphs=known)
+    )
+    told("glance", glanced)
+    told("explore", explored)
+    problem = captured.problem([2, 4], "v100-ethernet")
+    plan = TapPlanner().solve(dataclasses.replace(problem, of_graphs=known))
+    left = [logical for logical in glanced if logical not in explored]
+    assert left and all(len(logical.used_axes) > 1 for logical in left)
+    assert plan.mesh not in [logical.mesh for logical in left]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op
+from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.graph_nodes import NodeGraph, cluster
 from tfpar.ir.roles import Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
@@ -80,14 +80,18 @@ class FoldedModel:
         self, problem: Problem, logical: LogicalMesh, variables: Mapping[str, Spec]
     ) -> Anchors:
         """What a plan of the folded graph fixes that lays `variables` so, on `logical`."""
-        graph, copies = self.prepared.graph, self.folded.copies
-        batched = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
+        graph, batched = self.prepared.graph, self.batched(problem)
         return Anchors(
             variables=variables,
             inputs=[logical.input_spec(t in batched) for t in graph.inputs],
             tensors={name: given.spec for name, given in problem.tensors.items()},
             outputs=[replicated(logical.mesh.num_axes)] * len(graph.outputs),
         )
+
+    def batched(self, problem: Problem) -> frozenset[Tensor]:
+        """The inputs of the folded graph whose first dim is the batch."""
+        copies = self.folded.copies
+        return frozenset(copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies)
 
     def on_one_device(self) -> PartitionedGraph:
         """The folded graph with nothing split."""

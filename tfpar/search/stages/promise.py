@@ -108,7 +108,6 @@ def _folded_step(plan: Plan, problem: Problem) -> StepInParts:
     """The folded graph under a plan of the whole."""
     model = folded_model(problem, 2)
     anchors = folded_anchors(plan, problem, model)
-    copies = model.folded.copies
-    batched = (copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies)
-    folded = dataclasses.replace(problem, graph=model.folded.graph, batched=frozenset(batched))
+    batched = model.batched(problem)
+    folded = dataclasses.replace(problem, graph=model.prepared.graph, batched=batched)
     return StepInParts(folded, anchors, propagate(model.prepared, plan.mesh, anchors), model.roles)
