@@ -161,27 +161,34 @@ def function(
         step: the function, or a `tf.function`.
         input_signature: `tf.TensorSpec`s that the arguments have to fit; sizes may be None.
         autograph: turn Python control flow on tensors into ops.
+        jit_compile: XLA compiles what lies between collectives. By default it does if `step` is a
+            `tf.function` that says so.
 
     Raises:
-        TfparError: outside of a block; or `jit_compile=True` or `reduce_retracing=True`, which
-            steps cannot be compiled with.
+        TfparError: outside of a block; or `reduce_retracing=True`, which steps cannot be compiled
+            with.
     """
-    if jit_compile or reduce_retracing:
-        what = "jit_compile" if jit_compile else "reduce_retracing"
-        why = (
-            "steps are not compiled by XLA"
-            if jit_compile
-            else "steps have static shapes, so that each set of shapes is compiled"
+    if reduce_retracing:
+        raise TfparError(
+            "tap.function cannot have reduce_retracing=True: steps have static shapes, so that "
+            "each set of shapes is compiled. Leave it out."
         )
-        raise TfparError(f"tap.function cannot have {what}=True: {why}. Leave it out.")
     if step is None:
-        return functools.partial(function, input_signature=input_signature, autograph=autograph)
+        return functools.partial(
+            function, input_signature=input_signature, autograph=autograph, jit_compile=jit_compile
+        )
     if not callable(step):
         raise refused("step", step, "a function of tensors")
     session = enclosing()
     if session is None:
         raise TfparError("tap.function is used inside a tap.auto_parallel block.")
-    return StepFunction(session, step, input_signature=input_signature, autograph=autograph)
+    return StepFunction(
+        session,
+        step,
+        input_signature=input_signature,
+        autograph=autograph,
+        jit_compile=jit_compile,
+    )
 
 
 @takes(PlanKeywords)

@@ -23,6 +23,7 @@ from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.stages import StagedStep, send_in_slices, split_stages, write_in_stages
+from tfpar.rewrite.xla_regions import Compiles, compile_regions
 from tfpar.spec import Mesh, UnevenMesh, replicated
 
 
@@ -47,6 +48,7 @@ class CompileOptions:
         bucket_bytes: upper bound on packed collectives, in bytes.
         shares: `mesh` with those that ranks have of the batch, where they are unequal: the first
             is taken in which the step splits.
+        xla: which ops XLA compiles, if it is to compile what lies between collectives.
     """
 
     mesh: Mesh
@@ -60,6 +62,7 @@ class CompileOptions:
     early_collectives: bool = True
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     shares: Sequence[UnevenMesh] = ()
+    xla: Compiles | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,10 +108,15 @@ def compile_step(
         for graph in local.graphs():
             each.run(graph)
         observe(each.name, lambda: str(local))
-    if options.stages is None:
-        return CompiledStep(partitioned, local, ProgramSet.of(local))
-    programs = split_stages(local, options.stages.schedule, options.stages.ranks)
-    observe("split stages", lambda: "\n\n".join(map(str, programs.programs.values())))
+    programs = ProgramSet.of(local)
+    if options.stages is not None:
+        programs = split_stages(local, options.stages.schedule, options.stages.ranks)
+        observe("split stages", lambda: str(programs))
+    if options.xla is not None:
+        for program in programs.programs.values():
+            for graph in program.graphs():
+                compile_regions(graph, options.xla, program.shapes)
+        observe("XLA's regions", lambda: str(programs))
     return CompiledStep(partitioned, local, programs)
 
 

@@ -42,10 +42,12 @@ class StepFunction:
         function: a Python function or a `tf.function`.
         input_signature: `tf.TensorSpec`s that the arguments have to fit, and are converted to.
         autograph: turn Python control flow on tensors into ops; of a `tf.function`, as it says.
+        jit_compile: XLA compiles what lies between collectives; None: as a `tf.function` says.
 
     Attributes:
         python_function: the function as it was written.
         elements_taken: by call, what a step reads of iterators; None for a loop (`data_loops`).
+        jit_compile: whether XLA compiles what lies between collectives.
         states: by step, what a loop over data hands on to its next pass (`data_loops`).
     """
 
@@ -56,6 +58,7 @@ class StepFunction:
         *,
         input_signature: Sequence[Any] | None = None,
         autograph: bool = True,
+        jit_compile: bool | None = None,
     ) -> None:
         self.session = session
         self.python_function = getattr(function, "python_function", function)
@@ -69,6 +72,9 @@ class StepFunction:
         self._input_signature = input_signature
         if input_signature is None:
             self._input_signature = getattr(function, "input_signature", None)
+        if jit_compile is None:
+            jit_compile = getattr(function, "_jit_compile", None)
+        self.jit_compile = bool(jit_compile)
         self._autograph = autograph and getattr(function, "_autograph", True)
         self._parameters = inspect.signature(self.python_function)
         functools.update_wrapper(self, self.python_function)
@@ -111,7 +117,11 @@ class StepFunction:
             own = list(self._parameters.parameters.values())[1:]
             method.__signature__ = self._parameters.replace(parameters=own)  # type: ignore[attr-defined]
             known = self._bound[instance] = StepFunction(
-                self.session, method, input_signature=self._input_signature, autograph=False
+                self.session,
+                method,
+                input_signature=self._input_signature,
+                autograph=False,
+                jit_compile=self.jit_compile,
             )
         return known
 
@@ -205,7 +215,14 @@ class _Trace(CompiledFunction):
     """The steps for one set of static values. The plan of a trace that trains serves the others."""
 
     def __init__(self, owner: StepFunction, program: Program, function: Callable[..., Any]) -> None:
-        super().__init__(program, function, name=owner.name, on_plan=owner._remember, several=True)
+        super().__init__(
+            program,
+            function,
+            name=owner.name,
+            on_plan=owner._remember,
+            several=True,
+            jit_compile=owner.jit_compile,
+        )
         self._owner = owner
 
     def __call__(self, *arguments: Any) -> Any:

@@ -10,9 +10,7 @@ runs on the mesh of its original.
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import inspect
 import logging
 import weakref
 from collections.abc import Callable
@@ -44,7 +42,6 @@ from tfpar.variables.parallel_variable import ParallelVariable
 
 logger = logging.getLogger("tfpar")
 
-_from_config: contextvars.ContextVar[bool] = contextvars.ContextVar("from_config", default=False)
 _reduce = keras.Model.__reduce__
 
 _parallel: weakref.WeakKeyDictionary[keras.Model, ParallelModel] = weakref.WeakKeyDictionary()
@@ -90,9 +87,8 @@ def install() -> None:
 
 
 def _install_compiling() -> None:
-    """Adopt a model that is compiled inside a block; say what `compile` is asked for in vain."""
-    original, from_config = Trainer.compile, Trainer.compile_from_config
-    signature = inspect.signature(original)
+    """Adopt a model that is compiled inside a block."""
+    original = Trainer.compile
 
     @functools.wraps(original)
     def compile_model(self, *args, **kwargs):
@@ -102,23 +98,8 @@ def _install_compiling() -> None:
             adopt_all(self, session)
         elif unreached is not None and self not in _parallel:
             unreached.warn_unreached(self.name)
-        asked = signature.bind(self, *args, **kwargs).arguments.get("jit_compile")
-        if asked is True and self in _parallel and not _from_config.get():
-            logger.warning(
-                "jit_compile=True: %s runs on a mesh, where steps are not compiled by XLA. Leave "
-                "it out, or compile the model outside of auto_parallel to run it on one device.",
-                self.name,
-            )
 
-    @functools.wraps(from_config)
-    def compile_from_config(self, config):
-        token = _from_config.set(True)  # holds what "auto" came to
-        try:
-            from_config(self, config)
-        finally:
-            _from_config.reset(token)
-
-    Trainer.compile, Trainer.compile_from_config = compile_model, compile_from_config
+    Trainer.compile = compile_model
 
 
 def _install_copying() -> None:

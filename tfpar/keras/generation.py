@@ -46,5 +46,10 @@ class GenerateFunction:
             return generate_step(*args, **kwargs)
 
         return CompiledFunction(
-            state.program, run, names=state.variable_name, part=True, name="generate_step"
+            state.program,
+            run,
+            names=state.variable_name,
+            part=True,
+            jit_compile=state.model.jit_compile,
+            name="generate_step",
         )

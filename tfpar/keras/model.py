@@ -108,6 +108,7 @@ class ParallelModel:
             build=self.build_optimizer if kind == "train" else None,
             matters=self.is_no_metric,
             part=kind != "train",
+            jit_compile=self.model.jit_compile,
             name=f"{kind}_step",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from tfpar.ir.graph import Op
 from tfpar.propagation.partitioned import PartitionedGraph
@@ -72,6 +73,17 @@ class Warnings:
             f", and {len(regions) - 1} more" if len(regions) > 1 else "",
         )
         self._told.update(op.name for op, _ in regions)
+
+    def uncompiled(self, ops: Iterable[Op]) -> None:
+        """Ops that XLA cannot compile, where it is to compile the step."""
+        first = {op.type: op.name for op in ops if op.type not in self._told}
+        if first:
+            logger.warning(
+                "XLA does not compile %s; they run between what it compiles; first: %s.",
+                ", ".join(sorted(first)),
+                next(iter(first.values())),
+            )
+        self._told.update(first)
 
     def unpiped(self, op: Op) -> None:
         """An op that keeps a step from running in the pipeline that was found for it."""

@@ -58,6 +58,9 @@ class ProgramSet:
         """`program` on all ranks."""
         return cls({tuple(range(program.mesh.size)): program})
 
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.programs.values()))
+
     def group_of(self, rank: int) -> Group:
         """The group that `rank` is in.
 

@@ -17,12 +17,13 @@ logger = logging.getLogger("tfpar")
 def rank_devices(num_ranks: int) -> list[str]:
     """One device name per rank.
 
-    With at least `num_ranks` GPUs every rank has its own. On CPU each rank gets a virtual
-    device of its own if TensorFlow's runtime has not started yet; if it has, ranks
-    share the logical CPUs there are, and a line in the log says so.
+    With at least `num_ranks` GPUs every rank has its own. A GPU counts as many times as it was cut
+    into logical devices (`tf.config.set_logical_device_configuration`), so that a plan can be
+    tried on fewer. On CPU each rank gets a virtual device of its own if TensorFlow's runtime has
+    not started yet; if it has, ranks share the logical CPUs there are, and a line in the log says
+    so.
     """
-    gpus = tf.config.list_physical_devices("GPU")
-    if len(gpus) >= num_ranks:
+    if _num_logical_gpus() >= num_ranks:
         return [d.name for d in tf.config.list_logical_devices("GPU")[:num_ranks]]
     if not runtime.is_started():
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -40,6 +41,14 @@ def rank_devices(num_ranks: int) -> list[str]:
             len(cpus),
         )
     return [_full_name(cpus[r % len(cpus)]) for r in range(num_ranks)]
+
+
+def _num_logical_gpus() -> int:
+    """How many there are, or will be when TensorFlow's runtime starts."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if runtime.is_started() and gpus:
+        return len(tf.config.list_logical_devices("GPU"))
+    return sum(len(tf.config.get_logical_device_configuration(gpu) or [gpu]) for gpu in gpus)
 
 
 def own_device(local_rank: int, local_size: int) -> str:

@@ -6,10 +6,11 @@ The mesh is that of all ranks, or of a part of them: of the ranks that run a sta
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfpar.runtime.devices import rank_devices
+from tfpar.runtime.devices import memory_of, rank_devices
 from tfpar.spec import TfparError
 
 if TYPE_CHECKING:
@@ -63,6 +64,16 @@ class Ranks:
             devices = [self.devices[rank] for rank in group]
             self._parts[group] = Ranks(devices, self.world, group)
         return self._parts[group]
+
+    @functools.cached_property
+    def by_memory(self) -> Ranks:
+        """The same ranks; those in one memory compute on its first device.
+
+        XLA compiles anew for each device, and once for ranks that share one.
+        """
+        first: dict[str, str] = {}
+        devices = [first.setdefault(memory_of(device), device) for device in self.devices]
+        return self if devices == [*self.devices] else Ranks(devices, self.world, self.members)
 
     @property
     def local(self) -> Sequence[int]:

@@ -15,6 +15,7 @@ from tfpar.compile import CompileOptions, compile_step, recompute_step, simplify
 from tfpar.compile.dump import dump_of
 from tfpar.compile.passes import Observer, unobserved
 from tfpar.cost.slices import SlicePrices
+from tfpar.interop.xla import XlaKernels
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.names import VariableName
 from tfpar.pipeline.statistics import BatchStatisticsOf
@@ -26,6 +27,7 @@ from tfpar.report.warnings import Warnings
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES
 from tfpar.rewrite.stages import StagedStep
 from tfpar.rewrite.within_rank import CannotRepeat
+from tfpar.rewrite.xla_regions import not_compiled
 from tfpar.runtime.executable import Executable
 from tfpar.search.meshes import input_spec
 from tfpar.session import Session
@@ -46,6 +48,7 @@ class CompiledFunction:
         function: the step; called with the arguments while tracing.
         names: of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
+        jit_compile: XLA compiles what lies between collectives.
         trains: the step may run in chunks; by default if it is not part of another.
         several: the program has steps of other ops too (other traces, other fetches): the plan of
             one serves all that have its weights.
@@ -64,6 +67,7 @@ class CompiledFunction:
         part: bool = False,
         name: str = "step",
         trains: bool | None = None,
+        jit_compile: bool = False,
         several: bool = False,
     ) -> None:
         self.program = program
@@ -73,6 +77,7 @@ class CompiledFunction:
         self._matters = matters
         self._part = part
         self._trains = not part if trains is None else trains
+        self._jit_compile = jit_compile
         self.function = function
         self.executables: dict[Any, Executable] = {}
         self._names = names
@@ -180,8 +185,14 @@ class CompiledFunction:
                 self.warnings.unchunked(error.op, plan.chunks)
                 plan = dataclasses.replace(plan, chunks=1)
                 asked = dataclasses.replace(asked, chunks=1)
+        if asked.xla is not None:
+            graphs = [g for p in compiled.programs.programs.values() for g in p.graphs()]
+            self.warnings.uncompiled(op for g in graphs for op in not_compiled(g, asked.xla))
         name = self._name.replace("_", " ")
-        executable = Executable(captured, compiled, self.session.ranks, name, parts)
+        ranks = self.session.ranks
+        if asked.xla is not None:
+            ranks = ranks.by_memory
+        executable = Executable(captured, compiled, ranks, name, parts)
         self.warnings.fallbacks(prepared)  # bodies are known now
         return plan, executable
 
@@ -243,6 +254,7 @@ class CompiledFunction:
             compression=options.compression,
             early_collectives=options.early_collectives,
             bucket_bytes=options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
+            xla=XlaKernels(self.session.ranks.devices[0]) if self._jit_compile else None,
         )
 
     def _repeated(self, op: Op, microbatches: int) -> TfparError:
