@@ -298,6 +298,23 @@ def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
     assert left.name == "1, 2, 4 stages" and "more than 2 times what there is" in left.reason
 
 
+def test_a_fast_plan_that_does_not_fit_is_no_reason_to_look_at_no_more_stages():
+    costs = Costs(lambda stages, micro, again: 3.0)
+    promises = {1: Promise(1.0, 9.0), 2: Promise(3.0, 0.9), 4: Promise(2.8, 0.9)}
+    promises[8] = Promise(2.8, 0.5)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [8], "the first with room to spare, of those that promise as much"
+
+
+@pytest.mark.parametrize(("second", "searched"), [(1.0, [1, 8]), (2.0, [1])])
+def test_more_stages_are_looked_at_where_what_does_not_fit_would_be_faster(second, searched):
+    costs = Costs(lambda stages, micro, again: {1: 2.0, 8: 0.9}[stages])
+    promises = {1: Promise(2.0, 0.5), 2: Promise(second, 3.0), 4: Promise(second, 3.0)}
+    promises[8] = Promise(0.9, 0.5)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == searched
+
+
 def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_fit():
     costs = Costs(lambda stages, micro, again: float(stages))
     promises = {1: Promise(1.0, 9.0), 2: Promise(2.0, 5.0)}

@@ -114,11 +114,12 @@ def choose_pipeline(
     It is one without stages if predictions cannot tell that the fastest is faster
     (`search.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
-    on whose fastest plan does not, it is first seen what all promise. Those whose fastest plan fits
-    are planned first; of promises that predictions cannot tell apart, the fewest stages with room
-    to spare. A number is left out if its promise, corrected by how much longer than promised the
-    plans found so far take, could not be told from the best of them; and, once there is a plan, if
-    its fastest plan stores far more than there is.
+    on whose fastest plan does not, it is first seen what all promise, until more stages promise
+    hardly less than some that fit. Those whose fastest plan fits are planned first; of promises
+    that predictions cannot tell apart, the fewest stages with room to spare. A number is left out
+    if its promise, corrected by how much longer than promised the plans found so far take, could
+    not be told from the best of them; and, once there is a plan, if its fastest plan stores far
+    more than there is.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -144,13 +145,13 @@ def choose_pipeline(
             search.plan_or_postpone(number)
         if search.unpriced is not None:
             return search.unpriced
-        # Promises have to differ by what predictions can tell.
+        # Promises have to differ by what predictions can tell. More stages store less: as long as
+        # nothing fits, or what does not would be faster, they are worth a look.
         margin = UNCERTAINTY if search.postponed else 0.0
-        better = search.promised_s * (1 + margin) < least or math.isinf(least)
+        better = search.promised_s(number) * (1 + margin) < least or math.isinf(least)
         if better:
-            least = search.promised_s
-        # More stages store less: as long as nothing fits they are worth a look, however slow.
-        worse = 0 if better or not search.something_fits() else worse + 1
+            least = search.fitting_s
+        worse = 0 if better else worse + 1
     for number, later in search.in_order():
         if later.promise.seconds * search.shortfall * (1 + UNCERTAINTY) >= search.best_s:
             search.leave(number, "by a first estimate it is hardly faster")
@@ -195,18 +196,21 @@ class _Search:
         return min((_cost(p).seconds for p in self.found), default=math.inf)
 
     @property
-    def promised_s(self) -> float:
-        """Of a step, among the plans that fit and those that are still to be found."""
-        return min([self.best_s, *(later.promise.seconds for later in self.postponed.values())])
+    def fitting_s(self) -> float:
+        """Of a step, among the plans that fit, found or promised: what does not fit is no measure
+        of them."""
+        promises = (later.promise for later in self.postponed.values())
+        return min([self.best_s, *(promise.seconds for promise in promises if promise.fits)])
+
+    def promised_s(self, number: int) -> float:
+        """Of a step in so many stages, if they are still to be planned; else of the best plan."""
+        later = self.postponed.get(number)
+        return self.best_s if later is None else later.promise.seconds
 
     @property
     def shortfall(self) -> float:
         """How many times as long as it was promised a step took at least."""
         return min(self.shortfalls, default=1.0)
-
-    def something_fits(self) -> bool:
-        """Whether a plan fits that was found, or that is promised."""
-        return bool(self.found) or any(later.promise.fits for later in self.postponed.values())
 
     @contextlib.contextmanager
     def keeping_what_it_found(self) -> Iterator[None]:
