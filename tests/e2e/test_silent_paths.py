@@ -189,21 +189,3 @@ def test_what_runs_on_the_mesh_is_not_warned_of(warnings, tmp_path):
     model.export(tmp_path / "exported", verbose=False)
     model.save(tmp_path / "saved.keras")
     assert not warnings()
-
-
-# --- jit_compile -------------------------------------------------------------------------
-
-
-def test_jit_compile_that_is_asked_for_is_warned_of(warnings, tmp_path):
-    with on_mesh():
-        model = build(jit_compile="auto")
-        build(jit_compile=False)
-        model.save(tmp_path / "saved.keras")
-        keras.models.load_model(tmp_path / "saved.keras")
-        assert not warnings()
-        asked = build(jit_compile=True)
-    asked.fit(X, Y, verbose=0)
-    (text,) = warnings()
-    assert "jit_compile=True" in text and "net" in text
-    build(jit_compile=True)
-    assert len(warnings()) == 1

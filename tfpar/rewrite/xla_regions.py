@@ -183,7 +183,7 @@ def _delay(
         after = needed.get(op, ())
         if not after or op not in taken or not all(a in taken for a in after):
             continue
-        if op.type in FREE or sum(t.num_bytes for t in op.outputs) <= _SMALL:
+        if op.type in FREE or 0 < sum(t.num_bytes for t in op.outputs) <= _SMALL:
             turns[op] = min(turns[a][0] for a in after), min(turns[a][1] for a in after)
 
 
@@ -303,17 +303,26 @@ class _Region:
     def _copy(self, op: Op) -> None:
         inputs = [self._local(t) for t in op.inputs]
         awaited = [*op.control, *(r for r in self.reads if op in self._repeatable[r])]
-        made = self._build.emit(
-            op.type,
-            inputs,
-            [(t.shape, t.dtype) for t in op.outputs],
-            op.attrs,
-            op.name,
-            [self._ops[b] for b in dict.fromkeys(awaited) if b in self._ops],
-            op.stateful,
-        )
+        control = [self._ops[b] for b in dict.fromkeys(awaited) if b in self._ops]
+        if op.type == "Identity" and control:
+            made = self._wait(op, inputs[0], control)
+        else:
+            outputs = [(t.shape, t.dtype) for t in op.outputs]
+            made = self._build.emit(
+                op.type, inputs, outputs, op.attrs, op.name, control, op.stateful
+            )
         self._ops[op] = made
-        self._tensors.update(zip(op.outputs, made.outputs, strict=True))
+        self._tensors.update(zip(op.outputs, made.outputs, strict=False))
+
+    def _wait(self, op: Op, given: Tensor, control: Sequence[Op]) -> Op:
+        """Hand on a tensor once others are there: XLA knows no control edges.
+
+        Without it XLA would see that what is recomputed is what the forward pass has computed.
+        """
+        tensors = [given, *(b.outputs[0] for b in control if b.outputs)]
+        attrs = {"T": [DType(t.dtype) for t in tensors]}
+        outputs = [(t.shape, t.dtype) for t in tensors]
+        return self._build.emit("XlaOptimizationBarrier", tensors, outputs, attrs, op.name)
 
     def _local(self, tensor: Tensor) -> Tensor:
         """`tensor` inside: computed there, written or read there, or an argument."""

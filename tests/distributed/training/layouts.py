@@ -102,6 +102,24 @@ def data_parallel_in_microbatches(place: Place) -> Results:
 
 
 @precision("float32")
+def megatron_compiled_by_xla(place: Place) -> Results:
+    def compiled() -> keras.Model:
+        model = gpt()
+        model.jit_compile = True
+        return model
+
+    return trains(
+        place,
+        compiled,
+        tokens(16),
+        MEGATRON,
+        [1, place.size],
+        kinds={"all_reduce"},
+        split="block_0_fc2/kernel",
+    )
+
+
+@precision("float32")
 def megatron_in_microbatches(place: Place) -> Results:
     return trains(
         place,
@@ -339,6 +357,7 @@ ON_TWO: list[Case] = [
     unequal_shares_in_microbatches,
     megatron,
     megatron_in_chunks,
+    megatron_compiled_by_xla,
     megatron_recomputed,
     vocabulary_parallel,
     zero_1,

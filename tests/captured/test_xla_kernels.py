@@ -1,0 +1,26 @@
+"""What XLA can compile is asked of TensorFlow itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfpar.interop.xla import XlaKernels
+from tfpar.ir.graph import DType, Op
+
+
+@pytest.mark.parametrize("device", ["CPU", "/job:localhost/replica:0/task:0/device:CPU:1"])
+@pytest.mark.parametrize(
+    ("op_type", "dtype", "compiles"),
+    [
+        ("MatMul", "float32", True),
+        ("MatMul", "int32", True),
+        ("Tanh", "int32", False),
+        ("ReadVariableOp", "float32", True),
+        ("StringJoin", "string", False),
+        ("PyFunc", "float32", False),
+        ("AllReduce", "float32", False),
+    ],
+)
+def test_by_type_and_dtype(device, op_type, dtype, compiles):
+    op = Op("op", op_type, (), {"T": DType(dtype)})
+    assert XlaKernels(device)(op) == compiles

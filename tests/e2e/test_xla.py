@@ -1,0 +1,156 @@
+"""Steps that XLA compiles between collectives: p(X) = G(X) with `jit_compile=True` on both sides.
+
+The plain run is traced and compiled too, so that its dropout has XLA's masks.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfpar as tap
+from tests.e2e.test_patterns import MEGATRON, gpt, tokens
+from tests.e2e.test_recurrent import RECURRENT, classifier
+from tests.equivalence import Trained, assert_equivalent, assert_same, traced, train
+from tfpar.rewrite.xla_regions import MUST_COMPILE
+
+rng = np.random.default_rng(0)
+
+
+def compiled(build):
+    """Builds the same model, compiled by XLA."""
+
+    def build_compiled() -> keras.Model:
+        model = build()
+        model.jit_compile = True
+        return model
+
+    return build_compiled
+
+
+def regions(trained: Trained, kind: str = "train"):
+    graphs = trained.executable(kind).local.graphs()
+    return [op for graph in graphs for op in graph.ops if op.attrs.get(MUST_COMPILE)]
+
+
+def left_out(trained: Trained) -> set[str]:
+    """The types of ops that run outside of what is compiled."""
+    graph = trained.executable().local.graph
+    return {op.type for op in graph.ops if not op.attrs.get(MUST_COMPILE)}
+
+
+def images(size: int):
+    x = rng.normal(size=(size, 8, 8, 3)).astype("float32")
+    return x, np.arange(size) % 4
+
+
+def convolutional() -> keras.Model:
+    inputs = keras.Input((8, 8, 3))
+    h = layers.Conv2D(4, 3, padding="same", activation="relu", name="conv")(inputs)
+    h = layers.BatchNormalization(name="norm")(h)
+    h = layers.Dropout(0.4, seed=3)(layers.GlobalAveragePooling2D()(h))
+    model = keras.Model(inputs, layers.Dense(4, name="head")(h))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+def sentences():
+    random = np.random.default_rng(0)
+    return random.integers(1, 11, (11, 5)).astype("int32"), random.integers(0, 4, 11)
+
+
+def gru() -> keras.Model:
+    return classifier(RECURRENT["gru"])
+
+
+def test_a_transformer_split_both_ways():
+    parallel, _ = assert_equivalent(
+        compiled(lambda: gpt(2)), tokens(16), tap.split([2, 2]), MEGATRON, plainly=traced
+    )
+    assert left_out(parallel) <= {
+        *("Placeholder", "RankConst", "Const", "AllReduce", "AllGather", "ReadVariableOp"),
+        *("MatMul", "Reshape", "Slice"),
+    }
+    found = regions(parallel)
+    assert len({op.attrs["f"] for op in found}) < len(found), "blocks that repeat share functions"
+
+
+def test_statistics_dropout_and_uneven_parts_of_the_batch():
+    parallel, plain = assert_equivalent(
+        compiled(convolutional), images(21), tap.split([3]), plainly=traced
+    )
+    assert regions(parallel)
+    x, y = images(10)
+    np.testing.assert_allclose(
+        parallel.model.evaluate(x, y, batch_size=4, verbose=0),
+        plain.model.evaluate(x, y, batch_size=4, verbose=0),
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pipeline": tap.Pipeline(microbatches=2)},
+        {"pipeline": tap.Pipeline(stages=2, microbatches=2)},
+        {"chunks": 2},
+    ],
+    ids=["microbatches", "stages", "chunks"],
+)
+def test_pieces_of_a_batch(options):
+    parallel, _ = assert_equivalent(
+        compiled(lambda: gpt(2)), tokens(8), tap.split([2]), plainly=traced, options=options
+    )
+    assert regions(parallel) or "stages" in str(options)
+
+
+@pytest.mark.slow
+def test_what_is_recomputed_is_computed_twice():
+    parallel, _ = assert_equivalent(
+        compiled(lambda: gpt(2)),
+        tokens(8),
+        tap.split([2]),
+        plainly=traced,
+        options={"recompute": True},
+    )
+    functions = parallel.executable().local.graph.functions
+    assert any(
+        op.type == "XlaOptimizationBarrier" for body in functions.values() for op in body.ops
+    )
+
+
+@pytest.mark.slow
+def test_lists_stay_outside_and_that_is_said_once(caplog):
+    # Keras cannot compile this model: the length of a loop's lists is not known to XLA.
+    plain = train(gru, sentences())
+    with caplog.at_level("WARNING", "tfpar"):
+        parallel = train(compiled(gru), sentences(), mesh=tap.split([2]), start=plain.start)
+    assert_same(parallel, plain)
+    assert "While" in left_out(parallel) and regions(parallel)
+    told = [r.getMessage() for r in caplog.records if "XLA does not compile" in r.getMessage()]
+    assert len(told) == 1 and "TensorList" in told[0]
+
+
+def test_functions_are_compiled_as_they_say():
+    def step(x):
+        for _ in range(5):
+            x = tf.tanh(x)
+        return tf.reduce_sum(x)
+
+    x = tf.constant(rng.normal(size=(8, 4)).astype("float32"))
+    for function, asked in (
+        (step, {"jit_compile": True}),
+        (tf.function(step, jit_compile=True), {}),
+        (step, {}),
+    ):
+        with tap.auto_parallel([2], planner=None):
+            on_mesh = tap.function(function, **asked)
+        np.testing.assert_allclose(on_mesh(x), step(x), rtol=1e-5)
+        (executable,) = on_mesh.executables
+        calls = [op for op in executable.local.graph.ops if op.attrs.get(MUST_COMPILE)]
+        assert bool(calls) == (function is not step or bool(asked))

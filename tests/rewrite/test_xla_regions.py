@@ -1,0 +1,198 @@
+"""What XLA is to compile: whole stretches between collectives, that run when they did before."""
+
+from __future__ import annotations
+
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
+from tfpar.rewrite.reshard import all_reduce
+from tfpar.rewrite.xla_regions import MUST_COMPILE, compile_regions, not_compiled
+
+LARGE = (1024, 512)  # 2 MiB
+FLOAT = DType("float32")
+
+
+def compiles(op: Op) -> bool:
+    return op.type not in ("AllReduce", "Cosh")
+
+
+class Step:
+    """A step by hand."""
+
+    def __init__(self) -> None:
+        self.build = GraphBuilder(Graph(functions={}))
+
+    def input(self, *shape: int) -> Tensor:
+        made = self.build.emit("Placeholder", (), [(shape or LARGE, "float32")], {}, name="in")
+        return made.outputs[0]
+
+    def variable(self, name: str, *shape: int) -> Tensor:
+        shape = shape or LARGE
+        handle = self.build.emit("Placeholder", (), [(shape, "resource")], {}, name=name).outputs[0]
+        self.build.graph.variables.append(Variable(name, shape, "float32", True, handle))
+        return handle
+
+    def read(self, handle: Tensor) -> Tensor:
+        attrs = {"dtype": FLOAT}
+        outputs = [(handle.shape, "float32")]
+        return self.build.emit(
+            "ReadVariableOp", [handle], outputs, attrs, stateful=True, name="read"
+        ).outputs[0]
+
+    def assign(self, handle: Tensor, value: Tensor, after: Op | None = None) -> Op:
+        control = () if after is None else [after]
+        attrs = {"dtype": FLOAT}
+        op = self.build.emit(
+            "AssignVariableOp", [handle, value], [], attrs, "assign", control, stateful=True
+        )
+        self.build.graph.effects.append(op)
+        return op
+
+    def chain(self, x: Tensor, length: int = 4, name: str = "chain") -> Tensor:
+        self.build.name = name
+        for _ in range(length):
+            x = self.build.unary("Tanh", x)
+        return x
+
+    def summed(self, x: Tensor) -> Tensor:
+        return all_reduce(self.build, x, (0,), "sum")
+
+    def returns(self, *tensors: Tensor) -> None:
+        self.build.graph.outputs += tensors
+
+    def compiled(self) -> Graph:
+        graph = compile_regions(self.build.graph, compiles)
+        seen: set[Op] = set()
+        for op in graph.ops:
+            assert all(b in seen for b in (*(t.op for t in op.inputs), *op.control)), op
+            seen.add(op)
+        return graph
+
+
+def calls(graph: Graph) -> list[Op]:
+    return [op for op in graph.ops if op.attrs.get(MUST_COMPILE)]
+
+
+def inside(graph: Graph, call: Op) -> list[str]:
+    return [op.type for op in graph.functions[call.attrs["f"]].ops if op.type != "Placeholder"]
+
+
+def test_a_collective_cuts_and_what_repeats_is_one_function():
+    step = Step()
+    x = step.chain(step.input())
+    for _ in range(3):
+        x = step.chain(step.summed(x))
+    step.returns(x)
+    graph = step.compiled()
+    found = calls(graph)
+    assert [op.type for op in graph.ops][1:] == ["PartitionedCall", "AllReduce"] * 3 + [
+        "PartitionedCall"
+    ]
+    assert len({call.attrs["f"] for call in found}) == 1
+    assert inside(graph, found[0]) == ["Tanh"] * 4
+    assert graph.outputs == found[-1].outputs
+
+
+def test_what_runs_while_a_large_tensor_is_summed_is_a_region_of_its_own():
+    def regions(*shape: int) -> list[list[str]]:
+        step = Step()
+        x = step.input(*shape)
+        gradient = step.chain(x, name="gradient")
+        beside = step.chain(step.build.unary("Exp", gradient), name="beside")
+        step.returns(step.chain(step.summed(gradient), name="after"), beside)
+        graph = step.compiled()
+        return [inside(graph, call) for call in calls(graph)]
+
+    assert sorted(regions(*LARGE)) == [["Exp", *["Tanh"] * 4], ["Tanh"] * 4, ["Tanh"] * 4]
+    # What is small is summed before a region of its own would have begun.
+    assert sorted(regions(4, 4)) == [["Tanh"] * 4, [*["Tanh"] * 4, "Exp", *["Tanh"] * 4]]
+
+
+def test_small_things_are_computed_where_they_are_needed():
+    step = Step()
+    rate = step.chain(step.input(1), 2, "rate")
+    x = step.summed(step.chain(step.input()))
+    step.returns(step.build.binary("Mul", step.chain(x), rate))
+    graph = step.compiled()
+    assert [len(inside(graph, call)) for call in calls(graph)] == [4, 7]
+
+
+def test_few_ops_stay_as_they_are_but_for_draws():
+    step = Step()
+    step.returns(step.chain(step.input(), 3))
+    assert not calls(step.compiled())
+    step = Step()
+    shape = step.build.const([8, 8], "int32")
+    key = step.build.emit("Placeholder", (), [((1,), "uint64")], {}, name="key").outputs[0]
+    counter = step.build.emit("Placeholder", (), [((2,), "uint64")], {}, name="counter").outputs[0]
+    algorithm = step.build.const(1, "int32")
+    inputs = [shape, key, counter, algorithm]
+    step.returns(
+        *step.build.emit("StatelessRandomUniformV2", inputs, [((8, 8), "float32")]).outputs
+    )
+    graph = step.compiled()
+    (call,) = calls(graph)
+    assert inside(graph, call) == ["Const", "Const", "StatelessRandomUniformV2"]
+    assert not any(op.type == "Const" for op in graph.ops)
+
+
+def test_each_region_reads_variables_for_itself_and_the_update_waits_for_all():
+    step = Step()
+    weight = step.variable("weight")
+    value = step.read(weight)
+    x = step.chain(step.build.binary("Mul", step.input(), value))
+    x = step.summed(x)
+    last = step.chain(step.build.binary("Mul", x, value))
+    new = step.chain(step.build.binary("Mul", x, step.input()), name="update")
+    step.assign(weight, step.build.binary("AddV2", new, value))
+    step.returns(last)
+    graph = step.compiled()
+    assert all(op.type != "ReadVariableOp" for op in graph.ops)
+    first, second = calls(graph)
+    assert inside(graph, first).count("ReadVariableOp") == 1
+    body = graph.functions[second.attrs["f"]]
+    (read,) = (op for op in body.ops if op.type == "ReadVariableOp")
+    (assign,) = (op for op in body.ops if op.type == "AssignVariableOp")
+    assert read in assign.control and body.effects == [assign]
+    assert first in second.control and graph.effects == [second]
+
+
+def test_a_value_that_is_used_after_a_write_stays_what_it_was():
+    step = Step()
+    weight = step.variable("weight")
+    value = step.read(weight)
+    new = step.chain(step.input())
+    written = step.assign(weight, new, after=value.op)
+    used = step.build.binary("Sub", step.summed(new), value)
+    used.op.control.append(written)
+    step.returns(step.chain(used))
+    graph = step.compiled()
+    (read,) = (op for op in graph.ops if op.type == "ReadVariableOp")
+    (assign,) = graph.effects
+    _, last = calls(graph)
+    assert read in assign.control and assign in last.control
+    assert read.outputs[0] in last.inputs and "ReadVariableOp" not in inside(graph, last)
+
+
+def test_what_is_recomputed_is_not_taken_for_what_it_repeats():
+    step = Step()
+    x = step.input()
+    forward = step.chain(x)
+    gradient = step.chain(step.build.binary("Mul", forward, x), name="gradient")
+    again = step.build.emit("Identity", [x], [(LARGE, "float32")], {"T": FLOAT}, "enter").outputs[0]
+    again.op.control.append(gradient.op)
+    step.returns(step.build.binary("Mul", gradient, step.chain(again, name="again")))
+    graph = step.compiled()
+    (call,) = calls(graph)
+    body = graph.functions[call.attrs["f"]]
+    (barrier,) = (op for op in body.ops if op.type == "XlaOptimizationBarrier")
+    assert [t.op.type for t in barrier.inputs] == ["Placeholder", "Tanh"]
+
+
+def test_what_xla_cannot_take_is_left_out_and_named():
+    step = Step()
+    x = step.build.unary("Cosh", step.chain(step.input()))
+    step.returns(step.chain(x))
+    assert [op.type for op in not_compiled(step.build.graph, compiles)] == ["Cosh"]
+    graph = step.compiled()
+    assert len(calls(graph)) == 2
+    assert [op.type for op in not_compiled(graph, compiles)] == ["Cosh"]
