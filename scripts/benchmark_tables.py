@@ -30,6 +30,7 @@ from scripts.benchmark_columns.pipelines import (
 from scripts.benchmark_columns.planners import depth, planners, staged
 from scripts.benchmark_columns.planning import SEARCH, SUBGRAPH_COLUMNS, planning_in_words
 from scripts.benchmark_columns.steps import (
+    GPU,
     MEMORY,
     PREDICTION,
     PROCESSES,
@@ -105,6 +106,7 @@ BLOCKS = {
     "step": Block(_BENCHMARKS, "step", table(STEP)),
     "step-searched": Block(_BENCHMARKS, "step_searched", table(STEP)),
     "step-processes": Block(_BENCHMARKS, "step_processes", table(PROCESSES)),
+    "gpu": Block(_BENCHMARKS, "gpu", table(GPU)),
     "propagation": Block(_BENCHMARKS, "propagation", table(PROPAGATION)),
     "shaped": Block(_BENCHMARKS, "shaped_cluster", shaped),
     "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),

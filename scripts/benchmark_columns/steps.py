@@ -25,6 +25,13 @@ PROCESSES: list[Column] = [
     ("first step s", number("first_step_s", ".1f")),
     ("peak MiB", number("peak_mib", ".0f")),
 ]
+GPU: list[Column] = [
+    *((key, text(key)) for key in ("layers", "system", "ranks")),
+    ("XLA", lambda row: "yes" if row["xla"] else "no"),
+    ("step ms", number("step_s", ".1f", 1e3)),
+    ("first step s", number("first_step_s", ".0f")),
+    ("peak GB", number("peak_bytes", ".1f", 1e-9)),
+]
 PROPAGATION: list[Column] = [
     ("layers", text("layers")),
     ("ops", number("ops", ",")),

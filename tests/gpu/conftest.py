@@ -1,7 +1,10 @@
 """What needs a GPU. One is enough: it is cut into logical devices, one for each rank.
 
 They are cut before TensorFlow's runtime starts, so run these tests by themselves:
-`pytest tests/gpu`. Without a GPU, or where other tests have started the runtime, they are skipped.
+
+    CUDA_VISIBLE_DEVICES=0 pytest tests/gpu
+
+Without a GPU, or where other tests have started the runtime, they are skipped.
 """
 
 from __future__ import annotations

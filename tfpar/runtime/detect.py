@@ -12,6 +12,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster, fitted, read_preset
 from tfpar.cluster.this_machine import cpu_processes
 from tfpar.distributed.world import this_world
+from tfpar.runtime.devices import num_gpus
 from tfpar.spec import Mesh, TfparError
 
 _GPU_PRESETS = (
@@ -40,7 +41,7 @@ def every_rank() -> Mesh:
             return [job.nodes, job.local_size] if even and job.nodes > 1 else [job.size]
 
         return Mesh.of(world.first("finding the mesh", sizes))
-    gpus = len(tf.config.list_physical_devices("GPU"))
+    gpus = num_gpus()
     if not gpus:
         raise TfparError(
             "auto_parallel needs a mesh, e.g. tap.split([2, 4]), or a plan: this process is not "
@@ -80,6 +81,6 @@ def detect_cluster(mesh: Mesh) -> Cluster:
         return find_cluster("cpu-processes", mesh)
     name = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", ""))
     preset = next((preset for known, preset in _GPU_PRESETS if known in name), "dgx-a100")
-    if len(gpus) >= mesh.size:
+    if num_gpus() >= mesh.size:
         mesh = Mesh.of([1, mesh.size])
     return fitted(read_preset(preset), mesh)

@@ -23,7 +23,7 @@ def rank_devices(num_ranks: int) -> list[str]:
     not started yet; if it has, ranks share the logical CPUs there are, and a line in the log says
     so.
     """
-    if _num_logical_gpus() >= num_ranks:
+    if num_gpus() >= num_ranks:
         return [d.name for d in tf.config.list_logical_devices("GPU")[:num_ranks]]
     if not runtime.is_started():
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -43,8 +43,8 @@ def rank_devices(num_ranks: int) -> list[str]:
     return [_full_name(cpus[r % len(cpus)]) for r in range(num_ranks)]
 
 
-def _num_logical_gpus() -> int:
-    """How many there are, or will be when TensorFlow's runtime starts."""
+def num_gpus() -> int:
+    """How many there are for ranks: of one that is cut into logical devices, each of these."""
     gpus = tf.config.list_physical_devices("GPU")
     if runtime.is_started() and gpus:
         return len(tf.config.list_logical_devices("GPU"))
