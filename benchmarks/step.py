@@ -1,11 +1,12 @@
 """Step time: plain Keras, tfpar in-process, MirroredStrategy, side by side in one run.
 
-    python -m benchmarks.step [--quick] [--json FILE] [--model gpt] [--first-step] [--processes]
+    python -m benchmarks.step [--quick] [--json FILE] [--model gpt] [--first-step | --processes | --xla]
 
 Contenders take turns; figures are medians over the turns, CPU time is that of the whole
 process, and what to read are the ratios to plain Keras. `--first-step` measures
 a 24-layer GPT (hidden 1024) from `fit` to the end of its first step instead; `--processes`
-one rank a process, beside data parallelism and Megatron's layout as one writes them by hand.
+one rank a process, beside data parallelism and Megatron's layout as one writes them by hand;
+`--xla` compares steps that XLA compiles, under plain Keras and on ranks in one process.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ CONTENDERS = [
     {"system": "tfpar", "ranks": 4, "layout": "searched"},
     {"system": "mirrored", "ranks": 2, "layout": "data"},
     {"system": "mirrored", "ranks": 4, "layout": "data"},
+]
+
+XLA = [
+    {**contender, "xla": True}
+    for contender in CONTENDERS
+    if contender["system"] != "mirrored" and contender["ranks"] <= 2
 ]
 
 PROCESSES = [
@@ -81,7 +88,9 @@ class Contender:
         from benchmarks import models
 
         build = models.wide if self.config["model"] == "wide" else models.gpt
-        return models.compile_model(build(**self.config.get("size", {})))
+        model = models.compile_model(build(**self.config.get("size", {})))
+        model.jit_compile = self.config.get("xla", False)
+        return model
 
     def _model(self):
         import tensorflow as tf
@@ -220,6 +229,7 @@ def main() -> None:
     parser.add_argument(
         "--processes", action="store_true", help="one rank a process, beside what is by hand"
     )
+    parser.add_argument("--xla", action="store_true", help="steps that XLA compiles")
     parser.add_argument("--layout", action="append", help="only these, beside Keras")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -233,7 +243,7 @@ def main() -> None:
     else:
         rows = []
         for model in args.model or ("gpt", "wide"):
-            contenders = PROCESSES if args.processes else CONTENDERS
+            contenders = PROCESSES if args.processes else XLA if args.xla else CONTENDERS
             chosen = [
                 c for c in contenders if not args.layout or c["layout"] in ("-", *args.layout)
             ]

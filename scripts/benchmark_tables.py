@@ -105,6 +105,7 @@ BLOCKS = {
     "subgraphs": Block("docs/shared_subgraphs.md", "subgraphs", table(SUBGRAPH_COLUMNS)),
     "step": Block(_BENCHMARKS, "step", table(STEP)),
     "step-searched": Block(_BENCHMARKS, "step_searched", table(STEP)),
+    "step-xla": Block(_BENCHMARKS, "step_xla", table(STEP)),
     "step-processes": Block(_BENCHMARKS, "step_processes", table(PROCESSES)),
     "gpu": Block(_BENCHMARKS, "gpu", table(GPU)),
     "propagation": Block(_BENCHMARKS, "propagation", table(PROPAGATION)),
