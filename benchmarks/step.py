@@ -1,6 +1,6 @@
 """Step time: plain Keras, tfpar in-process, MirroredStrategy, side by side in one run.
 
-    python -m benchmarks.step [--quick] [--json FILE] [--model gpt] [--first-step | --processes | --xla]
+    python -m benchmarks.step [--quick] [--json FILE] [--model gpt] [--first-step | --processes ...]
 
 Contenders take turns; figures are medians over the turns, CPU time is that of the whole
 process, and what to read are the ratios to plain Keras. `--first-step` measures
