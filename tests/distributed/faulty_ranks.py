@@ -247,16 +247,16 @@ def doom(rank: int, attempt: int, first: int) -> Doom | None:
 
 def kill_while_saving(moment: str) -> None:
     """Kill this rank at one of the moments of its next checkpoint."""
-    from tfpar.keras import checkpoint
+    from tfpar.checkpoint import draft
 
     if moment == "write":
-        write = checkpoint.write_part
+        write = draft.write_part
 
         def write_half(temporary, rank, saved):
             write(temporary, rank, saved[: len(saved) // 2])
             kill()
 
-        checkpoint.write_part = write_half
+        draft.write_part = write_half
         return
     name = "fsync" if moment == "fsync" else "rename"
     call = getattr(os, name)

@@ -71,6 +71,18 @@ class Saved:
     boxes: Sequence[Box]
     read: Callable[[], tf.Tensor]
 
+    def held(self) -> Saved:
+        """The same with the shard of this moment, in host memory.
+
+        A tensor that was read never changes: TensorFlow gives a variable that is updated other
+        memory, as long as somebody holds what lay in it.
+        """
+        if not self.boxes:
+            return self
+        with tf.device("CPU:0"):
+            value = tf.identity(self.read())
+        return dataclasses.replace(self, read=lambda: value)
+
     @property
     def num_bytes(self) -> int:
         itemsize: int = self.dtype.size
@@ -185,6 +197,15 @@ def _take(shard: tf.Tensor, box: Box) -> tf.Tensor:
 
 
 # --- one rank ------------------------------------------------------------------------
+
+
+def missing_parts(folder: str, num_parts: int) -> list[int]:
+    """The ranks whose part is not in the temporary folder yet, as this process sees it."""
+    try:
+        there = set(os.listdir(os.path.join(folder, "parts")))
+    except OSError:
+        there = set()
+    return [r for r in range(num_parts) if os.path.basename(_part_path(folder, r)) not in there]
 
 
 def commit(folder: str, num_parts: int, info: Mapping[str, Any]) -> str:
@@ -319,7 +340,9 @@ def _read_part(folder: str, rank: int) -> list[dict[str, Any]]:
 
 
 def _write_json(path: str, content: Any, indent: int | None = None) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    """Write a file that is whole as soon as it has its name."""
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
         json.dump(content, file, indent=indent)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(f"{path}.tmp", path)
