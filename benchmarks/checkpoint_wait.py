@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.results import save
 from benchmarks.workers import ROOT
 
-EVERY, SAVES, TURNS = 40, 3, 3
+EVERY, SAVES, TURNS = 30, 3, 2
 KINDS = ("none", "at once", "behind")
 _WIDTH, _BATCH = 1024, 64
 _TIMEOUT_S = 900
