@@ -3,9 +3,9 @@
     python -m benchmarks.checkpoint_wait [--mb 100] [--folder DIR] [--json FILE]
 
 An MLP under Adam, in one process and split over two. Fits with either kind of checkpoint take
-turns. What a step waits is the time in the callback after steps that save; what the steps until
-the next checkpoint take longer than those of a `fit` that saves nothing is shown beside: they
-share the cores and the memory with the thread that writes.
+turns. What a step waits is the time in the callback after steps that save. The step after that is
+shown beside: it copies what it updates, as long as the checkpoint is not written, and shares the
+cores and the memory with the thread that writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.results import save
 from benchmarks.workers import ROOT
 
-EVERY, SAVES, TURNS = 30, 3, 2
+EVERY, SAVES, TURNS = 20, 3, 2
 KINDS = ("none", "at once", "behind")
 _WIDTH, _BATCH = 1024, 64
 _TIMEOUT_S = 900
@@ -88,7 +88,9 @@ def measured(mb: int, processes: int, folder: str) -> list[dict[str, Any]]:
     steps = EVERY * SAVES + EVERY - 1
     x = rng.normal(size=(_BATCH * steps, _WIDTH)).astype("float32")
     model.fit(x[: 2 * _BATCH], x[: 2 * _BATCH], batch_size=_BATCH, verbose=0)
-    found: dict[str, dict[str, list[float]]] = {k: {"step": [], "waited": []} for k in KINDS}
+    found: dict[str, dict[str, list[float]]] = {
+        kind: {"step": [], "waited": [], "next": []} for kind in KINDS
+    }
     stored = 0
     for turn in range(TURNS):
         for kind in KINDS:
@@ -99,7 +101,9 @@ def measured(mb: int, processes: int, folder: str) -> list[dict[str, Any]]:
                 kept.waited = found[kind]["waited"]
                 callbacks = [kept]
             model.fit(x, x, batch_size=_BATCH, verbose=0, callbacks=[watch, *callbacks])
-            found[kind]["step"] += np.diff(watch.begun).tolist()
+            took = np.diff(watch.begun).tolist()
+            found[kind]["step"] += took
+            found[kind]["next"] += took[EVERY::EVERY]
             if kind != "none" and not stored:
                 stored = sum(f.stat().st_size for f in Path(place).rglob("*") if f.is_file())
     return [{"kind": kind, "bytes": stored, **found[kind]} for kind in KINDS]
@@ -124,24 +128,19 @@ def run(mb: int, processes: int, folder: str | None) -> list[dict[str, Any]]:
         command = [*(launcher if processes > 1 else []), *worker, json.dumps(config)]
         subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=_TIMEOUT_S)
         measured = json.loads(Path(place, "measured.json").read_text())
-    plain = next(kind for kind in measured if kind["kind"] == "none")
-    step = statistics.fmean(plain["step"])
     rows = []
     for kind in measured:
         waited = kind["waited"]
-        saves = max(1, len(waited))
-        # A step of `step` counts from its beginning to the next one's, what it waits included.
-        longer = (sum(kind["step"]) - step * len(kind["step"])) / saves
         rows.append(
             {
                 "processes": processes,
                 "kind": kind["kind"],
                 "bytes": kind["bytes"],
                 "step_s": statistics.median(kind["step"]),
+                "next_s": statistics.median(kind["next"]),
                 "saves": len(waited),
                 "waited_s": statistics.median(waited) if waited else None,
                 "longest_s": max(waited) if waited else None,
-                "longer_s": longer if waited else None,
             }
         )
     at_once = next(row["waited_s"] for row in rows if row["kind"] == "at once")

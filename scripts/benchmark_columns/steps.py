@@ -36,10 +36,10 @@ CHECKPOINT_WAIT: list[Column] = [
     ("written", text("kind")),
     ("checkpoint MB", number("bytes", ".0f", 1e-6)),
     ("step s", number("step_s", ".3f")),
+    ("the next step s", number("next_s", ".3f")),
     ("waits s (median)", number("waited_s", ".3f")),
     ("waits s (longest)", number("longest_s", ".3f")),
     ("share of at once", number("share", ".3f")),
-    ("longer s", number("longer_s", ".2f")),
 ]
 
 
