@@ -138,6 +138,16 @@ def test_what_is_discarded_while_it_waits_for_others_does_not_become_complete(tm
     assert not os.listdir(tmp_path)
 
 
+def test_what_is_discarded_with_all_its_parts_is_a_checkpoint_all_the_same(tmp_path, monkeypatch):
+    """Another rank was lost while this one waited for the files: nothing is to be lost with it."""
+    monkeypatch.setattr(behind, "_POLL_S", _WAIT_S)
+    leader = Behind(begun(tmp_path, variable()), leads=True)
+    leader.write()
+    Behind(begun(tmp_path, variable(), first=1), leads=False).write()
+    leader.discard()
+    assert os.listdir(tmp_path) == ["step-00000001"]
+
+
 def test_a_file_system_that_does_not_answer_is_an_error_in_the_end(tmp_path, gate, monkeypatch):
     monkeypatch.setattr(behind, "LIMIT_S", 0.01)
     writing = Behind(begun(tmp_path, variable(), of=1), leads=True)

@@ -78,7 +78,7 @@ class Behind:
         self._thread.join(LIMIT_S)
 
     def discard(self) -> None:
-        """Leave nothing of it behind, unless it is a checkpoint by now.
+        """Leave nothing of it behind, unless all parts are there: then it becomes a checkpoint.
 
         Raises:
             TfparError: the thread does not end within `LIMIT_S`.
@@ -109,7 +109,7 @@ class Behind:
             return
         self._written.set_result(None)
         try:
-            if self._leads and self._all_there() and not self._dropped:
+            if self._leads and self._all_there():
                 self._path.set_result(self._draft.commit())
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed(error, self._path)
@@ -121,9 +121,10 @@ class Behind:
     def _all_there(self) -> bool:
         """Wait for the parts of all ranks; False once that is in vain."""
         begin = time.monotonic()
-        while missing := missing_parts(self._draft.temporary, self._draft.num_parts):
+        while missing := self._missing():
             if self._go.wait(_POLL_S):
-                return True  # some file systems are slow to show what others wrote
+                # Else all have written theirs, which some file systems are slow to show.
+                return not (self._dropped and self._missing())
             if time.monotonic() > min(self._patient_until, begin + LIMIT_S):
                 logger.warning(
                     "The checkpoint %s lacks the parts of %s and stays incomplete for now.",
@@ -132,3 +133,6 @@ class Behind:
                 )
                 return False
         return True
+
+    def _missing(self) -> list[int]:
+        return missing_parts(self._draft.temporary, self._draft.num_parts)

@@ -219,7 +219,7 @@ def restore(state: ParallelModel, path: str) -> Position:
 
 
 def save_checkpoint(model: keras.Model, folder: str | os.PathLike[str], keep: int = 2) -> str:
-    """Write a checkpoint of a parallel model now, as `Checkpoint` does while `fit` runs.
+    """Write a checkpoint of a parallel model, as `Checkpoint` does, and wait until it is complete.
 
         for step, batch in enumerate(dataset):
             model.train_on_batch(*batch)
