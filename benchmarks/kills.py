@@ -1,11 +1,12 @@
 """Kills ranks of a training job at random moments until it is done: is anything lost?
 
-    python -m benchmarks.kills --kills 20
+    python -m benchmarks.kills --kills 20 [--at-once]
 
 One `tfpar run` restarts the job after each kill, with as many ranks. Every attempt but the last
 loses one rank by SIGKILL at a random moment, half of them in the middle of writing a checkpoint.
 After each the last checkpoint is opened and read whole; in the end the losses of all steps are
-compared with those of one process that was never interrupted.
+compared with those of one process that was never interrupted. Checkpoints are written behind
+training, or at once; one in flight may be lost, the one before may not.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 RANKS = ROOT / "tests" / "distributed" / "faulty_ranks.py"
 BACKEND = "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
 ATTEMPT_S = 120.0
+EVERY = 2
 _TAIL_LINES = 60
 
 
@@ -42,6 +44,7 @@ class Result:
         code: of `tfpar run`.
         starts: the step from which each attempt went on.
         saved: the last complete checkpoint's step after each kill.
+        behind: steps that were trained and not saved, at each kill.
         kills: ranks lost.
         largest_difference: between losses of a step, relative, with those of a job that was never
             interrupted; of all attempts that came to the step.
@@ -52,6 +55,7 @@ class Result:
     code: int
     starts: list[int]
     saved: list[int]
+    behind: list[int]
     kills: int
     largest_difference: float
     steps: int
@@ -63,13 +67,22 @@ class Result:
         return [(s, b) for s, b in zip(self.saved, self.starts[1:], strict=False) if b < s]
 
 
-def run(kills: int, folder: Path, num_ranks: int = 2) -> Result:
+def run(kills: int, folder: Path, num_ranks: int = 2, background: bool = True) -> Result:
     """Train with so many kills.
+
+    Args:
+        background: checkpoints are written behind training.
 
     Raises:
         AssertionError: a checkpoint that is visible cannot be read.
     """
-    task = {"folder": str(folder), "epochs": 2 * kills + 1, "every": 2, "pause_s": 0.02}
+    task = {
+        "folder": str(folder),
+        "epochs": 2 * kills + 1,
+        "every": EVERY,
+        "background": background,
+        "pause_s": 0.02,
+    }
     begun = time.monotonic()
     process = subprocess.Popen(
         [
@@ -100,7 +113,7 @@ def run(kills: int, folder: Path, num_ranks: int = 2) -> Result:
         stderr=subprocess.STDOUT,
     )
     try:
-        starts, saved = _watch(process, folder)
+        starts, saved, behind = _watch(process, folder)
     finally:
         process.terminate()
         process.wait(ATTEMPT_S)
@@ -122,6 +135,7 @@ def run(kills: int, folder: Path, num_ranks: int = 2) -> Result:
         process.returncode,
         starts,
         saved,
+        behind,
         len(saved),
         max(differences),
         len(steps),
@@ -129,10 +143,11 @@ def run(kills: int, folder: Path, num_ranks: int = 2) -> Result:
     )
 
 
-def _watch(process: subprocess.Popen, folder: Path) -> tuple[list[int], list[int]]:
-    """Where each attempt began; and what could be read after each kill."""
+def _watch(process: subprocess.Popen, folder: Path) -> tuple[list[int], list[int], list[int]]:
+    """Where each attempt began; what could be read after each kill, and how far behind it was."""
     starts: list[int] = []
     saved: list[int] = []
+    behind: list[int] = []
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     assert process.stdout is not None
     for line in process.stdout:
@@ -142,10 +157,12 @@ def _watch(process: subprocess.Popen, folder: Path) -> tuple[list[int], list[int
             starts.append(int(begun[1]))
         if line.startswith("tfpar run: rank") and "was lost" in line:
             saved.append(_position(folder))
+            trained = max((step for step, _ in _losses(folder)), default=0)
+            behind.append(trained - saved[-1])
             print(f"kill {len(saved)}: {line.strip()[11:]}; saved: step {saved[-1]}", flush=True)
     if process.wait(ATTEMPT_S) != 0:
         sys.stderr.writelines(tail)
-    return starts, saved
+    return starts, saved, behind
 
 
 def _position(folder: Path) -> int:
@@ -161,7 +178,8 @@ def _position(folder: Path) -> int:
 
 def _losses(folder: Path) -> Iterator[tuple[int, float]]:
     """Each step that was trained, with its loss; some steps more than once."""
-    for line in (folder / "losses.jsonl").read_text().splitlines():
+    path = folder / "losses.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else ():
         step = json.loads(line)
         yield step["step"], step["loss"]
 
@@ -175,16 +193,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--at-once", action="store_true", help="training waits for checkpoints")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the job too
     with tempfile.TemporaryDirectory() as folder:
-        result = run(options.kills, Path(folder), options.ranks)
+        result = run(options.kills, Path(folder), options.ranks, not options.at_once)
     print(json.dumps(dataclasses.asdict(result)))
     print(
         f"{result.kills} kills in {result.seconds:.0f} s; {result.steps} steps; losses differ by "
-        f"{result.largest_difference:.1e}; went on from less than saved: {result.lost or 'never'}"
+        f"{result.largest_difference:.1e}; went on from less than saved: {result.lost or 'never'}; "
+        f"trained and not saved at a kill: at most {max(result.behind, default=0)} steps"
     )
-    return int(result.code != 0 or bool(result.lost) or result.largest_difference > 1e-4)
+    lost = bool(result.lost) or max(result.behind, default=0) > 2 * EVERY
+    return int(result.code != 0 or lost or result.largest_difference > 1e-4)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from scripts.benchmark_columns.pipelines import (
 from scripts.benchmark_columns.planners import depth, planners, staged
 from scripts.benchmark_columns.planning import SEARCH, SUBGRAPH_COLUMNS, planning_in_words
 from scripts.benchmark_columns.steps import (
+    CHECKPOINT_WAIT,
     GPU,
     MEMORY,
     PREDICTION,
@@ -109,6 +110,9 @@ BLOCKS = {
     "step-processes": Block(_BENCHMARKS, "step_processes", table(PROCESSES)),
     "gpu": Block(_BENCHMARKS, "gpu", table(GPU)),
     "propagation": Block(_BENCHMARKS, "propagation", table(PROPAGATION)),
+    "checkpoint-wait": Block(
+        _BENCHMARKS, "checkpoint_wait", table(CHECKPOINT_WAIT, lambda row: row["saves"] > 0)
+    ),
     "shaped": Block(_BENCHMARKS, "shaped_cluster", shaped),
     "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),
     "atp-meshes": Block(_BENCHMARKS, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),

@@ -38,6 +38,17 @@ PROPAGATION: list[Column] = [
     ("candidates a second", number("candidates_per_s", ".1f")),
 ]
 
+CHECKPOINT_WAIT: list[Column] = [
+    ("processes", text("processes")),
+    ("written", text("kind")),
+    ("checkpoint MB", number("bytes", ".0f", 1e-6)),
+    ("step s", number("step_s", ".3f")),
+    ("the next step s", number("next_s", ".3f")),
+    ("waits s (median)", number("waited_s", ".3f")),
+    ("waits s (longest)", number("longest_s", ".3f")),
+    ("share of at once", number("share", ".3f")),
+]
+
 
 def shaped(result: Result) -> str:
     """A row for each cluster and bandwidth, its layouts side by side."""

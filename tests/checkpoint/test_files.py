@@ -74,6 +74,19 @@ def test_ranks_that_do_not_fit_together_are_refused(tmp_path, second, mesh, rank
     assert latest(str(tmp_path)) is None
 
 
+@pytest.mark.parametrize("left_out", ["bias", "kernel"])
+def test_a_tensor_that_a_rank_left_out_is_missed(tmp_path, left_out):
+    temporary = temporary_folder(str(tmp_path), 0, "a")
+    for rank in range(2):
+        saved = part(TENSORS, TWO, rank)
+        writes = any(s.name == left_out and s.boxes for s in saved)
+        write_part(temporary, rank, [s for s in saved if not writes or s.name != left_out])
+        if writes:
+            left_out = ""  # the other one does as it should
+    with pytest.raises(TfparError, match="do not make up one tensor float32"):
+        commit(temporary, 2, {})
+
+
 def test_an_empty_checkpoint_is_refused(tmp_path):
     with pytest.raises(TfparError, match="nothing is saved"):
         save(tmp_path, {}, TWO)

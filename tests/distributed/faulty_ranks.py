@@ -33,6 +33,7 @@ class Task:
         folder: gets `losses.jsonl` of rank 0 and `ckpt/`, the checkpoints.
         epochs: to train.
         every: steps between checkpoints; 0 for none at all, not even after SIGTERM.
+        background: checkpoints are written behind training.
         mesh: of ranks; None leaves it to tfpar.
         stages: of a pipeline with four microbatches; 0 for none.
         searched: the plan is searched; else it is plain data parallelism.
@@ -47,6 +48,7 @@ class Task:
     folder: str
     epochs: int = 2
     every: int = 0
+    background: bool = False
     mesh: list[int] | None = None
     stages: int = 0
     searched: bool = False
@@ -133,7 +135,8 @@ def main(task: Task) -> None:
 
     callbacks: list[keras.callbacks.Callback] = [Watch()]
     if task.every:
-        callbacks.append(tap.Checkpoint(str(Path(task.folder) / "ckpt"), every=task.every))
+        folder = Path(task.folder) / "ckpt"
+        callbacks.append(tap.Checkpoint(folder, task.every, background=task.background))
     numbers = np.random.default_rng(0)
     x = numbers.normal(size=(NUM_SAMPLES, 8)).astype("float32")
     y = numbers.integers(0, 4, NUM_SAMPLES)
@@ -247,16 +250,16 @@ def doom(rank: int, attempt: int, first: int) -> Doom | None:
 
 def kill_while_saving(moment: str) -> None:
     """Kill this rank at one of the moments of its next checkpoint."""
-    from tfpar.keras import checkpoint
+    from tfpar.checkpoint import draft
 
     if moment == "write":
-        write = checkpoint.write_part
+        write = draft.write_part
 
         def write_half(temporary, rank, saved):
             write(temporary, rank, saved[: len(saved) // 2])
             kill()
 
-        checkpoint.write_part = write_half
+        draft.write_part = write_half
         return
     name = "fsync" if moment == "fsync" else "rename"
     call = getattr(os, name)

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from tfpar.variables.initial.stored import StoredValue
 
 # The tables are over a megabyte, so that they are streamed from files, and do not divide.
 VOCABULARY, HIDDEN, LENGTH, BATCH, BATCHES, EPOCHS = 4099, 64, 3, 8, 4, 3
+_SECONDS = 60.0
 INTERRUPTED = 6  # steps, in the middle of the second epoch
 
 MEGATRON = (
@@ -330,6 +332,8 @@ def of_two(folder: Path, check: Checks, rank: int) -> None:
     check("save", save)
     check("graph", lambda: graph_saved_and_restored(folder))
     check("graph-replicated", graph_replicated)
+    check("checkpoint-behind", lambda: written_behind_training(folder, trained, rank))
+    check("checkpoint-behind-fails", lambda: not_written_behind_training(folder, trained, rank))
 
 
 def no_checkpoint_on_a_full_disk(folder: Path, model: keras.Model, rank: int) -> None:
@@ -353,6 +357,74 @@ def no_checkpoint_on_a_full_disk(folder: Path, model: keras.Model, rank: int) ->
     this_world().each("raising", lambda: None)  # by then the first rank has, too
     assert not os.listdir(folder / "full")
     assert Path(tap.save_checkpoint(model, str(folder / "full"))).is_dir()
+
+
+class Watch(keras.callbacks.Callback):
+    """What is stored after each step; calls `act` with the number of each that begins."""
+
+    def __init__(self, act: Callable[[int], None] = lambda step: None) -> None:
+        super().__init__()
+        self.after: list[dict[str, np.ndarray]] = []
+        self._act = act
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._act(len(self.after) + 1)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.after.append(values(self.model))
+
+
+def written_behind_training(folder: Path, model: keras.Model, rank: int) -> None:
+    """The second rank writes its part three steps later: the checkpoint is that of its step."""
+    from tfpar.checkpoint import draft, latest
+
+    write, opened, run = draft.write_part, threading.Event(), str(folder / "behind")
+
+    def write_later(*arguments: Any) -> None:
+        assert opened.wait(_SECONDS)
+        write(*arguments)
+
+    def look(step: int) -> None:
+        if step == 6:  # the first three steps have saved, and two more have passed
+            assert latest(run) is None
+            opened.set()
+
+    draft.write_part = write_later if rank == 1 else write
+    watch = Watch(look)
+    try:
+        model.fit(dataset(), epochs=2, verbose=0, callbacks=[watch, tap.Checkpoint(run, 3, 9)])
+    finally:
+        draft.write_part = write
+    paths = sorted(Path(run).iterdir())
+    assert [path.name for path in paths] == ["step-00000003", "step-00000006"], paths
+    for path, step in zip(paths, (3, 6), strict=True):
+        found = of_checkpoint(str(path))
+        assert any("velocity" in name for name in found)
+        same({name: watch.after[step - 1][name] for name in found}, found)
+
+
+def not_written_behind_training(folder: Path, model: keras.Model, rank: int) -> None:
+    """The second rank's disk is full: all raise at the next checkpoint, and nothing is left."""
+    from tfpar.checkpoint import files
+
+    write, run, watch = files._write_bundle, folder / "behind-full", Watch()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    files._write_bundle = full if rank == 1 else write
+    try:
+        model.fit(dataset(), verbose=0, callbacks=[watch, tap.Checkpoint(run, every=2)])
+    except tap.TfparError as error:
+        assert "Rank 1 could not write" in str(error) and str(run) in str(error), error
+        assert "No space left" in str(error), error
+    else:
+        raise AssertionError("a checkpoint was written on a full disk")
+    finally:
+        files._write_bundle = write
+    assert len(watch.after) == 4
+    this_world().each("raising", lambda: None)  # by then the first rank has, too
+    assert not os.listdir(run)
 
 
 def graph_saved_and_restored(folder: Path) -> None:

@@ -327,6 +327,19 @@ def test_sigterm_saves_and_what_goes_on_is_as_if_nothing_had_happened(
 
 
 @pytest.mark.slow
+def test_sigterm_saves_while_a_checkpoint_is_being_written(tmp_path, uninterrupted):
+    process, mark = start_two(tmp_path, pause_s=0.2, every=1, background=True)
+    reached = wait_until(lambda: reached_step(tmp_path) >= 3, LIMIT_S / 2)
+    process.send_signal(signal.SIGTERM)
+    out = ended(process, mark)
+    assert reached and process.returncode == 143, out
+    last = max(losses(tmp_path))
+    assert saved_steps(tmp_path) == [last - 1, last] and not list(tmp_path.glob("ckpt/*.tmp-*"))
+    alone(tmp_path, every=2, mesh=[2])
+    assert same(losses(tmp_path), uninterrupted)
+
+
+@pytest.mark.slow
 def test_one_process_goes_on_where_two_ranks_were(tmp_path, uninterrupted, killed):
     folder = tmp_path / "run"
     shutil.copytree(killed.folder, folder)
@@ -355,11 +368,15 @@ def test_a_lost_rank_is_planned_without(capfd, tmp_path, uninterrupted):
 
 
 @pytest.mark.slow
-def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(tmp_path, monkeypatch):
+@pytest.mark.parametrize("background", [True, False], ids=["behind", "at-once"])
+def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(
+    tmp_path, monkeypatch, background
+):
     for name, value in LIGHTER.items():
         monkeypatch.setenv(name, value)
-    result = kills.run(4, tmp_path)
+    result = kills.run(4, tmp_path, background=background)
     assert result.code == 0 and result.kills == 4 and not result.lost
+    assert max(result.behind) <= (2 if background else 1) * kills.EVERY
     assert result.largest_difference < 1e-4
 
 

@@ -92,6 +92,8 @@ def checkpoint(folder, two) -> str:
         "save",
         "graph",
         "checkpoint-fails",
+        "checkpoint-behind",
+        "checkpoint-behind-fails",
         "graph-replicated",
     ],
 )

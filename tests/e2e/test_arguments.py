@@ -204,6 +204,8 @@ def refused_calls():
         yield "every is", lambda e=every: tap.Checkpoint("folder", e)
     for keep in (0, "x", 1.5, None):
         yield "keep is", lambda k=keep: tap.Checkpoint("folder", keep=k)
+    for background in (1.5, "x", None):
+        yield "background is", lambda b=background: tap.Checkpoint("folder", background=b)
     yield "mesh is", lambda: tap.calibrate("x")
     yield "path is", lambda: tap.calibrate(2, 3)
     for budget in (0, -1, "x", None, float("nan")):

@@ -4,13 +4,17 @@ Nothing is gathered, and nothing depends on the mesh that wrote it. Free of proc
 Keras: functions of mesh, spec and rank; the caller says who writes when, and waits for whom.
 """
 
+from tfpar.checkpoint.behind import Behind
 from tfpar.checkpoint.boxes import Box, boxes, writers
+from tfpar.checkpoint.draft import Draft
 from tfpar.checkpoint.files import Saved, commit, write_part
 from tfpar.checkpoint.folders import checkpoints, discard, latest, prune, temporary_folder
 from tfpar.checkpoint.reader import Reader
 
 __all__ = [
+    "Behind",
     "Box",
+    "Draft",
     "Reader",
     "Saved",
     "boxes",

@@ -71,6 +71,18 @@ class Saved:
     boxes: Sequence[Box]
     read: Callable[[], tf.Tensor]
 
+    def held(self) -> Saved:
+        """The same with the shard of this moment, in host memory.
+
+        A tensor that was read never changes: TensorFlow gives a variable that is updated other
+        memory, as long as somebody holds what lay in it.
+        """
+        if not self.boxes:
+            return self
+        with tf.device("CPU:0"):
+            value = tf.identity(self.read())
+        return dataclasses.replace(self, read=lambda: value)
+
     @property
     def num_bytes(self) -> int:
         itemsize: int = self.dtype.size
@@ -124,23 +136,27 @@ def write_part(folder: str, rank: int, tensors: Sequence[Saved]) -> None:
 
 
 def _write_bundles(prefix: str, tensors: Sequence[Saved]) -> list[dict[str, Any]]:
-    """Write tensors to files that start with `prefix`; returns what lies where."""
-    written = []
+    """Write tensors to files that start with `prefix`; returns what lies where.
+
+    What others write is named too: whoever commits learns from each part what there has to be.
+    """
+    written = [_entry(saved, "") for saved in tensors if not saved.boxes]
     for number, bundle in enumerate(_bundles(tensors)):
         path = f"{prefix}-{number:03d}"
         _write_bundle(path, bundle)
-        written += [
-            {
-                "name": saved.name,
-                "shape": saved.shape,
-                "dtype": saved.dtype.name,
-                "bundle": os.path.basename(path),
-                "joined": saved.is_joined,
-                "boxes": [(box.begin, box.size) for box in saved.boxes],
-            }
-            for saved in bundle
-        ]
+        written += [_entry(saved, os.path.basename(path)) for saved in bundle]
     return written
+
+
+def _entry(saved: Saved, bundle: str) -> dict[str, Any]:
+    return {
+        "name": saved.name,
+        "shape": saved.shape,
+        "dtype": saved.dtype.name,
+        "bundle": bundle,
+        "joined": saved.is_joined,
+        "boxes": [(box.begin, box.size) for box in saved.boxes],
+    }
 
 
 def _bundles(tensors: Sequence[Saved]) -> Iterator[list[Saved]]:
@@ -187,6 +203,15 @@ def _take(shard: tf.Tensor, box: Box) -> tf.Tensor:
 # --- one rank ------------------------------------------------------------------------
 
 
+def missing_parts(folder: str, num_parts: int) -> list[int]:
+    """The ranks whose part is not in the temporary folder yet, as this process sees it."""
+    try:
+        there = set(os.listdir(os.path.join(folder, "parts")))
+    except OSError:
+        there = set()
+    return [r for r in range(num_parts) if os.path.basename(_part_path(folder, r)) not in there]
+
+
 def commit(folder: str, num_parts: int, info: Mapping[str, Any]) -> str:
     """Make the parts of all ranks one checkpoint, and make it visible.
 
@@ -223,7 +248,7 @@ def _merge(folder: str, entries: Sequence[dict[str, Any]]) -> None:
         os.remove(path)  # of an attempt that failed
     parts = os.path.join(folder, "parts")
     joined = _write_bundles(os.path.join(parts, "joined"), _joined(parts, entries))
-    merged = [e for e in entries if not e["joined"]] + joined
+    merged = [e for e in entries if e["boxes"] and not e["joined"]] + joined
     tf.raw_ops.MergeV2Checkpoints(
         checkpoint_prefixes=sorted({os.path.join(parts, e["bundle"]) for e in merged}),
         destination_prefix=os.path.join(folder, folders.TENSORS),
@@ -248,10 +273,14 @@ def _check(folder: str, entries: Sequence[dict[str, Any]]) -> None:
             )
         if not covers([box for entry in found for box in entry["boxes"]], found[0]["shape"]):
             raise TfparError(
-                f"The boxes of {name!r} in {', '.join(sorted(e['bundle'] for e in found))} do not "
+                f"The boxes of {name!r} in {_bundles_of(found)} do not "
                 f"make up one tensor {kinds[0]} in the checkpoint {folder}. Every rank has to pass "
                 f"the boxes of the same mesh and spec, and one rank of each `writers` group."
             )
+
+
+def _bundles_of(entries: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(sorted(e["bundle"] for e in entries if e["boxes"])) or "no file"
 
 
 def _joined(parts: str, entries: Sequence[dict[str, Any]]) -> list[Saved]:
@@ -319,7 +348,9 @@ def _read_part(folder: str, rank: int) -> list[dict[str, Any]]:
 
 
 def _write_json(path: str, content: Any, indent: int | None = None) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    """Write a file that is whole as soon as it has its name."""
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
         json.dump(content, file, indent=indent)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(f"{path}.tmp", path)

@@ -5,7 +5,7 @@ Keras calls `make_train_function`, `make_test_function` and `make_predict_functi
 learn of models that are made or compiled inside an `auto_parallel` block, the trainer's `__init__`
 and `compile` are wrapped, once, at the first use of tfpar, and so is what loads and saves; outside
 of a block, and on ordinary models, they do as before. What copies models is wrapped too: a copy
-runs on the mesh of its original.
+runs on the mesh of its original; and `fit`, for what is to be done where it fails.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tfpar.interop.keras_internals import (
     legacy_h5_format,
     saving_lib,
 )
+from tfpar.keras import saving
 from tfpar.keras.callbacks import install_callbacks
 from tfpar.keras.files import SAVING, Files
 from tfpar.keras.keras_hub import install_keras_hub
@@ -76,6 +77,7 @@ def install() -> None:
 
     init._tfpar = True  # type: ignore[attr-defined]
     TensorFlowTrainer.__init__ = init
+    _install_fitting()
     _install_compiling()
     _install_copying()
     _install_loading()
@@ -84,6 +86,21 @@ def install() -> None:
     _install_saving(legacy_h5_format, "save_model_to_hdf5")
     install_saved_models()
     install_callbacks(parallel_model)
+
+
+def _install_fitting() -> None:
+    """Let a checkpoint that is being written become complete where `fit` fails."""
+    original = TensorFlowTrainer.fit
+
+    @functools.wraps(original)
+    def fit(self, *args, **kwargs):
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException:
+            saving.leave()
+            raise
+
+    TensorFlowTrainer.fit = fit
 
 
 def _install_compiling() -> None:

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
-import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
-from tfpar.checkpoint import (
-    Box,
-    Reader,
-    Saved,
-    boxes,
-    commit,
-    discard,
-    latest,
-    prune,
-    temporary_folder,
-    write_part,
-    writers,
-)
+from tfpar.checkpoint import Reader, latest
 from tfpar.ir.names import pair
+from tfpar.keras import saving
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.replay import Position, Replay
-from tfpar.spec import Mesh, Spec, TfparError, arguments, replicated
+from tfpar.spec import Mesh, Spec, TfparError, arguments
 from tfpar.variables.parallel_variable import ParallelVariable
 
 logger = logging.getLogger("tfpar")
+
+T = TypeVar("T")
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code after a checkpoint that SIGTERM asked for."""
@@ -93,42 +82,58 @@ class Checkpoint(StopSignal):
     training goes on with the next batch; what earlier batches read is read again and passed over.
     SIGTERM saves one more, and ends the process with exit code 143.
 
+    Training goes on while files are written: a step waits for a copy of what its rank stores, in
+    host memory, and until the checkpoint before is complete. The end of `fit`, an error in it,
+    the end of the process, and `restore_checkpoint` and `save_checkpoint` wait for the last one.
+
     Args:
         folder: shared by all machines.
         every: `"epoch"`, or a number of steps.
         keep: how many checkpoints to keep.
+        background: write files behind the next steps. A rank then needs as much more host memory
+            as its shards take, until they are written. False: training waits for the files.
 
     Raises:
         ArgumentError: an argument of another type or out of range.
-        TfparError: in `fit`: the model is not parallel or not built, or the checkpoint is another
-            model's.
+        TfparError: in `fit`: the model is not parallel or not built, the checkpoint is another
+            model's, or a file cannot be written. What was to be written behind training is in the
+            log at once, and raised at the next checkpoint or at the end.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], every: int | str = "epoch", keep: int = 2
+        self,
+        folder: str | os.PathLike[str],
+        every: int | str = "epoch",
+        keep: int = 2,
+        background: bool = True,
     ) -> None:
         super().__init__(self.save)
         self.folder = arguments.path("folder", folder)
         self.every = every if isinstance(every, str) and every == "epoch" else _steps(every)
         self.keep = arguments.integer("keep", keep, 1)
+        self.background = arguments.flag("background", background)
         self.position = Position()
         self._saved: int | None = None
         self._resumed = False
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
+        saving.finish()
         state = _state_of(self.model)
         if self._resumed:  # another fit of the same run
             return
         self._resumed = True
-        path = _first(state, "looking for a checkpoint", lambda: latest(self.folder))
+        path = saving.first(state.world, "looking for a checkpoint", lambda: latest(self.folder))
         if path is not None:
             self.position = restore(state, path)
             self._saved = self.position.step
 
     def on_train_end(self, logs=None):
-        super().on_train_end(logs)
-        _state_of(self.model).replay = None
+        try:
+            saving.finish()
+        finally:
+            super().on_train_end(logs)
+            _state_of(self.model).replay = None
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch != self.position.epoch:
@@ -141,22 +146,33 @@ class Checkpoint(StopSignal):
         step = self.position.step + steps
         self.position = dataclasses.replace(self.position, batch=batch + 1, step=step)
         if isinstance(self.every, int) and step - (self._saved or 0) >= self.every:
-            self.save()
+            self._begin()
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch, logs=None):
         done, step = max(self.position.batch, self.position.batches), self.position.step
         self.position = Position(epoch + 1, 0, done, step)
         if self.every == "epoch":
-            self.save()
+            self._begin()
 
     def save(self) -> str:
-        """Write a checkpoint of this moment, together with all ranks; returns its path."""
-        if self._saved == self.position.step and self.position.batch:
-            return ""
-        path = save(_state_of(self.model), self.folder, self.position, self.keep)
+        """Write a checkpoint of this moment, together with all ranks, and wait for it.
+
+        Returns its path; an empty one where it has been complete before.
+        """
+        return saving.finish() if self._is_saved() else self._write(saving.save)
+
+    def _begin(self) -> None:
+        if not self._is_saved():
+            self._write(saving.save_behind if self.background else saving.save)
+
+    def _write(self, write: Callable[[ParallelModel, str, Position, int], T]) -> T:
+        written = write(_state_of(self.model), self.folder, self.position, self.keep)
         self._saved = self.position.step
-        return path
+        return written
+
+    def _is_saved(self) -> bool:
+        return self._saved == self.position.step and bool(self.position.batch)
 
 
 def _steps(every: Any) -> int:
@@ -176,53 +192,6 @@ class CheckpointedValue:
 
     def read_shard(self, spec: Spec, mesh: Mesh, rank: int) -> tf.Tensor:
         return self._reader.read(self._name, spec, mesh, rank)
-
-
-def save(state: ParallelModel, folder: str, position: Position, keep: int = 2) -> str:
-    """Write a checkpoint of all variables; where ranks are processes, all call it together.
-
-    Returns its path. If a rank fails, nothing is left behind, and all ranks raise.
-
-    Raises:
-        TfparError: a file cannot be written, here or on another rank.
-    """
-    world, everyone = state.world, state.session.mesh
-    token = _first(state, "starting a checkpoint", lambda: secrets.token_hex(4))
-    temporary = temporary_folder(folder, position.step, token)
-    variables = state.named_variables()
-    laid = {name: _Laid.of(v, everyone) for name, v in variables.items()}
-    chosen = _writers(variables, laid)
-    ranks = range(everyone.size) if world is None else [world.rank]
-
-    def write() -> None:
-        for rank in ranks:
-            write_part(
-                temporary,
-                rank,
-                [
-                    Saved(
-                        name,
-                        tuple(v.shape),
-                        v.dtype,
-                        laid[name].boxes(v.shape, rank) if rank in chosen[name] else [],
-                        functools.partial(_shard_of, v, laid[name].place(rank)),
-                    )
-                    for name, v in variables.items()
-                ],
-            )
-
-    def finish() -> str:
-        path = commit(temporary, everyone.size, dataclasses.asdict(position))
-        prune(folder, keep)
-        return path
-
-    try:
-        write() if world is None else world.each("writing a checkpoint", write)
-        return _first(state, "committing a checkpoint", finish)
-    except BaseException:
-        if world is None or world.rank == 0:  # by then no other rank writes any more
-            discard(temporary)
-        raise
 
 
 def restore(state: ParallelModel, path: str) -> Position:
@@ -250,7 +219,7 @@ def restore(state: ParallelModel, path: str) -> Position:
 
 
 def save_checkpoint(model: keras.Model, folder: str | os.PathLike[str], keep: int = 2) -> str:
-    """Write a checkpoint of a parallel model now, as `Checkpoint` does while `fit` runs.
+    """Write a checkpoint of a parallel model, as `Checkpoint` does, and wait until it is complete.
 
         for step, batch in enumerate(dataset):
             model.train_on_batch(*batch)
@@ -277,7 +246,7 @@ def save_checkpoint(model: keras.Model, folder: str | os.PathLike[str], keep: in
     )
     optimizer = getattr(model, "optimizer", None)
     step = 0 if optimizer is None else int(optimizer.iterations)
-    return save(state, folder, Position(step=step), keep)
+    return saving.save(state, folder, Position(step=step), keep)
 
 
 def restore_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> Position:
@@ -298,7 +267,9 @@ def restore_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> Posi
             this model.
     """
     state, given = _built_state_of(model), arguments.path("path", path)
-    found = _first(state, "looking for a checkpoint", lambda: latest(given) or given)
+    saving.finish()
+    world = state.world
+    found = saving.first(world, "looking for a checkpoint", lambda: latest(given) or given)
     return _restore_values(state, Reader(found))
 
 
@@ -329,56 +300,6 @@ def _assign(variable: tf.Variable, reader: Reader, name: str) -> None:
         variable.assign_stored(CheckpointedValue(reader, name))
     else:
         variable.assign(reader.read_whole(name))
-
-
-class _Laid(NamedTuple):
-    """How a variable lies on ranks of the job, all or some: whose ranks those of `mesh` are."""
-
-    mesh: Mesh
-    spec: Spec
-    members: tuple[int, ...]
-
-    @classmethod
-    def of(cls, variable: tf.Variable, everyone: Mesh) -> _Laid:
-        """What is not laid out counts as replicated."""
-        if isinstance(variable, ParallelVariable) and variable.layout and variable.ranks:
-            return cls(*variable.layout, variable.ranks.members)
-        return cls(everyone, replicated(everyone.num_axes), tuple(range(everyone.size)))
-
-    def place(self, rank: int) -> int:
-        """The rank of the mesh that `rank` of the job is; -1 for none."""
-        return self.members.index(rank) if rank in self.members else -1
-
-    def boxes(self, shape: Sequence[int], rank: int) -> list[Box]:
-        """What `rank` of the job stores."""
-        return boxes(tuple(shape), self.spec, self.mesh, self.place(rank))
-
-
-def _writers(
-    variables: Mapping[str, tf.Variable], laid: Mapping[str, _Laid]
-) -> dict[str, frozenset[int]]:
-    """The ranks of the job that write their shard of each variable."""
-    together: dict[tuple[Mesh, tuple[int, ...]], list[str]] = {}
-    for name, (mesh, _, members) in laid.items():
-        together.setdefault((mesh, members), []).append(name)
-    chosen: dict[str, frozenset[int]] = {}
-    for (mesh, members), names in together.items():
-        sizes = [variables[n].dtype.size * variables[n].shape.num_elements() for n in names]
-        found = writers(sizes, [laid[n].spec for n in names], mesh)
-        for name, writing in zip(names, found, strict=True):
-            chosen[name] = frozenset(members[rank] for rank in writing)
-    return chosen
-
-
-def _shard_of(variable: tf.Variable, rank: int) -> tf.Tensor:
-    """What `rank` of its mesh stores; the whole of what is not laid out."""
-    if isinstance(variable, ParallelVariable) and variable.is_sharded:
-        return variable.shards[rank].read_value()
-    return variable.read_value()
-
-
-def _first(state: ParallelModel, what: str, make: Callable[[], Any]) -> Any:
-    return make() if state.world is None else state.world.first(what, make)
 
 
 def _state_of(model: keras.Model) -> ParallelModel:
