@@ -20,6 +20,7 @@ from tfpar.propagation.engine import Whole, begin, lay_outputs, run_segment, wit
 from tfpar.propagation.follow import followed_spec
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import PreparedGraph
+from tfpar.search.pricing.fixed import lay_fixed
 from tfpar.search.pricing.idle import idle_splits, why_idle
 from tfpar.search.pricing.ledger import Ledger
 from tfpar.search.pricing.outcomes import ABSENT, Change, Outcome, Outcomes, Seen, step_between
@@ -56,9 +57,13 @@ class IncrementalPricer:
         self.nothing = Outcome({}, pricer.zero())
         self.replicated = replicated(mesh.num_axes)
         self.start = begin(prepared, mesh, anchors)
+        fixed = lay_fixed(self.start)
+        self.fixed_terms = pricer.zero()
+        pricer.add_ops(self.fixed_terms, self.start.result)
         self.initial: dict[Tensor, Spec | None] = dict(self.start.specs)
         open_handles = {h for h, s in self.initial.items() if s is None}
-        self.segments = closed_segments(segments, prepared, open_handles)
+        varying = [[op for op in ops if op not in fixed] for ops in segments]
+        self.segments = closed_segments([ops for ops in varying if ops], prepared, open_handles)
         self.segment_of = {op: i for i, ops in enumerate(self.segments) for op in ops}
         self.border = border_tensors(prepared, self.segment_of)
         self.weight_of = weight_of_values(prepared)
@@ -80,7 +85,7 @@ class IncrementalPricer:
         self.readers: dict[Tensor, set[int]] = {}
         self.dirty = list(range(count))
         self.queued = [True] * count
-        self.terms = self.pricer.zero()
+        self.terms = self.fixed_terms.copy()
         self.shared: dict[Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
         self.stored: dict[Variable, Stored] = {}
@@ -157,7 +162,7 @@ class IncrementalPricer:
 
     def add_up(self) -> None:
         """Sum the terms anew: thousands of changes leave roundings."""
-        self.terms = self.pricer.zero()
+        self.terms = self.fixed_terms.copy()
         prices: dict[Change, Terms] = {}
         for outcome in self.current:
             assert outcome is not None
