@@ -10,7 +10,7 @@ nothing changes: by construction that is what `propagate` would have given for t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tfpar.cost.cost import Cost
 from tfpar.cost.pricer import Pricer, Stored
@@ -142,6 +142,11 @@ class IncrementalPricer:
             for variable, axis, op in outcome.idle:
                 found[op] = why_idle(variable, self.weight_spec(variable), axis, op, self.mesh)
         return found
+
+    def outcomes_with(self, variables: Iterable[Variable]) -> Mapping[int, Outcome | None]:
+        """What the segments give that read some of `variables`, by their number."""
+        found = (self.readers.get(v.handle, ()) for v in variables)
+        return {at: self.current[at] for readers in found for at in readers}
 
     def first_op(self, at: int) -> Op:
         """An op of segment `at`; of the last one, the one that makes an output."""
