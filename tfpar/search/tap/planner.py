@@ -247,10 +247,10 @@ def _explore(search: MeshSearch, before: Sequence[MeshSearch], is_known: bool) -
         return
     one = next((s for s in before if _is_cut_in_two(s.logical, logical)), None)
     is_first = all(s.logical.model_size != logical.model_size for s in alike)
-    if not is_known and is_first and (one is None or looks_good(one)):
-        search.explore([search.whole, *([] if one is None else [one.layout])])
-    elif looks_good(search):
+    if looks_good(search) and search.key.over < math.inf:
         search.explore()
+    elif not is_known and is_first and (looks_good(one) if one is not None else not before):
+        search.explore([search.whole, *([] if one is None else [one.layout])])
 
 
 def _is_cut_in_two(one: LogicalMesh, other: LogicalMesh) -> bool:
