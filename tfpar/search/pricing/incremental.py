@@ -25,6 +25,7 @@ from tfpar.search.pricing.idle import idle_splits, why_idle
 from tfpar.search.pricing.ledger import Ledger
 from tfpar.search.pricing.outcomes import ABSENT, Change, Outcome, Outcomes, Seen, step_between
 from tfpar.search.pricing.segments import border_tensors, closed_segments, weight_of_values
+from tfpar.search.pricing.work import Work
 from tfpar.spec import Mesh, Spec, SpecError, canonical, replicated
 
 
@@ -36,6 +37,7 @@ class IncrementalPricer:
         anchors: what all plans share: inputs, border tensors, outputs, weights fixed.
         state_ratio: as in `cost.evaluate.evaluate`.
         judged: weights whose splits must share work; by default all.
+        work: counts what is done.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class IncrementalPricer:
         pricer: Pricer,
         state_ratio: float | None = None,
         judged: Collection[Variable] | None = None,
+        work: Work | None = None,
     ) -> None:
         self.prepared = prepared
         self.graph = prepared.graph
@@ -54,6 +57,7 @@ class IncrementalPricer:
         self.anchors = anchors
         self.pricer = pricer
         self.state_ratio = state_ratio
+        self.work = work or Work()
         self.nothing = Outcome({}, pricer.zero())
         self.replicated = replicated(mesh.num_axes)
         self.start = begin(prepared, mesh, anchors)
@@ -202,6 +206,7 @@ class IncrementalPricer:
 
     def _outcome(self, at: int) -> Outcome:
         known = self.outcomes[at]
+        self.work.looked_up += 1
         outcome = known.find(at, self.made, self.initial)
         if outcome is None:
             ledger = Ledger(self, at)
@@ -213,14 +218,17 @@ class IncrementalPricer:
 
     def _run(self, at: int, ledger: Ledger) -> Outcome:
         """Propagate through one segment."""
+        ops = self.segments[at] if at < len(self.segments) else ()
+        self.work.segments_run += 1
+        self.work.ops_visited += len(ops)
         terms = self.pricer.zero()
         # What is opened here is read here or never (see `closed_segments`).
         waiting = self.open_in.get(at, ())
         state = self.start.part(ledger, [v for v in waiting if ledger.get(v.handle, 0) is None])
         result = state.result
         try:
-            if at < len(self.segments):
-                run_segment(state, self.segments[at])
+            if ops:
+                run_segment(state, ops)
             else:
                 lay_outputs(state)
         except SpecError as error:

@@ -95,6 +95,7 @@ class MeshSearch:
                 Pricer(mesh, problem.cluster, model.roles),
                 problem.state_ratio,
                 weights,
+                model.statistics,
             ),
         )
         for group in self.groups:  # where a search before this one has left them
@@ -179,9 +180,9 @@ class MeshSearch:
         """Price all plans of each subgraph until none improves.
 
         What suits the blocks hangs on how the weights around them are laid, which the residual
-        stream runs through: each of their options is tried with the blocks that feel it fitted to
-        it. Where
-        memory is short, what plans store is then looked at closely, and the search goes on.
+        stream runs through: each of their options is tried, with the blocks that feel it fitted to
+        it. Where memory is short, what plans store is then looked at closely, and the search goes
+        on.
         """
         self.exhaust()
         self._fit_blocks_to_the_rest()
