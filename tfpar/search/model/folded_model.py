@@ -15,13 +15,19 @@ from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.fold import Folded, fold
+from tfpar.search.pricing.work import Work
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, Shard, Spec, replicated
 
 
 @dataclasses.dataclass
-class Statistics:
-    """What a search did; see `benchmarks/search.py`."""
+class Statistics(Work):
+    """What a search did; see `benchmarks/search.py`.
+
+    Attributes:
+        ops, nodes, weighted_nodes, subgraphs: of the model.
+        candidates, valid: plans priced, and those of them that hold together.
+    """
 
     ops: int = 0
     nodes: int = 0
@@ -37,7 +43,7 @@ def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
 
     def own() -> FoldedModel:
         made = problem.of_graphs.get(graph_key, lambda: FoldedModel.of(problem, min_duplicate))
-        counts = dataclasses.replace(made.statistics, candidates=0, valid=0)
+        counts = dataclasses.replace(made.statistics, candidates=0, valid=0, **vars(Work()))
         return dataclasses.replace(made, statistics=counts)
 
     return problem.known.get(("folded", min_duplicate), own)
@@ -70,7 +76,10 @@ class FoldedModel:
         prepared = prepare(folded.graph)
         folded_roles = Roles.of(prepared.graph, times=times, compression=problem.compression)
         statistics = Statistics(
-            len(graph.ops), len(nodes.nodes), len(nodes.weighted()), len(repeats)
+            ops=len(graph.ops),
+            nodes=len(nodes.nodes),
+            weighted_nodes=len(nodes.weighted()),
+            subgraphs=len(repeats),
         )
         return cls(
             folded, prepared, folded_roles, cluster(prepared.graph, folded_roles), statistics

@@ -10,7 +10,7 @@ nothing changes: by construction that is what `propagate` would have given for t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tfpar.cost.cost import Cost
 from tfpar.cost.pricer import Pricer, Stored
@@ -20,10 +20,12 @@ from tfpar.propagation.engine import Whole, begin, lay_outputs, run_segment, wit
 from tfpar.propagation.follow import followed_spec
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import PreparedGraph
+from tfpar.search.pricing.fixed import lay_fixed
 from tfpar.search.pricing.idle import idle_splits, why_idle
 from tfpar.search.pricing.ledger import Ledger
 from tfpar.search.pricing.outcomes import ABSENT, Change, Outcome, Outcomes, Seen, step_between
 from tfpar.search.pricing.segments import border_tensors, closed_segments, weight_of_values
+from tfpar.search.pricing.work import Work
 from tfpar.spec import Mesh, Spec, SpecError, canonical, replicated
 
 
@@ -35,6 +37,7 @@ class IncrementalPricer:
         anchors: what all plans share: inputs, border tensors, outputs, weights fixed.
         state_ratio: as in `cost.evaluate.evaluate`.
         judged: weights whose splits must share work; by default all.
+        work: counts what is done.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class IncrementalPricer:
         pricer: Pricer,
         state_ratio: float | None = None,
         judged: Collection[Variable] | None = None,
+        work: Work | None = None,
     ) -> None:
         self.prepared = prepared
         self.graph = prepared.graph
@@ -53,12 +57,17 @@ class IncrementalPricer:
         self.anchors = anchors
         self.pricer = pricer
         self.state_ratio = state_ratio
+        self.work = work or Work()
         self.nothing = Outcome({}, pricer.zero())
         self.replicated = replicated(mesh.num_axes)
         self.start = begin(prepared, mesh, anchors)
+        fixed = lay_fixed(self.start)
+        self.fixed_terms = pricer.zero()
+        pricer.add_ops(self.fixed_terms, self.start.result)
         self.initial: dict[Tensor, Spec | None] = dict(self.start.specs)
         open_handles = {h for h, s in self.initial.items() if s is None}
-        self.segments = closed_segments(segments, prepared, open_handles)
+        varying = [[op for op in ops if op not in fixed] for ops in segments]
+        self.segments = closed_segments([ops for ops in varying if ops], prepared, open_handles)
         self.segment_of = {op: i for i, ops in enumerate(self.segments) for op in ops}
         self.border = border_tensors(prepared, self.segment_of)
         self.weight_of = weight_of_values(prepared)
@@ -80,7 +89,7 @@ class IncrementalPricer:
         self.readers: dict[Tensor, set[int]] = {}
         self.dirty = list(range(count))
         self.queued = [True] * count
-        self.terms = self.pricer.zero()
+        self.terms = self.fixed_terms.copy()
         self.shared: dict[Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
         self.stored: dict[Variable, Stored] = {}
@@ -138,6 +147,11 @@ class IncrementalPricer:
                 found[op] = why_idle(variable, self.weight_spec(variable), axis, op, self.mesh)
         return found
 
+    def outcomes_with(self, variables: Iterable[Variable]) -> Mapping[int, Outcome | None]:
+        """What the segments give that read some of `variables`, by their number."""
+        found = (self.readers.get(v.handle, ()) for v in variables)
+        return {at: self.current[at] for readers in found for at in readers}
+
     def first_op(self, at: int) -> Op:
         """An op of segment `at`; of the last one, the one that makes an output."""
         return self.segments[at][0] if at < len(self.segments) else self.graph.outputs[0].op
@@ -157,7 +171,7 @@ class IncrementalPricer:
 
     def add_up(self) -> None:
         """Sum the terms anew: thousands of changes leave roundings."""
-        self.terms = self.pricer.zero()
+        self.terms = self.fixed_terms.copy()
         prices: dict[Change, Terms] = {}
         for outcome in self.current:
             assert outcome is not None
@@ -192,6 +206,7 @@ class IncrementalPricer:
 
     def _outcome(self, at: int) -> Outcome:
         known = self.outcomes[at]
+        self.work.looked_up += 1
         outcome = known.find(at, self.made, self.initial)
         if outcome is None:
             ledger = Ledger(self, at)
@@ -203,14 +218,17 @@ class IncrementalPricer:
 
     def _run(self, at: int, ledger: Ledger) -> Outcome:
         """Propagate through one segment."""
+        ops = self.segments[at] if at < len(self.segments) else ()
+        self.work.segments_run += 1
+        self.work.ops_visited += len(ops)
         terms = self.pricer.zero()
         # What is opened here is read here or never (see `closed_segments`).
         waiting = self.open_in.get(at, ())
         state = self.start.part(ledger, [v for v in waiting if ledger.get(v.handle, 0) is None])
         result = state.result
         try:
-            if at < len(self.segments):
-                run_segment(state, self.segments[at])
+            if ops:
+                run_segment(state, ops)
             else:
                 lay_outputs(state)
         except SpecError as error:

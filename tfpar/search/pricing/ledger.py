@@ -32,11 +32,12 @@ class Ledger(dict[Tensor, "Spec | None"]):
         self.around = around
         self.at = at
         self.read: dict[Tensor, Seen] = {}
+        self._found: dict[Tensor, Seen] = {}  # what it read, and what is the same for all plans
 
     def _outside(self, tensor: Tensor) -> Seen:
-        if tensor in self.read:
-            return self.read[tensor]
-        value = self.around.seen(tensor, self.at)
+        if tensor in self._found:
+            return self._found[tensor]
+        value = self._found[tensor] = self.around.seen(tensor, self.at)
         if self.around.varies(tensor, self.at):
             self.read[tensor] = value
         return value

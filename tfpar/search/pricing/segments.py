@@ -70,8 +70,8 @@ def border_tensors(prepared: PreparedGraph, segment_of: Mapping[Op, int]) -> set
     graph = prepared.graph
     border = set(graph.outputs)
     for tensor, readers in prepared.consumers.items():
-        home = segment_of[tensor.op]
-        if any(segment_of[op] != home for op in readers):
+        home = segment_of.get(tensor.op)  # none of what runs alike in all plans
+        if any(segment_of.get(op) != home for op in readers):
             border.add(tensor)
     # A list that another segment wants in another spec is made anew, of what it was made of.
     lists = [t for t in border if t.dtype == "variant"]

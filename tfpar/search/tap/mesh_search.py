@@ -20,6 +20,7 @@ from tfpar.search.folded_plan import FoldedPlan
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.pricing.incremental import IncrementalPricer
+from tfpar.search.pricing.outcomes import Outcome
 from tfpar.search.problem import Problem
 from tfpar.search.tap.layouts import Layout
 from tfpar.search.tap.routing import pattern_routing
@@ -94,6 +95,7 @@ class MeshSearch:
                 Pricer(mesh, problem.cluster, model.roles),
                 problem.state_ratio,
                 weights,
+                model.statistics,
             ),
         )
         for group in self.groups:  # where a search before this one has left them
@@ -178,8 +180,9 @@ class MeshSearch:
         """Price all plans of each subgraph until none improves.
 
         What suits the blocks hangs on how the weights around them are laid, which the residual
-        stream runs through: each of their options is tried with the blocks fitted to it. Where
-        memory is short, what plans store is then looked at closely, and the search goes on.
+        stream runs through: each of their options is tried, with the blocks that feel it fitted to
+        it. Where memory is short, what plans store is then looked at closely, and the search goes
+        on.
         """
         self.exhaust()
         self._fit_blocks_to_the_rest()
@@ -209,14 +212,23 @@ class MeshSearch:
                 if self.deadline.over():
                     return
                 before, key = [g.chosen for g in self.groups], self.key
+                self.plans.settle()
+                gave = [self._around(unit) for unit in inner]
                 group.chosen = pick
                 self.lay(group, pick)
                 self.key = self._price()
-                for unit in inner:  # before what is around them can go back
+                felt = [u for u, was in zip(inner, gave, strict=True) if self._around(u) != was]
+                for unit in felt:  # before what is around them can go back
                     self._search(unit, nearby(unit))
-                self._sweep(nearby)
+                if felt or self.key < key:
+                    self._sweep(nearby)
                 if not self.key < key:
                     self._restore(before, key)
+
+    def _around(self, unit: Sequence[Group]) -> Mapping[int, Outcome | None]:
+        """What came of the parts of the graph that read weights of `unit`: as long as that stays,
+        these parts feel nothing of what changes elsewhere."""
+        return self.plans.outcomes_with(v for group in unit for v in group.variables)
 
     def _cost_and_live(self) -> Cost:
         """What the laid plan costs, with what it stores at once (`cost.memory`)."""

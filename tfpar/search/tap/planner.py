@@ -224,7 +224,7 @@ def _explore(search: MeshSearch, before: Sequence[MeshSearch], is_known: bool) -
     If it is known what suits meshes like it, and some of that fits, only what is near is priced, if
     it looks good. Else the search goes on from whole weights too, and from what was found where one
     axis has all the ranks that several of this mesh have: on the first mesh of those over so many
-    ranks, if that looked good.
+    ranks, if that looked good. (It did not if it was left out, as fewer ranks led nowhere.)
 
     Args:
         before: the searches on other meshes.
@@ -247,7 +247,7 @@ def _explore(search: MeshSearch, before: Sequence[MeshSearch], is_known: bool) -
         return
     one = next((s for s in before if _is_cut_in_two(s.logical, logical)), None)
     is_first = all(s.logical.model_size != logical.model_size for s in alike)
-    if not is_known and is_first and (one is None or looks_good(one)):
+    if not is_known and is_first and (looks_good(one) if one is not None else not before):
         search.explore([search.whole, *([] if one is None else [one.layout])])
     elif looks_good(search):
         search.explore()
