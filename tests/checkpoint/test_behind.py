@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -30,20 +29,6 @@ def begun(folder, *halves: tf.Variable, of: int = 2, first: int = 0, step: int =
         box = Box((rank * rows, 0), (rows, COLUMNS), (0, 0))
         parts[rank] = [Saved("v", (ROWS, COLUMNS), tf.float32, [box], lambda h=half: h[:rows])]
     return Draft(temporary(str(folder), step, "test"), parts, of, {"step": step}, keep=2)
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    """Nothing is written before it is opened."""
-    opened, write = threading.Event(), draft.write_part
-
-    def write_later(*arguments):
-        assert opened.wait(_WAIT_S)
-        write(*arguments)
-
-    monkeypatch.setattr(draft, "write_part", write_later)
-    yield opened
-    opened.set()
 
 
 def value(path: str) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tfpar.checkpoint import Reader, checkpoints, draft, files, latest
 from tfpar.keras import saving
 from tfpar.spec import TfparError
 
-_WAIT_S = 60.0
 STEPS, BATCH = 6, 4
 
 
@@ -63,20 +61,6 @@ class Watch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.after[batch + 1] = stored(self.model)
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    """Nothing is written before it is opened."""
-    opened, write = threading.Event(), draft.write_part
-
-    def write_later(*arguments):
-        assert opened.wait(_WAIT_S)
-        write(*arguments)
-
-    monkeypatch.setattr(draft, "write_part", write_later)
-    yield opened
-    opened.set()
 
 
 @pytest.fixture

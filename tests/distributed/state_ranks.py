@@ -336,27 +336,37 @@ def of_two(folder: Path, check: Checks, rank: int) -> None:
     check("checkpoint-behind-fails", lambda: not_written_behind_training(folder, trained, rank))
 
 
-def no_checkpoint_on_a_full_disk(folder: Path, model: keras.Model, rank: int) -> None:
-    """The second rank's: all learn of it, and nothing is left; then the disk has room again."""
+@contextlib.contextmanager
+def full_disk(written_by: str, run: Path, rank: int) -> Iterator[None]:
+    """The second rank cannot write by this function of `checkpoint.files`: all raise what says so,
+    and nothing is left in `run`."""
     from tfpar.checkpoint import files
 
-    write = files._write_json
+    write = getattr(files, written_by)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    files._write_json = full if rank == 1 else write
+    setattr(files, written_by, full if rank == 1 else write)
     try:
-        tap.save_checkpoint(model, str(folder / "full"))
+        yield
     except tap.TfparError as error:
-        assert "Rank 1 could not write" in str(error) and "No space left" in str(error), error
+        assert "Rank 1 could not write" in str(error) and str(run) in str(error), error
+        assert "No space left" in str(error), error
     else:
         raise AssertionError("a checkpoint was written on a full disk")
     finally:
-        files._write_json = write
+        setattr(files, written_by, write)
     this_world().each("raising", lambda: None)  # by then the first rank has, too
-    assert not os.listdir(folder / "full")
-    assert Path(tap.save_checkpoint(model, str(folder / "full"))).is_dir()
+    assert not os.listdir(run)
+
+
+def no_checkpoint_on_a_full_disk(folder: Path, model: keras.Model, rank: int) -> None:
+    """Then the disk has room again."""
+    run = folder / "full"
+    with full_disk("_write_json", run, rank):
+        tap.save_checkpoint(model, str(run))
+    assert Path(tap.save_checkpoint(model, str(run))).is_dir()
 
 
 class Watch(keras.callbacks.Callback):
@@ -404,27 +414,11 @@ def written_behind_training(folder: Path, model: keras.Model, rank: int) -> None
 
 
 def not_written_behind_training(folder: Path, model: keras.Model, rank: int) -> None:
-    """The second rank's disk is full: all raise at the next checkpoint, and nothing is left."""
-    from tfpar.checkpoint import files
-
-    write, run, watch = files._write_bundle, folder / "behind-full", Watch()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    files._write_bundle = full if rank == 1 else write
-    try:
+    """It is raised at the next checkpoint."""
+    run, watch = folder / "behind-full", Watch()
+    with full_disk("_write_bundle", run, rank):
         model.fit(dataset(), verbose=0, callbacks=[watch, tap.Checkpoint(run, every=2)])
-    except tap.TfparError as error:
-        assert "Rank 1 could not write" in str(error) and str(run) in str(error), error
-        assert "No space left" in str(error), error
-    else:
-        raise AssertionError("a checkpoint was written on a full disk")
-    finally:
-        files._write_bundle = write
     assert len(watch.after) == 4
-    this_world().each("raising", lambda: None)  # by then the first rank has, too
-    assert not os.listdir(run)
 
 
 def graph_saved_and_restored(folder: Path) -> None:

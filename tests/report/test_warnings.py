@@ -8,6 +8,7 @@ import pytest
 
 from tests.compile.steps import mlp_step
 from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import Op
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
@@ -63,3 +64,15 @@ def test_what_runs_whole_is_named_once(caplog):
         warnings.replicated_regions(laid)
     (record,) = caplog.records
     assert f"{step.graph.ops[-1].name} along mesh axis 'data', and 1 more" in record.getMessage()
+
+
+def test_what_xla_does_not_compile_is_named_once_with_the_first_of_it(caplog):
+    ops = [Op("one", "StringJoin"), Op("two", "StringJoin"), Op("three", "PyFunc")]
+    warnings = Warnings(strict=False)
+    with caplog.at_level(logging.WARNING, "tfpar"):
+        warnings.uncompiled(ops)
+        warnings.uncompiled(ops)
+        warnings.uncompiled([*ops, Op("four", "Unique")])
+    both, later = (record.getMessage() for record in caplog.records)
+    assert "does not compile PyFunc, StringJoin;" in both and both.endswith("first: one.")
+    assert "does not compile Unique;" in later and later.endswith("first: four.")

@@ -76,7 +76,10 @@ class Warnings:
 
     def uncompiled(self, ops: Iterable[Op]) -> None:
         """Ops that XLA cannot compile, where it is to compile the step."""
-        first = {op.type: op.name for op in ops if op.type not in self._told}
+        first: dict[str, str] = {}
+        for op in ops:
+            if op.type not in self._told:
+                first.setdefault(op.type, op.name)
         if first:
             logger.warning(
                 "XLA does not compile %s; they run between what it compiles; first: %s.",

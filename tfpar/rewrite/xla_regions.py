@@ -1,17 +1,13 @@
 """Regions: what a rank computes between collectives, as functions that XLA compiles.
 
 Whatever XLA cannot take, and what talks to other ranks, stays where it is and cuts the program.
-Two ops may share a region if nothing between them is cut off. So that collectives still hide behind
-compute, a region does not hold both what an operand of a large one waits for and what comes later:
-
-    ┌─────────────┐             ┌──────────────┐
-    │ forward, dY │── dW1 ──┬──>│ the rest: dX │──┬──> ...
-    └─────────────┘         │   └──────────────┘  │
-                        all-reduce            all-reduce
+Two ops may share a region if nothing between them is cut off. A region returns all its results at
+once; so what a large collective carries is in another region than what follows it in the program,
+which can then hide it.
 
 Every op has a *turn*, a pair of numbers: after which cut what it reads is there, and how many large
 collectives could have begun before it. Along each edge neither falls, and through a cut the first
-one rises, so that the ops of one turn are a region, and regions cannot wait for each other.
+one rises. So the ops of one turn are a region, and regions cannot wait for each other in a circle.
 
 Blocks that repeat give regions that are alike, which are one function and compiled once.
 """
@@ -52,13 +48,13 @@ _EFFECTS_TAKEN = (
 """Of the op types that are marked stateful, those that do to variables alone what they do."""
 
 _FEWEST = 4
-"""Ops that compute. Fewer are faster one by one: a compiled call has a cost of its own."""
+"""Ops that compute; fewer are not worth a call. As TensorFlow's own clustering has it."""
 
 _LARGE = 2**20
-"""Bytes that a collective moves, from which on it is worth being hidden."""
+"""Bytes that a collective moves, from which on it is worth being hidden (a guess)."""
 
 _SMALL = 2**16
-"""Bytes of results, up to which an op may be computed later than it could be."""
+"""Bytes of results, up to which an op may be computed later than it could be (a guess)."""
 
 _Turn = tuple[int, int]
 
@@ -136,6 +132,7 @@ def _first_reads(graph: Graph, taken: Collection[Op]) -> dict[Op, list[Op]]:
 def _turns(
     graph: Graph, taken: Collection[Op], reads: Mapping[Op, Sequence[Op]]
 ) -> dict[Op, _Turn]:
+    """The turn of every op but those that are there from the start; see the module."""
     before = _edges(graph, reads)
     position = {op: i for i, op in enumerate(graph.ops)}
     cuts = [op for op in before if op not in taken]

@@ -83,6 +83,20 @@ def trains(
     return results
 
 
+def in_megatrons_layout(
+    place: Place,
+    build: Callable[[], keras.Model] = gpt,
+    samples: int = 16,
+    **options: Any,
+) -> Results:
+    """A GPT split as Megatron does; `options` as of `trains`."""
+    split = "block_0_fc2/kernel"
+    mesh, kinds = [1, place.size], {"all_reduce"}
+    return trains(
+        place, build, tokens(samples), MEGATRON, mesh, kinds=kinds, split=split, **options
+    )
+
+
 # --- two ranks ------------------------------------------------------------------------------------
 
 
@@ -108,29 +122,12 @@ def megatron_compiled_by_xla(place: Place) -> Results:
         model.jit_compile = True
         return model
 
-    return trains(
-        place,
-        compiled,
-        tokens(16),
-        MEGATRON,
-        [1, place.size],
-        kinds={"all_reduce"},
-        split="block_0_fc2/kernel",
-    )
+    return in_megatrons_layout(place, compiled)
 
 
 @precision("float32")
 def megatron_in_microbatches(place: Place) -> Results:
-    return trains(
-        place,
-        gpt,
-        tokens(16),
-        MEGATRON,
-        [1, place.size],
-        kinds={"all_reduce"},
-        split="block_0_fc2/kernel",
-        pipeline=tap.Pipeline(microbatches=4),
-    )
+    return in_megatrons_layout(place, pipeline=tap.Pipeline(microbatches=4))
 
 
 def data_parallel_in_unequal_shares(place: Place, **options: Any) -> Results:
@@ -180,43 +177,17 @@ def data_parallel(place: Place) -> Results:
 
 @precision("float32")
 def megatron(place: Place) -> Results:
-    return trains(
-        place,
-        gpt,
-        tokens(16),
-        MEGATRON,
-        [1, place.size],
-        kinds={"all_reduce"},
-        split="block_0_fc2/kernel",
-    )
+    return in_megatrons_layout(place)
 
 
 @precision("float32")
 def megatron_recomputed(place: Place) -> Results:
-    return trains(
-        place,
-        lambda: gpt(num_layers=2),
-        tokens(16),
-        MEGATRON,
-        [1, place.size],
-        kinds={"all_reduce"},
-        split="block_1_fc2/kernel",
-        recompute=True,
-    )
+    return in_megatrons_layout(place, lambda: gpt(num_layers=2), recompute=True)
 
 
 @precision("float32")
 def megatron_in_chunks(place: Place) -> Results:
-    return trains(
-        place,
-        gpt,
-        tokens(15),
-        MEGATRON,
-        [1, place.size],
-        kinds={"all_reduce"},
-        split="block_0_fc2/kernel",
-        chunks=2,
-    )
+    return in_megatrons_layout(place, samples=15, chunks=2)
 
 
 def data_parallel_in_chunks(place: Place) -> Results:
