@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2
-from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2, tensorflow_server_pb2
 from tensorflow.python.eager import context, execute
 
 
@@ -53,8 +54,34 @@ def add_function(definition: function_pb2.FunctionDef) -> None:
 
 
 def call_function(name: str, inputs: Sequence[tf.Tensor], num_outputs: int) -> list[tf.Tensor]:
-    """Run a function that the runtime knows."""
-    return context.context().call_function(name.encode(), list(inputs), num_outputs) or []
+    """Run a function that the runtime knows; the first time, it is optimized as `_once` says."""
+    runtime = context.context()
+    asked = runtime.function_call_options
+    runtime.function_call_options = _once(asked.executor_type, asked.config_proto_serialized)
+    try:
+        return runtime.call_function(name.encode(), list(inputs), num_outputs) or []
+    finally:
+        runtime.function_call_options = asked
+
+
+@functools.lru_cache(maxsize=8)
+def _once(executor_type: str | None, config: bytes) -> context.FunctionCallOptions:
+    """Options of calls that have TensorFlow's graph optimizers go over a function once.
+
+    By default they do so twice, which takes a third of a large program's first step and finds
+    nothing more: what it computes was simplified when it was written. And without GPUs the
+    optimizer of memory, which moves tensors to the host, has nothing to do.
+
+    Args:
+        config: a serialized `ConfigProto`; what it says of these optimizers holds.
+    """
+    proto = config_pb2.ConfigProto.FromString(config)
+    options, kinds = proto.graph_options.rewrite_options, rewriter_config_pb2.RewriterConfig
+    if options.meta_optimizer_iterations == kinds.DEFAULT_NUM_ITERS:
+        options.meta_optimizer_iterations = kinds.ONE
+    if options.memory_optimization == kinds.DEFAULT_MEM_OPT and not proto.device_count.get("GPU"):
+        options.memory_optimization = kinds.NO_MEM_OPT
+    return context.FunctionCallOptions(executor_type, proto)
 
 
 def function_definition(name: str) -> function_pb2.FunctionDef:
