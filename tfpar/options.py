@@ -75,7 +75,8 @@ class Options:
             plan's.
         early_collectives: what nothing waits for but the update (the gradients of weights) is
             computed while what everything waits for (the gradients of activations) is summed
-            over ranks. False leaves the order to TensorFlow.
+            over ranks. False leaves the order to TensorFlow. By default False for processes that
+            share the cores of one machine, which a sum takes as well, else True.
         trials: a number of plans, or a `tap.Trials`: before the first training step of `fit`, the
             best few plans by prediction each take some steps on its batch, and the one that is
             measured to be fastest is kept. Weights, slots, random state and data are as if they had
@@ -102,7 +103,7 @@ class Options:
     recompute: bool | str | Sequence[str] | None = None
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
-    early_collectives: bool = True
+    early_collectives: bool | None = None
     trials: Trials | int | None = None
     verbose: int = 1
 
@@ -131,7 +132,7 @@ class Keywords(PlanKeywords, total=False):
     bucket_bytes: float | str | None
     strict: bool
     chunks: int | None
-    early_collectives: bool
+    early_collectives: bool | None
     trials: Trials | int | None
     verbose: int
 

@@ -71,7 +71,7 @@ class Settings:
     recompute: bool | tuple[str, ...] | None = None
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
-    early_collectives: bool = True
+    early_collectives: bool | None = None
     trials: Trials | None = None
     verbose: bool = True
 
@@ -100,7 +100,7 @@ class Settings:
             recompute=optional(_recompute, "recompute", options.recompute),
             chunks=optional(_chunks, "chunks", options.chunks),
             pipeline=optional(_pipeline, "pipeline", options.pipeline),
-            early_collectives=flag("early_collectives", options.early_collectives),
+            early_collectives=optional(flag, "early_collectives", options.early_collectives),
             trials=optional(_trials, "trials", options.trials),
             verbose=_verbose("verbose", options.verbose),
         )

@@ -84,10 +84,14 @@ def own_device(local_rank: int, local_size: int) -> str:
     return "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
+def is_cpu(device: str) -> bool:
+    """Whether a device of this name is cores of its host."""
+    return device.partition("/device:")[2].startswith("CPU:")
+
+
 def memory_of(device: str) -> str:
     """The memory in which `device` computes: that of its host for every CPU device."""
-    host, _, kind = device.partition("/device:")
-    return host if kind.startswith("CPU:") else device
+    return device.partition("/device:")[0] if is_cpu(device) else device
 
 
 def holders(spec: Spec, mesh: Mesh, devices: Sequence[str]) -> tuple[int, ...]:

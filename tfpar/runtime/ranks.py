@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfpar.runtime.devices import memory_of, rank_devices
+from tfpar.runtime.devices import is_cpu, memory_of, rank_devices
 from tfpar.spec import TfparError
 
 if TYPE_CHECKING:
@@ -81,6 +81,13 @@ class Ranks:
         if self.world is None:
             return range(len(self.devices))
         return [i for i, member in enumerate(self.members) if member == self.world.rank]
+
+    @property
+    def share_cores(self) -> bool:
+        """Whether they are processes on the cores of one machine: a core that is at a collective
+        computes nothing else."""
+        job = None if self.world is None else self.world.job
+        return job is not None and job.local_size == job.size and is_cpu(self.devices[0])
 
     @property
     def is_everyone(self) -> bool:

@@ -234,6 +234,7 @@ class CompiledFunction:
     ) -> CompileOptions:
         """What the plan and the session's options fix of the program."""
         options, mesh = self.session.options, plan.mesh
+        early = options.early_collectives
         axes = [mesh.axis(n) for n in plan.batch_axes]
         anchors = plan.anchors()
         anchors = dataclasses.replace(
@@ -252,7 +253,7 @@ class CompiledFunction:
             statistics=plan.batch_statistics,
             stages=stages,
             compression=options.compression,
-            early_collectives=options.early_collectives,
+            early_collectives=not self.session.ranks.share_cores if early is None else early,
             bucket_bytes=options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
             xla=XlaKernels(self.session.ranks.devices[0]) if self._jit_compile else None,
         )
