@@ -7,15 +7,25 @@ import os
 from tfpar.cluster.description import Cluster, Device, Level
 
 
+CORE_FLOPS = 100e9
+"""Of one core: 70 to 200 GFLOP/s in `float32` were measured, by the width of its vectors."""
+
+CORE_BANDWIDTH = 24e9
+MACHINE_BANDWIDTH = 200e9
+"""Bytes/s between memory and one core, and all of them together: 20 to 50 GB/s and 200 GB/s are
+common."""
+
+CORE_FUNCTIONS = 1.5e9
+"""Exponentials a second of one core (measured)."""
+
+
 def cpu(nodes: int, per_node: int) -> Cluster:
     """Ranks that share this machine's cores and memory, as virtual CPU devices do.
 
-    30 GFLOP/s a core, 8 GB/s of memory traffic a core (empirical, common servers); an op of
-    TensorFlow costs some 10 us.
+    A collective is a copy or a sum in their memory, which starts as ops do.
     """
-    ranks = nodes * per_node
-    share = (os.cpu_count() or 1) / ranks
-    return _cluster("cpu", nodes, per_node, _device(share, host_memory() / ranks), 3e9, 20e-6)
+    device = _device(nodes * per_node)
+    return _cluster("cpu", nodes, per_node, device, CORE_BANDWIDTH, 5e-6)
 
 
 def cpu_processes(nodes: int, per_node: int) -> Cluster:
@@ -25,13 +35,26 @@ def cpu_processes(nodes: int, per_node: int) -> Cluster:
     0.8 ms, most of it waiting for Horovod's next cycle (measured with Gloo on 2 cores), and more
     where ranks have to wait for a core.
     """
-    share = (os.cpu_count() or 1) / per_node
-    device = _device(share, host_memory() / per_node)
-    return _cluster("cpu-processes", nodes, per_node, device, 1e9, 0.8e-3 * max(1.0, 1.0 / share))
+    latency_s = 0.8e-3 * max(1.0, per_node / _cores())
+    return _cluster("cpu-processes", nodes, per_node, _device(per_node), 1e9, latency_s)
 
 
-def _device(share: float, memory_bytes: float) -> Device:
-    return Device({"float32": 30e9 * share}, memory_bytes, 8e9 * share, 10e-6, name="CPU")
+def _device(ranks: int) -> Device:
+    """The share of each of so many ranks in this machine; an op of TensorFlow costs 2 us."""
+    cores = _cores()
+    share = cores / ranks
+    return Device(
+        {"float32": CORE_FLOPS * share},
+        host_memory() / ranks,
+        min(CORE_BANDWIDTH * cores, MACHINE_BANDWIDTH) / ranks,
+        2e-6,
+        name="CPU",
+        functions_per_s=CORE_FUNCTIONS * share,
+    )
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
 
 
 def _cluster(
