@@ -26,14 +26,13 @@ from tfpar.cluster.matrix import device_meshes, tensor_parallel_seconds
 from tfpar.cluster.named import fitted, read_preset
 from tfpar.compile import simplify_step
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
 from tfpar.planning import Request, state_problem
-from tfpar.plans import plan_from_constraints
-from tfpar.search.laid import lay_out
+from tfpar.plans import Plan, plan_from_constraints
+from tfpar.search.laid import price_whole
+from tfpar.search.problem import Problem
 
-BATCH, LENGTH, LAYERS = 4, 2048, 2
+BATCH, LENGTH, LAYERS, VOCABULARY = 4, 2048, 2, 512
 HIDDEN = {"M1": 2048, "M2": 4096, "M3": 8192, "M4": 12288}
 HEAD_SIZE = 128
 
@@ -122,7 +121,7 @@ def capture(hidden: int) -> CapturedStep:
         with tap.auto_parallel([1], planner=None):
             model = models.compile_model(
                 models.gpt(
-                    512,
+                    VOCABULARY,
                     length=LENGTH,
                     hidden=hidden,
                     num_layers=LAYERS,
@@ -131,7 +130,7 @@ def capture(hidden: int) -> CapturedStep:
             )
     finally:
         keras.mixed_precision.set_dtype_policy(before)
-    batch = models.gpt_batch(batch=BATCH, length=LENGTH, vocabulary=512)
+    batch = models.gpt_batch(batch=BATCH, length=LENGTH, vocabulary=VOCABULARY)
     step = parallel_model(model).capture_gradients(argument_specs((batch,)))
     simplify_step(step)
     return step
@@ -139,13 +138,20 @@ def capture(hidden: int) -> CapturedStep:
 
 def price(step: CapturedStep, cluster: Cluster, d1: int, d2: int) -> Cost:
     """What the step costs with weights laid over DeviceMesh(d1, d2) as ATP does."""
+    plan, _ = planned(step, cluster, d1, d2)
+    assert plan.cost is not None
+    return plan.cost
+
+
+def planned(step: CapturedStep, cluster: Cluster, d1: int, d2: int) -> tuple[Plan, Problem]:
+    """The plan of weights that are laid over DeviceMesh(d1, d2) as ATP does, priced, and what it
+    is a plan of."""
     mesh = tap.Mesh(("data", "d1", "d2"), (1, d1, d2))
     constraints = (tap.batch("data"), *_constraints(mesh))
     problem = state_problem(step, Request(mesh, cluster, constraints), BATCH, state_ratio=2.0)
     plan = plan_from_constraints(step.graph, mesh, constraints, gradients=step.gradients)
-    laid = lay_out(plan, problem)
-    roles = Roles.of(laid.graph, times=dict.fromkeys(problem.stand_ins, 0))
-    return evaluate(laid, cluster, roles, 2.0)
+    cost, _ = price_whole(plan, problem)
+    return dataclasses.replace(plan, cost=cost), problem
 
 
 def _constraints(mesh: tap.Mesh) -> Iterator[object]:
