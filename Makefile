@@ -17,7 +17,7 @@ export KERAS_BACKEND = tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 # What the documentation quotes and takes minutes; others: benchmarks/results/*.json name their command.
-QUOTED := search subgraphs propagation atp breakdown
+QUOTED := search subgraphs propagation atp atp_throughput breakdown
 
 .PHONY: quickstart test test-fast lint format bench bench-tables images clean
 

@@ -106,16 +106,22 @@ def contenders(step: CapturedStep, cluster: Cluster, hidden: int) -> Iterator[di
     best = min(costs, key=lambda mesh: costs[mesh].seconds)
     chosen, by_chunks = in_each(*by_mesh[best])
     for chunks, cost in by_chunks.items():
-        parts = {
-            "compute_s": sum(cost.compute_s),
-            "waiting_s": sum(cost.communication_s) + cost.exposed_s,
-            "hidden_s": cost.hidden_s,
-        }
         mark = {"chosen": True} if chunks == chosen else {}
-        yield {**row("ATP", best, chunks, cost.seconds), **parts, **mark}
-    yield row("Megatron-LM", (size, 1), 1, costs[size, 1].seconds)
+        yield {**row("ATP", best, chunks, cost.seconds), **parts(cost), **mark}
+    megatron = costs[size, 1]
+    yield {**row("Megatron-LM", (size, 1), 1, megatron.seconds), **parts(megatron)}
     grid = summa.Grid.of(size)
-    yield row("2-D", grid.mesh.shape, 1, summa_seconds(step, cluster, grid, hidden))
+    found = summa_parts(step, cluster, grid, hidden)
+    yield {**row("2-D", grid.mesh.shape, 1, sum(found.values())), **found}
+
+
+def parts(cost: Cost) -> dict[str, float]:
+    """Seconds of a step that are computed, waited for, and hidden by chunks."""
+    return {
+        "compute_s": sum(cost.compute_s),
+        "waiting_s": sum(cost.communication_s) + cost.exposed_s,
+        "hidden_s": cost.hidden_s,
+    }
 
 
 def layer_flops(hidden: int) -> float:
@@ -141,14 +147,20 @@ def in_each(plan: Plan, problem: Problem) -> tuple[int, dict[int, Cost]]:
 # --- SUMMA ------------------------------------------------------------------------------
 
 
-def summa_seconds(step: CapturedStep, cluster: Cluster, grid: summa.Grid, hidden: int) -> float:
+def summa_parts(
+    step: CapturedStep, cluster: Cluster, grid: summa.Grid, hidden: int
+) -> dict[str, float]:
     """Seconds of the step over a grid: products of weights and what they move by SUMMA's formulas,
-    the rest by `rest_seconds`."""
+    and the rest."""
     weights = atp.LAYERS * summa.weights_of_layer(hidden)
     weights += (summa.Weight(hidden, atp.VOCABULARY),)
     moving = summa.communication_seconds(cluster, grid, weights, TOKENS, ITEM_BYTES)
     products = summa.product_seconds(cluster.device, grid, weights, TOKENS, DTYPE)
-    return moving + products + rest_seconds(step, cluster, grid.size)
+    return {
+        "moving_s": moving,
+        "products_s": products,
+        "rest_s": rest_seconds(step, cluster, grid.size),
+    }
 
 
 def rest_seconds(step: CapturedStep, cluster: Cluster, devices: int) -> float:

@@ -50,6 +50,7 @@ from scripts.benchmark_columns.three_d import (
     annealing,
     near_pipelines,
 )
+from scripts.benchmark_columns.throughput import chunks, contenders
 
 _BENCHMARKS, _RHINO = "docs/benchmarks.md", "docs/rhino.md"
 
@@ -117,6 +118,8 @@ BLOCKS = {
     "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),
     "atp-meshes": Block(_BENCHMARKS, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),
     "atp-selected": Block(_BENCHMARKS, "atp", atp_selected),
+    "atp-chunks": Block(_BENCHMARKS, "atp_throughput", chunks),
+    "atp-contenders": Block(_BENCHMARKS, "atp_throughput", contenders),
     "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),
     "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
     "three-d": Block(_BENCHMARKS, "three_d", table(THREE_D)),
