@@ -27,7 +27,7 @@ from scripts.benchmark_columns.pipelines import (
     PIPELINE_LINKS,
     PIPELINE_MEMORY,
 )
-from scripts.benchmark_columns.planners import depth, planners, staged
+from scripts.benchmark_columns.planners import critical, depth, planners, staged
 from scripts.benchmark_columns.planning import SEARCH, SUBGRAPH_COLUMNS, planning_in_words
 from scripts.benchmark_columns.steps import (
     CHECKPOINT_WAIT,
@@ -137,6 +137,7 @@ BLOCKS = {
     "prediction": Block(_BENCHMARKS, "prediction", table(PREDICTION)),
     "memory": Block(_BENCHMARKS, "prediction_memory", table(MEMORY)),
     "depth": Block(_RHINO, "planners_depth", depth),
+    "critical": Block(_RHINO, "planners_critical", critical),
     "planners-m8": Block(_RHINO, "planners", planners("rhino-m8")),
     "planners-s1": Block(_RHINO, "planners", planners("rhino-s1")),
     "planners-stages": Block(_RHINO, "planners_stages", staged),
