@@ -26,6 +26,7 @@ from benchmarks.captured import STATE, captured_step, constrained
 from benchmarks.results import save
 from benchmarks.search import CASES
 from tfpar.capture.step import CapturedStep
+from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.planning import Request, state_problem
 from tfpar.plans import Plan
@@ -77,20 +78,19 @@ def plans_of(step: CapturedStep, model: str) -> Iterator[dict[str, Any]]:
         cost, _ = price_whole(plan, problem)  # as the others are
         plan = dataclasses.replace(plan, cost=cost)
         found = f"{plan.mesh}, batch over {' and '.join(plan.batch_axes)}"
-        yield {**shared, "plan": "tap", **priced(plan), **searched, "found": found}
+        yield {**shared, "plan": "tap", **priced(plan, cluster), **searched, "found": found}
         for name, split in BY_HAND[model].items():
             by_hand, _ = constrained(step, batch, cluster, *placed(grid, split))
-            yield {**shared, "plan": name, **priced(by_hand)}
+            yield {**shared, "plan": name, **priced(by_hand, cluster)}
 
 
-def priced(plan: Plan) -> dict[str, Any]:
+def priced(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     """What a plan costs, and whether it fits."""
     assert plan.cost is not None
-    limit = plan.cluster.device.memory_bytes if plan.cluster else float("inf")
     return {
         "step_s": plan.cost.seconds,
         "memory_bytes": plan.cost.memory_bytes,
-        "fits": plan.cost.memory_bytes <= limit,
+        "fits": plan.cost.memory_bytes <= cluster.device.memory_bytes,
     }
 
 
