@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from benchmarks.results import Result
 from scripts.benchmark_columns.cells import table
-from scripts.benchmark_columns.meshes import ATP_MESHES, BREAKDOWN, atp_selected
+from scripts.benchmark_columns.meshes import ATP_MESHES, BREAKDOWN, TRAINING_TIME, atp_selected
 from scripts.benchmark_columns.pipelines import (
     ACCUMULATION,
     PIPELINE_FIRST_STEP,
@@ -28,7 +28,12 @@ from scripts.benchmark_columns.pipelines import (
     PIPELINE_MEMORY,
 )
 from scripts.benchmark_columns.planners import critical, depth, planners, staged
-from scripts.benchmark_columns.planning import SEARCH, SUBGRAPH_COLUMNS, planning_in_words
+from scripts.benchmark_columns.planning import (
+    SEARCH,
+    SUBGRAPH_COLUMNS,
+    before_and_after,
+    planning_in_words,
+)
 from scripts.benchmark_columns.steps import (
     CHECKPOINT_WAIT,
     GPU,
@@ -104,6 +109,8 @@ def in_step(page: str) -> str:
 BLOCKS = {
     "planning-in-words": Block("README.md", "search", planning_in_words),
     "search": Block(_BENCHMARKS, "search", table(SEARCH)),
+    "search-wanted": Block(_BENCHMARKS, "search", before_and_after),
+    "training-time": Block(_BENCHMARKS, "training_time", table(TRAINING_TIME)),
     "subgraphs": Block("docs/shared_subgraphs.md", "subgraphs", table(SUBGRAPH_COLUMNS)),
     "step": Block(_BENCHMARKS, "step", table(STEP)),
     "step-searched": Block(_BENCHMARKS, "step_searched", table(STEP)),
