@@ -3,10 +3,10 @@
     python -m benchmarks.training_time [--quick] [--json FILE]
 
 On 8 and 16 V100 (nodes of 8, 32 Gb/s Ethernet between them), batches of 16 for T5 and 1,024 for
-ResNet50, as in the paper, which does not say how many GPUs there were: what TAP's planner finds,
-as `tap.plan` asks it to, beside data parallelism and, for T5, Megatron's plan over all ranks. Sizes are those of
-`benchmarks.search`, the seconds of the search CPU-seconds. Which plans do not fit is said; all are
-priced alike.
+ResNet50, as in the paper, which does not say how many GPUs there were: what TAP's planner finds, as
+`tap.plan` asks it to, beside data parallelism and, for T5, Megatron's plan over all ranks. Sizes
+are those of `benchmarks.search`, the seconds of the search CPU-seconds. Which plans do not fit is
+said; all are priced alike.
 """
 
 from __future__ import annotations
