@@ -17,7 +17,7 @@ export KERAS_BACKEND = tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 # What the documentation quotes and takes minutes; others: benchmarks/results/*.json name their command.
-QUOTED := search subgraphs propagation atp breakdown
+QUOTED := search subgraphs propagation atp atp_throughput breakdown training_time
 
 .PHONY: quickstart test test-fast lint format bench bench-tables images clean
 
@@ -46,12 +46,14 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.step $(ARGS)
 
-## Runs the cheap benchmarks that the documentation quotes anew, and writes its tables.
+## Runs the cheap benchmarks that the documentation quotes anew, and writes its tables and plots.
 bench-tables: $(STAMP)
 	for name in $(QUOTED); do \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; \
 	done
 	$(BIN)/python -m scripts.benchmark_tables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
+	$(BIN)/python -m scripts.benchmark_plots
 
 ## Builds the images without a container engine, and trains on two containers (root, 15 GB).
 images:

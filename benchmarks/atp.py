@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,22 +19,19 @@ import keras
 
 import tfpar as tap
 from benchmarks import models
+from benchmarks.captured import captured_step, constrained
 from benchmarks.plots import save_plot
 from benchmarks.results import save
-from tfpar.capture.step import CapturedStep, argument_specs
+from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.matrix import device_meshes, tensor_parallel_seconds
 from tfpar.cluster.named import fitted, read_preset
-from tfpar.compile import simplify_step
+from tfpar.constraints.kinds import Constraint
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.roles import Roles
-from tfpar.keras.adapter import parallel_model
-from tfpar.planning import Request, state_problem
-from tfpar.plans import plan_from_constraints
-from tfpar.search.laid import lay_out
+from tfpar.plans import Plan
+from tfpar.search.problem import Problem
 
-BATCH, LENGTH, LAYERS = 4, 2048, 2
+BATCH, LENGTH, LAYERS, VOCABULARY = 4, 2048, 2, 512
 HIDDEN = {"M1": 2048, "M2": 4096, "M3": 8192, "M4": 12288}
 HEAD_SIZE = 128
 
@@ -118,37 +116,35 @@ def capture(hidden: int) -> CapturedStep:
     """The training step of a GPT of two layers in 16 bits; no weight is given memory."""
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
+    build = functools.partial(
+        models.gpt,
+        VOCABULARY,
+        length=LENGTH,
+        hidden=hidden,
+        num_layers=LAYERS,
+        heads=hidden // HEAD_SIZE,
+    )
     try:
-        with tap.auto_parallel([1], planner=None):
-            model = models.compile_model(
-                models.gpt(
-                    512,
-                    length=LENGTH,
-                    hidden=hidden,
-                    num_layers=LAYERS,
-                    heads=hidden // HEAD_SIZE,
-                )
-            )
+        return captured_step(build, BATCH)
     finally:
         keras.mixed_precision.set_dtype_policy(before)
-    batch = models.gpt_batch(batch=BATCH, length=LENGTH, vocabulary=512)
-    step = parallel_model(model).capture_gradients(argument_specs((batch,)))
-    simplify_step(step)
-    return step
 
 
 def price(step: CapturedStep, cluster: Cluster, d1: int, d2: int) -> Cost:
     """What the step costs with weights laid over DeviceMesh(d1, d2) as ATP does."""
+    plan, _ = planned(step, cluster, d1, d2)
+    assert plan.cost is not None
+    return plan.cost
+
+
+def planned(step: CapturedStep, cluster: Cluster, d1: int, d2: int) -> tuple[Plan, Problem]:
+    """The plan of weights that are laid over DeviceMesh(d1, d2) as ATP does, priced, and what it
+    is a plan of."""
     mesh = tap.Mesh(("data", "d1", "d2"), (1, d1, d2))
-    constraints = (tap.batch("data"), *_constraints(mesh))
-    problem = state_problem(step, Request(mesh, cluster, constraints), BATCH, state_ratio=2.0)
-    plan = plan_from_constraints(step.graph, mesh, constraints, gradients=step.gradients)
-    laid = lay_out(plan, problem)
-    roles = Roles.of(laid.graph, times=dict.fromkeys(problem.stand_ins, 0))
-    return evaluate(laid, cluster, roles, 2.0)
+    return constrained(step, BATCH, cluster, mesh, (tap.batch("data"), *_constraints(mesh)))
 
 
-def _constraints(mesh: tap.Mesh) -> Iterator[object]:
+def _constraints(mesh: tap.Mesh) -> Iterator[Constraint]:
     for pattern, over_d1, over_d2 in COLUMN_AND_ROW_FIRST:
         for axis, dim in (("d1", over_d1), ("d2", over_d2)):
             if mesh.shape[mesh.axis(axis)] > 1:

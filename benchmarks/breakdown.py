@@ -14,23 +14,20 @@ from typing import Any
 
 import tfpar as tap
 from benchmarks import models
+from benchmarks.captured import STATE, captured_step, constrained
 from benchmarks.results import save
-from tfpar.capture.step import argument_specs
 from tfpar.cluster.named import find_cluster
-from tfpar.compile import simplify_step
+from tfpar.constraints.kinds import Constraint
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.roles import Roles
-from tfpar.keras.adapter import parallel_model
 from tfpar.planning import Request, state_problem
-from tfpar.plans import plan_from_constraints
-from tfpar.search.laid import lay_out
 from tfpar.search.tap.planner import TapPlanner
 
 BATCH = 16
-MHA = ((".*attention/(query|key|value)/kernel", 1), (".*attention/out/kernel", 0))
-FFN = ((".*wi/kernel", 1), (".*wo/kernel", 0))
-PLANS = {"DP": (), "MHA": MHA, "FFN": FFN, "Megatron": MHA + FFN}
+Split = tuple[tuple[str, int], ...]
+"""(weights, the dim that is split) of a plan."""
+MHA: Split = ((".*attention/(query|key|value)/kernel", 1), (".*attention/out/kernel", 0))
+FFN: Split = ((".*wi/kernel", 1), (".*wo/kernel", 0))
+PLANS: dict[str, Split] = {"DP": (), "MHA": MHA, "FFN": FFN, "Megatron": MHA + FFN}
 
 
 def main() -> None:
@@ -38,12 +35,7 @@ def main() -> None:
     parser.add_argument("--json", help="write the rows to this file")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    with tap.auto_parallel([1], planner=None):
-        model = models.compile_model(models.FULL["t5_large"]())
-    captured = parallel_model(model).capture_gradients(
-        argument_specs((models.batch_of(model, BATCH),))
-    )
-    simplify_step(captured)
+    captured = captured_step(models.FULL["t5_large"], BATCH)
     print(
         "| plan | step ms | compute ms | waiting for collectives ms | gradients exposed ms | GiB |"
     )
@@ -51,29 +43,25 @@ def main() -> None:
     for nodes in (1, 2):
         grid = tap.Mesh.of([nodes, 8])
         cluster = find_cluster("v100-ethernet", grid)
-        problem = state_problem(captured, Request(grid, cluster), BATCH, state_ratio=2.0)
+        problem = state_problem(captured, Request(grid, cluster), BATCH, state_ratio=STATE)
         plan = TapPlanner().solve(problem)
         for name, split in PLANS.items():
-            shape = (1, grid.size) if split else (grid.size, 1)
-            mesh = tap.Mesh(("data", "model"), shape)
-            constraints = (
-                tap.batch("data"),
-                *(tap.shard(p, dim=d, axis="model") for p, d in split),
-            )
-            given = state_problem(
-                captured, Request(mesh, cluster, constraints), BATCH, state_ratio=2.0
-            )
-            by_hand = plan_from_constraints(
-                captured.graph, mesh, constraints, gradients=captured.gradients
-            )
-            laid = lay_out(by_hand, given)
-            roles = Roles.of(laid.graph, times=dict.fromkeys(given.stand_ins, 0))
-            rows.append(show(f"{grid.size}w-{name}", evaluate(laid, cluster, roles, 2.0)))
+            by_hand, _ = constrained(captured, BATCH, cluster, *placed(grid, split))
+            assert by_hand.cost is not None
+            rows.append(show(f"{grid.size}w-{name}", by_hand.cost))
         assert plan.cost is not None
         batch = " and ".join(plan.batch_axes)
         searched = f"{grid.size}w, searched: {plan.mesh}, batch over {batch}"
         rows.append(show(searched, plan.cost))
     save(options.json, rows)
+
+
+def placed(grid: tap.Mesh, split: Split) -> tuple[tap.Mesh, tuple[Constraint, ...]]:
+    """The mesh and the constraints of a plan by hand: all ranks split these weights, or the batch
+    if there are none."""
+    shape = (1, grid.size) if split else (grid.size, 1)
+    weights = (tap.shard(pattern, dim=dim, axis="model") for pattern, dim in split)
+    return tap.Mesh(("data", "model"), shape), (tap.batch("data"), *weights)
 
 
 def show(name: str, cost: Cost) -> dict[str, Any]:

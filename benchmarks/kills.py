@@ -1,6 +1,6 @@
 """Kills ranks of a training job at random moments until it is done: is anything lost?
 
-    python -m benchmarks.kills --kills 20 [--at-once]
+    python -m benchmarks.kills --kills 20 [--at-once] [--json FILE]
 
 One `tfpar run` restarts the job after each kill, with as many ranks. Every attempt but the last
 loses one rank by SIGKILL at a random moment, half of them in the middle of writing a checkpoint.
@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.results import save
 from tfpar.checkpoint import Reader, latest
 
 ROOT = Path(__file__).parents[1]
@@ -194,11 +195,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--at-once", action="store_true", help="training waits for checkpoints")
+    parser.add_argument("--json", metavar="FILE", help="write what the kills have done")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the job too
     with tempfile.TemporaryDirectory() as folder:
         result = run(options.kills, Path(folder), options.ranks, not options.at_once)
-    print(json.dumps(dataclasses.asdict(result)))
+    save(options.json, [dataclasses.asdict(result)])
     print(
         f"{result.kills} kills in {result.seconds:.0f} s; {result.steps} steps; losses differ by "
         f"{result.largest_difference:.1e}; went on from less than saved: {result.lost or 'never'}; "

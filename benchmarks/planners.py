@@ -3,12 +3,14 @@
     python -m benchmarks.planners [--quick] [--case dnabert] [--devices 8] [--cluster rhino-s1]
                                   [--planner tap] [--json FILE]
     python -m benchmarks.planners --depth
+    python -m benchmarks.planners --critical
     python -m benchmarks.planners --stages
 
 Each case is captured once for each number of devices, in a process of its own, and planned there by
 every planner; no weight is given memory. Steps and memory are what the plan's cost predicts; plans
 hold what a planner alone finds, without blocks that are computed again. Search takes CPU-seconds
-and, after the stroke, seconds. `--depth` plans GPTs that grow deeper for 2 devices (Fig. 10).
+and, after the stroke, seconds. `--depth` plans GPTs that grow deeper for 2 devices (Fig. 10),
+`--critical` the models whose critical nodes Table 5 counts, and ALBERT and RoBERTa (§2.4).
 
 `--stages` plans the models of Tables 1 and 2 with pipelines in the space too (`rhino-3-stages`), as
 `pipeline="auto"` does, beside both levels without them (`-whole`): with the batches of SPMD alone
@@ -113,6 +115,14 @@ DEPTH = {
         sizes=dict(vocabulary=50_257, length=1024, hidden=512, heads=8, num_layers=n),
     )
     for n in (12, 24, 36, 72)
+}
+
+CRITICAL = {
+    "gpt-72": DEPTH["gpt-72"],
+    "moe_32e_10b": dataclasses.replace(CASES["moe_32e_10b"], devices=(16,)),
+    # Rhino says neither sizes nor batches of these (§2.4).
+    "albert_xxlarge": Case("albert_xxlarge", (8,), per_device=4),
+    "roberta_large": Case("roberta_large", (8,), per_device=8),
 }
 
 
@@ -250,14 +260,14 @@ def rows(
                     worker.close()
 
 
-def cells(row: dict[str, Any], depth: bool) -> dict[str, str]:
+def cells(row: dict[str, Any], counted: bool) -> dict[str, str]:
     """The columns of a row, by their names."""
     found = {name: str(row[name]) for name in ("case", "cluster", "devices", "planner")}
     if "ms" in row:
         found |= {"step, ms": f"{row['ms']:.1f}", "memory, GiB": f"{row['gib']:.1f}"}
     if "search_s" in row:
         found["search, s"] = f"{row['search_cpu_s']:.1f} / {row['search_s']:.1f}"
-    if depth:
+    if counted:
         counts = row.get("counts", {})
         found["counts"] = ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in counts.items())
     found["plan"] = "; ".join(row[name] for name in ("refused", "plan") if name in row)
@@ -274,15 +284,16 @@ COLUMNS = (
     "search, s",
     "plan",
 )
-COLUMNS_OF_DEPTH = ("case", "planner", "search, s", "step, ms", "counts", "plan")
+COLUMNS_OF_COUNTS = ("case", "planner", "search, s", "step, ms", "counts", "plan")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)}, 2 devices")
     parser.add_argument("--depth", action="store_true", help="GPTs that grow deeper, 2 devices")
+    parser.add_argument("--critical", action="store_true", help="critical nodes, Table 5")
     parser.add_argument("--stages", action="store_true", help="Tables 1 and 2, also in stages")
-    known_cases = CASES | DEPTH | STAGES
+    known_cases = CASES | DEPTH | CRITICAL | STAGES
     parser.add_argument("--case", action="append", choices=known_cases, help="only this one")
     parser.add_argument("--devices", action="append", type=int, help="only so many")
     parser.add_argument("--cluster", action="append", choices=CLUSTERS, help="only this one")
@@ -299,16 +310,19 @@ def main() -> None:
     planners: Collection[str] = PLANNERS
     if arguments.stages:
         known, planners = STAGES, PLANNERS_OF_STAGES
-    if arguments.depth:
+    if arguments.critical:
+        known = CRITICAL
+    counted = arguments.depth or arguments.critical
+    if counted:
         arguments.cluster = arguments.cluster or ["rhino-m8"]
     cases = {name: (known_cases | known)[name] for name in arguments.case or known}
-    columns = COLUMNS_OF_DEPTH if arguments.depth else COLUMNS
+    columns = COLUMNS_OF_COUNTS if counted else COLUMNS
     print("| " + " | ".join(columns) + " |", flush=True)
     print("| " + " | ".join("---" for _ in columns) + " |", flush=True)
     made = []
     for row in rows(cases, planners, arguments):
         made.append(row)
-        shown = cells(row, arguments.depth)
+        shown = cells(row, counted)
         print("| " + " | ".join(shown.get(name, "") for name in columns) + " |", flush=True)
         save(arguments.json, made)
 

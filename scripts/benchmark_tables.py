@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from benchmarks.results import Result
 from scripts.benchmark_columns.cells import table
-from scripts.benchmark_columns.meshes import ATP_MESHES, BREAKDOWN, atp_selected
+from scripts.benchmark_columns.meshes import ATP_MESHES, BREAKDOWN, TRAINING_TIME, atp_selected
 from scripts.benchmark_columns.pipelines import (
     ACCUMULATION,
     PIPELINE_FIRST_STEP,
@@ -27,8 +27,13 @@ from scripts.benchmark_columns.pipelines import (
     PIPELINE_LINKS,
     PIPELINE_MEMORY,
 )
-from scripts.benchmark_columns.planners import depth, planners, staged
-from scripts.benchmark_columns.planning import SEARCH, SUBGRAPH_COLUMNS, planning_in_words
+from scripts.benchmark_columns.planners import critical, depth, planners, staged
+from scripts.benchmark_columns.planning import (
+    SEARCH,
+    SUBGRAPH_COLUMNS,
+    before_and_after,
+    planning_in_words,
+)
 from scripts.benchmark_columns.steps import (
     CHECKPOINT_WAIT,
     GPU,
@@ -50,6 +55,7 @@ from scripts.benchmark_columns.three_d import (
     annealing,
     near_pipelines,
 )
+from scripts.benchmark_columns.throughput import chunks, contenders
 
 _BENCHMARKS, _RHINO = "docs/benchmarks.md", "docs/rhino.md"
 
@@ -103,6 +109,8 @@ def in_step(page: str) -> str:
 BLOCKS = {
     "planning-in-words": Block("README.md", "search", planning_in_words),
     "search": Block(_BENCHMARKS, "search", table(SEARCH)),
+    "search-wanted": Block(_BENCHMARKS, "search", before_and_after),
+    "training-time": Block(_BENCHMARKS, "training_time", table(TRAINING_TIME)),
     "subgraphs": Block("docs/shared_subgraphs.md", "subgraphs", table(SUBGRAPH_COLUMNS)),
     "step": Block(_BENCHMARKS, "step", table(STEP)),
     "step-searched": Block(_BENCHMARKS, "step_searched", table(STEP)),
@@ -117,6 +125,8 @@ BLOCKS = {
     "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),
     "atp-meshes": Block(_BENCHMARKS, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),
     "atp-selected": Block(_BENCHMARKS, "atp", atp_selected),
+    "atp-chunks": Block(_BENCHMARKS, "atp_throughput", chunks),
+    "atp-contenders": Block(_BENCHMARKS, "atp_throughput", contenders),
     "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),
     "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
     "three-d": Block(_BENCHMARKS, "three_d", table(THREE_D)),
@@ -134,6 +144,7 @@ BLOCKS = {
     "prediction": Block(_BENCHMARKS, "prediction", table(PREDICTION)),
     "memory": Block(_BENCHMARKS, "prediction_memory", table(MEMORY)),
     "depth": Block(_RHINO, "planners_depth", depth),
+    "critical": Block(_RHINO, "planners_critical", critical),
     "planners-m8": Block(_RHINO, "planners", planners("rhino-m8")),
     "planners-s1": Block(_RHINO, "planners", planners("rhino-s1")),
     "planners-stages": Block(_RHINO, "planners_stages", staged),

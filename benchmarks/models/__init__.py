@@ -13,7 +13,7 @@ from benchmarks.models.sizes import FULL, SMALL
 from benchmarks.models.speech import wav2vec2
 from benchmarks.models.t5 import switch, t5
 from benchmarks.models.training import batch_of, compile_model, gpt_batch, loss_of, wide_batch
-from benchmarks.models.transformers import bert, dnabert, gpt, gshard_moe
+from benchmarks.models.transformers import albert, bert, dnabert, gpt, gshard_moe
 from benchmarks.models.vision import vit, vmoe, wide, widenet
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "SMALL",
     "WIDE_HEAD",
     "ContrastiveLoss",
+    "albert",
     "batch_of",
     "bert",
     "clip",

@@ -11,12 +11,13 @@ from benchmarks.models.clip import clip
 from benchmarks.models.convolutions import resnet, resnet50, unet, vgg, wide_resnet
 from benchmarks.models.speech import wav2vec2
 from benchmarks.models.t5 import switch, t5
-from benchmarks.models.transformers import bert, dnabert, gpt, gshard_moe
+from benchmarks.models.transformers import albert, bert, dnabert, gpt, gshard_moe
 from benchmarks.models.vision import vit, vmoe, wide, widenet
 
 Builder = Callable[..., keras.Model]
 
 SMALL: dict[str, Builder] = {
+    "albert": albert,
     "bert": bert,
     "clip": clip,
     "dnabert": dnabert,
@@ -42,6 +43,17 @@ _RESNET_50, _RESNET_101 = (3, 4, 6, 3), (3, 4, 23, 3)
 _WIDE_RESNET = partial(wide_resnet, classes=1024, size=224)
 
 FULL: dict[str, Builder] = {
+    # 206M: without the pooler of 17M. Its paper has 235M.
+    "albert_xxlarge": partial(
+        albert,
+        vocabulary=30_000,
+        length=512,
+        embedding=128,
+        hidden=4096,
+        heads=64,
+        inner=16_384,
+        num_layers=12,
+    ),
     # 335M: without the pooler, the second segment and the head for pairs of sentences.
     "bert_large": partial(
         bert, vocabulary=30_522, length=512, hidden=1024, heads=16, inner=4096, num_layers=24
@@ -90,6 +102,17 @@ FULL: dict[str, Builder] = {
     "moe_32e_10b": partial(_MOE, hidden=1536, inner=12_288, num_layers=16, experts=32),
     # 25.7M, of which 2.1M are the classifier, which Table I does not count.
     "resnet50": resnet50,
+    # 355M, as published.
+    "roberta_large": partial(
+        bert,
+        vocabulary=50_265,
+        length=512,
+        hidden=1024,
+        heads=16,
+        inner=4096,
+        num_layers=24,
+        name="roberta",
+    ),
     # 1571B: 15 layers of experts in the encoder and 15 in the decoder.
     "switch_c": partial(
         switch,

@@ -90,3 +90,28 @@ def bert(
 def dnabert(convolutions: int = 2, name: str = "dnabert", **sizes) -> keras.Model:
     """DNABERT (Ji et al., 2021), BERT of k-mers, here with convolutions as in Rhino (§7.4)."""
     return bert(convolutions=convolutions, name=name, **sizes)
+
+
+def albert(
+    vocabulary: int = 64,
+    length: int = 16,
+    embedding: int = 8,
+    hidden: int = 32,
+    heads: int = 4,
+    inner: int = 64,
+    num_layers: int = 2,
+) -> keras.Model:
+    """ALBERT with the head of its masked tokens (Lan et al., 2020): one block's weights in all
+    layers, and vectors of `embedding` entries for tokens; all of one segment."""
+    tokens = keras.Input((length,), dtype="int32")
+    table = TiedEmbedding(vocabulary, embedding, name="tokens")
+    x = Positions(name="positions")(table(tokens))
+    x = layers.LayerNormalization(name="embedding_norm")(x)
+    x = layers.Dense(hidden, name="embedding_projection")(x)
+    block = TransformerBlock(hidden, heads, inner, post_norm=True, name="block")
+    for _ in range(num_layers):
+        x = block(x)
+    x = layers.Dense(embedding, activation="gelu", name="head_dense")(x)
+    x = layers.LayerNormalization(name="head_norm")(x)
+    logits = Bias(name="head_bias")(table(x, reverse=True))
+    return keras.Model(tokens, logits, name="albert")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.results import Result
-from scripts.benchmark_columns.cells import Column, Row, number, text, with_source
+from scripts.benchmark_columns.cells import Column, Row, count, number, text, with_source
 
 ATP_PAPER = {"atp-ic1": "(2, 4)", "atp-ic2": "(8, 1)", "atp-ic3": "(8, 1)", "atp-ic4": "(8, 2)"}
 ATP_LINKS = {
@@ -69,4 +69,15 @@ BREAKDOWN: list[Column] = [
     ("waiting for collectives ms", number("waiting_s", ".0f", 1e3)),
     ("gradients exposed ms", number("exposed_s", ".0f", 1e3)),
     ("GiB", number("memory_bytes", ".1f", 2**-30)),
+]
+
+PLANS = {"tap": "TAP's planner", "data": "data parallelism", "megatron": "Megatron's plan"}
+"""Those of `benchmarks.training_time`."""
+TRAINING_TIME: list[Column] = [
+    ("case", text("case")),
+    ("parameters", lambda row: count(row["parameters"])),
+    ("GPUs", text("devices")),
+    ("plan", lambda row: row.get("found") or PLANS[row["plan"]]),
+    ("step ms", number("step_s", ".0f", 1e3)),
+    ("GiB", lambda row: f"{row['memory_bytes'] / 2**30:.1f}{'' if row['fits'] else ' *'}"),
 ]

@@ -28,6 +28,9 @@ PLANNED = {
     "t5_large": "T5-Large",
     "bert_large": "BERT-Large",
     "resnet50": "ResNet50",
+    "gpt-72": "GPT, 72 layers",
+    "albert_xxlarge": "ALBERT-xxlarge",
+    "roberta_large": "RoBERTa-Large",
 }
 _PLANNERS = ("tap", "rhino-2", "rhino-3")
 
@@ -147,5 +150,52 @@ def depth(result: Result) -> str:
         "level 2, ms",
         "level 3, ms",
         "TAP, ms",
+    )
+    return with_source(heads, cells, result)
+
+
+CRITICAL_OF_RHINO = {"gpt-72": ("76k", "378", "0.5 %"), "moe_32e_10b": ("18k", "90", "0.5 %")}
+"""Rhino's Table 5: instructions, critical nodes, and what part they are; there is one segment fewer
+than critical nodes."""
+
+
+def critical(result: Result) -> str:
+    """A row for each model: how many of its ops are critical nodes, beside Rhino's Table 5."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in result.rows:
+        found.setdefault(row["case"], {})[row["planner"]] = row
+    cells = []
+    for case, rows in found.items():
+        counts = next(row["counts"] for row in rows.values() if "critical_nodes" in row["counts"])
+        ops, nodes = counts["instructions"], counts["critical_nodes"]
+        cells.append(
+            [
+                PLANNED[case],
+                str(next(iter(rows.values()))["devices"]),
+                f"{ops:,}",
+                str(nodes),
+                f"{nodes / ops:.1%}".replace("%", " %"),
+                str(counts["subgraphs"]),
+                *CRITICAL_OF_RHINO.get(case, ("-", "-", "-")),
+                *(_searched(rows.get(p, {})) for p in _PLANNERS),
+                *(_step(rows.get(p, {})) for p in _PLANNERS),
+            ]
+        )
+    heads = (
+        "model",
+        "devices",
+        "ops",
+        "critical nodes",
+        "part",
+        "segments",
+        "Rhino's instructions",
+        "critical nodes",
+        "part",
+        "TAP, s",
+        "level 2, s",
+        "level 3, s",
+        "TAP, ms",
+        "level 2, ms",
+        "level 3, ms",
     )
     return with_source(heads, cells, result)

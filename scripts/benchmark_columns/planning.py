@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.results import Result
-from scripts.benchmark_columns.cells import Column, count, number, short, text
+from scripts.benchmark_columns.cells import Column, count, number, short, text, with_source
 
 SEARCH: list[Column] = [
     ("case", text("case")),
@@ -36,6 +36,35 @@ def planning_in_words(result: Result) -> str:
         f"{gpt3['peak_mib'] / 1024:.1f} GiB. "
         f"({', '.join(filter(None, [f'Measured on {result.date}', result.note]))}.)"
     )
+
+
+BEFORE = "2026-11-23"
+WANTED = (
+    ("T5-Large, search", "t5-48", "search_s", 14.2, 2),
+    ("GPT, 12 layers, search", "gpt-12", "search_s", 7.3, 1.5),
+    ("GPT, 24 layers, search", "gpt-24", "search_s", 8.1, 1.5),
+    ("GPT, 96 layers, search", "gpt-96", "search_s", 11.2, 1.5),
+    ("ResNet50, 1,000 classes, search", "resnet50-1k", "search_s", 17.8, 3),
+    ("T5-Large, from model to plan", "t5-48", "total_s", 19.2, 8),
+    ("GPT, 24 layers, from model to plan", "gpt-24", "total_s", 11.6, 5),
+    ("GPT-3 175B, from model to plan", "gpt3-175B", "total_s", 23.9, 15),
+)
+"""What is timed, the case and field of `benchmarks.search`, its CPU-seconds on the day `BEFORE`,
+and those that are wanted at most."""
+
+
+def before_and_after(result: Result) -> str:
+    """What planning took, takes and is to take."""
+    rows = {row["case"]: row for row in result.rows}
+    cells = []
+    for name, case, field, before, wanted in WANTED:
+        now = rows[case][field]
+        reached = "yes" if now <= wanted else f"no, {now / wanted:.1f} times as much"
+        cells.append(
+            [name, short(before), short(now), f"{now / before:.2f}", f"{wanted:g}", reached]
+        )
+    heads = ("CPU-seconds", BEFORE, result.date, "ratio", "wanted", "reached")
+    return with_source(heads, cells, result)
 
 
 # What the paper's table names, and what is found: by the case of `benchmarks.subgraphs`.

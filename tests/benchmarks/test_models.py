@@ -8,10 +8,17 @@ import tfpar as tap
 from benchmarks import models
 from benchmarks.models.experts import MoE
 
-PUBLISHED = {"switch_c": 1571e9, "t5_large": 737.7e6, "vit_huge": 632e6, "wav2vec2_large": 317e6}
+PUBLISHED = {
+    "roberta_large": 355e6,
+    "switch_c": 1571e9,
+    "t5_large": 737.7e6,
+    "vit_huge": 632e6,
+    "wav2vec2_large": 317e6,
+}
 
 # Rhino's tables are round, and its models are not all described (see `sizes`).
 ROUGHLY = {
+    "albert_xxlarge": 235e6,
     "dnabert": 162e6,
     "gpt_xl": 1.3e9,
     "moe_16e_2b4": 2.4e9,
@@ -53,6 +60,12 @@ def test_an_encoder_block_of_t5_has_six_matrices():
     for i in range(3):
         block = model.get_layer(f"encoder_block_{i}")
         assert sum(len(w.shape) == 2 for w in block.weights) == 6
+
+
+def test_albert_has_one_block_for_all_layers():
+    shallow, deep = (models.albert(num_layers=n) for n in (1, 3))
+    assert shallow.count_params() == deep.count_params()
+    assert len(deep.get_layer("block")._inbound_nodes) == 3
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ import pytest
 from benchmarks import results
 from benchmarks.results import FOLDER, Result
 from scripts import benchmark_tables
+from scripts.benchmark_columns.planning import before_and_after
+from scripts.benchmark_columns.throughput import chunks, contenders
 from scripts.benchmark_tables import BLOCKS, MARKED, in_step, planning_in_words
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -52,6 +54,35 @@ def test_a_figure_that_is_not_the_newest_is_seen(monkeypatch):
     monkeypatch.setattr(benchmark_tables.Result, "load", lambda _: slower)
     assert in_step(page) != page
     assert f"in {rows[3]['total_s']:.0f} CPU-seconds" in planning_in_words(slower)
+
+
+def test_what_was_wanted_of_planning_is_reached_where_it_takes_no_more():
+    result = Result.load("search")
+    times = {"t5-48": 2.0, "gpt-12": 3.0}
+    rows = [{**row, "search_s": times.get(row["case"], 0.1)} for row in result.rows]
+    lines = before_and_after(Result(**{**vars(result), "rows": rows})).splitlines()
+    assert "| T5-Large, search | 14 | 2.0 | 0.14 | 2 | yes |" in lines
+    assert "| GPT, 12 layers, search | 7.3 | 3.0 | 0.41 | 1.5 | no, 2.0 times as much |" in lines
+
+
+def test_chunks_gain_beside_what_the_paper_s_gain():
+    """By hand: 10, 12 and 11 TFLOP/s here, 20, 21 and 22 there."""
+    setting = {"interconnect": "atp-ic2", "devices": 8, "model": "M2", "mesh": [4, 2]}
+    found = zip((1, 2, 4), (10.0, 12.0, 11.0), (20.0, 21.0, 22.0), strict=True)
+    rows = [
+        {**setting, "contender": "ATP", "chunks": n, "tflops": here, "paper_tflops": there}
+        for n, here, there in found
+    ]
+    rows[1]["chosen"] = True
+    others = (("Megatron-LM", 8.0), ("2-D", 4.0))
+    rows += [{**setting, "contender": name, "chunks": 1, "tflops": f} for name, f in others]
+    result = Result("c", "2026-01-01", "abc", 2, {}, rows)
+    paper = "20.0 / 21.0 / 22.0"
+    line = f"| IC2 | M2 | (4, 2) | 10.0 / 12.0 / 11.0 | {paper} | 0.50 | +20% / +10% | +5% / +10% |"
+    assert line in chunks(result).splitlines()
+    fig_10 = contenders(result).splitlines()
+    gains = "+25% | +50% | at most about 10 % |"
+    assert f"| IC2, 8 GPUs | M2 | 8.0 | 4.0 | 12.0 | (4, 2), 2 | {gains}" in fig_10
 
 
 def test_a_run_is_written_with_its_command_and_a_line_a_row(tmp_path, monkeypatch):
