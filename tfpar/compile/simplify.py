@@ -16,7 +16,9 @@ from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
+from tfpar.plans.offload import Offloaded
 from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.search.offload import offloaded
 from tfpar.search.recompute import recomputed
 
 
@@ -73,3 +75,14 @@ def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = u
     if blocks:
         step.rewrite(lambda graph: recomputed(graph, blocks, step.gradients))
         observe("recompute", functools.partial(format_step, step))
+
+
+def offload_step(step: StepGraph, names: Offloaded, observe: Observer = unobserved) -> None:
+    """Have what is named of a simplified step lie in host memory, in place.
+
+    Raises:
+        PlanError: an op needs a slot on the device.
+    """
+    if names:
+        step.rewrite(lambda graph: offloaded(graph, names, step.gradients))
+        observe("offload", functools.partial(format_step, step))

@@ -221,6 +221,12 @@ CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 REGIONS = LOOPS | BRANCHES | CALLS
 """They hold function bodies. Whether running one changes anything, its bodies tell."""
 
+# --- memory of hosts ------------------------------------------------------------------------------
+
+ON_HOST = "_tfpar_on_host"
+"""The attribute of an op that runs on the host of a rank, and leaves what it makes in its memory
+(`ir.passes.offload`). It hands on what it reads, or reads or writes a variable."""
+
 # --- references and lists -------------------------------------------------------------------------
 
 REFERENCES = frozenset({"resource", "variant"})
