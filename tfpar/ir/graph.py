@@ -160,6 +160,11 @@ class Variable:
     offloaded: bool = False
 
     @property
+    def on_host(self) -> bool:
+        """Whether it lies in the memory of the host itself."""
+        return self.offloaded and not self.trainable
+
+    @property
     def num_bytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * itemsize(self.dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,11 @@ class Offloaded:
 
     def __bool__(self) -> bool:
         return bool(self.slots or self.activations)
+
+    def renamed(self, now: Mapping[str, str]) -> Offloaded:
+        """The same with new names for weights, given by their old ones."""
+        slots = tuple(now.get(name, name) for name in self.slots)
+        return dataclasses.replace(self, slots=slots)
 
 
 def _names(name: str, value: Any) -> bool | tuple[str, ...]:

@@ -373,7 +373,8 @@ class Plan:
             return self
         variables = {now.get(n, n): v for n, v in self.variables.items()}
         stages = None if self.stages is None else self.stages.renamed(now)
-        return dataclasses.replace(self, variables=variables, stages=stages)
+        offloaded = self.offloaded.renamed(now)
+        return dataclasses.replace(self, variables=variables, stages=stages, offloaded=offloaded)
 
     def check_ranks(self, mesh: Mesh, cluster: Cluster | None = None) -> None:
         """Check that the plan is one for as many ranks as `mesh` has, and for `cluster`.

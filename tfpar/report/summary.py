@@ -49,6 +49,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         *_rivals(plan),
         *([trials_table(plan.trials)] if plan.trials else []),
         *_recomputed(plan),
+        *_offloaded(plan),
         *_split_slots(plan),
         *_stages(plan, partitioned),
         *_layers(plan, partitioned),
@@ -167,6 +168,14 @@ def _recomputed(plan: Plan) -> list[str]:
     shown = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
     blocks = f"{len(names)} block{'s' if len(names) > 1 else ''}"
     return [f"Computed again in the backward pass, to store less: {blocks} ({shown})"]
+
+
+def _offloaded(plan: Plan) -> list[str]:
+    count = len(plan.offloaded.slots)
+    if not count:
+        return []
+    weights = f"{count} weight{'s' if count > 1 else ''}"
+    return [f"Optimizer slots in host memory: those of {weights}"]
 
 
 def _split_slots(plan: Plan) -> list[str]:

@@ -98,7 +98,7 @@ def _variable_holders(program: LocalProgram, devices: Sequence[str]) -> list[tup
         else holders(
             program.variable_specs[variable.name],
             program.mesh,
-            hosts if variable.offloaded else devices,
+            hosts if variable.on_host else devices,
         )
         for variable in program.graph.variables
     ]
