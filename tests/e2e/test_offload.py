@@ -34,9 +34,7 @@ def numbers(n: int = 24) -> tuple[np.ndarray, np.ndarray]:
 
 
 def on_host(run: Trained) -> list:
-    return [
-        op for g in run.executable().local.graphs() for op in g.ops if op.attrs.get(ON_HOST)
-    ]
+    return [op for g in run.executable().local.graphs() for op in g.ops if op.attrs.get(ON_HOST)]
 
 
 def devices_of(run: Trained) -> dict[str, set[str]]:
@@ -196,7 +194,9 @@ def test_checkpoints_keep_slots(tmp_path):
     tap.restore_checkpoint(other, tmp_path)
     for got, wanted in zip(other.optimizer.variables, plain.model.optimizer.variables, strict=True):
         np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=1e-3, atol=1e-6)
-    histories = [m.fit(*numbers(), batch_size=8, verbose=0, shuffle=False) for m in (other, run.model)]
+    histories = [
+        m.fit(*numbers(), batch_size=8, verbose=0, shuffle=False) for m in (other, run.model)
+    ]
     assert histories[0].history == histories[1].history
 
 

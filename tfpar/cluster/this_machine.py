@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from tfpar.cluster.description import Cluster, Device, Level
@@ -31,7 +32,8 @@ def cpu_processes(nodes: int, per_node: int) -> Cluster:
 
 
 def _device(share: float, memory_bytes: float) -> Device:
-    return Device({"float32": 30e9 * share}, memory_bytes, 8e9 * share, 10e-6, name="CPU")
+    rates = {"float32": 30e9 * share}
+    return Device(rates, memory_bytes, 8e9 * share, 10e-6, name="CPU", host_bandwidth=math.inf)
 
 
 def _cluster(

@@ -18,7 +18,7 @@ from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
 from tfpar.plans.offload import Offloaded
 from tfpar.propagation.prepared import PreparedGraph, prepare
-from tfpar.search.offload import offloaded
+from tfpar.search.offload import offloaded, slots_of
 from tfpar.search.recompute import recomputed
 
 
@@ -84,5 +84,5 @@ def offload_step(step: StepGraph, names: Offloaded, observe: Observer = unobserv
         PlanError: an op needs a slot on the device.
     """
     if names:
-        step.rewrite(lambda graph: offloaded(graph, names, step.gradients))
+        step.rewrite(lambda graph: offloaded(graph, names, slots_of(graph), step.gradients))
         observe("offload", functools.partial(format_step, step))

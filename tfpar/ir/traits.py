@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tfpar.ir.graph import Tensor
+from tfpar.ir.graph import Op, Tensor
 
 # --- values handed on -----------------------------------------------------------------------------
 
@@ -224,8 +224,10 @@ REGIONS = LOOPS | BRANCHES | CALLS
 # --- memory of hosts ------------------------------------------------------------------------------
 
 ON_HOST = "_tfpar_on_host"
-"""The attribute of an op that runs on the host of a rank, and leaves what it makes in its memory
-(`ir.passes.offload`). It hands on what it reads, or reads or writes a variable."""
+"""The attribute of an op that runs on the host of a rank (see `ir.passes.offload_slots`): whether
+it `TAKES` what it reads from the device, or `GIVES` what it makes to the device."""
+
+TAKES, GIVES = b"takes", b"gives"
 
 # --- references and lists -------------------------------------------------------------------------
 
@@ -256,6 +258,11 @@ LIST_MAKERS = frozenset(
 
 RESIZED_LISTS = frozenset({"TensorListResize", "TensorListConcatLists"})
 """Their list is not as long as the one that they take."""
+
+
+def is_free(op: Op) -> bool:
+    """Whether an op computes nothing and moves nothing."""
+    return op.type in FREE and ON_HOST not in op.attrs
 
 
 def body_offset(op_type: str) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tfpar.constraints.patterns import compile_pattern, some
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.passes.offload_slots import offload_slots
-from tfpar.plans.offload import Offload, Offloaded
+from tfpar.plans import Offload, Offloaded
 from tfpar.propagation.prepared import prepare
+from tfpar.search.problem import Problem
+from tfpar.search.recompute import of_copy
 from tfpar.spec import SpecError
 
 
@@ -58,11 +60,36 @@ def slots_of(graph: Graph) -> dict[str, str]:
     return {slot.name: weight.name for slot, (weight, _) in prepare(graph).followed.items()}
 
 
-def offloaded(graph: Graph, names: Offloaded, gradients: Sequence[Gradient] = ()) -> Graph:
+def offloaded(
+    graph: Graph,
+    names: Offloaded,
+    slots: Mapping[str, str],
+    gradients: Sequence[Gradient] = (),
+) -> Graph:
     """A copy of `graph` of which what is named lies in host memory.
+
+    Args:
+        slots: `slots_of` the graph.
 
     Raises:
         PlanError: an op needs a slot on the device.
     """
-    slots = {s: w for s, w in slots_of(graph).items() if w in names.slots}
-    return offload_slots(graph, names.slots, slots, gradients)
+    own = {slot: weight for slot, weight in slots.items() if weight in names.slots}
+    return offload_slots(graph, names.slots, own, gradients)
+
+
+def offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
+    """The problem of planning the step so. It keeps its fingerprint: that of the step."""
+    if not names:
+        return problem
+    again = problem.known.get(("offloaded", names), lambda: _offloaded_problem(problem, names))
+    return again.asked_as(problem)
+
+
+def _offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
+    def graph() -> Graph:
+        slots = slots_of(problem.graph) if problem.state_ratio is None else {}
+        return offloaded(problem.graph, names, slots)
+
+    key = "offloaded", problem.graph, names
+    return of_copy(problem, problem.of_graphs.get(key, graph))

@@ -128,7 +128,11 @@ def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
 
 def _recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
     key = "recomputed", problem.graph, names
-    graph = problem.of_graphs.get(key, lambda: recomputed(problem.graph, names))
+    return of_copy(problem, problem.of_graphs.get(key, lambda: recomputed(problem.graph, names)))
+
+
+def of_copy(problem: Problem, graph: Graph) -> Problem:
+    """The problem of planning a changed copy of its graph, whose ops keep their names."""
     ops = {op.name: op for op in graph.ops}
     return dataclasses.replace(
         problem,

@@ -250,6 +250,7 @@ class StepPlanner:
             session.first,
             options.compression,
             options.recompute,
+            options.offload,
             session.pipeline,
             options.budget,
             self._owners(captured) if session.in_stages else {},

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from tfpar.ir.graph import DType, Gradient, Graph, Op, Tensor, Variable
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.copy import copy_graph
-from tfpar.ir.traits import ASSIGNMENTS, ON_HOST, REGIONS, VARIABLE_READS
+from tfpar.ir.traits import ASSIGNMENTS, GIVES, ON_HOST, REGIONS, TAKES, VARIABLE_READS
 from tfpar.spec import PlanError
 
 IN_FLIGHT = 2
@@ -185,7 +185,7 @@ class _Writer:
         others = [stores for name, stores in self._stored.items() if name != weight]
         turn = others[-IN_FLIGHT] if len(others) >= IN_FLIGHT else []
         gradient = [g for g in self._awaited.get(weight, ()) if g in self._before]
-        op.attrs = {**op.attrs, ON_HOST: True}
+        op.attrs = {**op.attrs, ON_HOST: GIVES if op.outputs else TAKES}
         op.control = [*op.control, *gradient, *turn]
         self._ops.append(op)
 
@@ -195,7 +195,7 @@ class _Writer:
         if handle in self._whole:
             value = self._values[handle]
             store = Op(f"{last.name}/store", "AssignVariableOp", [handle, value], stateful=True)
-            store.attrs = {"dtype": DType(value.dtype), "validate_shape": False, ON_HOST: True}
+            store.attrs = {"dtype": DType(value.dtype), "validate_shape": False, ON_HOST: TAKES}
             store.control = [*last.control, *filter(None, [self._reads.get(handle)])]
             self._ops.append(store)
         weight = self._weight[handle]
