@@ -11,11 +11,16 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.test_recompute import gpt
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
+from tests.search.problems import Captured
+from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.passes.offload_slots import IN_FLIGHT
 from tfpar.ir.traits import ON_HOST
+from tfpar.planning_found import find_plan
 from tfpar.plans import Offloaded, Plan
 from tfpar.rewrite.xla_regions import MUST_COMPILE
+from tfpar.search.planners import find_planner
 from tfpar.spec import ArgumentError, PlanError, SpecError, TfparError
 
 SLOTS = tap.Offload(optimizer=True)
@@ -252,3 +257,35 @@ def test_what_cannot_be_offloaded():
     plan = plan_of(None)
     with pytest.raises(TfparError, match="a plan or offload, not both"):
         tap.auto_parallel([2], plan=plan, offload=True)
+
+
+# --- chosen for memory ----------------------------------------------------------------------------
+
+
+def machines(memory_bytes: float, bandwidth: float) -> Cluster:
+    """One device with such a link to its host."""
+    fast = Device({"float32": 1e12}, memory_bytes, 1e12, host_bandwidth=bandwidth, host_latency_s=0)
+    return Cluster.regular("small", fast, [Level(1, 1e8, 1e-5)])
+
+
+@pytest.mark.slow
+def test_the_link_to_the_host_decides_whether_slots_leave_or_blocks_are_computed_again():
+    def adam() -> keras.Model:
+        model = gpt(4)
+        model.compile(keras.optimizers.Adam(1e-3), model.loss, jit_compile=False)
+        return model
+
+    captured = Captured.of(adam, 8)
+    ample = find_plan(captured.problem([1], machines(1e12, 1e13)), find_planner("tap"))
+    limit = 0.9 * ample.cost.memory_bytes
+    assert not ample.offloaded and not ample.recompute
+
+    def found(bandwidth: float) -> Plan:
+        plan = find_plan(captured.problem([1], machines(limit, bandwidth)), find_planner("tap"))
+        assert plan.cost.memory_bytes <= limit
+        return plan
+
+    quick, slow = found(1e13), found(1e6)
+    assert quick.offloaded.slots and not quick.recompute
+    assert slow.recompute and not slow.offloaded
+    assert ample.cost.seconds < quick.cost.seconds < slow.cost.seconds

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 
 from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
+from tfpar.ir.passes.offload_slots import IN_FLIGHT
 from tfpar.plans import Plan
 from tfpar.search.laid import price_whole
 from tfpar.search.offload import slots_of
 from tfpar.search.problem import Problem
+from tfpar.spec import replicated
 
 
 def with_offloaded_slots(plan: Plan, problem: Problem) -> Plan | None:
@@ -48,6 +50,7 @@ def _away(plan: Plan, weights: tuple[str, ...]) -> Plan:
 def _choices(plan: Plan, problem: Problem, excess: float) -> Iterator[tuple[str, ...]]:
     """The weights whose slots to offload: about as many as are `excess` bytes, then all."""
     sizes = _slot_bytes(plan, problem)
+    excess += IN_FLIGHT * max(sizes.values(), default=0.0)  # those are there in passing
     names = sorted(sizes, key=lambda name: -sizes[name])
     saved = [*itertools.accumulate(sizes[name] for name in names)]
     enough = next((i for i, size in enumerate(saved, 1) if size >= excess), len(names))
@@ -67,8 +70,8 @@ def _slot_bytes(plan: Plan, problem: Problem) -> dict[str, float]:
     having = {*slots_of(problem.graph).values()} if ratio is None else set(plan.variables)
     found = {}
     for name, variable in plan.variables.items():
-        spec = variable.slots or variable.spec
-        if variable.trainable and name in having and spec is not None and len(variable.shape) > 1:
+        spec = variable.slots or variable.spec or replicated(plan.mesh.num_axes)
+        if variable.trainable and name in having and len(variable.shape) > 1:
             size = shard_bytes(variable.shape, itemsize(variable.dtype), spec, plan.mesh)
             found[name] = size * (1.0 if ratio is None else ratio)
     return {name: size for name, size in found.items() if size}
