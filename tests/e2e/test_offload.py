@@ -11,12 +11,13 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.test_recompute import gpt
+from tests.e2e.test_recompute import CASES, gpt, tokens
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
 from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.passes.offload_slots import IN_FLIGHT
-from tfpar.ir.traits import ON_HOST
+from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.ir.traits import GIVES, ON_HOST, SIZES, TAKES, VIEWS
 from tfpar.planning_found import find_plan
 from tfpar.plans import Offloaded, Plan
 from tfpar.rewrite.xla_regions import MUST_COMPILE
@@ -203,6 +204,127 @@ def test_checkpoints_keep_slots(tmp_path):
         m.fit(*numbers(), batch_size=8, verbose=0, shuffle=False) for m in (other, run.model)
     ]
     assert histories[0].history == histories[1].history
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+BLOCKS = tap.Offload(activations=True)
+
+
+@functools.cache
+def kept(case: str) -> tuple[Trained, Trained, Trained]:
+    """A case on one device, and on a mesh with activations on devices and on hosts."""
+    build, data, mesh, constraints = CASES[case]
+    plain = train(op_by_op(build), data())
+    stored, away = (
+        trained(build, data(), mesh, plain.start, options, constraints)
+        for options in ({}, {"offload": BLOCKS})
+    )
+    return plain, stored, away
+
+
+def copies(run: Trained) -> tuple[list, list]:
+    """The ops that take activations to the host, and those that give them back."""
+    graph = run.executable().partitioned.graph
+    found = [op for op in graph.ops if op.attrs.get(ON_HOST) and op.type == "Identity"]
+    return tuple([op for op in found if op.attrs[ON_HOST] == side] for side in (TAKES, GIVES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_activations_in_host_memory_change_no_number(case):
+    plain, stored, away = kept(case)
+    assert_same(away, plain)
+    np.testing.assert_allclose(away.losses, stored.losses, rtol=1e-6)
+    for got, wanted in zip(away.weights, stored.weights, strict=True):
+        # TensorFlow fuses ops of which nothing but the end is read: they round differently.
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    down, back = copies(away)
+    assert len(down) == len(back) > 4 and copies(stored) == ([], [])
+
+
+@pytest.mark.slow
+def test_activations_go_once_and_come_back_when_the_backward_pass_is_near():
+    away = kept("data parallel")[2]
+    down, back = copies(away)
+    graph = away.executable().partitioned.graph
+    readers, roles = graph.consumers(), Roles.of(graph)
+    assert {r for op in down for r in readers[op.outputs[0]]} == {*back}
+    for op in down:  # nothing of the backward pass holds on to what has left
+        views = [op.inputs[0]]
+        while views:
+            view = views.pop()
+            for reader in readers[view]:
+                assert reader is op or roles.phase[reader] == FORWARD or reader.type in SIZES
+                views += reader.outputs if reader.type in VIEWS and reader is not op else []
+    position = {op: i for i, op in enumerate(graph.ops)}
+    first = min(position[op] for op in graph.ops if roles.phase[op] == BACKWARD)
+    for op in back:
+        (awaited,) = op.control
+        assert roles.phase[awaited] == BACKWARD and first <= position[awaited] < position[op]
+        assert all(roles.phase[reader] == BACKWARD for reader in readers[op.outputs[0]])
+    local = [op for op in on_host(away) if op.attrs[ON_HOST] == GIVES]
+    assert len(local) == len(back) and all(op.control for op in local)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pipeline": tap.Pipeline(microbatches=2)},
+        {"pipeline": tap.Pipeline(2, 2)},
+        {"pipeline": tap.Pipeline(2, 2, "zb-h1")},
+        {"chunks": 2},
+        {"recompute": ["block_1"]},
+    ],
+    ids=str,
+)
+def test_activations_in_all_ways_to_run(options):
+    plain = kept("data parallel")[0]
+    run = trained(gpt, tokens(), [2], plain.start, {"offload": True, **options})
+    assert_same(run, plain)
+    assert any(op.type == "Identity" for op in on_host(run))
+
+
+@pytest.mark.slow
+def test_xla_compiles_around_activations():
+    def build() -> keras.Model:
+        model = gpt()
+        model.jit_compile = True
+        return model
+
+    plain = train(traced(build), tokens())
+    run = trained(build, tokens(), [2], plain.start, {"offload": BLOCKS})
+    assert_same(run, plain)
+    graph = run.executable().local.graph
+    assert any(op.attrs.get(MUST_COMPILE) for op in graph.ops)
+    assert [op for op in graph.ops if op.attrs.get(ON_HOST)]
+    assert not [o for body in graph.functions.values() for o in body.ops if o.attrs.get(ON_HOST)]
+
+
+@pytest.mark.slow
+def test_blocks_are_chosen_by_name(tmp_path):
+    def found(activations) -> Plan:
+        with tap.auto_parallel([2], planner=None, offload=tap.Offload(activations=activations)):
+            model = gpt()
+        model.fit(*tokens(8), batch_size=8, verbose=0)
+        return tap.plan_of(model)
+
+    plan = found(["block_1"])
+    assert plan.offloaded == Offloaded((), ("block_1",))
+    assert "backward pass: what 1 block (block_1) keep" in plan.summary()
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert not loaded.diff(plan) and loaded.offloaded == plan.offloaded
+    without = dataclasses.replace(plan, offloaded=Offloaded())
+    assert "activations of block_1: in host memory" in without.diff(plan)
+    with pytest.raises(SpecError, match=r"activations='layer_.' matches no block .* 'block_0'"):
+        found("layer_.")
+    wrong = dataclasses.replace(plan, offloaded=Offloaded((), ("layer_0",)))
+    with tap.auto_parallel([2], plan=wrong):
+        model = gpt()
+    with pytest.raises(PlanError, match="has in host memory what 'layer_0' keeps .* no such block"):
+        model.fit(*tokens(8), batch_size=8, verbose=0)
 
 
 # --- plans and what is asked ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Slots in host memory, where a plan does not fit else: what it saves and costs, when it is best."""
+"""Slots in host memory, where a plan does not fit else: what it saves, and what it costs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
 from tfpar.plans.offload import Offloaded
 from tfpar.propagation.prepared import PreparedGraph, prepare
-from tfpar.search.offload import offloaded, slots_of
+from tfpar.search.offload import slots_of, with_activations_offloaded, with_slots_offloaded
 from tfpar.search.recompute import recomputed
 
 
@@ -81,8 +81,14 @@ def offload_step(step: StepGraph, names: Offloaded, observe: Observer = unobserv
     """Have what is named of a simplified step lie in host memory, in place.
 
     Raises:
-        PlanError: an op needs a slot on the device.
+        PlanError: there is no such block, or an op needs a slot on the device.
     """
+    blocks, weights = names.activations, names.slots
+    if blocks:
+        step.rewrite(lambda graph: with_activations_offloaded(graph, blocks, step.gradients))
+    if weights:
+        step.rewrite(
+            lambda graph: with_slots_offloaded(graph, weights, slots_of(graph), step.gradients)
+        )
     if names:
-        step.rewrite(lambda graph: offloaded(graph, names, slots_of(graph), step.gradients))
         observe("offload", functools.partial(format_step, step))

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from tfpar.constraints.patterns import compile_pattern, some
 from tfpar.ir.graph import Gradient, Graph
+from tfpar.ir.passes.offload_activations import offload_activations
 from tfpar.ir.passes.offload_slots import offload_slots
+from tfpar.ir.roles import Roles
 from tfpar.plans import Offload, Offloaded
 from tfpar.propagation.prepared import prepare
 from tfpar.search.problem import Problem
-from tfpar.search.recompute import of_copy
+from tfpar.search.recompute import Blocks, of_copy
 from tfpar.spec import SpecError
 
 
@@ -28,7 +30,12 @@ def chosen(
     Raises:
         SpecError: a pattern that matches nothing.
     """
-    return Offloaded(_chosen_weights(asked.optimizer, with_slots(graph, state_ratio)))
+    slots = _chosen_weights(asked.optimizer, with_slots(graph, state_ratio))
+    if not asked.activations:
+        return Offloaded(slots)
+    blocks = Blocks.of(graph, gradients)
+    option = "offload=tap.Offload(activations="
+    return Offloaded(slots, blocks.chosen(asked.activations, option))
 
 
 def with_slots(graph: Graph, state_ratio: float | None) -> list[str]:
@@ -60,13 +67,10 @@ def slots_of(graph: Graph) -> dict[str, str]:
     return {slot.name: weight.name for slot, (weight, _) in prepare(graph).followed.items()}
 
 
-def offloaded(
-    graph: Graph,
-    names: Offloaded,
-    slots: Mapping[str, str],
-    gradients: Sequence[Gradient] = (),
+def with_slots_offloaded(
+    graph: Graph, weights: Sequence[str], slots: Mapping[str, str], gradients: Sequence[Gradient]
 ) -> Graph:
-    """A copy of `graph` of which what is named lies in host memory.
+    """A copy of `graph` in which the slots of these weights lie in host memory.
 
     Args:
         slots: `slots_of` the graph.
@@ -74,8 +78,22 @@ def offloaded(
     Raises:
         PlanError: an op needs a slot on the device.
     """
-    own = {slot: weight for slot, weight in slots.items() if weight in names.slots}
-    return offload_slots(graph, names.slots, own, gradients)
+    own = {slot: weight for slot, weight in slots.items() if weight in weights}
+    return offload_slots(graph, weights, own, gradients)
+
+
+def with_activations_offloaded(
+    graph: Graph, names: Sequence[str], gradients: Sequence[Gradient] = ()
+) -> Graph:
+    """A copy of `graph` that has in host memory what the blocks called so keep.
+
+    Raises:
+        PlanError: no such block.
+    """
+    told = "has in host memory what {} keeps for the backward pass"
+    blocks = Blocks.of(graph, gradients).named(names, told)
+    roles = Roles.of(graph, [t for g in gradients for t in g.tensors])
+    return offload_activations(graph, blocks, roles)
 
 
 def offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
@@ -88,8 +106,11 @@ def offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
 
 def _offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
     def graph() -> Graph:
-        slots = slots_of(problem.graph) if problem.state_ratio is None else {}
-        return offloaded(problem.graph, names, slots)
+        graph = problem.graph
+        if names.activations:
+            graph = with_activations_offloaded(graph, names.activations)
+        slots = slots_of(graph) if problem.state_ratio is None else {}
+        return with_slots_offloaded(graph, names.slots, slots, ())
 
     key = "offloaded", problem.graph, names
     return of_copy(problem, problem.of_graphs.get(key, graph))
