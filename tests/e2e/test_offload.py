@@ -399,15 +399,20 @@ def test_the_link_to_the_host_decides_whether_slots_leave_or_blocks_are_computed
 
     captured = Captured.of(adam, 8)
     ample = find_plan(captured.problem([1], machines(1e12, 1e13)), find_planner("tap"))
-    limit = 0.9 * ample.cost.memory_bytes
     assert not ample.offloaded and not ample.recompute
 
-    def found(bandwidth: float) -> Plan:
+    def found(part: float, bandwidth: float) -> Plan:
+        limit = part * ample.cost.memory_bytes
         plan = find_plan(captured.problem([1], machines(limit, bandwidth)), find_planner("tap"))
         assert plan.cost.memory_bytes <= limit
         return plan
 
-    quick, slow = found(1e13), found(1e6)
-    assert quick.offloaded.slots and not quick.recompute
+    quick, slow = found(0.9, 1e13), found(0.9, 1e6)
+    assert quick.offloaded.slots and not quick.offloaded.activations and not quick.recompute
     assert slow.recompute and not slow.offloaded
     assert ample.cost.seconds < quick.cost.seconds < slow.cost.seconds
+    quick, slow = found(0.6, 1e13), found(0.6, 1e6)
+    assert len(quick.offloaded.activations) == 4 and not quick.recompute
+    assert slow.recompute and not slow.offloaded
+    assert ample.cost.seconds < quick.cost.seconds < slow.cost.seconds
+    assert quick.cost.activation_bytes < 0.5 * ample.cost.activation_bytes

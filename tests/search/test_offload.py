@@ -15,7 +15,7 @@ from tfpar.search import within_memory
 from tfpar.search.as_planned import as_planned
 from tfpar.search.cache import problem_digest
 from tfpar.search.laid import price_whole
-from tfpar.search.offloaded_slots import with_offloaded_slots, with_slots_away
+from tfpar.search.offloaded_plans import with_offloaded_slots, with_slots_away
 from tfpar.search.slots import with_split_slots
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import PlanError, SpecError

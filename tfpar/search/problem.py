@@ -95,6 +95,11 @@ class Problem:
     known: Known = dataclasses.field(default_factory=Known, init=False)
 
     @property
+    def decides_offload(self) -> bool:
+        """Whether the planner may have something in host memory, which is not the devices'."""
+        return self.offload is None and not self.cluster.in_host_memory
+
+    @property
     def may_offload_slots(self) -> bool:
         """Whether the slots of some weights may lie in host memory, which is not the devices'."""
         asked = self.offload is None or bool(self.offload.optimizer)

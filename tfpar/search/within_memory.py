@@ -15,7 +15,7 @@ from tfpar.plans import Offloaded, Plan
 from tfpar.search.as_planned import as_kept
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.offload import chosen, offloaded_problem
-from tfpar.search.offloaded_slots import with_offloaded_slots
+from tfpar.search.offloaded_plans import with_offloaded_activations, with_offloaded_slots
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.recompute import Blocks, recomputed_problem
 from tfpar.search.slots import saved_by_split_slots, with_split_slots
@@ -36,7 +36,7 @@ def solve_within_memory(problem: Problem, planner: Planner) -> Plan:
     If the fastest plan of all does not fit into a device, it does perhaps with its optimizer slots
     split, which costs least (`slots`). Else, unless the user has said what is computed again, plans
     that store less are found, and plans that compute repeated blocks again, the one that saves most
-    first, each with its slots split, or in host memory (`offloaded_slots`), where that makes it
+    first, each with its slots split, or in host memory (`offloaded_plans`), where that makes it
     fit; of all these the fastest that fits is taken.
 
     Raises:
@@ -61,12 +61,15 @@ def _within_memory(problem: Problem, planner: Planner, away: Offloaded) -> Plan:
     split = fastest_with_split_slots(stored, planner)
     if split is not None and _fits(split, problem) and _is_near(split, fastest):
         return dataclasses.replace(split, offloaded=away)
-    *some, most = itertools.accumulate(_by_saving(problem), initial=())
+    sets = [*itertools.accumulate(_by_saving(problem), initial=())]
+    *some, most = sets
     plans: list[Plan] = []
     for names in some:
         if least_bytes(as_kept(problem, names, away)) <= HOPELESS * problem.memory_limit:
             plans += _solved(problem, planner, names, away)
     plans += _solved(problem, planner, most, away)
+    if problem.decides_offload:
+        plans += _with_activations_away(fastest, problem, sets[1:])
     best = _best(plans, problem)
     return dataclasses.replace(best, cut_short=best.cut_short or fastest.cut_short)
 
@@ -153,9 +156,26 @@ def _solved(
 
 def _with_slots_away(plan: Plan, problem: Problem) -> Plan | None:
     """`plan` with slots in host memory, split before: each rank then moves a part of them."""
-    if problem.offload is not None or not problem.may_offload_slots:
+    if not problem.decides_offload:
         return None  # nothing is priced in vain
     return with_offloaded_slots(with_split_slots(plan, problem) or plan, problem)
+
+
+def _with_activations_away(
+    plan: Plan, problem: Problem, choices: Sequence[tuple[str, ...]]
+) -> Iterator[Plan]:
+    """`plan` with what blocks keep in host memory, of as few of `choices` as it takes to fit, and
+    with slots there too if it is not enough."""
+    found = None
+    for blocks in choices:
+        found = with_offloaded_activations(plan, problem, blocks)
+        if found is not None and _fits(found, problem):
+            break
+    if found is not None:
+        yield found
+        more = None if _fits(found, problem) else _with_slots_away(found, problem)
+        if more is not None:
+            yield more
 
 
 def _kept_so(names: tuple[str, ...], away: Offloaded, offer: Offer) -> Offer:

@@ -17,7 +17,7 @@ from tfpar.cost.staged import StagedCost
 from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
 from tfpar.search.objective import UNCERTAINTY
-from tfpar.search.offloaded_slots import with_slots_away
+from tfpar.search.offloaded_plans import with_slots_away
 from tfpar.search.problem import Problem
 from tfpar.search.slots import split_slots
 from tfpar.search.so_far import SearchInterrupted

@@ -1,7 +1,9 @@
-"""Optimizer slots in the memory of hosts, where a plan does not fit (TAP §IV-H).
+"""Plans that have slots, or activations, in the memory of hosts, since they do not fit else (TAP
+§IV-H).
 
-Each byte of them crosses the link to the host twice a step. So the slots of no more weights are
-offloaded than it takes, the largest first: these save most for each copy that has to start.
+Each byte of a slot, or of an activation, crosses the link to the host twice a step. So the slots of
+no more weights are offloaded than it takes, the largest first: these save most for each copy that
+has to start. Nothing is searched anew: a found plan is priced with them there.
 """
 
 from __future__ import annotations
@@ -28,12 +30,26 @@ def with_offloaded_slots(plan: Plan, problem: Problem) -> Plan | None:
         return None
     found = None
     for names in _choices(plan, problem, problem.excess_in_parts(plan.cost)):
-        asked = _away(plan, names)
-        cost, laid = price_whole(asked, problem)
-        found = dataclasses.replace(asked, cost=cost).with_partitioned(laid)
-        if not problem.excess_in_parts(cost):
+        found = _priced(_away(plan, names), problem)
+        if not problem.excess_in_parts(found.cost):
             break
     return found
+
+
+def with_offloaded_activations(
+    plan: Plan, problem: Problem, blocks: tuple[str, ...]
+) -> Plan | None:
+    """`plan`, which has a cost, with what these blocks keep in host memory, as the whole of it
+    costs then; None if the user has decided."""
+    if plan.cost is None or not problem.decides_offload:
+        return None
+    offloaded = dataclasses.replace(plan.offloaded, activations=blocks)
+    return _priced(dataclasses.replace(plan, offloaded=offloaded), problem)
+
+
+def _priced(plan: Plan, problem: Problem) -> Plan:
+    cost, laid = price_whole(plan, problem)
+    return dataclasses.replace(plan, cost=cost).with_partitioned(laid)
 
 
 def with_slots_away(plan: Plan, problem: Problem) -> Plan | None:
@@ -64,7 +80,7 @@ def _slot_bytes(plan: Plan, problem: Problem) -> dict[str, float]:
     """By weight, the bytes of its slots that a rank stores and that the planner may have in host
     memory; of matrices and larger weights: those of vectors are less than it takes to start a copy.
     """
-    if problem.offload is not None or not problem.may_offload_slots:
+    if not problem.decides_offload:
         return {}
     ratio = problem.state_ratio
     having = {*slots_of(problem.graph).values()} if ratio is None else set(plan.variables)
