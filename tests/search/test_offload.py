@@ -9,7 +9,7 @@ import pytest
 
 from tests.search.test_slots import MACHINES, WHOLE, problem_of, weights_of
 from tests.search.test_slots import slots_of as split_slots_of
-from tfpar.ir.passes.offload_slots import IN_FLIGHT
+from tfpar.ir.traits import IN_FLIGHT
 from tfpar.plans import Offload, Offloaded, Plan
 from tfpar.search import within_memory
 from tfpar.search.as_planned import as_planned

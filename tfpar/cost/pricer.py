@@ -25,6 +25,7 @@ from tfpar.ir.traits import (
     BRANCHES,
     FREE,
     GIVES,
+    IN_FLIGHT,
     LOOPS,
     ON_HOST,
     READ_PART,
@@ -221,8 +222,11 @@ class Pricer:
         return shard_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
 
     def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
-        """Its part of what there is in memory of `tensor`, in bytes."""
-        return self.local_bytes(tensor, spec) / self.alike(spec)
+        """Its part of what there is in memory of `tensor`, in bytes; of what comes from the host,
+        with as much that is on its way."""
+        given = isinstance(tensor, Tensor) and tensor.op.attrs.get(ON_HOST) == GIVES
+        times = IN_FLIGHT if given else 1
+        return times * self.local_bytes(tensor, spec) / self.alike(spec)
 
     def stored_bytes(
         self,

@@ -7,7 +7,7 @@ its *state ratio*, bytes of slots per byte of weight.
 from __future__ import annotations
 
 from tfpar.cluster.description import Cluster
-from tfpar.ir.passes.offload_slots import IN_FLIGHT
+from tfpar.ir.traits import IN_FLIGHT
 
 # What an optimizer moves per byte of weight: Keras's go op by op, and each op reads and writes
 # whole arrays. Counted in their graphs: SGD 5, Adagrad 17, Lion 19, RMSprop 21, Adam 30, AdamW 37.

@@ -229,6 +229,10 @@ it `TAKES` what it reads from the device, or `GIVES` what it makes to the device
 
 TAKES, GIVES = b"takes", b"gives"
 
+IN_FLIGHT = 2
+"""How many weights have their slots on the device at the same time, or blocks what comes back of
+them: what one needs is used while that of the next is on its way."""
+
 # --- references and lists -------------------------------------------------------------------------
 
 REFERENCES = frozenset({"resource", "variant"})

@@ -97,8 +97,11 @@ def with_activations_offloaded(
 
 
 def offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
-    """The problem of planning the step so. It keeps its fingerprint: that of the step."""
-    if not names:
+    """The problem of planning the step so. It keeps its fingerprint: that of the step.
+
+    Where devices compute in the memory of their hosts, it is the same: nothing is saved or copied.
+    """
+    if not names or problem.cluster.in_host_memory:
         return problem
     again = problem.known.get(("offloaded", names), lambda: _offloaded_problem(problem, names))
     return again.asked_as(problem)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
-from tfpar.ir.passes.offload_slots import IN_FLIGHT
+from tfpar.ir.traits import IN_FLIGHT
 from tfpar.plans import Plan
 from tfpar.search.laid import price_whole
 from tfpar.search.offload import slots_of

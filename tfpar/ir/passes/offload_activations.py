@@ -55,7 +55,7 @@ def offload_activations(graph: Graph, blocks: Sequence[Collection[Op]], roles: R
         for root, views in block.tensors.items():
             down, back = _copies(root, after)
             added.setdefault(following[root.op], []).append(down)
-            late = added.setdefault(following[after], [])
+            late = added.setdefault(block.first, [])
             late.append(back)
             read = {root: back.outputs[0]}
             for view in views:

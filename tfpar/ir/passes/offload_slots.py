@@ -25,11 +25,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from tfpar.ir.graph import DType, Gradient, Graph, Op, Tensor, Variable
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.copy import copy_graph
-from tfpar.ir.traits import ASSIGNMENTS, GIVES, ON_HOST, REGIONS, TAKES, VARIABLE_READS
+from tfpar.ir.traits import ASSIGNMENTS, GIVES, IN_FLIGHT, ON_HOST, REGIONS, TAKES, VARIABLE_READS
 from tfpar.spec import PlanError
-
-IN_FLIGHT = 2
-"""Weights whose slots are on the device at the same time."""
 
 _SIMPLE = ASSIGNMENTS | {"ReadVariableOp", "VariableShape"}
 """Those that read or write a variable as a whole."""
