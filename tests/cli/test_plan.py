@@ -500,7 +500,7 @@ def test_an_estimate_says_whether_it_fits_and_how_fast(folder, capsys):
     assert tfpar(command) == 0
     out = capsys.readouterr().out
     assert re.search(r"Fits: .* of 29.81 GiB a device", out) and "samples/s" in out
-    assert tfpar(f"{command} --memory-limit 1kB") == 1
+    assert tfpar(f"{command} --memory-limit 0.1kB") == 1
     out = capsys.readouterr().out
     assert out.startswith("Does not fit: No plan fits into the memory of a device of 'v100-eth")
     assert tfpar(f"{command} --memory-limit lots") == 2

@@ -353,6 +353,8 @@ def test_a_plan_says_what_lies_in_host_memory(tmp_path):
     partitioned = found.partitioned
     assert sum(v.on_host for v in partitioned.graph.variables) == 4
     assert "Optimizer slots in host memory: those of 2 weights" in found.summary()
+    assert "slots lie in host memory between their uses" in found.explain("dense_0/kernel")
+    assert "in host memory" not in found.explain("dense_2/kernel")
     name = plan.offloaded.slots[0]
     without = dataclasses.replace(plan, offloaded=Offloaded())
     assert f"slots of {name}: in host memory" in without.diff(plan)
@@ -412,3 +414,6 @@ def test_the_link_to_the_host_decides_whether_slots_leave_or_blocks_are_computed
     assert slow.recompute and not slow.offloaded
     assert ample.cost.seconds < quick.cost.seconds < slow.cost.seconds
     assert quick.cost.activation_bytes < 0.5 * ample.cost.activation_bytes
+    problem = captured.problem([1], machines(0.6 * ample.cost.memory_bytes, 1e6))
+    never = find_plan(dataclasses.replace(problem, recompute=False), find_planner("tap"))
+    assert len(never.offloaded.activations) == 4 and not never.recompute

@@ -48,7 +48,11 @@ def solve_within_memory(problem: Problem, planner: Planner) -> Plan:
         away = chosen(problem.offload, problem.graph, state_ratio=problem.state_ratio)
     if problem.recompute is not None:
         names = Blocks.of(problem.graph).chosen(problem.recompute)
-        return _best([*_solved(problem, planner, names, away)], problem)
+        plans = [*_solved(problem, planner, names, away)]
+        if not names and problem.decides_offload and not any(_fits(p, problem) for p in plans):
+            sets = [*itertools.accumulate(_by_saving(problem), initial=())]
+            plans += _with_activations_away(fastest_plan(problem, planner), problem, sets[1:])
+        return _best(plans, problem)
     return _within_memory(problem, planner, away)
 
 
