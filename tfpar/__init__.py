@@ -31,6 +31,7 @@ _EXPORTS = {
     "Options": "tfpar.options",
     "Pipeline": "tfpar.pipeline",
     "Schedule": "tfpar.pipeline",
+    "Offload": "tfpar.plans",
     "Plan": "tfpar.plans",
     "batch": "tfpar.constraints",
     "from_layout_map": "tfpar.constraints",
@@ -67,6 +68,7 @@ __all__ = [
     "Level",
     "Mesh",
     "Node",
+    "Offload",
     "Options",
     "Partial",
     "Pipeline",
@@ -112,7 +114,7 @@ if TYPE_CHECKING:
     from tfpar.keras.data import shard_data
     from tfpar.options import Options
     from tfpar.pipeline import Pipeline, Schedule
-    from tfpar.plans import Plan
+    from tfpar.plans import Offload, Plan
     from tfpar.rules import make_rule, register_rule
     from tfpar.search.objective import Trials
     from tfpar.search.so_far import SearchInterrupted

@@ -253,6 +253,7 @@ def plan(
         constraints_on(captured, session),
         compression=settings.compression,
         recompute=settings.recompute,
+        offload=settings.offload,
         pipeline=settings.given_pipeline,
         budget=settings.budget,
     )

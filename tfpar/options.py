@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
-from tfpar.plans import Plan
+from tfpar.plans import Offload, Plan
 from tfpar.search.objective import Trials
 from tfpar.search.problem import Planner
 from tfpar.settings import ConstraintsLike, MeshLike, Settings
@@ -62,6 +62,11 @@ class Options:
             enters a block is stored); a sequence of regular expressions, those of the blocks whose
             names (the paths of their weights) or scopes, or their ends, match; False, none. By
             default the planner decides: none, unless the fastest plan does not fit without.
+        offload: what lies in the memory of a rank's host while it is not used, so that a device
+            stores less: a `tap.Offload`, which names weights, whose optimizer slots do, and blocks,
+            of which that does what they keep for the backward pass; True, all of both; False,
+            nothing. By default the planner decides: nothing, unless the fastest plan does not fit
+            without. On CPUs, which compute in the memory of the host, nothing is gained.
         chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
             the other: while one is summed over ranks, the next is computed. Results do not
             depend on it. By default what the plan says: what costs least.
@@ -101,6 +106,7 @@ class Options:
     strict: bool = False
     compression: str | None = None
     recompute: bool | str | Sequence[str] | None = None
+    offload: Offload | bool | None = None
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
     early_collectives: bool | None = None
@@ -121,6 +127,7 @@ class PlanKeywords(TypedDict, total=False):
     memory_limit: float | str | None
     compression: str | None
     recompute: bool | str | Sequence[str] | None
+    offload: Offload | bool | None
     pipeline: Pipeline | Literal["auto"] | None
 
 

@@ -26,7 +26,7 @@ from tfpar.pipeline import Pipeline
 from tfpar.planning_found import Interrupted, find_plan, until_interrupted
 from tfpar.planning_priced import cost_on_one_device, with_shares
 from tfpar.planning_stages import plan_in_stages
-from tfpar.plans import Plan
+from tfpar.plans import Offload, Plan
 from tfpar.report.memory import check_room
 from tfpar.report.progress import QUIET, Reporter
 from tfpar.search.cache import PlanCache
@@ -55,7 +55,7 @@ class Request:
         cluster: the machines of all ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
-        recompute: see `search.problem.Problem`.
+        recompute, offload: see `search.problem.Problem`.
         pipeline: the stages and microbatches of a training step; None: one of each.
         budget: what each search may take.
         owners: the stages that variables of the pipeline lie in already, by name.
@@ -71,6 +71,7 @@ class Request:
     base: Plan | None = None
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
+    offload: Offload | None = None
     pipeline: Pipeline | None = None
     budget: Budget = Budget()
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -190,6 +191,7 @@ def _free_problem(
         state_ratio=state_ratio if step.gradients else None,
         compression=request.compression,
         recompute=False if part else request.recompute,
+        offload=Offload() if part else request.offload,
         budget=request.budget,
         progress=request.report.priced,
     )
@@ -301,7 +303,7 @@ class StepSearch:
         """
         problem, devices = self._problem(request), request.cluster.devices[: request.mesh.size]
         limits = [device.memory_bytes for device in devices]
-        check_room(problem.graph.variables, problem.state_ratio, limits, request.cluster.name)
+        check_room(problem.graph.variables, problem.least_state_ratio, limits, request.cluster.name)
 
     def restaged(self, plan: Plan, request: Request) -> Plan:
         """A plan that has stages with those of the request's pipeline, not priced yet.

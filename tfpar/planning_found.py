@@ -124,7 +124,7 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
     solve_any = functools.partial(_best, planner=planner)
     sets, size = problem.sets_of_ranks, problem.meshes[0].mesh.size
     limits = [problem.memory_limit / sets] * (sets * size)
-    check_room(problem.graph.variables, problem.state_ratio, limits, problem.cluster.name)
+    check_room(problem.graph.variables, problem.least_state_ratio, limits, problem.cluster.name)
     try:
         plan = solve_any(problem)
         if problem.excess(plan.cost):

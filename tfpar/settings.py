@@ -23,7 +23,7 @@ from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.plans import Plan
+from tfpar.plans import Offload, Plan
 from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.auto import AutoPlanner
 from tfpar.search.cache import PlanCache
@@ -69,6 +69,7 @@ class Settings:
     strict: bool = False
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
+    offload: Offload | None = None
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
     early_collectives: bool | None = None
@@ -98,6 +99,7 @@ class Settings:
             strict=flag("strict", options.strict),
             compression=optional(_carried_as, "compression", options.compression),
             recompute=optional(_recompute, "recompute", options.recompute),
+            offload=optional(_offload, "offload", options.offload),
             chunks=optional(_chunks, "chunks", options.chunks),
             pipeline=optional(_pipeline, "pipeline", options.pipeline),
             early_collectives=optional(flag, "early_collectives", options.early_collectives),
@@ -117,6 +119,8 @@ class Settings:
             raise ArgumentError(
                 "Give a plan or recompute, not both: a plan holds what it recomputes."
             )
+        if settings.plan is not None and settings.offload is not None:
+            raise ArgumentError("Give a plan or offload, not both: a plan holds what it offloads.")
         plan = settings.plan
         if settings.trials is not None and (plan is not None or planner is None):
             raise ArgumentError(
@@ -290,3 +294,16 @@ def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
     for pattern in patterns:
         check_pattern(f"{name}={pattern!r}", pattern)
     return patterns
+
+
+def _offload(name: str, value: Any) -> Offload:
+    """What to offload, as a value that can be compared."""
+    if isinstance(value, bool | np.bool_):
+        return Offload(bool(value), bool(value))
+    if not isinstance(value, Offload):
+        raise refused(name, value, "True, False, or a tap.Offload, which names weights and blocks")
+    for field in dataclasses.fields(value):
+        patterns = getattr(value, field.name)
+        for pattern in () if isinstance(patterns, bool) else patterns:
+            check_pattern(f"{name}=tap.Offload({field.name}={pattern!r})", pattern)
+    return value

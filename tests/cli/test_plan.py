@@ -439,6 +439,16 @@ def test_what_is_computed_again_can_be_said(folder, capsys):
     assert "recompute='['" in capsys.readouterr().err
 
 
+def test_what_lies_in_host_memory_can_be_said(folder, capsys):
+    command = "plan train.py:both --mesh 2 --cluster v100-ethernet -o plan.json"
+    for offload, has_slots in (("none", 0), ("optimizer", 1), ("activations", 0), ("all", 1)):
+        assert tfpar(f"{command} --offload {offload}") == 0, offload
+        assert bool(Plan.load("plan.json").offloaded.slots) == has_slots, offload
+    with pytest.raises(SystemExit):
+        tfpar(f"{command} --offload slots")
+    assert "invalid choice: 'slots'" in capsys.readouterr().err
+
+
 def test_a_pipeline_can_be_asked_for(folder, capsys):
     command = "plan train.py:both --mesh 2 --cluster v100-ethernet"
     assert tfpar(f"{command} -o plan.json --microbatches 2") == 0
@@ -490,7 +500,7 @@ def test_an_estimate_says_whether_it_fits_and_how_fast(folder, capsys):
     assert tfpar(command) == 0
     out = capsys.readouterr().out
     assert re.search(r"Fits: .* of 29.81 GiB a device", out) and "samples/s" in out
-    assert tfpar(f"{command} --memory-limit 1kB") == 1
+    assert tfpar(f"{command} --memory-limit 0.1kB") == 1
     out = capsys.readouterr().out
     assert out.startswith("Does not fit: No plan fits into the memory of a device of 'v100-eth")
     assert tfpar(f"{command} --memory-limit lots") == 2

@@ -32,6 +32,7 @@ WITH_CODE = {
     "docs/howto/add_cost_term.md",
     "docs/howto/add_backend.md",
     "docs/howto/analyse_a_plan.md",
+    "docs/howto/fit_a_larger_model.md",
     "docs/howto/plan_without_devices.md",
     "docs/howto/shard_in_two_dimensions.md",
     "docs/howto/calibrate.md",
@@ -45,6 +46,7 @@ WITH_CODE = {
 SLOW = {
     "README.md",
     "docs/concepts.md",
+    "docs/howto/fit_a_larger_model.md",
     "docs/getting_started.md",
     "docs/howto/add_planner.md",
     "docs/howto/analyse_a_plan.md",

@@ -78,6 +78,7 @@ def test_what_devices_have_no_room_for_is_not_searched(model):
                 memory_limit="50 kB",
                 planner=Searching(),
                 pipeline=pipeline,
+                offload=False,
             )
     assert not searched
     needed = sum(w.numpy().nbytes for w in model().trainable_weights) * 3 / 4  # two slots of Adam

@@ -17,7 +17,7 @@ from tfpar.cluster.named import find_cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.staged import StagedCost, StageShare
 from tfpar.pipeline.generators import generate
-from tfpar.plans import Alternative, Plan, PlannedStages, PlannedVariable
+from tfpar.plans import Alternative, Offloaded, Plan, PlannedStages, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.spec import Mesh, PlanError, TfparError, parse_spec
 
@@ -64,6 +64,7 @@ def planned() -> Plan:
             1e-5,
         ),
         recompute=("block",),
+        offloaded=Offloaded(("m/a/kernel",), ("block",)),
         chunks=2,
         ops={"m/a/MatMul": OpPlan((whole, laid), (laid,), (whole,))},
     )
@@ -71,7 +72,8 @@ def planned() -> Plan:
 
 def cluster() -> tap.Cluster:
     """A cluster with something in every field."""
-    fast = tap.Device({"float32": 1e13, "float16": 2e13}, 16e9, 5e11, 4e-6, 100.0, "gpu", 1e9)
+    rates = {"float32": 1e13, "float16": 2e13}
+    fast = tap.Device(rates, 16e9, 5e11, 4e-6, 100.0, "gpu", 1e9, 2e10, 2e-5)
     inside = (tap.Level(4, 1e10, 1e-6, "ring", 1e9, "nv"),)
     nodes = (tap.Node(fast, inside, 2, 1e9), tap.Node(tap.Device({"float32": 1e13}, 8e9, 5e11)))
     return tap.Cluster(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from tfpar.cluster.description import HOST_BANDWIDTH
+
 Tell = Callable[[str], object]
 """Is told what is measured next."""
 
@@ -57,9 +59,11 @@ class Machine:
         name: of a device.
         memory_bytes: of a device.
         one_memory: see `Cluster`.
+        host_bandwidth: see `Device`.
     """
 
     nodes: int
     name: str
     memory_bytes: float
     one_memory: bool = False
+    host_bandwidth: float = HOST_BANDWIDTH

@@ -87,10 +87,12 @@ def _machine(mesh: Mesh, ranks: Ranks) -> Machine:
     detected = detect_cluster(Mesh.of([1, mesh.size])).device
     if ranks.world is None:
         one_memory = len(set(map(memory_of, ranks.devices))) == 1
-        return Machine(1, detected.name, detected.memory_bytes, one_memory)
-    job = ranks.world.job
-    even = job.nodes * job.local_size == mesh.size
-    return Machine(job.nodes if even else 1, detected.name, detected.memory_bytes)
+        nodes = 1
+    else:
+        job, one_memory = ranks.world.job, False
+        nodes = job.nodes if job.nodes * job.local_size == mesh.size else 1
+    link = detected.host_bandwidth
+    return Machine(nodes, detected.name, detected.memory_bytes, one_memory, link)
 
 
 @contextlib.contextmanager

@@ -100,7 +100,14 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> De
         sizes.elements[0] / max(seconds - launch_s, 1e-9) for seconds in times["exponentials"]
     )
     return Device(
-        flops, machine.memory_bytes, bandwidth, launch_s, half_size, machine.name, functions
+        flops,
+        machine.memory_bytes,
+        bandwidth,
+        launch_s,
+        half_size,
+        machine.name,
+        functions,
+        machine.host_bandwidth,
     )
 
 

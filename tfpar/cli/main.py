@@ -147,6 +147,12 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
         help="what to compute again in the backward pass: all (blocks that repeat), none, or a "
         "regular expression, which may be given several times (default: what memory asks for)",
     )
+    parser.add_argument(
+        "--offload",
+        choices=("all", "none", "optimizer", "activations"),
+        help="what lies in host memory between its uses: optimizer slots, what blocks that repeat "
+        "keep for the backward pass, both, or nothing (default: what memory asks for)",
+    )
     add_pipeline(parser)
     parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
 

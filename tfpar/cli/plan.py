@@ -18,7 +18,7 @@ from tfpar.cli.script import call, scripts
 from tfpar.keras import adapter
 from tfpar.options import Options
 from tfpar.pipeline import AUTO, Pipeline
-from tfpar.plans import Plan
+from tfpar.plans import Offload, Plan
 from tfpar.runtime.detect import machines_for
 from tfpar.search.planners import budget_for, find_planner
 from tfpar.session import Session
@@ -128,6 +128,7 @@ def _plan(
                 plan_cache=plan_cache,
                 memory_limit=options.memory_limit,
                 recompute=_recompute(options.recompute),
+                offload=_offload(options.offload),
                 level=options.level,
                 search_seconds=options.search_seconds,
                 pipeline=pipeline,
@@ -139,6 +140,13 @@ def _recompute(given: list[str] | None) -> bool | list[str] | None:
     if given in (["all"], ["none"]):
         return given == ["all"]
     return given
+
+
+def _offload(given: str | None) -> Offload | bool | None:
+    """What `--offload` asks for, as of `auto_parallel`."""
+    if given in ("all", "none"):
+        return given == "all"
+    return Offload(**{given: True}) if given else None
 
 
 def _model_and_batch(target: str, made: Any) -> tuple[keras.Model, Any]:

@@ -141,6 +141,8 @@ DEVICE: Mapping[str, Reader] = {
     "half_size": finite,
     "name": _name,
     "functions_per_s": _MAYBE_RATE,
+    "host_bandwidth": functools.partial(number, above=0),
+    "host_latency_s": finite,
 }
 LEVEL: Mapping[str, Reader] = {
     "count": _count,

@@ -18,6 +18,16 @@ from tfpar.cluster import check
 from tfpar.spec import Mesh, TfparError
 from tfpar.spec.arguments import integer, refused
 
+HOST_BANDWIDTH = 12e9
+"""Bytes/s each way between a device and its host, where nothing is said: PCIe 3.0 with 16 lanes.
+
+PCI-SIG gives 15.75, 31.5 and 63 GB/s for versions 3, 4 and 5 (8, 16 and 32 GT/s a lane, 128b/130b
+code); three quarters of that are what long copies of pinned memory reach.
+"""
+
+HOST_LATENCY_S = 10e-6
+"""Seconds until such a copy starts (a guess: a launch and an event on two streams)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:
@@ -31,6 +41,9 @@ class Device:
         half_size: length of a matrix's side at which a product reaches half of `flops`.
         functions_per_s: exponentials, logarithms and the like a second; None: as many as memory
             feeds (so on GPUs).
+        host_bandwidth: bytes/s each way between its memory and that of its host; `inf` where these
+            are one memory, as a CPU's.
+        host_latency_s: seconds until a copy between them starts.
     """
 
     flops: Mapping[str, float]
@@ -40,6 +53,8 @@ class Device:
     half_size: float = 0.0
     name: str = ""
     functions_per_s: float | None = None
+    host_bandwidth: float = HOST_BANDWIDTH
+    host_latency_s: float = HOST_LATENCY_S
 
     def __post_init__(self) -> None:
         check.settle(self, check.DEVICE)
@@ -69,6 +84,8 @@ def slowest_of(devices: Sequence[Device]) -> Device:
         half_size=max(d.half_size for d in devices),
         name="the slowest of " + ", ".join(dict.fromkeys(d.name for d in devices)),
         functions_per_s=min(functions, default=None),
+        host_bandwidth=min(d.host_bandwidth for d in devices),
+        host_latency_s=max(d.host_latency_s for d in devices),
     )
 
 
@@ -296,6 +313,11 @@ class Cluster:
         """What a step that gives all ranks the same work waits for: the least of each rate."""
         return slowest_of(self._kinds_of_devices())
 
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether devices compute in the memory of their hosts: what is offloaded saves nothing."""
+        return self.one_memory or math.isinf(self.device.host_bandwidth)
+
     def at_pace_of(self, ranks: Iterable[int]) -> Cluster:
         """The cluster as if all its devices were as the slowest of these ranks; links are kept."""
         device = slowest_of([self.devices[rank] for rank in ranks])
@@ -343,14 +365,22 @@ class Cluster:
     def fingerprint(self) -> str:
         """A hash of everything that a cost depends on (not the names)."""
         fields = dataclasses.asdict(self)
-        # The same as before there were parts, and entries of one group, for plans that are saved.
+        # The same as before there were parts, entries of one group, and links to hosts, for plans
+        # that are saved.
         if self.ranks is None:
             del fields["ranks"]
         for entry in fields["measured"]:
             if not entry["group"]:
                 del entry["group"]
+        for node in fields["nodes"]:
+            for name, default in _OF_HOSTS.items():
+                if node["device"][name] == default:
+                    del node["device"][name]
         text = json.dumps(_without_names(fields), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+_OF_HOSTS = {"host_bandwidth": HOST_BANDWIDTH, "host_latency_s": HOST_LATENCY_S}
 
 
 def _without_names(value: Any) -> Any:

@@ -50,6 +50,8 @@ _DEVICE = {
     "launch": ("launch_s", "seconds"),
     "half_size": ("half_size", _NUMBER),
     "functions_per_s": ("functions_per_s", _NUMBER),
+    "host_bandwidth": ("host_bandwidth", "bytes/s"),
+    "host_latency": ("host_latency_s", "seconds"),
     "name": ("name", _TEXT),
 }
 _LEVEL = {

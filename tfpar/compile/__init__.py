@@ -5,19 +5,21 @@ The passes, in their order; each leaves a graph that can be printed (`tfpar.ir.t
 1. inline calls, split bundles, trim, predicate branches, fold constants, split block sums: the
    step as it is planned (`simplify_step`);
 2. recompute: what the plan computes again is cloned into the backward pass (`recompute_step`);
-3. propagate: a spec for every tensor, and the reshards; rewrite: local shapes, and collectives as
+3. offload: what the plan has in host memory is read and written there (`offload_step`);
+4. propagate: a spec for every tensor, and the reshards; rewrite: local shapes, and collectives as
    ops; early collectives, pack collectives: when they start, and how few (`compile_step`).
 
 Planning happens between the first and the second.
 """
 
 from tfpar.compile.lower import CompiledStep, CompileOptions, compile_step
-from tfpar.compile.simplify import prepare_step, recompute_step, simplify_step
+from tfpar.compile.simplify import offload_step, prepare_step, recompute_step, simplify_step
 
 __all__ = [
     "CompileOptions",
     "CompiledStep",
     "compile_step",
+    "offload_step",
     "prepare_step",
     "recompute_step",
     "simplify_step",

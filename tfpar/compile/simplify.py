@@ -16,7 +16,9 @@ from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
+from tfpar.plans.offload import Offloaded
 from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.search.offload import slots_of, with_activations_offloaded, with_slots_offloaded
 from tfpar.search.recompute import recomputed
 
 
@@ -73,3 +75,20 @@ def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = u
     if blocks:
         step.rewrite(lambda graph: recomputed(graph, blocks, step.gradients))
         observe("recompute", functools.partial(format_step, step))
+
+
+def offload_step(step: StepGraph, names: Offloaded, observe: Observer = unobserved) -> None:
+    """Have what is named of a simplified step lie in host memory, in place.
+
+    Raises:
+        PlanError: there is no such block, or an op needs a slot on the device.
+    """
+    blocks, weights = names.activations, names.slots
+    if blocks:
+        step.rewrite(lambda graph: with_activations_offloaded(graph, blocks, step.gradients))
+    if weights:
+        step.rewrite(
+            lambda graph: with_slots_offloaded(graph, weights, slots_of(graph), step.gradients)
+        )
+    if names:
+        observe("offload", functools.partial(format_step, step))

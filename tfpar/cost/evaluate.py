@@ -11,7 +11,7 @@ from collections.abc import Container
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.memory import live_peak
-from tfpar.cost.pricer import Pricer
+from tfpar.cost.pricer import Pricer, Stored
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import Roles
@@ -55,13 +55,10 @@ def terms_of(
     for reshard in partitioned.reshards:
         if part is None or reshard.tensor.op in part:
             pricer.add_reshard(terms, reshard)
-    updated = 0.0
+    total = Stored()
     for variable, spec in partitioned.variable_specs.items():
         if part is None or variable.handle.op in part:
             slots = partitioned.slots_spec(variable)
-            stored = pricer.stored_bytes(variable, spec, state_ratio, slots)
-            terms.weight_bytes += stored.weight
-            terms.state_bytes += stored.state
-            updated += stored.updated
-    pricer.add_update(terms, updated, state_ratio)
+            total = total.plus(pricer.stored_bytes(variable, spec, state_ratio, slots))
+    pricer.add_variables(terms, total, state_ratio)
     return terms

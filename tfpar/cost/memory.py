@@ -11,7 +11,8 @@ Ops run in the order of the graph. A tensor is stored from the op that makes it 
 reads it, once for each spec that it is read in: it is resharded as soon as it is there. Views share
 the memory of what they view, an elementwise op writes over an input that nobody reads after it, and
 a collective has its operand and its result at the same time. Variables are counted elsewhere
-(`Pricer.stored_bytes`), but what is gathered of them is counted here.
+(`Pricer.stored_bytes`), but what is gathered of them is counted here. What an op on the host takes
+is no longer stored; what it gives is, from then on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ from tfpar.cost.pricer import Pricer
 from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
-from tfpar.ir.traits import CONSTANTS, SIZES, VARIABLE_READS, VIEWS, WHOLE_UPDATES, given, given_at
+from tfpar.ir.traits import (
+    CONSTANTS,
+    GIVES,
+    ON_HOST,
+    SIZES,
+    VARIABLE_READS,
+    VIEWS,
+    WHOLE_UPDATES,
+    given,
+    given_at,
+)
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.spec import Spec
 
@@ -182,7 +193,8 @@ def live_peak(
             variable = handles[op.inputs[0]]
             laid = partitioned.slots_spec(variable) or partitioned.variable_specs[variable]
             size = pricer.stored(variable, laid)
-            passing[op] = size * temporaries(variable.trainable, state_ratio)
+            away = pricer.is_away(variable)
+            passing[op] = size * temporaries(variable.trainable, state_ratio, away)
     most = peak(partitioned, pricer.stored, roles.times, passing, show, roles.phase)
     return dataclasses.replace(most, num_bytes=most.num_bytes + packed)
 
@@ -294,6 +306,8 @@ class Lives:
         kept = self.partitioned.specs.get(tensor)
         if tensor.dtype == "resource" or op.type in SIZES or op.type in CONSTANTS:
             return None
+        if ON_HOST in op.attrs:
+            return (tensor, spec) if op.attrs[ON_HOST] == GIVES else None
         if op.type in VARIABLE_READS and spec == kept:
             return None
         decision = self.partitioned.decisions.get(op)

@@ -20,7 +20,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.parts import PartPricer, moved_between_ranks
 from tfpar.cost.runs import runs_in_parts
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles, When
-from tfpar.ir.traits import FREE
+from tfpar.ir.traits import is_free
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.spec import Mesh
@@ -88,7 +88,7 @@ def part_seconds(
     pricer = PartPricer(laid.mesh, cluster, roles)
     for op, decision in laid.decisions.items():
         phase = roles.phase[op]
-        if phase in (FORWARD, BACKWARD) and op.type not in FREE:
+        if phase in (FORWARD, BACKWARD) and not is_free(op):
             each = runs_in_parts(decision) or op in statistics.each
             times = roles.times.get(op, 1) * (parts if each else 1)
             compute[phase] += times * pricer.op_seconds(op, rules[op], decision)

@@ -21,7 +21,17 @@ from tfpar.cost.update import update_seconds
 from tfpar.cost.work import efficiency, flops, functions, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
-from tfpar.ir.traits import BRANCHES, FREE, LOOPS, READ_PART, WHOLE_UPDATES
+from tfpar.ir.traits import (
+    BRANCHES,
+    FREE,
+    GIVES,
+    IN_FLIGHT,
+    LOOPS,
+    ON_HOST,
+    READ_PART,
+    WHOLE_UPDATES,
+    is_free,
+)
 from tfpar.propagation.communication import Communication
 from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
 from tfpar.rules.rule import OpRule
@@ -35,11 +45,22 @@ class Stored(NamedTuple):
         weight: of a weight.
         state: of its slots, or of other state.
         updated: of the part of the weight that the rank updates.
+        copies_s: seconds in which slots that lie in host memory come from there and go back, where
+            the graph holds only a stand-in for the update.
     """
 
-    weight: float
-    state: float
-    updated: float
+    weight: float = 0.0
+    state: float = 0.0
+    updated: float = 0.0
+    copies_s: float = 0.0
+
+    def plus(self, other: Stored) -> Stored:
+        """Of both."""
+        return Stored(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def minus(self, other: Stored) -> Stored:
+        """Of this one without the other."""
+        return Stored(*(one - less for one, less in zip(self, other, strict=True)))
 
 
 class Pricer:
@@ -54,7 +75,7 @@ class Pricer:
         self.cluster = cluster
         self.roles = roles
         self.trains = BACKWARD in roles.phase.values()
-        self._op_seconds: dict[tuple[OpRule, Decision], float] = {}
+        self._op_seconds: dict[tuple[OpRule, Decision, bool], float] = {}
 
     def zero(self) -> Terms:
         """Terms that are all 0."""
@@ -63,8 +84,8 @@ class Pricer:
     def add_op(self, terms: Terms, op: Op, rule: OpRule, decision: Decision) -> None:
         """Add what `op` takes when it runs as `decision`."""
         times = self.roles.times.get(op, 1)
-        if op.type not in FREE:
-            key = (rule, decision)
+        if not is_free(op):
+            key = (rule, decision, ON_HOST in op.attrs)
             seconds = self._op_seconds.get(key)
             if seconds is None:
                 seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
@@ -72,7 +93,7 @@ class Pricer:
         for moved in decision.communications(op):
             self.add_communication(terms, moved)
         for tensor, spec in zip(op.outputs, decision.strategy.out_specs, strict=True):
-            if tensor in self.roles.activations and op.type not in FREE:
+            if tensor in self.roles.activations and not is_free(op):
                 terms.activation_bytes += times * self.stored(tensor, spec)
 
     def add_ops(
@@ -104,16 +125,18 @@ class Pricer:
         else:
             terms.pack(when, moved.kind, moved.axes, times * moved.num_bytes)
 
-    def add_update(self, terms: Terms, updated_bytes: float, state_ratio: float | None) -> None:
-        """Add the update of weights, where the graph holds only stand-ins for it.
+    def add_variables(self, terms: Terms, stored: Stored, state_ratio: float | None) -> None:
+        """Add what a rank stores of variables, and their update where the graph holds only
+        stand-ins for it.
 
         Args:
-            updated_bytes: of what a rank updates of weights.
             state_ratio: bytes of slots per byte of weight; None where the graph holds the update.
         """
+        terms.weight_bytes += stored.weight
+        terms.state_bytes += stored.state
         if state_ratio is not None:
-            seconds = update_seconds(updated_bytes, state_ratio, self.cluster)
-            terms.compute[UPDATE] += seconds
+            seconds = update_seconds(stored.updated, state_ratio, self.cluster)
+            terms.compute[UPDATE] += seconds + stored.copies_s
 
     def seconds(self, moved: Communication) -> float:
         """What a collective takes by itself."""
@@ -128,6 +151,8 @@ class Pricer:
         inner = [sum(self._body_seconds(body)) for body in self._inner(decision)]
         if inner:
             return max(inner) if op.type in BRANCHES else trips(op) * sum(inner)
+        if ON_HOST in op.attrs:
+            return self._copy_seconds(op, decision)
         if op.type in FREE:
             return 0.0
         parts, sizes = 1.0, list(rule.sizes)
@@ -153,6 +178,27 @@ class Pricer:
         seconds = max(arithmetic, moved / device.memory_bandwidth)
         return device.launch_s + seconds / self.alike(*strategy.in_specs, *strategy.out_specs)
 
+    def _copy_seconds(self, op: Op, decision: Decision) -> float:
+        """Seconds in which what an op on the host gives or takes crosses the link. Nothing is
+        hidden: the device is taken to wait."""
+        strategy = decision.strategy
+        crossing = [*zip(op.inputs, strategy.in_specs, strict=True)]
+        if op.attrs[ON_HOST] == GIVES:
+            crossing = [*zip(op.outputs, strategy.out_specs, strict=True)]
+        sizes = [self.local_bytes(t, spec) for t, spec in crossing if t.dtype != "resource"]
+        return self.host_seconds(sum(sizes), len(sizes))
+
+    def host_seconds(self, num_bytes: float, copies: float) -> float:
+        """Seconds in which some copies cross the link to the host, one way."""
+        device = self.cluster.device
+        if self.cluster.in_host_memory:
+            return 0.0
+        return copies * device.host_latency_s + num_bytes / device.host_bandwidth
+
+    def is_away(self, variable: Variable) -> bool:
+        """Whether a slot, or the slots of a weight, lie in memory that is not the device's."""
+        return variable.offloaded and not self.cluster.in_host_memory
+
     def alike(self, *specs: Spec) -> int:
         """How many ranks store or compute the same together, as they have one memory."""
         if not self.cluster.one_memory:
@@ -176,8 +222,11 @@ class Pricer:
         return shard_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
 
     def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
-        """Its part of what there is in memory of `tensor`, in bytes."""
-        return self.local_bytes(tensor, spec) / self.alike(spec)
+        """Its part of what there is in memory of `tensor`, in bytes; of what comes from the host,
+        with as much that is on its way."""
+        given = isinstance(tensor, Tensor) and tensor.op.attrs.get(ON_HOST) == GIVES
+        times = IN_FLIGHT if given else 1
+        return times * self.local_bytes(tensor, spec) / self.alike(spec)
 
     def stored_bytes(
         self,
@@ -194,9 +243,13 @@ class Pricer:
         times = self.roles.times.get(variable.handle.op, 1)
         size = times * self.stored(variable, spec)
         if not variable.trainable:
-            return Stored(0.0, size, 0.0)
+            return Stored(state=0.0 if self.is_away(variable) else size)
         updated = size if slots is None else times * self.stored(variable, slots)
-        return Stored(size, updated * (state_ratio or 0.0), updated)
+        ratio = state_ratio or 0.0
+        if not self.is_away(variable):
+            return Stored(size, updated * ratio, updated)
+        copies = 2 * math.ceil(ratio) * times  # each slot comes and goes
+        return Stored(size, 0.0, updated, self.host_seconds(2 * updated * ratio, copies))
 
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
         if decision.expansion is not None:

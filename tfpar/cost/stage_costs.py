@@ -24,7 +24,7 @@ from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.terms import Terms
 from tfpar.cost.update import update_seconds
 from tfpar.ir.roles import When
-from tfpar.ir.traits import FREE
+from tfpar.ir.traits import is_free
 from tfpar.propagation.communication import Communication
 
 
@@ -129,13 +129,15 @@ def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> Stag
     for kind in ORDER:
         for op in step.ops(memory.stage, (kind,)):
             decision = step.laid.decisions.get(op)
-            if decision is not None and op.type not in FREE:
+            if decision is not None and not is_free(op):
                 rule = step.laid.prepared.rules[op]
                 seconds = found.pricer.op_seconds(op, rule, decision)
                 compute[kind] += step.roles.times.get(op, 1) * seconds
-    weights, state, updated = memory.variables()
+    stored = memory.variables()
+    weights, state = stored.weight, stored.state
     if step.state_ratio is not None:
-        compute["U"] += update_seconds(updated, step.state_ratio, cluster)
+        compute["U"] += update_seconds(stored.updated, step.state_ratio, cluster)
+        compute["U"] += stored.copies_s
     packed = best_buckets(found.terms, 0.0, found.mesh, cluster)
     waiting = dict(found.waiting)
     waiting["U"] += packed.after_s

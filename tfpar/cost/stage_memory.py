@@ -76,14 +76,13 @@ class StageMemory:
 
     def variables(self) -> Stored:
         """Of all variables."""
-        weights = state = updated = 0.0
+        total = Stored()
         for variable, spec in self.step.laid.variable_specs.items():
             if self.step.stage[variable.handle.op] == self.stage:
                 slots = self.step.laid.slots_spec(variable)
-                found = self.pricer.stored_bytes(variable, spec, self.step.state_ratio, slots)
-                weights, state = weights + found.weight, state + found.state
-                updated += found.updated
-        return Stored(weights, state, updated)
+                ratio = self.step.state_ratio
+                total = total.plus(self.pricer.stored_bytes(variable, spec, ratio, slots))
+        return total
 
     def copies(self) -> float:
         """Of weights that lie in other stages."""
@@ -222,7 +221,8 @@ class StageMemory:
             if op.type in WHOLE_UPDATES and variable is not None:
                 laid = step.laid.slots_spec(variable) or step.laid.variable_specs[variable]
                 written = self.pricer.stored(variable, laid)
-                passing[op] = written * temporaries(variable.trainable, step.state_ratio)
+                away = self.pricer.is_away(variable)
+                passing[op] = written * temporaries(variable.trainable, step.state_ratio, away)
 
         def size(buffer: Buffer) -> float:
             is_own = step.roles.phase[buffer[0].op] == UPDATE

@@ -7,6 +7,7 @@ its *state ratio*, bytes of slots per byte of weight.
 from __future__ import annotations
 
 from tfpar.cluster.description import Cluster
+from tfpar.ir.traits import IN_FLIGHT
 
 # What an optimizer moves per byte of weight: Keras's go op by op, and each op reads and writes
 # whole arrays. Counted in their graphs: SGD 5, Adagrad 17, Lion 19, RMSprop 21, Adam 30, AdamW 37.
@@ -19,7 +20,7 @@ def update_seconds(weight_bytes: float, state_ratio: float, cluster: Cluster) ->
     return weight_bytes * passes / cluster.device.memory_bandwidth
 
 
-def temporaries(trainable: bool, state_ratio: float | None) -> int:
+def temporaries(trainable: bool, state_ratio: float | None, away: bool = False) -> float:
     """How many tensors of a variable's size its update has beside those that the graph shows.
 
     A weight's slots are computed side by side: while one is written, what another gets is there.
@@ -27,7 +28,8 @@ def temporaries(trainable: bool, state_ratio: float | None) -> int:
 
     Args:
         state_ratio: None where the graph holds the update itself.
+        away: its slots lie in host memory: those of some weights are there in passing.
     """
     if state_ratio is None:
-        return 0 if trainable else 1
-    return 2 if state_ratio else 1
+        return 0 if trainable or away else 1
+    return (2 if state_ratio else 1) + (IN_FLIGHT * state_ratio if away else 0)

@@ -147,6 +147,8 @@ class Variable:
             or a metric is not).
         handle: the resource tensor by which the graph's ops know it.
         place: where in its model it is, where that is known; see `ir.names`.
+        offloaded: of an optimizer slot: it lies in the memory of the host; of a weight: its slots
+            do (see `ir.passes.offload`).
     """
 
     name: str
@@ -155,6 +157,12 @@ class Variable:
     trainable: bool
     handle: Tensor
     place: str = ""
+    offloaded: bool = False
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it lies in the memory of the host itself."""
+        return self.offloaded and not self.trainable
 
     @property
     def num_bytes(self) -> int:

@@ -11,6 +11,7 @@ from tfpar.ir.traits import (
     ASSIGNMENTS,
     FREE,
     NEW_LISTS,
+    ON_HOST,
     REARRANGED,
     SIZES,
     TO_THE_UPDATE,
@@ -111,7 +112,7 @@ class Roles:
         for op in reversed(graph.ops):
             for tensor in op.outputs:
                 readers = consumers.get(tensor, ())
-                if phase[op] == FORWARD:
+                if phase[op] == FORWARD and ON_HOST not in op.attrs:
                     if any(_keeps(r, tensor, phase, activations) for r in readers):
                         activations.add(tensor)
                 elif phase[op] == BACKWARD and (readers or tensor in ends):
@@ -176,7 +177,7 @@ def _filled_forward(graph: Graph, consumers: Mapping[Tensor, Sequence[Op]]) -> s
 
 def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], activations: set[Tensor]) -> bool:
     """Whether `tensor` must be stored for the backward pass because `op` reads it."""
-    if op.type in SIZES:
+    if op.type in SIZES or ON_HOST in op.attrs:
         return False
     if phase[op] == BACKWARD:
         return True

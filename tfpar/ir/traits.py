@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tfpar.ir.graph import Tensor
+from tfpar.ir.graph import Op, Tensor
 
 # --- values handed on -----------------------------------------------------------------------------
 
@@ -221,6 +221,18 @@ CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 REGIONS = LOOPS | BRANCHES | CALLS
 """They hold function bodies. Whether running one changes anything, its bodies tell."""
 
+# --- memory of hosts ------------------------------------------------------------------------------
+
+ON_HOST = "_tfpar_on_host"
+"""The attribute of an op that runs on the host of a rank (see `ir.passes.offload_slots`): whether
+it `TAKES` what it reads from the device, or `GIVES` what it makes to the device."""
+
+TAKES, GIVES = b"takes", b"gives"
+
+IN_FLIGHT = 2
+"""How many weights have their slots on the device at the same time, or blocks what comes back of
+them: what one needs is used while that of the next is on its way."""
+
 # --- references and lists -------------------------------------------------------------------------
 
 REFERENCES = frozenset({"resource", "variant"})
@@ -250,6 +262,11 @@ LIST_MAKERS = frozenset(
 
 RESIZED_LISTS = frozenset({"TensorListResize", "TensorListConcatLists"})
 """Their list is not as long as the one that they take."""
+
+
+def is_free(op: Op) -> bool:
+    """Whether an op computes nothing and moves nothing."""
+    return op.type in FREE and ON_HOST not in op.attrs
 
 
 def body_offset(op_type: str) -> int:

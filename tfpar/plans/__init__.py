@@ -1,6 +1,7 @@
 """What is fixed before a graph is partitioned, as a value that can be saved."""
 
 from tfpar.plans.from_constraints import plan_from_constraints
+from tfpar.plans.offload import Offload, Offloaded
 from tfpar.plans.plan import Plan
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
@@ -9,6 +10,8 @@ from tfpar.plans.variables import Alternative, PlannedVariable
 
 __all__ = [
     "Alternative",
+    "Offload",
+    "Offloaded",
     "Plan",
     "PlannedStages",
     "PlannedVariable",

@@ -24,6 +24,7 @@ def runs_as(plan: Plan) -> Hashable:
         math.prod(sizes[axis] for axis in plan.batch_axes),
         tuple(sorted((name, parts) for name, parts in split if parts)),
         plan.recompute,
+        plan.offloaded,
         plan.microbatches,
         None if plan.stages is None else str(plan.stages.schedule),
     )

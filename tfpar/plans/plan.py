@@ -25,6 +25,7 @@ from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.difference import difference, some_of
+from tfpar.plans.offload import Offloaded
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
@@ -92,6 +93,7 @@ class Plan:
             nothing was priced.
         recompute: the blocks that are computed again in the backward pass, by name; see
             `search.recompute`.
+        offloaded: what lies in the memory of hosts between its uses.
         shares: of a mesh axis whose ranks have unequal shares of the batch: how many samples each
             coordinate gets of those that were planned for, in all stages; batches of other sizes
             are shared out in proportion (`uneven_meshes`).
@@ -126,6 +128,7 @@ class Plan:
     cost: Cost | None = None
     layouts: tuple[tuple[str, float], ...] = ()
     recompute: tuple[str, ...] = ()
+    offloaded: Offloaded = Offloaded()
     shares: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     chunks: int = 1
     microbatches: int = 1
@@ -153,6 +156,11 @@ class Plan:
         arguments.one_of("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
         if self.stages is not None:
             self._check_stages(self.stages)
+        unknown = [name for name in self.offloaded.slots if name not in self.variables]
+        if unknown:
+            raise PlanError(
+                f"The plan offloads slots of variables that it does not have: {some_of(unknown)}."
+            )
         for name, variable in self.variables.items():
             if variable.spec is not None:
                 _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)
@@ -365,7 +373,8 @@ class Plan:
             return self
         variables = {now.get(n, n): v for n, v in self.variables.items()}
         stages = None if self.stages is None else self.stages.renamed(now)
-        return dataclasses.replace(self, variables=variables, stages=stages)
+        offloaded = self.offloaded.renamed(now)
+        return dataclasses.replace(self, variables=variables, stages=stages, offloaded=offloaded)
 
     def check_ranks(self, mesh: Mesh, cluster: Cluster | None = None) -> None:
         """Check that the plan is one for as many ranks as `mesh` has, and for `cluster`.

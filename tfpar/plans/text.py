@@ -14,6 +14,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.staged import StagedCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS
+from tfpar.plans.offload import Offloaded
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.trials import Trial
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMAT_VERSION = 2
+
+_OFFLOADED = [field.name for field in dataclasses.fields(Offloaded)]
 
 
 def text_of(plan: Plan) -> str:
@@ -55,6 +58,7 @@ def text_of(plan: Plan) -> str:
         ("layouts", _block("[]", map(json.dumps, plan.layouts))),
         ("constraints", _block("[]", map(json.dumps, plan.constraints))),
         ("recompute", json.dumps(list(plan.recompute))),
+        ("offloaded", json.dumps(dataclasses.asdict(plan.offloaded))),
         ("variables", _block("{}", _pairs(plan.variables, _variable_json))),
         ("tensors", _block("{}", _pairs(plan.tensors, lambda s: json.dumps(format_spec(s))))),
         ("ops", _block("{}", _pairs(plan.ops, _op_json))),
@@ -103,6 +107,7 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             layouts=tuple(_layout("layouts", one) for one in _list("layouts", data["layouts"])),
             cost=optional(_cost, "cost", data["cost"]),
             recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
+            offloaded=_read_offloaded("offloaded", data.get("offloaded", {})),  # older files
             shares=_each(_shape, "shares", data.get("shares", {})),
             chunks=integer("chunks", data.get("chunks", 1)),
             microbatches=integer("microbatches", data.get("microbatches", 1)),
@@ -174,6 +179,11 @@ def _read_op(name: str, value: Any) -> OpPlan:
     data = _table(name, value)
     read, made = (_specs(f"{name}.{key}", data[key]) for key in ("in", "out"))
     return OpPlan(read, made, _specs(f"{name}.kept", data.get("kept", data["out"])))
+
+
+def _read_offloaded(name: str, value: Any) -> Offloaded:
+    data = _table(name, value)
+    return Offloaded(*(_texts(f"{name}.{key}", data.get(key, ())) for key in _OFFLOADED))
 
 
 def _read_stages(name: str, value: Any) -> PlannedStages:

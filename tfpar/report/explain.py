@@ -58,6 +58,8 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
         f"{format_bytes(shard_bytes(variable, spec, plan.mesh))}",
     ]
     lines += _stage(plan, name)
+    if name in plan.offloaded.slots:
+        lines.append("  Its optimizer slots lie in host memory between their uses.")
     lines += _alternatives(plan, variable, spec)
     lines += simpler
     found = None

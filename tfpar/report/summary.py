@@ -49,6 +49,7 @@ def summary(plan: Plan, partitioned: PartitionedGraph | None = None) -> str:
         *_rivals(plan),
         *([trials_table(plan.trials)] if plan.trials else []),
         *_recomputed(plan),
+        *_offloaded(plan),
         *_split_slots(plan),
         *_stages(plan, partitioned),
         *_layers(plan, partitioned),
@@ -164,9 +165,24 @@ def _recomputed(plan: Plan) -> list[str]:
     names = plan.recompute
     if not names:
         return []
+    return [f"Computed again in the backward pass, to store less: {_blocks(names)}"]
+
+
+def _blocks(names: Sequence[str]) -> str:
+    """`2 blocks (block_0, block_1)`."""
     shown = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
-    blocks = f"{len(names)} block{'s' if len(names) > 1 else ''}"
-    return [f"Computed again in the backward pass, to store less: {blocks} ({shown})"]
+    return f"{len(names)} block{'s' if len(names) > 1 else ''} ({shown})"
+
+
+def _offloaded(plan: Plan) -> list[str]:
+    lines = []
+    if count := len(plan.offloaded.slots):
+        weights = f"{count} weight{'s' if count > 1 else ''}"
+        lines.append(f"Optimizer slots in host memory: those of {weights}")
+    if plan.offloaded.activations:
+        blocks = _blocks(plan.offloaded.activations)
+        lines.append(f"In host memory from the forward to the backward pass: what {blocks} keep")
+    return lines
 
 
 def _split_slots(plan: Plan) -> list[str]:

@@ -190,7 +190,12 @@ class _Writer:
                     self.places[clone] = self._stages[op]
                 self.build.graph.variables.append(
                     Variable(
-                        variable.name, shape, variable.dtype, variable.trainable, clone.outputs[0]
+                        variable.name,
+                        shape,
+                        variable.dtype,
+                        variable.trainable,
+                        clone.outputs[0],
+                        offloaded=variable.offloaded,
                     )
                 )
         self.build.graph.inputs = [

@@ -24,6 +24,7 @@ from tfpar.ir.traits import (
     ASSIGNMENTS,
     FREE,
     KEYED_DRAWS,
+    ON_HOST,
     OPTIMIZERS,
     REGIONS,
     SCATTERS,
@@ -84,14 +85,18 @@ def compile_regions(
 def not_compiled(graph: Graph, compiles: Compiles) -> list[Op]:
     """The ops that compute something on a rank, and that no region takes."""
     own = {*SOURCES, *COLLECTIVE_TYPES, *TRANSFER_TYPES, TASK}
-    return [op for op in graph.ops if op.type not in own and not _can_take(graph, op, compiles)]
+    return [
+        op
+        for op in graph.ops
+        if not (op.type in own or ON_HOST in op.attrs or _can_take(graph, op, compiles))
+    ]
 
 
 def _can_take(graph: Graph, op: Op, compiles: Compiles) -> bool:
     """Whether XLA computes what the kernels would, with all that `op` holds."""
     if op.type == "Const":
         return compiles(op)
-    if op.type in SOURCES or ONCE in op.attrs or not compiles(op):
+    if op.type in SOURCES or ONCE in op.attrs or ON_HOST in op.attrs or not compiles(op):
         return False
     # Its truncated numbers are others, and no longer those of one device where a rank draws some.
     if op.type == "StatelessTruncatedNormalV2":

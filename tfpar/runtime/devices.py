@@ -94,6 +94,11 @@ def memory_of(device: str) -> str:
     return device.partition("/device:")[0] if is_cpu(device) else device
 
 
+def host_of(device: str) -> str:
+    """The device that computes in the memory of the host of `device`: its first CPU."""
+    return f"{_full_name(device).partition('/device:')[0]}/device:CPU:0"
+
+
 def holders(spec: Spec, mesh: Mesh, devices: Sequence[str]) -> tuple[int, ...]:
     """For each rank, the rank whose shard of a variable laid as `spec` it uses.
 

@@ -116,6 +116,8 @@ class Executable:
         found = {}
         for i, groups in having.items():
             ranks = self.ranks.part(tuple(sorted(itertools.chain.from_iterable(groups))))
+            if logical[i].on_host:
+                ranks = ranks.on_hosts
             laid = specs[logical[i]], self.mesh
             if len(groups) > 1:
                 laid = (Replicate(),), Mesh.of([len(ranks.members)])

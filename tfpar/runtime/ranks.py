@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfpar.runtime.devices import is_cpu, memory_of, rank_devices
+from tfpar.runtime.devices import host_of, is_cpu, memory_of, rank_devices
 from tfpar.spec import TfparError
 
 if TYPE_CHECKING:
@@ -74,6 +74,11 @@ class Ranks:
         first: dict[str, str] = {}
         devices = [first.setdefault(memory_of(device), device) for device in self.devices]
         return self if devices == [*self.devices] else Ranks(devices, self.world, self.members)
+
+    @functools.cached_property
+    def on_hosts(self) -> Ranks:
+        """The same ranks, each on its host: where lies what is offloaded."""
+        return Ranks([*map(host_of, self.devices)], self.world, self.members)
 
     @property
     def local(self) -> Sequence[int]:

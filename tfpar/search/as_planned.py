@@ -1,23 +1,30 @@
-"""The problem of a step as a plan runs it: blocks computed again, optimizer slots by themselves."""
+"""The problem of a step as a plan runs it: blocks computed again, optimizer slots by themselves,
+and what lies in host memory."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from tfpar.ir.passes.slots_apart import with_slots_apart
-from tfpar.plans import Plan
+from tfpar.plans import Offloaded, Plan
+from tfpar.search.offload import offloaded_problem
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import recomputed_problem
 
 
 def as_planned(problem: Problem, plan: Plan) -> Problem:
     """The problem of the step as `plan` runs it. It keeps its fingerprint: that of the step."""
-    problem = recomputed_problem(problem, plan.recompute)
+    problem = as_kept(problem, plan.recompute, plan.offloaded)
     weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)
     if not weights or problem.state_ratio is None:  # then the graph has the slots themselves
         return problem
     apart = problem.known.get(("slots apart", weights), lambda: _apart(problem, weights))
     return apart.asked_as(problem)
+
+
+def as_kept(problem: Problem, recompute: tuple[str, ...], offloaded: Offloaded) -> Problem:
+    """The problem of the step that computes blocks again, and has things in host memory."""
+    return offloaded_problem(recomputed_problem(problem, recompute), offloaded)
 
 
 def _apart(problem: Problem, weights: frozenset[str]) -> Problem:

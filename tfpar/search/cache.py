@@ -79,6 +79,7 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
         problem.state_ratio and round(problem.state_ratio, 3),
         problem.compression,
         problem.recompute,
+        problem.offload and dataclasses.astuple(problem.offload),
         problem.microbatches,
         problem.samples,
         problem.kept_part,

@@ -12,7 +12,7 @@ from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.passes.slots_apart import name_of_slots
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.plans import Plan
+from tfpar.plans import Offload, Plan
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.known import Known
@@ -52,6 +52,7 @@ class Problem:
         compression: the dtype in which gradients travel; None: their own.
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
+        offload: what to have in host memory (see `search.offload`), or (None) what memory asks for.
         microbatches: in which a rank computes its part of a training batch.
         samples: of each microbatch, which ranks are to have as many of; None: however many.
         kept_part: the part of the batch whose activations a rank stores at the same time.
@@ -80,6 +81,7 @@ class Problem:
     state_ratio: float | None = None
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
+    offload: Offload | None = None
     microbatches: int = 1
     samples: int | None = None
     kept_part: float = 1.0
@@ -91,6 +93,22 @@ class Problem:
     offer: Offer | None = None
     of_graphs: Known = dataclasses.field(default_factory=Known)
     known: Known = dataclasses.field(default_factory=Known, init=False)
+
+    @property
+    def decides_offload(self) -> bool:
+        """Whether the planner may have something in host memory, which is not the devices'."""
+        return self.offload is None and not self.cluster.in_host_memory
+
+    @property
+    def may_offload_slots(self) -> bool:
+        """Whether the slots of some weights may lie in host memory, which is not the devices'."""
+        asked = self.offload is None or bool(self.offload.optimizer)
+        return asked and not self.cluster.in_host_memory
+
+    @property
+    def least_state_ratio(self) -> float | None:
+        """`state_ratio` of what devices store at least."""
+        return 0.0 if self.state_ratio and self.may_offload_slots else self.state_ratio
 
     @property
     def memory_limit(self) -> float:

@@ -64,12 +64,13 @@ class Blocks:
                     scopes.setdefault(scope, []).append(op)
         return cls(names, found, scopes)
 
-    def chosen(self, asked: bool | Sequence[str]) -> tuple[str, ...]:
+    def chosen(self, asked: bool | Sequence[str], option: str = "recompute=") -> tuple[str, ...]:
         """The names of the blocks that a user asks for.
 
         Args:
             asked: all blocks that repeat (True), none, or those whose names, or their ends, match
                 regular expressions. One that matches no block may match scopes.
+            option: what was written before a pattern, in messages.
 
         Raises:
             SpecError: it matches neither.
@@ -82,14 +83,17 @@ class Blocks:
             names = [n for n in self.ops if matches(n)] or _outermost(filter(matches, self.scopes))
             if not names:
                 raise SpecError(
-                    f"recompute={pattern!r} matches no block of the model and no scope. "
+                    f"{option}{pattern!r} matches no block of the model and no scope. "
                     f"{_there_are(tuple(self.ops))}"
                 )
             found.update(dict.fromkeys(names))
         return tuple(found)
 
-    def named(self, names: Sequence[str]) -> list[Sequence[Op]]:
+    def named(self, names: Sequence[str], told: str) -> list[Sequence[Op]]:
         """The ops of the blocks called so; one that lies in another goes with that.
+
+        Args:
+            told: what the plan does with a block `{}`, in messages.
 
         Raises:
             PlanError: no such block.
@@ -100,8 +104,8 @@ class Blocks:
             ops = self.ops.get(name) or self.scopes.get(name)
             if ops is None:
                 raise PlanError(
-                    f"The plan computes {name!r} again in the backward pass, and the model has no "
-                    f"such block. {_there_are(tuple(self.ops))} Make a new plan."
+                    f"The plan {told.format(repr(name))}, and the model has no such block. "
+                    f"{_there_are(tuple(self.ops))} Make a new plan."
                 )
             found.append([op for op in ops if op not in taken])
             taken.update(ops)
@@ -114,7 +118,8 @@ def recomputed(graph: Graph, names: Sequence[str], gradients: Sequence[Gradient]
     Raises:
         PlanError: no such block.
     """
-    blocks = Blocks.of(graph, gradients).named(names)
+    told = "computes {} again in the backward pass"
+    blocks = Blocks.of(graph, gradients).named(names, told)
     return recompute(graph, blocks, Roles.of(graph, [t for g in gradients for t in g.tensors]))
 
 
@@ -128,7 +133,11 @@ def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
 
 def _recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
     key = "recomputed", problem.graph, names
-    graph = problem.of_graphs.get(key, lambda: recomputed(problem.graph, names))
+    return of_copy(problem, problem.of_graphs.get(key, lambda: recomputed(problem.graph, names)))
+
+
+def of_copy(problem: Problem, graph: Graph) -> Problem:
+    """The problem of planning a changed copy of its graph, whose ops keep their names."""
     ops = {op.name: op for op in graph.ops}
     return dataclasses.replace(
         problem,

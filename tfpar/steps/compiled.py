@@ -11,7 +11,13 @@ import tensorflow as tf
 from tfpar.capture.batches import batch_size_of, hashable, of_the_whole
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.cluster.description import Cluster
-from tfpar.compile import CompileOptions, compile_step, recompute_step, simplify_step
+from tfpar.compile import (
+    CompileOptions,
+    compile_step,
+    offload_step,
+    recompute_step,
+    simplify_step,
+)
 from tfpar.compile.dump import dump_of
 from tfpar.compile.passes import Observer, unobserved
 from tfpar.cost.slices import SlicePrices
@@ -156,6 +162,7 @@ class CompiledFunction:
         batch_size = batch_size_of(specs)
         if not self._part:
             recompute_step(captured, plan.recompute, observe)
+            offload_step(captured, plan.offloaded, observe)
         stages = self._staged(captured, plan)
         prepared = prepare_staged(captured.graph, stages)
         self.warnings.fallbacks(prepared)

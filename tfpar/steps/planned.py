@@ -16,10 +16,11 @@ from tfpar.planning_candidates import candidates
 from tfpar.planning_found import found_before
 from tfpar.planning_pipelines import searching
 from tfpar.planning_priced import cost_on_one_device
-from tfpar.plans import Plan, plan_from_constraints
+from tfpar.plans import Offloaded, Plan, plan_from_constraints
 from tfpar.report.announcement import Search
 from tfpar.report.progress import Reporter, reporting
 from tfpar.runtime.detect import detect_cluster
+from tfpar.search.offload import chosen
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import Blocks
 from tfpar.search.so_far import SearchInterrupted
@@ -122,7 +123,11 @@ class StepPlanner:
             gradients=captured.gradients,
             part=part,
         )
-        return dataclasses.replace(plan, recompute=self._recomputed(captured, part))
+        return dataclasses.replace(
+            plan,
+            recompute=self._recomputed(captured, part),
+            offloaded=self._offloaded(captured, part),
+        )
 
     def _in_given_stages(self, captured: CapturedStep, batch_size: int | None, part: bool) -> Plan:
         """The same in stages, which are found even where nothing else is searched, and priced."""
@@ -195,6 +200,13 @@ class StepPlanner:
             return ()
         return Blocks.of(captured.graph, captured.gradients).chosen(asked)
 
+    def _offloaded(self, captured: CapturedStep, part: bool) -> Offloaded:
+        """What the user asks to have in host memory."""
+        asked = self.session.options.offload
+        if asked is None or part:
+            return Offloaded()
+        return chosen(asked, captured.graph, captured.gradients)
+
     def _agreed(self, make: Callable[[], list[Plan]]) -> list[Plan]:
         """The plans that `make` makes; of several processes the first one's."""
         world = self.session.ranks.world
@@ -238,6 +250,7 @@ class StepPlanner:
             session.first,
             options.compression,
             options.recompute,
+            options.offload,
             session.pipeline,
             options.budget,
             self._owners(captured) if session.in_stages else {},

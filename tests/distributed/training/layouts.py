@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -186,6 +187,11 @@ def megatron_recomputed(place: Place) -> Results:
 
 
 @precision("float32")
+def megatron_offloaded(place: Place) -> Results:
+    return in_megatrons_layout(place, lambda: gpt(num_layers=2), offload=True)
+
+
+@precision("float32")
 def megatron_in_chunks(place: Place) -> Results:
     return in_megatrons_layout(place, samples=15, chunks=2)
 
@@ -212,6 +218,15 @@ def zero_1(place: Place) -> Results:
 
     kinds = {"reduce_scatter", "all_gather"}
     return trains(place, build, tokens(16), ZERO_1, kinds=kinds)
+
+
+@precision("float32")
+def zero_1_offloaded(place: Place) -> Results:
+    """Each rank has its part of the slots in host memory."""
+    build = functools.partial(gpt, optimizer=keras.optimizers.Adam())
+    offload = tap.Offload(optimizer=[".*fc[12]/kernel"])
+    kinds = {"reduce_scatter", "all_gather"}
+    return trains(place, build, tokens(16), ZERO_1, kinds=kinds, offload=offload)
 
 
 @precision("float32")
@@ -330,8 +345,10 @@ ON_TWO: list[Case] = [
     megatron_in_chunks,
     megatron_compiled_by_xla,
     megatron_recomputed,
+    megatron_offloaded,
     vocabulary_parallel,
     zero_1,
+    zero_1_offloaded,
     experts_by_all_to_all,
     searched_gpt,
     searched_convnet,

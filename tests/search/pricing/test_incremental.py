@@ -7,20 +7,27 @@ import pytest
 
 from tests.search.problems import Captured
 from tfpar.cost.evaluate import evaluate
+from tfpar.plans import Offload
 from tfpar.propagation.engine import propagate
 from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.offload import chosen, offloaded_problem
 from tfpar.search.recompute import Blocks, recomputed_problem
 from tfpar.search.tap.mesh_search import MeshSearch
 
 MODELS = ("gpt_5_layers", "t5_4_layers", "resnet", "moe_4_layers", "gpt_mixed")
 
 
-@pytest.fixture(scope="module", params=[*MODELS, "gpt_5_layers, recomputed"])
+@pytest.fixture(
+    scope="module", params=[*MODELS, "gpt_5_layers, recomputed", "gpt_5_layers, offloaded"]
+)
 def problem(request):
     name, _, how = request.param.partition(", ")
     problem = Captured.saved(name).problem([2, 2], "v100-ethernet")
     if how == "recomputed":
         return recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
+    if how == "offloaded":
+        names = chosen(Offload(True, True), problem.graph, state_ratio=2.0)
+        return offloaded_problem(dataclasses.replace(problem, state_ratio=2.0), names)
     return problem
 
 

@@ -17,9 +17,9 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.graph import DType, Graph, Op, Tensor
-from tfpar.ir.order import sort_topologically
+from tfpar.ir.passes.rereads import arrival_at, is_reread, rewired
 from tfpar.ir.passes.trim import clone_op
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.ir.roles import Roles
 from tfpar.ir.traits import REFERENCES, SIZES, SOURCES
 
 
@@ -34,8 +34,15 @@ def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> G
     fed = _fed(graph)
     readers = graph.consumers()
     position = {op: i for i, op in enumerate(graph.ops)}
-    found = (_Block.of(graph, ops, roles, fed, readers, position) for ops in blocks)
-    return _written(graph, [block for block in found if block is not None], roles)
+    instead: dict[Tensor, Tensor] = {}
+    added: dict[Op, list[Op]] = {}
+    for ops in blocks:
+        block = _Block.of(graph, ops, roles, fed, readers, position)
+        if block is not None:
+            written, made = block.write()
+            added.setdefault(block.before, []).extend(written)
+            instead.update((t, made[t]) for t in block.reread)
+    return rewired(graph, added, instead, roles)
 
 
 def _fed(graph: Graph) -> frozenset[Op]:
@@ -84,7 +91,7 @@ class _Block:
             for op in ordered
             if op in cloneable
             for t in op.outputs
-            if t not in returned and _is_reread(readers.get(t, ()), inside, roles)
+            if t not in returned and is_reread(readers.get(t, ()), inside, roles)
         )
         again = {t.op for t in reread}
         for op in reversed(ordered):
@@ -92,7 +99,7 @@ class _Block:
                 again.update(t.op for t in op.inputs if t.op in cloneable and t.op not in again)
         if not again:
             return None
-        arrival = _arrival(graph.ops[position[ordered[0]] :], inside & fed, reread, roles)
+        arrival = arrival_at(graph.ops[position[ordered[0]] :], inside & fed, reread, roles)
         if arrival is None:
             return None
         return cls([op for op in ordered if op in again], reread, *arrival, fed)
@@ -125,76 +132,4 @@ def _can_run_again(op: Op) -> bool:
         not op.stateful
         and op.type not in SOURCES
         and not any(t.dtype in REFERENCES for t in (*op.inputs, *op.outputs))
-    )
-
-
-def _is_reread(readers: Sequence[Op], inside: Collection[Op], roles: Roles) -> bool:
-    """Whether the backward pass reads a tensor of the block, and no later forward op does."""
-    if any(roles.phase[r] == FORWARD and r not in inside for r in readers):
-        return False
-    return any(_reads_again(r, roles) for r in readers)
-
-
-def _arrival(
-    ops: Sequence[Op], block: Collection[Op], reread: Collection[Tensor], roles: Roles
-) -> tuple[Op, Op] | None:
-    """(the op that makes the gradient which arrives at the block, the first op to need a clone).
-
-    That gradient hangs on forward ops that follow the block, but on no clone: waiting for it
-    closes no cycle.
-
-    Args:
-        ops: in graph order, from the block's first on.
-    """
-    following: set[Op] = set()
-    needing: set[Op] = set()
-    first: Op | None = None
-    for op in ops:
-        phase, sources = roles.phase[op], [t.op for t in op.inputs]
-        if any(o in following for o in sources) or (
-            phase == FORWARD and op not in block and any(o in block for o in sources)
-        ):
-            following.add(op)
-        if phase != BACKWARD:
-            continue
-        reads = _reads_again(op, roles) and any(t in reread for t in op.inputs)
-        if reads or any(o in needing for o in (*sources, *op.control)):
-            needing.add(op)
-            first = first or op
-            for source in sources:
-                arrives = source in following and source not in needing
-                if arrives and roles.phase[source] == BACKWARD:
-                    return source, first
-    return None
-
-
-def _reads_again(op: Op, roles: Roles) -> bool:
-    """Whether `op`, if it reads a tensor that is computed again, takes the clone."""
-    return roles.phase.get(op) == BACKWARD and op.type not in SIZES
-
-
-def _written(graph: Graph, blocks: Sequence[_Block], roles: Roles) -> Graph:
-    """A copy of `graph` with the clones of `blocks`."""
-    instead: dict[Tensor, Tensor] = {}
-    added: dict[Op, list[Op]] = {}
-    for block in blocks:
-        written, made = block.write()
-        added.setdefault(block.before, []).extend(written)
-        instead.update((t, made[t]) for t in block.reread)
-    copies = {o: clone_op(o, ()) for op in graph.ops for o in (*added.get(op, ()), op)}
-
-    def copied(tensor: Tensor) -> Tensor:
-        return copies[tensor.op].outputs[tensor.index]
-
-    for op, copy in copies.items():
-        again = _reads_again(op, roles)
-        copy.inputs = [copied(instead.get(t, t) if again else t) for t in op.inputs]
-        copy.control = [copies[c] for c in op.control if c in copies]
-    return Graph(
-        sort_topologically(list(copies.values())),
-        [copied(t) for t in graph.inputs],
-        [copied(t) for t in graph.outputs],
-        [dataclasses.replace(v, handle=copied(v.handle)) for v in graph.variables],
-        graph.functions,
-        [copies[op] for op in graph.effects if op in copies],
     )

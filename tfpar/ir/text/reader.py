@@ -136,10 +136,12 @@ class _Block:
         dtype, shape = line.kind()
         line.take("=")
         handle = line.reference()
-        trainable, place = False, ""
+        trainable, offloaded, place = False, False, ""
         while line.skip(","):
             if line.skip("trainable"):
                 trainable = True
+            elif line.skip("offloaded"):
+                offloaded = True
             else:
                 line.take("place")
                 place = line.text()
@@ -147,7 +149,9 @@ class _Block:
 
         def bind() -> None:
             (tensor,) = self._tensors([handle], line)
-            self.graph.variables.append(Variable(name, shape, dtype, trainable, tensor, place))
+            self.graph.variables.append(
+                Variable(name, shape, dtype, trainable, tensor, place, offloaded)
+            )
 
         self.binders.append(bind)
 

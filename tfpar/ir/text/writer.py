@@ -58,6 +58,7 @@ class _Writer:
     ) -> Iterator[str]:
         for variable in graph.variables:
             flags = ", trainable" if variable.trainable else ""
+            flags += ", offloaded" if variable.offloaded else ""
             place = f", place {json.dumps(variable.place)}" if variable.place else ""
             kind = f"{variable.dtype}{shape_text(variable.shape)}"
             handle = tensor_text(variable.handle)

@@ -21,7 +21,7 @@ from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.transfers import Channel, channels_of
 from tfpar.runtime.backends.linker import Linker, link_function
 from tfpar.runtime.bodies import has_bodies
-from tfpar.runtime.devices import holders
+from tfpar.runtime.devices import holders, host_of
 from tfpar.runtime.function_def import RegisteredFunction, const_attrs, serialize_attrs
 
 _COMBINE = {
@@ -91,10 +91,15 @@ def _variable_holders(program: LocalProgram, devices: Sequence[str]) -> list[tup
     """
     ranks = tuple(range(program.mesh.size))
     own = {t for op in program.graph.ops if has_bodies(op) for t in op.inputs}
+    hosts = [*map(host_of, devices)]
     return [
         ranks
         if variable.handle in own
-        else holders(program.variable_specs[variable.name], program.mesh, devices)
+        else holders(
+            program.variable_specs[variable.name],
+            program.mesh,
+            hosts if variable.on_host else devices,
+        )
         for variable in program.graph.variables
     ]
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tfpar.ir.graph import DType, Op, Tensor
-from tfpar.ir.traits import VARIABLE_READS
+from tfpar.ir.traits import ON_HOST, VARIABLE_READS
 from tfpar.rewrite.local_graph import TASK, LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.runtime.backends.tasks import TaskFunction, link_task
 from tfpar.runtime.bodies import BodyWriter, has_bodies
-from tfpar.runtime.devices import holders, memory_of
+from tfpar.runtime.devices import holders, host_of, memory_of
 from tfpar.runtime.function_def import (
     FunctionWriter,
     RegisteredFunction,
@@ -315,7 +315,10 @@ class Linker(abc.ABC):
         written = [t for t in op.inputs if t in self.holders and op.type not in VARIABLE_READS]
         for rank in self.ranks:
             read = written if written and not differ else op.inputs
-            key: tuple = (self.memories[rank], *(self.edges[rank][t] for t in read))
+            memory = self.memories[rank]
+            if ON_HOST in op.attrs:
+                memory = memory_of(host_of(self.devices[rank]))
+            key: tuple = (memory, *(self.edges[rank][t] for t in read))
             if op.type == "RankConst":
                 value = np.asarray(op.attrs["values"][rank])
                 key = (*key, value.shape, value.tobytes())
@@ -323,7 +326,9 @@ class Linker(abc.ABC):
         return list(groups.values())
 
     def _device(self, op: Op, rank: int) -> str:
-        """The device that runs `op` for `rank`: where its variables lie."""
+        """The device that runs `op` for `rank`: its host, or where its variables lie."""
+        if ON_HOST in op.attrs:
+            return host_of(self.devices[rank])
         for tensor in op.inputs:
             if tensor in self.holders:
                 return self.devices[self.holders[tensor][rank]]

@@ -320,6 +320,7 @@ def _finish(
                 variable.dtype,
                 variable.trainable,
                 handle.outputs[variable.handle.index],
+                offloaded=variable.offloaded,
             )
             copy_of[variable] = copy
             twins[copy] = [variable]

@@ -93,7 +93,7 @@ class IncrementalPricer:
         self.shared: dict[Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
         self.stored: dict[Variable, Stored] = {}
-        self.weight_bytes = self.state_bytes = 0.0
+        self.total = Stored()
         for variable in self.graph.variables:
             self._resize(variable)
 
@@ -165,8 +165,7 @@ class IncrementalPricer:
     def cost(self) -> Cost:
         """The price of the settled plan."""
         terms = self.terms.copy()
-        terms.weight_bytes, terms.state_bytes = self.weight_bytes, self.state_bytes
-        self.pricer.add_update(terms, self.weight_bytes, self.state_ratio)
+        self.pricer.add_variables(terms, self.total, self.state_ratio)
         return self.pricer.cost(terms)
 
     def add_up(self) -> None:
@@ -184,10 +183,9 @@ class IncrementalPricer:
         """Keep account of what a rank stores of `variable`."""
         spec = self.weight_spec(variable)
         stored = self.pricer.stored_bytes(variable, spec, self.state_ratio)
-        before = self.stored.get(variable, Stored(0.0, 0.0, 0.0))
+        before = self.stored.get(variable, Stored())
         self.stored[variable] = stored
-        self.weight_bytes += stored.weight - before.weight
-        self.state_bytes += stored.state - before.state
+        self.total = self.total.plus(stored.minus(before))
 
     # --- segments --------------------------------------------------------------------
 

@@ -136,9 +136,8 @@ class Costs:
             return 0.0
         (spec,) = self.space.specs(op, strategy, "kept")
         stored = self.pricer.stored_bytes(variable, spec, self.space.problem.state_ratio)
-        return update_seconds(
-            stored.updated, self.space.problem.state_ratio, self.space.problem.cluster
-        )
+        ratio, cluster = self.space.problem.state_ratio, self.space.problem.cluster
+        return update_seconds(stored.updated, ratio, cluster) + stored.copies_s
 
     def _seconds_and_late(self, terms: Terms) -> tuple[float, float]:
         """(seconds, late seconds) of terms."""

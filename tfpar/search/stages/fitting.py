@@ -17,6 +17,7 @@ from tfpar.cost.staged import StagedCost
 from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
 from tfpar.search.objective import UNCERTAINTY
+from tfpar.search.offloaded_plans import with_slots_away
 from tfpar.search.problem import Problem
 from tfpar.search.slots import split_slots
 from tfpar.search.so_far import SearchInterrupted
@@ -125,10 +126,12 @@ def find_in_stages(
 
 def _lighter(plan: Plan, problem: Problem, cluster: Cluster, price: Price) -> Plan:
     """A priced plan with stages, with its optimizer slots split if it does not fit and stores less
-    so."""
-    split = None if _fits(plan) else split_slots(plan, problem)
-    less = None if split is None else price(split, problem, cluster)
-    return plan if less is None or _excess(less) >= _excess(plan) else less
+    so; if that is not enough, with the slots in host memory too."""
+    for lighter in (split_slots, with_slots_away):
+        changed = None if _fits(plan) else lighter(plan, problem)
+        less = None if changed is None else price(changed, problem, cluster)
+        plan = plan if less is None or _excess(less) >= _excess(plan) else less
+    return plan
 
 
 def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:

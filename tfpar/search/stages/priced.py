@@ -147,6 +147,7 @@ class CutPlans:
             plan.mesh,
             plan.batch_axes,
             plan.recompute,
+            plan.offloaded,
             plan.tensors,
             plan.ops,
             {name: (variable.spec, variable.slots) for name, variable in plan.variables.items()},

@@ -1,0 +1,119 @@
+"""What of a step lies in host memory between its uses (see `ir.passes.offload_slots`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tfpar.constraints.patterns import compile_pattern, some
+from tfpar.ir.graph import Gradient, Graph
+from tfpar.ir.passes.offload_activations import offload_activations
+from tfpar.ir.passes.offload_slots import offload_slots
+from tfpar.ir.roles import Roles
+from tfpar.plans import Offload, Offloaded
+from tfpar.propagation.prepared import prepare
+from tfpar.search.problem import Problem
+from tfpar.search.recompute import Blocks, of_copy
+from tfpar.spec import SpecError
+
+
+def chosen(
+    asked: Offload,
+    graph: Graph,
+    gradients: Sequence[Gradient] = (),
+    state_ratio: float | None = None,
+) -> Offloaded:
+    """The names of what a user asks to have offloaded.
+
+    Args:
+        state_ratio: bytes of slots per byte of weight; None where the graph holds the slots.
+
+    Raises:
+        SpecError: a pattern that matches nothing.
+    """
+    slots = _chosen_weights(asked.optimizer, with_slots(graph, state_ratio))
+    if not asked.activations:
+        return Offloaded(slots)
+    blocks = Blocks.of(graph, gradients)
+    option = "offload=tap.Offload(activations="
+    return Offloaded(slots, blocks.chosen(asked.activations, option))
+
+
+def with_slots(graph: Graph, state_ratio: float | None) -> list[str]:
+    """The names of weights that have optimizer slots; arguments as of `chosen`."""
+    if state_ratio is None:
+        having = {*slots_of(graph).values()}
+        return [v.name for v in graph.variables if v.name in having]
+    return [v.name for v in graph.variables if v.trainable and state_ratio]
+
+
+def _chosen_weights(asked: bool | Sequence[str], weights: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(asked, bool):
+        return tuple(weights) if asked else ()
+    found: dict[str, None] = {}
+    for pattern in asked:
+        names = [*filter(compile_pattern(pattern).fullmatch, weights)]
+        if not names:
+            there = f"There are {some(weights)}" if weights else "No weight has any"
+            raise SpecError(
+                f"offload=tap.Offload(optimizer={pattern!r}) matches no weight that has optimizer "
+                f"slots. {there}."
+            )
+        found.update(dict.fromkeys(names))
+    return tuple(found)
+
+
+def slots_of(graph: Graph) -> dict[str, str]:
+    """The optimizer slots of a graph that holds the optimizer: the weight of each, by name."""
+    return {slot.name: weight.name for slot, (weight, _) in prepare(graph).followed.items()}
+
+
+def with_slots_offloaded(
+    graph: Graph, weights: Sequence[str], slots: Mapping[str, str], gradients: Sequence[Gradient]
+) -> Graph:
+    """A copy of `graph` in which the slots of these weights lie in host memory.
+
+    Args:
+        slots: `slots_of` the graph.
+
+    Raises:
+        PlanError: an op needs a slot on the device.
+    """
+    own = {slot: weight for slot, weight in slots.items() if weight in weights}
+    return offload_slots(graph, weights, own, gradients)
+
+
+def with_activations_offloaded(
+    graph: Graph, names: Sequence[str], gradients: Sequence[Gradient] = ()
+) -> Graph:
+    """A copy of `graph` that has in host memory what the blocks called so keep.
+
+    Raises:
+        PlanError: no such block.
+    """
+    told = "has in host memory what {} keeps for the backward pass"
+    blocks = Blocks.of(graph, gradients).named(names, told)
+    roles = Roles.of(graph, [t for g in gradients for t in g.tensors])
+    return offload_activations(graph, blocks, roles)
+
+
+def offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
+    """The problem of planning the step so. It keeps its fingerprint: that of the step.
+
+    Where devices compute in the memory of their hosts, it is the same: nothing is saved or copied.
+    """
+    if not names or problem.cluster.in_host_memory:
+        return problem
+    again = problem.known.get(("offloaded", names), lambda: _offloaded_problem(problem, names))
+    return again.asked_as(problem)
+
+
+def _offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
+    def graph() -> Graph:
+        graph = problem.graph
+        if names.activations:
+            graph = with_activations_offloaded(graph, names.activations)
+        slots = slots_of(graph) if problem.state_ratio is None else {}
+        return with_slots_offloaded(graph, names.slots, slots, ())
+
+    key = "offloaded", problem.graph, names
+    return of_copy(problem, problem.of_graphs.get(key, graph))

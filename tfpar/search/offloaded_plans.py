@@ -1,0 +1,93 @@
+"""Plans that have slots, or activations, in the memory of hosts, since they do not fit else (TAP
+§IV-H).
+
+Each byte of a slot, or of an activation, crosses the link to the host twice a step. So the slots of
+no more weights are offloaded than it takes, the largest first: these save most for each copy that
+has to start. Nothing is searched anew: a found plan is priced with them there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from tfpar.cost.pricer import shard_bytes
+from tfpar.ir.graph import itemsize
+from tfpar.ir.traits import IN_FLIGHT
+from tfpar.plans import Plan
+from tfpar.search.laid import price_whole
+from tfpar.search.offload import slots_of
+from tfpar.search.problem import Problem
+from tfpar.spec import replicated
+
+
+def with_offloaded_slots(plan: Plan, problem: Problem) -> Plan | None:
+    """`plan`, which has a cost, with as many of its slots in host memory as it takes to fit, or as
+    there are, and as the whole of it costs then; None if there are none, or the user has decided.
+    """
+    if plan.cost is None:
+        return None
+    found = None
+    for names in _choices(plan, problem, problem.excess_in_parts(plan.cost)):
+        found = _priced(_away(plan, names), problem)
+        if not problem.excess_in_parts(found.cost):
+            break
+    return found
+
+
+def with_offloaded_activations(
+    plan: Plan, problem: Problem, blocks: tuple[str, ...]
+) -> Plan | None:
+    """`plan`, which has a cost, with what these blocks keep in host memory, as the whole of it
+    costs then; None if the user has decided."""
+    if plan.cost is None or not problem.decides_offload:
+        return None
+    offloaded = dataclasses.replace(plan.offloaded, activations=blocks)
+    return _priced(dataclasses.replace(plan, offloaded=offloaded), problem)
+
+
+def _priced(plan: Plan, problem: Problem) -> Plan:
+    cost, laid = price_whole(plan, problem)
+    return dataclasses.replace(plan, cost=cost).with_partitioned(laid)
+
+
+def with_slots_away(plan: Plan, problem: Problem) -> Plan | None:
+    """The same with all that there are, and not priced yet."""
+    names = tuple(_slot_bytes(plan, problem))
+    return _away(plan, names) if names else None
+
+
+def _away(plan: Plan, weights: tuple[str, ...]) -> Plan:
+    offloaded = dataclasses.replace(plan.offloaded, slots=weights)
+    return dataclasses.replace(plan, offloaded=offloaded)
+
+
+def _choices(plan: Plan, problem: Problem, excess: float) -> Iterator[tuple[str, ...]]:
+    """The weights whose slots to offload: about as many as are `excess` bytes, then all."""
+    sizes = _slot_bytes(plan, problem)
+    excess += IN_FLIGHT * max(sizes.values(), default=0.0)  # those are there in passing
+    names = sorted(sizes, key=lambda name: -sizes[name])
+    saved = [*itertools.accumulate(sizes[name] for name in names)]
+    enough = next((i for i, size in enumerate(saved, 1) if size >= excess), len(names))
+    if 0 < enough < len(names):
+        yield tuple(names[:enough])
+    if names:
+        yield tuple(names)
+
+
+def _slot_bytes(plan: Plan, problem: Problem) -> dict[str, float]:
+    """By weight, the bytes of its slots that a rank stores and that the planner may have in host
+    memory; of matrices and larger weights: those of vectors are less than it takes to start a copy.
+    """
+    if not problem.decides_offload:
+        return {}
+    ratio = problem.state_ratio
+    having = {*slots_of(problem.graph).values()} if ratio is None else set(plan.variables)
+    found = {}
+    for name, variable in plan.variables.items():
+        spec = variable.slots or variable.spec or replicated(plan.mesh.num_axes)
+        if variable.trainable and name in having and len(variable.shape) > 1:
+            size = shard_bytes(variable.shape, itemsize(variable.dtype), spec, plan.mesh)
+            found[name] = size * (1.0 if ratio is None else ratio)
+    return {name: size for name, size in found.items() if size}
