@@ -8,12 +8,12 @@ import os
 from tfpar.cluster.description import Cluster, Device, Level
 
 CORE_FLOPS = 100e9
-"""FLOP/s of one core in `float32`: 200e9 were measured where it has AVX-512; AVX2 is half as wide."""
+"""FLOP/s of one core in `float32`: 200e9 were measured with AVX-512; AVX2 is half as wide."""
 
 CORE_BANDWIDTH = 24e9
 MACHINE_BANDWIDTH = 200e9
-"""Bytes/s between memory and one core, and all of them together: 24 to 57e9 were measured for one of
-two cores; the other is that of some eight channels."""
+"""Bytes/s between memory and one core, and all of them together: 24e9 to 57e9 were measured for one
+of two cores; the other is that of some eight channels."""
 
 CORE_FUNCTIONS = 1.5e9
 """Exponentials a second of one core (measured)."""
