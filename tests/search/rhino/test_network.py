@@ -9,9 +9,8 @@ import pulp
 import pytest
 
 from tfpar.search.deadline import Deadline
-from tfpar.search.rhino import ilp
 from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import NoSolution, Solution
+from tfpar.search.rhino.ilp import NoSolution, Solution, _Program
 from tfpar.search.rhino.ilp import solve_network as solve
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.solver import RELATIVE_GAP
@@ -282,12 +281,17 @@ def test_without_any_solver_it_is_said_what_to_install(monkeypatch):
         solve(Network([node([1.0])], []))
 
 
-def test_constraints_say_what_they_are_for():
+def test_what_several_readers_may_share_has_a_variable_of_its_own():
+    """Of a tensor that two ops read, each product is a reader's, and what is moved is once."""
     late = node([0.0, 1.0], [1.0, 0.0])
     tensor = moves(0, [0, 1], [(1, [0, 1]), (2, [0, 1])], [[0.0, 3.0], [3.0, 0.0]])
-    program = ilp._Program(Network([late, node([0.0, 0.0]), node([0.0, 0.0])], [tensor]))
-    names = set(program.problem.constraints)
-    assert {"one_0", "one_1", "one_2", "exposed"} <= names
-    assert {f"{way}_0_{r}_{p}" for way in ("from", "to") for r in (0, 1) for p in (0, 1)} <= names
-    assert {f"once_0_{p}_{1 - p}_{r}" for p in (0, 1) for r in (0, 1)} <= names
-    assert {n.split("_")[0] for n in names} == {"one", "from", "to", "once", "exposed"}
+    program = _Program(Network([late, node([0.0, 0.0]), node([0.0, 0.0])], [tensor])).stated()
+    choices, products, once, exposed = 6, 2 * 4, 2, 1
+    assert len(program.cost) == choices + products + once + exposed
+    assert program.integer.sum() == choices
+    assert (program.cost[choices : choices + products] == 0).all(), "they share what it costs"
+    one, marginals = 3, 2 * (2 + 2)
+    assert len(program.least) == one + marginals + 2 * once + exposed
+    alone = moves(0, [0, 1], [(1, [0, 1])], [[0.0, 3.0], [3.0, 0.0]])
+    program = _Program(Network([late, node([0.0, 0.0])], [alone])).stated()
+    assert len(program.cost) == 4 + 4 + exposed, "a reader by itself pays for its products"
