@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import time
 import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class Answer:
     """What came of a program.
 
     Attributes:
-        x: the values, if it was solved.
+        x: the values, if there are any.
         gap: how far their cost is above the least, at most, relative to it.
     """
 
@@ -75,60 +76,116 @@ class Answer:
 def minimise(program: LinearProgram, deadline: Deadline) -> Answer:
     """Solve `program`, by HiGHS or CBC (`solver`)."""
     chosen = solver(deadline)
-    if chosen.name == "HiGHS":
-        return _by_highs(program, chosen)
-    return _by_pulp(program, chosen)
+    if chosen.name != "HiGHS":
+        return _by_pulp(program, chosen)
+    highs = _Highs(program, chosen)
+    return highs.relaxed() or highs.solved()
 
 
-def _by_highs(program: LinearProgram, configured: Any) -> Answer:
-    """By HiGHS itself: to hand it a program entry by entry takes longer than to solve it."""
-    from highspy import HighsModelStatus as Status
+def minimise_or(
+    program: LinearProgram,
+    others: Callable[[np.ndarray], Iterable[np.ndarray]],
+    deadline: Deadline,
+) -> list[Answer]:
+    """Solve `program` if its relaxation is integer, or other solvers than HiGHS are to; else, in
+    its place, the programs with other costs.
 
-    impossible = Status.kInfeasible, Status.kUnboundedOrInfeasible
-    holder = types.SimpleNamespace()
-    configured.createAndConfigureSolver(holder)
-    highs = holder.solverModel
-    starts = np.searchsorted(program.rows, np.arange(len(program.least)))
-    highs.passModel(
-        len(program.cost),
-        len(program.least),
-        len(program.values),
-        2,  # row by row
-        1,  # the least is sought
-        0.0,
-        program.cost,
-        np.zeros(len(program.cost)),
-        program.upper,
-        program.least,
-        program.most,
-        starts.astype(np.int32),
-        program.columns.astype(np.int32),
-        program.values,
-        program.integer.astype(np.int32),
-    )
-    # The relaxation nearly always is integer, and needs less preparation.
-    end = time.monotonic() + configured.timeLimit
-    highs.setOptionValue("solve_relaxation", True)
-    highs.setOptionValue("time_limit", RELAXED_PART * configured.timeLimit)
-    highs.run()
-    x = np.array(highs.getSolution().col_value)
-    if highs.getModelStatus() == Status.kOptimal and _is_whole(x[program.integer]):
-        return Answer(Outcome.SOLVED, x)
-    if highs.getModelStatus() in impossible:
-        return Answer(Outcome.INFEASIBLE)
-    highs.setOptionValue("solve_relaxation", False)
-    highs.setOptionValue("time_limit", max(end - time.monotonic(), MIN_PROGRAM_SECONDS))
-    highs.run()
-    if highs.getModelStatus() in impossible:
-        return Answer(Outcome.INFEASIBLE)
-    gap = highs.getInfo().mip_gap
-    if not np.isfinite(gap):
-        return Answer(Outcome.NONE_IN_TIME)
-    return Answer(Outcome.SOLVED, np.array(highs.getSolution().col_value), max(0.0, gap))
+    Args:
+        others: their costs, by the duals of the relaxation: how much the least cost grows with
+            the bounds of each row.
+    """
+    chosen = solver(deadline)
+    if chosen.name != "HiGHS":
+        return [_by_pulp(program, chosen)]
+    highs = _Highs(program, chosen)
+    answer = highs.relaxed()
+    if answer is not None:
+        return [answer]
+    if highs.duals is None:
+        return [highs.solved()]
+    found = []
+    for cost in others(highs.duals):  # each from where the one before ended
+        highs.change(cost)
+        found.append(highs.relaxed() or highs.solved())
+    return found
 
 
-def _is_whole(x: np.ndarray) -> bool:
-    return bool(np.all(np.abs(x - np.round(x)) <= WHOLE))
+class _Highs:
+    """A program in HiGHS itself: to hand it over entry by entry takes longer than to solve it.
+
+    Attributes:
+        duals: of the relaxation, if it was solved.
+    """
+
+    def __init__(self, program: LinearProgram, configured: Any) -> None:
+        holder = types.SimpleNamespace()
+        configured.createAndConfigureSolver(holder)
+        self.highs, self.program = holder.solverModel, program
+        self.end = time.monotonic() + configured.timeLimit
+        self.duals: np.ndarray | None = None
+        count, rows = len(program.cost), np.arange(len(program.least))
+        self.highs.passModel(
+            count,
+            len(rows),
+            len(program.values),
+            2,  # row by row
+            1,  # the least is sought
+            0.0,
+            program.cost,
+            np.zeros(count),
+            program.upper,
+            program.least,
+            program.most,
+            np.searchsorted(program.rows, rows).astype(np.int32),
+            program.columns.astype(np.int32),
+            program.values,
+            program.integer.astype(np.int32),
+        )
+
+    def change(self, cost: np.ndarray) -> None:
+        """Another cost; the solver goes on from where it is."""
+        self.highs.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
+
+    def relaxed(self) -> Answer | None:
+        """What the relaxation says, if that is an answer: it nearly always is integer, and needs
+        less preparation."""
+        from highspy import HighsModelStatus
+
+        status = self._run(True, RELAXED_PART)
+        if status in self._impossible():
+            return Answer(Outcome.INFEASIBLE)
+        if status != HighsModelStatus.kOptimal:
+            return None
+        solution = self.highs.getSolution()
+        x = np.array(solution.col_value)
+        whole = x[self.program.integer]
+        if np.all(np.abs(whole - np.round(whole)) <= WHOLE):
+            return Answer(Outcome.SOLVED, x)
+        self.duals = np.array(solution.row_dual)
+        return None
+
+    def solved(self) -> Answer:
+        """The answer."""
+        if self._run(False, 1.0) in self._impossible():
+            return Answer(Outcome.INFEASIBLE)
+        gap = self.highs.getInfo().mip_gap
+        if not np.isfinite(gap):
+            return Answer(Outcome.NONE_IN_TIME)
+        return Answer(Outcome.SOLVED, np.array(self.highs.getSolution().col_value), max(0.0, gap))
+
+    def _run(self, relaxed: bool, part: float) -> Any:
+        """How it ended, in this part of the time that is left."""
+        left = max(part * (self.end - time.monotonic()), MIN_PROGRAM_SECONDS)
+        self.highs.setOptionValue("solve_relaxation", relaxed)
+        self.highs.setOptionValue("time_limit", left)
+        self.highs.run()
+        return self.highs.getModelStatus()
+
+    @staticmethod
+    def _impossible() -> tuple[Any, ...]:
+        from highspy import HighsModelStatus
+
+        return HighsModelStatus.kInfeasible, HighsModelStatus.kUnboundedOrInfeasible
 
 
 def _by_pulp(program: LinearProgram, chosen: pulp.LpSolver) -> Answer:

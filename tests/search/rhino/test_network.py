@@ -10,7 +10,7 @@ import pytest
 
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import NoSolution, Solution, _Program
+from tfpar.search.rhino.ilp import NoSolution, Solution, _Program, solve_nearly
 from tfpar.search.rhino.ilp import solve_network as solve
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.solver import RELATIVE_GAP
@@ -211,6 +211,32 @@ def test_times_of_any_order_are_told_apart(scale):
     hides = node([scale], -scale * 0.99)
     late = node(scale * np.array([1.0, 1.002]), scale * np.array([1.0, 0.99]))
     assert solve(Network([hides, late], [])).picks == (0, 1)
+
+
+# --- what is near enough --------------------------------------------------------------
+
+
+def test_what_is_nearly_best_is_the_best_where_the_relaxation_is_integer():
+    for seed in SEEDS:
+        network = drawn(seed)
+        best = least(network)
+        if np.isinf(best):
+            continue
+        found = solve_nearly(network)
+        costs = [network.cost(solution.picks) for solution in found]
+        assert costs == [solution.seconds for solution in found] and min(costs) >= best - 1e-9
+        if len(found) == 1:
+            assert costs == [pytest.approx(best)]
+
+
+def test_the_relaxation_is_a_mixture_of_what_is_best_beside_it():
+    """Two ways of a whole model: one has more to hide, and one more that hides. A relaxation that
+    takes a part of each costs less than both, which come out."""
+    model = node([1.0, 5.5, 9.0], [6.0, 0.0, -6.0])
+    network = Network([model, node([0.0])], [])
+    found = solve_nearly(network)
+    assert sorted(solution.picks[0] for solution in found) == [0, 2]
+    assert solve(network).picks[0] == 1
 
 
 # --- what may go wrong ------------------------------------------------------------------

@@ -19,7 +19,7 @@ A move that cannot be has A = 0. What several readers need alike is moved once (
 The objective is sum X_ij seconds_ij + sum B_tpq seconds_tpq + E, where the work E that nothing
 hides (`_exposed`) is
 
-    E >= sum X_ij late_ij + sum B_tpq late_tpq        E >= 0
+    E >= sum X_ij late_ij + sum B_tpq late_tpq        E >= 0        (E)
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ import numpy as np
 
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.network import Moves, Network
-from tfpar.search.solver import RELATIVE_GAP, LinearProgram, Outcome, minimise
+from tfpar.search.solver import (
+    RELATIVE_GAP,
+    Answer,
+    LinearProgram,
+    Outcome,
+    minimise,
+    minimise_or,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +73,35 @@ def solve_network(network: Network, deadline: Deadline | None = None) -> Solutio
     deadline = deadline or Deadline()
     program = _Program(network)
     deadline.check()
-    answer = minimise(program.stated(), deadline)
-    deadline.check()
-    timed_out = answer.outcome is Outcome.NONE_IN_TIME
-    deadline.cut_short |= timed_out or answer.gap > RELATIVE_GAP
-    if answer.outcome is not Outcome.SOLVED:
-        raise NoSolution(timed_out)
-    picks = program.picks(answer.x)
-    return Solution(picks, network.cost(picks), answer.gap)
+    return program.solution(minimise(program.stated(), deadline), deadline)
+
+
+def solve_nearly(network: Network, deadline: Deadline | None = None) -> list[Solution]:
+    """Choices that cost about the least.
+
+    The relaxation of the program says how much of late work counts: the dual of (E). With so much
+    counted work is a sum as all else is, and programs without E nearly always have integer
+    relaxations. Where the relaxation of the program itself is none, it is a mixture of two of
+    those: of what is best where a little less counts, and a little more.
+
+    Errors: as of `solve_network`.
+    """
+    deadline = deadline or Deadline()
+    program = _Program(network)
+
+    def beside(duals: np.ndarray) -> list[np.ndarray]:
+        counted = float(duals[-1]) if program.has_late else 0.0
+        return [
+            program.costs(part)
+            for part in sorted({max(0.0, counted - BESIDE), min(1.0, counted + BESIDE)})
+        ]
+
+    answers = minimise_or(program.stated(), beside, deadline)
+    return [program.solution(answer, deadline) for answer in answers]
+
+
+BESIDE = 1e-3
+"""How much less, or more, than the relaxation says is a little of late work."""
 
 
 class _Program:
@@ -82,6 +110,7 @@ class _Program:
     Attributes:
         chosen: for each node the columns of its choices, which are the first of all; -1 for those
             that are barred.
+        has_late: some late work may be left over, so that there is a column E, the last.
     """
 
     def __init__(self, network: Network) -> None:
@@ -94,6 +123,7 @@ class _Program:
         self.num_choices = self.num_columns
         for moves in network.moves:
             self._moves(moves)
+        self.has_late = any((late > 0).any() for _, late in self._costs)
 
     def _add_columns(self, seconds: np.ndarray, late: np.ndarray) -> np.ndarray:
         """Variables that cost so much; returns their numbers."""
@@ -181,27 +211,36 @@ class _Program:
 
     def stated(self) -> LinearProgram:
         """The program as it is solved."""
+        cost = self.costs(0.0)
+        upper, integer = np.ones(len(cost)), np.arange(len(cost)) < self.num_choices
+        rows, columns, values = map(np.concatenate, zip(*self._entries, strict=True))
+        least, most = map(np.concatenate, zip(*self._bounds, strict=True))
+        if self.has_late:  # (E)
+            cost[-1], upper[-1] = 1.0, np.inf
+            late = self.costs(1.0) - self.costs(0.0)
+            (at,) = late.nonzero()
+            rows = np.append(rows, np.full(len(at) + 1, len(least)))
+            columns = np.concatenate([columns, at, [len(cost) - 1]])
+            values = np.concatenate([values, -late[at], [1.0]])
+            least, most = np.append(least, 0.0), np.append(most, np.inf)
+        return LinearProgram(cost, upper, integer, least, most, rows, columns, values)
+
+    def costs(self, exposed: float) -> np.ndarray:
+        """What the columns cost where this part of late work counts, and E is for nothing."""
         seconds, late = map(np.concatenate, zip(*self._costs, strict=True))
         # Solvers' tolerances are absolute: what a step takes is to be of the order of 1000.
         least = sum(float(node.seconds.min()) for node in self.network.nodes)
         most = max(np.abs(seconds).max(), np.abs(late).max())
         scale = 1e3 / max(least, 1e-3 * most, 1e-12)
-        cost, upper = scale * seconds, np.ones(len(seconds))
-        if (late > 0).any():
-            (at,) = late.nonzero()
-            exposed = self._add_columns(np.zeros(1), np.zeros(1))
-            columns, values = np.append(at, exposed), np.append(-scale * late[at], 1.0)
-            self._add_rows(1, np.zeros(len(columns), int), columns, values, 0.0, np.inf)
-            cost, upper = np.append(cost, 1.0), np.append(upper, np.inf)
-        rows, columns, values = map(np.concatenate, zip(*self._entries, strict=True))
-        lower, most = map(np.concatenate, zip(*self._bounds, strict=True))
-        integer = np.arange(len(cost)) < self.num_choices
-        return LinearProgram(cost, upper, integer, lower, most, rows, columns, values)
+        return np.append(scale * (seconds + exposed * late), [0.0] * self.has_late)
 
-    def picks(self, x: np.ndarray) -> tuple[int, ...]:
-        """The choices that the solution `x` stands for."""
-        found = []
-        for columns in self.chosen:
-            values = np.where(columns >= 0, x[columns], -1.0)
-            found.append(int(values.argmax()))
-        return tuple(found)
+    def solution(self, answer: Answer, deadline: Deadline) -> Solution:
+        """The choices that an answer stands for; errors as of `solve_network`."""
+        deadline.check()
+        timed_out = answer.outcome is Outcome.NONE_IN_TIME
+        deadline.cut_short |= timed_out or answer.gap > RELATIVE_GAP
+        if answer.outcome is not Outcome.SOLVED:
+            raise NoSolution(timed_out)
+        values = (np.where(columns >= 0, answer.x[columns], -1.0) for columns in self.chosen)
+        picks = tuple(int(of_node.argmax()) for of_node in values)
+        return Solution(picks, self.network.cost(picks), answer.gap)

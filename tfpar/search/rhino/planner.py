@@ -98,9 +98,8 @@ class RhinoPlanner:
         candidates: list[FoldedPlan] = [*found, *_plainer(problem, model, best)]
         more_s = surcharge(best, problem)
         if more_s and not deadline.over():
-            mesh = next(m for m, result in zip(meshes, results, strict=True) if result is best)
-            search = Search(problem.aiming(surcharge_s=more_s), model, *mesh, self.level)
-            (simpler,) = _side_by_side([search], deadline)
+            search = next(s for s, found in zip(searches, results, strict=True) if found is best)
+            (simpler,) = _side_by_side([search.counting(more_s)], deadline)
             if simpler is not None:
                 candidates.append(simpler)
         taken = simplest(candidates, problem)
