@@ -66,11 +66,14 @@ class Answer:
     Attributes:
         x: the values, if there are any.
         gap: how far their cost is above the least, at most, relative to it.
+        bound: what the relaxation of another program says of its least cost, if this one stands
+            in for that.
     """
 
     outcome: Outcome
     x: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     gap: float = 0.0
+    bound: float | None = None
 
 
 def minimise(program: LinearProgram, deadline: Deadline) -> Answer:
@@ -103,10 +106,10 @@ def minimise_or(
         return [answer]
     if highs.duals is None:
         return [highs.solved()]
-    found = []
+    found, bound = [], float(highs.highs.getInfo().objective_function_value)
     for cost in others(highs.duals):  # each from where the one before ended
         highs.change(cost)
-        found.append(highs.relaxed() or highs.solved())
+        found.append(dataclasses.replace(highs.relaxed() or highs.solved(), bound=bound))
     return found
 
 

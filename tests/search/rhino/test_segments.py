@@ -12,7 +12,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner, mesh_search, tables
 from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import NoSolution
+from tfpar.search.rhino.ilp import NoSolution, Solution
 from tfpar.search.rhino.mesh_search import Search
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.segments import (
@@ -70,7 +70,7 @@ def test_one_segment_is_solved_exactly(seed, small_tables, monkeypatch):
     whole = [Segment(tuple(range(len(network.nodes))), None)]
     start = [int(np.argmin(node.seconds)) for node in network.nodes]
     if np.isfinite(least):
-        assert network.cost(top_level(network, [whole], 0.0, start)[0]) == pytest.approx(least)
+        assert network.cost(top_level(network, [whole], 0.0, start)) == pytest.approx(least)
     else:
         with pytest.raises(NoSolution):
             top_level(network, [whole], 0.0, start)
@@ -83,7 +83,7 @@ def test_a_way_through_segments_is_never_below_the_optimum_nor_above_its_start(s
     cuts = segments(list(range(len(network.nodes))), {1, 3})
     assert [s.end for s in cuts] == [1, 3, None]
     if np.isfinite(least):
-        assert network.cost(top_level(network, [cuts], 0.0, best)[0]) == pytest.approx(least)
+        assert network.cost(top_level(network, [cuts], 0.0, best)) == pytest.approx(least)
     else:
         with pytest.raises(NoSolution):
             top_level(network, [cuts], 0.0, best)
@@ -105,9 +105,9 @@ def test_nodes_far_apart_are_improved_together():
     nodes = [node(1.0, 1.1), *[node(0.0, 0.0)] * 5, node(5.0, 1.0)]
     network = Network(nodes, [alike(0, 6, 9.0)])
     cuts = segments(list(range(7)), {2, 4})
-    (stuck, *_), start = top_level(network, [cuts], 0.0, [0] * 7), [0] * 7
+    stuck, start = top_level(network, [cuts], 0.0, [0] * 7), [0] * 7
     assert network.cost(stuck) == network.cost(start) == 6.0
-    found, *_ = top_level(network, [cuts], 0.0, start, together=[[0, 6]])
+    found = top_level(network, [cuts], 0.0, start, together=[[0, 6]])
     assert network.cost(found) == pytest.approx(2.1)
 
 
@@ -117,7 +117,7 @@ def test_so_much_late_work_counts_that_it_just_hides():
     network = Network([*nodes, node(0.0, late=[-5.0])], [])
     whole = [Segment((0, 1, 2, 3), None)]
     for part, least in ((0.0, 7.0), (1.0, 6.5)):
-        assert network.cost(top_level(network, [whole], part, [0, 0, 0, 0])[0]) == least
+        assert network.cost(top_level(network, [whole], part, [0, 0, 0, 0])) == least
     found = solve_by_segments(network, [whole], [0, 0, 0, 0])
     assert found == [1, 1, 0, 0] and network.cost(found) == 3.5
 
@@ -180,7 +180,8 @@ def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(lev
     assert len(set(found)) == len(found)
     monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / costs[0] * 0.99)
     assert parallel not in search._starts(space, roots)
-    monkeypatch.setattr(Search, "_near", lambda search, space, roots: [picks])
+    only = Solution(parallel, slow)
+    monkeypatch.setattr(Search, "_near", lambda search, space, roots: [only])
     assert search._starts(space, roots) == [parallel]
 
 
@@ -247,7 +248,7 @@ def test_both_levels_find_plans_and_report_what_they_saw(small_gpt):
         assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
         assert report.instructions == len(problem.graph.ops)
         assert 0 < report.subgraphs < report.cones < report.nodes < report.instructions
-    assert planners[3].report.gap < 1e-3 and planners[2].report.gap == np.inf
+    assert planners[3].report.gap < 1e-3 and planners[2].report.gap < 0.2
     assert plans[2].cost.seconds <= 1.1 * plans[3].cost.seconds
 
 
@@ -263,8 +264,8 @@ def test_past_the_deadline_the_start_is_what_there_is():
     worse = max((picks for picks, cost in costs(network) if np.isfinite(cost)), key=network.cost)
     cuts = segments(list(range(len(network.nodes))), {1, 3})
     assert network.cost(worse) > network.cost(best)
-    assert top_level(network, [cuts], 0.0, worse, over()) == [list(worse)]
-    assert network.cost(top_level(network, [cuts], 0.0, worse)[0]) < network.cost(worse)
+    assert top_level(network, [cuts], 0.0, worse, over()) == list(worse)
+    assert network.cost(top_level(network, [cuts], 0.0, worse)) < network.cost(worse)
 
 
 @pytest.mark.slow

@@ -82,7 +82,8 @@ def solve_nearly(network: Network, deadline: Deadline | None = None) -> list[Sol
     The relaxation of the program says how much of late work counts: the dual of (E). With so much
     counted work is a sum as all else is, and programs without E nearly always have integer
     relaxations. Where the relaxation of the program itself is none, it is a mixture of two of
-    those: of what is best where a little less counts, and a little more.
+    those: of what is best where a little less counts, and a little more. Gaps are to what the
+    relaxation costs.
 
     Errors: as of `solve_network`.
     """
@@ -124,6 +125,13 @@ class _Program:
         for moves in network.moves:
             self._moves(moves)
         self.has_late = any((late > 0).any() for _, late in self._costs)
+        # Solvers' tolerances are absolute: what a step takes is to be of the order of 1000.
+        least = sum(float(node.seconds.min()) for node in network.nodes)
+        most = max(
+            (np.abs(costs).max() for both in self._costs for costs in both if len(costs)),
+            default=1.0,
+        )
+        self.scale = 1e3 / max(least, 1e-3 * float(most), 1e-12)
 
     def _add_columns(self, seconds: np.ndarray, late: np.ndarray) -> np.ndarray:
         """Variables that cost so much; returns their numbers."""
@@ -228,11 +236,7 @@ class _Program:
     def costs(self, exposed: float) -> np.ndarray:
         """What the columns cost where this part of late work counts, and E is for nothing."""
         seconds, late = map(np.concatenate, zip(*self._costs, strict=True))
-        # Solvers' tolerances are absolute: what a step takes is to be of the order of 1000.
-        least = sum(float(node.seconds.min()) for node in self.network.nodes)
-        most = max(np.abs(seconds).max(), np.abs(late).max())
-        scale = 1e3 / max(least, 1e-3 * most, 1e-12)
-        return np.append(scale * (seconds + exposed * late), [0.0] * self.has_late)
+        return np.append(self.scale * (seconds + exposed * late), [0.0] * self.has_late)
 
     def solution(self, answer: Answer, deadline: Deadline) -> Solution:
         """The choices that an answer stands for; errors as of `solve_network`."""
@@ -243,4 +247,7 @@ class _Program:
             raise NoSolution(timed_out)
         values = (np.where(columns >= 0, answer.x[columns], -1.0) for columns in self.chosen)
         picks = tuple(int(of_node.argmax()) for of_node in values)
-        return Solution(picks, self.network.cost(picks), answer.gap)
+        seconds, gap = self.network.cost(picks), answer.gap
+        if answer.bound is not None:
+            gap = max(0.0, 1.0 - answer.bound / self.scale / max(seconds, 1e-300))
+        return Solution(picks, seconds, gap)

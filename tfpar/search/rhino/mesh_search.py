@@ -53,8 +53,8 @@ class Report:
         critical_nodes, subgraphs: of the whole step, blocks that repeat counted as often.
         nodes: to decide along a mesh axis, blocks that repeat counted once; cones: what is left
             of them when chains are merged.
-        gap: that the program along the last mesh axis left; infinite at level 2, which knows
-            none.
+        gap: how far the decisions along the last mesh axis are from the best, at most, relative to
+            these; infinite if that is not known.
     """
 
     instructions: int = 0
@@ -118,6 +118,8 @@ class Search:
 
     Args:
         batch_axes: those that split the batch; None leaves that open.
+        level: 2 relaxes programs, and goes through segments where that is not enough; 3 solves
+            them.
         offer: is told of each plan that is found.
     """
 
@@ -141,7 +143,14 @@ class Search:
         # What was found out, which searches with another surcharge share.
         self._networks: list[tuple[int, Chosen, Networks]] = []
         self._roots: dict[Network, Roots] = {}
-        self._found: dict[Network, Solution] = {}
+        self._nearly: dict[Network, list[Solution]] = {}
+        self._found: dict[tuple[Network, int], Solution] = {}
+
+    def on_level(self, level: int) -> Search:
+        """The search on another level; what this one has found out, it knows."""
+        other = copy.copy(self)
+        other.level = level
+        return other
 
     def counting(self, surcharge_s: float) -> Search:
         """The search in which each collective counts dearer by so many seconds; what this one has
@@ -218,33 +227,34 @@ class Search:
         """The decisions along an axis that are worth going on from, the best first, none twice:
         what costs least, as near as is easily found, and data parallelism."""
         found: dict[tuple[int, ...], float] = {}
-        for picks in (*self._near(space, roots), _start(space, roots)):
+        near = (solution.picks for solution in self._near(space, roots))
+        for picks in (*near, _start(space, roots)):
             found.setdefault(tuple(picks), roots.network.cost(picks))
         best, *others = sorted(found, key=lambda picks: found[picks])
         if self.deadline.over():
             return [best]
         return [best, *(o for o in others if found[o] <= PROMISING_RATIO * found[best])]
 
-    def _near(self, space: Space, roots: Roots) -> list[Sequence[int]]:
+    def _near(self, space: Space, roots: Roots) -> list[Solution]:
         """What costs least along an axis, or nearly so."""
-        if self.level == 2 or self.deadline.over():
-            return [self._solved(space, roots).picks]
-        try:
-            solutions = solve_nearly(roots.network, self.deadline)
-        except NoSolution as error:
-            if not error.timed_out:
-                raise
-            return [self._by_segments(space, roots)]
-        if len(solutions) == 1:
-            self._found[roots.network] = solutions[0]
-        return [solution.picks for solution in solutions]
+        network = roots.network
+        if network not in self._nearly:
+            if self.deadline.over():
+                return [self._without_time(space, roots)]
+            try:
+                self._nearly[network] = solve_nearly(network, self.deadline)
+            except NoSolution as error:
+                if not error.timed_out:
+                    raise
+                self._nearly[network] = [self._by_segments(space, roots)]
+        return self._nearly[network]
 
     def _seconds(self, networks: Networks) -> float:
         """What is found along the axis of `networks` takes, about, by the likeliest of them;
         infinite if there is nothing."""
         roots = self._merged(networks.first(self.surcharge_s))
         try:
-            return min(map(roots.network.cost, self._near(networks.space, roots)))
+            return min(solution.seconds for solution in self._near(networks.space, roots))
         except NoSolution:
             return math.inf
 
@@ -312,35 +322,37 @@ class Search:
 
     def _solved(self, space: Space, roots: Roots) -> Solution:
         """Choices of the roots, and the gap that they leave."""
-        if roots.network not in self._found:
-            self._found[roots.network] = self._solution(space, roots)
-        return self._found[roots.network]
+        key = roots.network, self.level
+        if key not in self._found:
+            self._found[key] = self._solution(space, roots)
+        return self._found[key]
 
     def _solution(self, space: Space, roots: Roots) -> Solution:
-        def guessed(picks: Sequence[int], gap: float = math.inf) -> Solution:
-            return Solution(tuple(picks), roots.network.cost(picks), gap)
-
-        is_over = self.deadline.over()
-        if is_over:
-            start = _start(space, roots)
-            if math.isfinite(roots.network.cost(start)):
-                return guessed(start)
-        if self.level == 2 or is_over:
-            return guessed(self._by_segments(space, roots))
+        near = min(self._near(space, roots), key=lambda solution: solution.seconds)
+        if near.gap <= RELATIVE_GAP or self.deadline.over():
+            return near
+        if self.level == 2:
+            return self._by_segments(space, roots, near)
         try:
             solution = solve_network(roots.network, self.deadline)
         except NoSolution as error:
             if not error.timed_out:
                 raise
-            return guessed(self._by_segments(space, roots))
+            return self._by_segments(space, roots, near)
         if solution.gap > RELATIVE_GAP:  # it was stopped: what level 2 makes of it is no worse
-            return guessed(self._by_segments(space, roots, solution.picks), solution.gap)
+            return self._by_segments(space, roots, solution)
         return solution
 
-    def _by_segments(
-        self, space: Space, roots: Roots, known: Sequence[int] | None = None
-    ) -> Sequence[int]:
-        """Level 2, from what costs least of data parallelism, nothing split and `known` choices."""
+    def _without_time(self, space: Space, roots: Roots) -> Solution:
+        """Data parallelism, if it can be, when the time is over."""
+        start = _start(space, roots)
+        if math.isfinite(roots.network.cost(start)):
+            return Solution(tuple(start), roots.network.cost(start), math.inf)
+        return self._by_segments(space, roots)
+
+    def _by_segments(self, space: Space, roots: Roots, known: Solution | None = None) -> Solution:
+        """The dynamic program over segments, from what costs least of data parallelism, nothing
+        split and a `known` solution."""
         critical = set(self.critical)
         pivots = {
             at for at, i in enumerate(roots.nodes) if any(op in critical for op in space.nodes[i])
@@ -354,15 +366,20 @@ class Search:
             [at for at, i in enumerate(roots.nodes) if space.nodes[i][0] in space.variables],
             {at for at, i in enumerate(roots.nodes) if self._is_intensive(space.nodes[i][0])},
         )
-        starts = [_start(space, roots), [0] * len(roots.nodes), *([] if known is None else [known])]
+        starts = [_start(space, roots), [0] * len(roots.nodes)]
+        starts += [] if known is None else [list(known.picks)]
         start = min(starts, key=roots.network.cost)
         try:
-            return solve_by_segments(roots.network, cuts, start, self.deadline, together)
+            picks = solve_by_segments(roots.network, cuts, start, self.deadline, together)
         except NoSolution:
             patient = self.deadline.without_end()  # however late it is, there has to be a plan
-            picks = solve_network(roots.network, patient).picks
+            found = solve_network(roots.network, patient)
             self.deadline.cut_short |= patient.cut_short
-            return picks
+            return found
+        seconds, gap = roots.network.cost(picks), math.inf
+        if known is not None:
+            gap = max(0.0, 1.0 - (1.0 - known.gap) * known.seconds / max(seconds, 1e-300))
+        return Solution(tuple(picks), seconds, gap)
 
     def found(self, chosen: Chosen, report: Report | None = None) -> OnMesh:
         """The plan in which ops run as `chosen` along all axes."""

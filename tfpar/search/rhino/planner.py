@@ -28,6 +28,7 @@ from tfpar.search.problem import Problem
 from tfpar.search.rhino.alternatives import alternatives
 from tfpar.search.rhino.mesh_search import OnMesh, Report, Search
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
+from tfpar.search.solver import RELATIVE_GAP
 from tfpar.spec import PlanError, TimeLimitError
 from tfpar.spec.arguments import one_of
 
@@ -83,8 +84,10 @@ class RhinoPlanner:
             problem.offer(functools.partial(self._first, problem, model), None)
             offer = functools.partial(self._offer, problem, model)
         meshes = shapes(problem.meshes)
-        searches = [Search(problem, model, *mesh, self.level, offer=offer) for mesh in meshes]
+        searches = [Search(problem, model, *mesh, 2, offer=offer) for mesh in meshes]
         results = _side_by_side(searches, deadline)
+        if self.level == 3:
+            results = _solved(searches, results, problem, deadline)
         found = [result for result in results if result is not None]
         if not found and deadline.cut_short:
             raise TimeLimitError(
@@ -138,6 +141,26 @@ def _plainer(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator
         laid = propagate(model.prepared, best.mesh, anchors)
         cost = evaluate(laid, problem.cluster, model.roles, problem.state_ratio)
         yield dataclasses.replace(best, anchors=anchors, cost=cost)
+
+
+def _solved(
+    searches: Sequence[Search],
+    results: Sequence[OnMesh | None],
+    problem: Problem,
+    deadline: Deadline,
+) -> list[OnMesh | None]:
+    """What searches of level 2 have found, with that of level 3 where it may be the fastest: where
+    the gap is larger than what the mesh is behind by. What looks fastest comes first."""
+    solved = list(results)
+    found = {at: result for at, result in enumerate(results) if result is not None}
+    for at in sorted(found, key=lambda at: found[at].cost.seconds):
+        best, result = fastest([r for r in solved if r is not None], problem), found[at]
+        least = result.cost.seconds * (1.0 - result.report.gap)
+        may_be = problem.excess_in_parts(best.cost) or least < best.cost.seconds
+        if result.report.gap > RELATIVE_GAP and may_be and not deadline.over():
+            (better,) = _side_by_side([searches[at].on_level(3)], deadline)
+            solved[at] = better or result
+    return solved
 
 
 def _side_by_side(searches: Sequence[Search], deadline: Deadline) -> list[OnMesh | None]:
