@@ -32,6 +32,7 @@ from tfpar.search.rhino.segments import (
     solve_by_segments,
 )
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
+from tfpar.search.rhino.work import Work
 from tfpar.search.solver import RELATIVE_GAP
 from tfpar.spec import Mesh, Shard, replicated
 
@@ -139,6 +140,7 @@ class Search:
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
         self.report = Report(len(problem.graph.ops), count, max(count - 1, 1))
         self.deadline = Deadline()
+        self.work = Work()
         self.surcharge_s = problem.objective.surcharge_s
         # What was found out, which searches with another surcharge share.
         self._networks: list[tuple[int, Chosen, Networks]] = []
@@ -242,6 +244,7 @@ class Search:
             if self.deadline.over():
                 return [self._without_time(space, roots)]
             try:
+                self._count(network)
                 self._nearly[network] = solve_nearly(network, self.deadline)
             except NoSolution as error:
                 if not error.timed_out:
@@ -269,8 +272,11 @@ class Search:
         for known_axis, known_before, networks in self._networks:
             if (known_axis, known_before) == (axis, before):
                 return networks
-        self._networks.append((axis, before, self.networks(axis, before)))
-        return self._networks[-1][-1]
+        networks = self.networks(axis, before)
+        self.work.spaces += 1
+        self.work.strategies += sum(map(len, networks.space.strategies))
+        self._networks.append((axis, before, networks))
+        return networks
 
     def _merged(self, network: Network) -> Roots:
         if network not in self._roots:
@@ -334,6 +340,7 @@ class Search:
         if self.level == 2:
             return self._by_segments(space, roots, near)
         try:
+            self._count(roots.network)
             solution = solve_network(roots.network, self.deadline)
         except NoSolution as error:
             if not error.timed_out:
@@ -342,6 +349,11 @@ class Search:
         if solution.gap > RELATIVE_GAP:  # it was stopped: what level 2 makes of it is no worse
             return self._by_segments(space, roots, solution)
         return solution
+
+    def _count(self, network: Network) -> None:
+        """Count a program."""
+        self.work.programs += 1
+        self.work.choices += sum(node.size for node in network.nodes)
 
     def _without_time(self, space: Space, roots: Roots) -> Solution:
         """Data parallelism, if it can be, when the time is over."""
@@ -366,6 +378,7 @@ class Search:
             [at for at, i in enumerate(roots.nodes) if space.nodes[i][0] in space.variables],
             {at for at, i in enumerate(roots.nodes) if self._is_intensive(space.nodes[i][0])},
         )
+        self.work.by_segments += 1
         starts = [_start(space, roots), [0] * len(roots.nodes)]
         starts += [] if known is None else [list(known.picks)]
         start = min(starts, key=roots.network.cost)

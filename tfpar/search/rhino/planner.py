@@ -27,6 +27,7 @@ from tfpar.search.model.folded_model import FoldedModel, folded_model
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.alternatives import alternatives
 from tfpar.search.rhino.mesh_search import OnMesh, Report, Search
+from tfpar.search.rhino.work import Work
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
 from tfpar.search.solver import RELATIVE_GAP
 from tfpar.spec import PlanError, TimeLimitError
@@ -50,7 +51,7 @@ class RhinoPlanner:
             is much to decide, and may find slower plans.
 
     Attributes:
-        report: of the last search.
+        report: of the last search; work: what it did.
 
     Raises:
         ArgumentError: another level.
@@ -58,6 +59,7 @@ class RhinoPlanner:
 
     level: int = 3
     report: Report = dataclasses.field(default_factory=Report)
+    work: Work = dataclasses.field(default_factory=Work)
 
     def __post_init__(self) -> None:
         self.level = one_of("level", self.level, LEVELS)
@@ -105,6 +107,7 @@ class RhinoPlanner:
             (simpler,) = _side_by_side([search.counting(more_s)], deadline)
             if simpler is not None:
                 candidates.append(simpler)
+        self.work = sum((search.work for search in searches), Work())
         taken = simplest(candidates, problem)
         until = Deadline(min(ALTERNATIVES_S, deadline.left))
         return assemble(
