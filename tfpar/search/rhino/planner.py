@@ -162,7 +162,7 @@ def _solved(
         may_be = problem.excess_in_parts(best.cost) or least < best.cost.seconds
         if result.report.gap > RELATIVE_GAP and may_be and not deadline.over():
             (better,) = _side_by_side([searches[at].on_level(3)], deadline)
-            solved[at] = better or result
+            solved[at] = fastest([result, *([] if better is None else [better])], problem)
     return solved
 
 
