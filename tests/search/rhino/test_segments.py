@@ -12,7 +12,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner, mesh_search, tables
 from tfpar.search.rhino.cones import merge
-from tfpar.search.rhino.ilp import NoSolution
+from tfpar.search.rhino.ilp import NoSolution, Solution
 from tfpar.search.rhino.mesh_search import Search
 from tfpar.search.rhino.network import Moves, Network, Node
 from tfpar.search.rhino.segments import (
@@ -70,7 +70,7 @@ def test_one_segment_is_solved_exactly(seed, small_tables, monkeypatch):
     whole = [Segment(tuple(range(len(network.nodes))), None)]
     start = [int(np.argmin(node.seconds)) for node in network.nodes]
     if np.isfinite(least):
-        assert network.cost(top_level(network, [whole], 0.0, start)[0]) == pytest.approx(least)
+        assert network.cost(top_level(network, [whole], 0.0, start)) == pytest.approx(least)
     else:
         with pytest.raises(NoSolution):
             top_level(network, [whole], 0.0, start)
@@ -83,7 +83,7 @@ def test_a_way_through_segments_is_never_below_the_optimum_nor_above_its_start(s
     cuts = segments(list(range(len(network.nodes))), {1, 3})
     assert [s.end for s in cuts] == [1, 3, None]
     if np.isfinite(least):
-        assert network.cost(top_level(network, [cuts], 0.0, best)[0]) == pytest.approx(least)
+        assert network.cost(top_level(network, [cuts], 0.0, best)) == pytest.approx(least)
     else:
         with pytest.raises(NoSolution):
             top_level(network, [cuts], 0.0, best)
@@ -105,9 +105,9 @@ def test_nodes_far_apart_are_improved_together():
     nodes = [node(1.0, 1.1), *[node(0.0, 0.0)] * 5, node(5.0, 1.0)]
     network = Network(nodes, [alike(0, 6, 9.0)])
     cuts = segments(list(range(7)), {2, 4})
-    (stuck, *_), start = top_level(network, [cuts], 0.0, [0] * 7), [0] * 7
+    stuck, start = top_level(network, [cuts], 0.0, [0] * 7), [0] * 7
     assert network.cost(stuck) == network.cost(start) == 6.0
-    found, *_ = top_level(network, [cuts], 0.0, start, together=[[0, 6]])
+    found = top_level(network, [cuts], 0.0, start, together=[[0, 6]])
     assert network.cost(found) == pytest.approx(2.1)
 
 
@@ -117,7 +117,7 @@ def test_so_much_late_work_counts_that_it_just_hides():
     network = Network([*nodes, node(0.0, late=[-5.0])], [])
     whole = [Segment((0, 1, 2, 3), None)]
     for part, least in ((0.0, 7.0), (1.0, 6.5)):
-        assert network.cost(top_level(network, [whole], part, [0, 0, 0, 0])[0]) == least
+        assert network.cost(top_level(network, [whole], part, [0, 0, 0, 0])) == least
     found = solve_by_segments(network, [whole], [0, 0, 0, 0])
     assert found == [1, 1, 0, 0] and network.cost(found) == 3.5
 
@@ -143,27 +143,25 @@ def test_where_links_are_slow_level_2_comes_near_level_3():
 
 
 @pytest.mark.slow
-def test_level_3_goes_on_from_the_better_choice_of_the_first_axis(monkeypatch):
-    """Whatever its program chose along the first axis, it finds no slower plan than level 2."""
+def test_the_search_goes_on_from_the_start_that_turns_out_better(monkeypatch):
+    """However good what it chose along the first axis looks there."""
     problem = Captured.saved("wide").problem([2, 2], "v100-ethernet")
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
 
-    def seconds(level):
-        return Search(problem, model, mesh, None, level).run(Deadline()).cost.seconds
+    def seconds():
+        return Search(problem, model, mesh, None, 3).run(Deadline()).cost.seconds
 
-    second, decided = seconds(2), Search._decided
+    best, starts = seconds(), Search._starts
 
-    def badly(self, space, roots, report):
-        if space.axis == 0 and self.level == 3:
-            picks = space.data_parallel_picks()
-            slow = roots.network.cost([picks[i] for i in roots.nodes])
-            return space.chosen(picks), report, slow
-        return decided(self, space, roots, report)
+    def badly(self, space, roots):
+        found = starts(self, space, roots)
+        picks = space.data_parallel_picks()
+        return [[picks[i] for i in roots.nodes], *found]
 
-    monkeypatch.setattr(Search, "_decided", badly)
-    assert seconds(3) <= second * (1 + 1e-4)
+    monkeypatch.setattr(Search, "_starts", badly)
+    assert seconds() <= best * (1 + 1e-4)
     monkeypatch.setattr(Search, "_seconds", lambda search, networks: 0.0)  # takes the first
-    assert seconds(3) > second * 1.1
+    assert seconds() > best * 1.1
 
 
 @pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -174,16 +172,17 @@ def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(lev
     networks = search.networks(0, Chosen())
     space, roots = networks.space, merge(networks.first())
     picks = [space.data_parallel_picks()[i] for i in roots.nodes]
-    parallel, slow = space.chosen(roots.all_picks(picks)), roots.network.cost(picks)
-    chosen, _, seconds = search._decided(space, roots, search.report)
-    monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / seconds * 1.01)
-    found = search._promising(space, roots, chosen, seconds)
-    assert found[0] == chosen and parallel in found
-    assert all(found.count(each) == 1 for each in found)
-    assert parallel == search._promising(space, roots, parallel, slow)[0]
-    assert search._promising(space, roots, parallel, slow).count(parallel) == 1
-    monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / seconds * 0.99)
-    assert parallel not in search._promising(space, roots, chosen, seconds)
+    parallel, slow = tuple(picks), roots.network.cost(picks)
+    monkeypatch.setattr(mesh_search, "PROMISING_RATIO", 1e9)
+    found = search._starts(space, roots)
+    costs = [roots.network.cost(start) for start in found]
+    assert costs == sorted(costs) and costs[0] < slow and parallel in found
+    assert len(set(found)) == len(found)
+    monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / costs[0] * 0.99)
+    assert parallel not in search._starts(space, roots)
+    only = Solution(parallel, slow)
+    monkeypatch.setattr(Search, "_near", lambda search, space, roots: [only])
+    assert search._starts(space, roots) == [parallel]
 
 
 @pytest.mark.parametrize("links", ["v100-ethernet", "rhino-m8"])
@@ -249,7 +248,7 @@ def test_both_levels_find_plans_and_report_what_they_saw(small_gpt):
         assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
         assert report.instructions == len(problem.graph.ops)
         assert 0 < report.subgraphs < report.cones < report.nodes < report.instructions
-    assert planners[3].report.gap < 1e-3 and planners[2].report.gap == np.inf
+    assert planners[3].report.gap < 1e-3 and planners[2].report.gap < 0.2
     assert plans[2].cost.seconds <= 1.1 * plans[3].cost.seconds
 
 
@@ -265,8 +264,8 @@ def test_past_the_deadline_the_start_is_what_there_is():
     worse = max((picks for picks, cost in costs(network) if np.isfinite(cost)), key=network.cost)
     cuts = segments(list(range(len(network.nodes))), {1, 3})
     assert network.cost(worse) > network.cost(best)
-    assert top_level(network, [cuts], 0.0, worse, over()) == [list(worse)]
-    assert network.cost(top_level(network, [cuts], 0.0, worse)[0]) < network.cost(worse)
+    assert top_level(network, [cuts], 0.0, worse, over()) == list(worse)
+    assert network.cost(top_level(network, [cuts], 0.0, worse)) < network.cost(worse)
 
 
 @pytest.mark.slow

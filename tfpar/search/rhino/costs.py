@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -49,68 +49,102 @@ class Gradients(enum.Enum):
     ALONE = "each is a collective of its own, with its latency; nothing hides it"
 
 
+_Way = tuple[int, np.ndarray, tuple[tuple[int, np.ndarray], ...]]
+"""Of a tensor the source, what it is made as, and the readers, as of `Moves`."""
+
+STAYS, CANNOT = 0, 1
+"""The numbers of two moves: of what need not be moved, and of what cannot be."""
+
+
 class Costs:
     """What the strategies of `space` cost, and moving tensors between them.
 
-    Args:
-        surcharge_s: seconds that each collective counts beside what it takes (`search.simplest`).
+    All of it is found out once, as terms: every network of the space is made of these.
     """
 
-    def __init__(
-        self, space: Space, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0
-    ) -> None:
-        self.space, self.surcharge_s = space, surcharge_s
-        self.gradients = gradients
+    def __init__(self, space: Space) -> None:
+        self.space = space
         self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
-        self._moved: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._distinct = [self.pricer.zero().vector] * 2  # the terms of moves, by their numbers
+        self._moved: dict[tuple[object, ...], dict[tuple[Spec, Spec], int]] = {}
+        nodes = zip(space.nodes, space.strategies, strict=True)
+        self._nodes = [self._strategy_terms(*node) for node in nodes]
+        self._moves = self._all_moves()
 
-    def network(self) -> Network:
-        """What the strategies cost, and moving tensors between them."""
-        nodes = []
-        for number, ops in enumerate(self.space.nodes):
-            self.space.deadline.check()
-            costs = [
-                self._strategy_cost(ops, strategy) for strategy in self.space.strategies[number]
-            ]
-            seconds, late = (np.array([c[i] for c in costs]) for i in range(2))
-            nodes.append(Node(ops[0].name, seconds, late))
-        return Network(nodes, self._all_moves())
+    def network(self, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0) -> Network:
+        """What the strategies cost, and moving tensors between them.
 
-    def _strategy_cost(self, ops: Sequence[Op], strategy: AxisStrategy) -> tuple[float, float]:
-        """(seconds, late seconds) of all `ops` of a node."""
-        terms = self.pricer.zero()
-        seconds = 0.0
-        for op in ops:
-            if op in self.space.variables:
-                seconds += self._update_seconds(op, strategy)
-                continue
-            if op in self.space.fed:
-                # No op waits for it. But of plans that are equal, that is better which feeds a rank
-                # only its part.
-                (spec,) = self.space.specs(op, strategy, "kept")
-                read = self.pricer.local_bytes(op.outputs[0], spec)
-                seconds += read / self.space.problem.cluster.device.memory_bandwidth
-                continue
-            if not op.inputs and op not in self.space.growth.axis_splits:
-                continue
-            if op in self.space.left_alone or op not in self.space.growth.axis_splits:
-                self._add_left_alone(terms, op, strategy)
-            else:
-                self.pricer.add_op(
-                    terms, op, self.space.prepared.rules[op], self.space.decision(op, strategy)
-                )
-            made, kept = (
-                self.space.specs(op, strategy, "made"),
-                self.space.specs(op, strategy, "kept"),
+        Args:
+            surcharge_s: seconds that each collective counts beside what it takes
+                (`search.simplest`).
+        """
+        sizes = [len(terms) for terms, _ in self._nodes]
+        terms = np.concatenate([terms for terms, _ in self._nodes])
+        seconds, late = self._seconds_and_late(terms, gradients, surcharge_s)
+        seconds += np.concatenate([more for _, more in self._nodes])
+        late[np.isinf(seconds)] = 0.0
+        parts = (np.split(costs, np.cumsum(sizes)[:-1]) for costs in (seconds, late))
+        nodes = [
+            Node(ops[0].name, *costs) for ops, *costs in zip(self.space.nodes, *parts, strict=True)
+        ]
+        seconds, late = self._seconds_and_late(np.array(self._distinct), gradients, surcharge_s)
+        seconds[CANNOT] = np.inf
+        moves = [
+            Moves(
+                source,
+                made,
+                readers,
+                sum(seconds[table] for table in tables),
+                sum(late[table] for table in tables),
             )
-            for tensor, source, target in zip(op.outputs, made, kept, strict=True):
-                if source != target:  # along this axis, or one before
-                    try:
-                        self.pricer.add_reshard(terms, Reshard(tensor, source, target))
-                    except SpecError:
-                        return np.inf, 0.0
-        more, late = self._seconds_and_late(terms)
-        return seconds + more, late
+            for (source, made, readers), tables in self._moves
+        ]
+        return Network(nodes, moves)
+
+    # --- nodes -------------------------------------------------------------------
+
+    def _strategy_terms(
+        self, ops: Sequence[Op], strategies: Sequence[AxisStrategy]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """For each strategy of a node (rows) the terms of its ops, and what seconds they take
+        beside: infinite for one that is barred."""
+        self.space.deadline.check()
+        terms = [self.pricer.zero() for _ in strategies]
+        seconds = np.zeros(len(strategies))
+        for at, strategy in enumerate(strategies):
+            for op in ops:
+                try:
+                    seconds[at] += self._add_strategy(terms[at], op, strategy)
+                except SpecError:
+                    seconds[at] = np.inf
+        return np.array([t.vector for t in terms]), seconds
+
+    def _add_strategy(self, terms: Terms, op: Op, strategy: AxisStrategy) -> float:
+        """Add the terms of `op`; returns seconds beside.
+
+        Raises:
+            SpecError: it cannot run so.
+        """
+        space = self.space
+        if op in space.variables:
+            return self._update_seconds(op, strategy)
+        if op in space.fed:
+            # No op waits for it. But of plans that are equal, that is better which feeds a rank
+            # only its part.
+            (spec,) = space.specs(op, strategy, "kept")
+            read = self.pricer.local_bytes(op.outputs[0], spec)
+            return read / space.problem.cluster.device.memory_bandwidth
+        if not op.inputs and op not in space.growth.axis_splits:
+            return 0.0
+        if op in space.left_alone or op not in space.growth.axis_splits:
+            self._add_left_alone(terms, op, strategy)
+        else:
+            self.pricer.add_op(terms, op, space.prepared.rules[op], space.decision(op, strategy))
+        made, kept = space.specs(op, strategy, "made"), space.specs(op, strategy, "kept")
+        for tensor, source, target in zip(op.outputs, made, kept, strict=True):
+            if source != target:  # along this axis, or one before
+                self.pricer.add_reshard(terms, Reshard(tensor, source, target))
+        return 0.0
 
     def _add_left_alone(self, terms: Terms, op: Op, strategy: AxisStrategy) -> None:
         """Add what an op costs that is left to propagation: about as much as under data parallelism
@@ -139,29 +173,40 @@ class Costs:
         ratio, cluster = self.space.problem.state_ratio, self.space.problem.cluster
         return update_seconds(stored.updated, ratio, cluster) + stored.copies_s
 
-    def _seconds_and_late(self, terms: Terms) -> tuple[float, float]:
-        """(seconds, late seconds) of terms."""
-        seconds = float(terms.compute.sum())
-        seconds += float(terms.communication.sum())
-        seconds += self.surcharge_s * terms.count
-        mesh, cluster = self.space.mesh, self.space.problem.cluster
-        late = -cluster.overlap * float(terms.compute[BACKWARD])
-        for when in (When.BESIDE, When.AFTER):
-            for kind, axes, num_bytes in terms.packed(when):
-                if self.gradients is Gradients.ALONE:
-                    alone = collective_seconds(kind, axes, num_bytes, mesh, cluster)
-                    seconds += self.surcharge_s + alone
-                    continue
-                taken = num_bytes * seconds_per_byte(kind, axes, mesh, cluster)
-                if self.gradients is Gradients.HIDDEN and when is When.BESIDE:
-                    late += taken
-                else:
-                    seconds += taken
-        return seconds, late
+    def _seconds_and_late(
+        self, terms: np.ndarray, gradients: Gradients, surcharge_s: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(seconds, late seconds) of terms, one in each row.
 
-    def _all_moves(self) -> list[Moves]:
-        found: dict[tuple[object, ...], list[np.ndarray]] = {}
-        described: dict[tuple[object, ...], Moves] = {}
+        Both are sums of the terms, each times its price: prices are written as terms themselves.
+        """
+        mesh, cluster = self.space.mesh, self.space.problem.cluster
+        present, at_once, later = (self.pricer.zero() for _ in range(3))
+        at_once.compute[:] = at_once.communication[:] = 1.0
+        at_once.count = surcharge_s
+        later.compute[BACKWARD] = -cluster.overlap
+        present.vector += terms.sum(axis=0)
+        alone = np.zeros(len(terms))
+        for when in (When.BESIDE, When.AFTER):
+            for kind, axes, _ in present.packed(when):
+                if gradients is Gradients.ALONE:
+                    one = self.pricer.zero()
+                    one.pack(when, kind, axes, 1.0)
+                    num_bytes = terms @ one.vector
+                    for size in np.unique(num_bytes[num_bytes > 0]):
+                        taken = collective_seconds(kind, axes, float(size), mesh, cluster)
+                        alone[num_bytes == size] += surcharge_s + taken
+                    continue
+                hidden = gradients is Gradients.HIDDEN and when is When.BESIDE
+                price = seconds_per_byte(kind, axes, mesh, cluster)
+                (later if hidden else at_once).pack(when, kind, axes, price)
+        return terms @ at_once.vector + alone, terms @ later.vector
+
+    # --- moves -------------------------------------------------------------------
+
+    def _all_moves(self) -> list[tuple[_Way, list[np.ndarray]]]:
+        """The ways that tensors go, each with the table of every tensor that goes so."""
+        found: dict[tuple[object, ...], tuple[_Way, list[np.ndarray]]] = {}
         outputs = set(self.space.graph.outputs)
         for op in self.space.graph.ops:
             if op not in self.space.place:
@@ -169,90 +214,95 @@ class Costs:
             self.space.deadline.check()
             for tensor in op.outputs:
                 readers = self.space.prepared.consumers.get(tensor, ())
-                moves = self._moves(op, tensor, readers, tensor in outputs)
+                moves = self._way_and_table(op, tensor, readers, tensor in outputs)
                 if moves is None:
                     continue
-                key = (
-                    moves.source,
-                    moves.made.tobytes(),
-                    moves.seconds.shape,
-                    tuple((n, needs.tobytes()) for n, needs in moves.readers),
-                )
-                found.setdefault(key, []).append(np.stack([moves.seconds, moves.late]))
-                described[key] = moves
-        return [
-            dataclasses.replace(
-                described[key], seconds=sum(m[0] for m in tables), late=sum(m[1] for m in tables)
-            )
-            for key, tables in found.items()
-        ]
+                (source, made, read), table = moves
+                key = source, made.tobytes(), table.shape, tuple((n, q.tobytes()) for n, q in read)
+                found.setdefault(key, (moves[0], []))[1].append(table)
+        return list(found.values())
 
-    def _moves(
+    def _way_and_table(
         self, op: Op, tensor: Tensor, readers: Collection[Op], is_output: bool
-    ) -> Moves | None:
+    ) -> tuple[_Way, np.ndarray] | None:
+        """The way of a tensor, and the numbers of the moves between its states (rows) and those
+        that it is needed in; None if nobody reads it, or nothing ever moves."""
+        space = self.space
         states: dict[Spec, int] = {}
-        source = self.space.place[op]
+        source = space.place[op]
         made = [
-            states.setdefault(self.space.specs(op, strategy, "kept")[tensor.index], len(states))
-            for strategy in self.space.strategies[source]
+            states.setdefault(specs[tensor.index], len(states))
+            for specs in space.specs_of(op, "kept")
         ]
         needed: dict[Spec, int] = {}
         reading: dict[tuple[int, bytes], tuple[int, np.ndarray]] = {}
         for reader in readers:
-            if reader not in self.space.place:
+            if reader not in space.place:
                 continue
-            node = self.space.place[reader]
+            node = space.place[reader]
             for position, read in enumerate(reader.inputs):
                 if read is tensor:
                     needs = np.array(
                         [
-                            needed.setdefault(
-                                self.space.specs(reader, strategy, "needs")[position], len(needed)
-                            )
-                            for strategy in self.space.strategies[node]
+                            needed.setdefault(specs[position], len(needed))
+                            for specs in space.specs_of(reader, "needs")
                         ]
                     )
                     reading.setdefault((node, needs.tobytes()), (node, needs))
         if is_output:
             # An output of the graph is wanted whole: its maker stands for whoever reads it.
-            whole = needed.setdefault(replicated(self.space.mesh.num_axes), len(needed))
+            whole = needed.setdefault(replicated(space.mesh.num_axes), len(needed))
             reading[source, b"output"] = source, np.full(len(made), whole)
-        costs = [[self._move(tensor, p, q) for q in needed] for p in states]
-        table = np.array(costs).reshape(len(states), len(needed), 2)
-        if not reading or not table.any():
+        if not reading:
             return None
-        return Moves(source, np.array(made), tuple(reading.values()), table[..., 0], table[..., 1])
+        moved = self._moves_of(tensor)
+        table = np.array([[moved(p, q) for q in needed] for p in states])
+        if not table.any():
+            return None
+        return (source, np.array(made), tuple(reading.values())), table
 
-    def _move(self, tensor: Tensor, source: Spec, target: Spec) -> tuple[float, float]:
-        """(seconds, late seconds) of moving `tensor`; infinite where it cannot be."""
-        if source == target:
-            return 0.0, 0.0
-        if tensor.dtype in REFERENCES:
-            return np.inf, 0.0
+    def _moves_of(self, tensor: Tensor) -> Callable[[Spec, Spec], int]:
+        """The number of the move of `tensor` from one spec to another, by these."""
         roles = self.space.model.roles
-        key = (
+        alike = (
             tuple(tensor.shape or ()),
             tensor.dtype,
             roles.wire_dtypes.get(tensor),
-            source,
-            target,
             roles.phase[tensor.op],
             tensor in roles.deferrable,
             roles.times.get(tensor.op, 1),
         )
-        if key not in self._moved:
-            terms = self.pricer.zero()
-            try:
-                self.pricer.add_reshard(terms, Reshard(tensor, source, target))
-                self._moved[key] = self._seconds_and_late(terms)
-            except SpecError:
-                self._moved[key] = np.inf, 0.0
-        return self._moved[key]
+        known = self._moved.setdefault(alike, {})
+
+        def number(source: Spec, target: Spec) -> int:
+            if source == target:
+                return STAYS
+            at = known.get((source, target))
+            if at is None:
+                at = known[source, target] = self._move(tensor, source, target)
+            return at
+
+        return number
+
+    def _move(self, tensor: Tensor, source: Spec, target: Spec) -> int:
+        if tensor.dtype in REFERENCES:
+            return CANNOT
+        terms = self.pricer.zero()
+        try:
+            self.pricer.add_reshard(terms, Reshard(tensor, source, target))
+        except SpecError:
+            return CANNOT
+        if not terms.vector.any():
+            return STAYS
+        self._distinct.append(terms.vector)
+        return len(self._distinct) - 1
 
 
 def with_split(space: Space, network: Network, names: Collection[str]) -> Network:
     """`network` in which the variables of these names have to be split (§4.4); those that cannot be
     stay as they are."""
+    if not names:
+        return network
     nodes = list(network.nodes)
     for number, ops in enumerate(space.nodes):
         if any(op in space.variables and space.variables[op].name in names for op in ops):

@@ -19,20 +19,26 @@ A move that cannot be has A = 0. What several readers need alike is moved once (
 The objective is sum X_ij seconds_ij + sum B_tpq seconds_tpq + E, where the work E that nothing
 hides (`_exposed`) is
 
-    E >= sum X_ij late_ij + sum B_tpq late_tpq        E >= 0
+    E >= sum X_ij late_ij + sum B_tpq late_tpq        E >= 0        (E)
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import pulp
 
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.network import Moves, Network
-from tfpar.search.solver import RELATIVE_GAP, gap_of, solver
+from tfpar.search.solver import (
+    RELATIVE_GAP,
+    Answer,
+    LinearProgram,
+    Outcome,
+    minimise,
+    minimise_or,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,130 +73,181 @@ def solve_network(network: Network, deadline: Deadline | None = None) -> Solutio
     deadline = deadline or Deadline()
     program = _Program(network)
     deadline.check()
-    try:
-        solution = program.solve(solver(deadline))
-    except NoSolution as error:
-        deadline.check()
-        deadline.cut_short |= error.timed_out
-        raise
-    deadline.check()
-    deadline.cut_short |= solution.gap > RELATIVE_GAP
-    return solution
+    return program.solution(minimise(program.stated(), deadline), deadline)
+
+
+def solve_nearly(network: Network, deadline: Deadline | None = None) -> list[Solution]:
+    """Choices that cost about the least.
+
+    The relaxation of the program says how much of late work counts: the dual of (E). With so much
+    counted work is a sum as all else is, and programs without E nearly always have integer
+    relaxations. Where the relaxation of the program itself is none, it is a mixture of two of
+    those: of what is best where a little less counts, and a little more. Gaps are to what the
+    relaxation costs.
+
+    Errors: as of `solve_network`.
+    """
+    deadline = deadline or Deadline()
+    program = _Program(network)
+
+    def beside(duals: np.ndarray) -> list[np.ndarray]:
+        counted = float(duals[-1]) if program.has_late else 0.0
+        return [
+            program.costs(part)
+            for part in sorted({max(0.0, counted - BESIDE), min(1.0, counted + BESIDE)})
+        ]
+
+    answers = minimise_or(program.stated(), beside, deadline)
+    return [program.solution(answer, deadline) for answer in answers]
+
+
+BESIDE = 1e-3
+"""How much less, or more, than the relaxation says is a little of late work."""
 
 
 class _Program:
+    """The columns (variables) and rows (constraints) of a network's program.
+
+    Attributes:
+        chosen: for each node the columns of its choices, which are the first of all; -1 for those
+            that are barred.
+        has_late: some late work may be left over, so that there is a column E, the last.
+    """
+
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.problem = pulp.LpProblem("rhino", pulp.LpMinimize)
-        self.seconds: dict[pulp.LpVariable, float] = {}
-        self.late: dict[pulp.LpVariable, float] = {}
+        self.num_columns = self.num_rows = 0
+        self._costs: list[tuple[np.ndarray, np.ndarray]] = []
+        self._entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._bounds: list[tuple[np.ndarray, np.ndarray]] = []
         self.chosen = [self._one_hot(i) for i in range(len(network.nodes))]
-        for number, moves in enumerate(network.moves):
-            self._moves(number, moves)
+        self.num_choices = self.num_columns
+        for moves in network.moves:
+            self._moves(moves)
+        self.has_late = any((late > 0).any() for _, late in self._costs)
         # Solvers' tolerances are absolute: what a step takes is to be of the order of 1000.
         least = sum(float(node.seconds.min()) for node in network.nodes)
-        most = max(map(abs, (*self.seconds.values(), *self.late.values())), default=1.0)
-        self.scale = 1e3 / max(least, 1e-3 * most, 1e-12)
-        self._exposed()
+        most = max(
+            (np.abs(costs).max() for both in self._costs for costs in both if len(costs)),
+            default=1.0,
+        )
+        self.scale = 1e3 / max(least, 1e-3 * float(most), 1e-12)
 
-    def _one_hot(self, i: int) -> list[pulp.LpVariable | None]:
-        node = self.network.nodes[i]
-        found: list[pulp.LpVariable | None] = [None] * node.size
-        for j in np.flatnonzero(np.isfinite(node.seconds)):
-            found[j] = variable = self.problem.add_variable(f"X_{i}_{j}", cat=pulp.LpBinary)
-            self.seconds[variable] = float(node.seconds[j])
-            self.late[variable] = float(node.late[j])
-        allowed = {x: 1 for x in found if x is not None}
-        if not allowed:
-            raise NoSolution(False)
-        self._add(allowed, pulp.LpConstraintEQ, 1, f"one_{i}")
-        return found
+    def _add_columns(self, seconds: np.ndarray, late: np.ndarray) -> np.ndarray:
+        """Variables that cost so much; returns their numbers."""
+        self._costs.append((seconds, late))
+        first = self.num_columns
+        self.num_columns += len(seconds)
+        return np.arange(first, self.num_columns)
 
-    def _states(self, node: int, states: np.ndarray) -> dict[int, list[pulp.LpVariable]]:
-        """By state, the choices of `node` that are in it."""
-        found: dict[int, list[pulp.LpVariable]] = {}
-        for x, state in zip(self.chosen[node], states, strict=True):
-            if x is not None:
-                found.setdefault(int(state), []).append(x)
-        return found
-
-    def _moves(self, number: int, moves: Moves) -> None:
-        left = self._states(moves.source, moves.made)
-        shared: dict[tuple[int, int], list[pulp.LpVariable]] = {}
-        for r, (node, needs) in enumerate(moves.readers):
-            needed = self._states(node, needs)
-            if _is_free(moves, left, needed):
-                continue
-            for state, product in self._products(f"{number}_{r}", moves, left, needed).items():
-                shared.setdefault(state, []).append(product)
-        for (p, q), products in shared.items():
-            seconds, late = float(moves.seconds[p, q]), float(moves.late[p, q])
-            if seconds or late:
-                once = self._once(f"{number}_{p}_{q}", products)
-                self.seconds[once] = seconds
-                self.late[once] = late
-
-    def _products(
+    def _add_rows(
         self,
-        name: str,
-        moves: Moves,
-        left: dict[int, list[pulp.LpVariable]],
-        needed: dict[int, list[pulp.LpVariable]],
-    ) -> dict[tuple[int, int], pulp.LpVariable]:
-        products = {
-            (p, q): self.problem.add_variable(f"A_{name}_{p}_{q}", 0, 1)
-            for p in left
-            for q in needed
-            if np.isfinite(moves.seconds[p, q])
-        }
-        for p, choices in left.items():
-            row = {a: 1 for (p_, _), a in products.items() if p_ == p}
-            self._add({**row, **dict.fromkeys(choices, -1)}, 0, 0, f"from_{name}_{p}")
-        for q, choices in needed.items():
-            column = {a: 1 for (_, q_), a in products.items() if q_ == q}
-            self._add({**column, **dict.fromkeys(choices, -1)}, 0, 0, f"to_{name}_{q}")
-        return products
-
-    def _once(self, name: str, products: Sequence[pulp.LpVariable]) -> pulp.LpVariable:
-        if len(products) == 1:
-            return products[0]
-        once = self.problem.add_variable(f"B_{name}", 0, 1)
-        for r, product in enumerate(products):
-            self._add({once: 1, product: -1}, pulp.LpConstraintGE, 0, f"once_{name}_{r}")
-        return once
-
-    def _exposed(self) -> None:
-        late = {x: seconds for x, seconds in self.late.items() if seconds}
-        if any(seconds > 0 for seconds in late.values()):
-            exposed = self.problem.add_variable("E", 0)
-            self.seconds[exposed] = 1.0 / self.scale
-            negative = {x: -self.scale * seconds for x, seconds in late.items()}
-            self._add({exposed: 1, **negative}, pulp.LpConstraintGE, 0, "exposed")
-
-    def _add(
-        self, terms: Mapping[pulp.LpVariable, float], sense: int, right: float, name: str
+        count: int,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        values: np.ndarray,
+        least: float,
+        most: float,
     ) -> None:
-        self.problem.addConstraint(
-            pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, right)
-        )
+        """Constraints of the same bounds; in `rows` their numbers, from 0, entry by entry."""
+        order = np.argsort(rows, kind="stable")
+        self._entries.append((self.num_rows + rows[order], columns[order], values[order]))
+        self._bounds.append((np.full(count, least), np.full(count, most)))
+        self.num_rows += count
 
-    def solve(self, solver: pulp.LpSolver) -> Solution:
-        self.problem.setObjective(
-            pulp.LpAffineExpression({x: self.scale * c for x, c in self.seconds.items()})
-        )
-        self.problem.solve(solver)
-        if self.problem.status == pulp.LpStatusInfeasible:
+    def _one_hot(self, i: int) -> np.ndarray:
+        node = self.network.nodes[i]
+        (allowed,) = np.isfinite(node.seconds).nonzero()
+        if not len(allowed):
             raise NoSolution(False)
-        picks = []
-        for choices in self.chosen:
-            values = [0.0 if x is None else x.value() or 0.0 for x in choices]
-            if max(values) < 0.5:
-                raise NoSolution(True)
-            picks.append(int(np.argmax(values)))
-        return Solution(tuple(picks), self.network.cost(picks), gap_of(self.problem))
+        columns = np.full(node.size, -1)
+        columns[allowed] = one = self._add_columns(node.seconds[allowed], node.late[allowed])
+        self._add_rows(1, np.zeros(len(one), int), one, np.ones(len(one)), 1.0, 1.0)
+        return columns
 
+    def _states(self, node: int, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The states that `node` may be in, and which of them each choice is that is allowed."""
+        return np.unique(states[self.chosen[node] >= 0], return_inverse=True)
 
-def _is_free(moves: Moves, left: Collection[int], needed: Collection[int]) -> bool:
-    """Whether no move between these states costs anything."""
-    states = np.ix_(list(left), list(needed))
-    return not (moves.seconds[states].any() or moves.late[states].any())
+    def _moves(self, moves: Moves) -> None:
+        left, made = self._states(moves.source, moves.made)
+        reads = []
+        wanted = np.zeros(moves.seconds.shape, int)  # by how many readers
+        for node, needs in moves.readers:
+            needed, wants = self._states(node, needs)
+            states = np.ix_(left, needed)
+            if moves.seconds[states].any() or moves.late[states].any():
+                reads.append((node, needed, wants))
+                wanted[states] += 1
+        shared: dict[tuple[int, int], list[int]] = {}
+        for node, needed, wants in reads:
+            states = np.ix_(left, needed)
+            p, q = np.isfinite(moves.seconds[states]).nonzero()
+            at = left[p], needed[q]
+            alone = wanted[at] == 1
+            products = self._add_columns(
+                np.where(alone, moves.seconds[at], 0.0), np.where(alone, moves.late[at], 0.0)
+            )
+            self._marginals(p, products, made, moves.source)
+            self._marginals(q, products, wants, node)
+            for p_, q_, product in zip(*at, products, strict=True):
+                if wanted[p_, q_] > 1:
+                    shared.setdefault((p_, q_), []).append(product)
+        for state, alike in shared.items():
+            if moves.seconds[state] or moves.late[state]:
+                self._once(moves.seconds[state], moves.late[state], alike)
+
+    def _marginals(
+        self, states: np.ndarray, products: np.ndarray, taken: np.ndarray, node: int
+    ) -> None:
+        """The products in each state come to the choices of `node` that are in it.
+
+        Args:
+            states: of the products; taken: of the choices that are allowed.
+        """
+        chosen = self.chosen[node]
+        rows, columns = np.append(states, taken), np.append(products, chosen[chosen >= 0])
+        values = np.append(np.ones(len(products)), -np.ones(len(taken)))
+        self._add_rows(int(taken.max()) + 1, rows, columns, values, 0.0, 0.0)
+
+    def _once(self, seconds: float, late: float, products: Sequence[int]) -> None:
+        once = self._add_columns(np.array([seconds]), np.array([late]))
+        count = len(products)
+        columns = np.append(np.repeat(once, count), products)
+        values = np.append(np.ones(count), -np.ones(count))
+        self._add_rows(count, np.tile(np.arange(count), 2), columns, values, 0.0, np.inf)
+
+    def stated(self) -> LinearProgram:
+        """The program as it is solved."""
+        cost = self.costs(0.0)
+        upper, integer = np.ones(len(cost)), np.arange(len(cost)) < self.num_choices
+        rows, columns, values = map(np.concatenate, zip(*self._entries, strict=True))
+        least, most = map(np.concatenate, zip(*self._bounds, strict=True))
+        if self.has_late:  # (E)
+            cost[-1], upper[-1] = 1.0, np.inf
+            late = self.costs(1.0) - self.costs(0.0)
+            (at,) = late.nonzero()
+            rows = np.append(rows, np.full(len(at) + 1, len(least)))
+            columns = np.concatenate([columns, at, [len(cost) - 1]])
+            values = np.concatenate([values, -late[at], [1.0]])
+            least, most = np.append(least, 0.0), np.append(most, np.inf)
+        return LinearProgram(cost, upper, integer, least, most, rows, columns, values)
+
+    def costs(self, exposed: float) -> np.ndarray:
+        """What the columns cost where this part of late work counts, and E is for nothing."""
+        seconds, late = map(np.concatenate, zip(*self._costs, strict=True))
+        return np.append(self.scale * (seconds + exposed * late), [0.0] * self.has_late)
+
+    def solution(self, answer: Answer, deadline: Deadline) -> Solution:
+        """The choices that an answer stands for; errors as of `solve_network`."""
+        deadline.check()
+        timed_out = answer.outcome is Outcome.NONE_IN_TIME
+        deadline.cut_short |= timed_out or answer.gap > RELATIVE_GAP
+        if answer.outcome is not Outcome.SOLVED:
+            raise NoSolution(timed_out)
+        values = (np.where(columns >= 0, answer.x[columns], -1.0) for columns in self.chosen)
+        picks = tuple(int(of_node.argmax()) for of_node in values)
+        seconds, gap = self.network.cost(picks), answer.gap
+        if answer.bound is not None:
+            gap = max(0.0, 1.0 - answer.bound / self.scale / max(seconds, 1e-300))
+        return Solution(picks, seconds, gap)

@@ -3,7 +3,9 @@ network; what stores too much is searched again with the largest weights split (
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,7 +20,7 @@ from tfpar.search.problem import Problem
 from tfpar.search.rhino.cones import Roots, merge
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
 from tfpar.search.rhino.growth import is_compute_intensive
-from tfpar.search.rhino.ilp import NoSolution, solve_network
+from tfpar.search.rhino.ilp import NoSolution, Solution, solve_nearly, solve_network
 from tfpar.search.rhino.needed import needed_ops
 from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import (
@@ -30,6 +32,7 @@ from tfpar.search.rhino.segments import (
     solve_by_segments,
 )
 from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
+from tfpar.search.rhino.work import Work
 from tfpar.search.solver import RELATIVE_GAP
 from tfpar.spec import Mesh, Shard, replicated
 
@@ -51,8 +54,8 @@ class Report:
         critical_nodes, subgraphs: of the whole step, blocks that repeat counted as often.
         nodes: to decide along a mesh axis, blocks that repeat counted once; cones: what is left
             of them when chains are merged.
-        gap: of the integer programs behind the plan, the largest that they left; infinite at
-            level 2, which knows none.
+        gap: how far the decisions along the last mesh axis are from the best, at most, relative to
+            these; infinite if that is not known.
     """
 
     instructions: int = 0
@@ -75,33 +78,40 @@ class OnMesh(FoldedPlan):
 
 
 class Networks:
-    """The networks of a space, one for each way to count gradients (`Gradients`).
-
-    Iterates over those that may be right, the likeliest first. Once it is known which one is
-    (`settle`), that is the only one.
-    """
+    """The networks of a space, one for each way to count gradients (`Gradients`)."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self._made: dict[Gradients, Network] = {}
+        self._made: dict[tuple[Gradients, float], Network] = {}
         times = space.model.roles.times
         weights = [v for v in space.graph.variables if v.trainable]
         num_bytes = sum(v.num_bytes * times.get(v.handle.op, 1) for v in weights)
         kinds = list(Gradients)
         self._kinds = kinds[1:] if num_bytes <= BUCKET_SIZES[0] else kinds
 
-    def first(self) -> Network:
-        return next(iter(self))
+    @functools.cached_property
+    def _costs(self) -> Costs:
+        return Costs(self.space)
 
-    def settle(self, best: Network) -> None:
-        self._kinds = [kind for kind in self._kinds if self._made.get(kind) is best]
+    def first(self, surcharge_s: float = 0.0) -> Network:
+        """The likeliest of `those`."""
+        return next(self.those(surcharge_s))[1]
 
-    def __iter__(self) -> Iterator[Network]:
+    def those(self, surcharge_s: float) -> Iterator[tuple[Gradients, Network]]:
+        """The networks that may be right, the likeliest first.
+
+        Args:
+            surcharge_s: seconds that each collective counts dearer.
+        """
         for kind in self._kinds:
-            if kind not in self._made:
-                surcharge_s = self.space.problem.objective.surcharge_s
-                self._made[kind] = Costs(self.space, kind, surcharge_s).network()
-            yield self._made[kind]
+            key = kind, surcharge_s
+            if key not in self._made:
+                self._made[key] = self._costs.network(kind, surcharge_s)
+            yield kind, self._made[key]
+
+    def settle(self, kind: Gradients) -> None:
+        """From now on this is the only one."""
+        self._kinds = [kind]
 
 
 class Search:
@@ -109,6 +119,8 @@ class Search:
 
     Args:
         batch_axes: those that split the batch; None leaves that open.
+        level: 2 relaxes programs, and goes through segments where that is not enough; 3 solves
+            them.
         offer: is told of each plan that is found.
     """
 
@@ -128,6 +140,26 @@ class Search:
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
         self.report = Report(len(problem.graph.ops), count, max(count - 1, 1))
         self.deadline = Deadline()
+        self.work = Work()
+        self.surcharge_s = problem.objective.surcharge_s
+        # What was found out, which searches with another surcharge share.
+        self._networks: list[tuple[int, Chosen, Networks]] = []
+        self._roots: dict[Network, Roots] = {}
+        self._nearly: dict[Network, list[Solution]] = {}
+        self._found: dict[tuple[Network, int], Solution] = {}
+
+    def on_level(self, level: int) -> Search:
+        """The search on another level; what this one has found out, it knows."""
+        other = copy.copy(self)
+        other.level = level
+        return other
+
+    def counting(self, surcharge_s: float) -> Search:
+        """The search in which each collective counts dearer by so many seconds; what this one has
+        found out, it knows."""
+        other = copy.copy(self)
+        other.surcharge_s, other.offer = surcharge_s, None
+        return other
 
     def run(self, deadline: Deadline) -> OnMesh | None:
         """The fastest plan that fits, splitting as few of the largest parameters as will do; None
@@ -140,8 +172,8 @@ class Search:
         if self.mesh.size == 1:
             return self.found(self._whole_from(0, Chosen()))
         try:
-            networks, report = self._last_networks()
-            best = self._with_split(networks, (), report)
+            networks = self._last_networks()
+            best = self._with_split(networks, ())
         except NoSolution as error:
             deadline.cut_short |= error.timed_out
             return None
@@ -150,7 +182,7 @@ class Search:
             return best
         weights = self._by_size()
         try:
-            found = self._with_split(networks, weights, report)
+            found = self._with_split(networks, weights)
         except NoSolution:  # not all of these weights can be split
             return best
         if excess(found.cost):
@@ -158,7 +190,7 @@ class Search:
         few, many = 0, len(weights)
         while few + 1 < many and not deadline.over():
             middle = (few + many) // 2
-            tried = self._with_split(networks, weights[:middle], report)
+            tried = self._with_split(networks, weights[:middle])
             if not excess(tried.cost):
                 found, many = tried, middle
             else:
@@ -173,49 +205,59 @@ class Search:
         weights = [v for v in self.model.prepared.graph.variables if v.trainable]
         return [v.name for v in sorted(weights, key=lambda v: -v.num_bytes)]
 
-    def _last_networks(self) -> tuple[Networks, Report]:
+    def _last_networks(self) -> Networks:
         """Those along the last axis that has several ranks, and those before it decided.
 
-        The best along one axis need not be where the best of all begins: see `_promising`. The
-        search goes on from what it makes the fastest plan of along the next.
+        The best along one axis need not be where the best of all begins: see `_starts`. The search
+        goes on from what it makes the fastest plan of along the next.
         """
-        report, networks = self.report, self.networks(0, Chosen())
+        networks = self._known_networks(0, Chosen())
         last = max(axis for axis, parts in enumerate(self.mesh.shape) if parts > 1)
         for axis in range(last):
             space = networks.space
             if self.mesh.shape[axis] == 1:
-                networks = self.networks(axis + 1, space.nothing_split())
+                networks = self._known_networks(axis + 1, space.nothing_split())
                 continue
-            roots = merge(networks.first())
-            chosen, report, seconds = self._decided(space, roots, report)
-            starts = [chosen]
-            if not self.deadline.over():
-                starts = self._promising(space, roots, chosen, seconds)
-            found = [self.networks(axis + 1, start) for start in starts]
+            roots = self._merged(networks.first(self.surcharge_s))
+            starts = [space.chosen(roots.all_picks(p)) for p in self._starts(space, roots)]
+            self._tell(space)
+            found = [self._known_networks(axis + 1, start) for start in starts]
             networks = found[0] if len(found) == 1 else min(found, key=self._seconds)
-        return networks, report
+        return networks
 
-    def _promising(
-        self, space: Space, roots: Roots, chosen: Chosen, seconds: float
-    ) -> list[Chosen]:
-        """The decisions along an axis that are worth going on from, none twice:
-        `chosen`, which costs `seconds`; data parallelism; at level 3 also what level 2 finds."""
-        others = [_start(space, roots)]
-        if self.level == 3:
-            others.append(list(self._by_segments(space, roots)))
-        found = [chosen]
-        for picks in others:
-            other = space.chosen(roots.all_picks(picks))
-            if roots.network.cost(picks) <= PROMISING_RATIO * seconds and other not in found:
-                found.append(other)
-        return found
+    def _starts(self, space: Space, roots: Roots) -> list[Sequence[int]]:
+        """The decisions along an axis that are worth going on from, the best first, none twice:
+        what costs least, as near as is easily found, and data parallelism."""
+        found: dict[tuple[int, ...], float] = {}
+        near = (solution.picks for solution in self._near(space, roots))
+        for picks in (*near, _start(space, roots)):
+            found.setdefault(tuple(picks), roots.network.cost(picks))
+        best, *others = sorted(found, key=lambda picks: found[picks])
+        if self.deadline.over():
+            return [best]
+        return [best, *(o for o in others if found[o] <= PROMISING_RATIO * found[best])]
+
+    def _near(self, space: Space, roots: Roots) -> list[Solution]:
+        """What costs least along an axis, or nearly so."""
+        network = roots.network
+        if network not in self._nearly:
+            if self.deadline.over():
+                return [self._without_time(space, roots)]
+            try:
+                self._count(network)
+                self._nearly[network] = solve_nearly(network, self.deadline)
+            except NoSolution as error:
+                if not error.timed_out:
+                    raise
+                self._nearly[network] = [self._by_segments(space, roots)]
+        return self._nearly[network]
 
     def _seconds(self, networks: Networks) -> float:
-        """What is found along the axis of `networks` takes, by the likeliest of them; infinite if
-        there is nothing."""
-        roots = merge(networks.first())
+        """What is found along the axis of `networks` takes, about, by the likeliest of them;
+        infinite if there is nothing."""
+        roots = self._merged(networks.first(self.surcharge_s))
         try:
-            return roots.network.cost(self._solved(networks.space, roots)[0])
+            return min(solution.seconds for solution in self._near(networks.space, roots))
         except NoSolution:
             return math.inf
 
@@ -225,31 +267,41 @@ class Search:
         space = Space(self.problem, self.model, self.mesh, axis, before, given, self.deadline)
         return Networks(space)
 
-    def _decided(self, space: Space, roots: Roots, report: Report) -> tuple[Chosen, Report, float]:
-        """The axis of `space` decided too, `report` with what that was like, and the seconds."""
-        picks, gap = self._solved(space, roots)
-        report = dataclasses.replace(
-            report, nodes=len(space.nodes), cones=len(roots.nodes), gap=max(gap, report.gap)
-        )
+    def _known_networks(self, axis: int, before: Chosen) -> Networks:
+        """The same, made once."""
+        for known_axis, known_before, networks in self._networks:
+            if (known_axis, known_before) == (axis, before):
+                return networks
+        networks = self.networks(axis, before)
+        self.work.spaces += 1
+        self.work.strategies += sum(map(len, networks.space.strategies))
+        self._networks.append((axis, before, networks))
+        return networks
+
+    def _merged(self, network: Network) -> Roots:
+        if network not in self._roots:
+            self._roots[network] = merge(network)
+        return self._roots[network]
+
+    def _tell(self, space: Space) -> None:
         if self.problem.progress is not None:
             along = f"{self.mesh}, along {self.mesh.axis_names[space.axis]}"
             self.problem.progress(along, len(space.nodes))
-        return space.chosen(roots.all_picks(picks)), report, roots.network.cost(picks)
 
-    def _with_split(self, networks: Networks, split: Sequence[str], report: Report) -> OnMesh:
+    def _with_split(self, networks: Networks, split: Sequence[str]) -> OnMesh:
         """The fastest plan that splits the weights called so along the axis of the networks.
 
         Raises:
             NoSolution: the constraints leave none.
         """
         best: OnMesh | None = None
-        for network in networks:
+        for kind, network in networks.those(self.surcharge_s):
             narrowed = with_split(networks.space, network, split)
-            found, seconds = self._along_last(networks.space, narrowed, report)
+            found, seconds = self._along_last(networks.space, narrowed)
             if self.offer is not None:
                 self.offer(found)
             if best is None or found.cost.seconds < best.cost.seconds:
-                best, by = found, network
+                best, by = found, kind
             expected = seconds + self.problem.cluster.step_s
             if found.cost.seconds <= EXPOSED_RATIO * expected or self.deadline.over():
                 break
@@ -257,40 +309,62 @@ class Search:
         networks.settle(by)
         return best
 
-    def _along_last(self, space: Space, network: Network, report: Report) -> tuple[OnMesh, float]:
+    def _along_last(self, space: Space, network: Network) -> tuple[OnMesh, float]:
         """The plan with the last axis decided by `network`, and what that says it takes."""
-        chosen, report, seconds = self._decided(space, merge(network), report)
-        return self.found(self._whole_from(space.axis + 1, chosen), report), seconds
+        roots = self._merged(network)
+        solution = self._solved(space, roots)
+        self._tell(space)
+        report = dataclasses.replace(
+            self.report, nodes=len(space.nodes), cones=len(roots.nodes), gap=solution.gap
+        )
+        chosen = space.chosen(roots.all_picks(solution.picks))
+        return self.found(self._whole_from(space.axis + 1, chosen), report), solution.seconds
 
     def _whole_from(self, first: int, chosen: Chosen) -> Chosen:
         """`chosen`, nothing split along axis `first` and those behind."""
         for axis in range(first, self.mesh.num_axes):
-            chosen = self.networks(axis, chosen).space.nothing_split()
+            chosen = self._known_networks(axis, chosen).space.nothing_split()
         return chosen
 
-    def _solved(self, space: Space, roots: Roots) -> tuple[Sequence[int], float]:
+    def _solved(self, space: Space, roots: Roots) -> Solution:
         """Choices of the roots, and the gap that they leave."""
-        is_over = self.deadline.over()
-        if is_over:
-            start = _start(space, roots)
-            if math.isfinite(roots.network.cost(start)):
-                return start, math.inf
-        if self.level == 2 or is_over:
-            return self._by_segments(space, roots), math.inf
+        key = roots.network, self.level
+        if key not in self._found:
+            self._found[key] = self._solution(space, roots)
+        return self._found[key]
+
+    def _solution(self, space: Space, roots: Roots) -> Solution:
+        near = min(self._near(space, roots), key=lambda solution: solution.seconds)
+        if near.gap <= RELATIVE_GAP or self.deadline.over():
+            return near
+        if self.level == 2:
+            return self._by_segments(space, roots, near)
         try:
+            self._count(roots.network)
             solution = solve_network(roots.network, self.deadline)
         except NoSolution as error:
             if not error.timed_out:
                 raise
-            return self._by_segments(space, roots), math.inf
+            return self._by_segments(space, roots, near)
         if solution.gap > RELATIVE_GAP:  # it was stopped: what level 2 makes of it is no worse
-            return self._by_segments(space, roots, solution.picks), solution.gap
-        return solution.picks, solution.gap
+            return self._by_segments(space, roots, solution)
+        return solution
 
-    def _by_segments(
-        self, space: Space, roots: Roots, known: Sequence[int] | None = None
-    ) -> Sequence[int]:
-        """Level 2, from what costs least of data parallelism, nothing split and `known` choices."""
+    def _count(self, network: Network) -> None:
+        """Count a program."""
+        self.work.programs += 1
+        self.work.choices += sum(node.size for node in network.nodes)
+
+    def _without_time(self, space: Space, roots: Roots) -> Solution:
+        """Data parallelism, if it can be, when the time is over."""
+        start = _start(space, roots)
+        if math.isfinite(roots.network.cost(start)):
+            return Solution(tuple(start), roots.network.cost(start), math.inf)
+        return self._by_segments(space, roots)
+
+    def _by_segments(self, space: Space, roots: Roots, known: Solution | None = None) -> Solution:
+        """The dynamic program over segments, from what costs least of data parallelism, nothing
+        split and a `known` solution."""
         critical = set(self.critical)
         pivots = {
             at for at, i in enumerate(roots.nodes) if any(op in critical for op in space.nodes[i])
@@ -304,15 +378,21 @@ class Search:
             [at for at, i in enumerate(roots.nodes) if space.nodes[i][0] in space.variables],
             {at for at, i in enumerate(roots.nodes) if self._is_intensive(space.nodes[i][0])},
         )
-        starts = [_start(space, roots), [0] * len(roots.nodes), *([] if known is None else [known])]
+        self.work.by_segments += 1
+        starts = [_start(space, roots), [0] * len(roots.nodes)]
+        starts += [] if known is None else [list(known.picks)]
         start = min(starts, key=roots.network.cost)
         try:
-            return solve_by_segments(roots.network, cuts, start, self.deadline, together)
+            picks = solve_by_segments(roots.network, cuts, start, self.deadline, together)
         except NoSolution:
             patient = self.deadline.without_end()  # however late it is, there has to be a plan
-            picks = solve_network(roots.network, patient).picks
+            found = solve_network(roots.network, patient)
             self.deadline.cut_short |= patient.cut_short
-            return picks
+            return found
+        seconds, gap = roots.network.cost(picks), math.inf
+        if known is not None:
+            gap = max(0.0, 1.0 - (1.0 - known.gap) * known.seconds / max(seconds, 1e-300))
+        return Solution(tuple(picks), seconds, gap)
 
     def found(self, chosen: Chosen, report: Report | None = None) -> OnMesh:
         """The plan in which ops run as `chosen` along all axes."""

@@ -27,7 +27,9 @@ from tfpar.search.model.folded_model import FoldedModel, folded_model
 from tfpar.search.problem import Problem
 from tfpar.search.rhino.alternatives import alternatives
 from tfpar.search.rhino.mesh_search import OnMesh, Report, Search
+from tfpar.search.rhino.work import Work
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
+from tfpar.search.solver import RELATIVE_GAP
 from tfpar.spec import PlanError, TimeLimitError
 from tfpar.spec.arguments import one_of
 
@@ -49,7 +51,7 @@ class RhinoPlanner:
             is much to decide, and may find slower plans.
 
     Attributes:
-        report: of the last search.
+        report: of the last search; work: what it did.
 
     Raises:
         ArgumentError: another level.
@@ -57,6 +59,7 @@ class RhinoPlanner:
 
     level: int = 3
     report: Report = dataclasses.field(default_factory=Report)
+    work: Work = dataclasses.field(default_factory=Work)
 
     def __post_init__(self) -> None:
         self.level = one_of("level", self.level, LEVELS)
@@ -83,8 +86,10 @@ class RhinoPlanner:
             problem.offer(functools.partial(self._first, problem, model), None)
             offer = functools.partial(self._offer, problem, model)
         meshes = shapes(problem.meshes)
-        searches = [Search(problem, model, *mesh, self.level, offer=offer) for mesh in meshes]
+        searches = [Search(problem, model, *mesh, 2, offer=offer) for mesh in meshes]
         results = _side_by_side(searches, deadline)
+        if self.level == 3:
+            results = _solved(searches, results, problem, deadline)
         found = [result for result in results if result is not None]
         if not found and deadline.cut_short:
             raise TimeLimitError(
@@ -98,11 +103,11 @@ class RhinoPlanner:
         candidates: list[FoldedPlan] = [*found, *_plainer(problem, model, best)]
         more_s = surcharge(best, problem)
         if more_s and not deadline.over():
-            mesh = next(m for m, result in zip(meshes, results, strict=True) if result is best)
-            search = Search(problem.aiming(surcharge_s=more_s), model, *mesh, self.level)
-            (simpler,) = _side_by_side([search], deadline)
+            search = next(s for s, found in zip(searches, results, strict=True) if found is best)
+            (simpler,) = _side_by_side([search.counting(more_s)], deadline)
             if simpler is not None:
                 candidates.append(simpler)
+        self.work = sum((search.work for search in searches), Work())
         taken = simplest(candidates, problem)
         until = Deadline(min(ALTERNATIVES_S, deadline.left))
         return assemble(
@@ -139,6 +144,26 @@ def _plainer(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator
         laid = propagate(model.prepared, best.mesh, anchors)
         cost = evaluate(laid, problem.cluster, model.roles, problem.state_ratio)
         yield dataclasses.replace(best, anchors=anchors, cost=cost)
+
+
+def _solved(
+    searches: Sequence[Search],
+    results: Sequence[OnMesh | None],
+    problem: Problem,
+    deadline: Deadline,
+) -> list[OnMesh | None]:
+    """What searches of level 2 have found, with that of level 3 where it may be the fastest: where
+    the gap is larger than what the mesh is behind by. What looks fastest comes first."""
+    solved = list(results)
+    found = {at: result for at, result in enumerate(results) if result is not None}
+    for at in sorted(found, key=lambda at: found[at].cost.seconds):
+        best, result = fastest([r for r in solved if r is not None], problem), found[at]
+        least = result.cost.seconds * (1.0 - result.report.gap)
+        may_be = problem.excess_in_parts(best.cost) or least < best.cost.seconds
+        if result.report.gap > RELATIVE_GAP and may_be and not deadline.over():
+            (better,) = _side_by_side([searches[at].on_level(3)], deadline)
+            solved[at] = fastest([result, *([] if better is None else [better])], problem)
+    return solved
 
 
 def _side_by_side(searches: Sequence[Search], deadline: Deadline) -> list[OnMesh | None]:

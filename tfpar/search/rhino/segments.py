@@ -178,8 +178,8 @@ def solve_by_segments(
         """Whether nothing is left over where `part` of late work counts."""
         best = min(tried, key=network.cost)
         found = top_level(network, cuts, part, best, deadline, together)
-        tried.extend(found)
-        return network.seconds_and_late(found[0])[1] <= 0
+        tried.append(found)
+        return network.seconds_and_late(found)[1] <= 0
 
     low, high = 0.0, 1.0
     if not all_hides(low) and all_hides(high):
@@ -196,11 +196,11 @@ def top_level(
     start: Sequence[int],
     deadline: Deadline | None = None,
     together: Sequence[Sequence[int]] = (),
-) -> list[list[int]]:
-    """Choices of all nodes: those found by dynamic programming, and `start`, all of them improved.
+) -> list[int]:
+    """Choices of all nodes: the best of those found by dynamic programming and `start`, improved.
 
     To improve is to decide two neighbouring segments again while all others stay, then the next
-    two, then each group of `together`, and again until nothing changes. The best comes first, with
+    two, then each group of `together`, and again until nothing changes. What is best is so with
     `exposed` of the late work counted.
 
     Args:
@@ -215,10 +215,11 @@ def top_level(
     """
     run = _TopLevel(network, exposed, deadline or Deadline())
     starts = [picks for picks in (*map(run.through, cuts), list(start)) if picks is not None]
+    best = min(starts, key=run.network.cost)
     pairs = [(*a.inside, *b.inside, *a.ends()) for way in cuts for a, b in itertools.pairwise(way)]
     areas = [area for area in dict.fromkeys((*map(tuple, together), *pairs)) if area]
-    found = sorted((run.improved(picks, areas) for picks in starts), key=run.network.cost)
-    if not np.isfinite(run.network.cost(found[0])):
+    found = run.improved(best, areas)
+    if not np.isfinite(run.network.cost(found)):
         raise NoSolution(False)
     return found
 

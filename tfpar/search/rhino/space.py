@@ -108,6 +108,7 @@ class Space:
         self.fed = {t.op for t in self.graph.inputs if t in fed}
         self.left_alone = frozenset(op for op in self.graph.ops if is_left_alone(op, self.prepared))
         self._decisions: dict[tuple[object, ...], Decision] = {}
+        self._specs: dict[tuple[int, str], list[tuple[Spec, ...]]] = {}
         self.data_parallel = model.data_parallel(self.parts, frozenset(self.fed))
         self.growth = self._grown()
         self.nodes, self.place = self._tied()
@@ -317,6 +318,14 @@ class Space:
         return tuple(
             (*along, *rest) for along in zip(*(getattr(s, which) for s in strategies), strict=True)
         )
+
+    def specs_of(self, op: Op, which: str) -> list[tuple[Spec, ...]]:
+        """The same with each strategy of the op's node, of which all ops have the same."""
+        number = self.place[op]
+        key = number, which
+        if key not in self._specs:
+            self._specs[key] = [self.specs(op, s, which) for s in self.strategies[number]]
+        return self._specs[key]
 
     def decision(self, op: Op, strategy: AxisStrategy) -> Decision:
         before, rule = self.before.get(op, ()), self.prepared.rules[op]
