@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -117,25 +117,31 @@ class _Copies:
 
 def _check_here(copies: Sequence[_Copies]) -> None:
     """All ranks are in this process."""
-    weights = (next(iter(c.shards.values())).numpy() for c in copies if c.is_weight)
-    largest = max(map(_largest, weights), default=0.0)
+    weights = [next(iter(copy.shards.values())) for copy in copies if copy.is_weight]
+    largest: float | None = None  # takes long for a large model, and copies mostly are the same
     for copy in copies:
         shards = copy.shards
         for ranks in copy.pairs():
             first, other = (shards[rank].numpy() for rank in ranks)
-            same = np.array_equal(first, other, equal_nan=first.dtype.kind in "fc")
-            apart = 0.0 if same else _difference(first, other)
-            if not same and not copy.judge(ranks, apart, _largest(first), largest):
+            if np.array_equal(first, other, equal_nan=first.dtype.kind in "fc"):
+                continue
+            if largest is None:
+                largest = max((_largest(weight.numpy()) for weight in weights), default=0.0)
+            if not copy.judge(ranks, _difference(first, other), _largest(first), largest):
                 break
 
 
 def _check_between(copies: Sequence[_Copies], world: World) -> None:
-    """Each rank is a process: they compare a few numbers that tell of each shard."""
-    nothing = (0.0, 0.0, 0.0)
-    shards = [copy.shards.get(world.rank) for copy in copies]
-    own = np.array([nothing if s is None else _traits(s.numpy()) for s in shards])
-    with world.at("comparing variables"):
-        traits = [t.numpy() for t in world.exchange.all_gather(tf.constant(own))]
+    """Each rank is a process: they compare checksums, and where some differ a few numbers that tell
+    how far shards are apart."""
+    compared = [copy for copy in copies if any(copy.pairs())]
+    if not compared:
+        return
+    sums = _of_all_ranks(compared, _checksum, world)
+    pairs = ((i, pair) for i, copy in enumerate(compared) for pair in copy.pairs())
+    if all(sums[first][i] == sums[other][i] for i, (first, other) in pairs):
+        return
+    traits = _of_all_ranks(copies, _traits, world)
     weights = [i for i, copy in enumerate(copies) if copy.is_weight]
     largest = max((t[i, 2] for t in traits for i in weights), default=0.0)
     for i, copy in enumerate(copies):
@@ -146,7 +152,24 @@ def _check_between(copies: Sequence[_Copies], world: World) -> None:
                 break
 
 
-def _traits(value: np.ndarray) -> tuple[float, float, float]:
+def _of_all_ranks(
+    copies: Sequence[_Copies], tell: Callable[[np.ndarray], Sequence[float]], world: World
+) -> list[np.ndarray]:
+    """By rank of the job, what `tell` says of its shard of each variable; zeros where a rank has
+    none."""
+    shards = [copy.shards.get(world.rank) for copy in copies]
+    nothing = np.zeros_like(tell(np.zeros(1)))
+    own = np.array([nothing if shard is None else tell(shard.numpy()) for shard in shards])
+    with world.at("comparing variables"):
+        return [told.numpy() for told in world.exchange.all_gather(tf.constant(own))]
+
+
+def _checksum(value: np.ndarray) -> Sequence[float]:
+    """Of the bytes."""
+    return (float(zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)),)
+
+
+def _traits(value: np.ndarray) -> Sequence[float]:
     """Checksum of the bytes, mean projection on random signs, and root mean square.
 
     The projections of two arrays are as far apart, in expectation, as their elements are.
@@ -155,8 +178,7 @@ def _traits(value: np.ndarray) -> tuple[float, float, float]:
     numbers = np.abs(flat) if flat.dtype.kind == "c" else flat.astype("float64")
     signs = np.random.default_rng(0).integers(0, 2, numbers.size, np.int8) * 2 - 1
     root = max(1, numbers.size) ** 0.5
-    checksum = float(zlib.crc32(flat.tobytes()))
-    return checksum, float(numbers @ signs) / root, float(np.linalg.norm(numbers)) / root
+    return *_checksum(flat), float(numbers @ signs) / root, float(np.linalg.norm(numbers)) / root
 
 
 def _largest(value: np.ndarray) -> float:
