@@ -122,11 +122,11 @@ def _check_here(copies: Sequence[_Copies]) -> None:
     for copy in copies:
         shards = copy.shards
         for ranks in copy.pairs():
-            first, other = (shards[rank].numpy() for rank in ranks)
+            first, other = (_value(shards[rank]) for rank in ranks)
             if np.array_equal(first, other, equal_nan=first.dtype.kind in "fc"):
                 continue
             if largest is None:
-                largest = max((_largest(weight.numpy()) for weight in weights), default=0.0)
+                largest = max((_largest(_value(weight)) for weight in weights), default=0.0)
             if not copy.judge(ranks, _difference(first, other), _largest(first), largest):
                 break
 
@@ -159,9 +159,14 @@ def _of_all_ranks(
     none."""
     shards = [copy.shards.get(world.rank) for copy in copies]
     nothing = np.zeros_like(tell(np.zeros(1)))
-    own = np.array([nothing if shard is None else tell(shard.numpy()) for shard in shards])
+    own = np.array([nothing if shard is None else tell(_value(shard)) for shard in shards])
     with world.at("comparing variables"):
         return [told.numpy() for told in world.exchange.all_gather(tf.constant(own))]
+
+
+def _value(shard: tf.Variable) -> np.ndarray:
+    """What a shard holds, to be read: on a CPU without a copy."""
+    return np.asarray(shard.read_value())
 
 
 def _checksum(value: np.ndarray) -> Sequence[float]:
