@@ -127,7 +127,7 @@ class MeshSearch:
         self.key = self._price()
         self._tell(self.key)
         if self.key[0] > 0:
-            self._look_closely()
+            self.look_closely()
         whole = best = [g.chosen for g in self.groups]
         for layout in layouts:
             if self.deadline.over():
@@ -187,7 +187,7 @@ class MeshSearch:
         self.exhaust()
         self._fit_blocks_to_the_rest()
         for _ in range(MAX_LOOKS):
-            if not self._look_closely():
+            if not self.look_closely():
                 break
             self.exhaust()
 
@@ -238,8 +238,8 @@ class MeshSearch:
         ratio = self.problem.state_ratio
         return live_peak(laid, self.plans.pricer, cost.bucket_bytes, ratio).in_cost(cost)
 
-    def _look_closely(self) -> bool:
-        """Find out what the laid plan stores at once; whether that changes what fits.
+    def look_closely(self) -> bool:
+        """Find out what the laid plan stores at once; whether that changes by how much it fits.
 
         What a plan stores at its peak takes a propagation of the whole graph to know. So it is
         found out for one plan now and then, and then taken for all: the least that was seen.

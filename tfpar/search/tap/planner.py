@@ -82,17 +82,19 @@ class TapPlanner:
             search = MeshSearch(problem, model, logical, deadline, offer)
             search.glance(layouts.of(logical))
             _explore(search, searches, kind_of(logical) in elsewhere)
+            if search.key.over > 0:  # what was looked at was a plan before it, which stores more
+                search.look_closely()
             if search.key.over < math.inf:
                 layouts.add(logical, search.layout)
             searches.append(search)
-        least = min((search.key for search in searches), default=INVALID)
         found: dict[MeshSearch, FoldedPlan] = {}
         for search in sorted(searches, key=lambda search: search.key):
+            # Of one that was refined less may be left: it was looked at closely.
+            least = min(search.key for search in searches)
             if _promises(search.key, least, search.limit):
                 if not deadline.over():
                     search.refine()
                     layouts.add(search.logical, search.layout)
-                    least = min(least, search.key)
                 plan_found = search.found()
                 if plan_found is not None:
                     found[search] = plan_found
