@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.cluster.network import Link
@@ -38,3 +39,13 @@ def joined_by(cluster: Cluster, inter: Link) -> Cluster:
     (level,) = cluster.levels
     level = dataclasses.replace(level, bandwidth=inter.bandwidth, latency_s=inter.latency_s)
     return dataclasses.replace(cluster, levels=(level,))
+
+
+def slow_cores(ranks: int, processes: bool = False) -> Cluster:
+    """Ranks that share two cores, in one process or each in its own: slow ones, for which more is
+    to be gained by splitting work than on today's."""
+    flops, bandwidth = 60e9 / ranks, 16e9 / ranks
+    memory_bytes = 16e9 / (1 if processes else ranks)
+    link = Link(1e9, 0.8e-3 * max(1.0, ranks / 2)) if processes else Link(3e9, 20e-6)
+    one = Device({"float32": flops}, memory_bytes, bandwidth, 10e-6, host_bandwidth=math.inf)
+    return two_levels("slow cores", 1, ranks, one, link, link, overlap=0.0)

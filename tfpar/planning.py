@@ -34,6 +34,7 @@ from tfpar.search.known import Known
 from tfpar.search.laid import lay_out
 from tfpar.search.meshes import LogicalMesh, given_mesh, logical_meshes
 from tfpar.search.objective import Budget
+from tfpar.search.offload import bound_to_device
 from tfpar.search.problem import Fixed, Planner, Problem
 from tfpar.search.so_far import MakePlan, SearchInterrupted
 from tfpar.search.stages.kinds import kinds_of_stages
@@ -192,6 +193,7 @@ def _free_problem(
         compression=request.compression,
         recompute=False if part else request.recompute,
         offload=Offload() if part else request.offload,
+        bound=frozenset() if part else bound_to_device(step.graph),
         budget=request.budget,
         progress=request.report.priced,
     )

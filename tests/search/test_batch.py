@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tfpar as tap
+from tests.clusters import slow_cores
 from tests.search.by_ops import ByOps
 from tests.search.problems import Captured, partition
 from tfpar.planning_found import find_plan
@@ -14,7 +15,7 @@ from tfpar.spec import Shard, replicated
 
 
 def problem_of(name, mesh=(2,), constraints=()):
-    return Captured.saved(name).problem(mesh, "cpu", constraints)
+    return Captured.saved(name).problem(mesh, slow_cores(mesh[0]), constraints)
 
 
 def test_what_every_op_takes_in_rows_is_split():

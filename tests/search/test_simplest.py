@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import tfpar as tap
+from tests.clusters import slow_cores
 from tests.search.problems import Captured, laid, partition, price
 from tfpar.cost.cost import Cost
 from tfpar.plans import Plan
@@ -15,6 +16,10 @@ from tfpar.search.simplest import fastest, simplest, surcharge
 from tfpar.search.tap.planner import TapPlanner
 
 PLANNERS = {"rhino": RhinoPlanner(), "rhino 2": RhinoPlanner(level=2), "tap": TapPlanner()}
+
+
+def two_slow_cores():
+    return slow_cores(2, processes=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +42,7 @@ def two_processes():
 @pytest.fixture(scope="module")
 def problem(two_processes):
     """One whose devices have 100 bytes, and predictions that are good for a tenth."""
-    stated = two_processes.problem([2], "cpu-processes", uncertainty=0.1)
+    stated = two_processes.problem([2], two_slow_cores(), uncertainty=0.1)
     return dataclasses.replace(stated, cluster=stated.cluster.with_memory(100.0))
 
 
@@ -86,8 +91,8 @@ def test_what_costs_least_with_the_surcharge_is_near_enough(problem):
 @pytest.mark.slow
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_data_parallelism_is_taken_where_a_dozen_splits_gain_little(two_processes, planner):
-    asked = two_processes.problem([2], "cpu-processes", uncertainty=UNCERTAINTY)
-    sure = two_processes.problem([2], "cpu-processes")
+    asked = two_processes.problem([2], two_slow_cores(), uncertainty=UNCERTAINTY)
+    sure = two_processes.problem([2], two_slow_cores())
     plan, quickest = PLANNERS[planner].solve(asked), PLANNERS[planner].solve(sure)
     assert quickest.passed_over is None
     assert quickest.cost.seconds < plan.cost.seconds <= (1 + UNCERTAINTY) * quickest.cost.seconds
@@ -99,7 +104,7 @@ def test_data_parallelism_is_taken_where_a_dozen_splits_gain_little(two_processe
 
 def test_what_gains_much_is_split_as_before():
     wide = Captured.saved("wide_20000_classes")
-    plan = PLANNERS["rhino"].solve(wide.problem([2], "cpu-processes", uncertainty=UNCERTAINTY))
+    plan = PLANNERS["rhino"].solve(wide.problem([2], two_slow_cores(), uncertainty=UNCERTAINTY))
     assert isinstance(plan.variables["head/kernel"].spec[0], tap.Shard)
     assert plan.passed_over is not None, "but less else is"
 
@@ -107,7 +112,7 @@ def test_what_gains_much_is_split_as_before():
 @pytest.mark.parametrize("planner", [TapPlanner(), AutoPlanner()], ids=["tap", "auto"])
 def test_nothing_is_split_where_that_gains_nothing(two_processes, planner):
     """Links so slow that one device is as fast."""
-    problem = two_processes.problem([2], "cpu-processes", uncertainty=UNCERTAINTY)
+    problem = two_processes.problem([2], two_slow_cores(), uncertainty=UNCERTAINTY)
     levels = problem.cluster.nodes[0].levels
     slow = tuple(dataclasses.replace(level, bandwidth=1e6, latency_s=1.0) for level in levels)
     node = dataclasses.replace(problem.cluster.nodes[0], levels=slow)
@@ -124,7 +129,7 @@ def test_nothing_is_split_where_that_gains_nothing(two_processes, planner):
 @pytest.mark.slow
 def test_a_summary_tells_what_ranks_take_of_a_batch_that_is_not_split(two_processes):
     """Every rank looks up its columns of all tokens; of the labels it needs its own."""
-    problem = two_processes.problem([2], "cpu-processes")
+    problem = two_processes.problem([2], two_slow_cores())
     plan = PLANNERS["rhino"].solve(problem)
     laid_out = partition(problem, plan)
     assert not plan.batch_axes and plan.ops
@@ -140,7 +145,7 @@ def test_a_summary_tells_what_ranks_take_of_a_batch_that_is_not_split(two_proces
 
 
 def test_plans_say_what_they_were_preferred_to(two_processes, tmp_path):
-    problem = two_processes.problem([2], "cpu-processes", uncertainty=UNCERTAINTY)
+    problem = two_processes.problem([2], two_slow_cores(), uncertainty=UNCERTAINTY)
     plan = PLANNERS["tap"].solve(problem)
     seconds, collectives = plan.passed_over
     behind = 100 * (plan.cost.seconds / seconds - 1)
@@ -154,7 +159,7 @@ def test_plans_say_what_they_were_preferred_to(two_processes, tmp_path):
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_what_is_the_fastest_is_not_said_to_be_simpler(planner):
     """Links so slow that ranks which share nothing are the fastest, by far."""
-    problem = Captured.saved("mlp").problem([2], "cpu-processes", uncertainty=UNCERTAINTY)
+    problem = Captured.saved("mlp").problem([2], two_slow_cores(), uncertainty=UNCERTAINTY)
     levels = tuple(dataclasses.replace(v, latency_s=1.0) for v in problem.cluster.levels)
     plan = PLANNERS[planner].solve(
         dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, levels=levels))

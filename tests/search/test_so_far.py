@@ -20,7 +20,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.rhino import RhinoPlanner, ilp
 from tfpar.search.rhino.planner import _side_by_side
 from tfpar.search.so_far import SearchInterrupted, SoFar
-from tfpar.search.solver import PROGRAM_SECONDS, Answer, Outcome, minimise
+from tfpar.search.solver import PROGRAM_SECONDS, Answer, Outcome, minimise, minimise_or
 from tfpar.search.tap.planner import TapPlanner
 
 AT_ONCE_S = 1.0
@@ -234,26 +234,35 @@ def test_one_search_that_fails_ends_the_others():
 # --- programs that are stopped ----------------------------------------------------------------
 
 
-def leaving(gap):
-    """A solver that leaves such a gap."""
+@pytest.fixture
+def leaves(monkeypatch):
+    """Gives solvers a gap that they leave, of programs and of their relaxations."""
 
-    def minimised(program, deadline):
-        return dataclasses.replace(minimise(program, deadline), gap=gap)
+    def leave(gap):
+        def one(program, deadline):
+            return dataclasses.replace(minimise(program, deadline), gap=gap)
 
-    return minimised
+        def several(program, beside, deadline):
+            found = minimise_or(program, beside, deadline)
+            return [dataclasses.replace(answer, gap=gap) for answer in found]
+
+        monkeypatch.setattr(ilp, "minimise", one)
+        monkeypatch.setattr(ilp, "minimise_or", several)
+
+    return leave
 
 
-def test_a_program_that_is_stopped_marks_the_plan(monkeypatch, tmp_path):
+def test_a_program_that_is_stopped_marks_the_plan(leaves, tmp_path):
     assert not RhinoPlanner().solve(tiny()).cut_short
-    monkeypatch.setattr(ilp, "minimise", leaving(0.5))
+    leaves(0.5)
     plan = find_plan(tiny(), RhinoPlanner(), PlanCache(str(tmp_path)))
     assert plan.cut_short and "there may be better" in plan.summary()
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.5])
-def test_a_deadline_knows_of_programs_that_were_stopped(monkeypatch, gap):
-    monkeypatch.setattr(ilp, "minimise", leaving(gap))
+def test_a_deadline_knows_of_programs_that_were_stopped(leaves, gap):
+    leaves(gap)
     deadline = Deadline()
     ilp.solve_network(hard(nodes=2), deadline)
     assert deadline.cut_short == (gap > 0) and not deadline.over()
@@ -263,4 +272,5 @@ def test_a_deadline_knows_of_programs_that_were_stopped(monkeypatch, gap):
 def test_a_program_without_a_solution_in_time_marks_the_plan(monkeypatch):
     nothing = Answer(Outcome.NONE_IN_TIME)
     monkeypatch.setattr(ilp, "minimise", lambda program, deadline: nothing)
+    monkeypatch.setattr(ilp, "minimise_or", lambda program, beside, deadline: [nothing])
     assert RhinoPlanner().solve(tiny()).cut_short

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tfpar.constraints.patterns import compile_pattern, some
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.passes.offload_activations import offload_activations
-from tfpar.ir.passes.offload_slots import offload_slots
+from tfpar.ir.passes.offload_slots import needed_on_device, offload_slots
 from tfpar.ir.roles import Roles
 from tfpar.plans import Offload, Offloaded
 from tfpar.propagation.prepared import prepare
@@ -65,6 +65,14 @@ def _chosen_weights(asked: bool | Sequence[str], weights: Sequence[str]) -> tupl
 def slots_of(graph: Graph) -> dict[str, str]:
     """The optimizer slots of a graph that holds the optimizer: the weight of each, by name."""
     return {slot.name: weight.name for slot, (weight, _) in prepare(graph).followed.items()}
+
+
+def bound_to_device(graph: Graph) -> frozenset[str]:
+    """The names of weights with slots that an op of the graph needs on the device."""
+    state = [v.name for v in graph.variables if not v.trainable]
+    needed = needed_on_device(graph, state)
+    slots = slots_of(graph) if needed else {}  # which takes a moment to find out
+    return frozenset(slots[name] for name in needed if name in slots)
 
 
 def with_slots_offloaded(

@@ -17,7 +17,7 @@ from tfpar.ir.graph import itemsize
 from tfpar.ir.traits import IN_FLIGHT
 from tfpar.plans import Plan
 from tfpar.search.laid import price_whole
-from tfpar.search.offload import slots_of
+from tfpar.search.offload import with_slots
 from tfpar.search.problem import Problem
 from tfpar.spec import replicated
 
@@ -83,7 +83,7 @@ def _slot_bytes(plan: Plan, problem: Problem) -> dict[str, float]:
     if not problem.decides_offload:
         return {}
     ratio = problem.state_ratio
-    having = {*slots_of(problem.graph).values()} if ratio is None else set(plan.variables)
+    having = {*with_slots(problem.graph, ratio)} - problem.bound
     found = {}
     for name, variable in plan.variables.items():
         spec = variable.slots or variable.spec or replicated(plan.mesh.num_axes)

@@ -53,6 +53,7 @@ class Problem:
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
         offload: what to have in host memory (see `search.offload`), or (None) what memory asks for.
+        bound: the weights whose optimizer slots cannot be there.
         microbatches: in which a rank computes its part of a training batch.
         samples: of each microbatch, which ranks are to have as many of; None: however many.
         kept_part: the part of the batch whose activations a rank stores at the same time.
@@ -82,6 +83,7 @@ class Problem:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     offload: Offload | None = None
+    bound: frozenset[str] = frozenset()
     microbatches: int = 1
     samples: int | None = None
     kept_part: float = 1.0

@@ -30,6 +30,7 @@ OF_THEIR_OWN = {
     "cost/work.py": "how the work of each is counted",
     "ir/constants.py": "how each is evaluated",
     "ir/passes/infer_lists.py": "where each has its element",
+    "ir/passes/offload_slots.py": "what computes each write beside the variable",
     "ir/passes/predicate_branches.py": "how each write is undone",
     "ir/passes/trim.py": "why each is left out",
     "variables/initial/blocks.py": "whose bits are the same in blocks",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.clusters import joined_by
+from tests.clusters import joined_by, slow_cores
 from tests.search.problems import (
     Captured,
     assert_priced_as_a_whole,
@@ -135,7 +135,8 @@ def test_megatron_and_a_split_vocabulary_for_t5(large_t5):
 @pytest.mark.slow
 def test_classes_are_split_where_there_are_many():
     many, few = (
-        solve(Captured.saved(f"resnet_{n}_classes").problem([1, 4], "cpu")) for n in (200_000, 10)
+        solve(Captured.saved(f"resnet_{n}_classes").problem([1, 4], slow_cores(4)))
+        for n in (200_000, 10)
     )
     assert laid(many, "head/kernel") == {"R,S(1)"}
     assert split_kernels(many) <= {"head/kernel", "head/bias"}

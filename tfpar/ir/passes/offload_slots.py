@@ -60,25 +60,33 @@ def offload_slots(
     handles = {v.handle: v for v in found.variables if v.name in slots}
     if not handles:
         return found
-    for op in found.ops:
-        _check(op, handles, slots)
+    for slot, op in needed_on_device(found, slots).items():
+        raise PlanError(_why_not(slot, slots[slot], op))
     awaited = {g.variable: [copies[t.op] for t in g.tensors if t.op in copies] for g in gradients}
     return _Writer(found, handles, slots, awaited).write()
 
 
-def _check(op: Op, handles: Mapping[Tensor, Variable], slots: Mapping[str, str]) -> None:
-    """Raise if `op` needs a slot on the device."""
-    own = [t for t in op.inputs if t in handles]
-    others = [t for t in op.inputs if t.dtype == "resource" and t not in own[:1]]
-    if own and (others or op.type in REGIONS):
-        slot = handles[own[0]].name
-        weight = slots[slot]
-        why = "runs a body on it" if op.type in REGIONS else "uses other variables with it"
-        raise PlanError(
-            f"The optimizer slot {slot!r} cannot lie in host memory: {op.type} {op.name!r} {why}. "
-            f"Leave the weight {weight!r} out of what is offloaded (offload=), or use an optimizer "
-            f"of single ops, as Keras's are."
-        )
+def needed_on_device(graph: Graph, slots: Collection[str]) -> dict[str, Op]:
+    """Those of some slots that cannot lie in host memory, each with an op that needs it on the
+    device: one that uses other variables with it, or runs a body on it."""
+    handles = {v.handle: v.name for v in graph.variables if v.name in slots}
+    found: dict[str, Op] = {}
+    for op in graph.ops:
+        own = [t for t in op.inputs if t in handles]
+        others = [t for t in op.inputs if t.dtype == "resource" and t not in own[:1]]
+        if own and (others or op.type in REGIONS):
+            for tensor in own:
+                found.setdefault(handles[tensor], op)
+    return found
+
+
+def _why_not(slot: str, weight: str, op: Op) -> str:
+    why = "runs a body on it" if op.type in REGIONS else "uses other variables with it"
+    return (
+        f"The optimizer slot {slot!r} cannot lie in host memory: {op.type} {op.name!r} {why}. "
+        f"Leave the weight {weight!r} out of what is offloaded (offload=), or use an optimizer "
+        f"of single ops, as Keras's are."
+    )
 
 
 class _Writer:
