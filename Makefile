@@ -29,7 +29,7 @@ quickstart: $(STAMP)
 test: lint $(HOROVOD)
 	$(PYTEST)
 
-## The quick part of the suite: some 280 s of processor time, two and a half minutes on two cores.
+## The quick part of the suite: some 400 s of processor time, three and a half minutes on two cores.
 test-fast: $(STAMP) $(HOROVOD)
 	$(PYTEST) --numprocesses 3 -m "not slow"
 

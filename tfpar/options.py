@@ -40,8 +40,8 @@ class Options:
             None searches nothing: weights lie as constraints say, the rest as their first reader
             wants them; without constraints, every batch is split over the whole mesh (data
             parallelism).
-        level: of Rhino's planner: 3 decides the whole graph at once (the default), 2 segment by
-            segment.
+        level: of Rhino's planner: 3 decides the whole graph at once (the default), 2 leaves it at
+            what takes less time where that is no solution yet.
         search_seconds: what the planner may take, about; it returns the best plan found by then.
             Where no fast plan fits into memory, more are searched, and each search may take that.
             Ctrl-C ends a search at once: see `tap.SearchInterrupted`.

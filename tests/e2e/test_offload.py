@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -172,21 +173,34 @@ def test_chunks():
     assert len([op for op in on_host(run) if op.type == "ReadVariableOp"]) == 16
 
 
-@pytest.mark.slow
-def test_xla_compiles_what_lies_between():
-    def build() -> keras.Model:
-        model = perceptron()
+def compiled(build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
+    """`build` with steps that XLA compiles."""
+
+    def built() -> keras.Model:
+        model = build()
         model.jit_compile = True
         return model
 
+    return built
+
+
+def assert_compiled_around_hosts(run: Trained) -> None:
+    """XLA compiles something, and none of what runs on hosts."""
+    graph = run.executable().local.graph
+    assert any(op.attrs.get(MUST_COMPILE) for op in graph.ops)
+    assert any(op.attrs.get(ON_HOST) for op in graph.ops)
+    bodies = [op for body in graph.functions.values() for op in body.ops]
+    assert bodies and not any(op.attrs.get(ON_HOST) for op in bodies)
+
+
+@pytest.mark.slow
+def test_xla_compiles_what_lies_between():
+    build = compiled(perceptron)
     plain = train(traced(build), numbers())
     run = trained(build, numbers(), [2], plain.start, {"offload": SLOTS})
     assert_same(run, plain)
-    graph = run.executable().local.graph
-    assert any(op.attrs.get(MUST_COMPILE) for op in graph.ops)
+    assert_compiled_around_hosts(run)
     assert len(on_host(run)) == 32
-    bodies = [op for body in graph.functions.values() for op in body.ops]
-    assert bodies and not [op for op in bodies if op.attrs.get(ON_HOST)]
 
 
 @pytest.mark.slow
@@ -287,18 +301,11 @@ def test_activations_in_all_ways_to_run(options):
 
 @pytest.mark.slow
 def test_xla_compiles_around_activations():
-    def build() -> keras.Model:
-        model = gpt()
-        model.jit_compile = True
-        return model
-
+    build = compiled(gpt)
     plain = train(traced(build), tokens())
     run = trained(build, tokens(), [2], plain.start, {"offload": BLOCKS})
     assert_same(run, plain)
-    graph = run.executable().local.graph
-    assert any(op.attrs.get(MUST_COMPILE) for op in graph.ops)
-    assert [op for op in graph.ops if op.attrs.get(ON_HOST)]
-    assert not [o for body in graph.functions.values() for o in body.ops if o.attrs.get(ON_HOST)]
+    assert_compiled_around_hosts(run)
 
 
 @pytest.mark.slow

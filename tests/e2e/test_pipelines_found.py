@@ -46,6 +46,7 @@ def rows(count: int, width: int = 256):
     return rng.normal(size=(count, width)).astype("float32"), rng.integers(0, 3, count)
 
 
+@pytest.mark.slow
 def test_stages_where_links_are_slow():
     parallel, _ = assert_equivalent(
         deep,
@@ -91,6 +92,7 @@ def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, 
     assert f"times {'faster' if faster else 'slower'}" in why(rival, plan)
 
 
+@pytest.mark.slow
 def test_ranks_have_several_stages_where_few_microbatches_cannot_fill_the_pipeline():
     def build():
         hidden = [layers.Dense(256, "tanh") for _ in range(12)]
@@ -117,6 +119,7 @@ def test_ranks_have_several_stages_where_few_microbatches_cannot_fill_the_pipeli
     assert tap.Plan.from_json(plan.to_json()).stages == plan.stages
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_before_training_moves_to_its_stages():
     x, y = rows(16)
 
@@ -135,6 +138,7 @@ def test_what_is_evaluated_before_training_moves_to_its_stages():
     assert tap.plan_of(model).stages is not None
 
 
+@pytest.mark.slow
 def test_unasked_stages_are_found_between_machines_and_not_within_one():
     def planned(cluster, **options):
         return tap.plan(deep, rows(128), [4], cluster, planner="tap", **options)
@@ -167,6 +171,7 @@ def test_no_stages_where_the_work_is_spread_evenly_without():
     assert "nearly as fast as the work alone" in rival.reason
 
 
+@pytest.mark.slow
 def test_memory_decides():
     free = tap.plan(deep, rows(256), [2], machines(1e11), planner="tap")
     assert free.pipeline is None

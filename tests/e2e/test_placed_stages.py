@@ -65,6 +65,7 @@ def test_slow_machines_between_fast_ones_make_up_a_stage_of_their_own():
     assert shown.count("| 0, 2 ") == shown.count("| 1, 3 ") == 2
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_is_found_costs_as_on_machines_given_in_its_order():
     """What its ranks wait for, too."""
     asked = {"pipeline": "auto", "planner": "tap"}
@@ -102,6 +103,7 @@ def test_an_order_that_is_as_good_is_kept():
     assert planned(machines(SLOW, SLOW, FAST, FAST)).stages.ranks == ()
 
 
+@pytest.mark.slow
 def test_large_machines_take_what_fits_nowhere_else():
     """The first stage holds more microbatches: no assignment fits as machines are given."""
     needed = planned(machines(FAST, FAST)).stages.cost.stages

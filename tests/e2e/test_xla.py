@@ -67,6 +67,7 @@ def gru() -> keras.Model:
     return classifier(RECURRENT["gru"])
 
 
+@pytest.mark.slow
 def test_a_transformer_split_both_ways():
     parallel, _ = assert_equivalent(
         compiled(lambda: gpt(2)), tokens(16), tap.split([2, 2]), MEGATRON, plainly=traced
@@ -79,6 +80,7 @@ def test_a_transformer_split_both_ways():
     assert len({op.attrs["f"] for op in found}) < len(found), "blocks that repeat share functions"
 
 
+@pytest.mark.slow
 def test_statistics_dropout_and_uneven_parts_of_the_batch():
     parallel, plain = assert_equivalent(
         compiled(convolutional), images(21), tap.split([3]), plainly=traced

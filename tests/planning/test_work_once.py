@@ -52,6 +52,7 @@ def searched() -> Plan:
     return plan
 
 
+@pytest.mark.slow
 def test_a_step_is_assigned_and_cut_once_for_each_number_of_stages(counts, monkeypatch):
     plan = searched()
     stages = {p.stages.num_stages for p in found_plans(plan) if p.stages is not None}

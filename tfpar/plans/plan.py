@@ -22,30 +22,27 @@ from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles, trains
 from tfpar.pipeline import Pipeline
-from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
+from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.pipeline.step_stages import assignable
+from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference, some_of
 from tfpar.plans.offload import Offloaded
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
 from tfpar.plans.trials import Trial
-from tfpar.plans.variables import Alternative, PlannedVariable
+from tfpar.plans.variables import PlannedVariable
 from tfpar.propagation.partitioned import Anchors, OpPlan
 from tfpar.spec import (
     Mesh,
     OtherModelError,
-    Partial,
     PlanError,
     Shard,
     Spec,
-    SpecError,
     TfparError,
     UnevenMesh,
     apportioned,
     arguments,
-    format_spec,
-    local_shape,
 )
 
 if TYPE_CHECKING:
@@ -142,66 +139,7 @@ class Plan:
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for axis in self.batch_axes:
-            if axis not in self.mesh.axis_names:
-                raise PlanError(
-                    f"The plan splits the batch over {axis!r}; its mesh is {self.mesh}."
-                )
-        if self.shares:
-            self._check_shares()
-        if self.chunks < 1:
-            raise PlanError(f"A plan computes the batch in 1 chunk or more, not in {self.chunks}.")
-        if self.microbatches < 1:
-            raise PlanError(f"A plan has 1 microbatch or more, not {self.microbatches}.")
-        arguments.one_of("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
-        if self.stages is not None:
-            self._check_stages(self.stages)
-        unknown = [name for name in self.offloaded.slots if name not in self.variables]
-        if unknown:
-            raise PlanError(
-                f"The plan offloads slots of variables that it does not have: {some_of(unknown)}."
-            )
-        for name, variable in self.variables.items():
-            if variable.spec is not None:
-                _check_spec(f"variable {name!r}", variable.spec, variable.shape, self.mesh)
-            if variable.slots is not None:
-                _check_spec(f"slots of {name!r}", variable.slots, variable.shape, self.mesh)
-            for other in variable.alternatives:
-                _check_alternative(f"variable {name!r}", other, variable.shape, self.mesh)
-        for name, spec in self.tensors.items():
-            _check_spec(f"tensor {name!r}", spec, None, self.mesh)
-        for name, op in self.ops.items():
-            for spec in (*op.in_specs, *op.made, *op.kept):
-                _check_spec(f"an operand of {name!r}", spec, None, self.mesh)
-
-    def _check_shares(self) -> None:
-        names = ", ".join(map(repr, self.shares))
-        if len(self.shares) > 1 or not set(self.shares) <= set(self.batch_axes):
-            raise PlanError(
-                f"The plan has shares of the batch along {names}; they are along one of the axes "
-                f"that split the batch ({', '.join(map(repr, self.batch_axes))})."
-            )
-        for name, shares in self.shares.items():
-            UnevenMesh.over(self.mesh, self.mesh.axis(name), shares)
-
-    def _check_stages(self, stages: PlannedStages) -> None:
-        scheduled = stages.schedule.num_microbatches
-        if self.microbatches != scheduled:
-            raise PlanError(
-                f"The plan has {self.microbatches} microbatches, but its schedule {scheduled}."
-            )
-        if stages.ranks and len(stages.ranks) != self.num_ranks:
-            raise PlanError(
-                f"The plan places its stages on {len(stages.ranks)} ranks, but is for "
-                f"{self.num_ranks}."
-            )
-        if self.chunks > 1:
-            raise PlanError("A plan has chunks or stages, not both.")
-        unknown = [name for name in stages.owners if name not in self.variables]
-        if unknown:
-            raise PlanError(
-                f"The plan puts variables into stages that it does not have: {some_of(unknown)}."
-            )
+        check_plan(self)
 
     def __repr__(self) -> str:
         fixed = sum(v.spec is not None for v in self.variables.values())
@@ -505,37 +443,6 @@ class Plan:
             return cls(**fields)
         except TfparError as error:
             raise PlanError(f"The plan file {source!r} is malformed: {error}") from error
-
-
-def _check_spec(what: str, spec: Spec, shape: tuple[int, ...] | None, mesh: Mesh) -> None:
-    if len(spec) != mesh.num_axes:
-        raise PlanError(
-            f"The plan lays {what} as {format_spec(spec)}; the mesh {mesh} needs "
-            f"{mesh.num_axes} placements."
-        )
-    if shape is None:
-        return
-    if any(isinstance(p, Partial) for p in spec):
-        raise PlanError(
-            f"The plan lays {what} as {format_spec(spec)}: a variable is never Partial."
-        )
-    if any(isinstance(p, Shard) and p.dim >= len(shape) for p in spec):
-        raise PlanError(f"The plan lays {what} as {format_spec(spec)}, but its shape is {shape}.")
-    try:
-        local_shape(shape, spec, mesh)
-    except SpecError as error:
-        raise PlanError(f"The plan lays {what} of shape {shape} on {mesh}: {error}") from None
-
-
-def _check_alternative(what: str, other: Alternative, shape: tuple[int, ...], mesh: Mesh) -> None:
-    """What else was priced for a variable, perhaps on another mesh, has to make sense too."""
-    axes = len(other.axis_names) or mesh.num_axes
-    split = {p.dim for p in other.spec if isinstance(p, Shard)}
-    if len(other.spec) != axes or any(dim >= len(shape) for dim in split):
-        raise PlanError(
-            f"The plan's alternative {format_spec(other.spec)} for {what} of shape {shape} does "
-            f"not fit {other.layout or mesh}."
-        )
 
 
 def _difference(what: str, items: Sequence[str], quote: bool = True) -> list[str]:

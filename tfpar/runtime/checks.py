@@ -158,7 +158,7 @@ def _of_all_ranks(
     """By rank of the job, what `tell` says of its shard of each variable; zeros where a rank has
     none."""
     shards = [copy.shards.get(world.rank) for copy in copies]
-    nothing = np.zeros_like(tell(np.zeros(1)))
+    nothing = [0.0] * len(tell(np.zeros(1)))
     own = np.array([nothing if shard is None else tell(_value(shard)) for shard in shards])
     with world.at("comparing variables"):
         return [told.numpy() for told in world.exchange.all_gather(tf.constant(own))]

@@ -221,6 +221,8 @@ def _by_pulp(program: LinearProgram, chosen: pulp.LpSolver) -> Answer:
     problem.solve(chosen)
     if problem.status == pulp.LpStatusInfeasible:
         return Answer(Outcome.INFEASIBLE)
+    if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        return Answer(Outcome.NONE_IN_TIME)
     values = np.array([v.value() or 0.0 for v in x])
     return Answer(Outcome.SOLVED, values, gap_of(problem))
 

@@ -274,27 +274,43 @@ def test_where_time_is_up_the_best_so_far_comes_with_its_gap():
     assert found.seconds * (1 - found.gap) <= chance
 
 
-def test_without_highs_there_is_cbc(monkeypatch):
-    asked = []
+@pytest.fixture
+def cbc(monkeypatch):
+    """Solvers as where HiGHS is missing; those that were asked for, by name."""
+    asked = {}
 
     def only_cbc(name, **options):
-        asked.append(name)
-        found = get(name, **options)
+        found = asked[name] = get(name, **options)
         if name == "HiGHS":
             monkeypatch.setattr(found, "available", lambda: False)
         return found
 
     get = pulp.getSolver
     monkeypatch.setattr(pulp, "getSolver", only_cbc)
+    return asked
+
+
+def test_without_highs_there_is_cbc(cbc):
     for seed in range(4):
         network = drawn(seed)
         found, best = solved(network), least(network)
         assert best == np.inf if found is None else found.seconds == pytest.approx(best)
         assert found is None or found.gap == 0.0
-    assert set(asked) == {"HiGHS", "PULP_CBC_CMD"}
+    assert set(cbc) == {"HiGHS", "PULP_CBC_CMD"}
     with pytest.raises(NoSolution) as error:
         solve(Network([node([1.0, 1.0]), node([1.0])], [between(0, 1, [[np.inf], [np.inf]])]))
     assert not error.value.timed_out
+
+
+def test_cbc_may_find_nothing_in_time(cbc, monkeypatch):
+    def stopped(solver, problem):
+        return problem.assignStatus(pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound)
+
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "actualSolve", stopped)
+    deadline = Deadline()
+    with pytest.raises(NoSolution) as error:
+        solve(drawn(0), deadline)
+    assert error.value.timed_out and deadline.cut_short
 
 
 def test_without_any_solver_it_is_said_what_to_install(monkeypatch):

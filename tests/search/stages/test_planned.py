@@ -223,6 +223,7 @@ def test_a_searched_plan_is_that_of_a_stage_of_ranks(planner):
     assert "are spent waiting for other stages" in shown and "In flight" in shown
 
 
+@pytest.mark.slow
 def test_the_fastest_schedule_is_picked_and_the_others_are_shown():
     plan = searched("gpt_5_layers", Pipeline(2, 8, "auto"))
     prices = {price.name: price for price in plan.stages.cost.schedules}
@@ -243,6 +244,7 @@ def test_the_fastest_schedule_is_picked_and_the_others_are_shown():
     assert all(f"| {name} " in shown for name in prices)
 
 
+@pytest.mark.slow
 def test_a_picked_schedule_keeps_to_memory_virtual_stages_and_recompute():
     staged = Staged.of("unet", 2)
     stages = dataclasses.replace(staged.plan.stages, schedule=generate("1f1b", 2, 8))

@@ -64,6 +64,7 @@ def test_slow_machines_have_the_share_that_they_are_fast_for():
     assert 2 / (mixed - once) == pytest.approx(1 / (fast - once) + 1 / (slow - once))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_computed_again():
     pipeline = Pipeline(2, MICROBATCHES)
     roomy, tight = asked(pipeline), asked(pipeline, 1e5)

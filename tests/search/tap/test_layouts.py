@@ -41,6 +41,7 @@ def test_what_was_found_for_as_many_ranks_is_not_found_elsewhere():
 
 
 @pytest.mark.parametrize("name", ["gpt_short", "moe_4_experts"])
+@pytest.mark.slow
 def test_a_search_after_one_for_other_ranks_finds_as_much(name):
     captured, known = Captured.saved(name), Known()
     alone = TapPlanner().solve(captured.problem([2, 4], "v100-ethernet"))
@@ -50,6 +51,7 @@ def test_a_search_after_one_for_other_ranks_finds_as_much(name):
     assert after.cost.seconds == pytest.approx(alone.cost.seconds, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_meshes_that_look_bad_at_a_glance_are_not_searched(monkeypatch):
     glanced, explored = [], []
 

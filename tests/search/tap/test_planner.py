@@ -245,6 +245,7 @@ def test_where_nothing_fits_a_mesh_is_judged_by_what_its_own_plan_stores():
 # --- meshes that are left out -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_larger_meshes_are_left_out_once_they_promised_less_and_less(monkeypatch):
     searched = []
     glance = MeshSearch.glance

@@ -2,10 +2,11 @@
 
 For every shape of the mesh, its axes are decided one after another (`mesh_search`): along each,
 every op has a few strategies (`growth`), what they cost and what moves between them is a cost
-network (`space`), and chains of it are merged (`cones`). Level 3 finds the rest by one integer
-linear program (`ilp`), level 2 by dynamic programming over the segments between critical nodes
-(`segments`). Where the plan stores too much, the largest parameters have to be split, as few as
-will do (§4.4).
+network (`space`), and chains of it are merged (`cones`). The rest is an integer linear program
+(`ilp`). Level 2 relaxes it, and where that is not integer goes through the segments between
+critical nodes by dynamic programming (`segments`); level 3 goes on from there, and solves the
+programs of meshes that may still be the fastest. Where the plan stores too much, the largest
+parameters have to be split, as few as will do (§4.4).
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class RhinoPlanner:
     """See the module.
 
     Args:
-        level: 3 decides the whole graph at once; 2 segment by segment, which is faster where there
-            is much to decide, and may find slower plans.
+        level: 3 solves the programs of the whole graph; 2 leaves it at their relaxations, and at
+            segments where these are not integer, which is faster and may find slower plans.
 
     Attributes:
         report: of the last search; work: what it did.

@@ -1,0 +1,124 @@
+"""What every plan has to be, checked where it is made: it fits its own mesh, and names only what it
+has. Whether it fits a model is checked where it meets one (`Plan.fitted`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tfpar.pipeline.statistics import BATCH_STATISTICS
+from tfpar.plans.difference import some_of
+from tfpar.plans.stages import PlannedStages
+from tfpar.plans.variables import Alternative
+from tfpar.spec import (
+    Mesh,
+    Partial,
+    PlanError,
+    Shard,
+    Spec,
+    SpecError,
+    UnevenMesh,
+    arguments,
+    format_spec,
+    local_shape,
+)
+
+if TYPE_CHECKING:
+    from tfpar.plans.plan import Plan
+
+
+def check_plan(plan: Plan) -> None:
+    """Check a plan by itself.
+
+    Raises:
+        PlanError: says what of it does not fit the rest.
+        ArgumentError: batch statistics that there are not.
+    """
+    for axis in plan.batch_axes:
+        if axis not in plan.mesh.axis_names:
+            raise PlanError(f"The plan splits the batch over {axis!r}; its mesh is {plan.mesh}.")
+    if plan.shares:
+        _check_shares(plan)
+    if plan.chunks < 1:
+        raise PlanError(f"A plan computes the batch in 1 chunk or more, not in {plan.chunks}.")
+    if plan.microbatches < 1:
+        raise PlanError(f"A plan has 1 microbatch or more, not {plan.microbatches}.")
+    arguments.one_of("batch_statistics", plan.batch_statistics, BATCH_STATISTICS)
+    if plan.stages is not None:
+        _check_stages(plan, plan.stages)
+    _check_names(plan, plan.offloaded.slots, "offloads slots of variables")
+    for name, variable in plan.variables.items():
+        if variable.spec is not None:
+            _check_spec(f"variable {name!r}", variable.spec, variable.shape, plan.mesh)
+        if variable.slots is not None:
+            _check_spec(f"slots of {name!r}", variable.slots, variable.shape, plan.mesh)
+        for other in variable.alternatives:
+            _check_alternative(f"variable {name!r}", other, variable.shape, plan.mesh)
+    for name, spec in plan.tensors.items():
+        _check_spec(f"tensor {name!r}", spec, None, plan.mesh)
+    for name, op in plan.ops.items():
+        for spec in (*op.in_specs, *op.made, *op.kept):
+            _check_spec(f"an operand of {name!r}", spec, None, plan.mesh)
+
+
+def _check_shares(plan: Plan) -> None:
+    names = ", ".join(map(repr, plan.shares))
+    if len(plan.shares) > 1 or not set(plan.shares) <= set(plan.batch_axes):
+        raise PlanError(
+            f"The plan has shares of the batch along {names}; they are along one of the axes "
+            f"that split the batch ({', '.join(map(repr, plan.batch_axes))})."
+        )
+    for name, shares in plan.shares.items():
+        UnevenMesh.over(plan.mesh, plan.mesh.axis(name), shares)
+
+
+def _check_stages(plan: Plan, stages: PlannedStages) -> None:
+    scheduled = stages.schedule.num_microbatches
+    if plan.microbatches != scheduled:
+        raise PlanError(
+            f"The plan has {plan.microbatches} microbatches, but its schedule {scheduled}."
+        )
+    if stages.ranks and len(stages.ranks) != plan.num_ranks:
+        raise PlanError(
+            f"The plan places its stages on {len(stages.ranks)} ranks, but is for {plan.num_ranks}."
+        )
+    if plan.chunks > 1:
+        raise PlanError("A plan has chunks or stages, not both.")
+    _check_names(plan, stages.owners, "puts variables into stages")
+
+
+def _check_names(plan: Plan, names: Iterable[str], does: str) -> None:
+    unknown = [name for name in names if name not in plan.variables]
+    if unknown:
+        raise PlanError(f"The plan {does} that it does not have: {some_of(unknown)}.")
+
+
+def _check_spec(what: str, spec: Spec, shape: tuple[int, ...] | None, mesh: Mesh) -> None:
+    if len(spec) != mesh.num_axes:
+        raise PlanError(
+            f"The plan lays {what} as {format_spec(spec)}; the mesh {mesh} needs "
+            f"{mesh.num_axes} placements."
+        )
+    if shape is None:
+        return
+    if any(isinstance(p, Partial) for p in spec):
+        raise PlanError(
+            f"The plan lays {what} as {format_spec(spec)}: a variable is never Partial."
+        )
+    if any(isinstance(p, Shard) and p.dim >= len(shape) for p in spec):
+        raise PlanError(f"The plan lays {what} as {format_spec(spec)}, but its shape is {shape}.")
+    try:
+        local_shape(shape, spec, mesh)
+    except SpecError as error:
+        raise PlanError(f"The plan lays {what} of shape {shape} on {mesh}: {error}") from None
+
+
+def _check_alternative(what: str, other: Alternative, shape: tuple[int, ...], mesh: Mesh) -> None:
+    """What else was priced for a variable, perhaps on another mesh, has to make sense too."""
+    axes = len(other.axis_names) or mesh.num_axes
+    split = {p.dim for p in other.spec if isinstance(p, Shard)}
+    if len(other.spec) != axes or any(dim >= len(shape) for dim in split):
+        raise PlanError(
+            f"The plan's alternative {format_spec(other.spec)} for {what} of shape {shape} does "
+            f"not fit {other.layout or mesh}."
+        )
