@@ -36,11 +36,14 @@ class CapturedStep(StepGraph):
             arguments).
         variables: the TensorFlow variable of each `graph.variables` entry.
         output_structure: the step's result with a placeholder at every tensor.
+        ops_traced: how many ops TensorFlow made for it, in all traces; the same on every machine,
+            as the seconds that it takes are not.
     """
 
     closure: list[tf.Tensor]
     variables: list[tf.Variable]
     output_structure: Any
+    ops_traced: int
 
     def fed(self, arguments: Any) -> list[tf.Tensor]:
         """What is fed for the step's arguments: tensors; sparse ones dense, others of several parts
@@ -115,12 +118,16 @@ def capture_step(
     Raises:
         CaptureError: the step runs eager-only Python on tensors, or fails while traced.
     """
+    ops_traced = 0
     with collection_paused():
         if build is not None:
-            _trace(build, (), f"build_{name}")
+            built, _ = _trace(build, (), f"build_{name}")
+            ops_traced += len(built.get_operations())
         func_graph, created = _trace(function, arguments, name)
+        ops_traced += len(func_graph.get_operations())
         if any(matters is None or matters(v) for v in created):
             func_graph, _ = _trace(function, arguments, name)
+            ops_traced += len(func_graph.get_operations())
         marks = func_graph.get_collection(GRADIENTS)
         graph = convert_func_graph(func_graph, [t for _, tensors in marks for t in tensors])
     num_outputs = len(func_graph.outputs)
@@ -165,7 +172,15 @@ def capture_step(
     structure = tf.nest.map_structure(_output_leaf, func_graph.structured_outputs)
     names = {id(v): known.name for v, known in zip(variables, graph.variables, strict=True)}
     gradients = [Gradient(names[id(v)], *ts) for v, ts in gradient_tensors if id(v) in names]
-    return CapturedStep(graph, num_arguments, closure, variables, structure, gradients=gradients)
+    return CapturedStep(
+        graph,
+        num_arguments,
+        closure,
+        variables,
+        structure,
+        ops_traced,
+        gradients=gradients,
+    )
 
 
 def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
