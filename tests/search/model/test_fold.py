@@ -176,19 +176,3 @@ def test_the_fold_copies():
     before = [(op, list(op.inputs)) for op in parts.graph.ops]
     parts.fold()
     assert [(op, list(op.inputs)) for op in parts.graph.ops] == before
-
-
-def test_weights_are_read_right_before_what_reads_them_first():
-    """Whatever stood between them in the model: else an open weight ties all of it together."""
-    model = chain([f"m/block_{i}" for i in range(5)])
-    model.ops.sort(key=lambda op: op.type not in ("Placeholder", "ReadVariableOp"))
-    graph = parts_of(model).fold().graph
-    at = {op: i for i, op in enumerate(graph.ops)}
-    assert all(at[t.op] < at[op] for op in graph.ops for t in op.inputs)
-    computed, readers = {t.op for t in graph.inputs}, graph.consumers()
-    for op in graph.ops:
-        if not computed.isdisjoint(t.op for t in op.inputs):
-            computed.add(op)
-    for read in (op for op in graph.ops if op.type == "ReadVariableOp"):
-        first = min(at[op] for op in readers[read.outputs[0]])
-        assert computed.isdisjoint(graph.ops[at[read] : first]), read.name

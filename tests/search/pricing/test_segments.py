@@ -32,8 +32,11 @@ def test_a_weight_is_settled_where_it_is_opened():
     product = next(op for op in prepared.graph.ops if turned in op.inputs)
     segments = closed_segments(one_by_one(prepared), prepared, {handle})
     (joined,) = (ops for ops in segments if len(ops) > 1)
-    assert joined[0].type == "ReadVariableOp" and joined[-1] is product
-    assert [op for ops in segments for op in ops] == prepared.graph.ops, "in order, each once"
+    read, *_ = prepared.consumers[handle]
+    assert joined == [read, turned.op, product], "what lies between them stays apart"
+    ops = [op for ops in segments for op in ops]
+    assert sorted(ops, key=prepared.position.__getitem__) == prepared.graph.ops, "each once"
+    assert all(ops.index(t.op) < ops.index(op) for op in ops for t in op.inputs)
 
 
 def test_segments_stay_as_they_are_cut_where_nothing_is_open():

@@ -19,7 +19,7 @@ instances at once, as long as what is found is alike (`grow`). Then all but thre
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import networkx as nx
 
@@ -293,28 +293,6 @@ def _ordered(ops: Sequence[Op]) -> list[Op] | None:
         return None
 
 
-def _read_late(ops: Sequence[Op], fed: Collection[Op]) -> list[Op]:
-    """`ops`, inputs first, in another order: what hangs on none of those that are `fed` (the read
-    of a weight, a constant, a draw) comes right before the first op that reads it.
-
-    The op that it stood before may have been left out, and a weight that is open from here to there
-    would make one segment of all that lies between (`pricing.segments.closed_segments`). That
-    others wait for it until it ran does not count, as none of the ops is run.
-    """
-    at = {op: i for i, op in enumerate(ops)}
-    alone: set[Op] = set()
-    for op in ops:
-        if op not in fed and alone.issuperset(t.op for t in op.inputs):
-            alone.add(op)
-    first: dict[Op, int] = {}  # the position of the first reader
-    for op in reversed(ops):
-        if op in alone:
-            at[op] = first.get(op, at[op])
-        for tensor in op.inputs:
-            first[tensor.op] = min(first.get(tensor.op, at[op]), at[op])
-    return sorted(ops, key=at.__getitem__)
-
-
 def _finish(
     graph: Graph,
     grown: Sequence[_Grown],
@@ -330,8 +308,7 @@ def _finish(
     result.outputs = [copies[t.op].outputs[t.index] for t in graph.outputs if t.op in copies]
     result.effects = [copies[op] for op in graph.effects if op in copies]
     live = _live(result)
-    left = [op for op in ordered if op in live or op.type == "Placeholder"]
-    result.ops = _read_late(left, {t.op for t in result.inputs})
+    result.ops = [op for op in ordered if op in live or op.type == "Placeholder"]
     twins: dict[Variable, list[Variable]] = {}
     copy_of: dict[Variable, Variable] = {}
     for variable in graph.variables:

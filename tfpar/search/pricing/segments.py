@@ -18,30 +18,50 @@ from tfpar.rules.rule import relabelled
 def closed_segments(
     segments: Sequence[Sequence[Op]], prepared: PreparedGraph, open_handles: Collection[Tensor]
 ) -> list[list[Op]]:
-    """`segments`, merged so that a weight left open, or a draw, is settled where it is opened.
+    """`segments`, changed so that a weight left open, or a draw, is settled where it is opened.
+
+    What waits with an open weight, its read and casts of that, goes to the first segment that reads
+    it: until then nothing hangs on it. Otherwise segments are merged.
 
     Args:
         open_handles: of the weights that are open before the first op.
     """
     home = {op: i for i, ops in enumerate(segments) for op in ops}
+    for op in reversed(_waiting(prepared, open_handles)):
+        readers = [home[r] for r in prepared.consumers.get(op.outputs[0], ()) if r in home]
+        if op in home and readers:
+            home[op] = max(home[op], min(readers))
     joined = list(range(len(segments)))  # each segment -> the last one it is joined with
-    for ops in segments:
-        for op in ops:
-            opens = prepared.rules[op].drawn or any(t in open_handles for t in op.inputs)
-            if not opens or not op.outputs:
-                continue
+    parts: list[list[Op]] = [[] for _ in segments]
+    for op in prepared.graph.ops:
+        if op not in home:
+            continue
+        parts[home[op]].append(op)
+        opens = prepared.rules[op].drawn or any(t in open_handles for t in op.inputs)
+        if opens and op.outputs:
             reader = first_reader(op, prepared)
             if reader is not None:
                 joined[home[op]] = max(joined[home[op]], home[reader])
     out: list[list[Op]] = []
     end = -1
-    for i, ops in enumerate(segments):
+    for i, ops in enumerate(parts):
         if i <= end:
             out[-1].extend(ops)
         else:
-            out.append(list(ops))
+            out.append(ops)
         end = max(end, joined[i])
-    return out
+    return [ops for ops in out if ops]
+
+
+def _waiting(prepared: PreparedGraph, open_handles: Collection[Tensor]) -> list[Op]:
+    """The ops that only hand on the value of an open weight, in order."""
+    found: list[Op] = []
+    values = prepared.weights.intersection(open_handles)
+    for op in prepared.graph.ops:
+        if op.inputs and op.inputs[0] in values and prepared.weights.issuperset(op.outputs):
+            values |= set(op.outputs)
+            found += [op] if op.outputs else []
+    return found
 
 
 def first_reader(op: Op, prepared: PreparedGraph) -> Op | None:
