@@ -37,13 +37,13 @@ class CapturedStep(StepGraph):
         variables: the TensorFlow variable of each `graph.variables` entry.
         output_structure: the step's result with a placeholder at every tensor.
         ops_traced: how many ops TensorFlow made for it, in all traces; the same on every machine,
-            as the seconds that it takes are not.
+            as the seconds that it takes are not. None for a graph that was given.
     """
 
     closure: list[tf.Tensor]
     variables: list[tf.Variable]
     output_structure: Any
-    ops_traced: int
+    ops_traced: int = dataclasses.field(default=0, kw_only=True)
 
     def fed(self, arguments: Any) -> list[tf.Tensor]:
         """What is fed for the step's arguments: tensors; sparse ones dense, others of several parts
@@ -178,7 +178,7 @@ def capture_step(
         closure,
         variables,
         structure,
-        ops_traced,
+        ops_traced=ops_traced,
         gradients=gradients,
     )
 
