@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tfpar.calibration import fit
 from tfpar.calibration.asked import ALIKE, Machine, Sizes, Tell
+from tfpar.calibration.kernels import FUNCTIONS, Kernel, kernels_of
 from tfpar.calibration.programs import chain_of, elementwise, product
 from tfpar.calibration.timing import Chain, Timer
 from tfpar.cluster.description import Device
@@ -17,7 +18,7 @@ _LAUNCHED = ("AddV2", "Mul")
 _FEW = 8  # elements of an op of which only the start takes time
 _HALF = ("bfloat16", "float16")
 _ELEMENTWISE = (("AddV2", 2), ("Mul", 2), ("Sqrt", 1))  # and number of operands
-_FUNCTIONS = ("Exp", "Tanh", "Log", "Sigmoid")
+_SLOWER = 1.1  # than expected: less is noise
 
 
 def devices_of(
@@ -59,11 +60,18 @@ def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
         "matrix products": [_products(mesh, s, "float32") for s in sizes.sides],
         "products in 16 bits": [_products(mesh, square, dtype) for dtype in _HALF],
         "memory": [
-            _elementwise(mesh, op_type, operands, count)
+            _elementwise(mesh, op_type, operands, count, sizes.spread_bytes)
             for count in sizes.elements
             for op_type, operands in _ELEMENTWISE
         ],
-        "exponentials": [_elementwise(mesh, op, 1, sizes.elements[0]) for op in _FUNCTIONS],
+        "kernels": [
+            chain_of(mesh, k.emit, k.shapes, k.all_dtypes, sizes.spread_bytes) for k in _kernels(sizes)
+        ],
+        "kernels without": [
+            chain_of(mesh, *k.without, "float32", sizes.spread_bytes)
+            for k in _kernels(sizes)
+            if k.without is not None
+        ],
     }
 
 
@@ -96,9 +104,17 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> De
         for _, operands in _ELEMENTWISE
     ]
     bandwidth = fit.memory_bandwidth(moved, times["memory"], launch_s)
+    kernels = [*zip(_kernels(sizes), times["kernels"], strict=True)]
     functions = statistics.median(
-        sizes.elements[0] / max(seconds - launch_s, 1e-9) for seconds in times["exponentials"]
+        k.entries / max(seconds - launch_s, 1e-9) for k, seconds in kernels if k.op_type in FUNCTIONS
     )
+    rates: dict[str, list[float]] = {}
+    without = iter(times["kernels without"])
+    for kernel, seconds in kernels:
+        start_s = launch_s if kernel.without is None else next(without)
+        expected_s = launch_s + kernel.moved_bytes / bandwidth if kernel.without is None else start_s
+        if seconds > _SLOWER * expected_s:
+            rates.setdefault(kernel.op_type, []).append(kernel.entries / (seconds - start_s))
     return Device(
         flops,
         machine.memory_bytes,
@@ -108,7 +124,12 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> De
         machine.name,
         functions,
         machine.host_bandwidth,
+        entries_per_s={op_type: statistics.harmonic_mean(some) for op_type, some in rates.items()},
     )
+
+
+def _kernels(sizes: Sizes) -> list[Kernel]:
+    return kernels_of(sizes.elements[0], 2 * sizes.half_side)
 
 
 def _products(mesh: Mesh, sides: tuple[int, int, int], dtype: str) -> Chain:
@@ -116,5 +137,7 @@ def _products(mesh: Mesh, sides: tuple[int, int, int], dtype: str) -> Chain:
     return chain_of(mesh, product, [(rows, depth), (depth, columns)], dtype)
 
 
-def _elementwise(mesh: Mesh, op_type: str, operands: int, count: int) -> Chain:
-    return chain_of(mesh, elementwise(op_type), [(count,)] * operands, "float32")
+def _elementwise(
+    mesh: Mesh, op_type: str, operands: int, count: int, spread_bytes: float = 0.0
+) -> Chain:
+    return chain_of(mesh, elementwise(op_type), [(count,)] * operands, "float32", spread_bytes)

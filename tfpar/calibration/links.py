@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tfpar.calibration import fit
 from tfpar.calibration.asked import ALIKE, Sizes, Tell
-from tfpar.calibration.programs import chain_of, collective, operand_of, transfer
+from tfpar.calibration.programs import after_product, chain_of, collective, operand_of, transfer
 from tfpar.calibration.timing import Timer
 from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.description import Measured
@@ -18,6 +18,7 @@ from tfpar.spec.names import COLLECTIVES
 Pair = tuple[str, Mesh, int]
 """A kind of collective, and the mesh axis that it runs over."""
 
+_NOISE = 0.01  # of the product before it: what a collective takes at least
 _SENT = (4_000, 1_000_000)  # bytes of what goes from rank to rank
 _SENT_ALONE = (4_000, 4_000_000)
 
@@ -33,9 +34,17 @@ def axes_to_measure(mesh: Mesh) -> list[tuple[Mesh, int]]:
 
 
 def collectives_of(
-    mesh: Mesh, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell
+    mesh: Mesh, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell, one_memory: bool
 ) -> list[Measured]:
-    """All kinds on all axes: those that time is short for have two sizes only."""
+    """All kinds on all axes: those that time is short for have two sizes only.
+
+    A step's collectives come between ops: what they move was made just now, not all ranks come at
+    once, and they find cores that compute. So they are timed after a product each, and its own time
+    is taken off; in one memory, where they are ops like others, by themselves.
+    """
+    rows, depth, columns = sizes.between
+    factors = [] if one_memory else [(rows, depth), (depth, columns)]
+    alone: dict[tuple[int, ...], list[float]] = {}
     pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in COLLECTIVES]
     first, others = sizes.payloads[:2], sizes.payloads[2:]
     tasks = [(pair, n) for some in (first, others) for n in some for pair in pairs]
@@ -48,8 +57,16 @@ def collectives_of(
         if i % len(pairs) == 0:
             tell(f"collectives of {wanted / 1e3:g} kB")
         shape, num_bytes = operand_of(kind, axes.shape[axis], wanted)
-        chain = chain_of(axes, collective(kind, axes, axis), [shape], "float32")
-        seconds = timer.by_rank(chain, max(left_s, 0.0) / (len(tasks) - i))
+        allowed_s = max(left_s, 0.0) / (len(tasks) - i)
+        emit, operands = collective(kind, axes, axis), [shape, *factors]
+        if factors:
+            if shape not in alone:
+                alone[shape] = timer.by_rank(chain_of(mesh, after_product(), operands), allowed_s)
+            emit = after_product(emit)
+        seconds = timer.by_rank(chain_of(axes, emit, operands), allowed_s)
+        if factors:
+            both = zip(alone[shape], seconds, strict=True)
+            seconds = [max(after - before, _NOISE * before) for before, after in both]
         times[pair].append((num_bytes, seconds))
     return [
         entry

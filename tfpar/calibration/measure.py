@@ -27,7 +27,7 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
     tell("the start of a step")
     timer.measure_step(Chains(everyone).program())
     devices = devices_of(everyone, machine, timer, sizes, (1 - _COMPUTE) * budget_s, tell)
-    found = collectives_of(mesh, timer, sizes, (1 - _COLLECTIVES) * budget_s, tell)
+    found = collectives_of(mesh, timer, sizes, (1 - _COLLECTIVES) * budget_s, tell, machine.one_memory)
     sent: list[Measured] = []
     links: list[float] = []
     if not machine.one_memory:
