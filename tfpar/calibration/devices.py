@@ -65,7 +65,8 @@ def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
             for op_type, operands in _ELEMENTWISE
         ],
         "kernels": [
-            chain_of(mesh, k.emit, k.shapes, k.all_dtypes, sizes.spread_bytes) for k in _kernels(sizes)
+            chain_of(mesh, k.emit, k.shapes, k.all_dtypes, sizes.spread_bytes)
+            for k in _kernels(sizes)
         ],
         "kernels without": [
             chain_of(mesh, *k.without, "float32", sizes.spread_bytes)
@@ -103,18 +104,12 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> De
         for count in sizes.elements
         for _, operands in _ELEMENTWISE
     ]
-    bandwidth = fit.memory_bandwidth(moved, times["memory"], launch_s)
-    kernels = [*zip(_kernels(sizes), times["kernels"], strict=True)]
+    bandwidth, ramp_s = fit.memory_rate(moved, times["memory"], launch_s)
     functions = statistics.median(
-        k.entries / max(seconds - launch_s, 1e-9) for k, seconds in kernels if k.op_type in FUNCTIONS
+        kernel.entries / max(seconds - launch_s, 1e-9)
+        for kernel, seconds in zip(_kernels(sizes), times["kernels"], strict=True)
+        if kernel.op_type in FUNCTIONS
     )
-    rates: dict[str, list[float]] = {}
-    without = iter(times["kernels without"])
-    for kernel, seconds in kernels:
-        start_s = launch_s if kernel.without is None else next(without)
-        expected_s = launch_s + kernel.moved_bytes / bandwidth if kernel.without is None else start_s
-        if seconds > _SLOWER * expected_s:
-            rates.setdefault(kernel.op_type, []).append(kernel.entries / (seconds - start_s))
     return Device(
         flops,
         machine.memory_bytes,
@@ -124,8 +119,28 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> De
         machine.name,
         functions,
         machine.host_bandwidth,
-        entries_per_s={op_type: statistics.harmonic_mean(some) for op_type, some in rates.items()},
+        ramp_s=ramp_s,
+        entries_per_s=_rates(times, sizes, launch_s, bandwidth, ramp_s),
     )
+
+
+def _rates(
+    times: dict[str, list[float]], sizes: Sizes, launch_s: float, bandwidth: float, ramp_s: float
+) -> dict[str, float]:
+    """Entries a second of the kernels that are slower than expected, by op type."""
+    found: dict[str, list[float]] = {}
+    without = iter(times["kernels without"])
+    for kernel, seconds in zip(_kernels(sizes), times["kernels"], strict=True):
+        if kernel.without is None:
+            own_s = fit.unramped(max(seconds - launch_s, 0.0), ramp_s)
+            slow = own_s > _SLOWER * kernel.moved_bytes / bandwidth
+        else:
+            plain_s = next(without)
+            own_s = seconds - plain_s
+            slow = seconds > _SLOWER * plain_s
+        if slow:
+            found.setdefault(kernel.op_type, []).append(kernel.entries / own_s)
+    return {op_type: statistics.harmonic_mean(some) for op_type, some in found.items()}
 
 
 def _kernels(sizes: Sizes) -> list[Kernel]:

@@ -37,8 +37,8 @@ class Kernel:
         result: the shape of what it makes.
         counted: how many entries its rate is about (`cost.work.entries`); 0: the most that an
             operand or the result has.
-        without: appends what it would be, if it were not slow, on operands of its shapes, or of
-            others; None: it would be as fast as memory.
+        without: what it would be without what is slow in it, and the operands of that; None: as
+            fast as memory.
     """
 
     op_type: str
@@ -160,6 +160,4 @@ def _gather(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]
     }
     result = (*rows.shape, *params.shape[1:])
     axis = build.const(0, "int32")
-    return build.emit(
-        "GatherV2", [params, rows, axis], [(result, "float32")], attrs, control=after
-    )
+    return build.emit("GatherV2", [params, rows, axis], [(result, "float32")], attrs, control=after)

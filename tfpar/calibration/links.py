@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections.abc import Iterator, Sequence
 
 from tfpar.calibration import fit
@@ -18,7 +20,7 @@ from tfpar.spec.names import COLLECTIVES
 Pair = tuple[str, Mesh, int]
 """A kind of collective, and the mesh axis that it runs over."""
 
-_NOISE = 0.01  # of the product before it: what a collective takes at least
+_WAITED = ("all_reduce", "all_gather")
 _SENT = (4_000, 1_000_000)  # bytes of what goes from rank to rank
 _SENT_ALONE = (4_000, 4_000_000)
 
@@ -34,17 +36,9 @@ def axes_to_measure(mesh: Mesh) -> list[tuple[Mesh, int]]:
 
 
 def collectives_of(
-    mesh: Mesh, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell, one_memory: bool
+    mesh: Mesh, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell
 ) -> list[Measured]:
-    """All kinds on all axes: those that time is short for have two sizes only.
-
-    A step's collectives come between ops: what they move was made just now, not all ranks come at
-    once, and they find cores that compute. So they are timed after a product each, and its own time
-    is taken off; in one memory, where they are ops like others, by themselves.
-    """
-    rows, depth, columns = sizes.between
-    factors = [] if one_memory else [(rows, depth), (depth, columns)]
-    alone: dict[tuple[int, ...], list[float]] = {}
+    """All kinds on all axes: those that time is short for have two sizes only."""
     pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in COLLECTIVES]
     first, others = sizes.payloads[:2], sizes.payloads[2:]
     tasks = [(pair, n) for some in (first, others) for n in some for pair in pairs]
@@ -57,22 +51,51 @@ def collectives_of(
         if i % len(pairs) == 0:
             tell(f"collectives of {wanted / 1e3:g} kB")
         shape, num_bytes = operand_of(kind, axes.shape[axis], wanted)
-        allowed_s = max(left_s, 0.0) / (len(tasks) - i)
-        emit, operands = collective(kind, axes, axis), [shape, *factors]
-        if factors:
-            if shape not in alone:
-                alone[shape] = timer.by_rank(chain_of(mesh, after_product(), operands), allowed_s)
-            emit = after_product(emit)
-        seconds = timer.by_rank(chain_of(axes, emit, operands), allowed_s)
-        if factors:
-            both = zip(alone[shape], seconds, strict=True)
-            seconds = [max(after - before, _NOISE * before) for before, after in both]
+        chain = chain_of(axes, collective(kind, axes, axis), [shape], "float32")
+        seconds = timer.by_rank(chain, max(left_s, 0.0) / (len(tasks) - i))
         times[pair].append((num_bytes, seconds))
     return [
         entry
         for (kind, axes, axis), taken in times.items()
         for entry in _of_groups(kind, axes, axis, *zip(*taken, strict=True))
     ]
+
+
+def with_waits(
+    found: Sequence[Measured], timer: Timer, sizes: Sizes, reserve_s: float
+) -> list[Measured]:
+    """What collectives take between the ops of a step: their ranks do not come all at once, and
+    find cores that compute.
+
+    Along each axis some are timed between products. What such a chain takes beyond the products and
+    the collectives by themselves, in the mean, is what ranks wait; it becomes part of the startup.
+    """
+    kinds: dict[tuple[tuple[int, ...], int], dict[str, Measured]]
+    kinds = {(m.mesh, m.axis): {} for m in found}
+    for m in found:
+        if m.kind in _WAITED and not m.group:
+            kinds[m.mesh, m.axis][m.kind] = m
+    num_tasks = len(kinds) * (1 + len(_WAITED)) * len(sizes.waited)
+    wait_s = {}
+    for (shape, axis), lines in kinds.items():
+        mesh = Mesh.of(shape)
+        extra = []
+        for wanted in sizes.waited:
+            allowed_s = max(timer.left_s - reserve_s, 0.0) / num_tasks
+            alone: dict[tuple[int, ...], float] = {}
+            for kind, line in lines.items():
+                operand, num_bytes = operand_of(kind, mesh.shape[axis], wanted)
+                operands = [operand, sizes.between[:2], sizes.between[1:]]
+                if operand not in alone:
+                    alone[operand] = timer.seconds(
+                        chain_of(mesh, after_product(), operands), allowed_s
+                    )
+                emit = after_product(collective(kind, mesh, axis))
+                both = timer.seconds(chain_of(mesh, emit, operands), allowed_s)
+                itself = line.startup_s + num_bytes / line.bandwidth
+                extra.append(both - alone[operand] - itself)
+        wait_s[shape, axis] = max(statistics.mean(extra), 0.0)
+    return [dataclasses.replace(m, startup_s=m.startup_s + wait_s[m.mesh, m.axis]) for m in found]
 
 
 def _of_groups(

@@ -78,7 +78,9 @@ class Chains:
         flat = self._build.reshape(x, (x.num_elements,))
         attrs = {"T": DType(x.dtype), "Index": DType("int32")}
         begin, size = (self._build.shape_const((n,)) for n in (0, 1))
-        return self._build.emit("Slice", (flat, begin, size), [((1,), x.dtype)], attrs, control=after)
+        return self._build.emit(
+            "Slice", (flat, begin, size), [((1,), x.dtype)], attrs, control=after
+        )
 
     def _filled(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """Ones, which no rank shares with another; of int32, row numbers."""
@@ -161,8 +163,8 @@ def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
 
 
 def after_product(emit: Emit | None = None) -> Emit:
-    """What a step does around a collective: a product, whose operands are the last two, and a fresh
-    tensor, which `emit` is then given; None: nothing follows."""
+    """What a step does before a collective: a product of the last two operands, and something of
+    the first, which `emit` is then given; None: nothing follows."""
 
     def both(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         x, *factors = operands

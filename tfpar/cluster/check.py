@@ -149,6 +149,7 @@ DEVICE: Mapping[str, Reader] = {
     "functions_per_s": _MAYBE_RATE,
     "host_bandwidth": functools.partial(number, above=0),
     "host_latency_s": finite,
+    "ramp_s": finite,
     "entries_per_s": _rates_of_ops,
 }
 LEVEL: Mapping[str, Reader] = {

@@ -44,6 +44,8 @@ class Device:
         host_bandwidth: bytes/s each way between its memory and that of its host; `inf` where these
             are one memory, as a CPU's.
         host_latency_s: seconds until a copy between them starts.
+        ramp_s: the most seconds that an op other than a matrix product or convolution loses until
+            all of the device works on it: one of fewer seconds takes twice as long.
         entries_per_s: by op type, the entries a second of ops that are slower than arithmetic and
             memory let expect: of what `cost.work.entries` counts.
     """
@@ -57,6 +59,7 @@ class Device:
     functions_per_s: float | None = None
     host_bandwidth: float = HOST_BANDWIDTH
     host_latency_s: float = HOST_LATENCY_S
+    ramp_s: float = 0.0
     entries_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,6 +93,7 @@ def slowest_of(devices: Sequence[Device]) -> Device:
         functions_per_s=min(functions, default=None),
         host_bandwidth=min(d.host_bandwidth for d in devices),
         host_latency_s=max(d.host_latency_s for d in devices),
+        ramp_s=max(d.ramp_s for d in devices),
         entries_per_s={
             op_type: min(d.entries_per_s.get(op_type, math.inf) for d in devices)
             for op_type in sorted(slow)
@@ -373,8 +377,8 @@ class Cluster:
     def fingerprint(self) -> str:
         """A hash of everything that a cost depends on (not the names)."""
         fields = dataclasses.asdict(self)
-        # The same as before there were parts, entries of one group, links to hosts, and slow ops, for
-        # plans that are saved.
+        # The same as before there were parts, entries of one group, and the later fields of a
+        # device, for plans that are saved.
         if self.ranks is None:
             del fields["ranks"]
         for entry in fields["measured"]:
@@ -391,6 +395,7 @@ class Cluster:
 _LATER = {
     "host_bandwidth": HOST_BANDWIDTH,
     "host_latency_s": HOST_LATENCY_S,
+    "ramp_s": 0.0,
     "entries_per_s": {},
 }
 

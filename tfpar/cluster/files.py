@@ -52,6 +52,7 @@ _DEVICE = {
     "functions_per_s": ("functions_per_s", _NUMBER),
     "host_bandwidth": ("host_bandwidth", "bytes/s"),
     "host_latency": ("host_latency_s", "seconds"),
+    "ramp": ("ramp_s", "seconds"),
     "name": ("name", _TEXT),
 }
 _LEVEL = {

@@ -143,7 +143,8 @@ class Pricer:
         return collective_seconds(moved.kind, moved.axes, moved.num_bytes, self.mesh, self.cluster)
 
     def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
-        """Seconds of one op on one rank: the slower of arithmetic and memory, and its start.
+        """Seconds of one op on one rank: the slower of arithmetic and memory, what the device needs
+        to work on it with all it has, and its start.
 
         A loop takes its body's time for each trip, a branching the longest branch's.
         """
@@ -161,8 +162,8 @@ class Pricer:
                 whole, shard = sizes[factor], Shard(0, *pattern)
                 sizes[factor] = local_length(whole, shard, self.mesh, axis)
                 parts *= whole / sizes[factor]
-        arithmetic = flops(op, rule) / parts
-        if arithmetic:
+        arithmetic = multiplied = flops(op, rule) / parts
+        if multiplied:
             rate = device.flops_of(op.outputs[0].dtype)
             lengths = sides(op, rule, sizes)
             if lengths is not None:
@@ -181,6 +182,8 @@ class Pricer:
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
         moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
         seconds = max(arithmetic, moved / device.memory_bandwidth)
+        if not multiplied:
+            seconds += min(seconds, device.ramp_s)
         return device.launch_s + seconds / self.alike(*strategy.in_specs, *strategy.out_specs)
 
     def _copy_seconds(self, op: Op, decision: Decision) -> float:
