@@ -103,14 +103,14 @@ def kernels_of(count: int, side: int) -> list[Kernel]:
 
 
 def _transposed_product(side: int) -> Kernel:
-    shapes = [(side // 4, side), (side, side)]
+    rows, depth = side // 8, 4 * side  # as a thin batch and the kernel of a wide layer
     return Kernel(
         "MatMul",
         functools.partial(product, transposed=True),
-        shapes,
-        shapes[0],
-        counted=side * side,
-        without=(product, shapes),
+        [(rows, depth), (side, depth)],
+        (rows, side),
+        counted=side * depth,
+        without=(product, [(rows, depth), (depth, side)]),
     )
 
 

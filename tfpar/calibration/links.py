@@ -68,7 +68,7 @@ def with_waits(
     find cores that compute.
 
     Along each axis some are timed between products. What such a chain takes beyond the products and
-    the collectives by themselves, in the mean, is what ranks wait; it becomes part of the startup.
+    the collectives by themselves, in the middle, is what ranks wait; it becomes part of the startup.
     """
     kinds: dict[tuple[tuple[int, ...], int], dict[str, Measured]]
     kinds = {(m.mesh, m.axis): {} for m in found}
@@ -94,7 +94,7 @@ def with_waits(
                 both = timer.seconds(chain_of(mesh, emit, operands), allowed_s)
                 itself = line.startup_s + num_bytes / line.bandwidth
                 extra.append(both - alone[operand] - itself)
-        wait_s[shape, axis] = max(statistics.mean(extra), 0.0)
+        wait_s[shape, axis] = max(statistics.median(extra), 0.0)
     return [dataclasses.replace(m, startup_s=m.startup_s + wait_s[m.mesh, m.axis]) for m in found]
 
 
