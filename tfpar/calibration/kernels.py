@@ -97,20 +97,20 @@ def kernels_of(count: int, side: int) -> list[Kernel]:
             whole,
             ["float32", "int32"],
         ),
-        _transposed_product(side),
+        *(_transposed_product(side // 8, depth, side) for depth in (side, 4 * side)),
         _attention(count),
     ]
 
 
-def _transposed_product(side: int) -> Kernel:
-    rows, depth = side // 8, 4 * side  # as a thin batch and the kernel of a wide layer
+def _transposed_product(rows: int, depth: int, columns: int) -> Kernel:
+    """What the gradient of a thin batch is multiplied with: the kernel of its layer."""
     return Kernel(
         "MatMul",
         functools.partial(product, transposed=True),
-        [(rows, depth), (side, depth)],
-        (rows, side),
-        counted=side * depth,
-        without=(product, [(rows, depth), (depth, side)]),
+        [(rows, depth), (columns, depth)],
+        (rows, columns),
+        counted=columns * depth,
+        without=(product, [(rows, depth), (depth, columns)]),
     )
 
 

@@ -67,8 +67,8 @@ def with_waits(
     """What collectives take between the ops of a step: their ranks do not come all at once, and
     find cores that compute.
 
-    Along each axis some are timed between products. What such a chain takes beyond the products and
-    the collectives by themselves, in the middle, is what ranks wait; it becomes part of the startup.
+    Along each axis some are timed between products. What such a chain takes beyond products and
+    collectives by themselves is what ranks wait; the median of it becomes part of the startup.
     """
     kinds: dict[tuple[tuple[int, ...], int], dict[str, Measured]]
     kinds = {(m.mesh, m.axis): {} for m in found}
