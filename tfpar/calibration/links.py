@@ -20,6 +20,7 @@ from tfpar.spec.names import COLLECTIVES
 Pair = tuple[str, Mesh, int]
 """A kind of collective, and the mesh axis that it runs over."""
 
+_PACKED, _PACKED_BYTES = 4, 2_000_000  # what is reduced of such a size is gradients, packed
 _WAITED = ("all_reduce", "all_gather")
 _SENT = (4_000, 1_000_000)  # bytes of what goes from rank to rank
 _SENT_ALONE = (4_000, 4_000_000)
@@ -50,10 +51,11 @@ def collectives_of(
         kind, axes, axis = pair
         if i % len(pairs) == 0:
             tell(f"collectives of {wanted / 1e3:g} kB")
-        shape, num_bytes = operand_of(kind, axes.shape[axis], wanted)
-        chain = chain_of(axes, collective(kind, axes, axis), [shape], "float32")
+        packed = _PACKED if kind == "all_reduce" and wanted >= _PACKED_BYTES else 1
+        shape, num_bytes = operand_of(kind, axes.shape[axis], wanted // packed)
+        chain = chain_of(axes, collective(kind, axes, axis), [shape] * packed, "float32")
         seconds = timer.by_rank(chain, max(left_s, 0.0) / (len(tasks) - i))
-        times[pair].append((num_bytes, seconds))
+        times[pair].append((packed * num_bytes, seconds))
     return [
         entry
         for (kind, axes, axis), taken in times.items()
@@ -68,7 +70,7 @@ def with_waits(
     find cores that compute.
 
     Along each axis some are timed between products. What such a chain takes beyond products and
-    collectives by themselves is what ranks wait; the median of it becomes part of the startup.
+    collectives by themselves is what ranks wait; the mean of it becomes part of the startup.
     """
     kinds: dict[tuple[tuple[int, ...], int], dict[str, Measured]]
     kinds = {(m.mesh, m.axis): {} for m in found}
@@ -94,7 +96,7 @@ def with_waits(
                 both = timer.seconds(chain_of(mesh, emit, operands), allowed_s)
                 itself = line.startup_s + num_bytes / line.bandwidth
                 extra.append(both - alone[operand] - itself)
-        wait_s[shape, axis] = max(statistics.median(extra), 0.0)
+        wait_s[shape, axis] = max(statistics.mean(extra), 0.0)
     return [dataclasses.replace(m, startup_s=m.startup_s + wait_s[m.mesh, m.axis]) for m in found]
 
 

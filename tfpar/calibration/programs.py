@@ -133,31 +133,34 @@ def elementwise(op_type: str) -> Emit:
 
 
 def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
-    """A collective of `spec.names.COLLECTIVES` over a mesh axis, of one operand of two dims."""
+    """A collective of `spec.names.COLLECTIVES` over a mesh axis, of operands of two dims each;
+    several travel as one, as gradients that are packed do."""
     axes, parts = (axis,), mesh.shape[axis]
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         # Control edges are of local ops only.
-        x = _identity(build, operands[0], after).outputs[0]
-        rows, columns = x.shape
+        given = [_identity(build, x, after).outputs[0] for x in operands]
+        (rows, columns), dtype = given[0].shape, given[0].dtype
+        first, second = ((dim,) * len(given) for dim in (0, 1))
         types: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
-            "all_reduce": ("AllReduce", {"reduction": "sum", "T": DType(x.dtype)}, x.shape),
-            "all_gather": ("AllGather", {"dims": (1,)}, (rows, columns * parts)),
+            "all_reduce": ("AllReduce", {"reduction": "sum", "T": DType(dtype)}, (rows, columns)),
+            "all_gather": ("AllGather", {"dims": second}, (rows, columns * parts)),
             "reduce_scatter": (
                 "ReduceScatter",
-                {"dims": (1,), "reduction": "sum"},
+                {"dims": second, "reduction": "sum"},
                 (rows, columns // parts),
             ),
             "all_to_all": (
                 "AllToAll",
-                {"split_dims": (1,), "concat_dims": (0,)},
+                {"split_dims": second, "concat_dims": first},
                 (rows * parts, columns // parts),
             ),
-            "broadcast": ("Broadcast", {}, x.shape),
+            "broadcast": ("Broadcast", {}, (rows, columns)),
         }
         op_type, attrs, shape = types[kind]
         attrs = {**attrs, "axes": axes}
-        return _identity(build, build.one(op_type, (x,), shape, x.dtype, attrs))
+        moved = build.emit(op_type, given, [(shape, dtype)] * len(given), attrs)
+        return [_identity(build, result) for result in moved.outputs][-1]
 
     return emit
 
