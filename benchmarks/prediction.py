@@ -385,7 +385,8 @@ def main() -> int:
         from benchmarks.repriced import repriced
 
         for row in Result.load("prediction").rows:
-            print(report(repriced(row["plans"])), flush=True)
+            if "plans" in row:
+                print(report(repriced(row["plans"])), flush=True)
         return 0
     rows: list[dict[str, Any]] = []
     if options.memory:
