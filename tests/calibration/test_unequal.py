@@ -9,12 +9,14 @@ from tfpar.calibration.asked import ON_CPU, Machine
 from tfpar.calibration.kernels import kernels_of
 from tfpar.calibration.links import neighbours
 from tfpar.calibration.measure import measure
+from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.files import cluster_of, describe
 from tfpar.cluster.network import link_of
 from tfpar.cluster.network import measured as found_for
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.rewrite.transfers import channels_of
 from tfpar.spec import Mesh
+from tfpar.spec.names import COLLECTIVES
 
 LAUNCH_S, STEP_S, START_S = 1e-6, 1e-3, 1e-3
 FLOPS, MEMORY, FUNCTIONS, LINK = 1e11, 1e10, 1e9, 1e8
@@ -90,9 +92,21 @@ class MadeUp:
         return times
 
 
-def calibrated(paces, links):
+class Missing(MadeUp):
+    """The same, of ranks that wait for each other where they compute in between."""
+
+    wait_s = 2e-3
+
+    def whole_by_rank(self, program, allowed_s):
+        found = super().whole_by_rank(program, allowed_s)
+        types = {op.type for op in program.graph.ops}
+        waits = "MatMul" in types and any("axes" in op.attrs for op in program.graph.ops)
+        return [seconds + self.wait_s * waits for seconds in found]
+
+
+def calibrated(paces, links, timer=MadeUp):
     mesh = Mesh.of([len(paces), 1])
-    found = measure(mesh, Machine(len(paces), "CPU", 1e9), MadeUp(paces, links), ON_CPU, str)
+    found = measure(mesh, Machine(len(paces), "CPU", 1e9), timer(paces, links), ON_CPU, str)
     assert cluster_of(describe(found)) == found  # its file says all of it
     return found
 
@@ -140,6 +154,15 @@ def test_machines_that_are_alike_are_of_one_kind():
     assert not any(entry.group for entry in found.measured)
     entry = found_for(found, "all_reduce", Mesh.of([4, 1]), (0,))
     assert entry.bandwidth == pytest.approx(0.9 * LINK, rel=0.01)
+
+
+def test_what_ranks_wait_between_products_is_part_of_the_startup():
+    plain, waiting = (calibrated((1, 1), (LINK, LINK), timer) for timer in (MadeUp, Missing))
+    assert {m.kind for m in plain.measured} == {*COLLECTIVES, TRANSFER}
+    for one, other in zip(plain.measured, waiting.measured, strict=True):
+        added = 0.0 if one.kind == TRANSFER else Missing.wait_s
+        assert other.startup_s == pytest.approx(one.startup_s + added, abs=1e-7)
+        assert other.bandwidth == one.bandwidth
 
 
 @pytest.mark.parametrize("nodes", range(2, 8))

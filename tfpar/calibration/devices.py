@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -127,20 +128,24 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> De
 def _rates(
     times: dict[str, list[float]], sizes: Sizes, launch_s: float, bandwidth: float, ramp_s: float
 ) -> dict[str, float]:
-    """Entries a second of the kernels that are slower than expected, by op type."""
-    found: dict[str, list[float]] = {}
+    """Entries a second of the kernels that are slower than expected, by op type; of several kernels
+    of a type, all together."""
+    known: dict[str, list[tuple[float, float, float, float]]] = {}
     without = iter(times["kernels without"])
-    for kernel, seconds in zip(_kernels(sizes), times["kernels"], strict=True):
+    for kernel, taken_s in zip(_kernels(sizes), times["kernels"], strict=True):
         if kernel.without is None:
-            own_s = fit.unramped(max(seconds - launch_s, 0.0), ramp_s)
-            slow = own_s > _SLOWER * kernel.moved_bytes / bandwidth
+            expected_s = launch_s + fit.ramped(kernel.moved_bytes / bandwidth, ramp_s)
+            own_s = fit.unramped(max(taken_s - launch_s, 0.0), ramp_s)
         else:
-            plain_s = next(without)
-            own_s = seconds - plain_s
-            slow = seconds > _SLOWER * plain_s
-        if slow:
-            found.setdefault(kernel.op_type, []).append(kernel.entries / own_s)
-    return {op_type: statistics.harmonic_mean(some) for op_type, some in found.items()}
+            expected_s = next(without)
+            own_s = taken_s - expected_s
+        known.setdefault(kernel.op_type, []).append((kernel.entries, own_s, taken_s, expected_s))
+    found = {}
+    for op_type, some in known.items():
+        entries, own_s, taken_s, expected_s = map(math.fsum, zip(*some, strict=True))
+        if taken_s > _SLOWER * expected_s:
+            found[op_type] = entries / own_s
+    return found
 
 
 def _kernels(sizes: Sizes) -> list[Kernel]:
