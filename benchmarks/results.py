@@ -65,10 +65,10 @@ def save(path: str | os.PathLike[str] | None, rows: Sequence[dict[str, Any]]) ->
     options = [a for i, a in enumerate(sys.argv[1:]) if "--json" not in (a, sys.argv[i])]
     today = datetime.date.today().isoformat()
     command = " ".join(["python -m", name, *options])
-    Result(command, today, _commit(), os.cpu_count(), versions(), rows).save(path)
+    Result(command, today, commit(), os.cpu_count(), versions(), rows).save(path)
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit that is checked out; empty outside of a clone."""
     try:
         return subprocess.run(

@@ -104,9 +104,11 @@ def unequal(result: Result) -> str:
 PREDICTION: list[Column] = [
     ("setting", text("setting")),
     ("plans", text("count")),
+    ("within 15 %", number("within", ".0%")),
     ("Spearman's rho", number("rho", ".2f")),
     ("GPT: searched / best measured", lambda row: f"{row['choice_of']['gpt']:.2f}"),
     ("wide: searched / best", lambda row: f"{row['choice_of']['wide']:.2f}"),
+    ("measured", lambda row: f"{row['date']}, {row['commit']}"),
 ]
 MEMORY: list[Column] = [
     ("model", text("model")),

@@ -6,18 +6,23 @@ import math
 import pytest
 
 from tfpar.calibration.asked import ON_CPU, Machine
+from tfpar.calibration.kernels import kernels_of
 from tfpar.calibration.links import neighbours
 from tfpar.calibration.measure import measure
+from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.files import cluster_of, describe
 from tfpar.cluster.network import link_of
 from tfpar.cluster.network import measured as found_for
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.rewrite.transfers import channels_of
 from tfpar.spec import Mesh
+from tfpar.spec.names import COLLECTIVES
 
 LAUNCH_S, STEP_S, START_S = 1e-6, 1e-3, 1e-3
 FLOPS, MEMORY, FUNCTIONS, LINK = 1e11, 1e10, 1e9, 1e8
+SUMS = MEMORY / 4 / 3  # entries a second: a third of what memory feeds
 FUNCTION_TYPES = ("Exp", "Tanh", "Log", "Sigmoid")
+AS_FAST_AS_MEMORY = {k.op_type for k in kernels_of(1 << 18, 512)} | {"BatchMatMulV2"}
 
 
 class MadeUp:
@@ -61,14 +66,19 @@ class MadeUp:
         if op.type in ("AddV2", "Mul", "Sqrt"):
             moved = 4 * size * (len(op.inputs) + 1)
             return [p * (LAUNCH_S + moved / MEMORY) for p in self.paces]
+        if op.type == "Sum":
+            return [p * (LAUNCH_S + math.prod(op.inputs[0].shape) / SUMS) for p in self.paces]
         if op.type in FUNCTION_TYPES:
             return [p * (LAUNCH_S + size / FUNCTIONS) for p in self.paces]
+        if op.type in AS_FAST_AS_MEMORY:
+            moved = sum(t.num_bytes for t in (*op.inputs, *op.outputs))
+            return [p * (LAUNCH_S + moved / MEMORY) for p in self.paces]
         if op.type == "Send":
             pairs = [c[:2] for c in channels_of(op, self.ranks)]
             return self._ring(pairs, 4 * math.prod(op.inputs[0].shape))
         if "axes" in op.attrs:
             groups = mesh.groups(op.attrs["axes"])
-            payload = 4 * max(math.prod(t.shape) for t in (*op.inputs, *op.outputs))
+            payload = max(sum(t.num_bytes for t in some) for some in (op.inputs, op.outputs))
             pairs = [(a, b) for g in groups for a in g for b in g if a != b]
             return self._ring(pairs, payload)
         return [0.0 for _ in self.ranks]
@@ -82,9 +92,21 @@ class MadeUp:
         return times
 
 
-def calibrated(paces, links):
+class Missing(MadeUp):
+    """The same, of ranks that wait for each other where they compute in between."""
+
+    wait_s = 2e-3
+
+    def whole_by_rank(self, program, allowed_s):
+        found = super().whole_by_rank(program, allowed_s)
+        types = {op.type for op in program.graph.ops}
+        waits = "MatMul" in types and any("axes" in op.attrs for op in program.graph.ops)
+        return [seconds + self.wait_s * waits for seconds in found]
+
+
+def calibrated(paces, links, timer=MadeUp):
     mesh = Mesh.of([len(paces), 1])
-    found = measure(mesh, Machine(len(paces), "CPU", 1e9), MadeUp(paces, links), ON_CPU, str)
+    found = measure(mesh, Machine(len(paces), "CPU", 1e9), timer(paces, links), ON_CPU, str)
     assert cluster_of(describe(found)) == found  # its file says all of it
     return found
 
@@ -97,6 +119,10 @@ def test_a_slow_machine_and_a_slow_link_are_found():
     assert found.devices[0].memory_bandwidth == pytest.approx(MEMORY, rel=0.05)
     assert found.devices[3].memory_bandwidth == pytest.approx(MEMORY / 3, rel=0.05)
     assert found.devices[3].functions_per_s == pytest.approx(FUNCTIONS / 3, rel=0.05)
+    rates = [device.entries_per_s for device in found.devices]
+    assert rates[0]["Sum"] == pytest.approx(SUMS, rel=0.05)
+    assert rates[3]["Sum"] == pytest.approx(SUMS / 3, rel=0.05)
+    assert "Tile" not in rates[0]  # as fast as memory
     assert found.devices[3].launch_s == pytest.approx(3 * LAUNCH_S, rel=0.05)
     assert [node.uplink is None for node in found.nodes] == [True, False, True, True]
     assert link_of(found, Mesh.of([4]), (0,)).bandwidth == pytest.approx(LINK / 5, rel=0.01)
@@ -128,6 +154,15 @@ def test_machines_that_are_alike_are_of_one_kind():
     assert not any(entry.group for entry in found.measured)
     entry = found_for(found, "all_reduce", Mesh.of([4, 1]), (0,))
     assert entry.bandwidth == pytest.approx(0.9 * LINK, rel=0.01)
+
+
+def test_what_ranks_wait_between_products_is_part_of_the_startup():
+    plain, waiting = (calibrated((1, 1), (LINK, LINK), timer) for timer in (MadeUp, Missing))
+    assert {m.kind for m in plain.measured} == {*COLLECTIVES, TRANSFER}
+    for one, other in zip(plain.measured, waiting.measured, strict=True):
+        added = 0.0 if one.kind == TRANSFER else Missing.wait_s
+        assert other.startup_s == pytest.approx(one.startup_s + added, abs=1e-7)
+        assert other.bandwidth == one.bandwidth
 
 
 @pytest.mark.parametrize("nodes", range(2, 8))

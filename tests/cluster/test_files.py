@@ -5,13 +5,14 @@ import math
 
 import numpy as np
 import pytest
+import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tfpar as tap
 from tfpar.cluster import units
-from tfpar.cluster.description import Cluster, Measured
-from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
+from tfpar.cluster.description import Cluster, Measured, slowest_of
+from tfpar.cluster.files import cluster_of, cluster_text, describe, read_cluster, write_cluster
 from tfpar.cluster.named import find_cluster, preset_names, read_preset
 from tfpar.cost.collectives import transfer_seconds
 from tfpar.runtime.detect import machines_for
@@ -346,11 +347,13 @@ def test_a_fingerprint_is_of_all_but_the_names():
         {"overlap": 0.5},
         {"algorithms": ("ring",)},
         {"nodes": cluster.with_memory(1e9).nodes},
+        {"nodes": cluster.with_device(ramp_s=1e-6).nodes},
+        {"nodes": cluster.with_device(entries_per_s={"Sum": 1e9}).nodes},
         {"levels": (dataclasses.replace(level, p2p=1e9),)},
         {"measured": (Measured("all_reduce", (2,), 0, 1e-6, 1e9),)},
     ):
         prints.add(dataclasses.replace(cluster, **change).fingerprint())
-    assert len(prints) == 6
+    assert len(prints) == 8
     whole = Cluster.regular("c", tap.Device({"float32": 1}, 1, 1), [tap.Level(2, 10**9, 0)])
     rounded = Cluster.regular("c", tap.Device({"float32": 1.0}, 1.0, 1.0), [tap.Level(2, 1e9, 0.0)])
     assert whole.fingerprint() == rounded.fingerprint()
@@ -420,3 +423,20 @@ def test_steps_and_one_memory_are_read_and_written(write, tmp_path):
     for key, value in (("step", '"-1 us"'), ("one_memory", '"yes"')):
         with pytest.raises(TfparError, match=f"{key}.* is"):
             read_cluster(write(f"{key} = {value}\n{FILE}"))
+
+
+def test_rates_of_slow_ops_and_the_ramp_are_in_the_file():
+    device = tap.Device({"float32": 1e9}, 1e9, 1e9, ramp_s=2e-5, entries_per_s={"Sum": 3e8})
+    cluster = Cluster.regular("slow", device, [tap.Level(2, 1e9, 1e-6)])
+    text = cluster_text(cluster)
+    assert 'ramp = "20 us"' in text and "Sum = 300000000.0" in text
+    assert cluster_of(tomlkit.parse(text).unwrap()) == cluster
+
+
+def test_the_slowest_device_has_the_least_of_each_rate_and_the_longest_ramp():
+    one, other = (
+        tap.Device({"float32": 1e9}, 1e9, 1e9, ramp_s=ramp_s, entries_per_s=rates)
+        for ramp_s, rates in ((1e-5, {"Sum": 3e8, "Exp": 1e9}), (2e-5, {"Sum": 2e8}))
+    )
+    found = slowest_of([one, other])
+    assert found.entries_per_s == {"Sum": 2e8, "Exp": 1e9} and found.ramp_s == 2e-5

@@ -252,6 +252,8 @@ def refused_calls():
         ("half_size", ("x", -1)),
         ("name", (3,)),
         ("functions_per_s", ("x", 0)),
+        ("ramp_s", ("x", -1)),
+        ("entries_per_s", ("x", None, {"Sum": 0}, {3: 1.0})),
     ):
         for value in values:
             changed = {**device, name: value}

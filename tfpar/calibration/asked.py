@@ -23,12 +23,20 @@ class Sizes:
         half_side: of a square product in 16 bits, and in 32 beside it.
         elements: of elementwise ops.
         payloads: of collectives, in bytes; the first two come first, where time is short.
+        spread_bytes: what ops read and write before they come back to the same memory: as much as
+            the ops of a step, which find little of what they need in a cache.
+        waited: some of `payloads`, which are timed between products, too.
+        between: rows, depth and columns of a product that runs before such a one: about a
+            millisecond.
     """
 
     sides: Sequence[tuple[int, int, int]]
     half_side: int
     elements: Sequence[int]
     payloads: Sequence[int]
+    spread_bytes: float
+    waited: Sequence[int]
+    between: tuple[int, int, int]
 
 
 def _square_and_thin(squares: Sequence[int], thin: int, long: int) -> list[tuple[int, int, int]]:
@@ -39,14 +47,20 @@ def _square_and_thin(squares: Sequence[int], thin: int, long: int) -> list[tuple
 ON_CPU = Sizes(
     _square_and_thin((512, 32, 64, 128, 256), 16, 256),
     256,
-    (1 << 18, 1 << 15, 1 << 20),
+    (1 << 18, 1 << 15, 1 << 17, 1 << 20, 1 << 22),
     (1_000, 4_000_000, 130_000, 16_000_000, 1_000_000, 16_000),
+    64e6,
+    (1_000, 130_000, 16_000),
+    (512, 512, 512),
 )
 ON_GPU = Sizes(
     _square_and_thin((4096, 128, 512, 1024, 2048), 64, 2048),
     2048,
-    (1 << 24, 1 << 20, 1 << 26),
+    (1 << 24, 1 << 17, 1 << 20, 1 << 26),
     (1_000, 16_000_000, 300_000, 64_000_000, 2_000_000, 30_000),
+    512e6,
+    (1_000, 300_000, 30_000),
+    (2048, 2048, 2048),
 )
 
 

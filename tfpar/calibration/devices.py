@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
 from tfpar.calibration import fit
 from tfpar.calibration.asked import ALIKE, Machine, Sizes, Tell
+from tfpar.calibration.kernels import FUNCTIONS, Kernel, kernels_of
 from tfpar.calibration.programs import chain_of, elementwise, product
 from tfpar.calibration.timing import Chain, Timer
 from tfpar.cluster.description import Device
@@ -17,7 +19,7 @@ _LAUNCHED = ("AddV2", "Mul")
 _FEW = 8  # elements of an op of which only the start takes time
 _HALF = ("bfloat16", "float16")
 _ELEMENTWISE = (("AddV2", 2), ("Mul", 2), ("Sqrt", 1))  # and number of operands
-_FUNCTIONS = ("Exp", "Tanh", "Log", "Sigmoid")
+_SLOWER = 1.1  # than expected: less is noise
 
 
 def devices_of(
@@ -59,11 +61,19 @@ def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
         "matrix products": [_products(mesh, s, "float32") for s in sizes.sides],
         "products in 16 bits": [_products(mesh, square, dtype) for dtype in _HALF],
         "memory": [
-            _elementwise(mesh, op_type, operands, count)
+            _elementwise(mesh, op_type, operands, count, sizes.spread_bytes)
             for count in sizes.elements
             for op_type, operands in _ELEMENTWISE
         ],
-        "exponentials": [_elementwise(mesh, op, 1, sizes.elements[0]) for op in _FUNCTIONS],
+        "kernels": [
+            chain_of(mesh, k.emit, k.shapes, k.all_dtypes, sizes.spread_bytes)
+            for k in _kernels(sizes)
+        ],
+        "kernels without": [
+            chain_of(mesh, *k.without, "float32", sizes.spread_bytes)
+            for k in _kernels(sizes)
+            if k.without is not None
+        ],
     }
 
 
@@ -95,9 +105,11 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> De
         for count in sizes.elements
         for _, operands in _ELEMENTWISE
     ]
-    bandwidth = fit.memory_bandwidth(moved, times["memory"], launch_s)
+    bandwidth, ramp_s = fit.memory_rate(moved, times["memory"], launch_s)
     functions = statistics.median(
-        sizes.elements[0] / max(seconds - launch_s, 1e-9) for seconds in times["exponentials"]
+        kernel.entries / max(seconds - launch_s, 1e-9)
+        for kernel, seconds in zip(_kernels(sizes), times["kernels"], strict=True)
+        if kernel.op_type in FUNCTIONS
     )
     return Device(
         flops,
@@ -108,7 +120,36 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> De
         machine.name,
         functions,
         machine.host_bandwidth,
+        ramp_s=ramp_s,
+        entries_per_s=_rates(times, sizes, launch_s, bandwidth, ramp_s),
     )
+
+
+def _rates(
+    times: dict[str, list[float]], sizes: Sizes, launch_s: float, bandwidth: float, ramp_s: float
+) -> dict[str, float]:
+    """Entries a second of the kernels that are slower than expected, by op type; of several kernels
+    of a type, all together."""
+    known: dict[str, list[tuple[float, float, float, float]]] = {}
+    without = iter(times["kernels without"])
+    for kernel, taken_s in zip(_kernels(sizes), times["kernels"], strict=True):
+        if kernel.without is None:
+            expected_s = launch_s + fit.ramped(kernel.moved_bytes / bandwidth, ramp_s)
+            own_s = fit.unramped(max(taken_s - launch_s, 0.0), ramp_s)
+        else:
+            expected_s = next(without)
+            own_s = taken_s - expected_s
+        known.setdefault(kernel.op_type, []).append((kernel.entries, own_s, taken_s, expected_s))
+    found = {}
+    for op_type, some in known.items():
+        entries, own_s, taken_s, expected_s = map(math.fsum, zip(*some, strict=True))
+        if taken_s > _SLOWER * expected_s:
+            found[op_type] = entries / own_s
+    return found
+
+
+def _kernels(sizes: Sizes) -> list[Kernel]:
+    return kernels_of(sizes.elements[0], 2 * sizes.half_side)
 
 
 def _products(mesh: Mesh, sides: tuple[int, int, int], dtype: str) -> Chain:
@@ -116,5 +157,7 @@ def _products(mesh: Mesh, sides: tuple[int, int, int], dtype: str) -> Chain:
     return chain_of(mesh, product, [(rows, depth), (depth, columns)], dtype)
 
 
-def _elementwise(mesh: Mesh, op_type: str, operands: int, count: int) -> Chain:
-    return chain_of(mesh, elementwise(op_type), [(count,)] * operands, "float32")
+def _elementwise(
+    mesh: Mesh, op_type: str, operands: int, count: int, spread_bytes: float = 0.0
+) -> Chain:
+    return chain_of(mesh, elementwise(op_type), [(count,)] * operands, "float32", spread_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,6 +14,8 @@ UNMEASURABLE = 1e15
 
 _ROUNDS = 30
 _SMALL = 0.02  # residuals below count alike
+_LEAST_PART = 0.1  # of a time is not the start
+_RAMPS = (0.0, *(1e-6 * 2.0 ** (k / 2) for k in range(21)))  # to 1 ms
 _HALF_SIZES = (0.0, *(2.0 ** (k / 4) for k in range(45)))  # to 2048
 
 Sides = tuple[int, int, int]
@@ -72,10 +73,28 @@ def product_rate(
     return peak, half_size
 
 
-def memory_bandwidth(moved: Sequence[float], seconds: Sequence[float], launch_s: float) -> float:
-    """Bytes/s of ops that moved so many bytes."""
-    rates = [n / max(t - launch_s, 0.1 * t) for n, t in zip(moved, seconds, strict=True)]
-    return statistics.median(rates)
+def memory_rate(
+    moved: Sequence[float], seconds: Sequence[float], launch_s: float
+) -> tuple[float, float]:
+    """(bytes/s, seconds to ramp up) of ops that moved so many bytes; see `Device.ramp_s`."""
+    known = [(n, max(t - launch_s, _LEAST_PART * t)) for n, t in zip(moved, seconds, strict=True)]
+
+    def error(ramp_s: float, rate: float) -> float:
+        return sum(abs(math.log(ramped(n / rate, ramp_s) / t)) for n, t in known)
+
+    candidates = [(s, n / unramped(t, s)) for s in _RAMPS for n, t in known]
+    ramp_s, rate = min(candidates, key=lambda c: error(*c))
+    return rate, ramp_s
+
+
+def ramped(work_s: float, ramp_s: float) -> float:
+    """Seconds of an op that would take `work_s` if the device were at it from the first."""
+    return work_s + min(work_s, ramp_s)
+
+
+def unramped(seconds: float, ramp_s: float) -> float:
+    """The work of an op that takes so long: what `ramped` makes of it is `seconds`."""
+    return max(seconds / 2, seconds - ramp_s)
 
 
 def overlap(arithmetic_s: float, collectives_s: float, both_s: float) -> float:

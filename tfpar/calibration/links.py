@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections.abc import Iterator, Sequence
 
 from tfpar.calibration import fit
 from tfpar.calibration.asked import ALIKE, Sizes, Tell
-from tfpar.calibration.programs import chain_of, collective, operand_of, transfer
+from tfpar.calibration.programs import after_product, chain_of, collective, operand_of, transfer
 from tfpar.calibration.timing import Timer
 from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.description import Measured
@@ -18,6 +20,8 @@ from tfpar.spec.names import COLLECTIVES
 Pair = tuple[str, Mesh, int]
 """A kind of collective, and the mesh axis that it runs over."""
 
+_PACKED, _PACKED_BYTES = 4, 2_000_000  # what is reduced of such a size is gradients, packed
+_WAITED = ("all_reduce", "all_gather")
 _SENT = (4_000, 1_000_000)  # bytes of what goes from rank to rank
 _SENT_ALONE = (4_000, 4_000_000)
 
@@ -47,15 +51,53 @@ def collectives_of(
         kind, axes, axis = pair
         if i % len(pairs) == 0:
             tell(f"collectives of {wanted / 1e3:g} kB")
-        shape, num_bytes = operand_of(kind, axes.shape[axis], wanted)
-        chain = chain_of(axes, collective(kind, axes, axis), [shape], "float32")
+        packed = _PACKED if kind == "all_reduce" and wanted >= _PACKED_BYTES else 1
+        shape, num_bytes = operand_of(kind, axes.shape[axis], wanted // packed)
+        chain = chain_of(axes, collective(kind, axes, axis), [shape] * packed, "float32")
         seconds = timer.by_rank(chain, max(left_s, 0.0) / (len(tasks) - i))
-        times[pair].append((num_bytes, seconds))
+        times[pair].append((packed * num_bytes, seconds))
     return [
         entry
         for (kind, axes, axis), taken in times.items()
         for entry in _of_groups(kind, axes, axis, *zip(*taken, strict=True))
     ]
+
+
+def with_waits(
+    found: Sequence[Measured], timer: Timer, sizes: Sizes, reserve_s: float
+) -> list[Measured]:
+    """What collectives take between the ops of a step: their ranks do not come all at once, and
+    find cores that compute.
+
+    Along each axis some are timed between products. What such a chain takes beyond products and
+    collectives by themselves is what ranks wait; the mean of it becomes part of the startup.
+    """
+    kinds: dict[tuple[tuple[int, ...], int], dict[str, Measured]]
+    kinds = {(m.mesh, m.axis): {} for m in found}
+    for m in found:
+        if m.kind in _WAITED and not m.group:
+            kinds[m.mesh, m.axis][m.kind] = m
+    num_tasks = len(kinds) * (1 + len(_WAITED)) * len(sizes.waited)
+    wait_s = {}
+    for (shape, axis), lines in kinds.items():
+        mesh = Mesh.of(shape)
+        extra = []
+        for wanted in sizes.waited:
+            allowed_s = max(timer.left_s - reserve_s, 0.0) / num_tasks
+            alone: dict[tuple[int, ...], float] = {}
+            for kind, line in lines.items():
+                operand, num_bytes = operand_of(kind, mesh.shape[axis], wanted)
+                operands = [operand, sizes.between[:2], sizes.between[1:]]
+                if operand not in alone:
+                    alone[operand] = timer.seconds(
+                        chain_of(mesh, after_product(), operands), allowed_s
+                    )
+                emit = after_product(collective(kind, mesh, axis))
+                both = timer.seconds(chain_of(mesh, emit, operands), allowed_s)
+                itself = line.startup_s + num_bytes / line.bandwidth
+                extra.append(both - alone[operand] - itself)
+        wait_s[shape, axis] = max(statistics.mean(extra), 0.0)
+    return [dataclasses.replace(m, startup_s=m.startup_s + wait_s[m.mesh, m.axis]) for m in found]
 
 
 def _of_groups(

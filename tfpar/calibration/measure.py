@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from tfpar.calibration import fit
 from tfpar.calibration.asked import ALIKE, Machine, Sizes, Tell
 from tfpar.calibration.devices import devices_of
-from tfpar.calibration.links import collectives_of, links_of, transfers_of
+from tfpar.calibration.links import collectives_of, links_of, transfers_of, with_waits
 from tfpar.calibration.programs import Chains, collective, operand_of, product
 from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node, slowest_of
 from tfpar.spec import Mesh
 
-_COMPUTE, _COLLECTIVES = 0.35, 0.9  # of the budget: where these end
+_COMPUTE, _COLLECTIVES, _WAITS = 0.35, 0.7, 0.9  # of the budget: where these end
 # What products and collectives take that run side by side: where cores are granted by quota, a
 # rank is idle for a part of anything shorter. And how many of each at most: compiling takes time.
 _BESIDE_S, _MOST_BESIDE = 0.1, 500
@@ -27,7 +27,11 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
     tell("the start of a step")
     timer.measure_step(Chains(everyone).program())
     devices = devices_of(everyone, machine, timer, sizes, (1 - _COMPUTE) * budget_s, tell)
-    found = collectives_of(mesh, timer, sizes, (1 - _COLLECTIVES) * budget_s, tell)
+    left_s = (1 - _COLLECTIVES) * budget_s
+    found = collectives_of(mesh, timer, sizes, left_s, tell)
+    if not machine.one_memory:  # there, collectives are ops as others are
+        tell("what ranks wait")
+        found = with_waits(found, timer, sizes, (1 - _WAITS) * budget_s)
     sent: list[Measured] = []
     links: list[float] = []
     if not machine.one_memory:

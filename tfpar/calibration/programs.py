@@ -6,6 +6,7 @@ neither grow nor are known beforehand, and any op can follow itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from tfpar.spec import Mesh, Shard
 Emit = Callable[[GraphBuilder, Sequence[Tensor], Sequence[Op]], Op]
 """Appends ops on the operands that begin after other ops; returns the last one."""
 
+_MOST_TURNS = 32  # of operands: filling them takes time, too
 _COLUMNS = 64
 """Of the tensors that collectives move, in each rank's block; rows make up their size."""
 
@@ -40,39 +42,81 @@ class Chains:
         fed = (Shard(0),) * mesh.num_axes
         return LocalProgram(self._build.graph, mesh, [(mesh.size,)], [fed], [], {})
 
-    def add(self, emit: Emit, shapes: Sequence[tuple[int, ...]], dtype: str, length: int) -> None:
-        """A chain of `length` links on operands of these shapes."""
-        operands = [self._filled(shape, dtype) for shape in shapes]
+    def add(
+        self,
+        emit: Emit,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: str | Sequence[str],
+        length: int,
+        spread_bytes: float = 0.0,
+    ) -> None:
+        """A chain of `length` links on operands of these shapes.
+
+        Args:
+            dtype: of all operands, or of each.
+            spread_bytes: so much at least, in bytes, is read and written before a link meets memory
+                that another link has used: what caches hold is gone by then. 0: all links have the
+                same operands, and write where the one before has written.
+        """
+        dtypes = [dtype] * len(shapes) if isinstance(dtype, str) else dtype
+        operands = [*zip(shapes, dtypes, strict=True)]
+        size = sum(math.prod(shape) * itemsize(dtype) for shape, dtype in operands)
+        turns = max(1, min(_MOST_TURNS, math.ceil(spread_bytes / size)))
+        sets = [[self._filled(*operand) for operand in operands] for _ in range(turns)]
         last: list[Op] = []
-        for _ in range(length):
-            last = [emit(self._build, operands, last)]
+        made: list[Op] = []
+        for i in range(length):
+            last = [emit(self._build, sets[i % turns], last)]
+            made += last
+            if turns > 1 and i >= turns:
+                last = [*last, self._held(made[i - turns], last)]
             self._build.graph.effects += last  # or it would be left out, as nobody reads it
 
+    def _held(self, op: Op, after: Sequence[Op]) -> Op:
+        """Reads a number of what `op` has made, which is there until then."""
+        x = op.outputs[0]
+        flat = self._build.reshape(x, (x.num_elements,))
+        attrs = {"T": DType(x.dtype), "Index": DType("int32")}
+        begin, size = (self._build.shape_const((n,)) for n in (0, 1))
+        return self._build.emit(
+            "Slice", (flat, begin, size), [((1,), x.dtype)], attrs, control=after
+        )
+
     def _filled(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Ones, which no rank shares with another."""
+        """Ones, which no rank shares with another; of int32, row numbers."""
         one = self._build.cast(self._build.reshape(self._one, ()), dtype)
+        if dtype == "int32":
+            (count,) = shape
+            zero, end = (self._build.const(n, dtype) for n in (0, count))
+            return self._build.one("Range", (zero, end, one), shape, dtype, {"Tidx": DType(dtype)})
         attrs = {"T": DType(dtype), "index_type": DType("int32")}
         return self._build.one("Fill", (self._build.shape_const(shape), one), shape, dtype, attrs)
 
 
 def chain_of(
-    mesh: Mesh, emit: Emit, shapes: Sequence[tuple[int, ...]], dtype: str = "float32"
+    mesh: Mesh,
+    emit: Emit,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: str | Sequence[str] = "float32",
+    spread_bytes: float = 0.0,
 ) -> Callable[[int], LocalProgram]:
-    """Makes a program of so many links on operands of these shapes."""
+    """Makes a program of so many links; see `Chains.add`."""
 
     def made(length: int) -> LocalProgram:
         chains = Chains(mesh)
-        chains.add(emit, shapes, dtype, length)
+        chains.add(emit, shapes, dtype, length, spread_bytes)
         return chains.program()
 
     return made
 
 
-def product(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
-    """A MatMul."""
+def product(
+    build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op], transposed: bool = False
+) -> Op:
+    """A MatMul; the second operand may be given transposed."""
     x, y = operands
-    attrs = {"T": DType(x.dtype), "transpose_a": False, "transpose_b": False}
-    outputs = [((x.shape[0], y.shape[1]), x.dtype)]
+    attrs = {"T": DType(x.dtype), "transpose_a": False, "transpose_b": transposed}
+    outputs = [((x.shape[0], y.shape[0 if transposed else 1]), x.dtype)]
     return build.emit("MatMul", (x, y), outputs, attrs, control=after)
 
 
@@ -89,33 +133,49 @@ def elementwise(op_type: str) -> Emit:
 
 
 def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
-    """A collective of `spec.names.COLLECTIVES` over a mesh axis, of one operand of two dims."""
+    """A collective of `spec.names.COLLECTIVES` over a mesh axis, of operands of two dims each;
+    several travel as one, as gradients that are packed do."""
     axes, parts = (axis,), mesh.shape[axis]
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         # Control edges are of local ops only.
-        x = _identity(build, operands[0], after).outputs[0]
-        rows, columns = x.shape
+        given = [_identity(build, x, after).outputs[0] for x in operands]
+        (rows, columns), dtype = given[0].shape, given[0].dtype
+        first, second = ((dim,) * len(given) for dim in (0, 1))
         types: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
-            "all_reduce": ("AllReduce", {"reduction": "sum", "T": DType(x.dtype)}, x.shape),
-            "all_gather": ("AllGather", {"dims": (1,)}, (rows, columns * parts)),
+            "all_reduce": ("AllReduce", {"reduction": "sum", "T": DType(dtype)}, (rows, columns)),
+            "all_gather": ("AllGather", {"dims": second}, (rows, columns * parts)),
             "reduce_scatter": (
                 "ReduceScatter",
-                {"dims": (1,), "reduction": "sum"},
+                {"dims": second, "reduction": "sum"},
                 (rows, columns // parts),
             ),
             "all_to_all": (
                 "AllToAll",
-                {"split_dims": (1,), "concat_dims": (0,)},
+                {"split_dims": second, "concat_dims": first},
                 (rows * parts, columns // parts),
             ),
-            "broadcast": ("Broadcast", {}, x.shape),
+            "broadcast": ("Broadcast", {}, (rows, columns)),
         }
         op_type, attrs, shape = types[kind]
         attrs = {**attrs, "axes": axes}
-        return _identity(build, build.one(op_type, (x,), shape, x.dtype, attrs))
+        moved = build.emit(op_type, given, [(shape, dtype)] * len(given), attrs)
+        return [_identity(build, result) for result in moved.outputs][-1]
 
     return emit
+
+
+def after_product(emit: Emit | None = None) -> Emit:
+    """What a step does before a collective: a product of the last two operands, and something of
+    the first, which `emit` is then given; None: nothing follows."""
+
+    def both(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
+        x, *factors = operands
+        last = product(build, factors, after)
+        made = elementwise("AddV2")(build, [x, x], [last])
+        return made if emit is None else emit(build, made.outputs, [])
+
+    return both
 
 
 def transfer(rings: Groups) -> Emit:

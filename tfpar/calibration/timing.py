@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -169,5 +170,5 @@ class Timer:
 
 
 def _typical(times: Sequence[float]) -> float:
-    """The lower quartile: whatever else the machine does makes times longer, never shorter."""
-    return float(np.quantile(times, 0.25))
+    """The median: what ranks lose by waiting for cores and for each other, steps lose as well."""
+    return statistics.median(times)

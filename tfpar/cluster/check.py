@@ -106,6 +106,12 @@ def _rates(name: str, value: Any) -> dict[str, float]:
     return {dtype: _rate(f"{name}.{dtype}", rate) for dtype, rate in value.items()}
 
 
+def _rates_of_ops(name: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refused(name, value, "entries a second by op type")
+    return {op_type: _rate(f"{name}.{op_type}", rate) for op_type, rate in value.items()}
+
+
 def _sizes(name: str, value: Any) -> tuple[int, ...]:
     return tuple(_count(name, size) for size in listed(name, value, "a list of sizes"))
 
@@ -143,6 +149,8 @@ DEVICE: Mapping[str, Reader] = {
     "functions_per_s": _MAYBE_RATE,
     "host_bandwidth": functools.partial(number, above=0),
     "host_latency_s": finite,
+    "ramp_s": finite,
+    "entries_per_s": _rates_of_ops,
 }
 LEVEL: Mapping[str, Reader] = {
     "count": _count,

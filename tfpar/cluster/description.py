@@ -44,6 +44,10 @@ class Device:
         host_bandwidth: bytes/s each way between its memory and that of its host; `inf` where these
             are one memory, as a CPU's.
         host_latency_s: seconds until a copy between them starts.
+        ramp_s: the most seconds that an op other than a matrix product or convolution loses until
+            all of the device works on it: one of fewer seconds takes twice as long.
+        entries_per_s: by op type, the entries a second of ops that are slower than arithmetic and
+            memory let expect: of what `cost.work.entries` counts.
     """
 
     flops: Mapping[str, float]
@@ -55,6 +59,8 @@ class Device:
     functions_per_s: float | None = None
     host_bandwidth: float = HOST_BANDWIDTH
     host_latency_s: float = HOST_LATENCY_S
+    ramp_s: float = 0.0
+    entries_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check.settle(self, check.DEVICE)
@@ -75,6 +81,7 @@ def slowest_of(devices: Sequence[Device]) -> Device:
     if all(d == devices[0] for d in devices):
         return devices[0]
     dtypes = set.intersection(*(set(d.flops) for d in devices))
+    slow = {op_type for d in devices for op_type in d.entries_per_s}
     functions = [d.functions_per_s for d in devices if d.functions_per_s is not None]
     return Device(
         flops={dtype: min(d.flops_of(dtype) for d in devices) for dtype in sorted(dtypes)},
@@ -86,6 +93,11 @@ def slowest_of(devices: Sequence[Device]) -> Device:
         functions_per_s=min(functions, default=None),
         host_bandwidth=min(d.host_bandwidth for d in devices),
         host_latency_s=max(d.host_latency_s for d in devices),
+        ramp_s=max(d.ramp_s for d in devices),
+        entries_per_s={
+            op_type: min(d.entries_per_s.get(op_type, math.inf) for d in devices)
+            for op_type in sorted(slow)
+        },
     )
 
 
@@ -365,22 +377,27 @@ class Cluster:
     def fingerprint(self) -> str:
         """A hash of everything that a cost depends on (not the names)."""
         fields = dataclasses.asdict(self)
-        # The same as before there were parts, entries of one group, and links to hosts, for plans
-        # that are saved.
+        # The same as before there were parts, entries of one group, and the later fields of a
+        # device, for plans that are saved.
         if self.ranks is None:
             del fields["ranks"]
         for entry in fields["measured"]:
             if not entry["group"]:
                 del entry["group"]
         for node in fields["nodes"]:
-            for name, default in _OF_HOSTS.items():
+            for name, default in _LATER.items():
                 if node["device"][name] == default:
                     del node["device"][name]
         text = json.dumps(_without_names(fields), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-_OF_HOSTS = {"host_bandwidth": HOST_BANDWIDTH, "host_latency_s": HOST_LATENCY_S}
+_LATER = {
+    "host_bandwidth": HOST_BANDWIDTH,
+    "host_latency_s": HOST_LATENCY_S,
+    "ramp_s": 0.0,
+    "entries_per_s": {},
+}
 
 
 def _without_names(value: Any) -> Any:

@@ -52,6 +52,7 @@ _DEVICE = {
     "functions_per_s": ("functions_per_s", _NUMBER),
     "host_bandwidth": ("host_bandwidth", "bytes/s"),
     "host_latency": ("host_latency_s", "seconds"),
+    "ramp": ("ramp_s", "seconds"),
     "name": ("name", _TEXT),
 }
 _LEVEL = {
@@ -226,7 +227,7 @@ class _Reader:
         return self.made(Node, key, device=device, levels=levels, **fields)
 
     def device(self, value: Any, key: str) -> Device:
-        table = self.table(value, key, {*_DEVICE, "flops"})
+        table = self.table(value, key, {*_DEVICE, "flops", "entries_per_s"})
         fields = self.fields(table, key, _DEVICE)
         self.required(fields, key, _DEVICE, "memory", "memory_bandwidth")
         if "flops" not in table:
@@ -238,6 +239,8 @@ class _Reader:
             str(dtype): self.value(rate, f"{key}.flops.{dtype}", "FLOP/s")
             for dtype, rate in rates.items()
         }
+        if "entries_per_s" in table:
+            fields["entries_per_s"] = table["entries_per_s"]
         return self.made(Device, key, flops=flops, **fields)
 
     def level(self, value: Any, key: str) -> Level:
@@ -280,6 +283,8 @@ def describe(cluster: Cluster) -> dict[str, Any]:
     for node in cluster.nodes:
         table = _fields(node, _NODE)
         table["device"] = {**_fields(node.device, _DEVICE), "flops": dict(node.device.flops)}
+        if node.device.entries_per_s:
+            table["device"]["entries_per_s"] = dict(node.device.entries_per_s)
         if node.levels:
             table["level"] = [_fields(level, _LEVEL) for level in node.levels]
         found["node"].append(table)

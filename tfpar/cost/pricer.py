@@ -18,7 +18,7 @@ from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
 from tfpar.cost.terms import Terms
 from tfpar.cost.update import update_seconds
-from tfpar.cost.work import efficiency, flops, functions, sides
+from tfpar.cost.work import efficiency, entries, flops, functions, rate_of, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
 from tfpar.ir.traits import (
@@ -143,7 +143,8 @@ class Pricer:
         return collective_seconds(moved.kind, moved.axes, moved.num_bytes, self.mesh, self.cluster)
 
     def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
-        """Seconds of one op on one rank: the slower of arithmetic and memory, and its start.
+        """Seconds of one op on one rank: the slower of arithmetic and memory, what the device needs
+        to work on it with all it has, and its start.
 
         A loop takes its body's time for each trip, a branching the longest branch's.
         """
@@ -161,21 +162,28 @@ class Pricer:
                 whole, shard = sizes[factor], Shard(0, *pattern)
                 sizes[factor] = local_length(whole, shard, self.mesh, axis)
                 parts *= whole / sizes[factor]
-        arithmetic = flops(op, rule) / parts
-        if arithmetic:
+        arithmetic = multiplied = flops(op, rule) / parts
+        if multiplied:
             rate = device.flops_of(op.outputs[0].dtype)
             lengths = sides(op, rule, sizes)
             if lengths is not None:
                 rate *= efficiency(lengths, device.half_size)
             arithmetic /= rate
-        if device.functions_per_s is not None:
-            arithmetic += functions(op) / parts / device.functions_per_s
         strategy = decision.strategy
-        used = [*zip(op.outputs, strategy.out_specs, strict=True)]
-        used += [*zip(op.inputs, strategy.in_specs, strict=True)][op.type in READ_PART :]
+        made = [*zip(op.outputs, strategy.out_specs, strict=True)]
+        read = [*zip(op.inputs, strategy.in_specs, strict=True)][op.type in READ_PART :]
+        slow = rate_of(op.type, device.entries_per_s)
+        if slow is not None:
+            sizes_of = ([self._local_entries(t, s) for t, s in some] for some in (read, made))
+            arithmetic += entries(op, *sizes_of) / slow
+        elif device.functions_per_s is not None:
+            arithmetic += functions(op) / parts / device.functions_per_s
+        used = [*made, *read]
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
         moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
         seconds = max(arithmetic, moved / device.memory_bandwidth)
+        if not multiplied:
+            seconds += min(seconds, device.ramp_s)
         return device.launch_s + seconds / self.alike(*strategy.in_specs, *strategy.out_specs)
 
     def _copy_seconds(self, op: Op, decision: Decision) -> float:
@@ -216,6 +224,10 @@ class Pricer:
         times = 1 if op.type == "AssignVariableOp" else 2  # the others read it too
         item = itemsize(str(op.attrs.get("dtype", op.attrs.get("T", ""))))
         return times * shard_bytes(tuple(handle.shape or ()), item, spec, self.mesh)
+
+    def _local_entries(self, tensor: Tensor, spec: Spec) -> float:
+        item = itemsize(tensor.dtype)
+        return self.local_bytes(tensor, spec) / item if item else 0.0
 
     def local_bytes(self, tensor: Tensor | Variable, spec: Spec) -> int:
         """What a rank stores of `tensor`, padding included, in bytes."""

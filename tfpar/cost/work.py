@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tfpar.ir.graph import Op
 from tfpar.ir.traits import MATRIX_PRODUCTS
@@ -58,6 +59,22 @@ _FUNCTIONS = dict.fromkeys(
 """What an op type takes for each entry of its largest output, in exponentials: measured with
 TensorFlow's CPU kernels, of which some are not vectorized."""
 
+_AS_SLOW = {
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), "MatMul"),
+    **dict.fromkeys(("Mean", "Max", "Min", "Prod", "EuclideanNorm", "All", "Any"), "Sum"),
+    **dict.fromkeys(("ArgMax", "ArgMin", "Cumsum", "Cumprod"), "Sum"),
+    **dict.fromkeys(("Erf", "Erfinv"), "Erfc"),
+    **dict.fromkeys(("SegmentSum", "ScatterNd", "TensorScatterAdd"), "UnsortedSegmentSum"),
+    "LogSoftmax": "Softmax",
+    "BroadcastTo": "Tile",
+    "Select": "SelectV2",
+    "ResourceGather": "GatherV2",
+    "Softplus": "Log",
+    "Log1p": "Log",
+    "Expm1": "Exp",
+}
+"""Op types that are as fast as the one that is measured (`calibration.kernels`)."""
+
 
 def flops(op: Op, rule: OpRule) -> float:
     """Floating-point operations of the whole op, if a matrix product or convolution; else 0.
@@ -82,6 +99,52 @@ def functions(op: Op) -> float:
     """Exponentials, logarithms and the like that the whole op evaluates, or that take as long."""
     each = _FUNCTIONS.get(op.type, 0)
     return float(each * max(t.num_elements for t in op.outputs)) if each else 0.0
+
+
+def entries(op: Op, inputs: Sequence[float], outputs: Sequence[float]) -> float:
+    """How many entries a rate of `Device.entries_per_s` is about, of the largest operand or result.
+
+    Of a matrix product those of what its kernel has to bring into another order: a second operand
+    that is read transposed, and what an Einsum permutes before and after it multiplies.
+
+    Args:
+        inputs, outputs: entries of each operand and result, on one rank.
+    """
+    if op.type not in MATRIX_PRODUCTS:
+        return max((*inputs, *outputs), default=0.0)
+    if op.type == "Einsum":
+        sizes = (*inputs, *outputs)
+        return math.fsum(sizes[i] for i in _permuted(_text(op.attrs["equation"])))
+    transposed = op.attrs.get("transpose_b") or op.attrs.get("adj_y")
+    return inputs[1] if transposed else 0.0
+
+
+def rate_of(op_type: str, rates: Mapping[str, float]) -> float | None:
+    """Entries a second of ops of a type: as listed, or as ops that do the same are; else None."""
+    return rates.get(op_type, rates.get(_AS_SLOW.get(op_type, "")))
+
+
+@functools.lru_cache(maxsize=1024)
+def _permuted(equation: str) -> tuple[int, ...]:
+    """Which operands (0, 1) and whether the result (2) of an Einsum of two operands are permuted:
+    those that are not batch dims, dims of their own and dims that are summed, one after another."""
+    given, _, out = equation.replace(" ", "").replace("...", ".").partition("->")
+    if given.count(",") != 1:
+        return ()
+    one, other = given.split(",")
+    batch = "".join(c for c in one if c in other and c in out)
+    summed = "".join(c for c in one if c in other and c not in out)
+    own = ["".join(c for c in x if c not in y) for x, y in ((one, other), (other, one))]
+    found = [
+        i
+        for i, (labels, free) in enumerate(zip((one, other), own, strict=True))
+        if labels not in (batch + free + summed, batch + summed + free)
+    ]
+    return (*found, 2) if out != batch + own[0] + own[1] else tuple(found)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def sides(op: Op, rule: OpRule, sizes: Sequence[int]) -> tuple[int, int, int] | None:

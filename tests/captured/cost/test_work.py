@@ -9,12 +9,14 @@ import tensorflow as tf
 from tests.clusters import device, two_levels
 from tests.partitioned import Traced, trace
 from tfpar.cluster.network import Link
+from tfpar.cost import work
 from tfpar.cost.pricer import Pricer, trips
 from tfpar.cost.work import flops
 from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op
 from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.ir.traits import MATRIX_PRODUCTS
 from tfpar.propagation.decide import Strategy
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.factors import WHOLE
@@ -243,6 +245,62 @@ def test_exponentials_take_longer_than_what_they_move(function, op_type, each):
     split = Decision(Strategy(((0, PLAIN),), ((Shard(0),),), ((Shard(0),),)))
     found = pricer(cluster=slow).op_seconds(op, rule, split)
     assert found == pytest.approx(1e-6 + 64e-6 * each if each else 1e-6 + (moved - 1e-6) / 4)
+
+
+@pytest.mark.parametrize(
+    "function, shapes, op_type, entries",
+    [
+        (lambda x: tf.reduce_sum(x, 0), [(8, 32)], "Sum", 8 * 32),
+        (lambda x: tf.reduce_mean(x, 0), [(8, 32)], "Mean", 8 * 32),  # as fast as a sum
+        (tf.nn.relu, [(8, 32)], "Relu", 0),
+        (lambda x, i: tf.gather(x, i), [(100, 32), (4,)], "GatherV2", 4 * 32),  # not the table
+    ],
+)
+def test_ops_of_a_slow_type_take_what_their_entries_take(function, shapes, op_type, entries):
+    args = [np.zeros(s, "int32" if len(s) == 1 else "float32") for s in shapes]
+    op, rule = op_of(function, *args, op_type=op_type)
+    slow = CLUSTER.with_device(entries_per_s={"Sum": 1e6, "GatherV2": 1e6})
+    plain = pricer().op_seconds(op, rule, whole(op))
+    found = pricer(cluster=slow).op_seconds(op, rule, whole(op))
+    assert found == pytest.approx(1e-6 + entries * 1e-6 if entries else plain)
+
+
+@pytest.mark.parametrize(
+    "function, shapes, permuted",
+    [
+        (tf.matmul, [(4, 5), (5, 6)], 0),
+        (functools.partial(tf.matmul, transpose_a=True), [(5, 4), (5, 6)], 0),
+        (functools.partial(tf.matmul, transpose_b=True), [(4, 5), (6, 5)], 6 * 5),
+        (functools.partial(tf.matmul, adjoint_b=True), [(3, 4, 5), (3, 6, 5)], 3 * 6 * 5),
+        # Only keys and values come with the heads behind the length.
+        (
+            lambda x, y: tf.einsum("acbe,aecd->abcd", x, y),
+            [(2, 4, 3, 5), (2, 5, 4, 6)],
+            2 * 5 * 4 * 6 + 2 * 3 * 4 * 6,
+        ),
+        (lambda x, y: tf.einsum("abc,acd->abd", x, y), [(2, 3, 4), (2, 4, 5)], 0),
+        (lambda x, y: tf.einsum("...d,dhk->...hk", x, y), [(2, 3, 4), (4, 5, 6)], 0),
+    ],
+)
+def test_products_bring_what_is_transposed_into_order(function, shapes, permuted):
+    args = [np.zeros(s, "float32") for s in shapes]
+    graph = convert_func_graph(trace(function, args).graph)
+    op = next(op for op in graph.ops if op.type in MATRIX_PRODUCTS)
+    sizes = [[t.num_elements for t in some] for some in (op.inputs, op.outputs)]
+    assert work.entries(op, *sizes) == permuted
+
+
+@pytest.mark.parametrize("ramp_s", [1e-7, 1.0])
+def test_short_ops_take_twice_as_long_and_long_ones_a_ramp_longer(ramp_s):
+    ramping = CLUSTER.with_device(ramp_s=ramp_s)
+    op, rule = op_of(tf.nn.relu, np.zeros((8, 32), "float32"), op_type="Relu")
+    moved = 2 * 8 * 32 * 4 / 1e9
+    found = pricer(cluster=ramping).op_seconds(op, rule, whole(op))
+    assert found == pytest.approx(1e-6 + moved + min(moved, ramp_s))
+    args = [np.zeros(s, "float32") for s in ((8, 32), (32, 8))]
+    op, rule = op_of(tf.matmul, *args, op_type="MatMul")  # products have a `half_size`
+    times = [pricer(cluster=c).op_seconds(op, rule, whole(op)) for c in (CLUSTER, ramping)]
+    assert times[0] == times[1]
 
 
 def whole(op):
