@@ -215,6 +215,7 @@ def test_chunks_and_microbatches_exclude_each_other():
         tap.Options(pipeline=tap.Pipeline(microbatches=2), chunks=2)
 
 
+@pytest.mark.slow
 def test_one_stage_and_one_microbatch_are_no_pipeline():
     programs = []
     for options in ({}, accumulating(1)):

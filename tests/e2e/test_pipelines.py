@@ -57,6 +57,7 @@ def test_every_schedule_trains_as_one_device(schedule, microbatches):
             assert [t for t in ran if t in mine] == mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("virtual_stages", [None, 2])
 def test_a_picked_schedule_trains_as_one_device(virtual_stages, tmp_path):
     options = piped(2, 3, "auto", virtual_stages=virtual_stages)

@@ -179,6 +179,7 @@ def in_stages(name: str, schedule: str = "1f1b", **more: Any) -> Trained:
     return check(name, STAGES, (12, 4), pipeline=pipeline)
 
 
+@pytest.mark.slow
 def test_stages_of_unequal_ranks():
     parallel = in_stages("mlp")
     assert tap.plan_of(parallel.model).mesh.shape == (1, 2)
