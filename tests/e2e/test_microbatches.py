@@ -84,6 +84,7 @@ def busy() -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_weights_clipping_averages_and_added_losses():
     x, y = samples(19)
     weight = rng.uniform(0.1, 2.0, 19).astype("float32")

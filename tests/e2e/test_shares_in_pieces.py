@@ -135,6 +135,7 @@ def check(
     return parallel
 
 
+@pytest.mark.slow
 def test_each_share_is_cut_into_its_own_microbatches():
     """With dropout and batch statistics, for which microbatches join, and sample weights."""
     pipeline = tap.Pipeline(microbatches=4)
