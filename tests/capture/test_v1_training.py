@@ -81,6 +81,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_script_trains_under_a_searched_plan(kind, tmp_path, capfd):
     script = Script(OPTIMIZERS[kind]())

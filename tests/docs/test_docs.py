@@ -54,6 +54,7 @@ SLOW = {
     "docs/howto/keras_hub.md",
     "docs/howto/plan_without_devices.md",
     "docs/howto/shard_in_two_dimensions.md",
+    "docs/pipelines.md",
     "docs/rhino.md",
 }
 

@@ -84,6 +84,7 @@ def busy() -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_weights_clipping_averages_and_added_losses():
     x, y = samples(19)
     weight = rng.uniform(0.1, 2.0, 19).astype("float32")
@@ -215,6 +216,7 @@ def test_chunks_and_microbatches_exclude_each_other():
         tap.Options(pipeline=tap.Pipeline(microbatches=2), chunks=2)
 
 
+@pytest.mark.slow
 def test_one_stage_and_one_microbatch_are_no_pipeline():
     programs = []
     for options in ({}, accumulating(1)):

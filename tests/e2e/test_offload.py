@@ -343,6 +343,7 @@ def plan_of(offload, optimizer=lambda: keras.optimizers.Adam(0.01)) -> Plan:
     return tap.plan_of(model)
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_lies_in_host_memory(tmp_path):
     assert not plan_of(None).offloaded and not plan_of(False).offloaded
     plan = plan_of(tap.Offload(optimizer=["dense_[01]/kernel"]))

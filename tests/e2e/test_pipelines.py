@@ -57,6 +57,7 @@ def test_every_schedule_trains_as_one_device(schedule, microbatches):
             assert [t for t in ran if t in mine] == mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("virtual_stages", [None, 2])
 def test_a_picked_schedule_trains_as_one_device(virtual_stages, tmp_path):
     options = piped(2, 3, "auto", virtual_stages=virtual_stages)
@@ -88,6 +89,7 @@ def test_a_transformer_in_stages_on_a_mesh_of_data_and_model():
     assert tap.plan_of(parallel.model).mesh.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_batch_statistics_and_dropout_are_those_of_the_whole_batch():
     assert_equivalent(classifier, samples(21), tap.split([4]), options=piped(2, 3))
 
@@ -185,6 +187,7 @@ def tied() -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_a_tied_weight_lies_in_one_stage():
     x = rng.integers(0, 11, (16, 6))
     parallel, _ = assert_equivalent(tied, (x, np.roll(x, 1)), tap.split([2]), options=piped())
@@ -205,6 +208,7 @@ def two_towers() -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3])
 def test_several_inputs_and_outputs_with_skips(stages):
     x = {"a": rng.normal(size=(12, 6)), "b": rng.normal(size=(12, 5))}

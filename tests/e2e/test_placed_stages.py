@@ -115,6 +115,7 @@ def test_large_machines_take_what_fits_nowhere_else():
     assert plan.stages.cost.fits and plan.stages.ranks in {(0, 2, 1, 3), (1, 3, 0, 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "auto"])
 def test_a_placed_pipeline_computes_what_one_device_does(schedule):
     parallel, plain = assert_equivalent(
@@ -141,6 +142,7 @@ def test_a_placed_pipeline_computes_what_one_device_does(schedule):
     np.testing.assert_allclose(*predicted, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_plan_from_a_file_is_placed_as_it_says(tmp_path):
     plan = planned(MIXED, batch=16)
     plan.save(tmp_path / "plan.json")
@@ -158,6 +160,7 @@ def test_a_plan_from_a_file_is_placed_as_it_says(tmp_path):
     assert tap.plan_of(trained.model).stages.ranks == plan.stages.ranks
 
 
+@pytest.mark.slow
 def test_what_was_evaluated_before_stays_where_it_is():
     """Variables lie on the ranks in their order once a step that trains nothing has run."""
     x, y = rows(16)

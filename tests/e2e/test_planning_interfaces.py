@@ -247,6 +247,7 @@ def test_progress_says_what_is_tried_the_best_so_far_and_the_time_left(monkeypat
     )
 
 
+@pytest.mark.slow
 def test_a_search_of_pipelines_says_which_are_tried(monkeypatch):
     seconds = itertools.count(step=11.0)
     clock = types.SimpleNamespace(monotonic=lambda: next(seconds))

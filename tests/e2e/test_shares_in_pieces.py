@@ -135,6 +135,7 @@ def check(
     return parallel
 
 
+@pytest.mark.slow
 def test_each_share_is_cut_into_its_own_microbatches():
     """With dropout and batch statistics, for which microbatches join, and sample weights."""
     pipeline = tap.Pipeline(microbatches=4)
@@ -179,6 +180,7 @@ def in_stages(name: str, schedule: str = "1f1b", **more: Any) -> Trained:
     return check(name, STAGES, (12, 4), pipeline=pipeline)
 
 
+@pytest.mark.slow
 def test_stages_of_unequal_ranks():
     parallel = in_stages("mlp")
     assert tap.plan_of(parallel.model).mesh.shape == (1, 2)

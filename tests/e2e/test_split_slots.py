@@ -55,6 +55,7 @@ def trained(optimizer, pipeline, epochs):
     return model, history.history["loss"], free
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", [tap.Pipeline(1, 1), tap.Pipeline(1, 2), tap.Pipeline(2, 2)])
 def test_equals_one_device(optimizer, alone, pipeline):
     model, found, free = trained(optimizer, pipeline, 2)

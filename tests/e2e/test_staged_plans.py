@@ -101,9 +101,9 @@ def test_a_training_step_has_stages_at_every_batch_size(name):
         assert {*stage.values()} == {0, 1}
         updates = [op for op in step.graph.ops if roles.phase[op] == UPDATE]
         assert {stage[op] for op in updates} == {0, 1}
-        owners = found.plan(batch).stages.owners
-        assert owners == {v.name: stage[v.handle.op] for v in step.graph.variables}
-        assert found.plan(batch).stages.scopes == plan.stages.scopes
+        planned = found.plan(batch).stages
+        assert planned.owners == {v.name: stage[v.handle.op] for v in step.graph.variables}
+        assert planned.scopes == plan.stages.scopes
 
 
 @pytest.mark.parametrize("name", ["penalties, clipping and EMA", "gpt"])

@@ -76,6 +76,7 @@ def test_a_stage_on_small_devices_gets_what_fits_there(schedule):
         assert tap.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_what_each_stage_may_store_is_told():
     needed = planned((FAST, FAST)).cost.memory_bytes
     limits = [0.7 * needed, 2 * needed]
@@ -89,6 +90,7 @@ def test_what_each_stage_may_store_is_told():
         planned(small(limits), *halves)
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_is_found_keeps_to_the_memory_of_each_stage():
     needed = planned((FAST, FAST)).cost.memory_bytes
     plan = planned(small([0.6 * needed, 2 * needed]), pipeline="auto")

@@ -17,12 +17,11 @@ MESH = Mesh.of([4])
 
 @pytest.mark.parametrize("planner", ["tap", "rhino"])
 def test_the_best_few_come_in_order_and_split_otherwise(planner):
-    asked = []
+    asked, plan_of = [], StepSearch(saved("wide"), BATCH, find_planner(planner), state_ratio=2.0)
 
     def search(request):
         asked.append(request)
-        step, ratio = saved("wide"), 2.0
-        return StepSearch(step, BATCH, find_planner(planner), state_ratio=ratio)(request)
+        return plan_of(request)
 
     request = Request(MESH, SLOW)
     best, problem = search(request)

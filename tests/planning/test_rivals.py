@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -21,8 +22,14 @@ from tfpar.search.stages.priced import scheduled_plan
 from tfpar.spec import Mesh
 
 
+@functools.cache
+def search() -> StepSearch:
+    """One for all requests, as in planning."""
+    return StepSearch(saved("wide"), BATCH, find_planner("tap"), state_ratio=2.0)
+
+
 def found(request: Request) -> tuple[Plan, Problem]:
-    return StepSearch(saved("wide"), BATCH, find_planner("tap"), state_ratio=2.0)(request)
+    return search()(request)
 
 
 @pytest.mark.parametrize("links", [0.1, 1.0, 30.0])

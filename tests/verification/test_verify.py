@@ -148,6 +148,7 @@ def test_every_variable_is_compared_and_put_back():
         np.testing.assert_array_equal(got.numpy(), want)
 
 
+@pytest.mark.slow
 def test_an_error_that_reaches_only_a_counter_is_found():
     with planted_rule("Sum", drops_sums):
         found = differing(verified(parallel(counting)))

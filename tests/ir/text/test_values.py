@@ -47,6 +47,7 @@ def read(text: str):
     return value
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(values)
 def test_a_value_reads_back(value):

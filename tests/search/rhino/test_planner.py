@@ -312,6 +312,7 @@ def test_ops_cut_each_microbatch_of_stages_in_parts_alike(microbatches, parts):
         assert 2 ** [s.made[0] for s in chosen[fed]].count(Shard(0)) == parts
 
 
+@pytest.mark.slow
 def test_what_microbatches_store_is_held_against_the_limit_not_what_one_piece_would():
     problem = small("gpt").problem([2], "v100-ethernet")
     model = FoldedModel.of(problem, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -201,11 +202,17 @@ def test_a_schedule_that_can_never_end_with_these_stages_is_refused():
 # --- searched plans ---------------------------------------------------------------------------
 
 
+@functools.cache
+def search_of(name: str, planner: str) -> StepSearch:
+    """One for all that is asked of a step: what is known of it holds for each pipeline."""
+    return StepSearch(saved(name), 8, find_planner(planner), state_ratio=2.0)
+
+
 def searched(
     name: str, pipeline: Pipeline | None, planner: str = "tap", *constraints, cluster=CLUSTER
 ) -> Plan:
     request = Request(Mesh.of([1, 4]), cluster, constraints, pipeline=pipeline)
-    plan, problem = StepSearch(saved(name), 8, find_planner(planner), state_ratio=2.0)(request)
+    plan, problem = search_of(name, planner)(request)
     assert problem.cluster.size == (4 if pipeline and pipeline.order.num_actors > 1 else 16)
     return plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -27,13 +28,20 @@ def machine(device: Device) -> Cluster:
     return Cluster(device.name, (Node(device, (Level(2, 1e10, 1e-5),)),))
 
 
+@functools.cache
 def asked(pipeline: Pipeline | None, memory_bytes: float = 16e9, model: str = "gpt_5_layers"):
     cluster = machine(FAST).with_memory(memory_bytes)
     return Captured.saved(model).problem([2], cluster).in_pipeline(pipeline)
 
 
-@pytest.mark.parametrize("planner", [RhinoPlanner(), TapPlanner()], ids=["rhino", "tap"])
-@pytest.mark.parametrize("model", ["gpt_5_layers", "moe_4_layers"])
+@pytest.mark.parametrize(
+    "planner",
+    [pytest.param(RhinoPlanner(), marks=pytest.mark.slow), TapPlanner()],
+    ids=["rhino", "tap"],
+)
+@pytest.mark.parametrize(
+    "model", ["gpt_5_layers", pytest.param("moe_4_layers", marks=pytest.mark.slow)]
+)
 def test_it_is_what_the_unfolded_step_takes_in_microbatches(model, planner):
     pipeline = Pipeline(2, MICROBATCHES)
     problem = asked(pipeline, model=model)
@@ -50,6 +58,7 @@ def test_it_is_what_the_unfolded_step_takes_in_microbatches(model, planner):
     assert found.fits
 
 
+@pytest.mark.slow
 def test_slow_machines_have_the_share_that_they_are_fast_for():
     pipeline = Pipeline(2, MICROBATCHES)
     problem, planner = asked(pipeline), TapPlanner()
