@@ -67,7 +67,6 @@ class Step:
         drops: reshards that only the earlier one asked for.
         lays: tensors that are laid in another way, or by this segment now.
         leaves: tensors that this segment lays no more.
-        weights: those of both that are variables.
     """
 
     terms: Terms
@@ -75,7 +74,6 @@ class Step:
     drops: Sequence[tuple[Change, Terms]]
     lays: Sequence[tuple[Tensor, Spec | None]]
     leaves: Sequence[Tensor]
-    weights: Sequence[Variable]
 
 
 def step_between(before: Outcome, after: Outcome, variable_of: Mapping[Tensor, Variable]) -> Step:
@@ -94,7 +92,6 @@ def step_between(before: Outcome, after: Outcome, variable_of: Mapping[Tensor, V
         [(change, price) for change, price in had.items() if change not in has],
         lays,
         leaves,
-        [variable_of[t] for t in (*(t for t, _ in lays), *leaves) if t in variable_of],
     )
 
 
