@@ -5,6 +5,7 @@ import pytest
 from tests.propagation.by_hand import GRID, PAIR, ByHand, begun, moves
 from tfpar.propagation.repeat import repeater
 from tfpar.propagation.step import visit
+from tfpar.spec import parse_spec
 
 
 def split_sum():
@@ -40,15 +41,25 @@ def test_not_where_more_than_the_specs_decides(given):
     assert not repeater(begun(prepared, PAIR, {}, ["S(0)", "S(0)"], **other))(total.op)
 
 
-def test_not_for_what_leaves_partials_or_reads_what_is_open():
+def test_a_sum_is_resolved_as_its_readers_want_it_now():
     build = ByHand()
     product = build.product(build.fed("x", 4, 6), build.fed("y", 6, 8))
+    slot = build.variable("slot", 4, 8, trainable=False)
+    build.update(slot, build.binary("AddV2", build.read(slot), product))
+    prepared = build.prepared()
+    for laid in ("R", "S(0)", "R"):
+        first, second = (begun(prepared, PAIR, {"slot": laid}, ["S(1)", "S(0)"]) for _ in range(2))
+        visit(first, product.op)
+        assert repeater(second)(product.op)
+        assert second.spec(product) == first.spec(product) == parse_spec(laid)
+        assert moves(second) == moves(first)
+
+
+def test_not_for_what_reads_what_is_open():
+    build = ByHand()
     open_ = build.weight("w", 6, 8)
-    prepared = build.prepared(product, open_)
-    state = begun(prepared, PAIR, {}, ["S(1)", "S(0)"])
-    visit(state, product.op)
-    again = begun(prepared, PAIR, {}, ["S(1)", "S(0)"])
-    assert not repeater(again)(product.op), "where the sum is resolved, its readers say"
+    again = begun(build.prepared(open_), PAIR)
+    visit(begun(build.prepared(open_), PAIR), open_.op)
     assert not repeater(again)(open_.op)
 
 

@@ -8,6 +8,7 @@ from tfpar.propagation.expansions import expanded
 from tfpar.propagation.generated import split_generated
 from tfpar.propagation.opened import split_opened
 from tfpar.propagation.partitioned import Decision
+from tfpar.propagation.remembered import remembered
 from tfpar.propagation.state import PropagationState
 
 
@@ -31,14 +32,23 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
     if state.confined:
         return decision
     if rule.generates:
-        decision = split_generated(state, op, decision, whole)
+        found = decision
+        decision = remembered(
+            state,
+            (split_generated, op, found, whole),
+            lambda view: split_generated(view, op, found, whole),
+        )
     if FREE in specs:
         opened = [
             i
             for i, t in enumerate(op.inputs)
             if state.is_open(t) and isinstance(state.root_of.get(t), Variable)
         ]
-        decision = split_opened(state, op, decision, opened, whole)
+        decision = remembered(
+            state,
+            (split_opened, op, decision, tuple(opened), whole),
+            lambda view: split_opened(view, op, decision, opened, whole),
+        )
     return decision
 
 

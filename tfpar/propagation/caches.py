@@ -7,8 +7,8 @@ Each field is one function's memory; the key is all that its answer hangs on.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.rule import OpRule
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfpar.propagation.decide import Strategy
     from tfpar.propagation.partitioned import Decision, OpPlan
     from tfpar.propagation.prepared import PreparedGraph
+    from tfpar.propagation.remembered import Readings
     from tfpar.propagation.wish import Reached
 
 Arriving = tuple[Spec | None, ...]
@@ -39,8 +40,8 @@ class Caches:
 
     Attributes:
         decisions: of `by_rule.decide_by_rule`.
-        repeated: of `repeat.repeater`, by mesh: decisions of ordinary ops that leave no Partials,
-            by (rule, arriving, deferred).
+        repeated: of `repeat.repeater`, by mesh: decisions of ordinary ops, by (rule, arriving,
+            deferred).
         planned: of `planned.planned_run`, by (rule, plan, mesh); None if it cannot run so.
         regions: of `regions.partition_region`.
         expansions: of `expansions.expanded`, by (rule, strategy, mesh, confined).
@@ -48,6 +49,7 @@ class Caches:
             whether they may leave Partials).
         known_specs: of `view.known_spec`, by (mesh shape, tensor, spec that it is made of).
         reached: of `wish.nearest`: the ops that come of a tensor.
+        answers: of `remembered.remembered`, by mesh and the axes along which a plan splits data.
     """
 
     decisions: dict[DecisionKey, Decision] = dataclasses.field(default_factory=dict)
@@ -70,3 +72,6 @@ class Caches:
         default_factory=dict
     )
     reached: dict[Tensor, Sequence[Reached]] = dataclasses.field(default_factory=dict)
+    answers: dict[tuple[Mesh, frozenset[int]], dict[Hashable, Readings[Any]]] = dataclasses.field(
+        default_factory=dict
+    )

@@ -7,9 +7,12 @@ they are not better carried on (`deferral`); and splits that propagation started
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tfpar.ir.graph import Tensor
 from tfpar.ir.traits import REFERENCES
 from tfpar.propagation.own_splits import ends_at_weight
+from tfpar.propagation.remembered import remembered
 from tfpar.propagation.state import PropagationState
 from tfpar.propagation.view import View, known_spec
 from tfpar.propagation.wish import wish
@@ -33,26 +36,30 @@ def resolved_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
     """The same, if nothing anchors `tensor`."""
     if state.confined or tensor.dtype in REFERENCES:
         return made
-    if tensor in state.prepared.narrow and not any(isinstance(p, Partial) for p in made):
-        kept = _as_updated(state, tensor, made)
+    data_axes = state.anchors.data_axes
+    key = resolved_spec, tensor, made
+    return remembered(state, key, lambda view: _resolved(view, tensor, made, data_axes))
+
+
+def _resolved(view: View, tensor: Tensor, made: Spec, data_axes: Collection[int]) -> Spec:
+    if tensor in view.prepared.narrow and not any(isinstance(p, Partial) for p in made):
+        kept = _as_updated(view, tensor, made)
     else:
         kept = tuple(
-            _kept_along(state, tensor, axis, made, placement) for axis, placement in enumerate(made)
+            _kept_along(view, tensor, axis, made, axis in data_axes) for axis in range(len(made))
         )
     # Where it is not as made along one axis, the strides along later ones may not fit.
-    return kept if kept == made else fitted(tensor.shape or (), kept, state.mesh)
+    return kept if kept == made else fitted(tensor.shape or (), kept, view.mesh)
 
 
-def _kept_along(
-    state: PropagationState, tensor: Tensor, axis: int, made: Spec, placement: Placement
-) -> Placement:
+def _kept_along(view: View, tensor: Tensor, axis: int, made: Spec, splits_data: bool) -> Placement:
+    placement = made[axis]
     if isinstance(placement, Partial):
-        if _carries(state, tensor, axis, made):
+        if _carries(view, tensor, axis, made):
             return placement
-        return wish(state, tensor, axis, made) or Replicate()
-    if isinstance(placement, Shard) and axis not in state.anchors.data_axes:
-        if ends_at_weight(state, tensor, axis, made):
-            return Replicate()
+        return wish(view, tensor, axis, made) or Replicate()
+    if not splits_data and ends_at_weight(view, tensor, axis, made):
+        return Replicate()
     return placement
 
 

@@ -11,7 +11,7 @@ from tfpar.propagation.communication import Communication
 from tfpar.propagation.decide import Strategy
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.propagation.reshard import Step, lower_reshard, payloads
-from tfpar.spec import Mesh, Shard, Spec
+from tfpar.spec import Mesh, Partial, Shard, Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,11 @@ class Decision:
     strategy: Strategy
     expansion: PartitionedGraph | None = None
     bodies: Mapping[str, PartitionedGraph] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def makes_partials(self) -> bool:
+        """Whether something comes out as a Partial."""
+        return any(isinstance(p, Partial) for made in self.strategy.out_specs for p in made)
 
     def communications(self, op: Op) -> Iterator[Communication]:
         """The collectives that are part of the work of `op`, which runs so."""

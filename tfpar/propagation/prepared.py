@@ -44,8 +44,8 @@ class PreparedGraph:
         position: of each op in the graph.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
         ordinary: ops whose decision hangs on the rule and the specs of their inputs alone, on no
-            state, lists, draws or sizes that readers choose; with their rule, and whether they are
-            `deferred`.
+            lists, draws or sizes that readers choose; with their rule, whether they are `deferred`,
+            and whether what they make, if it is not Partial, is kept as it is made.
         caches: what is remembered of it, for all plans.
         bodies: prepared function bodies by name.
     """
@@ -59,7 +59,7 @@ class PreparedGraph:
     narrow: frozenset[Tensor]
     zeros: frozenset[Tensor]
     consumers: dict[Tensor, list[Op]]
-    ordinary: Mapping[Op, tuple[OpRule, bool]]
+    ordinary: Mapping[Op, tuple[OpRule, bool, bool]]
     deferred: frozenset[Op]
     sparse: frozenset[Op]
     weights: frozenset[Tensor]
@@ -139,11 +139,9 @@ def prepare(
         op for op in graph.ops if rules[op].sparse and not _is_added_up(op, consumers)
     )
     ordinary = {
-        op: (rule, op in deferred)
+        op: (rule, op in deferred, not any(t in leaving or t in narrow for t in op.outputs))
         for op, rule in rules.items()
-        if _is_ordinary(op, rule, zeros)
-        and op not in once
-        and not any(t in leaving or t in narrow for t in op.outputs)
+        if _is_ordinary(op, rule, zeros) and op not in once
     }
     position = {op: i for i, op in enumerate(graph.ops)}
     return PreparedGraph(
@@ -195,7 +193,7 @@ def _is_ordinary(op: Op, rule: OpRule, zeros: frozenset[Tensor]) -> bool:
         bool(op.inputs)
         and op.type not in REGIONS
         and not (rule.drawn or rule.generates or rule.sparse)
-        and not any(t.dtype in REFERENCES or t in zeros for t in (*op.inputs, *op.outputs))
+        and not any(t.dtype == "variant" or t in zeros for t in (*op.inputs, *op.outputs))
     )
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from tfpar.ir.graph import Op
 from tfpar.propagation.decide import FREE
 from tfpar.propagation.state import PropagationState
-from tfpar.propagation.step import move
-from tfpar.spec import Partial
+from tfpar.propagation.step import keep, move
 
 
 def repeater(state: PropagationState) -> Callable[[Op], bool]:
@@ -29,7 +28,7 @@ def repeater(state: PropagationState) -> Callable[[Op], bool]:
         found = ordinary.get(op)
         if found is None:
             return False
-        rule, deferred = found
+        rule, deferred, keeps = found
         arriving = tuple([specs[t] for t in op.inputs])
         decision = repeated.get((rule, arriving, deferred))
         if decision is None:
@@ -37,9 +36,7 @@ def repeater(state: PropagationState) -> Callable[[Op], bool]:
                 return False
             loose = (False,) * len(arriving)
             decision = known.get((rule, arriving, loose, mesh, False, (), deferred, False))
-            if decision is None or any(
-                isinstance(p, Partial) for made in decision.strategy.out_specs for p in made
-            ):
+            if decision is None:
                 return False
             repeated[rule, arriving, deferred] = decision
         strategy = decision.strategy
@@ -47,8 +44,11 @@ def repeater(state: PropagationState) -> Callable[[Op], bool]:
             for tensor, need in zip(op.inputs, strategy.in_specs, strict=True):
                 move(state, tensor, need)
         decisions[op] = decision
-        for tensor, made in zip(op.outputs, strategy.out_specs, strict=True):
-            specs[tensor] = made
+        if keeps and not decision.makes_partials:
+            for tensor, made in zip(op.outputs, strategy.out_specs, strict=True):
+                specs[tensor] = made
+        else:
+            keep(state, op, decision)
         return True
 
     return repeat

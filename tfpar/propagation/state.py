@@ -8,8 +8,8 @@ it wants them: weights that the plan leaves open, and draws of random numbers. E
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.decide import FREE
@@ -17,6 +17,9 @@ from tfpar.propagation.lists import is_loose
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.spec import Mesh, Spec, replicated
+
+if TYPE_CHECKING:
+    from tfpar.propagation.remembered import Readings
 
 Root = Variable | Op
 """A weight that the plan leaves open, or an op that draws random numbers."""
@@ -51,6 +54,7 @@ class PropagationState:
         whole: (op, mesh axis) of those that must not split along the axis.
         followers: by weight, its optimizer slots that nothing else lays, each with the weight's
             dim for every dim of the slot.
+        answers: of strategies; see `remembered`.
 
     What is found on the way:
 
@@ -79,9 +83,12 @@ class PropagationState:
     root_of: dict[Tensor, Root] = dataclasses.field(default_factory=dict)
     moved: set[tuple[Tensor, Spec]] = dataclasses.field(default_factory=set)
     result: PartitionedGraph = dataclasses.field(init=False)
+    answers: dict[Hashable, Readings[Any]] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.result = PartitionedGraph(self.prepared, self.mesh)
+        answers = self.prepared.caches.answers
+        self.answers = answers.setdefault((self.mesh, self.anchors.data_axes), {})
 
     def part(
         self, specs: dict[Tensor, Spec | None], opened: Iterable[Variable]

@@ -83,6 +83,14 @@ def record(
     result.decisions[op] = decision
     if op in state.prepared.once and not state.confined and state.mesh.size > 1:
         result.shared.add(op)
+    keep(state, op, decision, planned)
+
+
+def keep(
+    state: PropagationState, op: Op, decision: Decision, planned: Sequence[Spec] | None = None
+) -> None:
+    """Lay what `op` makes; `planned` as of `record`."""
+    result = state.result
     for i, (tensor, made) in enumerate(zip(op.outputs, decision.strategy.out_specs, strict=True)):
         kept = kept_spec(state, tensor, made) if planned is None else planned[i]
         if kept != made:

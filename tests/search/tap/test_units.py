@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tfpar.ir.graph import Op, Variable
-from tfpar.search.tap.units import MAX_TOGETHER, every, in_units, nearby
+from tfpar.search.tap.units import MAX_TOGETHER, adjacent, every, in_units, nearby
 from tfpar.search.weights import Group
 from tfpar.spec import Replicate, Shard
 
@@ -31,6 +31,13 @@ def test_every_plan_of_a_unit_comes_once_and_changes_one_weight(sizes):
     assert found[0] == (0,) * len(sizes)
     for one, other in zip(found, found[1:], strict=False):
         assert sum(a != b for a, b in zip(one, other, strict=True)) == 1
+
+
+def test_what_is_adjacent_differs_in_one_weight_at_most():
+    unit = [group("a", chosen=1), group("b"), group("c")]
+    found = set(adjacent(unit))
+    apart = {sum(a != b for a, b in zip(picks, (1, 0, 0), strict=True)) for picks in found}
+    assert apart == {0, 1} and len(found) == 1 + 3 * 2
 
 
 def test_what_is_nearby_differs_in_two_weights_at_most():

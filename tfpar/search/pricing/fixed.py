@@ -11,7 +11,6 @@ from tfpar.propagation.by_rule import decide_by_rule
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.propagation.state import PropagationState
 from tfpar.propagation.step import record, visit
-from tfpar.spec import Partial
 
 
 def lay_fixed(state: PropagationState) -> set[Op]:
@@ -36,9 +35,10 @@ def lay_fixed(state: PropagationState) -> set[Op]:
 
 def _hangs_on_inputs_alone(op: Op, prepared: PreparedGraph) -> bool:
     """Whether how `op` runs hangs on nothing but its rule and the specs of its inputs."""
-    return op in prepared.ordinary or (
-        op.type == "Const" and not any(t.dtype in REFERENCES for t in op.outputs)
-    )
+    if op in prepared.ordinary:
+        *_, keeps = prepared.ordinary[op]
+        return keeps
+    return op.type == "Const" and not any(t.dtype in REFERENCES for t in op.outputs)
 
 
 def _stays_as_made(state: PropagationState, op: Op) -> bool:
@@ -46,8 +46,7 @@ def _stays_as_made(state: PropagationState, op: Op) -> bool:
     say."""
     decision = decide_by_rule(state, op)
     arriving = tuple(state.spec(t) for t in op.inputs)
-    partial = any(isinstance(p, Partial) for m in decision.strategy.out_specs for p in m)
-    if partial or decision.strategy.in_specs != arriving:
+    if decision.makes_partials or decision.strategy.in_specs != arriving:
         return False
     record(state, op, decision)
     return True

@@ -267,13 +267,20 @@ class IncrementalPricer:
         else:
             self.gathering.discard(at)
         for tensor, spec in step.lays:
-            made[tensor] = (at, spec)
-            self._look_again(tensor, at)
+            laid = (at, spec)
+            if made.get(tensor) != laid:
+                made[tensor] = laid
+                self._moved(tensor, at)
         for tensor in step.leaves:
             if made[tensor][0] == at:
                 del made[tensor]
-                self._look_again(tensor, at)
-        for variable in step.weights:
+                self._moved(tensor, at)
+
+    def _moved(self, tensor: Tensor, at: int) -> None:
+        """What lies otherwise since segment `at` was looked up."""
+        self._look_again(tensor, at)
+        variable = self.variable_of.get(tensor)
+        if variable is not None:
             self._resize(variable)
 
     def _look_again(self, tensor: Tensor, at: int = -1) -> None:

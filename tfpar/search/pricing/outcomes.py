@@ -1,13 +1,8 @@
 """What a run of ops gives in certain surroundings, and how that is found again.
 
-Propagating through a segment reads some specs from outside of it, one after the other. Which tensor
-is read next hangs only on what the ones before came as: so the readings of all runs form a trie,
-and walking it with the specs of a new plan either ends at what a run gave before, or says that none
-began so.
-
-    read kernel: S(1) -> read x: R    -> Outcome
-                              x: S(0) -> Outcome
-                 R    -> Outcome
+Propagating through a segment reads some specs from outside of it, one after the other; runs that
+read the same give the same (`propagation.remembered`). Here a tensor that is not laid yet has its
+own place in the trie, and what a segment finds is what segments before it made.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.propagation.remembered import Node, Readings
 from tfpar.spec import Spec
 
 Change = tuple[Tensor, Spec, Spec]
@@ -71,7 +67,6 @@ class Step:
         drops: reshards that only the earlier one asked for.
         lays: tensors that are laid in another way, or by this segment now.
         leaves: tensors that this segment lays no more.
-        weights: those of both that are variables.
     """
 
     terms: Terms
@@ -79,7 +74,6 @@ class Step:
     drops: Sequence[tuple[Change, Terms]]
     lays: Sequence[tuple[Tensor, Spec | None]]
     leaves: Sequence[Tensor]
-    weights: Sequence[Variable]
 
 
 def step_between(before: Outcome, after: Outcome, variable_of: Mapping[Tensor, Variable]) -> Step:
@@ -98,27 +92,13 @@ def step_between(before: Outcome, after: Outcome, variable_of: Mapping[Tensor, V
         [(change, price) for change, price in had.items() if change not in has],
         lays,
         leaves,
-        [variable_of[t] for t in (*(t for t, _ in lays), *leaves) if t in variable_of],
     )
 
 
-class _Node:
-    """A step of the trie: which tensor is read next, and what followed each of its specs."""
-
-    __slots__ = ("children", "tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.children: dict[Seen, _Node | Outcome] = {}
-
-
-class Outcomes:
+class Outcomes(Readings[Outcome]):
     """The outcomes of one segment, by what was read from outside of it."""
 
-    __slots__ = ("root",)
-
-    def __init__(self) -> None:
-        self.root: _Node | Outcome | None = None
+    __slots__ = ()
 
     def find(
         self, at: int, made: Mapping[Tensor, tuple[int, Seen]], initial: Mapping[Tensor, Seen]
@@ -130,7 +110,7 @@ class Outcomes:
             initial: what is laid before the first segment.
         """
         node = self.root
-        while type(node) is _Node:  # the innermost loop of a search
+        while type(node) is Node:  # the innermost loop of a search
             tensor = node.tensor
             entry = made.get(tensor)
             if entry is None or entry[0] >= at:
@@ -138,19 +118,3 @@ class Outcomes:
             else:
                 node = node.children.get(entry[1])
         return node if isinstance(node, Outcome) else None
-
-    def note(self, read: Mapping[Tensor, Seen], outcome: Outcome) -> None:
-        """Remember that a run which read `read`, in this order, gave `outcome`."""
-        steps = list(read.items())
-        if not steps:
-            self.root = outcome
-            return
-        if self.root is None:
-            self.root = _Node(steps[0][0])
-        node: _Node | Outcome = self.root
-        for i, (tensor, value) in enumerate(steps):
-            assert isinstance(node, _Node) and node.tensor is tensor
-            if i + 1 == len(steps):
-                node.children[value] = outcome
-            else:
-                node = node.children.setdefault(value, _Node(steps[i + 1][0]))

@@ -24,7 +24,15 @@ from tfpar.search.pricing.outcomes import Outcome
 from tfpar.search.problem import Problem
 from tfpar.search.tap.layouts import Layout
 from tfpar.search.tap.routing import pattern_routing
-from tfpar.search.tap.units import MAX_TOGETHER, Picks, every, in_units, nearby
+from tfpar.search.tap.units import (
+    MAX_TOGETHER,
+    Candidates,
+    Picks,
+    adjacent,
+    every,
+    in_units,
+    nearby,
+)
 from tfpar.search.weights import Group, resembling, weight_groups
 from tfpar.spec import Shard, Spec
 
@@ -142,14 +150,18 @@ class MeshSearch:
             self._restore(whole, self.key)
         self._restore(best, self.key)
 
-    def explore(self, others: Iterable[Layout] = ()) -> None:
+    def explore(self, others: Iterable[Layout], near: Candidates) -> None:
         """Find out what the mesh promises, after a glance: what is near the layout that is laid is
-        priced, and near these other ones."""
-        self._sweep(nearby)
+        priced, and near these other ones.
+
+        Args:
+            near: the plans of a unit that are near the one that is laid.
+        """
+        self._sweep(near)
         for layout in others:
             before, key = [g.chosen for g in self.groups], self.key
             self._begin_with(layout)
-            self._sweep(nearby)
+            self._sweep(near)
             if not self.key < key:
                 self._restore(before, key)
 
@@ -221,8 +233,10 @@ class MeshSearch:
                 for unit in felt:  # before what is around them can go back
                     self._search(unit, nearby(unit))
                 if felt or self.key < key:
+                    self._sweep(adjacent)
+                if self.key < key:
                     self._sweep(nearby)
-                if not self.key < key:
+                else:
                     self._restore(before, key)
 
     def _around(self, unit: Sequence[Group]) -> Mapping[int, Outcome | None]:
@@ -253,7 +267,7 @@ class MeshSearch:
         self.priced.clear()
         return True
 
-    def _sweep(self, candidates: Callable[[Sequence[Group]], Iterable[Picks]]) -> None:
+    def _sweep(self, candidates: Candidates) -> None:
         """Search subgraph by subgraph, the largest first, until none improves."""
         units = self.units()
         for _ in range(MAX_SWEEPS):

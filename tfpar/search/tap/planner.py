@@ -23,6 +23,7 @@ from tfpar.search.problem import Problem
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
 from tfpar.search.tap.layouts import Layouts, kind_of
 from tfpar.search.tap.mesh_search import INVALID, Key, MeshSearch
+from tfpar.search.tap.units import adjacent, nearby
 from tfpar.spec import PlanError, TimeLimitError
 
 MAX_TIME_RATIO = 1.15
@@ -228,6 +229,9 @@ def _explore(search: MeshSearch, before: Sequence[MeshSearch], is_known: bool) -
     axis has all the ranks that several of this mesh have: on the first mesh of those over so many
     ranks, if that looked good. (It did not if it was left out, as fewer ranks led nowhere.)
 
+    One weight at a time comes first where several axes split weights, as options are many there,
+    and where a mesh does not look good; two at a time then, if that made it promise something.
+
     Args:
         before: the searches on other meshes.
         is_known: meshes like it were searched for another number of ranks.
@@ -243,16 +247,19 @@ def _explore(search: MeshSearch, before: Sequence[MeshSearch], is_known: bool) -
 
     if len(logical.used_axes) < 2:
         if alike or is_known:
-            search.explore([search.whole])
+            search.explore([search.whole], nearby if looks_good(search) else adjacent)
         else:
             search.exhaust()
-        return
-    one = next((s for s in before if _is_cut_in_two(s.logical, logical)), None)
-    is_first = all(s.logical.model_size != logical.model_size for s in alike)
-    if not is_known and is_first and (looks_good(one) if one is not None else not before):
-        search.explore([search.whole, *([] if one is None else [one.layout])])
-    elif looks_good(search):
-        search.explore()
+            return
+    else:
+        one = next((s for s in before if _is_cut_in_two(s.logical, logical)), None)
+        is_first = all(s.logical.model_size != logical.model_size for s in alike)
+        if not is_known and is_first and (looks_good(one) if one is not None else not before):
+            search.explore([search.whole, *([] if one is None else [one.layout])], adjacent)
+        elif looks_good(search):
+            search.explore((), adjacent)
+    if _promises(search.key, least, search.limit):
+        search.explore((), nearby)
 
 
 def _is_cut_in_two(one: LogicalMesh, other: LogicalMesh) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfpar.search.weights import Group
 
@@ -18,6 +18,9 @@ _TOKENS = re.compile(r"[/_]+")
 
 Picks = tuple[int, ...]
 """The option taken by each group of a unit."""
+
+Candidates = Callable[[Sequence[Group]], Iterable[Picks]]
+"""The plans of a unit that are priced, in their order."""
 
 
 def in_units(groups: Sequence[Group], limit: int) -> list[list[Group]]:
@@ -48,11 +51,20 @@ def in_units(groups: Sequence[Group], limit: int) -> list[list[Group]]:
     return out
 
 
+def adjacent(unit: Sequence[Group]) -> Iterator[Picks]:
+    """What differs from the chosen plan in at most one weight."""
+    return _changed(unit, 1)
+
+
 def nearby(unit: Sequence[Group]) -> Iterator[Picks]:
-    """What differs from the chosen plan in at most two weights."""
+    """What differs from the chosen plan in at most two weights, these last."""
+    return itertools.chain(_changed(unit, 1), _changed(unit, 2))
+
+
+def _changed(unit: Sequence[Group], count: int) -> Iterator[Picks]:
+    """All that other options of `count` weights of the chosen plan make of it."""
     chosen = [g.chosen for g in unit]
-    places = range(len(unit))
-    for changed in (*itertools.combinations(places, 1), *itertools.combinations(places, 2)):
+    for changed in itertools.combinations(range(len(unit)), count):
         for picks in itertools.product(*(range(len(unit[at].options)) for at in changed)):
             new = list(chosen)
             for at, pick in zip(changed, picks, strict=True):
