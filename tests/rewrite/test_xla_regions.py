@@ -228,3 +228,29 @@ def test_what_ranks_in_one_memory_share_is_a_region_of_its_own():
         ([0], ["Mul", *["Tanh"] * 4]),
     ]
     assert [op.type for op in graph.effects] == ["AssignVariableOp"]
+
+
+def test_lists_are_compiled_with_all_that_takes_them_or_not_at_all():
+    def lists(between: bool, length: int = 3) -> list[set[str]]:
+        step = Step()
+        x = step.summed(step.chain(step.input()))
+        shape, size = step.build.const([4, 4], "int32"), step.build.const(length, "int32")
+        variant = [((None, 4, 4), "variant")]
+        attrs = {"element_dtype": FLOAT}
+        (empty,) = step.build.emit("EmptyTensorList", [shape, size], variant, attrs).outputs
+        (full,) = step.build.emit("TensorListPushBack", [empty, x], variant, attrs).outputs
+        y = step.chain(x)
+        if between:
+            y = step.chain(step.summed(y))
+        popped = [variant[0], (LARGE, "float32")]
+        _, last = step.build.emit("TensorListPopBack", [full, shape], popped, attrs).outputs
+        step.returns(step.chain(step.build.binary("Mul", y, last)))
+        graph = step.compiled()
+        outside = {op.type for op in not_compiled(graph, compiles)}
+        return [outside, {t for call in calls(graph) for t in inside(graph, call)}]
+
+    names = {"EmptyTensorList", "TensorListPushBack", "TensorListPopBack"}
+    outside, within = lists(between=False)
+    assert not outside and names <= within
+    for outside, within in (lists(between=True), lists(between=False, length=-1)):
+        assert outside == names and within == {"Tanh", "Mul"}

@@ -39,6 +39,12 @@ from tfpar.rewrite.differing import DIFFERS, Axes
 from tfpar.rewrite.local_graph import TASK
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.rewrite.transfers import TRANSFER_TYPES
+from tfpar.rewrite.xla_lists import (
+    can_compile_lists,
+    has_list,
+    is_list_maker,
+    lists_in_pieces,
+)
 
 Compiles = Callable[[Op], bool]
 """Whether XLA has a kernel for an op, whatever its bodies hold."""
@@ -80,24 +86,36 @@ def compile_regions(
     reads = _first_reads(graph, taken)
     taken -= reads.keys()
     axes = dict(differing or {})
-    turns = _turns(graph, taken, reads, axes)
-    regions: dict[tuple[_Turn, Axes | None], list[Op]] = {}
-    for op in graph.ops:
-        if op in taken and op.type != "Const":
-            regions.setdefault((turns[op], axes.get(op)), []).append(op)
-    worth = [ops for ops in regions.values() if _is_worth_it(ops)]
+    regions = _regions(graph, taken, reads, axes)
+    while apart := lists_in_pieces(graph, regions):
+        taken -= apart
+        regions = _regions(graph, taken, reads, axes)
+    worth = [ops for ops in regions if _is_worth_it(ops)]
     if worth:
         _replace(graph, worth, reads, {} if shapes is None else shapes, axes)
     return graph
 
 
+def _regions(
+    graph: Graph, taken: Collection[Op], reads: Mapping[Op, Sequence[Op]], axes: dict[Op, Axes]
+) -> list[list[Op]]:
+    """What may be regions: the ops of one turn in which the same ranks differ."""
+    turns = _turns(graph, taken, reads, axes)
+    found: dict[tuple[_Turn, Axes | None], list[Op]] = {}
+    for op in graph.ops:
+        if op in taken and op.type != "Const":
+            found.setdefault((turns[op], axes.get(op)), []).append(op)
+    return [*found.values()]
+
+
 def not_compiled(graph: Graph, compiles: Compiles) -> list[Op]:
-    """The ops that compute something on a rank, and that no region takes."""
+    """The ops that compute something on a rank, and that no region of a compiled graph takes."""
     own = {*SOURCES, *COLLECTIVE_TYPES, *TRANSFER_TYPES, TASK}
     return [
         op
         for op in graph.ops
-        if not (op.type in own or ON_HOST in op.attrs or _can_take(graph, op, compiles))
+        if not (op.type in own or ON_HOST in op.attrs)
+        and (has_list(op) or not _can_take(graph, op, compiles))
     ]
 
 
@@ -112,12 +130,12 @@ def _can_take(graph: Graph, op: Op, compiles: Compiles) -> bool:
         return False
     if op.stateful and op.type not in _EFFECTS_TAKEN:
         return False
-    if any(t.dtype == "variant" for t in (*op.inputs, *op.outputs)):
-        return False  # the length of a list has to be known
-    if not all(t.is_static for t in op.outputs):
+    if not all(t.is_static for t in op.outputs if t.dtype != "variant"):
+        return False
+    if has_list(op) and not can_compile_lists(op):
         return False
     return all(
-        inner.type == "Placeholder" or _can_take(graph, inner, compiles)
+        inner.type in ("Placeholder", "RankConst") or _can_take(graph, inner, compiles)
         for _, body in walk_functions(graph, op)
         for inner in body.ops
     )
@@ -211,7 +229,11 @@ def _delay(
         after = needed.get(op, ())
         if not after or op not in taken or not all(a in taken for a in after):
             continue
-        if op.type in FREE or 0 < sum(t.num_bytes for t in op.outputs) <= _SMALL:
+        if (
+            is_list_maker(op)
+            or op.type in FREE
+            or 0 < sum(t.num_bytes for t in op.outputs) <= _SMALL
+        ):
             at = min(turns[a][0] for a in after), min(turns[a][1] for a in after)
             needing = {axes[a] for a in after if a in axes}
             if len(needing) == 1 and not op.stateful:
