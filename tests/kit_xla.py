@@ -2,8 +2,8 @@
 
 The plain runs are not compiled. So a case fails here whose numbers XLA changes on one device too:
 after three steps, `app_resnet50` has other weights in plain Keras with `jit_compile=True` than
-without it, and the very same ones on a mesh. The kit cannot see on which devices compiled
-functions run.
+without it, and on a mesh it is off by as much, to ten digits. The kit cannot see on which devices
+compiled functions run.
 
 PYTHONPATH=. python ../shared/acceptance/run.py --api tests.kit_xla --any-device ...
 """
