@@ -74,7 +74,7 @@ def test_a_transformer_split_both_ways():
     )
     assert left_out(parallel) <= {
         *("Placeholder", "RankConst", "Const", "AllReduce", "AllGather", "ReadVariableOp"),
-        *("MatMul", "Reshape", "Slice"),
+        *("MatMul", "Reshape", "Slice", "Cast"),
     }
     found = regions(parallel)
     assert len({op.attrs["f"] for op in found}) < len(found), "blocks that repeat share functions"
@@ -86,6 +86,8 @@ def test_statistics_dropout_and_uneven_parts_of_the_batch():
         compiled(convolutional), images(21), tap.split([3]), plainly=traced
     )
     assert regions(parallel)
+    # Ranks in one memory hold, and update, one copy of what is replicated.
+    assert {*parallel.executable().program.holders} == {(0, 0, 0)}
     x, y = images(10)
     np.testing.assert_allclose(
         parallel.model.evaluate(x, y, batch_size=4, verbose=0),
@@ -127,15 +129,46 @@ def test_what_is_recomputed_is_computed_twice():
 
 
 @pytest.mark.slow
-def test_lists_stay_outside_and_that_is_said_once(caplog):
-    # Keras cannot compile this model: the length of a loop's lists is not known to XLA.
+def test_loops_are_compiled_with_their_lists_where_keras_cannot():
+    # Keras cannot compile this model: it traces a step for batches of any size, and takes the
+    # length of the loop's lists from the batch.
     plain = train(gru, sentences())
+    parallel = train(compiled(gru), sentences(), mesh=tap.split([2]), start=plain.start)
+    assert_same(parallel, plain)
+    assert left_out(parallel) <= {"Placeholder", "RankConst", "AllReduce", "AllGather"}
+    functions = parallel.executable().local.graph.functions
+    types = {op.type for r in regions(parallel) for op in functions[r.attrs["f"]].ops}
+    assert {"While", "StatelessWhile", "EmptyTensorList"} <= types
+
+
+class Unbounded(layers.Layer):
+    """A loop that does not say how often it runs at most."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+
+    def call(self, x):
+        def body(i, x):
+            return i + 1, tf.tanh(x * self.scale)
+
+        return tf.while_loop(lambda i, x: i < 3, body, [0, x])[1]
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.slow
+def test_lists_of_unknown_length_stay_outside_and_that_is_said_once(caplog):
+    def build() -> keras.Model:
+        return classifier(lambda: [layers.GlobalAveragePooling1D(), Unbounded()])
+
+    plain = train(build, sentences())
     with caplog.at_level("WARNING", "tfpar"):
-        parallel = train(compiled(gru), sentences(), mesh=tap.split([2]), start=plain.start)
+        parallel = train(compiled(build), sentences(), mesh=tap.split([2]), start=plain.start)
     assert_same(parallel, plain)
     assert "While" in left_out(parallel) and regions(parallel)
     told = [r.getMessage() for r in caplog.records if "XLA does not compile" in r.getMessage()]
-    assert len(told) == 1 and "TensorList" in told[0]
+    assert len(told) == 1 and "EmptyTensorList" in told[0] and "While" in told[0]
 
 
 def test_functions_are_compiled_as_they_say():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
+from tfpar.rewrite.differing import DIFFERS, Axes, differing_axes
+from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.reshard import all_reduce
 from tfpar.rewrite.xla_regions import MUST_COMPILE, compile_regions, not_compiled
+from tfpar.spec import Mesh, Replicate, Shard
 
 LARGE = (1024, 512)  # 2 MiB
 FLOAT = DType("float32")
@@ -59,8 +64,8 @@ class Step:
     def returns(self, *tensors: Tensor) -> None:
         self.build.graph.outputs += tensors
 
-    def compiled(self) -> Graph:
-        graph = compile_regions(self.build.graph, compiles)
+    def compiled(self, differing: Mapping[Op, Axes] | None = None) -> Graph:
+        graph = compile_regions(self.build.graph, compiles, differing=differing)
         seen: set[Op] = set()
         for op in graph.ops:
             assert all(b in seen for b in (*(t.op for t in op.inputs), *op.control)), op
@@ -196,3 +201,56 @@ def test_what_xla_cannot_take_is_left_out_and_named():
     graph = step.compiled()
     assert len(calls(graph)) == 2
     assert [op.type for op in not_compiled(graph, compiles)] == ["Cosh"]
+
+
+def test_what_ranks_in_one_memory_share_is_a_region_of_its_own():
+    step = Step()
+    weight = step.variable("weight")
+    value = step.read(weight)
+    decayed = step.chain(value)
+    x = step.input()
+    own = step.chain(step.build.binary("Mul", x, decayed))
+    update = step.chain(decayed)
+    # The write waits for what each rank reads; with it the first region would wait for the second.
+    write = step.assign(weight, step.chain(update), after=own.op)
+    step.returns(own)
+    graph = step.build.graph
+    graph.inputs = [x]
+    program = LocalProgram(
+        graph, Mesh.of([2]), [(2, *LARGE)], [(Shard(0),)], [(Shard(0),)], {"weight": (Replicate(),)}
+    )
+    differing = differing_axes(program)
+    assert not differing[decayed.op] and differing[own.op] == {0}
+    assert not differing[write] and write.inputs[0] is weight
+    step.compiled(differing)
+    assert [(call.attrs[DIFFERS], inside(graph, call)) for call in calls(graph)] == [
+        ([], ["ReadVariableOp", *["Tanh"] * 12]),
+        ([0], ["Mul", *["Tanh"] * 4]),
+    ]
+    assert [op.type for op in graph.effects] == ["AssignVariableOp"]
+
+
+def test_lists_are_compiled_with_all_that_takes_them_or_not_at_all():
+    def lists(between: bool, length: int = 3) -> list[set[str]]:
+        step = Step()
+        x = step.summed(step.chain(step.input()))
+        shape, size = step.build.const([4, 4], "int32"), step.build.const(length, "int32")
+        variant = [((None, 4, 4), "variant")]
+        attrs = {"element_dtype": FLOAT}
+        (empty,) = step.build.emit("EmptyTensorList", [shape, size], variant, attrs).outputs
+        (full,) = step.build.emit("TensorListPushBack", [empty, x], variant, attrs).outputs
+        y = step.chain(x)
+        if between:
+            y = step.chain(step.summed(y))
+        popped = [variant[0], (LARGE, "float32")]
+        _, last = step.build.emit("TensorListPopBack", [full, shape], popped, attrs).outputs
+        step.returns(step.chain(step.build.binary("Mul", y, last)))
+        graph = step.compiled()
+        outside = {op.type for op in not_compiled(graph, compiles)}
+        return [outside, {t for call in calls(graph) for t in inside(graph, call)}]
+
+    names = {"EmptyTensorList", "TensorListPushBack", "TensorListPopBack"}
+    outside, within = lists(between=False)
+    assert not outside and names <= within
+    for outside, within in (lists(between=True), lists(between=False, length=-1)):
+        assert outside == names and within == {"Tanh", "Mul"}

@@ -16,6 +16,7 @@ from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph
 from tfpar.rewrite.chunks import build_chunked_program, cut_in_parts
+from tfpar.rewrite.differing import differing_axes
 from tfpar.rewrite.early_collectives import start_collectives_early
 from tfpar.rewrite.kinds import build_uneven_program
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
@@ -49,6 +50,7 @@ class CompileOptions:
         shares: `mesh` with those that ranks have of the batch, where they are unequal: the first
             is taken in which the step splits.
         xla: which ops XLA compiles, if it is to compile what lies between collectives.
+        one_memory: all ranks compute in one memory, on one device.
     """
 
     mesh: Mesh
@@ -63,6 +65,7 @@ class CompileOptions:
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     shares: Sequence[UnevenMesh] = ()
     xla: Compiles | None = None
+    one_memory: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,8 +117,9 @@ def compile_step(
         observe("split stages", lambda: str(programs))
     if options.xla is not None:
         for program in programs.programs.values():
+            differing = differing_axes(program) if options.one_memory else {}
             for graph in program.graphs():
-                compile_regions(graph, options.xla, program.shapes)
+                compile_regions(graph, options.xla, program.shapes, differing)
         observe("XLA's regions", lambda: str(programs))
     return CompiledStep(partitioned, local, programs)
 

@@ -5,9 +5,11 @@ Two ops may share a region if nothing between them is cut off. A region returns 
 once; so what a large collective carries is in another region than what follows it in the program,
 which can then hide it.
 
-Every op has a *turn*, a pair of numbers: after which cut what it reads is there, and how many large
-collectives could have begun before it. Along each edge neither falls, and through a cut the first
-one rises. So the ops of one turn are a region, and regions cannot wait for each other in a circle.
+Every op has a *turn*, three numbers: after which cut what it reads is there, how many large
+collectives could have begun before it, and how often, since then, ranks that share a memory have
+come back from what each computes for itself to what is computed once for all. Turns never fall
+along an edge, and through a cut they rise. So the ops of one turn in which the same ranks differ
+are a region, and regions cannot wait for each other in a circle.
 
 Blocks that repeat give regions that are alike, which are one function and compiled once.
 """
@@ -33,9 +35,16 @@ from tfpar.ir.traits import (
     TRACELESS,
     VARIABLE_READS,
 )
+from tfpar.rewrite.differing import DIFFERS, Axes
 from tfpar.rewrite.local_graph import TASK
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.rewrite.transfers import TRANSFER_TYPES
+from tfpar.rewrite.xla_lists import (
+    can_compile_lists,
+    has_list,
+    is_list_maker,
+    lists_in_pieces,
+)
 
 Compiles = Callable[[Op], bool]
 """Whether XLA has a kernel for an op, whatever its bodies hold."""
@@ -57,38 +66,56 @@ _LARGE = 2**20
 _SMALL = 2**16
 """Bytes of results, up to which an op may be computed later than it could be (a guess)."""
 
-_Turn = tuple[int, int]
+_Turn = tuple[int, int, int]
 
 
 def compile_regions(
-    graph: Graph, compiles: Compiles, shapes: dict[Tensor, Sequence[Shape]] | None = None
+    graph: Graph,
+    compiles: Compiles,
+    shapes: dict[Tensor, Sequence[Shape]] | None = None,
+    differing: Mapping[Op, Axes] | None = None,
 ) -> Graph:
     """Put what XLA can compile into functions that it must compile, in place; returns `graph`.
 
     Args:
         shapes: of tensors whose shapes differ between ranks, kept up to date.
+        differing: where ranks share a memory, the axes along which they differ in each op: regions
+            are such that ranks run them together that run their ops together.
     """
     taken = {op for op in graph.ops if _can_take(graph, op, compiles)}
     reads = _first_reads(graph, taken)
     taken -= reads.keys()
-    turns = _turns(graph, taken, reads)
-    regions: dict[_Turn, list[Op]] = {}
-    for op in graph.ops:
-        if op in taken and op.type != "Const":
-            regions.setdefault(turns[op], []).append(op)
-    worth = [ops for ops in regions.values() if _is_worth_it(ops)]
+    axes = dict(differing or {})
+    regions = _regions(graph, taken, reads, axes)
+    while apart := lists_in_pieces(graph, regions):
+        taken -= apart
+        regions = _regions(graph, taken, reads, axes)
+    worth = [ops for ops in regions if _is_worth_it(ops)]
     if worth:
-        _replace(graph, worth, reads, {} if shapes is None else shapes)
+        _replace(graph, worth, reads, {} if shapes is None else shapes, axes)
     return graph
 
 
+def _regions(
+    graph: Graph, taken: Collection[Op], reads: Mapping[Op, Sequence[Op]], axes: dict[Op, Axes]
+) -> list[list[Op]]:
+    """What may be regions: the ops of one turn in which the same ranks differ."""
+    turns = _turns(graph, taken, reads, axes)
+    found: dict[tuple[_Turn, Axes | None], list[Op]] = {}
+    for op in graph.ops:
+        if op in taken and op.type != "Const":
+            found.setdefault((turns[op], axes.get(op)), []).append(op)
+    return [*found.values()]
+
+
 def not_compiled(graph: Graph, compiles: Compiles) -> list[Op]:
-    """The ops that compute something on a rank, and that no region takes."""
+    """The ops that compute something on a rank, and that no region of a compiled graph takes."""
     own = {*SOURCES, *COLLECTIVE_TYPES, *TRANSFER_TYPES, TASK}
     return [
         op
         for op in graph.ops
-        if not (op.type in own or ON_HOST in op.attrs or _can_take(graph, op, compiles))
+        if not (op.type in own or ON_HOST in op.attrs)
+        and (has_list(op) or not _can_take(graph, op, compiles))
     ]
 
 
@@ -103,12 +130,12 @@ def _can_take(graph: Graph, op: Op, compiles: Compiles) -> bool:
         return False
     if op.stateful and op.type not in _EFFECTS_TAKEN:
         return False
-    if any(t.dtype == "variant" for t in (*op.inputs, *op.outputs)):
-        return False  # the length of a list has to be known
-    if not all(t.is_static for t in op.outputs):
+    if not all(t.is_static for t in op.outputs if t.dtype != "variant"):
+        return False
+    if has_list(op) and not can_compile_lists(op):
         return False
     return all(
-        inner.type == "Placeholder" or _can_take(graph, inner, compiles)
+        inner.type in ("Placeholder", "RankConst") or _can_take(graph, inner, compiles)
         for _, body in walk_functions(graph, op)
         for inner in body.ops
     )
@@ -135,9 +162,13 @@ def _first_reads(graph: Graph, taken: Collection[Op]) -> dict[Op, list[Op]]:
 
 
 def _turns(
-    graph: Graph, taken: Collection[Op], reads: Mapping[Op, Sequence[Op]]
+    graph: Graph, taken: Collection[Op], reads: Mapping[Op, Sequence[Op]], axes: dict[Op, Axes]
 ) -> dict[Op, _Turn]:
-    """The turn of every op but those that are there from the start; see the module."""
+    """The turn of every op but those that are there from the start; see the module.
+
+    Args:
+        axes: along which ranks differ in each op; small ones then differ where their readers do.
+    """
     before = _edges(graph, reads)
     position = {op: i for i, op in enumerate(graph.ops)}
     cuts = [op for op in before if op not in taken]
@@ -149,9 +180,16 @@ def _turns(
     turns: dict[Op, _Turn] = {}
     for op, awaited in before.items():
         after = max((number.get(b) or turns[b][0] for b in awaited), default=0)
-        turns[op] = after, bisect.bisect_left(begun, position[op])
-    _delay(taken, before, turns)
+        at = after, bisect.bisect_left(begun, position[op])
+        beside = (b for b in awaited if turns[b][:2] == at)
+        turns[op] = *at, max((turns[b][2] + _comes_back(axes, b, op) for b in beside), default=0)
+    _delay(taken, before, turns, axes)
     return turns
+
+
+def _comes_back(axes: Mapping[Op, Axes], op: Op, reader: Op) -> bool:
+    """Whether ranks that each compute `op` for themselves compute `reader` once."""
+    return not axes.get(op, frozenset()) <= axes.get(reader, frozenset())
 
 
 def _edges(graph: Graph, reads: Mapping[Op, Sequence[Op]]) -> dict[Op, list[Op]]:
@@ -174,9 +212,15 @@ def _edges(graph: Graph, reads: Mapping[Op, Sequence[Op]]) -> dict[Op, list[Op]]
 
 
 def _delay(
-    taken: Collection[Op], before: Mapping[Op, Sequence[Op]], turns: dict[Op, _Turn]
+    taken: Collection[Op],
+    before: Mapping[Op, Sequence[Op]],
+    turns: dict[Op, _Turn],
+    axes: dict[Op, Axes],
 ) -> None:
-    """Give what is small the first turn in which it is needed, if only regions need it."""
+    """Give what is small the first turn in which it is needed, if only regions need it.
+
+    What has no effect is then computed by each of the ranks that need it.
+    """
     needed: dict[Op, list[Op]] = {}
     for op, awaited in before.items():
         for b in awaited:
@@ -185,8 +229,19 @@ def _delay(
         after = needed.get(op, ())
         if not after or op not in taken or not all(a in taken for a in after):
             continue
-        if op.type in FREE or 0 < sum(t.num_bytes for t in op.outputs) <= _SMALL:
-            turns[op] = min(turns[a][0] for a in after), min(turns[a][1] for a in after)
+        if (
+            is_list_maker(op)
+            or op.type in FREE
+            or 0 < sum(t.num_bytes for t in op.outputs) <= _SMALL
+        ):
+            at = min(turns[a][0] for a in after), min(turns[a][1] for a in after)
+            needing = {axes[a] for a in after if a in axes}
+            if len(needing) == 1 and not op.stateful:
+                axes[op] = axes[op] | needing.pop()
+            beside = [a for a in after if turns[a][:2] == at]
+            last = turns[op][2] if turns[op][:2] == at else 0
+            back = (turns[a][2] - _comes_back(axes, op, a) for a in beside)
+            turns[op] = *at, min(back, default=last)
 
 
 def _is_large(op: Op) -> bool:
@@ -205,6 +260,7 @@ def _replace(
     regions: Sequence[Sequence[Op]],
     reads: Mapping[Op, Sequence[Op]],
     shapes: dict[Tensor, Sequence[Shape]],
+    axes: Mapping[Op, Axes],
 ) -> None:
     """Put a call in the place of the ops of each region."""
     region_of = {op: i for i, ops in enumerate(regions) for op in ops}
@@ -213,6 +269,9 @@ def _replace(
         _Region(functions, ops, reads, returned)
         for ops, returned in zip(regions, _returned(graph, region_of), strict=True)
     ]
+    for region, ops in zip(written, regions, strict=True):
+        if ops[0] in axes:
+            region.call.attrs[DIFFERS] = sorted(axes[ops[0]])
     results = {old: new for region in written for old, new in region.results.items()}
     shapes.update((new, shapes[old]) for old, new in results.items() if old in shapes)
 

@@ -88,6 +88,11 @@ class Ranks:
         return [i for i, member in enumerate(self.members) if member == self.world.rank]
 
     @property
+    def one_memory(self) -> bool:
+        """Whether all compute in one memory."""
+        return self.world is None and len({*map(memory_of, self.devices)}) == 1
+
+    @property
     def share_cores(self) -> bool:
         """Whether they are processes on the cores of one machine: a core that is at a collective
         computes nothing else."""

@@ -263,6 +263,7 @@ class CompiledFunction:
             early_collectives=not self.session.ranks.share_cores if early is None else early,
             bucket_bytes=options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
             xla=XlaKernels(self.session.ranks.devices[0]) if self._jit_compile else None,
+            one_memory=self.session.ranks.one_memory,
         )
 
     def _repeated(self, op: Op, microbatches: int) -> TfparError:

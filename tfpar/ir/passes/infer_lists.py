@@ -1,14 +1,21 @@
 """Shapes of tensor lists that TensorFlow does not tell.
 
 A list takes the element shape of what is put into it, and gives it to what is taken from it. A
-region's lists are those of its bodies, and a loop's those that it comes back with. A list among the
-elements of a list counts as its elements, with a length of 1 in front: lengths are never split.
+region's lists are those of its bodies, and a loop's those that it comes back with. Lists that are
+added up are as long as their sum. A list among the elements of a list counts as its elements, with
+a length of 1 in front: lengths are never split.
+
+Of lists that a loop makes TensorFlow computes the shape when the step runs, and hands the numbers
+from the loop of the forward pass to that of the backward pass on stacks. Where it is known, the
+list is told.
 """
 
 from __future__ import annotations
 
-from tfpar.ir.graph import Graph, Op, Shape, Tensor, walk_functions
-from tfpar.ir.traits import LOOPS, NEW_LISTS, RESIZED_LISTS, body_offset
+import numpy as np
+
+from tfpar.ir.graph import DType, Graph, Op, Shape, Tensor, walk_functions
+from tfpar.ir.traits import ADDITIONS, LOOPS, NEW_LISTS, RESIZED_LISTS, UNCHANGED, body_offset
 
 # Which input an op puts into the list that is its first; which output it takes from it.
 _PUTS = {"TensorListSetItem": 2, "TensorListPushBack": 1}
@@ -22,7 +29,32 @@ def infer_lists(graph: Graph) -> Graph:
     for _ in range(_MAX_ROUNDS):
         if not _pass(graph):
             break
+    for each in (graph, *graph.functions.values()):
+        _tell_shapes(each)
     return graph
+
+
+def _tell_shapes(graph: Graph) -> None:
+    """Give the lists that a graph makes the shape that is known of them, as constants."""
+    ops: list[Op] = []
+    for op in graph.ops:
+        shape = op.outputs[0].shape if op.type == "TensorListReserve" else None
+        if shape is not None and None not in shape and op.attrs["element_dtype"] != "variant":
+            values = [np.array(shape[1:], np.int32), np.array(shape[0], np.int32)]
+            for position, (name, value) in enumerate(
+                zip(("element", "length"), values, strict=True)
+            ):
+                if op.inputs[position].op.type != "Const":
+                    ops.append(_constant(f"{op.name}/{name}", value, op.inputs[position].dtype))
+                    op.inputs[position] = ops[-1].outputs[0]
+        ops.append(op)
+    graph.ops = ops
+
+
+def _constant(name: str, value: np.ndarray, dtype: str) -> Op:
+    const = Op(name, "Const", attrs={"value": value.astype(dtype), "dtype": DType(dtype)})
+    const.add_output(value.shape, dtype)
+    return const
 
 
 def _pass(graph: Graph) -> bool:
@@ -80,7 +112,7 @@ def _complete(op: Op) -> bool:
             element = (1, *element)
         return _set(op.outputs[0], element)
     held = next((t for t in op.inputs if t.dtype == "variant" and t.is_static), None)
-    changed = False
+    changed = _complete_operands(op)
     if op.type in _PUTS:
         element = _element_of(op.inputs[_PUTS[op.type]])
         if element is not None and not op.inputs[0].is_static:
@@ -95,6 +127,15 @@ def _complete(op: Op) -> bool:
             length = None if op.type in RESIZED_LISTS else held.shape[0]
             changed |= _set(tensor, (length, *held.shape[1:]))
     return changed
+
+
+def _complete_operands(op: Op) -> bool:
+    """Give the lists of which `op` makes one that is as long its length, if that is known."""
+    operands = op.inputs if op.type in ADDITIONS else op.inputs[:1]
+    if op.type not in ADDITIONS | _PUTS.keys() | UNCHANGED or op.outputs[0].dtype != "variant":
+        return False
+    length = (op.outputs[0].shape or (None,))[0]
+    return any([t.is_static and _set(t, (length, *t.shape[1:])) for t in operands])
 
 
 def _take(tensor: Tensor, held: Tensor) -> bool:

@@ -16,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.rewrite.differing import taken_by_bodies
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.transfers import Channel, channels_of
 from tfpar.runtime.backends.linker import Linker, link_function
-from tfpar.runtime.bodies import has_bodies
 from tfpar.runtime.devices import holders, host_of
 from tfpar.runtime.function_def import RegisteredFunction, const_attrs, serialize_attrs
 
@@ -90,7 +90,7 @@ def _variable_holders(program: LocalProgram, devices: Sequence[str]) -> list[tup
     resources are used only where they lie.
     """
     ranks = tuple(range(program.mesh.size))
-    own = {t for op in program.graph.ops if has_bodies(op) for t in op.inputs}
+    own = taken_by_bodies(program.graph)
     hosts = [*map(host_of, devices)]
     return [
         ranks

@@ -12,6 +12,7 @@ import numpy as np
 
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.ir.traits import ON_HOST, VARIABLE_READS
+from tfpar.rewrite.differing import DIFFERS
 from tfpar.rewrite.local_graph import TASK, LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
@@ -308,9 +309,15 @@ class Linker(abc.ABC):
         """The ranks in groups for which `op` runs once.
 
         In one memory: those that run it on the same tensors, and those that write the same
-        variable, who write the same value even where each has computed it.
+        variable, who write the same value even where each has computed it. Of a region that they
+        may share it is known.
         """
         groups: dict[tuple, list[int]] = {}
+        if DIFFERS in op.attrs:
+            for rank in self.ranks:
+                at = self.mesh.coordinates(rank)
+                groups.setdefault(tuple(at[a] for a in op.attrs[DIFFERS]), []).append(rank)
+            return list(groups.values())
         differ = has_bodies(op) and self.bodies.differ(op)
         written = [t for t in op.inputs if t in self.holders and op.type not in VARIABLE_READS]
         for rank in self.ranks:
