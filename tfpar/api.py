@@ -256,6 +256,7 @@ def plan(
         offload=settings.offload,
         pipeline=settings.given_pipeline,
         budget=settings.budget,
+        jit_compile=bool(model.jit_compile),
     )
     job = Job.of(os.environ)
     told = settings.verbose and (job is None or job.rank == 0)

@@ -64,6 +64,7 @@ class Request:
             as is best.
         report: is told what the search is at.
         meshes: the logical meshes to choose from; by default all that the ranks can be laid in.
+        jit_compile: XLA compiles the step; see `search.problem.Problem`.
     """
 
     mesh: Mesh
@@ -79,6 +80,7 @@ class Request:
     ranks: tuple[int, ...] | None = None
     report: Reporter = QUIET
     meshes: tuple[LogicalMesh, ...] = ()
+    jit_compile: bool = False
 
     @property
     def actors(self) -> int:
@@ -191,6 +193,7 @@ def _free_problem(
         fixed={name: Fixed(spec, "lies so already") for name, spec in (laid or {}).items()},
         state_ratio=state_ratio if step.gradients else None,
         compression=request.compression,
+        jit_compile=request.jit_compile,
         recompute=False if part else request.recompute,
         offload=Offload() if part else request.offload,
         bound=frozenset() if part else bound_to_device(step.graph),
@@ -327,6 +330,7 @@ class StepSearch:
             ranks=plan.stages.ranks,
             deadline=request.budget.start(),
             known=None if self.part else self._of_graphs,
+            jit_compile=request.jit_compile,
         )
 
     def promise(self, request: Request) -> Promise | None:

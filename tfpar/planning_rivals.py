@@ -20,7 +20,7 @@ from tfpar.planning_priced import step_by_rank
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.search.as_planned import as_planned
-from tfpar.search.laid import lay_out, price_whole
+from tfpar.search.laid import lay_out, price_whole, priced_roles
 from tfpar.search.microbatches import in_microbatches
 from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.shares import Priced, StepOfStages, in_own_shares, slowest_ranks
@@ -204,9 +204,7 @@ class PlanAgain:
     def _laid(self) -> tuple[Problem, PartitionedGraph, Roles]:
         problem = as_planned(self.problem, self.plan)
         laid = lay_out(self.plan, self.problem)
-        stand_ins = dict.fromkeys(problem.stand_ins, 0)
-        roles = Roles.of(laid.graph, times=stand_ins, compression=problem.compression)
-        return problem, laid, roles
+        return problem, laid, priced_roles(laid, problem)
 
 
 def _actors(plan: Plan) -> int:

@@ -75,6 +75,7 @@ def plan_in_stages(
             before=before,
             deadline=deadline or request.budget.start(),
             known=None if part else problem.of_graphs,
+            jit_compile=request.jit_compile,
         )
 
     def placed(ranks: Order) -> tuple[Plan, Problem]:

@@ -14,12 +14,11 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
-from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
 from tfpar.planning import Request, state_problem
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.search.laid import lay_out
+from tfpar.search.laid import lay_out, priced_roles
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh
@@ -84,7 +83,7 @@ def partition(problem: Problem, plan: Plan) -> PartitionedGraph:
 def price(problem: Problem, plan: Plan) -> Cost:
     """What the evaluator says of it."""
     partitioned = partition(problem, plan)
-    roles = Roles.of(partitioned.graph, times=dict.fromkeys(problem.stand_ins, 0))
+    roles = priced_roles(partitioned, problem)
     return evaluate(partitioned, problem.cluster, roles, problem.state_ratio)
 
 

@@ -155,6 +155,7 @@ def _partitioned(
     whole = replicated(options.mesh.num_axes)
     anchors = dataclasses.replace(options.anchors, outputs=[whole] * len(step.graph.outputs))
     partitioned = propagate(prepared, options.mesh, anchors)
+    partitioned.jit_compile = options.xla is not None
     if options.compression is None:
         partitioned.wire_dtypes = widened(step.graph)
     else:

@@ -94,9 +94,12 @@ def part_seconds(
             compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
     for moved, axes, each in moved_between_ranks(laid, roles):
         phase = roles.phase[moved.op]
-        if phase in (FORWARD, BACKWARD) and moved.when(roles) is When.BETWEEN:
-            own = each or moved.op in statistics.sums
-            times = roles.times.get(moved.op, 1) * (parts if own else 1)
+        if phase not in (FORWARD, BACKWARD):
+            continue
+        own = each or moved.op in statistics.sums
+        times = roles.times.get(moved.op, 1) * (parts if own else 1)
+        compute[phase] += times * pricer.cut_seconds(moved)
+        if moved.when(roles) is When.BETWEEN:
             seconds = collective_seconds(moved.kind, axes, moved.num_bytes, mesh, cluster)
             waiting[phase] += times * seconds
     return (

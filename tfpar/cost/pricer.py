@@ -20,6 +20,7 @@ from tfpar.cost.terms import Terms
 from tfpar.cost.update import update_seconds
 from tfpar.cost.work import efficiency, entries, flops, functions, rate_of, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
+from tfpar.ir.kernels import InKernel
 from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
 from tfpar.ir.traits import (
     BRANCHES,
@@ -75,7 +76,7 @@ class Pricer:
         self.cluster = cluster
         self.roles = roles
         self.trains = BACKWARD in roles.phase.values()
-        self._op_seconds: dict[tuple[OpRule, Decision, bool], float] = {}
+        self._op_seconds: dict[tuple[OpRule, Decision, bool, InKernel | None], float] = {}
 
     def zero(self) -> Terms:
         """Terms that are all 0."""
@@ -85,7 +86,7 @@ class Pricer:
         """Add what `op` takes when it runs as `decision`."""
         times = self.roles.times.get(op, 1)
         if not is_free(op):
-            key = (rule, decision, ON_HOST in op.attrs)
+            key = (rule, decision, ON_HOST in op.attrs, self.roles.in_kernel(op))
             seconds = self._op_seconds.get(key)
             if seconds is None:
                 seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
@@ -119,6 +120,7 @@ class Pricer:
     def add_communication(self, terms: Terms, moved: Communication) -> None:
         """Add a collective: what it takes if it is waited for, else what it packs."""
         times, when = self.roles.times.get(moved.op, 1), moved.when(self.roles)
+        terms.compute[self.roles.phase[moved.op]] += times * self.cut_seconds(moved)
         if when is When.BETWEEN:
             terms.communication[self.roles.phase[moved.op]] += times * self.seconds(moved)
             terms.count += times
@@ -135,16 +137,34 @@ class Pricer:
         terms.weight_bytes += stored.weight
         terms.state_bytes += stored.state
         if state_ratio is not None:
-            seconds = update_seconds(stored.updated, state_ratio, self.cluster)
+            seconds = self.update_seconds(stored.updated, state_ratio)
             terms.compute[UPDATE] += seconds + stored.copies_s
 
     def seconds(self, moved: Communication) -> float:
         """What a collective takes by itself."""
         return collective_seconds(moved.kind, moved.axes, moved.num_bytes, self.mesh, self.cluster)
 
+    def cut_seconds(self, moved: Communication) -> float:
+        """Seconds of compute that a collective adds where it cuts a kernel: what would stay within
+        is written for it, and a kernel starts that reads what it gives. Else 0."""
+        if moved.tensor is None or not self.roles.stays_within(moved.tensor):
+            return 0.0
+        step = moved.step
+        num_bytes = sum(self.local_bytes(moved.tensor, s) for s in (step.before, step.after))
+        device = self.cluster.device
+        seconds = num_bytes / device.memory_bandwidth
+        seconds += min(seconds, device.ramp_s)
+        return device.launch_s + seconds / self.alike(step.before, step.after)
+
+    def update_seconds(self, weight_bytes: float, state_ratio: float) -> float:
+        """What an update takes where the graph holds only stand-ins for it."""
+        fused = self.roles.jit_compile
+        return update_seconds(weight_bytes, state_ratio, self.cluster, fused=fused)
+
     def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
         """Seconds of one op on one rank: the slower of arithmetic and memory, what the device needs
-        to work on it with all it has, and its start.
+        to work on it with all it has, and its start. Of an op that XLA fuses with others, its own
+        part in what their kernel takes.
 
         A loop takes its body's time for each trip, a branching the longest branch's.
         """
@@ -178,13 +198,20 @@ class Pricer:
             arithmetic += entries(op, *sizes_of) / slow
         elif device.functions_per_s is not None:
             arithmetic += functions(op) / parts / device.functions_per_s
-        used = [*made, *read]
+        kernel = self.roles.in_kernel(op)
+        starts = kernel is None or kernel.ends
+        if kernel is not None:
+            read = [read[i] for i in kernel.reads]
+        used = [*made, *read] if starts else read
         moved = sum(self.local_bytes(tensor, spec) for tensor, spec in used)
         moved += sum(self._written_bytes(op, tensor, spec) for tensor, spec in used)
         seconds = max(arithmetic, moved / device.memory_bandwidth)
+        alike = self.alike(*strategy.in_specs, *strategy.out_specs)
+        if not starts:
+            return seconds / alike
         if not multiplied:
             seconds += min(seconds, device.ramp_s)
-        return device.launch_s + seconds / self.alike(*strategy.in_specs, *strategy.out_specs)
+        return device.launch_s + seconds / alike
 
     def _copy_seconds(self, op: Op, decision: Decision) -> float:
         """Seconds in which what an op on the host gives or takes crosses the link. Nothing is

@@ -22,7 +22,6 @@ from tfpar.cost.stage_transfers import ORDER, Gather, StageTransfers
 from tfpar.cost.stages import StageCost
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.terms import Terms
-from tfpar.cost.update import update_seconds
 from tfpar.ir.roles import When
 from tfpar.ir.traits import is_free
 from tfpar.propagation.communication import Communication
@@ -81,7 +80,8 @@ class _Collectives:
     Attributes:
         pricer: for the machines of its actor.
         waiting: seconds of those that ops wait for, by kind of task.
-        adding: seconds in which a microbatch adds what it makes to sums, by kind of task.
+        adding: seconds of ops that collectives bring, by kind of task: a microbatch adds what it
+            makes to sums, and kernels are cut (`Pricer.cut_seconds`).
         terms: those that are packed.
         count: how often a rank waits in a step.
     """
@@ -106,6 +106,7 @@ class _Collectives:
         times = self.step.roles.times.get(op, 1)
         if moved is None or not times:
             return
+        self.adding[self.step.kinds[op]] += times * self.pricer.cut_seconds(communication)
         when, kind, size = communication.when(self.step.roles), communication.kind, communication[1]
         if when is When.BETWEEN:
             cluster = self.pricer.cluster
@@ -136,7 +137,7 @@ def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> Stag
     stored = memory.variables()
     weights, state = stored.weight, stored.state
     if step.state_ratio is not None:
-        compute["U"] += update_seconds(stored.updated, step.state_ratio, cluster)
+        compute["U"] += found.pricer.update_seconds(stored.updated, step.state_ratio)
         compute["U"] += stored.copies_s
     packed = best_buckets(found.terms, 0.0, found.mesh, cluster)
     waiting = dict(found.waiting)

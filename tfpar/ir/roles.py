@@ -7,6 +7,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.kernels import InKernel, Kernels, kernels_of, source
 from tfpar.ir.traits import (
     ASSIGNMENTS,
     FREE,
@@ -54,6 +55,7 @@ class Roles:
         wire_dtypes: the dtype in which collectives carry a tensor, if it is not its own: that of
             what it was cast from (see `widened`), or that to which the user has gradients
             compressed.
+        kernels: what XLA computes in one kernel; None: it does not compile the step.
     """
 
     phase: Mapping[Op, int]
@@ -61,6 +63,7 @@ class Roles:
     activations: frozenset[Tensor]
     times: Mapping[Op, int] = dataclasses.field(default_factory=dict)
     wire_dtypes: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
+    kernels: Kernels | None = None
 
     @classmethod
     def of(
@@ -69,6 +72,7 @@ class Roles:
         gradients: Collection[Tensor] = (),
         times: Mapping[Op, int] | None = None,
         compression: str | None = None,
+        jit_compile: bool = False,
     ) -> Roles:
         """Read the roles off the graph.
 
@@ -77,6 +81,7 @@ class Roles:
                 Without any, it is what follows from the backward pass without leading back to
                 it.
             compression: the dtype in which what is deferrable travels (see `COMPRESSIONS`).
+            jit_compile: XLA compiles the step.
         """
         marked = set(gradients)
         for op in graph.ops:  # an optimizer may begin by adding up the rows of a sparse gradient
@@ -123,7 +128,26 @@ class Roles:
             for tensor in deferrable:
                 if tensor.dtype in ("float32", "float64"):
                     wire_dtypes.setdefault(tensor, compression)
-        return cls(phase, frozenset(deferrable), frozenset(activations), times or {}, wire_dtypes)
+        kernels = kernels_of(graph, phase, marked) if jit_compile else None
+        return cls(
+            phase, frozenset(deferrable), frozenset(activations), times or {}, wire_dtypes, kernels
+        )
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles the step."""
+        return self.kernels is not None
+
+    def in_kernel(self, op: Op) -> InKernel | None:
+        """The part that an op has in a kernel; None if it is not fused with others."""
+        return None if self.kernels is None else self.kernels.get(op)
+
+    def stays_within(self, tensor: Tensor) -> bool:
+        """Whether no memory holds `tensor`, as who reads it computes it in the same kernel."""
+        if not self.kernels:
+            return False
+        made = self.kernels.get(source(tensor).op)
+        return made is not None and not made.ends
 
     def when(self, tensor: Tensor) -> When:
         """When the collectives run that `tensor` is moved or reduced by."""

@@ -115,6 +115,29 @@ CONVOLUTIONS = frozenset(
 )
 """Convolutions in which all channels meet, and their gradients: products, as far as work goes."""
 
+# --- what XLA fuses -------------------------------------------------------------------------------
+
+ELEMENTWISE = frozenset(
+    (
+        "Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh "
+        "BesselI0e BesselI1e Betainc BiasAdd BitwiseAnd BitwiseOr BitwiseXor BroadcastTo Cast "
+        "Ceil ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal "
+        "Erf Erfc Erfinv Exp Expm1 Fill Floor FloorDiv FloorMod Greater GreaterEqual Igamma "
+        "IgammaGradA Igammac Imag Inv Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad "
+        "LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum "
+        "Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma PopulationCount "
+        "Pow Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint "
+        "Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh "
+        "Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub "
+        "Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta"
+    ).split()
+)
+"""They compute each entry by itself, of entries that are broadcast if need be, and XLA has kernels
+for them."""
+
+REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "Prod", "Any", "All", "L2Loss", "BiasAddGrad"})
+"""They add up entries, or take the largest and the like, and XLA has kernels for them."""
+
 # --- arithmetic on gradients ----------------------------------------------------------------------
 
 ADDITIONS = frozenset({"AddN", "AddV2", "Add"})

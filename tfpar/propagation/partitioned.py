@@ -132,6 +132,7 @@ class PartitionedGraph:
         replicated_regions: (loop, branch or call, mesh axis) that runs replicated along the axis:
             its body would have needed a collective.
         wire_dtypes: the dtype in which collectives carry a tensor, if it is not its own.
+        jit_compile: XLA compiles the step.
     """
 
     prepared: PreparedGraph
@@ -145,6 +146,7 @@ class PartitionedGraph:
     shared: set[Op] = dataclasses.field(default_factory=set)
     replicated_regions: list[tuple[Op, int]] = dataclasses.field(default_factory=list)
     wire_dtypes: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
+    jit_compile: bool = False
 
     @property
     def graph(self) -> Graph:

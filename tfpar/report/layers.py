@@ -44,7 +44,7 @@ def layer_reports(
     Args:
         nodes: of the graph, if they are known already.
     """
-    roles = dataclasses.replace(Roles.of(partitioned.graph), wire_dtypes=partitioned.wire_dtypes)
+    roles = _roles(partitioned)
     nodes = nodes or cluster(partitioned.graph, roles)
     pricer = Pricer(partitioned.mesh, machines, roles)
     reports = {node: LayerReport(node) for node in nodes.nodes}
@@ -64,7 +64,7 @@ def layer_reports(
         key = (moved.kind, " x ".join(names[a] for a in moved.axes))
         count, total = report.collectives.get(key, (0, 0))
         report.collectives[key] = (count + 1, total + moved.num_bytes)
-        report.seconds += pricer.seconds(moved)
+        report.seconds += pricer.seconds(moved) + pricer.cut_seconds(moved)
     for report in reports.values():
         report.num_bytes = sum(
             pricer.local_bytes(v, partitioned.variable_specs[v]) for v in report.node.weights
@@ -76,9 +76,14 @@ def collective_times(
     partitioned: PartitionedGraph, machines: Cluster
 ) -> dict[tuple[str, tuple[str, ...]], float]:
     """By (kind, mesh axes): seconds that the collectives of a step take one after another."""
-    roles = dataclasses.replace(Roles.of(partitioned.graph), wire_dtypes=partitioned.wire_dtypes)
+    roles = _roles(partitioned)
     seconds: dict[tuple[str, tuple[str, ...]], float] = {}
     for entry in traffic(partitioned, machines, roles):
         key = entry.kind, entry.axes
         seconds[key] = seconds.get(key, 0.0) + entry.seconds
     return seconds
+
+
+def _roles(partitioned: PartitionedGraph) -> Roles:
+    roles = Roles.of(partitioned.graph, jit_compile=partitioned.jit_compile)
+    return dataclasses.replace(roles, wire_dtypes=partitioned.wire_dtypes)

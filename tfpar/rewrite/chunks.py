@@ -70,7 +70,7 @@ def cut_in_parts(
     """
     mesh = with_chunks(partitioned.mesh, parts)
     laid = propagate(partitioned.prepared, mesh, chunked_anchors(partitioned, anchors, batched))
-    laid.wire_dtypes = partitioned.wire_dtypes
+    laid.wire_dtypes, laid.jit_compile = partitioned.wire_dtypes, partitioned.jit_compile
     return laid
 
 

@@ -78,6 +78,7 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
         sorted((n, format_spec(f.spec)) for n, f in problem.tensors.items()),
         problem.state_ratio and round(problem.state_ratio, 3),
         problem.compression,
+        problem.jit_compile,
         problem.recompute,
         problem.offload and dataclasses.astuple(problem.offload),
         problem.microbatches,

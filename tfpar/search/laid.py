@@ -24,6 +24,7 @@ def laid_graph(plan: Plan, problem: Problem) -> PartitionedGraph:
     with collection_paused():
         laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
         laid.wire_dtypes = Roles.of(problem.graph, compression=problem.compression).wire_dtypes
+        laid.jit_compile = problem.jit_compile
         return laid
 
 
@@ -38,4 +39,9 @@ def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
 def priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:
     """The roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
     stand_ins = dict.fromkeys(problem.stand_ins, 0)
-    return Roles.of(laid.graph, times=stand_ins, compression=problem.compression)
+    return Roles.of(
+        laid.graph,
+        times=stand_ins,
+        compression=problem.compression,
+        jit_compile=problem.jit_compile,
+    )

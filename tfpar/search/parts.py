@@ -48,6 +48,7 @@ class StepInParts:
             prepared.graph,
             times=dict.fromkeys(problem.stand_ins, 0),
             compression=problem.compression,
+            jit_compile=problem.jit_compile,
         )
         if BACKWARD not in roles.phase.values():
             return None

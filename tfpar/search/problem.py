@@ -50,6 +50,7 @@ class Problem:
         state_ratio: bytes of optimizer slots per byte of weight; None if the graph holds the
             update itself.
         compression: the dtype in which gradients travel; None: their own.
+        jit_compile: XLA compiles the step, and what it fuses is priced so (`ir.kernels`).
         recompute: what to compute again in the backward pass (see `search.recompute`): every
             block that repeats, none, those that patterns name, or (None) what memory asks for.
         offload: what to have in host memory (see `search.offload`), or (None) what memory asks for.
@@ -81,6 +82,7 @@ class Problem:
     constraints: tuple[str, ...] = ()
     state_ratio: float | None = None
     compression: str | None = None
+    jit_compile: bool = False
     recompute: bool | tuple[str, ...] | None = None
     offload: Offload | None = None
     bound: frozenset[str] = frozenset()

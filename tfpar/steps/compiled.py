@@ -77,7 +77,7 @@ class CompiledFunction:
         several: bool = False,
     ) -> None:
         self.program = program
-        self.planner = StepPlanner(program, name, several)
+        self.planner = StepPlanner(program, name, several, jit_compile)
         self.warnings = Warnings(program.session.options.strict)
         self._build = build
         self._matters = matters

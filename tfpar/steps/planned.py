@@ -36,17 +36,20 @@ class StepPlanner:
 
     Args:
         name: of the step, in messages between processes.
-        several: see `CompiledFunction`.
+        several, jit_compile: see `CompiledFunction`.
 
     Attributes:
         search: how the plan was found and what it is compared with, if users are told of it and
             it was searched here.
     """
 
-    def __init__(self, program: Program, name: str, several: bool) -> None:
+    def __init__(
+        self, program: Program, name: str, several: bool, jit_compile: bool = False
+    ) -> None:
         self.program = program
         self.search: Search | None = None
         self._name = name
+        self._jit_compile = jit_compile
         self._inherited = None if several else program.plan
         self._found: Plan | None = None
 
@@ -145,6 +148,7 @@ class StepPlanner:
             constraints,
             owners=self._owners(captured),
             part=part,
+            jit_compile=self._jit_compile,
         )
         if part:
             return plan
@@ -154,6 +158,7 @@ class StepPlanner:
             constraints,
             compression=options.compression,
             pipeline=pipeline,
+            jit_compile=self._jit_compile,
         )
         plan = with_prices(plan, state_problem(captured, request, batch_size), cluster)
         if session.cluster is not None or options.memory_limit is not None:
@@ -256,6 +261,7 @@ class StepPlanner:
             self._owners(captured) if session.in_stages else {},
             placed_ranks(captured, session),
             report,
+            jit_compile=self._jit_compile,
         )
 
         find: Find = as_requested

@@ -18,13 +18,22 @@ MODELS = ("gpt_5_layers", "t5_4_layers", "resnet", "moe_4_layers", "gpt_mixed")
 
 
 @pytest.fixture(
-    scope="module", params=[*MODELS, "gpt_5_layers, recomputed", "gpt_5_layers, offloaded"]
+    scope="module",
+    params=[
+        *MODELS,
+        "gpt_5_layers, recomputed",
+        "gpt_5_layers, offloaded",
+        "gpt_5_layers, compiled",
+        "t5_4_layers, compiled",
+    ],
 )
 def problem(request):
     name, _, how = request.param.partition(", ")
     problem = Captured.saved(name).problem([2, 2], "v100-ethernet")
     if how == "recomputed":
         return recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
+    if how == "compiled":
+        return dataclasses.replace(problem, jit_compile=True)
     if how == "offloaded":
         names = chosen(Offload(True, True), problem.graph, state_ratio=2.0)
         return offloaded_problem(dataclasses.replace(problem, state_ratio=2.0), names)

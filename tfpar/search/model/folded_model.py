@@ -39,7 +39,8 @@ class Statistics(Work):
 
 def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
     """The folded model of a problem: made once for each graph, and counting for each problem."""
-    graph_key = "folded", problem.graph, problem.stand_ins, problem.compression, min_duplicate
+    priced = problem.stand_ins, problem.compression, problem.jit_compile
+    graph_key = "folded", problem.graph, *priced, min_duplicate
 
     def own() -> FoldedModel:
         made = problem.of_graphs.get(graph_key, lambda: FoldedModel.of(problem, min_duplicate))
@@ -65,7 +66,7 @@ class FoldedModel:
     @classmethod
     def of(cls, problem: Problem, min_duplicate: int) -> FoldedModel:
         graph = problem.graph
-        roles = Roles.of(graph)
+        roles = Roles.of(graph, jit_compile=problem.jit_compile)
         nodes = cluster(graph, roles)
         signatures = Signatures(Constants(graph), roles)
         shared = prune_graph(nodes, signatures, min_duplicate)
@@ -75,6 +76,9 @@ class FoldedModel:
         times.update({folded.copies[op]: 0 for op in problem.stand_ins if op in folded.copies})
         prepared = prepare(folded.graph)
         folded_roles = Roles.of(prepared.graph, times=times, compression=problem.compression)
+        if roles.kernels is not None:  # of the model: where blocks are left out, others read
+            kernels = {folded.copies.get(op, op): part for op, part in roles.kernels.items()}
+            folded_roles = dataclasses.replace(folded_roles, kernels=kernels)
         statistics = Statistics(
             ops=len(graph.ops),
             nodes=len(nodes.nodes),

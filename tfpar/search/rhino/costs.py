@@ -29,7 +29,6 @@ import numpy as np
 from tfpar.cost.collectives import collective_seconds, seconds_per_byte
 from tfpar.cost.pricer import Pricer
 from tfpar.cost.terms import Terms
-from tfpar.cost.update import update_seconds
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import BACKWARD, When
 from tfpar.ir.traits import REFERENCES
@@ -169,9 +168,9 @@ class Costs:
         if self.space.problem.state_ratio is None or not variable.trainable:
             return 0.0
         (spec,) = self.space.specs(op, strategy, "kept")
-        stored = self.pricer.stored_bytes(variable, spec, self.space.problem.state_ratio)
-        ratio, cluster = self.space.problem.state_ratio, self.space.problem.cluster
-        return update_seconds(stored.updated, ratio, cluster) + stored.copies_s
+        ratio = self.space.problem.state_ratio
+        stored = self.pricer.stored_bytes(variable, spec, ratio)
+        return self.pricer.update_seconds(stored.updated, ratio) + stored.copies_s
 
     def _seconds_and_late(
         self, terms: np.ndarray, gradients: Gradients, surcharge_s: float
@@ -271,6 +270,7 @@ class Costs:
             roles.phase[tensor.op],
             tensor in roles.deferrable,
             roles.times.get(tensor.op, 1),
+            roles.stays_within(tensor),
         )
         known = self._moved.setdefault(alike, {})
 

@@ -47,6 +47,7 @@ def in_stages(
     before: Plan | None = None,
     deadline: Deadline | None = None,
     known: Known | None = None,
+    jit_compile: bool = False,
 ) -> Plan:
     """`plan`, made for the ranks of one stage, with the stages of a pipeline.
 
@@ -69,6 +70,7 @@ def in_stages(
         deadline: what is found by then is used.
         known: what was found for the step before; plans that differ in how they split it have the
             same stages.
+        jit_compile: XLA compiles the step.
 
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
@@ -83,7 +85,7 @@ def in_stages(
     if schedule.num_stages == 1:
         return plan
     deadline, known = deadline or Deadline(), known or Known()
-    uncut = known.get("uncut", lambda: _Uncut.of(step))
+    uncut = known.get(("uncut", jit_compile), lambda: _Uncut.of(step, jit_compile))
     cut, roles, ops, lying = uncut.graph, uncut.roles, uncut.ops, owners or {}
     fixed = resolve_stages(constraints, cut, ops, schedule.num_stages, must_match=not part)
     planned: PlannedStages | None = None
@@ -171,9 +173,9 @@ class _Uncut:
     ops: Sequence[Op]
 
     @classmethod
-    def of(cls, step: StepGraph) -> _Uncut:
+    def of(cls, step: StepGraph, jit_compile: bool) -> _Uncut:
         graph = planning_graph(step.graph, step.gradients).graph
-        roles = Roles.of(graph, step.gradient_tensors)
+        roles = Roles.of(graph, step.gradient_tensors, jit_compile=jit_compile)
         return cls(graph, roles, assignable(graph, roles))
 
     @functools.cached_property
@@ -226,7 +228,8 @@ def _assigned(
         return found(links).planned
     # Where ops lie does not hang on how a plan splits them, nor on the order of their tasks, nor on
     # the links as long as these are fast enough.
-    key = "stages", order.num_stages, cluster.device, tuple(paces), tuple(fixed.items())
+    settled = tuple(paces), tuple(fixed.items()), step.roles.jit_compile
+    key = "stages", order.num_stages, cluster.device, *settled
     best = known.get(key, functools.partial(found, None))
     if links.keep(best.graph, best.stages, paces):
         best = known.get((*key, links), functools.partial(found, links))

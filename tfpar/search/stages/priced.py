@@ -155,6 +155,7 @@ class CutPlans:
             plan.stages.scopes,
             plan.stages.owners,
             problem.compression,
+            problem.jit_compile,
             problem.batch_statistics,
             problem.state_ratio,
         )
