@@ -6,6 +6,7 @@ import pytest
 
 from tfpar.interop.xla import XlaKernels
 from tfpar.ir.graph import DType, Op
+from tfpar.ir.traits import ASSIGNMENTS, ELEMENTWISE, REDUCTIONS
 
 
 @pytest.mark.parametrize("device", ["CPU", "/job:localhost/replica:0/task:0/device:CPU:1"])
@@ -24,3 +25,11 @@ from tfpar.ir.graph import DType, Op
 def test_by_type_and_dtype(device, op_type, dtype, compiles):
     op = Op("op", op_type, (), {"T": DType(dtype)})
     assert XlaKernels(device)(op) == compiles
+
+
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+def test_what_is_priced_as_fused_is_what_xla_has_kernels_for(device):
+    """The cost model knows it without TensorFlow."""
+    compiles = XlaKernels(device)
+    types = ELEMENTWISE | REDUCTIONS | ASSIGNMENTS
+    assert [t for t in types if not compiles(Op("op", t, (), {}))] == []

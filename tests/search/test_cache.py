@@ -106,6 +106,7 @@ OTHERS = {
         fixed={"head/kernel": Fixed((Replicate(), Shard(0)), "so")},
     ),
     "optimizer": problem(state_ratio=2.0),
+    "XLA": problem(jit_compile=True),
     "model": problem(fingerprint="another"),
 }
 
