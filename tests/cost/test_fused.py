@@ -1,4 +1,4 @@
-"""Where XLA compiles a step, what it fuses is one kernel: it starts once, and reads and writes once.
+"""Where XLA compiles a step, what it fuses is one kernel: it starts, reads and writes once.
 
 Rows of 8 entries, 4 bytes each, on devices that move a byte a second and start an op in 1000 s:
 arithmetic takes no time.
