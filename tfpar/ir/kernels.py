@@ -50,6 +50,9 @@ class InKernel(NamedTuple):
 Kernels = Mapping[Op, InKernel]
 """The ops that XLA fuses; what others have is a kernel for each, or none."""
 
+_FUSED = ELEMENTWISE | REDUCTIONS | ASSIGNMENTS
+_WITHOUT_NUMBERS = REFERENCES | {"string"}
+
 
 def kernels_of(
     graph: Graph, phase: Mapping[Op, int] | None = None, ends: Collection[Tensor] = ()
@@ -109,9 +112,9 @@ def _in_graph(
 
 
 def _fuses(op: Op) -> bool:
-    if op.type not in ELEMENTWISE | REDUCTIONS | ASSIGNMENTS or ON_HOST in op.attrs:
+    if op.type not in _FUSED or ON_HOST in op.attrs:
         return False
-    return all(t.is_static and t.dtype not in REFERENCES | {"string"} for t in op.outputs)
+    return all(t.is_static and t.dtype not in _WITHOUT_NUMBERS for t in op.outputs)
 
 
 def _is_view(op: Op) -> bool:

@@ -329,7 +329,8 @@ def test_slots_that_the_graph_lacks_come_by_ratio():
     assert adam.seconds - plain.seconds == pytest.approx(30 * weights * 1e-9)
 
 
-def test_an_update_takes_as_long_as_its_ops():
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_an_update_takes_as_long_as_its_ops(jit_compile):
     """Of Adam, on weights of which the time counts and not the start of the ops."""
     with tap.auto_parallel(tap.split([1])):
         model = keras.Sequential([keras.Input((64,)), layers.Dense(4096, use_bias=False)])
@@ -337,13 +338,13 @@ def test_an_update_takes_as_long_as_its_ops():
     data = np.zeros((1, 64), "float32"), np.zeros((1, 4096), "float32")
     step = parallel_model(model).step("train").capture(argument_specs((data,)))
     prepared = prepare_step(step)
-    roles = Roles.of(step.graph, [t for g in step.gradients for t in g.tensors])
+    roles = Roles.of(step.graph, step.gradient_tensors, jit_compile=jit_compile)
     cluster = CLUSTER.with_device(launch_s=0.0)
     whole = propagate(
         prepared, Mesh.of([1]), plan_from_constraints(step.graph, Mesh.of([1])).anchors()
     )
     cost = evaluate(whole, cluster, roles)
-    expected = update_seconds(64 * 4096 * 4, 2.0, cluster)
+    expected = update_seconds(64 * 4096 * 4, 2.0, cluster, fused=jit_compile)
     assert cost.compute_s[UPDATE] == pytest.approx(expected, rel=0.02)
 
 
