@@ -40,6 +40,14 @@ def test_a_compiled_step_is_predicted_to_take_less():
     assert compiled.summary() != plain.summary()
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_in_microbatches_and_stages_too(stages):
+    asked = {"pipeline": tap.Pipeline(stages, microbatches=2)}
+    plain, compiled = (planned(jit, **asked).cost for jit in (False, True))
+    assert compiled.seconds < 0.8 * plain.seconds
+    assert sum(compiled.compute_s) < 0.8 * sum(plain.compute_s)
+
+
 def test_what_keras_decides_by_itself_is_priced_so():
     auto = build("auto").jit_compile
     assert planned("auto").cost.seconds == planned(auto).cost.seconds

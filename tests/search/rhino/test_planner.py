@@ -57,8 +57,10 @@ def small(case):
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("ranks", [(2,), (2, 2)], ids=["one axis", "two axes"])
 @pytest.mark.parametrize("case", EXHAUSTIVE)
-def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, cluster):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, cluster, jit_compile):
     problem = small(case).problem([1, *ranks], cluster)
+    problem = dataclasses.replace(problem, jit_compile=jit_compile)
     model, mesh, chosen = FoldedModel.of(problem, 2), Mesh.of([*ranks]), {}
     for axis in range(len(ranks)):
         space = Space(problem, model, mesh, axis, chosen, Given())
