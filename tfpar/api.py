@@ -208,7 +208,9 @@ def plan(
         plan.save("plan.json")     # then: tap.auto_parallel(plan="plan.json")
 
     Args:
-        build: makes and compiles the model; no weight is given memory.
+        build: makes and compiles the model; no weight is given memory. Where no GPU is,
+            Keras's `jit_compile="auto"` means no XLA: `jit_compile=True` plans for steps that it
+            compiles.
         batch: what `fit` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or `tf.TensorSpec`s of
             static shape, for the global batch; or strings, for a model with a preprocessor.
         mesh, constraints: as for `auto_parallel`.
