@@ -7,6 +7,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.together import moved_together
 from tfpar.ir.traits import (
     ASSIGNMENTS,
     FREE,
@@ -54,6 +55,7 @@ class Roles:
         wire_dtypes: the dtype in which collectives carry a tensor, if it is not its own: that of
             what it was cast from (see `widened`), or that to which the user has gradients
             compressed.
+        together: the number of the tensors that each is moved together with; see `ir.together`.
     """
 
     phase: Mapping[Op, int]
@@ -61,6 +63,7 @@ class Roles:
     activations: frozenset[Tensor]
     times: Mapping[Op, int] = dataclasses.field(default_factory=dict)
     wire_dtypes: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
+    together: Mapping[Tensor, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -123,7 +126,14 @@ class Roles:
             for tensor in deferrable:
                 if tensor.dtype in ("float32", "float64"):
                     wire_dtypes.setdefault(tensor, compression)
-        return cls(phase, frozenset(deferrable), frozenset(activations), times or {}, wire_dtypes)
+        return cls(
+            phase,
+            frozenset(deferrable),
+            frozenset(activations),
+            times or {},
+            wire_dtypes,
+            moved_together(graph, deferrable),
+        )
 
     def when(self, tensor: Tensor) -> When:
         """When the collectives run that `tensor` is moved or reduced by."""
