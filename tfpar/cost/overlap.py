@@ -19,7 +19,7 @@ from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
 from tfpar.cost.parts import PartPricer, moved_between_ranks
 from tfpar.cost.runs import runs_in_parts
-from tfpar.cost.together import Packable, Together
+from tfpar.cost.together import NOTHING, Packable, Together
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles, When
 from tfpar.ir.traits import is_free
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
@@ -84,7 +84,7 @@ def part_seconds(
     Args:
         statistics: of the batch, those that each part has of its own.
     """
-    compute, waiting, together = [0.0, 0.0], [0.0, 0.0], Together()
+    compute, waiting, together = [0.0, 0.0], [0.0, 0.0], NOTHING
     parts, rules = laid.mesh.shape[-1], laid.prepared.rules
     pricer = PartPricer(laid.mesh, cluster, roles)
     for op, decision in laid.decisions.items():
@@ -103,7 +103,7 @@ def part_seconds(
             packable = Packable.of(moved, roles, phase)
             if packable is not None:
                 packable = packable._replace(axes=axes, times=times)
-                together.put(packable, moved.num_bytes, seconds)
+                together = together.plus(Together.one(packable, moved.num_bytes, seconds))
     for phase, seconds, _ in together.saved(
         lambda *moved: collective_seconds(*moved, mesh, cluster)
     ):

@@ -18,7 +18,7 @@ from tfpar.cost.buckets import best_buckets
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
 from tfpar.cost.terms import Terms
-from tfpar.cost.together import Packable
+from tfpar.cost.together import Packable, Together
 from tfpar.cost.update import update_seconds
 from tfpar.cost.work import efficiency, entries, flops, functions, rate_of, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
@@ -128,7 +128,8 @@ class Pricer:
             terms.count += times
             packable = Packable.of(moved, self.roles, phase)
             if packable is not None:
-                terms.together.put(packable, moved.num_bytes, seconds)
+                one = Together.one(packable, moved.num_bytes, seconds)
+                terms.together = terms.together.plus(one)
         else:
             terms.pack(when, moved.kind, moved.axes, times * moved.num_bytes)
 

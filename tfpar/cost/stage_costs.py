@@ -22,7 +22,7 @@ from tfpar.cost.stage_transfers import ORDER, Gather, StageTransfers
 from tfpar.cost.stages import StageCost
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.terms import Terms
-from tfpar.cost.together import Packable, Together
+from tfpar.cost.together import NOTHING, Packable, Together
 from tfpar.cost.update import update_seconds
 from tfpar.ir.roles import When
 from tfpar.ir.traits import is_free
@@ -94,7 +94,7 @@ class _Collectives:
         self.mesh = step.laid.mesh.without_last_axis()
         self.waiting: dict[str, float] = dict.fromkeys(ORDER, 0.0)
         self.adding: dict[str, float] = dict.fromkeys(ORDER, 0.0)
-        self.together = Together()
+        self.together = NOTHING
         self.terms = Terms(self.mesh.num_axes)
         self.count = 0.0
 
@@ -121,7 +121,8 @@ class _Collectives:
             self.count += times * (self.step.microbatches if each else 1)
             packable = Packable.of(communication, self.step.roles, (task, each))
             if packable is not None:
-                self.together.put(packable._replace(axes=moved.axes), size, seconds)
+                one = Together.one(packable._replace(axes=moved.axes), size, seconds)
+                self.together = self.together.plus(one)
         else:
             self.terms.pack(when, kind, moved.axes, times * size)
 

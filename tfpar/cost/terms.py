@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfpar.cost.collectives import PACKED_KINDS
-from tfpar.cost.together import Together
+from tfpar.cost.together import NOTHING, Together
 from tfpar.ir.roles import PHASES, When
 
 _WHENS = (When.BESIDE, When.AFTER)
@@ -88,7 +88,7 @@ class Terms:
 
     def __init__(self, num_axes: int) -> None:
         self.vector = np.zeros(self._PACKED.start + len(_WHENS) * len(PACKED_KINDS) * 2**num_axes)
-        self.together = Together()
+        self.together = NOTHING
 
     # --- packed collectives: bytes by when, kind and a bit for each mesh axis --------
 
@@ -126,12 +126,14 @@ class Terms:
 
     def __iadd__(self, other: Terms) -> Terms:
         self.vector += other.vector
-        self.together.add(other.together)
+        if other.together:
+            self.together = self.together.plus(other.together)
         return self
 
     def __isub__(self, other: Terms) -> Terms:
         self.vector -= other.vector
-        self.together.add(other.together, -1)
+        if other.together:
+            self.together = self.together.plus(other.together, -1)
         return self
 
     def __add__(self, other: Terms) -> Terms:
@@ -163,7 +165,7 @@ class Terms:
 
     def copy(self) -> Terms:
         """Terms of their own."""
-        return self._of(self.vector.copy(), Together(self.together))
+        return self._of(self.vector.copy(), self.together)
 
     def without_rounding(self) -> Terms:
         """With 0 for what adding and subtracting others left, which may be below 0."""

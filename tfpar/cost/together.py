@@ -62,31 +62,32 @@ _Sum = tuple[int, int, float]
 
 
 class Together(dict[Packable, _Sum]):
-    """Sets of collectives that are packed; those of parts of a step add up."""
+    """Sets of collectives that are packed, as a value: sums of it are others."""
 
     __slots__ = ()
 
-    def put(self, packable: Packable, num_bytes: int, seconds: float) -> None:
-        """Add a collective.
+    @classmethod
+    def one(cls, packable: Packable, num_bytes: int, seconds: float) -> Together:
+        """One collective.
 
         Args:
             num_bytes: its payload.
             seconds: what it takes by itself.
         """
-        self._add(packable, (1, num_bytes, seconds), 1)
+        return cls({packable: (1, num_bytes, seconds)})
 
-    def add(self, other: Together, sign: int = 1) -> None:
-        """Add those of another part; with the sign -1, take them away."""
-        for packable, more in other.items():
-            self._add(packable, more, sign)
-
-    def _add(self, packable: Packable, more: _Sum, sign: int) -> None:
-        count, num_bytes, seconds = self.get(packable, (0, 0, 0.0))
-        count += sign * more[0]
-        if count:
-            self[packable] = count, num_bytes + sign * more[1], seconds + sign * more[2]
-        else:
-            self.pop(packable, None)
+    def plus(self, other: Together, times: int = 1) -> Together:
+        """With those of another part of the step, so many times; without them if -1."""
+        found = Together(self)
+        for packable, (more, more_bytes, more_seconds) in other.items():
+            count, num_bytes, seconds = found.get(packable, (0, 0, 0.0))
+            count += times * more
+            if count:
+                num_bytes, seconds = num_bytes + times * more_bytes, seconds + times * more_seconds
+                found[packable] = count, num_bytes, seconds
+            else:
+                del found[packable]
+        return found
 
     def saved(self, seconds_of: Callable[[str, tuple[int, ...], int], float]) -> Iterator[Saved]:
         """What packing saves of each set that has several.
@@ -99,3 +100,6 @@ class Together(dict[Packable, _Sum]):
                 _, kind, axes, when, times = packable
                 less = seconds - seconds_of(kind, axes, num_bytes)
                 yield Saved(when, times * less, times * (count - 1))
+
+
+NOTHING = Together()

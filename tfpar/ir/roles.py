@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor
@@ -55,7 +56,7 @@ class Roles:
         wire_dtypes: the dtype in which collectives carry a tensor, if it is not its own: that of
             what it was cast from (see `widened`), or that to which the user has gradients
             compressed.
-        together: the number of the tensors that each is moved together with; see `ir.together`.
+        graph: whose roles these are.
     """
 
     phase: Mapping[Op, int]
@@ -63,7 +64,7 @@ class Roles:
     activations: frozenset[Tensor]
     times: Mapping[Op, int] = dataclasses.field(default_factory=dict)
     wire_dtypes: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
-    together: Mapping[Tensor, int] = dataclasses.field(default_factory=dict)
+    graph: Graph = dataclasses.field(default_factory=Graph)
 
     @classmethod
     def of(
@@ -132,8 +133,14 @@ class Roles:
             frozenset(activations),
             times or {},
             wire_dtypes,
-            moved_together(graph, deferrable),
+            graph,
         )
+
+    @functools.cached_property
+    def together(self) -> Mapping[Tensor, int]:
+        """The number of the tensors that each is moved together with, if there are any; see
+        `ir.together`."""
+        return moved_together(self.graph, self.deferrable)
 
     def when(self, tensor: Tensor) -> When:
         """When the collectives run that `tensor` is moved or reduced by."""
