@@ -61,8 +61,9 @@ def moved_together(graph: Graph, deferrable: Collection[Tensor]) -> dict[Tensor,
     consumers = graph.consumers()
     aside = _for_deferrable(graph, deferrable, consumers)
     readers = {
-        tensor: [op for op in found if not op.outputs or not aside.issuperset(op.outputs)]
-        for tensor, found in consumers.items()
+        tensor: [r for r in consumers.get(tensor, ()) if not (r.outputs and aside >= {*r.outputs})]
+        for op in graph.ops
+        for tensor in op.outputs
         if tensor not in aside
     }
     data = _data(graph)
