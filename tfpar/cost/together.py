@@ -6,6 +6,9 @@ priced as one of 3 MB, at 310 us and not 330.
 
 What packing saves is no sum over collectives, but what it hangs on is: how many there are of each
 set, their bytes, and what they take one by one. So sets of parts of a step can be added up.
+
+A bucket is taken to hold what is packed: where it does not, so many bytes are moved that another
+start is little beside them.
 """
 
 from __future__ import annotations
