@@ -27,6 +27,9 @@ from tfpar.spec import Mesh
 # How often the payload is passed on.
 _PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
+PACKED_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+"""The collectives that are packed (`rewrite.packing`)."""
+
 _MANY = 2.0**40
 
 Line = tuple[float, float]

@@ -19,6 +19,7 @@ from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
 from tfpar.cost.parts import PartPricer, moved_between_ranks
 from tfpar.cost.runs import runs_in_parts
+from tfpar.cost.together import NOTHING, Packable, Together
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles, When
 from tfpar.ir.traits import is_free
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
@@ -83,7 +84,7 @@ def part_seconds(
     Args:
         statistics: of the batch, those that each part has of its own.
     """
-    compute, waiting = [0.0, 0.0], [0.0, 0.0]
+    compute, waiting, together = [0.0, 0.0], [0.0, 0.0], NOTHING
     parts, rules = laid.mesh.shape[-1], laid.prepared.rules
     pricer = PartPricer(laid.mesh, cluster, roles)
     for op, decision in laid.decisions.items():
@@ -102,6 +103,14 @@ def part_seconds(
         if moved.when(roles) is When.BETWEEN:
             seconds = collective_seconds(moved.kind, axes, moved.num_bytes, mesh, cluster)
             waiting[phase] += times * seconds
+            packable = Packable.of(moved, roles, phase)
+            if packable is not None:
+                packable = packable._replace(axes=axes, times=times)
+                together = together.plus(Together.one(packable, moved.num_bytes, seconds))
+    for phase, seconds, _ in together.saved(
+        lambda *moved: collective_seconds(*moved, mesh, cluster)
+    ):
+        waiting[phase] -= seconds
     return (
         (compute[FORWARD], compute[BACKWARD], cost.compute_s[2]),
         (waiting[FORWARD], waiting[BACKWARD], cost.communication_s[2]),

@@ -2,7 +2,8 @@
 
 A rank computes its ops one after another and waits for the collectives between them: they are
 the critical path. The gradients' collectives, which only the update waits for, run beside the
-backward pass in packed buckets; those of the update are packed too.
+backward pass in packed buckets; those of the update are packed too, as are those between ops that
+are needed at the same time (`cost.together`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tfpar.cost.buckets import best_buckets
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
 from tfpar.cost.terms import Terms
+from tfpar.cost.together import Packable, Together
 from tfpar.cost.update import update_seconds
 from tfpar.cost.work import efficiency, entries, flops, functions, rate_of, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
@@ -77,6 +79,7 @@ class Pricer:
         self.roles = roles
         self.trains = BACKWARD in roles.phase.values()
         self._op_seconds: dict[tuple[OpRule, Decision, bool, InKernel | None], float] = {}
+        self._collective_seconds: dict[tuple[str, tuple[int, ...], float], float] = {}
 
     def zero(self) -> Terms:
         """Terms that are all 0."""
@@ -122,8 +125,13 @@ class Pricer:
         times, when = self.roles.times.get(moved.op, 1), moved.when(self.roles)
         terms.compute[self.roles.phase[moved.op]] += times * self.cut_seconds(moved)
         if when is When.BETWEEN:
-            terms.communication[self.roles.phase[moved.op]] += times * self.seconds(moved)
+            phase, seconds = self.roles.phase[moved.op], self.seconds(moved)
+            terms.communication[phase] += times * seconds
             terms.count += times
+            packable = Packable.of(moved, self.roles, phase)
+            if packable is not None:
+                one = Together.one(packable, moved.num_bytes, seconds)
+                terms.together = terms.together.plus(one)
         else:
             terms.pack(when, moved.kind, moved.axes, times * moved.num_bytes)
 
@@ -142,7 +150,16 @@ class Pricer:
 
     def seconds(self, moved: Communication) -> float:
         """What a collective takes by itself."""
-        return collective_seconds(moved.kind, moved.axes, moved.num_bytes, self.mesh, self.cluster)
+        return self.collective_seconds(moved.kind, moved.axes, moved.num_bytes)
+
+    def collective_seconds(self, kind: str, axes: tuple[int, ...], num_bytes: float) -> float:
+        """What a collective over axes of the mesh takes."""
+        key = kind, axes, num_bytes
+        seconds = self._collective_seconds.get(key)
+        if seconds is None:
+            seconds = collective_seconds(*key, self.mesh, self.cluster)
+            self._collective_seconds[key] = seconds
+        return seconds
 
     def cut_seconds(self, moved: Communication) -> float:
         """Seconds of compute that a collective adds where it cuts a kernel: what would stay within
@@ -306,7 +323,11 @@ class Pricer:
         terms = terms.without_rounding()
         forward, backward, update = map(float, terms.compute)
         compute = forward, backward, update
-        forward, backward, update = map(float, terms.communication)
+        communication, count = terms.communication.tolist(), terms.count
+        for phase, seconds, fewer in terms.together.saved(self.collective_seconds):
+            communication[phase] -= seconds
+            count -= fewer
+        forward, backward, update = communication
         hideable = self.cluster.overlap * compute[BACKWARD]
         packed = best_buckets(terms, hideable, self.mesh, self.cluster)
         waiting = forward, backward, update + packed.after_s
@@ -322,7 +343,7 @@ class Pricer:
             terms.state_bytes,
             terms.weight_bytes if self.trains else 0.0,
             terms.activation_bytes,
-            collectives=round(terms.count) + packed.num_buckets,
+            collectives=round(count) + packed.num_buckets,
         )
 
 

@@ -22,6 +22,7 @@ from tfpar.cost.stage_transfers import ORDER, Gather, StageTransfers
 from tfpar.cost.stages import StageCost
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.terms import Terms
+from tfpar.cost.together import NOTHING, Packable, Together
 from tfpar.ir.roles import When
 from tfpar.ir.traits import is_free
 from tfpar.propagation.communication import Communication
@@ -68,6 +69,7 @@ def stage_prices(
     for stage, found in enumerate(stages):
         for gather in transfers.gathers(stage):
             found.wait(gather)
+        found.pack()
     return [
         _price(step, found, StageMemory(transfers, stage, found.pricer, recompute))
         for stage, found in enumerate(stages)
@@ -82,7 +84,8 @@ class _Collectives:
         waiting: seconds of those that ops wait for, by kind of task.
         adding: seconds of ops that collectives bring, by kind of task: a microbatch adds what it
             makes to sums, and kernels are cut (`Pricer.cut_seconds`).
-        terms: those that are packed.
+        together: those of them that are packed where several run at the same time.
+        terms: those that nothing waits for until the update, which are packed.
         count: how often a rank waits in a step.
     """
 
@@ -91,6 +94,7 @@ class _Collectives:
         self.mesh = step.laid.mesh.without_last_axis()
         self.waiting: dict[str, float] = dict.fromkeys(ORDER, 0.0)
         self.adding: dict[str, float] = dict.fromkeys(ORDER, 0.0)
+        self.together = NOTHING
         self.terms = Terms(self.mesh.num_axes)
         self.count = 0.0
 
@@ -113,10 +117,24 @@ class _Collectives:
             seconds = collective_seconds(kind, moved.axes, size, self.mesh, cluster)
             own = op in self.step.statistics.sums
             each = moved.each or own or self.step.microbatches == 1
-            self.waiting[self.step.kinds[op] if each else "U"] += times * seconds
+            task = self.step.kinds[op] if each else "U"
+            self.waiting[task] += times * seconds
             self.count += times * (self.step.microbatches if each else 1)
+            packable = Packable.of(communication, self.step.roles, (task, each))
+            if packable is not None:
+                one = Together.one(packable._replace(axes=moved.axes), size, seconds)
+                self.together = self.together.plus(one)
         else:
             self.terms.pack(when, kind, moved.axes, times * size)
+
+    def pack(self) -> None:
+        """Count those that run at the same time as one."""
+        cluster = self.pricer.cluster
+        for (task, each), seconds, fewer in self.together.saved(
+            lambda *moved: collective_seconds(*moved, self.mesh, cluster)
+        ):
+            self.waiting[task] -= seconds
+            self.count -= fewer * (self.step.microbatches if each else 1)
 
     def wait(self, gather: Gather) -> None:
         """Count a gather of what was sent in slices."""

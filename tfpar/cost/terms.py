@@ -2,14 +2,15 @@
 
 Terms are sums, so those of a step are the sums of those of its parts, whatever the parts are:
 ops, segments, stages. What terms come to is no sum (packed collectives share buckets, and the
-backward pass hides some of them): `Pricer.cost` says it of a whole step.
+backward pass hides some of them; what runs at the same time starts once): `Pricer.cost` says it of
+a whole step.
 
     terms = Terms(mesh.num_axes)
     terms.compute[FORWARD] += 2e-3
     terms.pack(When.BESIDE, "all_reduce", (0,), 4096)
     whole = terms + those_of_another_part
 
-A search adds and subtracts thousands of them a second. So all terms lie in one vector; only this
+A search adds and subtracts thousands of them a second. So all numbers lie in one vector; only this
 module knows in which order.
 """
 
@@ -19,10 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfpar.cost.collectives import PACKED_KINDS
+from tfpar.cost.together import NOTHING, Together
 from tfpar.ir.roles import PHASES, When
-
-PACKED_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-"""The collectives that are packed (`rewrite.packing`)."""
 
 _WHENS = (When.BESIDE, When.AFTER)
 
@@ -63,8 +63,10 @@ class Terms:
 
     Attributes:
         compute: seconds of ops, by phase (a view, to be added to).
-        communication: seconds of collectives that are waited for, by phase (a view).
+        communication: seconds of collectives that are waited for, each by itself, by phase (a
+            view).
         count: how many collectives these are.
+        together: those of them that are packed where several run at the same time.
         activation_bytes: of what the forward pass makes and the backward pass reads.
         weight_bytes, state_bytes: of variables, stored all the time; see `Cost`.
 
@@ -72,7 +74,7 @@ class Terms:
         num_axes: of the mesh.
     """
 
-    __slots__ = ("vector",)
+    __slots__ = ("together", "vector")
 
     compute = _ByPhase(0)
     communication = _ByPhase(3)
@@ -86,6 +88,7 @@ class Terms:
 
     def __init__(self, num_axes: int) -> None:
         self.vector = np.zeros(self._PACKED.start + len(_WHENS) * len(PACKED_KINDS) * 2**num_axes)
+        self.together = NOTHING
 
     # --- packed collectives: bytes by when, kind and a bit for each mesh axis --------
 
@@ -116,27 +119,39 @@ class Terms:
     # --- sums --------------------------------------------------------------------------
 
     @classmethod
-    def _of(cls, vector: np.ndarray) -> Terms:
+    def _of(cls, vector: np.ndarray, together: Together) -> Terms:
         terms = cls.__new__(cls)
-        terms.vector = vector
+        terms.vector, terms.together = vector, together
         return terms
 
     def __iadd__(self, other: Terms) -> Terms:
         self.vector += other.vector
+        if other.together:
+            self.together = self.together.plus(other.together)
         return self
 
     def __isub__(self, other: Terms) -> Terms:
         self.vector -= other.vector
+        if other.together:
+            self.together = self.together.plus(other.together, -1)
         return self
 
     def __add__(self, other: Terms) -> Terms:
-        return self._of(self.vector + other.vector)
+        found = self.copy()
+        found += other
+        return found
 
     def __sub__(self, other: Terms) -> Terms:
-        return self._of(self.vector - other.vector)
+        found = self.copy()
+        found -= other
+        return found
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Terms) and np.array_equal(self.vector, other.vector)
+        return (
+            isinstance(other, Terms)
+            and np.array_equal(self.vector, other.vector)
+            and self.together == other.together
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -145,16 +160,17 @@ class Terms:
         found += [f"{name}={getattr(self, name):g}" for name in ("count", "activation_bytes")]
         found += [f"{name}={getattr(self, name):g}" for name in ("weight_bytes", "state_bytes")]
         found += [f"{when.name.lower()}={self.packed(when)}" for when in _WHENS]
+        found.append(f"together={dict(self.together)}")
         return f"Terms({', '.join(found)})"
 
     def copy(self) -> Terms:
         """Terms of their own."""
-        return self._of(self.vector.copy())
+        return self._of(self.vector.copy(), self.together)
 
     def without_rounding(self) -> Terms:
         """With 0 for what adding and subtracting others left, which may be below 0."""
         seconds = self.vector[self._SECONDS]
-        found = self._of(np.maximum(self.vector, 0.0))
+        found = self._of(np.maximum(self.vector, 0.0), self.together)
         found.vector[self._SECONDS][seconds < 1e-12 * seconds.sum()] = 0.0
         packed = found.vector[self._PACKED]
         packed[packed < 0.5] = 0.0  # less than a byte

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.kernels import InKernel, Kernels, kernels_of, source
+from tfpar.ir.together import moved_together
 from tfpar.ir.traits import (
     ASSIGNMENTS,
     FREE,
@@ -56,6 +58,7 @@ class Roles:
             what it was cast from (see `widened`), or that to which the user has gradients
             compressed.
         kernels: what XLA computes in one kernel; None: it does not compile the step.
+        graph: whose roles these are.
     """
 
     phase: Mapping[Op, int]
@@ -64,6 +67,7 @@ class Roles:
     times: Mapping[Op, int] = dataclasses.field(default_factory=dict)
     wire_dtypes: Mapping[Tensor, str] = dataclasses.field(default_factory=dict)
     kernels: Kernels | None = None
+    graph: Graph = dataclasses.field(default_factory=Graph)
 
     @classmethod
     def of(
@@ -128,9 +132,14 @@ class Roles:
             for tensor in deferrable:
                 if tensor.dtype in ("float32", "float64"):
                     wire_dtypes.setdefault(tensor, compression)
-        kernels = kernels_of(graph, phase, marked) if jit_compile else None
         return cls(
-            phase, frozenset(deferrable), frozenset(activations), times or {}, wire_dtypes, kernels
+            phase,
+            frozenset(deferrable),
+            frozenset(activations),
+            times or {},
+            wire_dtypes,
+            kernels_of(graph, phase, marked) if jit_compile else None,
+            graph,
         )
 
     @property
@@ -148,6 +157,12 @@ class Roles:
             return False
         made = self.kernels.get(source(tensor).op)
         return made is not None and not made.ends
+
+    @functools.cached_property
+    def together(self) -> Mapping[Tensor, int]:
+        """The number of the tensors that each is moved together with, if there are any; see
+        `ir.together`."""
+        return moved_together(self.graph, self.deferrable)
 
     def when(self, tensor: Tensor) -> When:
         """When the collectives run that `tensor` is moved or reduced by."""

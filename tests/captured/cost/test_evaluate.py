@@ -23,6 +23,7 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.cost.traffic import traffic
 from tfpar.cost.update import update_seconds
 from tfpar.ir.fingerprint import fingerprint
+from tfpar.ir.graph import Graph
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles
 from tfpar.keras.adapter import parallel_model
@@ -154,8 +155,11 @@ def check_traffic(partitioned, roles, cluster=LONG):
 
 
 def check_seconds(partitioned, roles, found, cluster=LONG):
-    """The waits of `evaluate` are those of `traffic`, but for what is deferred."""
-    cost = evaluate(partitioned, cluster, roles)
+    """The waits of `evaluate` are those of `traffic`, but for what is deferred, or packed."""
+    packed = evaluate(partitioned, cluster, roles)
+    cost = evaluate(partitioned, cluster, dataclasses.replace(roles, graph=Graph()))
+    assert cost.seconds - packed.seconds >= -1e-12
+    assert (cost.seconds > packed.seconds) == (cost.collectives > packed.collectives)
     listed = {name: sum(e.seconds for e in found if e.phase == name) for name in PHASES}
     assert cost.communication_s[FORWARD] == pytest.approx(listed["forward"], rel=1e-9, abs=1e-15)
     # Packing spares starts.
