@@ -20,9 +20,9 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.ir.traits import ADDITIONS, CONVOLUTIONS, MATRIX_PRODUCTS
+from tfpar.ir.traits import ADDITIONS, CONVOLUTIONS, MATRIX_PRODUCTS, REDUCTIONS
 
-_SUMMING = MATRIX_PRODUCTS | CONVOLUTIONS | {"Sum", "Mean", "Prod", "Max", "Min", "All", "Any"}
+_SUMMING = MATRIX_PRODUCTS | CONVOLUTIONS | REDUCTIONS
 """What collectives follow or come before: no two of one kind lie on a branch without one of these
 between them."""
 

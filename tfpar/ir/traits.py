@@ -283,6 +283,22 @@ LIST_MAKERS = frozenset(
 )
 """Their one result is a list, which can be made anew, in another spec, of what they read."""
 
+FIXED_LISTS = frozenset(
+    {
+        "TensorListReserve",
+        "EmptyTensorList",
+        "TensorListFromTensor",
+        "TensorListStack",
+        "TensorListGetItem",
+        "TensorListSetItem",
+        "TensorListPushBack",
+        "TensorListPopBack",
+        "TensorListLength",
+        "TensorListElementShape",
+    }
+)
+"""What XLA computes with lists, if it knows the most that these may hold."""
+
 RESIZED_LISTS = frozenset({"TensorListResize", "TensorListConcatLists"})
 """Their list is not as long as the one that they take."""
 

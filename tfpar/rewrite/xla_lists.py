@@ -10,21 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfpar.ir.graph import Graph, Op
-from tfpar.ir.traits import ADDITIONS, LOOPS, UNCHANGED
-
-_MADE_EMPTY = ("TensorListReserve", "EmptyTensorList")
-
-_LIST_OPS = {
-    *_MADE_EMPTY,
-    "TensorListFromTensor",
-    "TensorListStack",
-    "TensorListGetItem",
-    "TensorListSetItem",
-    "TensorListPushBack",
-    "TensorListPopBack",
-    "TensorListLength",
-    "TensorListElementShape",
-}
+from tfpar.ir.traits import ADDITIONS, FIXED_LISTS, LOOPS, NEW_LISTS, UNCHANGED
 
 
 def has_list(op: Op) -> bool:
@@ -36,11 +22,11 @@ def can_compile_lists(op: Op) -> bool:
     """Whether XLA computes what the kernels would with the lists that `op` takes or makes."""
     if op.type in LOOPS | UNCHANGED | ADDITIONS or op.type == "ZerosLike":
         return True
-    if op.type not in _LIST_OPS or op.attrs.get("resize_if_index_out_of_bounds"):
+    if op.type not in FIXED_LISTS or op.attrs.get("resize_if_index_out_of_bounds"):
         return False
     if str(op.attrs.get("element_dtype")) == "variant":
         return False
-    if op.type not in _MADE_EMPTY:
+    if op.type not in NEW_LISTS:
         return True
     length = op.inputs[1].op
     return length.type == "Const" and int(length.attrs["value"]) >= 0

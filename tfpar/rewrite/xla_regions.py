@@ -135,7 +135,9 @@ def _can_take(graph: Graph, op: Op, compiles: Compiles) -> bool:
     if has_list(op) and not can_compile_lists(op):
         return False
     return all(
-        inner.type in ("Placeholder", "RankConst") or _can_take(graph, inner, compiles)
+        inner.type == "Placeholder"
+        or inner.type == "RankConst"
+        or _can_take(graph, inner, compiles)
         for _, body in walk_functions(graph, op)
         for inner in body.ops
     )

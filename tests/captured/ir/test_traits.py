@@ -27,12 +27,15 @@ KNOWN = frozenset().union(*TABLE.values())
 
 OF_THEIR_OWN = {
     "calibration/devices.py": "the ops that are timed",
+    "calibration/kernels.py": "the ops that are timed",
     "cost/work.py": "how the work of each is counted",
+    "ir/builder.py": "what each gives of a dtype of its own",
     "ir/constants.py": "how each is evaluated",
     "ir/passes/infer_lists.py": "where each has its element",
     "ir/passes/offload_slots.py": "what computes each write beside the variable",
     "ir/passes/predicate_branches.py": "how each write is undone",
     "ir/passes/trim.py": "why each is left out",
+    "pipeline/partial_sums.py": "how those of microbatches are put together",
     "variables/initial/blocks.py": "whose bits are the same in blocks",
     "verification/noise.py": "which of them add up, by their beginnings",
     "capture/arrays_v1.py": "what hands an array on, in TensorFlow 1's control flow",
