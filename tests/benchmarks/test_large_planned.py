@@ -8,7 +8,7 @@ from benchmarks.large_planned import planned
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layers", "nodes", "batch"),
-    [("gpt3-175b, mixed", 1, 3, 36), ("glam-1t", 2, 2, 8)],
+    [("gpt3-175b", 1, 1, 12), ("gpt3-175b, mixed", 1, 3, 36), ("glam-1t", 2, 2, 8)],
 )
 def test_a_part_of_the_model_is_planned_on_a_part_of_the_machines(name, layers, nodes, batch):
     row = planned(name, layers, nodes)
