@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tfpar
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
+from tfpar.ir.model_layers import ModelLayer
 from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles, trains
@@ -27,6 +28,7 @@ from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference, some_of
 from tfpar.plans.offload import Offloaded
+from tfpar.plans.priced import PricedPlan
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
@@ -83,8 +85,8 @@ class Plan:
         constraints: what the plan was made from, as text.
         fingerprint: of the graph; see `ir.fingerprint`.
         tfpar_version: the version that made it.
-        layouts: (logical mesh and batch axes as text, seconds of the best plan on it) of what else
-            the planner searched, best first.
+        layouts: the best plan on each other logical mesh that the planner searched, best first.
+        baselines: what the step costs on one device, and in data parallelism.
         planner: the name of the planner that made it; empty for a plan from constraints alone.
         cluster: the machines it was made for, and `cost` what a step costs there; None where
             nothing was priced.
@@ -108,6 +110,8 @@ class Plan:
         cut_short: the search, or an integer program of it, ended because its time was over, or the
             search was interrupted: there may be better plans.
         partitioned: what propagation made of it, once known; not saved.
+        layers: of the model, itself the first, once known; not saved.
+        report: what there is to show of it, as JSON, where that was saved; see `report_data`.
 
     Raises:
         PlanError: a spec that does not fit the mesh or its variable.
@@ -123,7 +127,8 @@ class Plan:
     planner: str = ""
     cluster: Cluster | None = None
     cost: Cost | None = None
-    layouts: tuple[tuple[str, float], ...] = ()
+    layouts: tuple[PricedPlan, ...] = ()
+    baselines: tuple[PricedPlan, ...] = ()
     recompute: tuple[str, ...] = ()
     offloaded: Offloaded = Offloaded()
     shares: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -137,6 +142,8 @@ class Plan:
     rivals: tuple[Rival, ...] = ()
     trials: tuple[Trial, ...] = ()
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
+    layers: tuple[ModelLayer, ...] = dataclasses.field(default=(), compare=False)
+    report: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_plan(self)
@@ -346,7 +353,11 @@ class Plan:
 
     def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
         """The same plan, knowing what propagation made of it."""
-        return dataclasses.replace(self, partitioned=partitioned)
+        return dataclasses.replace(self, partitioned=partitioned, report=None)
+
+    def of_model(self, layers: Iterable[ModelLayer]) -> Plan:
+        """The same plan, knowing the layers of the model that it is for, itself the first."""
+        return dataclasses.replace(self, layers=tuple(layers), report=None)
 
     # --- reading -----------------------------------------------------------------
 

@@ -137,7 +137,7 @@ def _prediction(plan: Plan) -> list[str]:
     if plan.cut_short:
         lines.append("The search was cut short before its end: there may be better plans.")
     if plan.layouts:
-        shown = [f"{name}: {format_seconds(s)}" for name, s in plan.layouts[:3]]
+        shown = [f"{name}: {format_seconds(s)}" for name, s, _ in plan.layouts[:3]]
         lines.append(f"Next best layouts: {'; '.join(shown)}")
     if plan.mesh.size > 1 and not plan.splits_anything():
         lines.append(
