@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import tfpar
 from tfpar.cli import calibrate as calibrate_command
+from tfpar.cli import clusters as clusters_command
 from tfpar.cli import doctor as doctor_command
 from tfpar.cli import install as install_command
 from tfpar.cli import run as run_command
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     install_command.add_parser(commands)
     doctor_command.add_parser(commands)
     calibrate_command.add_parser(commands)
+    clusters_command.add_parser(commands)
     return parser
 
 
