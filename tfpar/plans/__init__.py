@@ -1,6 +1,7 @@
 """What is fixed before a graph is partitioned, as a value that can be saved."""
 
 from tfpar.plans.from_constraints import plan_from_constraints
+from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, Offloaded
 from tfpar.plans.plan import Plan
 from tfpar.plans.rivals import Rival
@@ -17,5 +18,6 @@ __all__ = [
     "PlannedVariable",
     "Rival",
     "Trial",
+    "keep",
     "plan_from_constraints",
 ]
