@@ -11,14 +11,15 @@ from tfpar.cli.model import Made
 from tfpar.cli.pipeline import pipeline_of
 from tfpar.cli.problem import parse_mesh
 from tfpar.cli.script import scripts
+from tfpar.constraints import Constraint
+from tfpar.hints import read_hints
 from tfpar.keras import adapter
 from tfpar.options import PlanKeywords, settings_of
 from tfpar.plans import Offload, Plan
-from tfpar.runtime.detect import machines_for
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError
-from tfpar.traced import TracedModel, told_of_searches
+from tfpar.traced import TracedModel, machines_of, told_of_searches
 from tfpar.writable import why_not_writable
 
 
@@ -62,7 +63,13 @@ def settings_asked(options: argparse.Namespace) -> Settings:
     """
     if options.batch_size is not None and options.batch_size < 1:
         raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
-    return settings_of(None, (), None, keywords_asked(options), PlanKeywords)
+    constraints = constraints_asked(options)
+    return settings_of(None, constraints, None, keywords_asked(options), PlanKeywords)
+
+
+def constraints_asked(options: argparse.Namespace) -> tuple[Constraint, ...]:
+    """Those of the file that `--constraints` names."""
+    return () if options.constraints is None else read_hints(options.constraints)
 
 
 def keywords_asked(options: argparse.Namespace) -> dict[str, Any]:
@@ -80,12 +87,12 @@ def keywords_asked(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_machines(mesh: Mesh, cluster: str | None, settings: Settings) -> None:
-    """Refuse, before a script runs, a cluster that has no such mesh, or stages that it has not.
+    """Refuse, before a script runs, a mesh that the cluster, the stages or constraints cannot have.
 
     Raises:
-        TfparError: names both.
+        TfparError: names the mesh, and what it does not suit.
     """
-    machines_for(mesh, cluster)
+    machines_of(mesh, cluster, settings)
     if settings.given_pipeline is not None:
         mesh.divided(settings.given_pipeline.order.num_actors)
 

@@ -84,6 +84,11 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="keep plans in this folder, and search each problem once (default: $TFPAR_PLAN_CACHE)",
     )
+    parser.add_argument(
+        "--constraints",
+        metavar="HINTS.TOML",
+        help="a file of constraints: tables such as [[shard]], with the arguments of tap.shard",
+    )
     add_pipeline(parser)
     parser.add_argument("--traceback", action="store_true", help=TRACEBACK)
 
