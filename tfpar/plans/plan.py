@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tfpar
 from tfpar.cluster.description import Cluster
@@ -47,6 +47,7 @@ from tfpar.spec import (
 
 if TYPE_CHECKING:
     import networkx as nx
+    from keras.distribution import DeviceMesh, LayoutMap
 
     from tfpar.propagation.partitioned import PartitionedGraph
 
@@ -59,6 +60,10 @@ class _Views(Protocol):
     def explain(self, plan: Plan, name: str, partitioned: PartitionedGraph | None, /) -> str: ...
 
     def plan_graph(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> nx.DiGraph: ...
+
+    def layout_map(
+        self, plan: Plan, partitioned: PartitionedGraph | None, device_mesh: Any, /
+    ) -> LayoutMap: ...
 
 
 def _views() -> _Views:
@@ -380,6 +385,29 @@ class Plan:
             PlanError: the plan is from a file, which holds no graph.
         """
         return _views().plan_graph(self, partitioned or self.partitioned)
+
+    def to_layout_map(self, device_mesh: DeviceMesh | None = None) -> LayoutMap:
+        """The plan's weights as a layout map, for Keras on JAX.
+
+            layouts = tap.Plan.load("plan.json").to_layout_map()
+            keras.distribution.set_distribution(
+                keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="data")
+            )
+
+        Each variable has an entry by its exact path, as an anchored regular expression, with a mesh
+        axis or None for each dim. Those that the plan leaves to propagation are there if it is not
+        from a file. `tap.from_layout_map` reads it back. The batch is for `batch_dim_name`:
+        `batch_axes` says what splits it here.
+
+        Args:
+            device_mesh: with the axes of `mesh`; by default the first devices that Keras sees.
+
+        Raises:
+            ArgumentError: `device_mesh` is none of the plan's mesh.
+            PlanError: the plan has stages, or splits a dim over several axes, in strides or
+                unevenly, which layouts cannot say; or Keras sees too few devices.
+        """
+        return _views().layout_map(self, self.partitioned, device_mesh)
 
     def diff(self, other: Plan) -> list[str]:
         """What differs in `other`, one readable line each; empty for equal plans."""
