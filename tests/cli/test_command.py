@@ -45,4 +45,4 @@ def test_the_process_says_nothing_but_the_plan(folder):
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Plan on mesh ")
+    assert done.stdout.startswith("Plan for 'mlp' on mesh ")

@@ -83,16 +83,30 @@ def run(options: argparse.Namespace) -> int:
                 print(f"Does not fit: {error}")
                 return NONE_FITS
             return FITS
-        found = [
-            Estimate.impossible(mesh, cluster, impossible[mesh, cluster])
-            if (mesh, cluster) in impossible
-            else _estimated(model, mesh, cluster, impossible, report)
-            for mesh, cluster in pairs
-        ]
+        found = estimates_of(model, pairs, impossible, report)
     _raise_if_all(impossible, pairs)
     found.sort(key=Estimate.rank)
     print((estimates_json if options.json else estimates_table)(found, options.top))
     return FITS if any(one.fits for one in found) else NONE_FITS
+
+
+def estimates_of(
+    model: TracedModel,
+    pairs: Sequence[tuple[Mesh, str]],
+    impossible: dict[tuple[Mesh, str], TfparError],
+    report: Reporter,
+) -> list[Estimate]:
+    """What is predicted of each mesh and cluster.
+
+    Args:
+        impossible: why some of them have no plan; those that turn out to have none are added.
+    """
+    return [
+        Estimate.impossible(mesh, cluster, impossible[mesh, cluster])
+        if (mesh, cluster) in impossible
+        else _estimated(model, mesh, cluster, impossible, report)
+        for mesh, cluster in pairs
+    ]
 
 
 def _estimated(

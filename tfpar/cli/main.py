@@ -16,15 +16,17 @@ from collections.abc import Sequence
 import tfpar
 from tfpar.cli import calibrate as calibrate_command
 from tfpar.cli import clusters as clusters_command
+from tfpar.cli import compare as compare_command
 from tfpar.cli import doctor as doctor_command
 from tfpar.cli import estimate as estimate_command
 from tfpar.cli import install as install_command
 from tfpar.cli import run as run_command
-from tfpar.cli.problem import TRACEBACK, add_problem
+from tfpar.cli import saved as saved_commands
+from tfpar.cli.problem import add_problem
 from tfpar.cli.quiet import quiet_tensorflow
 from tfpar.spec.errors import TfparError
 
-FAILED, DIFFERENT = 2, 1
+FAILED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_plan(commands)
     estimate_command.add_parser(commands)
-    _add_show(commands)
-    _add_diff(commands)
+    saved_commands.add_parsers(commands)
+    compare_command.add_parser(commands)
     run_command.add_parser(commands)
     install_command.add_parser(commands)
     doctor_command.add_parser(commands)
@@ -88,49 +90,19 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="instead of the summary, say where these variables lie and why",
     )
     parser.add_argument("--quiet", action="store_true", help="no summary")
-    parser.set_defaults(run=_plan)
-
-
-def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("show", help="print a saved plan")
-    parser.add_argument("plan", metavar="PLAN.JSON")
+    saved_commands.add_shown(parser)
     parser.add_argument(
-        "--explain",
+        "--what-if",
         nargs="+",
         action="extend",
         default=[],
-        metavar="NAME",
-        help="only these variables",
+        metavar="CLUSTER:MESH",
+        help="also find the best plan for other machines, such as dgx-a100:2x8, for the report",
     )
-    parser.add_argument("--traceback", action="store_true", help=TRACEBACK)
-    parser.set_defaults(run=_show)
-
-
-def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("diff", help="compare two saved plans; exit code 1 if they differ")
-    parser.add_argument("first", metavar="A.JSON")
-    parser.add_argument("second", metavar="B.JSON")
-    parser.add_argument("--traceback", action="store_true", help=TRACEBACK)
-    parser.set_defaults(run=_diff)
+    parser.set_defaults(run=_plan)
 
 
 def _plan(options: argparse.Namespace) -> int:
     with quiet_tensorflow():
         from tfpar.cli.plan import run
     return run(options)
-
-
-def _show(options: argparse.Namespace) -> int:
-    from tfpar.plans import Plan
-
-    plan = Plan.load(options.plan)
-    print("\n".join(map(plan.explain, options.explain)) or plan.summary())
-    return 0
-
-
-def _diff(options: argparse.Namespace) -> int:
-    from tfpar.plans import Plan
-
-    lines = Plan.load(options.first).diff(Plan.load(options.second))
-    print(*lines, sep="\n", end="\n" if lines else "")
-    return DIFFERENT if lines else 0

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tfpar.cli.estimate import estimates_of
 from tfpar.cli.model import Made
 from tfpar.cli.pipeline import pipeline_of
 from tfpar.cli.problem import parse_mesh
 from tfpar.cli.script import scripts
+from tfpar.cluster.named import find_cluster
 from tfpar.constraints import Constraint
 from tfpar.hints import read_hints
 from tfpar.keras import adapter
 from tfpar.options import PlanKeywords, settings_of
 from tfpar.plans import Offload, Plan
+from tfpar.report.data.build import report_of
+from tfpar.report.estimates import what_if
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError
@@ -31,28 +36,51 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.output is not None:
         _check_output(options.output)
-    plan = _plan_of(options)
+    elsewhere = [_machines_and_mesh(text) for text in options.what_if]
+    plan = _plan_of(options, elsewhere)
     if options.output is not None:
         plan.save(options.output)
         if not options.quiet:
             print(f"Wrote {options.output}")
     if options.explain:
         print("\n".join(map(plan.explain, options.explain)))
+    elif options.json:
+        print(json.dumps(plan.report_data()))
     elif not options.quiet:
-        print(plan.summary())
+        print(plan.summary(full=options.full, sort=options.sort))
     return 0
 
 
-def _plan_of(options: argparse.Namespace) -> Plan:
+def _machines_and_mesh(text: str) -> tuple[Mesh, str]:
+    """What `--what-if` names."""
+    cluster, colon, mesh = text.rpartition(":")
+    if not colon or not cluster:
+        raise TfparError(f"--what-if {text!r}: write CLUSTER:MESH, such as dgx-a100:2x8.")
+    if cluster != "local":
+        find_cluster(cluster)
+    return parse_mesh(mesh), cluster
+
+
+def _plan_of(options: argparse.Namespace, elsewhere: Sequence[tuple[Mesh, str]]) -> Plan:
     """The plan of what the arguments name; what they get wrong is said first.
+
+    Args:
+        elsewhere: meshes and clusters for which it is to be known what the best plan takes there.
 
     Raises:
         TfparError: anything that is wrong; if no plan fits, a MemoryLimitError.
     """
     mesh, settings = parse_mesh(options.mesh), settings_asked(options)
     check_machines(mesh, options.cluster, settings)
-    with traced(options, [mesh], settings) as model, told_of_searches(settings) as report:
-        return model.plan(mesh, options.cluster, report)
+    meshes = [mesh, *(mesh for mesh, _ in elsewhere)]
+    with traced(options, meshes, settings) as model, told_of_searches(settings) as report:
+        plan = model.plan(mesh, options.cluster, report)
+        if not elsewhere:
+            return plan
+        found = estimates_of(model, elsewhere, {}, report)
+        told = [what_if(mesh, one) for (mesh, _), one in zip(elsewhere, found, strict=True)]
+        data = report_of(plan, plan.partitioned).elsewhere(told)
+        return plan.with_report(data.to_builtins())
 
 
 def settings_asked(options: argparse.Namespace) -> Settings:

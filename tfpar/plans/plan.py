@@ -368,6 +368,10 @@ class Plan:
         """The same plan, knowing what propagation made of it."""
         return dataclasses.replace(self, partitioned=partitioned, report=None)
 
+    def with_report(self, report: Mapping[str, Any]) -> Plan:
+        """The same plan, shown by a report that is made already: its graph is let go."""
+        return dataclasses.replace(self, partitioned=None, report=report)
+
     def of_model(self, layers: Iterable[ModelLayer]) -> Plan:
         """The same plan, knowing the layers of the model that it is for, itself the first."""
         return dataclasses.replace(self, layers=tuple(layers), report=None)

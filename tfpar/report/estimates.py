@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from tfpar.plans import Plan
+from tfpar.report.data.schema import WhatIf
 from tfpar.report.pipeline import batch_text, mesh_text, schedule_text
 from tfpar.report.pipeline import memory_limit as limit_of
 from tfpar.report.tables import render_table
@@ -128,3 +129,16 @@ def estimates_json(found: Sequence[Estimate], top: int | None = None) -> str:
             if isinstance(value, float) and not math.isfinite(value):
                 one[key] = None
     return json.dumps({"version": JSON_VERSION, "estimates": described}, indent=2)
+
+
+def what_if(mesh: Mesh, found: Estimate) -> WhatIf:
+    """The estimate of a mesh as a plan's report has it."""
+    return WhatIf(
+        found.cluster,
+        found.mesh,
+        mesh.size,
+        found.seconds,
+        found.memory_bytes,
+        found.fits,
+        found.plan or found.why,
+    )
