@@ -1,0 +1,128 @@
+"use strict";
+// The report that the page holds, and what is looked up in it.
+
+// Unpack the report's JSON.
+async function unpack(text) {
+  const packed = Uint8Array.from(atob(text.trim()), (char) => char.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+const PHASES = ["forward", "backward", "update"];
+const KINDS = ["weights", "slots", "live"];
+const KIND_NAMES = { weights: "weights", slots: "optimizer slots and state", live: "activations and gradients" };
+
+function sum(items, value) {
+  return items.reduce((total, item) => total + (value(item) || 0), 0);
+}
+
+function total(fields) {
+  return sum(Object.values(fields), (value) => value);
+}
+
+function grouped(items, key) {
+  const found = new Map();
+  for (const item of items) {
+    const name = key(item);
+    if (!found.has(name)) found.set(name, []);
+    found.get(name).push(item);
+  }
+  return found;
+}
+
+// `S(0),R` as a letter for each axis.
+function specLetters(spec) {
+  return spec ? spec.split(",").map((part) => part.trim()[0]) : [];
+}
+
+class Model {
+  constructor(report) {
+    this.report = report;
+    this.axes = report.facts.mesh;
+    this.layers = report.layers;
+    this.byPath = new Map(this.layers.map((layer) => [layer.path, layer]));
+    this.variables = grouped(report.variables, (variable) => variable.layer);
+    this.collectives = grouped(report.collectives, (collective) => collective.layer);
+    this.outgoing = grouped(report.flows, (flow) => flow.source);
+    this.incoming = grouped(report.flows, (flow) => flow.target);
+    this.seconds = report.cost ? report.cost.seconds : null;
+    this.statuses = new Map(this.layers.map((layer) => [layer.path, this.statusOf(layer)]));
+  }
+
+  weightsOf(layer) {
+    return (this.variables.get(layer.path) || []).filter((variable) => variable.kind === "weight");
+  }
+
+  // Of its weights on each axis: S if one of them is split.
+  heldLetters(layer) {
+    return this.merged(this.weightsOf(layer).map((variable) => specLetters(variable.spec)));
+  }
+
+  // Of what it hands on, as it makes it.
+  madeLetters(layer) {
+    return this.merged((this.outgoing.get(layer.path) || []).map((flow) => specLetters(flow.spec)));
+  }
+
+  merged(found) {
+    const known = found.filter((each) => each.length === this.axes.length);
+    if (!known.length) return [];
+    return this.axes.map((axis, i) => {
+      if (axis.size === 1) return "R";
+      return ["P", "S"].find((letter) => known.some((each) => each[i] === letter)) || "R";
+    });
+  }
+
+  // `partial`: it makes partial sums. `split`: its weights are, or, if it has none, its work is
+  // beyond the batch. Else `replicated`.
+  statusOf(layer) {
+    const held = this.heldLetters(layer);
+    const made = this.madeLetters(layer);
+    if (made.includes("P")) return "partial";
+    if (held.includes("S")) return "split";
+    const beyond = (letter, i) => letter === "S" && !this.axes[i].splits_batch;
+    return !held.length && made.some(beyond) ? "split" : "replicated";
+  }
+
+  status(layer) {
+    return this.statuses.get(layer.path);
+  }
+
+  secondsOf(layer) {
+    return total(layer.seconds) + total(layer.communication_s);
+  }
+
+  // Layers whose path has all words of the search.
+  search(text) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    if (!words.length) return [];
+    return this.layers.filter((layer) => {
+      const searched = `${layer.path} ${layer.class_name}`.toLowerCase();
+      return words.every((word) => searched.includes(word));
+    });
+  }
+
+  // The sets of ranks that store alike: one of each stage, or all ranks.
+  stages() {
+    const pipeline = this.report.pipeline;
+    if (pipeline) {
+      return pipeline.stages.map((stage, i) => ({
+        key: String(i),
+        name: `stage ${i}, ranks ${format.ranks(stage.ranks)}`,
+        layers: this.layers.filter((layer) => layer.stage === i),
+        limit: stage.limit_bytes,
+        peak: stage.peak_bytes,
+      }));
+    }
+    const { cost, machines, facts } = this.report;
+    const name = facts.ranks > 1 ? `all ranks, 0–${facts.ranks - 1}: they store alike` : "the rank";
+    return [
+      {
+        key: "0",
+        name,
+        layers: this.layers,
+        limit: machines && machines.memory_limit,
+        peak: cost && cost.memory_bytes,
+      },
+    ];
+  }
+}
