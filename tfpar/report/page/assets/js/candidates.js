@@ -1,7 +1,7 @@
 "use strict";
 // What else was found or priced: time against memory, and why each lost.
 
-const CANDIDATE_KINDS = { plan: "this plan", layout: "another mesh", pipeline: "other stages", baseline: "baseline", trial: "was run" };
+const CANDIDATE_KINDS = { plan: "chosen", layout: "another mesh", pipeline: "other stages", baseline: "baseline", trial: "was run" };
 
 class CandidatesView {
   constructor(model, state) {
@@ -40,7 +40,7 @@ class CandidatesView {
   // A scale over `values` and round numbers on it: in powers where they are far apart.
   scale(values, from, to, round) {
     const [least, most] = [Math.min(...values), Math.max(...values)];
-    const far = most / least > 12;
+    const far = most / least > 6;
     const map = far ? Math.log : (x) => x;
     const pad = (map(most) - map(least) || Math.abs(map(most)) || 1) * 0.08;
     let [low, high] = [map(least) - pad, map(most) + pad];
@@ -53,8 +53,10 @@ class CandidatesView {
   roundTicks([low, high], far, base) {
     if (far) {
       const found = [];
-      for (let value = base ** Math.ceil(Math.log(low) / Math.log(base)); value <= high; value *= base) found.push(value);
-      return found;
+      for (let power = base ** Math.floor(Math.log(low) / Math.log(base)); power <= high; power *= base) {
+        for (const n of base === 2 ? [1] : [1, 2, 5]) found.push(n * power);
+      }
+      return found.filter((value) => value >= low && value <= high);
     }
     const wanted = (high - low) / 5;
     const power = base === 2 ? 2 ** Math.floor(Math.log2(wanted)) : 10 ** Math.floor(Math.log10(wanted));
@@ -93,25 +95,34 @@ class CandidatesView {
   }
 
   points(known, x, y, width) {
-    const taken = [];
-    const named = new Set([...this.front, ...known.filter((each) => each.kind === "plan" || each.kind === "baseline")]);
+    const at = (each) => [x.at(each.seconds), y.at(each.memory_bytes)];
+    const taken = known.map((each) => around(...at(each), 8, 8));
     // The plan and baselines choose the places of their names first.
     const order = [...known].sort((a, b) => (a.kind !== "plan") - (b.kind !== "plan") || (a.kind !== "baseline") - (b.kind !== "baseline"));
-    return order.map((each) => {
-      const [px, py] = [x.at(each.seconds), y.at(each.memory_bytes)];
-      const wide = each.name.length * 6.6;
-      const right = px + wide + 14 < width;
-      const box = { x0: right ? px + 8 : px - 8 - wide, y0: py - 8, x1: right ? px + 8 + wide : px - 8, y1: py + 8 };
-      const free = !taken.some((t) => t.x0 < box.x1 && box.x0 < t.x1 && t.y0 < box.y1 && box.y0 < t.y1);
-      const label = free && (named.has(each) || known.length < 16);
-      if (label) taken.push(box);
+    const drawn = order.map((each) => {
+      const [px, py] = at(each);
+      const place = this.freePlace(px, py, each.name.length * 6.8, width, taken);
+      if (place) taken.push(place.box);
       return svg(
         "g",
         { class: `point ${each.kind} ${each.fits === false ? "unfit" : ""}`, "data-tip": this.tip(each), tabindex: 0 },
         each.kind === "baseline" ? svg("path", { d: `M${px},${py - 7} l7,7 l-7,7 l-7,-7 z` }) : svg("circle", { cx: px, cy: py, r: each.kind === "plan" ? 8 : 5.5 }),
-        label && svg("text", { x: right ? px + 12 : px - 12, y: py + 4, "text-anchor": right ? "start" : "end" }, each.name),
+        place && svg("text", { x: place.x, y: place.y + 4, "text-anchor": "middle" }, each.name),
       );
     });
+    return drawn.reverse(); // the plan lies on top
+  }
+
+  // Where a name of this width covers no point and no other name: right, left, below or above.
+  freePlace(px, py, wide, width, taken) {
+    const places = [[px + 14 + wide / 2, py], [px - 14 - wide / 2, py], [px, py + 18], [px, py - 18]];
+    for (const [x, y] of places) {
+      const box = around(x, y, wide / 2, 7);
+      const inside = box.x0 > 88 && box.x1 < width - 4;
+      const covers = (other) => other.x0 < box.x1 && box.x0 < other.x1 && other.y0 < box.y1 && box.y0 < other.y1;
+      if (inside && !taken.some(covers)) return { x, y, box };
+    }
+    return null;
   }
 
   tip(each) {
@@ -128,18 +139,18 @@ class CandidatesView {
         "tr",
         { class: each.kind === "plan" ? "chosen" : "" },
         h("td", {}, h("i", { class: `dot ${each.kind} ${each.fits === false ? "unfit" : ""}` }), " ", each.name, best.has(each) && h("span", { class: "tag" }, "front")),
-        h("td", {}, CANDIDATE_KINDS[each.kind]),
+        h("td", { class: "kind" }, CANDIDATE_KINDS[each.kind]),
         h("td", { class: "number" }, format.seconds(each.seconds)),
         h("td", { class: "number" }, each.seconds !== null && base && each.kind !== "plan" ? format.against(each.seconds, base) : ""),
         h("td", { class: "number" }, format.bytes(each.memory_bytes)),
-        h("td", {}, each.fits === null ? "" : each.fits ? "fits" : "does not fit"),
+        h("td", {}, each.fits === null ? "" : each.fits ? "yes" : "no"),
         measured && h("td", { class: "number" }, format.seconds(each.measured_s)),
-        h("td", { class: "parts" }, this.parts(each)),
         h("td", { class: "why" }, each.why),
+        h("td", { class: "parts" }, this.parts(each)),
       );
-    const heads = ["Candidate", "Kind", "A step", "Longer", "Memory", "", ...(measured ? ["Measured"] : []), "Of what", "Why it lost"];
+    const heads = ["Candidate", "Kind", "A step", "Longer", "Memory", "Fits", ...(measured ? ["Measured"] : []), "Why it lost", "Of what"];
     const numbers = new Set(["A step", "Longer", "Memory", "Measured"]);
-    return h("section", { class: "card wide" }, h("div", { class: "scroll" }, h("table", { class: "rows still" }, h("thead", {}, h("tr", {}, heads.map((name) => h("th", { class: numbers.has(name) ? "number" : "" }, name)))), h("tbody", {}, order.map(row)))));
+    return h("section", { class: "card wide" }, h("div", { class: "scroll" }, h("table", { class: "rows still" }, h("thead", {}, h("tr", {}, heads.map((name) => h("th", { class: numbers.has(name) ? "number" : name.toLowerCase() }, name)))), h("tbody", {}, order.map(row)))));
   }
 
   parts(each) {
@@ -147,4 +158,8 @@ class CandidatesView {
     const { found } = overview.parts(each);
     return bar(found, sum(found, (part) => part.value), format.seconds);
   }
+}
+
+function around(x, y, dx, dy) {
+  return { x0: x - dx, x1: x + dx, y0: y - dy, y1: y + dy };
 }

@@ -7,11 +7,11 @@ function column(title, get, { show = null, number = false, adds = false, tip = n
 }
 
 function secondsColumn(title, get, tip) {
-  return column(title, get, { show: format.seconds, adds: true, tip });
+  return column(title, get, { show: (value) => (value === 0 ? "0" : format.seconds(value)), adds: true, tip });
 }
 
 function bytesColumn(title, get, tip) {
-  return column(title, get, { show: format.bytes, adds: true, tip });
+  return column(title, get, { show: (value) => (value === 0 ? "0" : format.bytes(value)), adds: true, tip });
 }
 
 const TABLES = {
@@ -32,7 +32,7 @@ const TABLES = {
         bytesColumn("Kept", (row) => sum(row.layers, (x) => x.kept_bytes), "for the backward pass"),
         column("Source", (row) => row.layer.source),
       ].filter(Boolean),
-    rows: (model, fold) => layerRows(model, fold),
+    rows: (model, fold) => layerRows(model.layers, fold),
   },
   variables: {
     name: "Variables",
@@ -65,14 +65,3 @@ const TABLES = {
     rows: (model) => model.report.collectives,
   },
 };
-
-// A row for each layer, or one for those that are alike in blocks that repeat, of one stage.
-function layerRows(model, fold) {
-  if (!fold) return model.layers.map((layer) => ({ layer, layers: [layer], name: layer.path }));
-  const key = ({ path, repeat, stage }) => (repeat ? `${stage}|${repeat.block}|${repeat.member}` : path);
-  return [...grouped(model.layers, key).values()].map((layers) => ({
-    layer: layers[0],
-    layers,
-    name: layers.length > 1 ? `${layers[0].path} × ${layers.length}` : layers[0].path,
-  }));
-}

@@ -5,13 +5,20 @@ function fill(element, properties, children) {
   for (const [name, value] of Object.entries(properties || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") Object.assign(element.style, value);
+    else if (name === "style") restyle(element, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined && child !== false) element.append(child);
   }
   return element;
+}
+
+function restyle(element, values) {
+  for (const [name, value] of Object.entries(values)) {
+    if (name.startsWith("--")) element.style.setProperty(name, value);
+    else element.style[name] = value;
+  }
 }
 
 // An element of HTML: `h("td", {class: "number"}, "3")`.

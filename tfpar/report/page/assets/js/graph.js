@@ -28,14 +28,11 @@ class GraphView {
       "div",
       { class: "toolbar" },
       this.legend(),
-      this.note,
       h("span", { class: "grow" }),
+      this.note,
       this.tree.repeats().length > 0 && h("button", { id: "fold", onclick: () => this.fold() }, "Fold repeats"),
-      h("button", { class: "icon", "aria-label": "Further", "data-tip": "Further (−)", onclick: () => this.zoom.by(1 / 1.25) }, "−"),
-      h("button", { class: "icon", "aria-label": "Nearer", "data-tip": "Nearer (+)", onclick: () => this.zoom.by(1.25) }, "+"),
-      h("button", { "data-tip": "All of it (0)", onclick: () => this.zoom.fit() }, "Fit"),
     );
-    return h("div", { class: "graph-view" }, tools, this.frame);
+    return h("div", { class: "graph-view" }, tools, h("div", { class: "canvas" }, this.frame, zoomButtons(this.zoom)));
   }
 
   // Once it is in the page, and has a size.
@@ -43,7 +40,7 @@ class GraphView {
     if (!this.frame) return;
     this.reveal();
     this.render();
-    this.zoom.fit(0.7);
+    this.zoom.fit(0.9);
     this.mark();
   }
 
@@ -52,6 +49,7 @@ class GraphView {
       "ul",
       { class: "legend" },
       ["split", "partial", "replicated"].map((name) => h("li", {}, h("i", { class: `letter ${name[0].toUpperCase()}` }, name[0].toUpperCase()), name)),
+      this.model.axes.length > 1 && h("li", {}, `a letter for each axis: ${this.model.axes.map((axis) => axis.name).join(", ")}`),
       h("li", {}, h("i", { class: "line" }), "width: bytes"),
       h("li", {}, h("i", { class: "line moved" }), "laid anew"),
     );
@@ -103,6 +101,7 @@ class GraphView {
     this.content.replaceChildren(
       ...frames.map((frame) => this.frameOf(frame, laid.frames.get(frame.id))),
       ...edges.map((edge, i) => this.edge(edge, laid.points[i])),
+      ...frames.map((frame) => this.titleOf(frame, laid.frames.get(frame.id))),
       ...leaves.map((leaf) => this.box(leaf, laid.boxes.get(leaf.id))),
     );
     const fold = byId("fold");
@@ -154,18 +153,31 @@ class GraphView {
   }
 
   frameOf(node, box) {
-    const times = node.kind === "repeat" && !this.drawnUnfolded.has(node.id) ? ` × ${node.children.length}` : "";
     return svg(
       "g",
       { class: `frame ${node.kind}`, transform: `translate(${box.x - box.width / 2} ${box.y - box.height / 2})`, "data-id": node.id },
       svg("rect", { width: box.width, height: box.height, rx: 8 }),
-      svg(
-        "g",
-        { class: "fold", role: "button", tabindex: 0, "aria-label": `Close ${node.label}`, "data-tip": "Close", onclick: () => this.toggle(node), onkeydown: (event) => event.key === "Enter" && this.toggle(node) },
-        svg("rect", { class: "hit", width: Math.max(30, box.width), height: 24, rx: 8 }),
-        svg("path", { d: "M10,9.5 l4,5 l4,-5 z" }),
-        svg("text", { x: 24, y: 17 }, shorten(node.label + times, box.width - 34, 7)),
-      ),
+    );
+  }
+
+  titleOf(node, box) {
+    const times = node.kind === "repeat" && !this.drawnUnfolded.has(node.id) ? ` × ${node.children.length}` : "";
+    return svg(
+      "g",
+      {
+        class: "frame-title",
+        transform: `translate(${box.x - box.width / 2} ${box.y - box.height / 2})`,
+        role: "button",
+        tabindex: 0,
+        "data-frame": node.id,
+        "aria-label": `Close ${node.label}`,
+        "data-tip": `Close ${node.label}`,
+        onclick: () => this.toggle(node),
+        onkeydown: (event) => event.key === "Enter" && this.toggle(node),
+      },
+      svg("rect", { width: box.width, height: 24, rx: 8 }),
+      svg("path", { d: "M10,9.5 l4,5 l4,-5 z" }),
+      svg("text", { x: 24, y: 17 }, shorten(node.label + times, box.width - 34, 7)),
     );
   }
 
@@ -182,6 +194,7 @@ class GraphView {
     const tip = node.layer
       ? [layer.path, layer.placement, layers.length > 1 ? `one of ${layers.length} alike, ${time} together` : ""].filter(Boolean).join("\n")
       : `${node.label}: ${format.plural(layers.length, "layer")}. Click for what they add up to, press Enter or double-click to open.`;
+    const right = at.width - 10 - (found.length ? found.length * 18 + 6 : 0);
     return svg(
       "g",
       {
@@ -200,10 +213,10 @@ class GraphView {
       !node.layer && svg("rect", { class: "stack", x: 4, y: 4, width: at.width, height: at.height, rx: 6 }),
       svg("rect", { class: "card", width: at.width, height: at.height, rx: 6 }),
       svg("path", { class: "mark", d: `M6,0 h1 v${at.height} h-1 a6,6 0 0 1 -6,-6 v-${at.height - 12} a6,6 0 0 1 6,-6 z` }),
-      svg("text", { class: "name", x: 16, y: 22 }, shorten(node.label + times, at.width - (node.layer ? 26 : 46) - found.length * 0, 6.9)),
-      svg("text", { class: "kind", x: 16, y: 41 }, shorten(kind, 96 - found.length * 8, 6)),
-      svg("text", { class: "time", x: at.width - 10 - found.length * 18, y: 41, "text-anchor": "end" }, time),
-      found.map((letter, i) => this.letter(letter, at.width - 8 - (found.length - i) * 18, 30)),
+      svg("text", { class: "name", x: 16, y: 20 }, shorten(node.label + times, at.width - (node.layer ? 26 : 46), 7.2)),
+      svg("text", { class: "kind", x: 16, y: 38 }, shorten(kind, right - time.length * 6.2 - 26, 6.2)),
+      svg("text", { class: "time", x: right, y: 38, "text-anchor": "end" }, time),
+      found.map((letter, i) => this.letter(letter, right + 8 + i * 18, 27)),
       !node.layer && this.opener(node, at),
     );
   }
@@ -298,7 +311,7 @@ class GraphView {
     if (!same || (standing && !standing.layer)) {
       this.reveal();
       this.render();
-      if (!same) this.zoom.fit(0.7);
+      if (!same) this.zoom.fit(0.9);
       else this.zoom.apply();
     }
     this.mark();

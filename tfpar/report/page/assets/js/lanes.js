@@ -40,28 +40,45 @@ function pipelineLanes(pipeline) {
 }
 
 // Of one set of ranks, which all run alike: layer by layer what they compute and wait for, forward,
-// then backward from the last to the first, then the update.
+// then backward from the last to the first, then the update; above it which phase and scope that is.
 function layerLanes(model) {
   const start = model.report.cost.parts.find((part) => part.name === "start");
-  const [compute, waits] = [[], []];
+  const [phases, scopes, compute, waits] = [[], [], [], []];
   let now = 0;
-  const add = (lane, seconds, cssClass, what, layer) => {
+  const add = (lane, seconds, cssClass, text, tip, layer) => {
     if (!(seconds > 0)) return;
-    lane.push({ start: now, end: now + seconds, class: cssClass, text: layer ? layer.path : what, tip: `${layer ? `${layer.path}\n` : ""}${what}`, layer });
+    lane.push({ start: now, end: now + seconds, class: cssClass, text, tip, layer });
     now += seconds;
   };
-  add(compute, start ? start.seconds : 0, "task-start", "start of the step", null);
+  // Prolong the last span of a lane, or begin another one.
+  const span = (lane, from, cssClass, text, tip) => {
+    const last = lane[lane.length - 1];
+    if (last && last.tip === tip && last.end === from) last.end = now;
+    else if (now > from) lane.push({ start: from, end: now, class: cssClass, text, tip });
+  };
+  add(phases, start ? start.seconds : 0, "task-start", "start", "start of the step", null);
   for (const phase of PHASES) {
     const layers = phase === "backward" ? [...model.layers].reverse() : model.layers;
     for (const layer of layers) {
-      add(compute, layer.seconds[phase], `task-${phase[0].toUpperCase()}`, `${phase}: compute`, layer);
-      add(waits, layer.communication_s[phase], "task-wait", `${phase}: waits for communication`, layer);
+      const from = now;
+      add(compute, layer.seconds[phase], `task-${phase[0].toUpperCase()}`, layer.path, `${layer.path}\n${phase}: computes`, layer);
+      add(waits, layer.communication_s[phase], "task-wait", layer.path, `${layer.path}\n${phase}: waits for communication`, layer);
+      const scope = scopeOf(layer);
+      span(scopes, from, "task-scope", scope, `${scope}\n${phase}`);
+      span(phases, from, `task-${phase[0].toUpperCase()}`, phase, phase);
     }
   }
   const { ranks } = model.report.facts;
-  const about = ranks > 1 ? `ranks 0–${ranks - 1}, alike` : "rank 0";
   return [
-    { name: "compute", about, tasks: compute },
+    { name: "phase", about: ranks > 1 ? `ranks 0–${ranks - 1}, alike` : "rank 0", tasks: phases },
+    { name: "scope", about: "", tasks: scopes, thin: true },
+    { name: "compute", about: "layer by layer", tasks: compute },
     { name: "waits", about: "for communication", tasks: waits },
   ];
+}
+
+// `block_3`: the instance of a block that repeats, else the outermost scope.
+function scopeOf(layer) {
+  if (layer.repeat) return layer.repeat.name.replace("*", layer.repeat.instance);
+  return layer.path.split("/")[0];
 }

@@ -1,13 +1,13 @@
 "use strict";
 // Where the boxes of a graph lie: rows by dagre, and around them the frames of open scopes.
 
-const BOX = { width: 196, height: 54, pad: 14, title: 26 };
+const BOX = { width: 212, height: 50, pad: 14, title: 28, gap: 24 };
 
 // `nodes`: drawn leaves; `edges`: [{source, target}] between them; `frameOf`: the open scope that a
 // node or a scope lies in, or null. Returns boxes by id, frames by id, and the points of edges.
 function layOut(nodes, edges, frames, frameOf) {
   const graph = new dagre.graphlib.Graph({ compound: true, multigraph: true });
-  graph.setGraph({ rankdir: "TB", nodesep: 26, ranksep: 30, edgesep: 14, marginx: 20, marginy: 20 });
+  graph.setGraph({ rankdir: "TB", nodesep: 26, ranksep: 22, edgesep: 14, marginx: 20, marginy: 20 });
   graph.setDefaultEdgeLabel(() => ({}));
   for (const frame of frames) graph.setNode(frame.id, {});
   for (const node of nodes) graph.setNode(node.id, { width: BOX.width, height: BOX.height });
@@ -19,13 +19,58 @@ function layOut(nodes, edges, frames, frameOf) {
   dagre.layout(graph);
   const boxes = new Map(nodes.map((node) => [node.id, graph.node(node.id)]));
   const points = edges.map((edge, i) => graph.edge(edge.source.id, edge.target.id, String(i)).points);
+  const move = spread(nodes, frames, frameOf, boxes);
+  for (const box of boxes.values()) box.y = move(box.y);
+  const moved = points.map((line) => line.map(({ x, y }) => ({ x, y: move(y) })));
   const around = framesAround(nodes, frames, frameOf, boxes);
   const corners = [...boxes.values(), ...around.values()];
   const size = [
-    Math.max(...corners.map((box) => box.x + box.width / 2), 0, ...points.flat().map((p) => p.x)) + 20,
+    Math.max(...corners.map((box) => box.x + box.width / 2), 0, ...moved.flat().map((p) => p.x)) + 20,
     Math.max(...corners.map((box) => box.y + box.height / 2), 0) + 20,
   ];
-  return { boxes, frames: around, points, size };
+  return { boxes, frames: around, points: moved, size };
+}
+
+// Rows as far apart as the frames that end and begin between them need, and no further: a map from
+// where dagre has a height to where it is then.
+function spread(nodes, frames, frameOf, boxes) {
+  const rows = [...new Set([...boxes.values()].map((box) => box.y))].sort((a, b) => a - b);
+  const index = new Map(rows.map((y, i) => [y, i]));
+  const spans = new Map(frames.map((frame) => [frame, [Infinity, -Infinity]]));
+  const rowOf = (node) => index.get(boxes.get(node.id).y);
+  const framesOf = (node) => {
+    const found = [];
+    for (let frame = frameOf(node); frame; frame = frameOf(frame)) found.push(frame);
+    return found;
+  };
+  for (const node of nodes) {
+    for (const frame of framesOf(node)) {
+      const span = spans.get(frame);
+      span[0] = Math.min(span[0], rowOf(node));
+      span[1] = Math.max(span[1], rowOf(node));
+    }
+  }
+  const [begin, end] = [rows.map(() => 0), rows.map(() => 0)];
+  for (const node of nodes) {
+    const [at, around] = [rowOf(node), framesOf(node)];
+    begin[at] = Math.max(begin[at], around.filter((frame) => spans.get(frame)[0] === at).length);
+    end[at] = Math.max(end[at], around.filter((frame) => spans.get(frame)[1] === at).length);
+  }
+  const half = BOX.height / 2;
+  const [from, to] = [[], []];
+  let y = 12;
+  rows.forEach((row, i) => {
+    y += begin[i] * BOX.title + (i ? BOX.gap + end[i - 1] * BOX.pad : 0);
+    from.push(row - half, row + half);
+    to.push(y, y + BOX.height);
+    y += BOX.height;
+  });
+  return (height) => {
+    let i = from.findIndex((edge) => edge >= height);
+    if (i <= 0) i = i < 0 ? from.length - 1 : 1;
+    const share = (height - from[i - 1]) / (from[i] - from[i - 1] || 1);
+    return to[i - 1] + share * (to[i] - to[i - 1]);
+  };
 }
 
 // Frames as tight as their content lets them, innermost first.
@@ -40,8 +85,8 @@ function framesAround(nodes, frames, frameOf, boxes) {
     if (!inner.length) continue;
     const left = Math.min(...inner.map((box) => box.x - box.width / 2)) - BOX.pad;
     const right = Math.max(...inner.map((box) => box.x + box.width / 2)) + BOX.pad;
-    const top = Math.min(...inner.map((box) => box.y - box.height / 2)) - BOX.title;
-    const bottom = Math.max(...inner.map((box) => box.y + box.height / 2)) + BOX.pad;
+    const top = Math.min(...inner.map((box) => box.y - box.height / 2)) - BOX.title + 2;
+    const bottom = Math.max(...inner.map((box) => box.y + box.height / 2)) + BOX.pad + 2;
     found.set(frame.id, { x: (left + right) / 2, y: (top + bottom) / 2, width: right - left, height: bottom - top });
   }
   return found;

@@ -65,7 +65,7 @@ class MemoryView {
 
   // Areas: of blocks, or of kinds; in them layers; in these kinds.
   groups(layers) {
-    const rows = layerRows({ layers }, this.isFolded());
+    const rows = layerRows(layers, this.isFolded());
     const leaf = (row, kinds) => {
       const parts = kinds.map((kind) => ({ kind, value: sum(row.layers, (layer) => layer.memory[kind]) }));
       return { row, parts: parts.filter((part) => part.value > 0), value: sum(parts, (part) => part.value) };
@@ -78,14 +78,21 @@ class MemoryView {
     }
     const folded = this.isFolded();
     const key = ({ layer, layers: alike }) => {
-      if (!layer.repeat) return layer.path.includes("/") ? layer.path.split("/")[0] : "";
-      return folded ? `${layer.repeat.name} × ${alike.length}` : `${layer.repeat.name.replace("*", layer.repeat.instance)}`;
+      if (!layer.repeat) return layer.path.includes("/") ? scopeOf(layer) : "";
+      return folded ? `${layer.repeat.name} × ${alike.length}` : scopeOf(layer);
     };
     return [...grouped(rows, key)].flatMap(([name, found]) => {
       const inner = found.map((row) => leaf(row, KINDS));
       if (!name) return inner.map((each) => ({ name: each.row.layer.path, inner: [each], value: each.value }));
+      for (const each of inner) each.group = found[0].layer.repeat ? name.split(" × ")[0] : name;
       return [{ name, inner, value: sum(inner, (each) => each.value) }];
     });
+  }
+
+  // The name of a layer within its group.
+  inside(row, group) {
+    const { path } = row;
+    return group && path.startsWith(`${group}/`) ? path.slice(group.length + 1) : path;
   }
 
   fill() {
@@ -95,7 +102,8 @@ class MemoryView {
     const searched = new Set(this.model.search(this.state.get("q") || "").map((layer) => layer.path));
     const place = ({ x, y, width: w, height: h_ }) => ({ left: `${x}px`, top: `${y}px`, width: `${Math.max(0, w)}px`, height: `${Math.max(0, h_)}px` });
     const drawn = squarify(this.groups(this.stage().layers), { x: 0, y: 0, width, height }).map((group) => {
-      const titled = group.height > 44 && group.width > 60;
+      const single = group.item.inner.length === 1;
+      const titled = !single && group.height > 44 && group.width > 60;
       const inside = { x: 2, y: titled ? 20 : 2, width: group.width - 5, height: group.height - (titled ? 23 : 5) };
       const leaves = squarify(group.item.inner, inside).map((each) => this.leaf(each, place, chosen, searched));
       const title = titled && h("b", {}, group.item.name, h("small", {}, ` ${format.bytes(group.item.value)}`));
@@ -116,7 +124,7 @@ class MemoryView {
       "div",
       {
         class: `leaf ${is ? "chosen" : ""} ${faded ? "faded" : ""}`,
-        style: { ...place({ ...each, width: each.width - 1, height: each.height - 1 }), flexDirection: along ? "row" : "column" },
+        style: { ...place({ ...each, width: each.width - 2, height: each.height - 2 }), flexDirection: along ? "row" : "column" },
         role: "listitem",
         tabindex: 0,
         "data-path": path,
@@ -125,7 +133,7 @@ class MemoryView {
         onkeydown: (event) => event.key === "Enter" && choose(),
       },
       parts.map((part) => h("i", { class: part.kind, style: { flexGrow: part.value } })),
-      each.width > 48 && each.height > 18 && h("span", {}, path.split("/").slice(-2).join("/")),
+      each.width > 48 && each.height > 18 && h("span", {}, this.inside(row, each.item.group)),
       each.width > 58 && each.height > 36 && h("small", {}, format.bytes(value)),
     );
   }

@@ -26,6 +26,7 @@ const overview = {
         "div",
         { class: "columns" },
         overview.hints(report),
+        overview.baselines(report),
         overview.dearest(model, state),
         overview.facts(report),
         overview.machines(report, model),
@@ -107,24 +108,42 @@ const overview = {
     return overview.list("What would change it", report.hints);
   },
 
+  // How long a step takes beside what one would do without a plan.
+  baselines(report) {
+    const shown = report.candidates.filter((each) => ["plan", "baseline"].includes(each.kind) && each.seconds !== null);
+    if (!report.cost || shown.length < 2) return null;
+    const most = Math.max(...shown.map((each) => each.seconds));
+    const row = (each) =>
+      h(
+        "li",
+        { class: each.kind },
+        h("span", {}, each.name, each.fits === false && h("small", { class: "over" }, " does not fit")),
+        h("b", {}, format.seconds(each.seconds)),
+        h("i", { style: { width: `${(100 * each.seconds) / most}%` } }),
+      );
+    return h("section", { class: "card" }, h("h2", {}, "Against baselines"), h("ol", { class: "bars" }, shown.map(row)));
+  },
+
   dearest(model, state) {
     if (model.seconds === null) return null;
-    const layers = [...model.layers].sort((a, b) => model.secondsOf(b) - model.secondsOf(a)).slice(0, 5);
-    const most = layers.length && model.secondsOf(layers[0]);
+    const seconds = (row) => sum(row.layers, (layer) => model.secondsOf(layer));
+    const busiest = model.stages().reduce((a, b) => (seconds(b) > seconds(a) ? b : a));
+    const rows = layerRows(busiest.layers, true).sort((a, b) => seconds(b) - seconds(a)).slice(0, 6);
+    const most = rows.length && seconds(rows[0]);
     return h(
       "section",
       { class: "card" },
-      h("h2", {}, "Layers that take longest"),
+      h("h2", {}, "Layers that take longest", model.report.pipeline && h("small", {}, `on ${busiest.name}`)),
       h(
         "ol",
         { class: "bars" },
-        layers.map((layer) =>
+        rows.map((row) =>
           h(
             "li",
             {},
-            h("a", { href: state.address("graph", { layer: layer.path }) }, layer.path),
-            h("b", {}, format.seconds(model.secondsOf(layer))),
-            h("i", { style: { width: `${(100 * model.secondsOf(layer)) / (most || 1)}%` } }),
+            h("a", { href: state.address("graph", { layer: row.layer.path }) }, row.name),
+            h("b", {}, format.seconds(seconds(row))),
+            h("i", { style: { width: `${(100 * seconds(row)) / (most || 1)}%` } }),
           ),
         ),
       ),

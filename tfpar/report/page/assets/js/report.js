@@ -30,6 +30,24 @@ function grouped(items, key) {
   return found;
 }
 
+// `block_*/mlp/up`: the path of a layer as that of all that are alike.
+function alikePath(layer) {
+  if (!layer.repeat) return layer.path;
+  const { name } = layer.repeat;
+  const parts = name.split("*").map((text) => text.replace(/[.+?^${}()|[\]\\]/g, "\\$&"));
+  return layer.path.replace(new RegExp(parts.join("[^/]*")), () => name);
+}
+
+// A row for each layer, or one for those that are alike in blocks that repeat, of one stage.
+function layerRows(layers, fold) {
+  if (!fold) return layers.map((layer) => ({ layer, layers: [layer], path: layer.path, name: layer.path }));
+  const key = ({ path, repeat, stage }) => (repeat ? `${stage}|${repeat.block}|${repeat.member}` : path);
+  return [...grouped(layers, key).values()].map((alike) => {
+    const path = alike.length > 1 ? alikePath(alike[0]) : alike[0].path;
+    return { layer: alike[0], layers: alike, path, name: alike.length > 1 ? `${path} × ${alike.length}` : path };
+  });
+}
+
 // `S(0),R` as a letter for each axis.
 function specLetters(spec) {
   return spec ? spec.split(",").map((part) => part.trim()[0]) : [];

@@ -1,7 +1,7 @@
 "use strict";
 // A predicted step, lane by lane, and below it what each stage takes.
 
-const LANE = { height: 30, thin: 14, gap: 6, top: 26, left: 128 };
+const LANE = { height: 30, thin: 16, gap: 6, top: 26, left: 128 };
 
 class TimelineView {
   constructor(model, state) {
@@ -31,12 +31,11 @@ class TimelineView {
         h("b", { class: "figure", "data-total": "end", "data-value": this.end }, format.seconds(this.end)),
         h("span", { class: "note" }, pipeline ? this.words(pipeline) : "predicted; all ranks run alike, and one stands for them"),
         h("span", { class: "grow" }),
-        h("button", { class: "icon", "aria-label": "Further", "data-tip": "Further (−)", onclick: () => this.zoom.by(1 / 1.5) }, "−"),
-        h("button", { class: "icon", "aria-label": "Nearer", "data-tip": "Nearer (+, or Ctrl and the wheel)", onclick: () => this.zoom.by(1.5) }, "+"),
-        h("button", { "data-tip": "All of it (0)", onclick: () => this.zoom.fit() }, "Fit"),
+        zoomButtons(this.zoom),
       ),
       h("div", { class: "lanes" }, this.names, this.frame),
       legend(this.kinds()),
+      !pipeline && this.phases(report.cost),
       pipeline && this.stages(pipeline),
       pipeline && this.schedules(pipeline),
     );
@@ -129,6 +128,28 @@ class TimelineView {
 
   update() {
     if (this.zoom) this.fill();
+  }
+
+  phases(cost) {
+    const rows = PHASES.map((phase) => [phase, cost.compute_s[phase], cost.communication_s[phase]]);
+    const beside = Math.max(0, cost.gradients_s - cost.exposed_s);
+    const notes = [
+      cost.hidden_s > 0 && `${format.seconds(cost.hidden_s)} of communication run behind other work`,
+      beside > 0 && `${format.seconds(beside)} of ${format.seconds(cost.gradients_s)} that gradients are summed in, beside the backward pass`,
+    ].filter(Boolean);
+    const cells = (row) => row.slice(1).map((seconds) => h("td", { class: "number" }, format.seconds(seconds)));
+    return h(
+      "section",
+      { class: "card wide narrow" },
+      h("h2", {}, "Phases"),
+      h(
+        "table",
+        { class: "rows still" },
+        h("thead", {}, h("tr", {}, h("th", {}, "Phase"), h("th", { class: "number" }, "Compute"), h("th", { class: "number" }, "Communication"))),
+        h("tbody", {}, rows.map((row) => h("tr", {}, h("td", {}, row[0]), cells(row)))),
+      ),
+      notes.length > 0 && h("p", { class: "note" }, `Not drawn, as nothing waits for it: ${notes.join("; ")}.`),
+    );
   }
 
   stages(pipeline) {

@@ -43,10 +43,12 @@ class WhatIfView {
     if (!each) return h("td", { class: "none" });
     if (each.seconds === null) return h("td", { class: "unfit", "data-tip": each.note }, h("b", {}, "no plan"), h("small", {}, each.note));
     const base = this.model.seconds;
+    const { machines, facts } = this.model.report;
+    const here = machines && each.cluster === machines.name && each.ranks === facts.ranks ? " here" : "";
     const tip = [`${each.cluster}, ${each.mesh}: ${format.plural(each.ranks, "rank")}`, `${format.seconds(each.seconds)} a step, ${format.bytes(each.memory_bytes)} of a rank`, each.note].filter(Boolean).join("\n");
     return h(
       "td",
-      { class: each.fits ? "fits" : "unfit", "data-tip": tip, style: each.fits ? { "--strength": strength(each.seconds) } : {} },
+      { class: (each.fits ? "fits" : "unfit") + here, "data-tip": tip, style: each.fits ? { "--strength": strength(each.seconds) } : {} },
       h("b", {}, format.seconds(each.seconds)),
       h("small", {}, each.fits ? `${base ? `${(base / each.seconds).toPrecision(2)} × as fast, ` : ""}${format.bytes(each.memory_bytes)}` : each.note || "does not fit"),
     );

@@ -86,3 +86,14 @@ class Zoom {
     this.content.setAttribute("transform", `translate(${this.x} ${this.y}) scale(${this.scale})`);
   }
 }
+
+function zoomButtons(zoom) {
+  const button = (text, name, key, act) => h("button", { class: "icon", "aria-label": name, "data-tip": `${name} (${key})`, onclick: act }, text);
+  return h(
+    "div",
+    { class: "zoom", role: "group", "aria-label": "Zoom" },
+    button("−", "Further", "−", () => zoom.by(1 / 1.4)),
+    button("+", "Nearer", zoom.flat ? "+, or Ctrl and the wheel" : "+", () => zoom.by(1.4)),
+    button("⤢", "All of it", "0", () => zoom.fit()),
+  );
+}
