@@ -21,6 +21,7 @@ from tfpar.functions.step_function import StepFunction
 from tfpar.graph_program import GraphProgram
 from tfpar.keras import adapter
 from tfpar.keras.batches import check_batch, check_training_batch
+from tfpar.keras.layers_of import layers_of
 from tfpar.keras.preprocessing import batch_as_fit_feeds, sequence_length
 from tfpar.keras.slots import slot_ratio
 from tfpar.options import (
@@ -263,7 +264,7 @@ def plan(
     job = Job.of(os.environ)
     told = settings.verbose and (job is None or job.rank == 0)
     with reporting("searching a plan", wanted=told) as report:
-        return plan_step(
+        found = plan_step(
             captured,
             dataclasses.replace(request, report=report),
             batch_size_of(specs),
@@ -273,6 +274,7 @@ def plan(
             dump_of("plan"),
             searching(settings, request.constraints),
         )
+    return found.of_model(layers_of(model))
 
 
 def plan_of(model: keras.Model | StepFunction | GraphProgram) -> Plan:

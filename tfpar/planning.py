@@ -24,7 +24,7 @@ from tfpar.ir.planning_graph import PlanningGraph, planning_graph
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
 from tfpar.planning_found import Interrupted, find_plan, until_interrupted
-from tfpar.planning_priced import cost_on_one_device, with_shares
+from tfpar.planning_priced import cost_on_one_device, with_baselines, with_shares
 from tfpar.planning_stages import plan_in_stages
 from tfpar.plans import Offload, Plan
 from tfpar.report.memory import check_room
@@ -420,6 +420,7 @@ def plan_step(
     plan, problem = find(search, request, batch_size)
     laid = lay_out(plan, problem)
     observe("propagate", lambda: str(laid))
+    plan = with_baselines(plan, problem, request.cluster, plan.num_ranks)
     return plan.with_partitioned(laid)
 
 

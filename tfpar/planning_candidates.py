@@ -40,7 +40,7 @@ def _on_other_meshes(
     meshes = logical_meshes(request.mesh)
     whole = next((plan for plan in known if plan.stages is None), None)
     if whole is not None and whole.layouts:
-        names = [name for name, _ in whole.layouts]
+        names = [other.name for other in whole.layouts]
         meshes = [m for name in names for m in meshes if name in (str(m), str(m.mesh))]
     for logical in meshes[:count]:
         try:

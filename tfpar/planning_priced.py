@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
-from tfpar.plans import Plan
+from tfpar.plans import Plan, PricedPlan
+from tfpar.propagation.engine import propagate
 from tfpar.search.as_planned import as_planned
 from tfpar.search.laid import laid_graph, priced_roles
 from tfpar.search.model.folded_model import folded_model
@@ -14,6 +17,7 @@ from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem, step_anchors
 from tfpar.search.shares import Priced, StepOfStages, WholeStep, in_shares, uneven_axes
 from tfpar.search.stages.priced import CutPlan
+from tfpar.spec import Mesh
 
 
 def with_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None) -> Plan:
@@ -54,6 +58,26 @@ def step_by_rank(plan: Plan, problem: Problem, cluster: Cluster) -> Priced | Non
     parts = step.cut(pieces)
     ratio, own = problem.state_ratio, step.statistics(parts)
     return WholeStep(step.whole, step.roles, cluster, ratio, parts, own)
+
+
+def with_baselines(plan: Plan, problem: Problem, cluster: Cluster, ranks: int) -> Plan:
+    """`plan` with what the step costs on one device, and with its batch split over all ranks and
+    nothing else.
+
+    Args:
+        cluster: of all ranks.
+    """
+    with collection_paused():
+        alone = cost_on_one_device(problem, cluster)
+        model = folded_model(problem, 2)
+        mesh, fed = Mesh(("data",), (ranks,)), frozenset(t.op for t in model.batched(problem))
+        laid = propagate(model.prepared, mesh, model.data_parallel_anchors(fed))
+        split = evaluate(laid, cluster, model.roles, problem.state_ratio)
+    found = (
+        PricedPlan("one device", alone.seconds, alone.memory_bytes),
+        PricedPlan("data parallel", split.seconds, split.memory_bytes),
+    )
+    return dataclasses.replace(plan, baselines=found[: 1 if ranks == 1 else 2])
 
 
 def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:

@@ -9,7 +9,7 @@ import pytest
 from tests.search import chain
 from tests.search.tiny import problem
 from tfpar.cost.cost import Cost
-from tfpar.plans import Alternative
+from tfpar.plans import Alternative, PricedPlan
 from tfpar.propagation.partitioned import Anchors, OpPlan
 from tfpar.search.folded_plan import FoldedPlan, assemble, count_split
 from tfpar.search.model.folded_model import FoldedModel
@@ -90,11 +90,11 @@ def test_alternatives_are_those_of_all_instances(asked, model):
 
 def test_a_plan_names_mesh_batch_cost_and_who_found_it(asked, model):
     found = of_block(0, COLUMNS)
-    elsewhere = [(3.0, "slow"), (2.0, "quick")]
+    elsewhere = [PricedPlan("slow", 3.0), PricedPlan("quick", 2.0, 1e9)]
     plan = assemble(asked, model, found, "stub", elsewhere=elsewhere, cut_short=True)
     assert (plan.mesh, plan.batch_axes, plan.planner) == (MESH, ("data",), "stub")
     assert plan.cost == found.cost and plan.cut_short
-    assert [name for name, _ in plan.layouts] == ["quick", "slow"], "the fastest first"
+    assert [other.name for other in plan.layouts] == ["quick", "slow"], "the fastest first"
 
 
 def test_a_plan_says_what_it_was_preferred_to_if_that_is_another(asked, model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfpar.spec.arguments import finite, integer, listed, refused
 
@@ -91,6 +91,32 @@ class SchedulePrice:
         return cls(**_read("schedules", cls, fields))
 
 
+class TaskTime(NamedTuple):
+    """When a task of a simulated step runs: `2F0`, as `pipeline.tasks.Task` writes it."""
+
+    start_s: float
+    end_s: float
+    task: str
+
+
+class SendTime(NamedTuple):
+    """When what a task has made goes to another stage."""
+
+    start_s: float
+    end_s: float
+    task: str
+    target: int
+    num_bytes: float
+
+
+class ReductionTime(NamedTuple):
+    """When the gradients of a stage are summed over its ranks."""
+
+    start_s: float
+    end_s: float
+    stage: int
+
+
 LIST = "list"
 """The name of a schedule that list scheduling has made (`pipeline.generators.listed`)."""
 
@@ -105,12 +131,16 @@ class StagedCost:
         stages: in their order.
         schedules: those that the plan's was picked from, itself the first, in equal shares of the
             batch; empty where the user gave it.
+        tasks, sends, reductions: when each runs in the simulated step, by their starts.
     """
 
     seconds: float
     bubble: float
     stages: tuple[StageShare, ...]
     schedules: tuple[SchedulePrice, ...] = ()
+    tasks: tuple[TaskTime, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    sends: tuple[SendTime, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    reductions: tuple[ReductionTime, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def fullest(self) -> int:
@@ -150,6 +180,14 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _row(name: str, value: Any, *readers: Callable[[str, Any], Any]) -> list[Any]:
+    """The fields of one row of a list, each by its reader."""
+    found = listed(name, value, f"a list of {len(readers)}")
+    if len(found) != len(readers):
+        raise refused(name, value, f"a list of {len(readers)}")
+    return [read(name, one) for read, one in zip(readers, found, strict=True)]
+
+
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "float": finite,
     "float | None": lambda name, value: None if value is None else finite(name, value),
@@ -163,6 +201,18 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     ),
     "tuple[SchedulePrice, ...]": lambda name, value: tuple(
         SchedulePrice.of(one) for one in listed(name, value, "a list of schedules")
+    ),
+    "tuple[TaskTime, ...]": lambda name, value: tuple(
+        TaskTime(*_row(name, one, finite, finite, _text))
+        for one in listed(name, value, "a list of tasks")
+    ),
+    "tuple[SendTime, ...]": lambda name, value: tuple(
+        SendTime(*_row(name, one, finite, finite, _text, integer, finite))
+        for one in listed(name, value, "a list of what is sent")
+    ),
+    "tuple[ReductionTime, ...]": lambda name, value: tuple(
+        ReductionTime(*_row(name, one, finite, finite, integer))
+        for one in listed(name, value, "a list of sums")
     ),
 }
 """How a field is read, by its type."""

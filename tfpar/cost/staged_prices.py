@@ -17,7 +17,7 @@ from tfpar.cost.pipeline import simulate
 from tfpar.cost.slices import SlicePrices
 from tfpar.cost.stage_costs import StagePrice, stage_prices
 from tfpar.cost.stage_transfers import StageTransfers
-from tfpar.cost.staged import StagedCost, StageShare
+from tfpar.cost.staged import ReductionTime, SendTime, StagedCost, StageShare, TaskTime
 from tfpar.cost.stages import Network
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.cost.timeline import Timeline
@@ -162,7 +162,23 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
                 prices.limits[actor],
             )
         )
-    return StagedCost(timeline.seconds + prices.step_s, timeline.bubble, tuple(shares))
+    return StagedCost(
+        timeline.seconds + prices.step_s,
+        timeline.bubble,
+        tuple(shares),
+        tasks=tuple(TaskTime(ran.start, ran.end, str(ran.task)) for ran in timeline.events),
+        sends=tuple(
+            SendTime(
+                sent.start,
+                sent.end,
+                str(sent.edge.producer),
+                sent.edge.consumer.stage,
+                sent.edge.num_bytes,
+            )
+            for sent in timeline.transfers
+        ),
+        reductions=tuple(ReductionTime(*reduced) for reduced in timeline.reductions),
+    )
 
 
 def cost_of_stages(prices: StagedPrices, schedule: Schedule, timeline: Timeline) -> Cost:

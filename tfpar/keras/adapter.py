@@ -31,6 +31,7 @@ from tfpar.keras import saving
 from tfpar.keras.callbacks import install_callbacks
 from tfpar.keras.files import SAVING, Files
 from tfpar.keras.keras_hub import install_keras_hub
+from tfpar.keras.layers_of import install_sources
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.saved_models import install_saved_models
 from tfpar.keras.streamed_weights import streamed_weights
@@ -86,6 +87,7 @@ def install() -> None:
     _install_saving(legacy_h5_format, "save_model_to_hdf5")
     install_saved_models()
     install_callbacks(parallel_model)
+    install_sources()
 
 
 def _install_fitting() -> None:

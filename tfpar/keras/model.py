@@ -17,6 +17,7 @@ from tfpar.distributed.world import World
 from tfpar.ir.names import VariableName
 from tfpar.keras.generation import GenerateFunction
 from tfpar.keras.gradients import marked_gradients
+from tfpar.keras.layers_of import layers_of
 from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.keras.parts import parts_of
 from tfpar.keras.places import places_in
@@ -97,7 +98,7 @@ class ParallelModel:
 
         def remember(plan: Plan, executable: Executable) -> None:
             if kind == "train" or self.plan is None:
-                self.plan = plan
+                self.plan = plan.of_model(layers_of(self.model))
             self.executables[kind] = executable
 
         return CompiledFunction(

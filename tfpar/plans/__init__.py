@@ -3,6 +3,7 @@
 from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.offload import Offload, Offloaded
 from tfpar.plans.plan import Plan
+from tfpar.plans.priced import PricedPlan
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.trials import Trial
@@ -15,6 +16,7 @@ __all__ = [
     "Plan",
     "PlannedStages",
     "PlannedVariable",
+    "PricedPlan",
     "Rival",
     "Trial",
     "plan_from_constraints",

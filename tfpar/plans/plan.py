@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import tfpar
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
+from tfpar.ir.model_layers import ModelLayer
 from tfpar.ir.names import pair
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles, trains
@@ -27,6 +28,7 @@ from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference, some_of
 from tfpar.plans.offload import Offloaded
+from tfpar.plans.priced import PricedPlan
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
@@ -54,11 +56,19 @@ if TYPE_CHECKING:
 class _Views(Protocol):
     """The functions of `report.views`."""
 
-    def summary(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> str: ...
+    def report_data(
+        self, plan: Plan, partitioned: PartitionedGraph | None, /
+    ) -> dict[str, Any]: ...
+
+    def summary(
+        self, plan: Plan, partitioned: PartitionedGraph | None, full: bool, sort: str | None, /
+    ) -> str: ...
 
     def explain(self, plan: Plan, name: str, partitioned: PartitionedGraph | None, /) -> str: ...
 
     def plan_graph(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> nx.DiGraph: ...
+
+    def notebook(self, plan: Plan, /) -> str: ...
 
 
 def _views() -> _Views:
@@ -83,8 +93,8 @@ class Plan:
         constraints: what the plan was made from, as text.
         fingerprint: of the graph; see `ir.fingerprint`.
         tfpar_version: the version that made it.
-        layouts: (logical mesh and batch axes as text, seconds of the best plan on it) of what else
-            the planner searched, best first.
+        layouts: the best plan on each other logical mesh that the planner searched, best first.
+        baselines: what the step costs on one device, and in data parallelism.
         planner: the name of the planner that made it; empty for a plan from constraints alone.
         cluster: the machines it was made for, and `cost` what a step costs there; None where
             nothing was priced.
@@ -108,6 +118,8 @@ class Plan:
         cut_short: the search, or an integer program of it, ended because its time was over, or the
             search was interrupted: there may be better plans.
         partitioned: what propagation made of it, once known; not saved.
+        layers: of the model, itself the first, once known; not saved.
+        report: what there is to show of it, as JSON, where that was saved; see `report_data`.
 
     Raises:
         PlanError: a spec that does not fit the mesh or its variable.
@@ -123,7 +135,8 @@ class Plan:
     planner: str = ""
     cluster: Cluster | None = None
     cost: Cost | None = None
-    layouts: tuple[tuple[str, float], ...] = ()
+    layouts: tuple[PricedPlan, ...] = ()
+    baselines: tuple[PricedPlan, ...] = ()
     recompute: tuple[str, ...] = ()
     offloaded: Offloaded = Offloaded()
     shares: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -137,6 +150,8 @@ class Plan:
     rivals: tuple[Rival, ...] = ()
     trials: tuple[Trial, ...] = ()
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
+    layers: tuple[ModelLayer, ...] = dataclasses.field(default=(), compare=False)
+    report: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_plan(self)
@@ -346,13 +361,54 @@ class Plan:
 
     def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
         """The same plan, knowing what propagation made of it."""
-        return dataclasses.replace(self, partitioned=partitioned)
+        return dataclasses.replace(self, partitioned=partitioned, report=None)
+
+    def of_model(self, layers: Iterable[ModelLayer]) -> Plan:
+        """The same plan, knowing the layers of the model that it is for, itself the first."""
+        return dataclasses.replace(self, layers=tuple(layers), report=None)
 
     # --- reading -----------------------------------------------------------------
 
-    def summary(self, partitioned: PartitionedGraph | None = None) -> str:
-        """Tables of placements, bytes, collectives and fallbacks, as text to print."""
-        return _views().summary(self, partitioned or self.partitioned)
+    def report_data(self, partitioned: PartitionedGraph | None = None) -> dict[str, Any]:
+        """All that there is to show of the plan, as a JSON object of a versioned format.
+
+        `tfpar.report.data.schema` says what its fields are. `summary`, `explain`, `graph` and the
+        commands read it and nothing else; `save` keeps it with the plan, where the graph of the
+        step is known: then it needs no model to be shown again.
+
+        Raises:
+            PlanError: the report that the plan's file holds is malformed, or of another version.
+        """
+        return _views().report_data(self, partitioned or self.partitioned)
+
+    def summary(
+        self,
+        partitioned: PartitionedGraph | None = None,
+        *,
+        full: bool = False,
+        sort: Literal["time", "memory"] | None = None,
+    ) -> str:
+        """The plan as a text to print: what it is, what a step takes, and its layers.
+
+        Args:
+            full: all layers and variables, each by itself, with inputs, collectives, padding and
+                what the plan was compared with; by default blocks that repeat are shown once.
+            sort: layers that take most `"time"` or `"memory"` first; by default as in the model.
+
+        Raises:
+            ArgumentError: no such order.
+            PlanError: as of `report_data`.
+        """
+        if sort is not None:
+            arguments.one_of("sort", sort, ("time", "memory"))
+        return _views().summary(self, partitioned or self.partitioned, full, sort)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return _views().notebook(self)
 
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
         """Where variable `name` lies and why, who reads it, and what that moves.
@@ -377,7 +433,7 @@ class Plan:
         is kept (`spec`) and those in which it is read (`read_as`).
 
         Raises:
-            PlanError: the plan is from a file, which holds no graph.
+            PlanError: the plan is from a file that was saved without a report.
         """
         return _views().plan_graph(self, partitioned or self.partitioned)
 
@@ -390,16 +446,20 @@ class Plan:
     # --- files -------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON; the file appears whole or not at all.
+        """Write the plan as JSON, with what there is to show of it where the graph of its step is
+        known (`report_data`); the file appears whole or not at all.
 
         Raises:
             PlanError: the file cannot be written.
         """
         path = arguments.path("path", path)
+        told = self
+        if self.partitioned is not None:
+            told = dataclasses.replace(self, report=self.report_data())
         partial = f"{path}.{os.getpid()}.partial"
         try:
             with open(partial, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
+                file.write(told.to_json())
             os.replace(partial, path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -426,7 +486,7 @@ class Plan:
         return cls.from_json(text, path)
 
     def to_json(self) -> str:
-        """The plan as JSON text: sorted, one line per variable and tensor."""
+        """The plan as JSON text: sorted, one line per variable and tensor; with its `report`."""
         return text_of(self)
 
     @classmethod

@@ -15,6 +15,7 @@ from tfpar.cost.staged import StagedCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.plans.offload import Offloaded
+from tfpar.plans.priced import PricedPlan
 from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
 from tfpar.plans.trials import Trial
@@ -56,12 +57,14 @@ def text_of(plan: Plan) -> str:
         ("rivals", _block("[]", map(_rival_json, plan.rivals))),
         ("trials", _block("[]", (json.dumps(dataclasses.asdict(one)) for one in plan.trials))),
         ("layouts", _block("[]", map(json.dumps, plan.layouts))),
+        ("baselines", _block("[]", map(json.dumps, plan.baselines))),
         ("constraints", _block("[]", map(json.dumps, plan.constraints))),
         ("recompute", json.dumps(list(plan.recompute))),
         ("offloaded", json.dumps(dataclasses.asdict(plan.offloaded))),
         ("variables", _block("{}", _pairs(plan.variables, _variable_json))),
         ("tensors", _block("{}", _pairs(plan.tensors, lambda s: json.dumps(format_spec(s))))),
         ("ops", _block("{}", _pairs(plan.ops, _op_json))),
+        *([] if plan.report is None else [("report", _report_json(plan.report))]),
     ]
     return "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in lines) + "\n}\n"
 
@@ -104,7 +107,8 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             tfpar_version=_text("tfpar", data["tfpar"]),
             planner=_text("planner", data["planner"]),
             cluster=None if cluster is None else cluster_of(cluster, "the plan's cluster"),
-            layouts=tuple(_layout("layouts", one) for one in _list("layouts", data["layouts"])),
+            layouts=_priced_plans("layouts", data["layouts"]),
+            baselines=_priced_plans("baselines", data.get("baselines", ())),  # older files
             cost=optional(_cost, "cost", data["cost"]),
             recompute=_texts("recompute", data.get("recompute", ())),  # older files have none
             offloaded=_read_offloaded("offloaded", data.get("offloaded", {})),  # older files
@@ -120,11 +124,23 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             rivals=tuple(_rival("rivals", one) for one in _list("rivals", data.get("rivals", ()))),
             trials=tuple(_trial("trials", one) for one in _list("trials", data.get("trials", ()))),
             ops=_each(_read_op, "ops", data.get("ops", {})),
+            report=optional(_table, "report", data.get("report")),
         )
     except KeyError as error:
         raise PlanError(f"The plan file {source!r} lacks the field {error}.") from None
     except (TypeError, ValueError, TfparError) as error:
         raise PlanError(f"The plan file {source!r} is malformed: {error}") from error
+
+
+def _report_json(report: Mapping[str, Any]) -> str:
+    """A line for each field, and for each entry of a list."""
+
+    def field(value: Any) -> str:
+        if isinstance(value, list | tuple) and value:
+            return _block("[]", map(json.dumps, value), 6)
+        return json.dumps(value)
+
+    return _block("{}", (f"{json.dumps(name)}: {field(value)}" for name, value in report.items()))
 
 
 def _variable_json(variable: PlannedVariable) -> str:
@@ -226,9 +242,16 @@ def _alternative(name: str, value: Any) -> Alternative:
     return Alternative(_spec(name, spec), found, _text(f"{name}, layout,", layout))
 
 
-def _layout(name: str, value: Any) -> tuple[str, float]:
-    layout, seconds = _list(name, value, 2)
-    return _text(name, layout), finite(name, seconds)
+def _priced_plans(name: str, value: Any) -> tuple[PricedPlan, ...]:
+    return tuple(_priced_plan(name, one) for one in _list(name, value))
+
+
+def _priced_plan(name: str, value: Any) -> PricedPlan:
+    found, seconds, *memory = _list(name, value)
+    if len(memory) > 1:
+        raise refused(name, value, "a name, seconds and bytes")
+    stored = optional(finite, f"{name}, bytes,", *(memory or (None,)))  # older files have none
+    return PricedPlan(_text(name, found), finite(name, seconds), stored)
 
 
 def _passed_over(name: str, value: Any) -> tuple[float, int]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.cost.cost import Cost
-from tfpar.plans import Alternative, Plan, PlannedVariable
+from tfpar.plans import Alternative, Plan, PlannedVariable, PricedPlan
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
@@ -46,7 +46,7 @@ def assemble(
     found: FoldedPlan,
     planner: str,
     alternatives: Mapping[str, Sequence[Alternative]] | None = None,
-    elsewhere: Sequence[tuple[float, str]] = (),
+    elsewhere: Sequence[PricedPlan] = (),
     preferred_to: FoldedPlan | None = None,
     cut_short: bool = False,
 ) -> Plan:
@@ -55,7 +55,7 @@ def assemble(
     Args:
         planner: its name.
         alternatives: what else was priced for a variable of the folded graph, by its name.
-        elsewhere: seconds of the best plan on another mesh, and that mesh as text.
+        elsewhere: the best plans on other meshes.
         preferred_to: the fastest plan, if `found` was taken for being simpler.
         cut_short: there may be better plans: there was no time to look for them.
     """
@@ -90,7 +90,7 @@ def assemble(
         },
         planner=planner,
         cost=found.cost,
-        layouts=tuple((mesh, seconds) for seconds, mesh in sorted(elsewhere)),
+        layouts=tuple(sorted(elsewhere, key=lambda other: (other.seconds, other.name))),
         ops={
             name: op
             for stand_in, op in found.anchors.ops.items()

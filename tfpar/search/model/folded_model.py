@@ -116,16 +116,20 @@ class FoldedModel:
         )
         return propagate(self.prepared, Mesh.of([1]), anchors)
 
+    def data_parallel_anchors(self, fed: frozenset[Op]) -> Anchors:
+        """What is fixed where what is `fed`, and only that, is split over the ranks of one axis."""
+        graph, whole = self.prepared.graph, replicated(1)
+        return Anchors(
+            variables={v.name: whole for v in graph.variables},
+            inputs=[(Shard(0),) if t.op in fed else whole for t in graph.inputs],
+            outputs=[whole] * len(graph.outputs),
+        )
+
     def data_parallel(self, parts: int, fed: frozenset[Op]) -> Mapping[Op, Decision]:
         """How all ops run where what is `fed`, and only that, is split over `parts` ranks."""
         key = parts, fed
         if key not in self._data_parallel:
-            graph, whole = self.prepared.graph, replicated(1)
-            anchors = Anchors(
-                variables={v.name: whole for v in graph.variables},
-                inputs=[(Shard(0),) if t.op in fed else whole for t in graph.inputs],
-                outputs=[whole] * len(graph.outputs),
-            )
+            anchors = self.data_parallel_anchors(fed)
             mesh = Mesh(("data",), (parts,))
             self._data_parallel[key] = propagate(self.prepared, mesh, anchors).decisions
         return self._data_parallel[key]

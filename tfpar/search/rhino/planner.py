@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
-from tfpar.plans import Plan
+from tfpar.plans import Plan, PricedPlan
 from tfpar.propagation.engine import propagate
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_plan import FoldedPlan, assemble
@@ -118,7 +118,9 @@ class RhinoPlanner:
             self.name,
             alternatives=alternatives(problem, model, taken.mesh, taken.anchors, taken.cost, until),
             elsewhere=[
-                (f.cost.seconds, str(f.mesh)) for f in found if f.mesh.shape != taken.mesh.shape
+                PricedPlan(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
+                for f in found
+                if f.mesh.shape != taken.mesh.shape
             ],
             preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,

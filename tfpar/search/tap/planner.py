@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tfpar.ir.collection import collection_paused
-from tfpar.plans import Alternative, Plan
+from tfpar.plans import Alternative, Plan, PricedPlan
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_plan import FoldedPlan, assemble
 from tfpar.search.meshes import LogicalMesh
@@ -120,7 +120,11 @@ class TapPlanner:
             self.name,
             alternatives=_alternatives(taken, model, searches),
             elsewhere=[
-                (search.key.seconds, str(search.logical))
+                PricedPlan(
+                    str(search.logical),
+                    search.key.seconds,
+                    found[search].cost.memory_bytes if search in found else None,
+                )
                 for search in searches
                 if not _is_on(taken, search.logical) and not search.key.over
             ],

@@ -1,0 +1,19 @@
+"""What a search priced beside its plan."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PricedPlan(NamedTuple):
+    """Another plan, as far as it is remembered.
+
+    Attributes:
+        name: the logical mesh and the axes that split the batch; or of a baseline, what it is.
+        seconds: of a step.
+        memory_bytes: the most that a rank stores; None where that was not looked at.
+    """
+
+    name: str
+    seconds: float
+    memory_bytes: float | None = None
