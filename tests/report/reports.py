@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import msgspec
-
 from tests.report.one_f_one_b import simulated
 from tfpar.report.data.schema import (
     Axis,
@@ -42,6 +40,7 @@ FLOPS, BANDWIDTH = 5e13, 5e10
 NASTY = "\"'<b>&amp;</b></script><!--"
 """A name that breaks a page which takes it for anything but text."""
 SEQUENCE = 128
+PHASES, KINDS = ("forward", "backward", "update"), ("weights", "slots", "live")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +221,7 @@ def _variables(sketch: Sketch, size: Size) -> list[Variable]:
 
 def _variable(path, layer, shape, spec, local, num_bytes, held, stage, kind, options, uses):
     return Variable(
-        path, layer, kind, shape, "float32", _words(spec), spec, None, local, num_bytes, held,
+        path, layer, kind, kind == "weight", shape, "float32", _words(spec), spec, None, local, num_bytes, held,
         "the planner chose it" if kind == "weight" else "as its weight", stage, False, options,
         uses, len(uses),
     )  # fmt: off
@@ -319,8 +318,8 @@ def _cost(
     moved = [c for c in collectives if c.layer in paths]
     between = sum(c.seconds for c in moved if c.when == "between")
     gradients = sum(c.seconds for c in moved if c.when == "beside")
-    compute = [sum(getattr(x.seconds, p) for x in layers) for p in ByPhase.__struct_fields__]
-    waits = [sum(getattr(x.communication_s, p) for x in layers) for p in ByPhase.__struct_fields__]
+    compute = [sum(getattr(x.seconds, p) for x in layers) for p in PHASES]
+    waits = [sum(getattr(x.communication_s, p) for x in layers) for p in PHASES]
     parts = {
         "compute": sum(compute), "collectives": between, "gradients": gradients * EXPOSED,
         "hidden": -between * HIDDEN, "start": 1e-4,
@@ -330,7 +329,7 @@ def _cost(
         end = max(task.end for task in pipeline.tasks)
         parts |= {"transfers": sends, "bubble": end - sum(compute) - sum(waits) - sends}
     memory = BytesByKind(
-        *(sum(getattr(x.memory, k) for x in fullest) for k in BytesByKind.__struct_fields__)
+        *(sum(getattr(x.memory, k) for x in fullest) for k in KINDS)
     )
     return Cost(
         sum(parts.values()), tuple(PartOfStep(n, s) for n, s in parts.items()),
@@ -414,10 +413,10 @@ def unpriced() -> Report:
     """What a plan from constraints alone has: no cost, no machines, nothing else priced."""
     found = mlp()
     layers = tuple(
-        msgspec.structs.replace(x, seconds=ByPhase(), communication_s=ByPhase())
+        dataclasses.replace(x, seconds=ByPhase(), communication_s=ByPhase())
         for x in found.layers
     )
-    return msgspec.structs.replace(
+    return dataclasses.replace(
         found, machines=None, cost=None, layers=layers, candidates=(), what_if=(), warnings=(),
         hints=(), verdict="'mlp' on 2 data x 2 model, as constraints say.",
     )  # fmt: off

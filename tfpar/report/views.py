@@ -9,6 +9,7 @@ from tfpar.report import explain as explaining
 from tfpar.report import graph
 from tfpar.report import summary as summarizing
 from tfpar.report.data.build import report_of
+from tfpar.report.page.page import render_page
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -40,6 +41,11 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
 def plan_graph(plan: Plan, partitioned: PartitionedGraph | None) -> nx.DiGraph:
     """`Plan.graph`."""
     return graph.plan_graph(report_of(plan, partitioned))
+
+
+def page(plan: Plan, partitioned: PartitionedGraph | None) -> str:
+    """`Plan.to_html`."""
+    return render_page(report_of(plan, partitioned))
 
 
 def notebook(plan: Plan) -> str:
