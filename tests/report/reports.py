@@ -95,12 +95,20 @@ def _block(i: int, depth: int, width: int, stage: int | None, before: str) -> li
     name = f"block_{i}"
 
     def layer(
-        member: int, path: str, kind: str, wide: int, made: str, reads: Sequence[str], **weights: str
+        member: int,
+        path: str,
+        kind: str,
+        wide: int,
+        made: str,
+        reads: Sequence[str],
+        **weights: str,
     ) -> Sketch:
         sizes = {"gamma": (width,), "bias": (wide,)}
         shapes = [(n, sizes.get(n, (_width(reads[0]), wide)), s) for n, s in weights.items()]
         repeat = Repeat(0, "block_*", i, depth, member)
-        return Sketch(f"{name}/{path}", kind, tuple(shapes), wide, made, tuple(reads), repeat, stage)
+        return Sketch(
+            f"{name}/{path}", kind, tuple(shapes), wide, made, tuple(reads), repeat, stage
+        )
 
     def _width(read: str) -> int:
         return {f"{name}/mlp/up": 4 * width}.get(read, width)
@@ -111,15 +119,17 @@ def _block(i: int, depth: int, width: int, stage: int | None, before: str) -> li
     return [
         layer(0, "norm_1", normal, width, whole, [before], gamma="R,R"),
         layer(1, "attention/qkv", "Dense", 3 * width, cut, [f"{name}/norm_1"], kernel="R,S(1)"),
-        layer(2, "attention/out", "Dense", width, "S(0),P(sum)", [f"{attention}/qkv"],
-              kernel="R,S(0)"),
+        layer(
+            2, "attention/out", "Dense", width, "S(0),P(sum)", [f"{attention}/qkv"], kernel="R,S(0)"
+        ),
         layer(3, "add_1", "Add", width, whole, [f"{attention}/out", before]),
         layer(4, "norm_2", normal, width, whole, [f"{name}/add_1"], gamma="R,R"),
-        layer(5, "mlp/up", "Dense", 4 * width, cut, [f"{name}/norm_2"], kernel="R,S(1)",
-              bias="R,S(0)"),
+        layer(
+            5, "mlp/up", "Dense", 4 * width, cut, [f"{name}/norm_2"], kernel="R,S(1)", bias="R,S(0)"
+        ),
         layer(6, "mlp/down", "Dense", width, "S(0),P(sum)", [up], kernel="R,S(0)", bias="R,R"),
         layer(7, "add_2", "Add", width, whole, [f"{name}/mlp/down", f"{name}/add_1"]),
-    ]  # fmt: off
+    ]
 
 
 # --- what comes of sketches -----------------------------------------------------------------
@@ -158,12 +168,23 @@ def _report(
         verdict=f"{name!r} on {where}: a step takes {cost.seconds * 1e3:.2f} ms, "
         f"{alone / cost.seconds:.1f} times as fast as one device.",
         facts=Facts(
-            name, "Functional", where, "split over data", tuple(_axes(mesh)), ranks, "tap",
-            microbatches=microbatches, fingerprint="9f3c1a",
+            name,
+            "Functional",
+            where,
+            "split over data",
+            tuple(_axes(mesh)),
+            ranks,
+            "tap",
+            microbatches=microbatches,
+            fingerprint="9f3c1a",
         ),
         machines=Machines(
-            "dgx-a100", f"{max(1, ranks // 8)} nodes x {min(ranks, 8)} devices", {"A100": ranks},
-            40 * GIB, (Link("nvlink", 3e11, 2e-6), Link("infiniband", 2.5e10, 5e-6)), FLOPS * ranks,
+            "dgx-a100",
+            f"{max(1, ranks // 8)} nodes x {min(ranks, 8)} devices",
+            {"A100": ranks},
+            40 * GIB,
+            (Link("nvlink", 3e11, 2e-6), Link("infiniband", 2.5e10, 5e-6)),
+            FLOPS * ranks,
         ),
         cost=cost,
         layers=layers,
@@ -180,7 +201,7 @@ def _report(
         run_whole=(),
         warnings=(f"{name}: a warning that names its model.",),
         hints=("The dearest collective is an all_reduce over model.",),
-    )  # fmt: off
+    )
 
 
 def _axes(mesh: tuple[int, int]) -> list[Axis]:
@@ -204,9 +225,10 @@ def _variables(sketch: Sketch, size: Size) -> list[Variable]:
         num_bytes, parts = 4 * math.prod(shape), size.split(spec)
         specs = ("R,R", "R,S(0)", "R,S(1)")[: len(shape) + 1]
         options = tuple(
-            Option(_words(other), other, "", 1e-3 * (2 + i)) for i, other in enumerate(specs)
+            Option(_words(other), other, "", 1e-3 * (2 + i))
+            for i, other in enumerate(specs)
             if other != spec
-        )  # fmt: off
+        )
         uses = (Use("MatMul", f"{sketch.path}/MatMul", spec, sketch.made, False),)
         local = tuple(
             n // size.mesh[1] if f"S({dim})" in spec else n for dim, n in enumerate(shape)
@@ -221,10 +243,25 @@ def _variables(sketch: Sketch, size: Size) -> list[Variable]:
 
 def _variable(path, layer, shape, spec, local, num_bytes, held, stage, kind, options, uses):
     return Variable(
-        path, layer, kind, kind == "weight", shape, "float32", _words(spec), spec, None, local, num_bytes, held,
-        "the planner chose it" if kind == "weight" else "as its weight", stage, False, options,
-        uses, len(uses),
-    )  # fmt: off
+        path,
+        layer,
+        kind,
+        kind == "weight",
+        shape,
+        "float32",
+        _words(spec),
+        spec,
+        None,
+        local,
+        num_bytes,
+        held,
+        "the planner chose it" if kind == "weight" else "as its weight",
+        stage,
+        False,
+        options,
+        uses,
+        len(uses),
+    )
 
 
 def _words(spec: str) -> str:
@@ -244,9 +281,18 @@ def _collectives(sketch: Sketch, size: Size) -> list[Collective]:
     def add(axis: str, phase: str, when: str, count: int, num_bytes: int) -> None:
         seconds = num_bytes * 1.5 / BANDWIDTH
         found.append(
-            Collective("all_reduce", (axis,), sketch.path, phase, when, count, num_bytes,
-                       seconds, seconds * 1.1)
-        )  # fmt: off
+            Collective(
+                "all_reduce",
+                (axis,),
+                sketch.path,
+                phase,
+                when,
+                count,
+                num_bytes,
+                seconds,
+                seconds * 1.1,
+            )
+        )
 
     if any(isinstance(p, Partial) for p in parse_spec(sketch.made)):
         add("model", "forward", "between", size.microbatches, made)
@@ -277,13 +323,22 @@ def _layer(
     kept = _made_bytes(sketch, size)
     words = {v.placement or "" for v in weights}
     return Layer(
-        sketch.path, sketch.class_name, "model.py:42" if sketch.class_name else "", sketch.repeat,
-        sketch.stage, 12, "MatMul" if len(sketch.weights) else "AddV2", flops,
-        "; ".join(sorted(words - {"replicated"}) or words), sum(math.prod(v.shape) for v in weights),
-        sum(v.num_bytes for v in weights), ByPhase(work / 3, work * 2 / 3, held * 7 / 1e12),
-        ByPhase(**waited), BytesByKind(held, 2 * held, kept * (4 if sketch.stage else 1)
-        / size.microbatches), kept,
-    )  # fmt: off
+        sketch.path,
+        sketch.class_name,
+        "model.py:42" if sketch.class_name else "",
+        sketch.repeat,
+        sketch.stage,
+        12,
+        "MatMul" if len(sketch.weights) else "AddV2",
+        flops,
+        "; ".join(sorted(words - {"replicated"}) or words),
+        sum(math.prod(v.shape) for v in weights),
+        sum(v.num_bytes for v in weights),
+        ByPhase(work / 3, work * 2 / 3, held * 7 / 1e12),
+        ByPhase(**waited),
+        BytesByKind(held, 2 * held, kept * (4 if sketch.stage else 1) / size.microbatches),
+        kept,
+    )
 
 
 def _flows(sketches: Sequence[Sketch], size: Size) -> tuple[Flow, ...]:
@@ -295,9 +350,17 @@ def _flows(sketches: Sequence[Sketch], size: Size) -> tuple[Flow, ...]:
             read = source.made.replace("P(sum)", "R")
             shape = (64, size.rows // 64, source.width)
             found.append(
-                Flow(path, target.path, f"{path}/out:0", shape, "float32", 4 * math.prod(shape),
-                     source.made, (read,))
-            )  # fmt: off
+                Flow(
+                    path,
+                    target.path,
+                    f"{path}/out:0",
+                    shape,
+                    "float32",
+                    4 * math.prod(shape),
+                    source.made,
+                    (read,),
+                )
+            )
     return tuple(found)
 
 
@@ -321,23 +384,34 @@ def _cost(
     compute = [sum(getattr(x.seconds, p) for x in layers) for p in PHASES]
     waits = [sum(getattr(x.communication_s, p) for x in layers) for p in PHASES]
     parts = {
-        "compute": sum(compute), "collectives": between, "gradients": gradients * EXPOSED,
-        "hidden": -between * HIDDEN, "start": 1e-4,
-    }  # fmt: off
+        "compute": sum(compute),
+        "collectives": between,
+        "gradients": gradients * EXPOSED,
+        "hidden": -between * HIDDEN,
+        "start": 1e-4,
+    }
     if pipeline is not None:
         sends = 2 * sum(t.end - t.start for t in pipeline.transfers[:1])
         end = max(task.end for task in pipeline.tasks)
         parts |= {"transfers": sends, "bubble": end - sum(compute) - sum(waits) - sends}
-    memory = BytesByKind(
-        *(sum(getattr(x.memory, k) for x in fullest) for k in KINDS)
-    )
+    memory = BytesByKind(*(sum(getattr(x.memory, k) for x in fullest) for k in KINDS))
     return Cost(
-        sum(parts.values()), tuple(PartOfStep(n, s) for n, s in parts.items()),
-        ByPhase(*compute), ByPhase(*waits), between * HIDDEN, gradients, gradients * EXPOSED,
-        parts.get("bubble", 0.0), parts.get("transfers", 0.0), 25e6,
-        sum(c.count for c in collectives), memory.total, memory, memory.weights,
+        sum(parts.values()),
+        tuple(PartOfStep(n, s) for n, s in parts.items()),
+        ByPhase(*compute),
+        ByPhase(*waits),
+        between * HIDDEN,
+        gradients,
+        gradients * EXPOSED,
+        parts.get("bubble", 0.0),
+        parts.get("transfers", 0.0),
+        25e6,
+        sum(c.count for c in collectives),
+        memory.total,
+        memory,
+        memory.weights,
         sum(x.kept_bytes for x in fullest),
-    )  # fmt: off
+    )
 
 
 def _pipeline(by_stage: dict[int | None, list[Layer]], size: Size) -> Pipeline:
@@ -361,23 +435,40 @@ def _pipeline(by_stage: dict[int | None, list[Layer]], size: Size) -> Pipeline:
         peak = sum(x.memory.total for x in found)
         stages.append(
             Stage(
-                ranks[i], f"{found[0].path} to {found[-1].path}",
-                int(sum(x.weight_bytes for x in found)), int(sum(x.memory.weights for x in found)),
-                forward[i], backward[i], update[i], 1e-3, end / work - 1,
-                2 * sent * size.microbatches, min(count - i, size.microbatches),
+                ranks[i],
+                f"{found[0].path} to {found[-1].path}",
+                int(sum(x.weight_bytes for x in found)),
+                int(sum(x.memory.weights for x in found)),
+                forward[i],
+                backward[i],
+                update[i],
+                1e-3,
+                end / work - 1,
+                2 * sent * size.microbatches,
+                min(count - i, size.microbatches),
                 sum(x.memory.weights + x.memory.slots for x in found),
-                sum(x.memory.live for x in found) / (count - i), peak, "B0", 40 * GIB,
+                sum(x.memory.live for x in found) / (count - i),
+                peak,
+                "B0",
+                40 * GIB,
             )
-        )  # fmt: off
+        )
     schedules = (
         ScheduleTime("1F1B", end, stages[0].peak_bytes or 0.0, True),
         ScheduleTime("GPIPE", end * 1.02, 60 * GIB, False),
     )
     idle = end * count / sum(t.end - t.start for t in tasks) - 1
     return Pipeline(
-        f"1F1B, {size.microbatches} microbatches", tuple(ranks), tuple(range(count)), False,
-        tuple(stages), idle, schedules, tasks, transfers,
-    )  # fmt: off
+        f"1F1B, {size.microbatches} microbatches",
+        tuple(ranks),
+        tuple(range(count)),
+        False,
+        tuple(stages),
+        idle,
+        schedules,
+        tasks,
+        transfers,
+    )
 
 
 def _candidates(cost: Cost, alone: float) -> tuple[Candidate, ...]:
@@ -390,10 +481,14 @@ def _candidates(cost: Cost, alone: float) -> tuple[Candidate, ...]:
         slower = 1.06 + 0.11 * i
         found.append(
             Candidate(
-                mesh, "layout", cost.seconds * slower, cost.memory_bytes * (0.7 + 0.4 * i), True,
+                mesh,
+                "layout",
+                cost.seconds * slower,
+                cost.memory_bytes * (0.7 + 0.4 * i),
+                True,
                 f"takes {100 * (slower - 1):.0f} % longer",
             )
-        )  # fmt: off
+        )
     found.append(Candidate("8 stages", "pipeline", None, None, None, "its batch is too small"))
     return tuple(found)
 
@@ -413,10 +508,16 @@ def unpriced() -> Report:
     """What a plan from constraints alone has: no cost, no machines, nothing else priced."""
     found = mlp()
     layers = tuple(
-        dataclasses.replace(x, seconds=ByPhase(), communication_s=ByPhase())
-        for x in found.layers
+        dataclasses.replace(x, seconds=ByPhase(), communication_s=ByPhase()) for x in found.layers
     )
     return dataclasses.replace(
-        found, machines=None, cost=None, layers=layers, candidates=(), what_if=(), warnings=(),
-        hints=(), verdict="'mlp' on 2 data x 2 model, as constraints say.",
-    )  # fmt: off
+        found,
+        machines=None,
+        cost=None,
+        layers=layers,
+        candidates=(),
+        what_if=(),
+        warnings=(),
+        hints=(),
+        verdict="'mlp' on 2 data x 2 model, as constraints say.",
+    )

@@ -37,8 +37,7 @@ def render_page(report: Report) -> str:
 def _asset(name: str) -> str:
     """The text of a file of the page; those of libraries lie beside its own."""
     folder = "." if name.startswith("vendor/") else "assets"
-    file = resources.files(__package__).joinpath(folder, name)
-    return file.read_text(encoding="utf-8")
+    return (resources.files(__package__) / folder / name).read_text(encoding="utf-8")
 
 
 def _hash(script: str) -> str:

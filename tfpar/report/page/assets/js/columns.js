@@ -32,7 +32,7 @@ const TABLES = {
         bytesColumn("Kept", (row) => sum(row.layers, (x) => x.kept_bytes), "for the backward pass"),
         column("Source", (row) => row.layer.source),
       ].filter(Boolean),
-    rows: (model, fold) => layerRows(model.layers, fold),
+    rows: (model, fold) => model.rows(model.layers, fold),
   },
   variables: {
     name: "Variables",

@@ -57,7 +57,7 @@ class Details {
         ["Work", layer.flops > 0 && `${format.short(layer.flops)}FLOP in ${format.plural(layer.ops, "op")}, most in ${layer.kind}`],
         ["Made in", layer.source],
         ["Stage", layer.stage !== null && String(layer.stage)],
-        ["Repeats", repeat && `${repeat.instance + 1} of ${repeat.of} in ${repeat.name}`],
+        ["Repeats", repeat && `number ${repeat.instance + 1} of ${repeat.of}, ${model.blocks.get(repeat.block).name}`],
       ]),
       model.seconds !== null && this.section("Time by phase", this.phases(layer)),
       this.section("Memory when the rank stores most", this.memory(layer)),

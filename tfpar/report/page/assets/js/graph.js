@@ -8,6 +8,13 @@ class GraphView {
     this.opened = new Map();
   }
 
+  // What asks for another drawing: repeats that are not folded, and whether small ops have boxes.
+  asked() {
+    const layer = this.model.byPath.get(this.state.get("layer"));
+    this.tree.all = this.state.get("small") !== null || (layer !== undefined && this.tree.small.has(layer.path));
+    return `${this.state.get("unfold")} ${this.tree.all}`;
+  }
+
   unfolded() {
     return new Set((this.state.get("unfold") || "").split(",").filter(Boolean).map((i) => this.tree.repeats()[i]?.id));
   }
@@ -30,6 +37,7 @@ class GraphView {
       this.legend(),
       h("span", { class: "grow" }),
       this.note,
+      this.tree.small.size > 0 && h("button", { id: "small", "data-tip": "Constants, counters and such, at the ends of the graph", onclick: () => this.state.set({ small: this.state.get("small") ? null : "1" }) }, "Small ops"),
       this.tree.repeats().length > 0 && h("button", { id: "fold", onclick: () => this.fold() }, "Fold repeats"),
     );
     return h("div", { class: "graph-view" }, tools, h("div", { class: "canvas" }, this.frame, zoomButtons(this.zoom)));
@@ -48,9 +56,8 @@ class GraphView {
     return h(
       "ul",
       { class: "legend" },
-      ["split", "partial", "replicated"].map((name) => h("li", {}, h("i", { class: `letter ${name[0].toUpperCase()}` }, name[0].toUpperCase()), name)),
-      this.model.axes.length > 1 && h("li", {}, `a letter for each axis: ${this.model.axes.map((axis) => axis.name).join(", ")}`),
-      h("li", {}, h("i", { class: "line" }), "width: bytes"),
+      ["split", "partial", "replicated"].map((name) => h("li", { "data-tip": `A letter for each axis of the mesh: ${this.model.axes.map((axis) => axis.name).join(", ")}.\nOf a layer with weights how these lie, else what it makes.` }, h("i", { class: `letter ${name[0].toUpperCase()}` }, name[0].toUpperCase()), name)),
+      h("li", {}, h("i", { class: "line" }), "as wide as its bytes"),
       h("li", {}, h("i", { class: "line moved" }), "laid anew"),
     );
   }
@@ -73,6 +80,7 @@ class GraphView {
 
   render() {
     const { tree } = this;
+    this.drawnFor = this.asked();
     this.drawnUnfolded = this.unfolded();
     const { open, refused } = tree.visible(this.opened, this.drawnUnfolded);
     this.open = open;
@@ -104,8 +112,10 @@ class GraphView {
       ...frames.map((frame) => this.titleOf(frame, laid.frames.get(frame.id))),
       ...leaves.map((leaf) => this.box(leaf, laid.boxes.get(leaf.id))),
     );
+    const small = byId("small");
+    if (small) small.setAttribute("aria-pressed", String(this.tree.all));
     const fold = byId("fold");
-    if (fold) fold.textContent = this.drawnUnfolded.size ? "Fold repeats" : "Show each repeat";
+    if (fold) fold.textContent = this.drawnUnfolded.size ? "Fold repeats" : "Unfold repeats";
     const more = refused ? `At most ${LIMIT} boxes are drawn at once: close a scope to open another. ` : "";
     this.note.textContent = `${more}${format.plural(leaves.length, "box").replace("boxs", "boxes")} for ${format.plural(this.model.layers.length, "layer")}`;
   }
@@ -117,7 +127,8 @@ class GraphView {
     const unfolded = this.drawnUnfolded;
     for (const flow of this.model.report.flows) {
       const [a, b] = [this.model.byPath.get(flow.source), this.model.byPath.get(flow.target)];
-      if (!a || !b || this.tree.acrossInstances(a, b, unfolded)) continue;
+      const hidden = (layer) => !this.tree.all && this.tree.small.has(layer.path);
+      if (!a || !b || hidden(a) || hidden(b) || this.tree.acrossInstances(a, b, unfolded)) continue;
       const source = this.tree.standIn(a, this.open, unfolded);
       const target = this.tree.standIn(b, this.open, unfolded);
       if (source === target) continue;
@@ -177,7 +188,7 @@ class GraphView {
       },
       svg("rect", { width: box.width, height: 24, rx: 8 }),
       svg("path", { d: "M10,9.5 l4,5 l4,-5 z" }),
-      svg("text", { x: 24, y: 17 }, shorten(node.label + times, box.width - 34, 7)),
+      svg("text", { x: 24, y: 17 }, shorten(node.label + times, box.width - 34, 13)),
     );
   }
 
@@ -187,7 +198,7 @@ class GraphView {
     const [layer] = node.layer ? [node.layer] : layers;
     const status = node.layer ? model.status(layer) : this.mixed(layers);
     const seconds = sum(layers, (each) => model.secondsOf(each));
-    const time = model.seconds === null ? "" : format.seconds(seconds);
+    const time = !seconds ? "" : format.seconds(seconds);
     const times = node.kind === "repeat" ? ` × ${node.children.length}` : "";
     const kind = node.layer ? layer.class_name || layer.kind : format.plural(node.layers().length, "layer");
     const found = node.layer ? this.lettersOf(layer) : [];
@@ -213,8 +224,8 @@ class GraphView {
       !node.layer && svg("rect", { class: "stack", x: 4, y: 4, width: at.width, height: at.height, rx: 6 }),
       svg("rect", { class: "card", width: at.width, height: at.height, rx: 6 }),
       svg("path", { class: "mark", d: `M6,0 h1 v${at.height} h-1 a6,6 0 0 1 -6,-6 v-${at.height - 12} a6,6 0 0 1 6,-6 z` }),
-      svg("text", { class: "name", x: 16, y: 20 }, shorten(node.label + times, at.width - (node.layer ? 26 : 46), 7.2)),
-      svg("text", { class: "kind", x: 16, y: 38 }, shorten(kind, right - time.length * 6.2 - 26, 6.2)),
+      svg("text", { class: "name", x: 16, y: 20 }, shorten(node.label + times, at.width - (node.layer ? 24 : 46), 13)),
+      svg("text", { class: "kind", x: 16, y: 38 }, shorten(kind, right - time.length * 6.2 - 22, 11)),
       svg("text", { class: "time", x: right, y: 38, "text-anchor": "end" }, time),
       found.map((letter, i) => this.letter(letter, right + 8 + i * 18, 27)),
       !node.layer && this.opener(node, at),
@@ -304,8 +315,7 @@ class GraphView {
   // What is chosen, and what the search finds.
   update() {
     if (!this.frame) return;
-    const unfolded = this.unfolded();
-    const same = unfolded.size === this.drawnUnfolded.size;
+    const same = this.drawnFor === this.asked();
     const layer = this.model.byPath.get(this.state.get("layer"));
     const standing = layer && this.standing();
     if (!same || (standing && !standing.layer)) {
@@ -331,8 +341,12 @@ class GraphView {
   }
 }
 
-// As much of a text as `width` holds, by the usual width of a letter.
-function shorten(text, width, letter) {
-  const most = Math.max(1, Math.floor(width / letter));
-  return text.length <= most ? text : `${text.slice(0, Math.max(1, most - 1))}…`;
+// As much of a text as `width` pixels hold, at a size of letters in pixels.
+function shorten(text, width, size) {
+  const context = (shorten.context ??= document.createElement("canvas").getContext("2d"));
+  context.font = `500 ${size}px ${getComputedStyle(document.body).fontFamily}`;
+  if (context.measureText(text).width <= width) return text;
+  let most = text.length;
+  while (most > 1 && context.measureText(`${text.slice(0, most)}…`).width > width) most -= 1;
+  return `${text.slice(0, most)}…`;
 }

@@ -63,7 +63,7 @@ function layerLanes(model) {
       const from = now;
       add(compute, layer.seconds[phase], `task-${phase[0].toUpperCase()}`, layer.path, `${layer.path}\n${phase}: computes`, layer);
       add(waits, layer.communication_s[phase], "task-wait", layer.path, `${layer.path}\n${phase}: waits for communication`, layer);
-      const scope = scopeOf(layer);
+      const scope = model.scopeOf(layer);
       span(scopes, from, "task-scope", scope, `${scope}\n${phase}`);
       span(phases, from, `task-${phase[0].toUpperCase()}`, phase, phase);
     }
@@ -75,10 +75,4 @@ function layerLanes(model) {
     { name: "compute", about: "layer by layer", tasks: compute },
     { name: "waits", about: "for communication", tasks: waits },
   ];
-}
-
-// `block_3`: the instance of a block that repeats, else the outermost scope.
-function scopeOf(layer) {
-  if (layer.repeat) return layer.repeat.name.replace("*", layer.repeat.instance);
-  return layer.path.split("/")[0];
 }

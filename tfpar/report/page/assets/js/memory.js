@@ -41,7 +41,7 @@ class MemoryView {
     this.tools.replaceChildren(
       menu("Ranks", stages.map(({ key, name }) => [key, name]), stage.key, (key) => this.state.set({ ranks: key })),
       choice("By", { layer: "By layer", kind: "By kind" }, this.by(), (key) => this.state.set({ by: key })),
-      ...[this.model.layers.some((layer) => layer.repeat) && h("button", { id: "fold", onclick: () => this.fold() }, this.isFolded() ? "Show each repeat" : "Fold repeats")].filter(Boolean),
+      ...[this.model.layers.some((layer) => layer.repeat) && h("button", { id: "fold", onclick: () => this.fold() }, this.isFolded() ? "Unfold repeats" : "Fold repeats")].filter(Boolean),
     );
     const parts = KINDS.map((kind) => ({ name: KIND_NAMES[kind], class: kind, value: sum(stage.layers, (layer) => layer.memory[kind]) }));
     const held = sum(parts, (part) => part.value);
@@ -65,7 +65,7 @@ class MemoryView {
 
   // Areas: of blocks, or of kinds; in them layers; in these kinds.
   groups(layers) {
-    const rows = layerRows(layers, this.isFolded());
+    const rows = this.model.rows(layers, this.isFolded());
     const leaf = (row, kinds) => {
       const parts = kinds.map((kind) => ({ kind, value: sum(row.layers, (layer) => layer.memory[kind]) }));
       return { row, parts: parts.filter((part) => part.value > 0), value: sum(parts, (part) => part.value) };
@@ -78,13 +78,13 @@ class MemoryView {
     }
     const folded = this.isFolded();
     const key = ({ layer, layers: alike }) => {
-      if (!layer.repeat) return layer.path.includes("/") ? scopeOf(layer) : "";
-      return folded ? `${layer.repeat.name} × ${alike.length}` : scopeOf(layer);
+      if (!layer.repeat) return layer.path.includes("/") ? this.model.scopeOf(layer) : "";
+      return folded ? `${this.model.blocks.get(layer.repeat.block).name} × ${alike.length}` : this.model.scopeOf(layer);
     };
     return [...grouped(rows, key)].flatMap(([name, found]) => {
       const inner = found.map((row) => leaf(row, KINDS));
       if (!name) return inner.map((each) => ({ name: each.row.layer.path, inner: [each], value: each.value }));
-      for (const each of inner) each.group = found[0].layer.repeat ? name.split(" × ")[0] : name;
+      for (const each of inner) each.group = name.split(" × ")[0];
       return [{ name, inner, value: sum(inner, (each) => each.value) }];
     });
   }
@@ -92,7 +92,7 @@ class MemoryView {
   // The name of a layer within its group.
   inside(row, group) {
     const { path } = row;
-    return group && path.startsWith(`${group}/`) ? path.slice(group.length + 1) : path;
+    return group && path.startsWith(group) ? path.slice(group.length).replace(/^[/_.-]/, "") || path : path;
   }
 
   fill() {

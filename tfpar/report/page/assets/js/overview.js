@@ -105,7 +105,7 @@ const overview = {
   },
 
   hints(report) {
-    return overview.list("What would change it", report.hints);
+    return overview.list("Worth knowing", report.hints);
   },
 
   // How long a step takes beside what one would do without a plan.
@@ -128,7 +128,7 @@ const overview = {
     if (model.seconds === null) return null;
     const seconds = (row) => sum(row.layers, (layer) => model.secondsOf(layer));
     const busiest = model.stages().reduce((a, b) => (seconds(b) > seconds(a) ? b : a));
-    const rows = layerRows(busiest.layers, true).sort((a, b) => seconds(b) - seconds(a)).slice(0, 6);
+    const rows = model.rows(busiest.layers, true).sort((a, b) => seconds(b) - seconds(a)).slice(0, 6);
     const most = rows.length && seconds(rows[0]);
     return h(
       "section",
@@ -193,13 +193,13 @@ const overview = {
 
   // What runs otherwise than by its rule, so that nothing is silent.
   ran(report) {
-    const planned = Object.entries(report.planned_ops).map(([type, count]) => `${count} × ${type} run as the plan says`);
+    const planned = Object.entries(report.planned_ops).sort(([, a], [, b]) => b - a).map(([type, count]) => `${count} ${type}`);
     const { padding } = report;
     const lines = [
-      ...planned,
+      ...(planned.length ? [`As the plan says, where by themselves they would run otherwise: ${planned.join(", ")}`] : []),
       ...report.without_rule.map((found) => `${found.count} × ${found.type} without a rule, replicated: ${found.first}`),
       ...report.run_whole.map((found) => `${found.type} runs whole along ${found.axis}: ${found.op}`),
-      ...(padding ? [`Padded: ${padding.variables.join(", ") || "no variable"}, ${format.bytes(padding.num_bytes)}; ${format.plural(padding.tensors, "other tensor")}`] : []),
+      ...(padding && (padding.variables.length || padding.tensors) ? [`Padded: ${padding.variables.join(", ") || "no variable"}, ${format.bytes(padding.num_bytes)}; ${format.plural(padding.tensors, "other tensor")}`] : []),
       ...Object.entries(report.facts.fixed_tensors).map(([name, where]) => `${name} is fixed: ${where}`),
     ];
     return overview.list("How ops run", lines);

@@ -30,27 +30,41 @@ function grouped(items, key) {
   return found;
 }
 
-// `block_*/mlp/up`: the path of a layer as that of all that are alike.
-function alikePath(layer) {
-  if (!layer.repeat) return layer.path;
-  const { name } = layer.repeat;
-  const parts = name.split("*").map((text) => text.replace(/[.+?^${}()|[\]\\]/g, "\\$&"));
-  return layer.path.replace(new RegExp(parts.join("[^/]*")), () => name);
-}
-
-// A row for each layer, or one for those that are alike in blocks that repeat, of one stage.
-function layerRows(layers, fold) {
-  if (!fold) return layers.map((layer) => ({ layer, layers: [layer], path: layer.path, name: layer.path }));
-  const key = ({ path, repeat, stage }) => (repeat ? `${stage}|${repeat.block}|${repeat.member}` : path);
-  return [...grouped(layers, key).values()].map((alike) => {
-    const path = alike.length > 1 ? alikePath(alike[0]) : alike[0].path;
-    return { layer: alike[0], layers: alike, path, name: alike.length > 1 ? `${path} × ${alike.length}` : path };
-  });
-}
-
 // `S(0),R` as a letter for each axis.
 function specLetters(spec) {
   return spec ? spec.split(",").map((part) => part.trim()[0]) : [];
+}
+
+// What blocks that repeat are called, and each of their instances: by what the paths of its layers
+// begin with.
+function blockNames(layers) {
+  const found = new Map();
+  for (const [block, inner] of grouped(layers.filter((layer) => layer.repeat), (layer) => layer.repeat.block)) {
+    const instances = new Map();
+    for (const [instance, own] of grouped(inner, (layer) => layer.repeat.instance)) {
+      const named = own.filter((layer) => layer.class_name);
+      instances.set(instance, sharedStart((named.length ? named : own).map((layer) => layer.path)));
+    }
+    found.set(block, { name: pattern([...instances.values()]) || inner[0].repeat.name, instances });
+  }
+  return found;
+}
+
+// What all texts begin with, without what separates it from the rest.
+function sharedStart(texts) {
+  let shared = texts[0];
+  for (const text of texts) while (!text.startsWith(shared)) shared = shared.slice(0, -1);
+  return texts.length > 1 ? shared.replace(/[/_.-]+$/, "") : shared;
+}
+
+// `block_*` for `block_0`, `block_1`, ...; empty if they differ in more than numbers.
+function pattern(names) {
+  const parts = names.map((name) => name.match(/\d+|\D+/g) || []);
+  const [first] = parts;
+  if (!first.length || parts.some((own) => own.length !== first.length)) return "";
+  const differs = (i) => parts.some((own) => own[i] !== first[i]);
+  const found = first.map((text, i) => (differs(i) ? "*" : text));
+  return found.every((text, i) => text !== "*" || /\d/.test(first[i])) ? found.join("") : "";
 }
 
 class Model {
@@ -64,6 +78,7 @@ class Model {
     this.outgoing = grouped(report.flows, (flow) => flow.source);
     this.incoming = grouped(report.flows, (flow) => flow.target);
     this.seconds = report.cost ? report.cost.seconds : null;
+    this.blocks = blockNames(this.layers);
     this.statuses = new Map(this.layers.map((layer) => [layer.path, this.statusOf(layer)]));
   }
 
@@ -107,6 +122,31 @@ class Model {
 
   secondsOf(layer) {
     return total(layer.seconds) + total(layer.communication_s);
+  }
+
+  // `block_3`: the instance of a block that repeats, else the outermost scope.
+  scopeOf(layer) {
+    if (!layer.repeat) return layer.path.split("/")[0];
+    const { block, instance } = layer.repeat;
+    return this.blocks.get(block).instances.get(instance) || `${layer.repeat.name} ${instance}`;
+  }
+
+  // `block_*/mlp/up`: the path of a layer as that of all that are alike.
+  alikePath(layer) {
+    if (!layer.repeat) return layer.path;
+    const { name, instances } = this.blocks.get(layer.repeat.block);
+    const own = instances.get(layer.repeat.instance);
+    return own && layer.path.startsWith(own) ? name + layer.path.slice(own.length) : layer.path;
+  }
+
+  // A row for each layer, or one for those that are alike in blocks that repeat, of one stage.
+  rows(layers, fold) {
+    if (!fold) return layers.map((layer) => ({ layer, layers: [layer], path: layer.path, name: layer.path }));
+    const key = ({ path, repeat, stage }) => (repeat ? `${stage}|${repeat.block}|${repeat.member}` : path);
+    return [...grouped(layers, key).values()].map((alike) => {
+      const path = alike.length > 1 ? this.alikePath(alike[0]) : alike[0].path;
+      return { layer: alike[0], layers: alike, path, name: alike.length > 1 ? `${path} × ${alike.length}` : path };
+    });
   }
 
   // Layers whose path has all words of the search.

@@ -35,7 +35,7 @@ class TableView {
       choice("Table", names, kind, (key) => this.state.set({ table: key })),
       kind === "layers" && menu("Lies", [["", "any way"], ["split", "split"], ["partial", "partial"], ["replicated", "replicated"]], this.state.get("lies") || "", (key) => this.state.set({ lies: key })),
       stages && menu("Stage", options, this.state.get("stage") || "", (key) => this.state.set({ stage: key })),
-      repeats && h("button", { id: "fold", onclick: () => this.fold() }, this.isFolded() ? "Show each repeat" : "Fold repeats"),
+      repeats && h("button", { id: "fold", onclick: () => this.fold() }, this.isFolded() ? "Unfold repeats" : "Fold repeats"),
       this.count,
       h("span", { class: "grow" }),
       h("button", { onclick: () => this.save() }, "Save CSV"),

@@ -5,6 +5,25 @@
 const LIMIT = 300;
 const COMFORTABLE = 70;
 
+// Ops between layers that neither take time nor store anything worth a box, at the ends of the graph:
+// constants, counters, reads of them. What lies between others stays.
+function smallLayers(model) {
+  const [seconds, bytes] = [sum(model.layers, (layer) => model.secondsOf(layer)), sum(model.layers, (layer) => total(layer.memory))];
+  const inputs = new Set(model.report.inputs.map((input) => input.name));
+  const isTiny = (layer) => !layer.class_name && !layer.weights && !inputs.has(layer.path) && model.secondsOf(layer) <= 1e-3 * seconds && total(layer.memory) <= 1e-3 * bytes;
+  const tiny = model.layers.filter(isTiny).map((layer) => layer.path);
+  const found = new Set();
+  const ends = (path) => [
+    (model.incoming.get(path) || []).every((flow) => found.has(flow.source)),
+    (model.outgoing.get(path) || []).every((flow) => found.has(flow.target)),
+  ];
+  for (let before = -1; before < found.size; ) {
+    before = found.size;
+    for (const path of tiny) if (!found.has(path) && ends(path).some(Boolean)) found.add(path);
+  }
+  return found;
+}
+
 class TreeNode {
   constructor(id, kind, label, parent) {
     Object.assign(this, { id, kind, label, parent, children: [], layer: null });
@@ -22,6 +41,7 @@ class Tree {
     this.root = new TreeNode("", "root", "", null);
     this.nodes = new Map([["", this.root]]);
     this.leaves = new Map();
+    this.small = smallLayers(model);
     const prefixes = this.prefixes();
     for (const layer of model.layers) this.add(layer, prefixes);
     this.flatten(this.root);
@@ -48,25 +68,34 @@ class Tree {
   }
 
   add(layer, prefixes) {
-    const names = layer.path.split("/");
+    let names = layer.path.split("/");
     let at = this.root;
     if (this.model.report.pipeline && layer.stage !== null) {
       at = this.child(at, `stage ${layer.stage}`, "stage", `stage ${layer.stage}`);
     }
     let inner = names.slice(0, -1);
     if (layer.repeat) {
-      const { block, instance, name } = layer.repeat;
+      const { block, instance } = layer.repeat;
       const prefix = prefixes.get(`${block}/${instance}`);
       for (const scope of prefix.slice(0, -1)) at = this.child(at, scope, "scope", scope);
-      at = this.child(at, `repeat ${block}`, "repeat", name);
-      const label = prefix[prefix.length - 1] || `${name} ${instance}`;
-      at = this.child(at, `instance ${instance}`, "instance", label);
+      at = this.child(at, `repeat ${block}`, "repeat", this.lastName(this.model.blocks.get(block).name));
+      at = this.child(at, `instance ${instance}`, "instance", this.lastName(this.model.scopeOf(layer)));
       inner = inner.slice(prefix.length);
+      const own = this.model.scopeOf(layer);
+      if (!prefix.length && layer.path.startsWith(own) && layer.path !== own) {
+        // `block_3_mlp/up` is the layer `up` of the scope `mlp` of `block_3`.
+        names = layer.path.slice(own.length).replace(/^[/_.-]/, "").split("/");
+        inner = names.slice(0, -1);
+      }
     }
     for (const scope of inner) at = this.child(at, scope, "scope", scope);
     const leaf = this.child(at, `layer ${layer.path}`, "layer", names[names.length - 1]);
     leaf.layer = layer;
     this.leaves.set(layer.path, leaf);
+  }
+
+  lastName(path) {
+    return path.split("/").pop();
   }
 
   child(parent, name, kind, label) {
@@ -95,8 +124,13 @@ class Tree {
 
   // What a group shows inside: a folded repeat what its first instance holds.
   inside(node, unfolded) {
-    if (node.kind !== "repeat" || unfolded.has(node.id)) return node.children;
-    return node.children[0].children;
+    const from = node.kind === "repeat" && !unfolded.has(node.id) ? node.children[0] : node;
+    return this.all ? from.children : from.children.filter((child) => !this.isSmall(child));
+  }
+
+  // Whether all that it holds is small; `all` has it drawn nevertheless.
+  isSmall(node) {
+    return node.layers().every((layer) => this.small.has(layer.path));
   }
 
   // Which nodes are drawn: groups are opened from the outside inwards while there is room, or as the
