@@ -68,7 +68,7 @@ def mlp(name: str = "mlp") -> Report:
 
 
 def gpt(depth: int, stages: int = 1, mesh: tuple[int, int] = (2, 4), width: int = 1024) -> Report:
-    """A GPT as Megatron splits it: blocks of six layers, shared out evenly over stages."""
+    """A GPT as Megatron splits it: blocks of eight layers, shared out evenly over stages."""
     first, last = (0, stages - 1) if stages > 1 else (None, None)
     tokens = (("embeddings", (32_000, width), "R,S(0)"),)
     positions = (("embeddings", (SEQUENCE, width), "R,R"),)
@@ -78,8 +78,9 @@ def gpt(depth: int, stages: int = 1, mesh: tuple[int, int] = (2, 4), width: int 
     ]
     before = "positions"
     for i in range(depth):
-        stage = None if first is None else i * stages // depth
-        sketches += _block(i, depth, width, stage, before)
+        for member, sketch in enumerate(_block(i, depth, width, before)):
+            stage = None if first is None else (8 * i + member) * stages // (8 * depth)
+            sketches.append(dataclasses.replace(sketch, stage=stage))
         before = f"block_{i}/add_2"
     norm = (("gamma", (width,), "R,R"), ("beta", (width,), "R,R"))
     logits = (("kernel", (width, 32_000), "R,S(1)"),)
@@ -91,7 +92,7 @@ def gpt(depth: int, stages: int = 1, mesh: tuple[int, int] = (2, 4), width: int 
     return _report(f"gpt_{depth}", sketches, mesh, rows=64 * SEQUENCE, microbatches=8 * stages)
 
 
-def _block(i: int, depth: int, width: int, stage: int | None, before: str) -> list[Sketch]:
+def _block(i: int, depth: int, width: int, before: str) -> list[Sketch]:
     name = f"block_{i}"
 
     def layer(
@@ -106,9 +107,7 @@ def _block(i: int, depth: int, width: int, stage: int | None, before: str) -> li
         sizes = {"gamma": (width,), "bias": (wide,)}
         shapes = [(n, sizes.get(n, (_width(reads[0]), wide)), s) for n, s in weights.items()]
         repeat = Repeat(0, "block_*", i, depth, member)
-        return Sketch(
-            f"{name}/{path}", kind, tuple(shapes), wide, made, tuple(reads), repeat, stage
-        )
+        return Sketch(f"{name}/{path}", kind, tuple(shapes), wide, made, tuple(reads), repeat)
 
     def _width(read: str) -> int:
         return {f"{name}/mlp/up": 4 * width}.get(read, width)

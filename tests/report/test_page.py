@@ -25,6 +25,7 @@ MADE = {
     "mlp": reports.mlp,
     "gpt": lambda: reports.gpt(12),
     "deep": lambda: reports.gpt(96, stages=4),
+    "cut": lambda: reports.gpt(6, stages=4),  # stages begin and end within blocks
     "unpriced": reports.unpriced,
     "nasty": lambda: reports.mlp(reports.NASTY),
 }
@@ -245,6 +246,30 @@ def test_scopes_open_and_close_and_repeats_unfold(browser, opened):
     assert browser.evaluate(count) <= 300
     browser.press("f")
     browser.wait(f"{count} === {folded}")
+
+
+@pytest.mark.parametrize("name", ("gpt", "deep", "cut"))
+def test_edges_join_boxes_and_boxes_lie_apart(name, browser, opened):
+    opened(name, "graph")
+    boxes, ends = browser.evaluate(
+        """[[...document.querySelectorAll(".box")].map((box) => {
+          const { e, f } = box.transform.baseVal.consolidate().matrix;
+          const { width, height } = box.querySelector(".card").getBBox();
+          return [e, f, e + width, f + height];
+        }), [...document.querySelectorAll(".edge .line")].flatMap((line) => {
+          const ends = [0, line.getTotalLength()].map((at) => line.getPointAtLength(at));
+          return ends.map(({ x, y }) => [x, y]);
+        })]"""
+    )
+    assert len(boxes) > 5 and len(ends) > 10
+
+    def touches(box: list[float], x: float, y: float) -> bool:
+        return box[0] - 1 <= x <= box[2] + 1 and box[1] - 1 <= y <= box[3] + 1
+
+    assert all(any(touches(box, *end) for box in boxes) for end in ends)
+    for i, a in enumerate(boxes):
+        for b in boxes[:i]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
 
 
 def test_a_link_leads_to_a_layer_in_a_repeat(browser, opened):

@@ -48,8 +48,18 @@ class GraphView {
     if (!this.frame) return;
     this.reveal();
     this.render();
-    this.zoom.fit(0.9);
+    this.begin();
     this.mark();
+  }
+
+  // All of it, or the first box above where all would be too small to read.
+  begin() {
+    this.zoom.fit(0.9);
+    const first = this.laid.boxes.get(this.leaves[0]?.id);
+    if (first && this.zoom.size[0] * this.zoom.scale > this.frame.clientWidth) {
+      this.zoom.x = this.frame.clientWidth / 2 - first.x * this.zoom.scale;
+      this.zoom.apply();
+    }
   }
 
   legend() {
@@ -71,11 +81,8 @@ class GraphView {
   reveal() {
     const layer = this.model.byPath.get(this.state.get("layer"));
     if (!layer) return;
-    const unfolded = this.unfolded();
-    let leaf = this.tree.leaves.get(layer.path);
-    const repeat = this.tree.ancestor(leaf, "repeat");
-    if (repeat && !unfolded.has(repeat.id)) leaf = this.tree.twin(leaf, repeat) || leaf;
-    for (let node = leaf.parent; node; node = node.parent) this.opened.set(node.id, true);
+    const leaf = this.tree.leafFor(layer, this.unfolded());
+    for (let node = leaf && leaf.parent; node; node = node.parent) this.opened.set(node.id, true);
   }
 
   render() {
@@ -102,7 +109,7 @@ class GraphView {
       return null;
     };
     const edges = this.edges();
-    const laid = layOut(leaves, edges, frames, frameOf);
+    const laid = layOut(leaves, edges, frames, frameOf, this.order(leaves));
     this.leaves = leaves;
     this.laid = laid;
     this.zoom.size = laid.size;
@@ -131,7 +138,7 @@ class GraphView {
       if (!a || !b || hidden(a) || hidden(b) || this.tree.acrossInstances(a, b, unfolded)) continue;
       const source = this.tree.standIn(a, this.open, unfolded);
       const target = this.tree.standIn(b, this.open, unfolded);
-      if (source === target) continue;
+      if (!source || !target || source === target) continue;
       const key = `${source.id}>${target.id}`;
       if (!found.has(key)) found.set(key, { source, target, flows: [], bytes: 0, moves: false });
       const edge = found.get(key);
@@ -143,6 +150,12 @@ class GraphView {
     const most = Math.max(1, ...edges.map((edge) => edge.bytes / edge.flows.length));
     for (const edge of edges) edge.width = 1 + 6 * Math.sqrt(edge.bytes / edge.flows.length / most);
     return edges;
+  }
+
+  // Stages one below the other: from the last box of each to the first of the next.
+  order(leaves) {
+    const stages = [...grouped(leaves, (leaf) => this.tree.ancestor(leaf, "stage")).values()];
+    return stages.slice(1).map((stage, i) => ({ source: stages[i][stages[i].length - 1], target: stage[0] }));
   }
 
   edge(edge, points) {
@@ -321,14 +334,14 @@ class GraphView {
     if (!same || (standing && !standing.layer)) {
       this.reveal();
       this.render();
-      if (!same) this.zoom.fit(0.9);
+      if (!same) this.begin();
       else this.zoom.apply();
     }
     this.mark();
   }
 
   mark() {
-    const found = new Set(this.model.search(this.state.get("q") || "").map((layer) => this.tree.standIn(layer, this.open, this.drawnUnfolded).id));
+    const found = new Set(this.model.search(this.state.get("q") || "").map((layer) => this.tree.standIn(layer, this.open, this.drawnUnfolded)?.id));
     const standing = this.standing();
     const chosen = standing ? standing.id : this.state.get("scope");
     this.frame.classList.toggle("searched", found.size > 0);

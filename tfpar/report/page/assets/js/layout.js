@@ -4,8 +4,8 @@
 const BOX = { width: 212, height: 50, pad: 14, title: 28, gap: 24 };
 
 // `nodes`: drawn leaves; `edges`: [{source, target}] between them; `frameOf`: the open scope that a
-// node or a scope lies in, or null. Returns boxes by id, frames by id, and the points of edges.
-function layOut(nodes, edges, frames, frameOf) {
+// node or a scope lies in, or null; `order`: edges that are not drawn. Returns boxes by id, frames by id, and the points of edges.
+function layOut(nodes, edges, frames, frameOf, order) {
   const graph = new dagre.graphlib.Graph({ compound: true, multigraph: true });
   graph.setGraph({ rankdir: "TB", nodesep: 26, ranksep: 22, edgesep: 14, marginx: 20, marginy: 20 });
   graph.setDefaultEdgeLabel(() => ({}));
@@ -16,6 +16,7 @@ function layOut(nodes, edges, frames, frameOf) {
     if (frame) graph.setParent(item.id, frame.id);
   }
   edges.forEach((edge, i) => graph.setEdge(edge.source.id, edge.target.id, { weight: edge.weight || 1 }, String(i)));
+  order.forEach((edge, i) => graph.setEdge(edge.source.id, edge.target.id, { weight: 0 }, `order ${i}`));
   dagre.layout(graph);
   const boxes = new Map(nodes.map((node) => [node.id, graph.node(node.id)]));
   const points = edges.map((edge, i) => graph.edge(edge.source.id, edge.target.id, String(i)).points);

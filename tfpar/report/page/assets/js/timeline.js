@@ -156,7 +156,7 @@ class TimelineView {
     const columns = [
       ["Stage", (stage, i) => String(i)],
       ["Ranks", (stage) => format.ranks(stage.ranks)],
-      ["Layers", (stage) => stage.layers, true],
+      ["Layers", (stage, i) => this.layersOf(stage, i), true],
       ["Forward", (stage) => format.seconds(stage.forward_s)],
       ["Backward", (stage) => format.seconds(stage.backward_s)],
       ["Update", (stage) => format.seconds(stage.update_s)],
@@ -177,6 +177,12 @@ class TimelineView {
         h("table", { class: "rows still" }, h("thead", {}, h("tr", {}, columns.map(([name, , left]) => cell("th", name, left)))), h("tbody", {}, pipeline.stages.map((stage, i) => h("tr", {}, columns.map(([, get, left]) => cell("td", get(stage, i), left)))))),
       ),
     );
+  }
+
+  // Its first layer and its last.
+  layersOf(stage, i) {
+    const named = this.model.layers.filter((layer) => layer.stage === i && layer.class_name);
+    return named.length ? `${named[0].path} … ${named[named.length - 1].path} (${named.length})` : stage.layers;
   }
 
   schedules(pipeline) {

@@ -122,9 +122,16 @@ class Tree {
     });
   }
 
-  // What a group shows inside: a folded repeat what its first instance holds.
+  // The instance that stands for all of a folded repeat: the first of those that have most layers, as
+  // a stage may begin or end within a block.
+  standing(repeat) {
+    repeat.first ??= repeat.children.reduce((a, b) => (b.layers().length > a.layers().length ? b : a));
+    return repeat.first;
+  }
+
+  // What a group shows inside: a folded repeat what one of its instances holds.
   inside(node, unfolded) {
-    const from = node.kind === "repeat" && !unfolded.has(node.id) ? node.children[0] : node;
+    const from = node.kind === "repeat" && !unfolded.has(node.id) ? this.standing(node) : node;
     return this.all ? from.children : from.children.filter((child) => !this.isSmall(child));
   }
 
@@ -159,12 +166,18 @@ class Tree {
     return { open, shown, refused };
   }
 
-  // The drawn node that stands for a layer, and which layer of it: in a folded repeat that of the
-  // first instance.
-  standIn(layer, open, unfolded) {
-    let leaf = this.leaves.get(layer.path);
+  // The leaf that is drawn for a layer where all scopes are open: in a folded repeat that of the
+  // instance which stands for all; null if that has none like it.
+  leafFor(layer, unfolded) {
+    const leaf = this.leaves.get(layer.path);
     const repeat = this.ancestor(leaf, "repeat");
-    if (repeat && !unfolded.has(repeat.id)) leaf = this.twin(leaf, repeat) || leaf;
+    return repeat && !unfolded.has(repeat.id) ? this.twin(leaf, repeat) : leaf;
+  }
+
+  // The drawn node that stands for a layer; null if there is none.
+  standIn(layer, open, unfolded) {
+    const leaf = this.leafFor(layer, unfolded);
+    if (!leaf) return null;
     let found = leaf;
     for (let node = leaf.parent; node; node = node.parent) {
       const folded = node.kind === "instance" && !unfolded.has(node.parent.id);
@@ -173,13 +186,10 @@ class Tree {
     return found;
   }
 
-  // The leaf like this one in the first instance.
+  // The leaf like this one in the instance that stands for all.
   twin(leaf, repeat) {
-    const first = repeat.children[0];
-    if (!repeat.twins) {
-      repeat.twins = new Map(first.layers().map((layer) => [layer.repeat.member, layer.path]));
-    }
-    return this.leaves.get(repeat.twins.get(leaf.layer.repeat.member));
+    repeat.twins ??= new Map(this.standing(repeat).layers().map((layer) => [layer.repeat.member, layer.path]));
+    return this.leaves.get(repeat.twins.get(leaf.layer.repeat.member)) || null;
   }
 
   // The layers that a drawn node stands for.
