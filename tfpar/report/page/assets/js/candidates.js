@@ -101,7 +101,7 @@ class CandidatesView {
     const order = [...known].sort((a, b) => (a.kind !== "plan") - (b.kind !== "plan") || (a.kind !== "baseline") - (b.kind !== "baseline"));
     const drawn = order.map((each) => {
       const [px, py] = at(each);
-      const place = this.freePlace(px, py, each.name.length * 6.8, width, taken);
+      const place = this.freePlace(px, py, textWidth(each.name, 12), width, taken);
       if (place) taken.push(place.box);
       return svg(
         "g",
@@ -138,7 +138,7 @@ class CandidatesView {
       h(
         "tr",
         { class: each.kind === "plan" ? "chosen" : "" },
-        h("td", {}, h("i", { class: `dot ${each.kind} ${each.fits === false ? "unfit" : ""}` }), " ", each.name, best.has(each) && h("span", { class: "tag" }, "front")),
+        h("td", { class: "name" }, h("i", { class: `dot ${each.kind} ${each.fits === false ? "unfit" : ""}` }), " ", each.name, best.has(each) && h("span", { class: "tag" }, "front")),
         h("td", { class: "kind" }, CANDIDATE_KINDS[each.kind]),
         h("td", { class: "number" }, format.seconds(each.seconds)),
         h("td", { class: "number" }, each.seconds !== null && base && each.kind !== "plan" ? format.against(each.seconds, base) : ""),

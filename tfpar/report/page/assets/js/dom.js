@@ -35,6 +35,21 @@ function byId(id) {
   return document.getElementById(id);
 }
 
+// How wide a text is, in letters of `size` pixels.
+function textWidth(text, size) {
+  const context = (textWidth.context ??= document.createElement("canvas").getContext("2d"));
+  context.font = `500 ${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return context.measureText(text).width;
+}
+
+// As much of a text as `width` pixels hold.
+function shorten(text, width, size) {
+  if (textWidth(text, size) <= width) return text;
+  let most = text.length;
+  while (most > 1 && textWidth(`${text.slice(0, most)}…`, size) > width) most -= 1;
+  return `${text.slice(0, most)}…`;
+}
+
 // A letter for each axis of the mesh: S, P or R, in the colour of what it means.
 function letters(found, axes, what) {
   const names = { S: "split", P: "partial sums", R: "replicated" };

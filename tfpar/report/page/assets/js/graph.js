@@ -353,13 +353,3 @@ class GraphView {
     if (box) this.zoom.reveal(box.x, box.y);
   }
 }
-
-// As much of a text as `width` pixels hold, at a size of letters in pixels.
-function shorten(text, width, size) {
-  const context = (shorten.context ??= document.createElement("canvas").getContext("2d"));
-  context.font = `500 ${size}px ${getComputedStyle(document.body).fontFamily}`;
-  if (context.measureText(text).width <= width) return text;
-  let most = text.length;
-  while (most > 1 && context.measureText(`${text.slice(0, most)}…`).width > width) most -= 1;
-  return `${text.slice(0, most)}…`;
-}
