@@ -11,7 +11,8 @@ from tests.graphs import saved
 from tfpar.cluster.named import find_cluster
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline import Pipeline
-from tfpar.planning import Request, plan_step
+from tfpar.planning import Request, StepSearch
+from tfpar.planning_priced import laid_out
 from tfpar.plans import Plan
 from tfpar.report.data.build import report_of
 from tfpar.report.data.schema import Report, read_report
@@ -31,7 +32,8 @@ def planned(name: str, mesh: list[int], cluster: str, pipeline: Pipeline | None 
         pipeline=pipeline,
     )
     batch = step.graph.inputs[0].shape[0]
-    return plan_step(step, request, batch, find_planner("tap", None), None, 2.0)
+    search = StepSearch(step, batch, find_planner("tap", None), state_ratio=2.0)
+    return laid_out(*search(request), request.cluster)
 
 
 PLANS = {

@@ -7,6 +7,7 @@ import os
 import webbrowser
 from pathlib import Path
 
+from tfpar.cli.problem import TRACEBACK
 from tfpar.spec import PlanError
 
 
@@ -26,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="write the page to this file (default: that of the plan, as .html)",
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--traceback", action="store_true", help=TRACEBACK)
     parser.set_defaults(run=run)
 
 

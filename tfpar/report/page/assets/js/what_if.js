@@ -10,7 +10,7 @@ class WhatIfView {
   draw() {
     const found = this.model.report.what_if;
     if (!found.length) {
-      return emptyState("No other machines were priced", "When this plan was made, it was not asked what other machines would do. What one cluster and mesh would do:", "tfpar estimate SCRIPT.PY:FUNCTION --mesh 2x8 --cluster dgx-h100");
+      return emptyState("No other machines were priced", "When this plan was made, it was not asked what other machines would do. To ask, name clusters and meshes:", "tfpar plan SCRIPT.PY:FUNCTION --mesh 2x8 --cluster dgx-a100 --what-if dgx-h100:2x8 v100-ethernet:4x8 -o plan.json");
     }
     const meshes = [...grouped(found, (each) => each.mesh)].map(([mesh, all]) => ({ mesh, ranks: all[0].ranks })).sort((a, b) => a.ranks - b.ranks || a.mesh.localeCompare(b.mesh));
     const clusters = [...grouped(found, (each) => each.cluster).keys()];
