@@ -43,7 +43,7 @@ def build():
     from benchmarks.models.transformers import gpt
 
     model = gpt(vocabulary=32_000, length=512, hidden=768, heads=12, num_layers=12)
-    model = keras.Model(model.inputs, model.outputs, name="gpt")
+    model = keras.Model(model.input, model.output, name="gpt")
     tokens = tf.TensorSpec((32, 512), "int32")
     return compile_model(model), (tokens, tokens)
 
