@@ -67,13 +67,14 @@ class Page {
 
   suggest() {
     const found = this.model.search(this.state.get("q") || "");
+    const rows = this.model.rows(found, true);
     const list = byId("found");
     list.hidden = !found.length || document.activeElement !== byId("search");
     list.replaceChildren(
-      ...found.slice(0, 10).map((layer, i) =>
-        h("button", { role: "option", "aria-selected": String(i === 0), onmousedown: () => this.take(layer) }, layer.path, h("small", {}, layer.class_name)),
+      ...rows.slice(0, 10).map(({ layer, name }, i) =>
+        h("button", { role: "option", "aria-selected": String(i === 0), onmousedown: () => this.take(layer) }, h("span", {}, name), h("small", {}, layer.class_name)),
       ),
-      ...(found.length > 10 ? [h("p", {}, `and ${found.length - 10} more`)] : []),
+      ...(rows.length > 10 ? [h("p", {}, `and ${rows.length - 10} more`)] : []),
     );
   }
 

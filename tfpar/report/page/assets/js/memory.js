@@ -21,9 +21,9 @@ class MemoryView {
   }
 
   stage() {
-    const stages = this.model.stages();
-    const fullest = stages.reduce((a, b) => ((b.peak || 0) > (a.peak || 0) ? b : a));
-    return stages.find((stage) => stage.key === this.state.get("ranks")) || fullest;
+    const sets = this.model.sets();
+    const fullest = sets.reduce((a, b) => ((b.peak || 0) > (a.peak || 0) ? b : a));
+    return sets.find((stage) => stage.key === this.state.get("ranks")) || fullest;
   }
 
   by() {
@@ -36,10 +36,10 @@ class MemoryView {
 
   update() {
     if (!this.map) return;
-    const stages = this.model.stages();
+    const sets = this.model.sets();
     const stage = this.stage();
     this.tools.replaceChildren(
-      menu("Ranks", stages.map(({ key, name }) => [key, name]), stage.key, (key) => this.state.set({ ranks: key })),
+      menu("Ranks", sets.map(({ key, name }) => [key, name]), stage.key, (key) => this.state.set({ ranks: key })),
       choice("By", { layer: "By layer", kind: "By kind" }, this.by(), (key) => this.state.set({ by: key })),
       ...[this.model.layers.some((layer) => layer.repeat) && h("button", { id: "fold", onclick: () => this.fold() }, this.isFolded() ? "Unfold repeats" : "Fold repeats")].filter(Boolean),
     );

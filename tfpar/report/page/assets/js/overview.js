@@ -127,7 +127,7 @@ const overview = {
   dearest(model, state) {
     if (model.seconds === null) return null;
     const seconds = (row) => sum(row.layers, (layer) => model.secondsOf(layer));
-    const busiest = model.stages().reduce((a, b) => (seconds(b) > seconds(a) ? b : a));
+    const busiest = model.sets().reduce((a, b) => (seconds(b) > seconds(a) ? b : a));
     const rows = model.rows(busiest.layers, true).sort((a, b) => seconds(b) - seconds(a)).slice(0, 6);
     const most = rows.length && seconds(rows[0]);
     return h(

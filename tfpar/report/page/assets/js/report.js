@@ -159,17 +159,21 @@ class Model {
     });
   }
 
-  // The sets of ranks that store alike: one of each stage, or all ranks.
-  stages() {
+  // The sets of ranks that store alike: those that run the same stages, or all ranks.
+  sets() {
     const pipeline = this.report.pipeline;
     if (pipeline) {
-      return pipeline.stages.map((stage, i) => ({
-        key: String(i),
-        name: `stage ${i}, ranks ${format.ranks(stage.ranks)}`,
-        layers: this.layers.filter((layer) => layer.stage === i),
-        limit: stage.limit_bytes,
-        peak: stage.peak_bytes,
-      }));
+      return pipeline.actors.map((ranks, actor) => {
+        const own = pipeline.actor_of_stage.flatMap((owner, stage) => (owner === actor ? [stage] : []));
+        const first = pipeline.stages[own[0]];
+        return {
+          key: String(actor),
+          name: `stage${own.length > 1 ? "s" : ""} ${own.join(", ")}, ranks ${format.ranks(ranks)}`,
+          layers: this.layers.filter((layer) => own.includes(layer.stage)),
+          limit: first && first.limit_bytes,
+          peak: first && first.peak_bytes,
+        };
+      });
     }
     const { cost, machines, facts } = this.report;
     const name = facts.ranks > 1 ? `all ranks, 0–${facts.ranks - 1}: they store alike` : "the rank";

@@ -30,7 +30,7 @@ class TableView {
     const names = Object.fromEntries(Object.entries(TABLES).map(([key, table]) => [key, table.name]));
     const repeats = kind === "layers" && this.model.layers.some((layer) => layer.repeat);
     const stages = this.model.report.pipeline && kind === "layers";
-    const options = [["", "all"], ...this.model.stages().map((stage) => [stage.key, stage.key])];
+    const options = [["", "all"], ...(stages ? this.model.report.pipeline.stages : []).map((_, i) => [String(i), String(i)])];
     const parts = [
       choice("Table", names, kind, (key) => this.state.set({ table: key })),
       kind === "layers" && menu("Lies", [["", "any way"], ["split", "split"], ["partial", "partial"], ["replicated", "replicated"]], this.state.get("lies") || "", (key) => this.state.set({ lies: key })),
