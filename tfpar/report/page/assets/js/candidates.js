@@ -82,7 +82,7 @@ class CandidatesView {
     this.plot.replaceChildren(
       svg(
         "svg",
-        { class: "scatter", width, height, role: "img", "aria-label": "Time and memory of each candidate" },
+        { class: "scatter", width, height, role: "group", "aria-label": "Time and memory of each candidate" },
         x.ticks.map((value) => [svg("line", { class: "grid", x1: x.at(value), x2: x.at(value), y1: 14, y2: height - bottom }), svg("text", { class: "tick", x: x.at(value), y: height - bottom + 18, "text-anchor": "middle" }, format.seconds(value))]).flat(),
         y.ticks.map((value) => [svg("line", { class: "grid", x1: left, x2: width - 24, y1: y.at(value), y2: y.at(value) }), svg("text", { class: "tick", x: left - 8, y: y.at(value) + 4, "text-anchor": "end" }, format.bytes(value))]).flat(),
         this.limit && [svg("line", { class: "limit", x1: left, x2: width - 24, y1: y.at(this.limit), y2: y.at(this.limit) }), svg("text", { class: "limit", x: width - 28, y: y.at(this.limit) - 6, "text-anchor": "end" }, `limit ${format.bytes(this.limit)}`)],

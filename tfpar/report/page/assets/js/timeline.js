@@ -18,7 +18,7 @@ class TimelineView {
     this.end = Math.max(...this.lanes.flatMap((lane) => lane.tasks.map((task) => task.end)));
     const height = this.lanes.reduce((y, lane) => y + (lane.thin ? LANE.thin : LANE.height) + LANE.gap, LANE.top) + 4;
     this.content = svg("g", {});
-    this.frame = svg("svg", { class: "timeline", height, role: "img", "aria-label": "Timeline of a step" }, this.content);
+    this.frame = svg("svg", { class: "timeline", height, role: "group", "aria-label": "Timeline of a step" }, this.content);
     this.names = svg("svg", { class: "lane-names", width: LANE.left, height }, this.laneNames());
     this.zoom = new Zoom(this.frame, this.content, [1, height], { flat: true, change: () => this.fill() });
     new ResizeObserver(() => this.zoom.apply()).observe(this.frame);
