@@ -19,19 +19,26 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # What the documentation quotes and takes minutes; others: benchmarks/results/*.json name their command.
 QUOTED := search subgraphs propagation atp atp_throughput breakdown training_time
 
-.PHONY: quickstart test test-fast lint format bench bench-tables images clean
+.PHONY: quickstart test test-fast chromium lint format bench bench-tables images clean
 
 ## A ConvNet and a small GPT on four ranks in one process, with searched plans, beside one device.
 quickstart: $(STAMP)
 	$(BIN)/python examples/quickstart.py
 
 ## Everything that must hold before a change lands: 27 minutes on two cores.
-test: lint $(HOROVOD)
+test: lint $(HOROVOD) chromium
 	$(PYTEST)
 
 ## The quick part of the suite: some 320 s of processor time, under three minutes on two cores.
 test-fast: $(STAMP) $(HOROVOD)
 	$(PYTEST) -m "not slow"
+
+## Debian's Chromium, in which the page of a report is tested; without one these tests are skipped.
+chromium:
+	@command -v chromium > /dev/null || test -n "$$TFPAR_CHROMIUM" \
+	  || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+	       && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium > /dev/null; } \
+	  || echo "no Chromium was installed: the page of a report is not tested in a browser"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
