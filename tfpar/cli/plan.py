@@ -61,10 +61,15 @@ def settings_asked(options: argparse.Namespace) -> Settings:
     Raises:
         TfparError: names what is wrong.
     """
-    if options.batch_size is not None and options.batch_size < 1:
-        raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
+    check_batch_size(options)
     constraints = constraints_asked(options)
     return settings_of(None, constraints, None, keywords_asked(options), PlanKeywords)
+
+
+def check_batch_size(options: argparse.Namespace) -> None:
+    """Refuse, before a script runs, a batch without samples."""
+    if options.batch_size is not None and options.batch_size < 1:
+        raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
 
 
 def constraints_asked(options: argparse.Namespace) -> tuple[Constraint, ...]:
