@@ -13,6 +13,7 @@ from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.graph_nodes import GraphNode
 from tfpar.ir.traits import HANDED_ON
 from tfpar.propagation.follow import followed_weights
+from tfpar.report.alike_names import alike_names
 from tfpar.report.layers import LayerReport, layer_reports
 from tfpar.report.pipeline import ranks_of_stage
 from tfpar.report.summary import simpler_than
@@ -164,10 +165,15 @@ def _full_name(plan: Plan, name: str) -> str:
     ending = [path for path in plan.variables if path.endswith(f"/{name}")]
     if len(ending) == 1:
         return ending[0]
-    near = ending or difflib.get_close_matches(name, plan.variables, n=3, cutoff=0.3)
-    count = "several variables" if ending else "no variable"
-    hint = f" {'They are' if ending else 'The nearest names'}: {', '.join(map(repr, near))}."
-    raise PlanError(f"The plan has {count} {name!r}.{hint if near else ''}")
+    if ending:
+        count, groups = len(ending), alike_names(ending)
+        raise PlanError(
+            f"The plan has several variables {name!r}, {count} in all: {groups}. Give more of the "
+            f"path."
+        )
+    near = difflib.get_close_matches(name, plan.variables, n=3, cutoff=0.3)
+    hint = f" The nearest names: {', '.join(map(repr, near))}." if near else ""
+    raise PlanError(f"The plan has no variable {name!r}.{hint}")
 
 
 def _more(listed: Sequence[object]) -> list[str]:
