@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import sys
 import time
@@ -14,6 +15,8 @@ from rich.console import Console
 from rich.status import Status
 
 from tfpar.spec.quantities import format_seconds
+
+logger = logging.getLogger("tfpar")
 
 
 class Display(Protocol):
@@ -29,6 +32,9 @@ class Display(Protocol):
 
     def show(self, line: str) -> None:
         """Show a line in place of, or below, the one before."""
+
+    def note(self, line: str) -> None:
+        """Show a line that stays."""
 
     def close(self) -> None:
         """Leave nothing unfinished: the work has ended."""
@@ -48,6 +54,11 @@ class Terminal:
             self._status.start()
         self._status.update(line)
 
+    def note(self, line: str) -> None:
+        # Above the line that is kept up to date, whose console is the one to print by.
+        console = Console(stderr=True) if self._status is None else self._status.console
+        console.print(f"tfpar: {line}", markup=False, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         if self._status is not None:
             self._status.stop()
@@ -60,6 +71,8 @@ class Lines:
 
     def show(self, line: str) -> None:
         print(f"tfpar: {line}", file=sys.stderr, flush=True)
+
+    note = show
 
     def close(self) -> None:
         pass
@@ -113,6 +126,15 @@ class Reporter:
     def priced(self, what: str, candidates: int) -> None:
         """As `tell`, in the words of `search.problem.Progress`."""
         self.tell(f"{what}, {candidates} priced")
+
+    def note(self, line: str) -> None:
+        """A line that is worth keeping, at once: in the log where that shows such lines."""
+        if not line or self._display is None:
+            return
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(line)
+        else:
+            self._display.note(line)
 
     def found(self, seconds: float) -> None:
         """A step that takes so long was found: the best is shown."""
