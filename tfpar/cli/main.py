@@ -1,8 +1,9 @@
 """What `tfpar` takes on its command line, and what a shell gets back.
 
-Exit code 0, or 1 where `diff` or `verify` finds a difference, `doctor` something missing or
-`estimate` no plan that fits, or 2 after one line on stderr that says what is wrong. Commands import
-what they need when they run: `tfpar --help` never loads TensorFlow.
+Exit code 0; or 1 where `diff` or `verify` finds a difference, `doctor` something missing and
+`estimate` no plan that fits, or where the search of `plan` was interrupted; or 2 after one line on
+stderr that says what is wrong. Commands import what they need when they run: `tfpar --help` never
+loads TensorFlow.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,22 +17,32 @@ from tfpar.hints import read_hints
 from tfpar.keras import adapter
 from tfpar.options import PlanKeywords, settings_of
 from tfpar.plans import Offload, Plan
+from tfpar.search.so_far import SearchInterrupted
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError
 from tfpar.traced import TracedModel, machines_of, told_of_searches
 from tfpar.writable import why_not_writable
 
+FOUND, INTERRUPTED = 0, 1
+
 
 def run(options: argparse.Namespace) -> int:
     """Plan, write and print; what can be refused before the script runs is.
 
+    Returns:
+        0, or 1 if Ctrl-C ended the search: then it is the best plan that had been found.
+
     Raises:
-        TfparError: anything that is wrong, in words for the user.
+        TfparError: anything that is wrong, in words for the user; or Ctrl-C before any plan was
+            found that fits.
     """
     if options.output is not None:
         _check_output(options.output)
-    plan = _plan_of(options)
+    try:
+        plan, code = _plan_of(options), FOUND
+    except SearchInterrupted as stopped:
+        plan, code = _best_so_far(stopped), INTERRUPTED
     if options.output is not None:
         plan.save(options.output)
         if not options.quiet:
@@ -40,7 +51,18 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(map(plan.explain, options.explain)))
     elif not options.quiet:
         print(plan.summary())
-    return 0
+    return code
+
+
+def _best_so_far(stopped: SearchInterrupted) -> Plan:
+    """The plan that an interrupted search leaves, with a line that says so."""
+    print("tfpar plan: interrupted, taking the best plan so far", file=sys.stderr, flush=True)
+    if stopped.plan is None:
+        raise PlanError(
+            "The search was interrupted before it had found a plan that fits. Give it more time; "
+            "--search-seconds ends it by itself."
+        )
+    return stopped.plan
 
 
 def _plan_of(options: argparse.Namespace) -> Plan:
