@@ -80,20 +80,18 @@ class Page {
     const list = byId("found");
     list.hidden = !found.length || document.activeElement !== byId("search");
     list.replaceChildren(
-      ...rows
-        .slice(0, 10)
-        .map(({ layer, name }, i) =>
-          h(
-            "button",
-            {
-              role: "option",
-              "aria-selected": String(i === 0),
-              onmousedown: () => this.take(layer),
-            },
-            h("span", {}, name),
-            h("small", {}, layer.class_name),
-          ),
+      ...rows.slice(0, 10).map(({ layer, name }, i) =>
+        h(
+          "button",
+          {
+            role: "option",
+            "aria-selected": String(i === 0),
+            onmousedown: () => this.take(layer),
+          },
+          h("span", {}, name),
+          h("small", {}, layer.class_name),
         ),
+      ),
       ...(rows.length > 10 ? [h("p", {}, `and ${rows.length - 10} more`)] : []),
     );
   }

@@ -1,6 +1,6 @@
 "use strict";
 // The layers as a tree: stages, scopes, and blocks that repeat. A repeat has one child for each of
-// its instances in that place; folded, the first stands for all.
+// its instances in that place; folded, one of them stands for all.
 
 const LIMIT = 300;
 const COMFORTABLE = 70;
