@@ -14,7 +14,11 @@ class Details {
     const found = layer ? this.ofLayer(layer) : scope ? this.ofScope(scope) : null;
     this.element.hidden = !found;
     if (!found) return this.element.replaceChildren();
-    const close = h("button", { class: "icon close", "aria-label": "Close details", onclick: () => this.close() }, "×");
+    const close = h(
+      "button",
+      { class: "icon close", "aria-label": "Close details", onclick: () => this.close() },
+      "×",
+    );
     this.element.replaceChildren(close, ...found.flat().filter(Boolean));
   }
 
@@ -30,7 +34,9 @@ class Details {
     return h(
       "dl",
       { class: "facts" },
-      rows.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+      rows
+        .filter(([, value]) => value)
+        .map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
     );
   }
 
@@ -40,8 +46,25 @@ class Details {
     const names = layer.path.split("/");
     const { repeat } = layer;
     return [
-      h("h2", {}, h("small", {}, names.slice(0, -1).map((name) => `${name}/`).join("​")), names[names.length - 1]),
-      h("p", { class: "tags" }, h("span", { class: `tag ${status}` }, `${status[0].toUpperCase()} ${status}`), layer.class_name && h("span", { class: "tag" }, layer.class_name)),
+      h(
+        "h2",
+        {},
+        h(
+          "small",
+          {},
+          names
+            .slice(0, -1)
+            .map((name) => `${name}/`)
+            .join("​"),
+        ),
+        names[names.length - 1],
+      ),
+      h(
+        "p",
+        { class: "tags" },
+        h("span", { class: `tag ${status}` }, `${status[0].toUpperCase()} ${status}`),
+        layer.class_name && h("span", { class: "tag" }, layer.class_name),
+      ),
       h(
         "p",
         { class: "links" },
@@ -52,19 +75,46 @@ class Details {
       this.facts([
         ["Time", model.seconds !== null && `${format.seconds(model.secondsOf(layer))} of a step`],
         ["Memory", `${format.bytes(total(layer.memory))} of a rank`],
-        ["Weights", layer.weights > 0 && `${format.short(layer.weights)} (${format.bytes(layer.weight_bytes)})`],
+        [
+          "Weights",
+          layer.weights > 0 &&
+            `${format.short(layer.weights)} (${format.bytes(layer.weight_bytes)})`,
+        ],
         ["Lies", layer.placement],
-        ["Work", layer.flops > 0 && `${format.short(layer.flops)}FLOP in ${format.plural(layer.ops, "op")}, most in ${layer.kind}`],
+        [
+          "Work",
+          layer.flops > 0 &&
+            `${format.short(layer.flops)}FLOP in ${format.plural(layer.ops, "op")}, most in ${layer.kind}`,
+        ],
         ["Made in", layer.source],
         ["Stage", layer.stage !== null && String(layer.stage)],
-        ["Repeats", repeat && `number ${repeat.instance + 1} of ${repeat.of}, ${model.blocks.get(repeat.block).name}`],
+        [
+          "Repeats",
+          repeat &&
+            `number ${repeat.instance + 1} of ${repeat.of}, ${model.blocks.get(repeat.block).name}`,
+        ],
       ]),
       model.seconds !== null && this.section("Time by phase", this.phases(layer)),
       this.section("Memory when the rank stores most", this.memory(layer)),
-      this.section("Weights on the mesh", model.weightsOf(layer).map((variable, i) => this.variable(variable, i === 0))),
+      this.section(
+        "Weights on the mesh",
+        model.weightsOf(layer).map((variable, i) => this.variable(variable, i === 0)),
+      ),
       this.section("Collectives of a step", this.collectives(layer)),
-      this.section("Tensors", this.tensors("reads", model.incoming.get(layer.path), (flow) => flow.source), this.tensors("makes", model.outgoing.get(layer.path), (flow) => flow.target)),
-      this.section("Sharding patterns", layer.patterns.length > 0 && h("ul", { class: "lines" }, layer.patterns.map((text) => h("li", {}, text)))),
+      this.section(
+        "Tensors",
+        this.tensors("reads", model.incoming.get(layer.path), (flow) => flow.source),
+        this.tensors("makes", model.outgoing.get(layer.path), (flow) => flow.target),
+      ),
+      this.section(
+        "Sharding patterns",
+        layer.patterns.length > 0 &&
+          h(
+            "ul",
+            { class: "lines" },
+            layer.patterns.map((text) => h("li", {}, text)),
+          ),
+      ),
     ];
   }
 
@@ -74,12 +124,28 @@ class Details {
       "table",
       { class: "small" },
       h("thead", {}, h("tr", {}, h("th", {}, ""), h("th", {}, "compute"), h("th", {}, "waits"))),
-      h("tbody", {}, rows.map(([phase, work, wait]) => h("tr", {}, h("th", {}, phase), h("td", {}, format.seconds(work)), h("td", {}, format.seconds(wait))))),
+      h(
+        "tbody",
+        {},
+        rows.map(([phase, work, wait]) =>
+          h(
+            "tr",
+            {},
+            h("th", {}, phase),
+            h("td", {}, format.seconds(work)),
+            h("td", {}, format.seconds(wait)),
+          ),
+        ),
+      ),
     );
   }
 
   memory(layer) {
-    const parts = KINDS.map((kind) => ({ name: KIND_NAMES[kind], class: kind, value: layer.memory[kind] }));
+    const parts = KINDS.map((kind) => ({
+      name: KIND_NAMES[kind],
+      class: kind,
+      value: layer.memory[kind],
+    }));
     const whole = total(layer.memory);
     return whole > 0 && [bar(parts, whole, format.bytes), legend(parts, format.bytes)];
   }
@@ -90,11 +156,21 @@ class Details {
     return h(
       "details",
       { open },
-      h("summary", {}, h("b", {}, variable.path.split("/").pop()), h("span", {}, `${format.shape(variable.shape)} ${variable.dtype}`), variable.spec && letters(specLetters(variable.spec), model.axes, "held")),
+      h(
+        "summary",
+        {},
+        h("b", {}, variable.path.split("/").pop()),
+        h("span", {}, `${format.shape(variable.shape)} ${variable.dtype}`),
+        variable.spec && letters(specLetters(variable.spec), model.axes, "held"),
+      ),
       variable.spec && placement.draw(variable.spec, variable.shape, model.axes),
       this.facts([
         ["Lies", variable.placement],
-        ["On a rank", variable.local_shape && `${format.shape(variable.local_shape)}, ${format.bytes(variable.device_bytes)} of ${format.bytes(variable.num_bytes)}`],
+        [
+          "On a rank",
+          variable.local_shape &&
+            `${format.shape(variable.local_shape)}, ${format.bytes(variable.device_bytes)} of ${format.bytes(variable.num_bytes)}`,
+        ],
         ["Why", variable.why],
         ["Slots", variable.slots && `lie as ${variable.slots}`],
         ["Slots are in", variable.offloaded && "host memory"],
@@ -117,7 +193,11 @@ class Details {
     return h(
       "table",
       { class: "small" },
-      h("thead", {}, h("tr", {}, h("th", {}, "it could be"), h("th", {}, "a step"), h("th", {}, "longer"))),
+      h(
+        "thead",
+        {},
+        h("tr", {}, h("th", {}, "it could be"), h("th", {}, "a step"), h("th", {}, "longer")),
+      ),
       h("tbody", {}, variable.options.map(row)),
     );
   }
@@ -125,7 +205,8 @@ class Details {
   uses(variable) {
     const count = variable.num_uses + variable.num_reshards;
     if (!count) return null;
-    const rest = variable.num_uses - variable.uses.length + variable.num_reshards - variable.reshards.length;
+    const rest =
+      variable.num_uses - variable.uses.length + variable.num_reshards - variable.reshards.length;
     return h(
       "details",
       { class: "inner" },
@@ -133,7 +214,15 @@ class Details {
       h(
         "ul",
         { class: "lines" },
-        variable.uses.map((use) => h("li", {}, h("b", {}, use.type), ` ${use.name}: reads ${use.reads}, makes ${use.makes}`, use.planned && " (planned)")),
+        variable.uses.map((use) =>
+          h(
+            "li",
+            {},
+            h("b", {}, use.type),
+            ` ${use.name}: reads ${use.reads}, makes ${use.makes}`,
+            use.planned && " (planned)",
+          ),
+        ),
         variable.reshards.map((text) => h("li", {}, text)),
         rest > 0 && h("li", {}, `and ${rest} more`),
       ),
@@ -147,7 +236,12 @@ class Details {
       h(
         "tr",
         {},
-        h("th", {}, format.collective(each), h("small", {}, ` ${each.phase}, ${each.when} ${each.when === "between" ? "ops" : "it"}`)),
+        h(
+          "th",
+          {},
+          format.collective(each),
+          h("small", {}, ` ${each.phase}, ${each.when} ${each.when === "between" ? "ops" : "it"}`),
+        ),
         h("td", {}, `${each.count} ×`),
         h("td", {}, format.bytes(each.num_bytes)),
         h("td", {}, format.seconds(each.seconds)),
@@ -178,10 +272,22 @@ class Details {
     const dearest = [...layers].sort((a, b) => model.secondsOf(b) - model.secondsOf(a)).slice(0, 8);
     return [
       h("h2", {}, node.label),
-      h("p", { class: "tags" }, h("span", { class: "tag" }, node.kind === "repeat" ? `block × ${node.children.length}` : node.kind)),
+      h(
+        "p",
+        { class: "tags" },
+        h(
+          "span",
+          { class: "tag" },
+          node.kind === "repeat" ? `block × ${node.children.length}` : node.kind,
+        ),
+      ),
       this.facts([
         ["Layers", String(layers.length)],
-        ["Time", model.seconds !== null && `${format.seconds(sum(layers, (layer) => model.secondsOf(layer)))} of a step`],
+        [
+          "Time",
+          model.seconds !== null &&
+            `${format.seconds(sum(layers, (layer) => model.secondsOf(layer)))} of a step`,
+        ],
         ["Memory", `${format.bytes(sum(layers, (layer) => total(layer.memory)))} of a rank`],
         ["Weights", format.short(sum(layers, (layer) => layer.weights))],
       ]),
@@ -191,7 +297,16 @@ class Details {
           "ul",
           { class: "lines" },
           dearest.map((layer) =>
-            h("li", {}, h("a", { href: this.state.address(this.state.view, { layer: layer.path, scope: null }) }, layer.path), ` ${format.seconds(model.secondsOf(layer))}`),
+            h(
+              "li",
+              {},
+              h(
+                "a",
+                { href: this.state.address(this.state.view, { layer: layer.path, scope: null }) },
+                layer.path,
+              ),
+              ` ${format.seconds(model.secondsOf(layer))}`,
+            ),
           ),
         ),
       ),

@@ -57,7 +57,11 @@ function letters(found, axes, what) {
     "span",
     { class: "letters" },
     found.map((letter, i) =>
-      h("i", { class: `letter ${letter}`, "data-tip": `${what}: ${names[letter]} over ${axes[i].name}` }, letter),
+      h(
+        "i",
+        { class: `letter ${letter}`, "data-tip": `${what}: ${names[letter]} over ${axes[i].name}` },
+        letter,
+      ),
     ),
   );
 }
@@ -79,7 +83,11 @@ function choice(label, options, chosen, choose) {
     "div",
     { class: "choice", role: "group", "aria-label": label },
     Object.entries(options).map(([key, text]) =>
-      h("button", { "aria-pressed": String(key === chosen), "data-choice": key, onclick: () => choose(key) }, text),
+      h(
+        "button",
+        { "aria-pressed": String(key === chosen), "data-choice": key, onclick: () => choose(key) },
+        text,
+      ),
     ),
   );
 }
@@ -120,7 +128,13 @@ function legend(parts, text) {
     "ul",
     { class: "legend" },
     parts.map((part) =>
-      h("li", {}, h("i", { class: `swatch ${part.class}` }), part.name, text && h("b", {}, text(part.value))),
+      h(
+        "li",
+        {},
+        h("i", { class: `swatch ${part.class}` }),
+        part.name,
+        text && h("b", {}, text(part.value)),
+      ),
     ),
   );
 }
@@ -143,7 +157,10 @@ function followTips() {
     tip.style.top = `${fits ? y : Math.max(6, (follows ? event.clientY - 10 : box.top - 6) - tip.offsetHeight)}px`;
   };
   document.addEventListener("mousemove", show);
-  document.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && show(event));
+  document.addEventListener(
+    "focusin",
+    (event) => event.target.matches(":focus-visible") && show(event),
+  );
   document.addEventListener("focusout", hide);
   document.addEventListener("scroll", hide, true);
 }

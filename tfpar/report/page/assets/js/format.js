@@ -48,7 +48,9 @@ const format = {
     const ratio = seconds / base;
     if (ratio >= 2) return `${ratio.toPrecision(3)} ×`;
     const more = 100 * (ratio - 1);
-    return Math.abs(more) < 0.05 ? "as long" : `${more > 0 ? "+" : "−"}${Math.abs(more).toFixed(1)} %`;
+    return Math.abs(more) < 0.05
+      ? "as long"
+      : `${more > 0 ? "+" : "−"}${Math.abs(more).toFixed(1)} %`;
   },
 
   shape(shape) {

@@ -11,12 +11,18 @@ class GraphView {
   // What asks for another drawing: repeats that are not folded, and whether small ops have boxes.
   asked() {
     const layer = this.model.byPath.get(this.state.get("layer"));
-    this.tree.all = this.state.get("small") !== null || (layer !== undefined && this.tree.small.has(layer.path));
+    this.tree.all =
+      this.state.get("small") !== null || (layer !== undefined && this.tree.small.has(layer.path));
     return `${this.state.get("unfold")} ${this.tree.all}`;
   }
 
   unfolded() {
-    return new Set((this.state.get("unfold") || "").split(",").filter(Boolean).map((i) => this.tree.repeats()[i]?.id));
+    return new Set(
+      (this.state.get("unfold") || "")
+        .split(",")
+        .filter(Boolean)
+        .map((i) => this.tree.repeats()[i]?.id),
+    );
   }
 
   draw() {
@@ -28,7 +34,12 @@ class GraphView {
       );
     }
     this.content = svg("g", {});
-    this.frame = svg("svg", { class: "graph", role: "group", "aria-label": "Graph of layers" }, this.defs(), this.content);
+    this.frame = svg(
+      "svg",
+      { class: "graph", role: "group", "aria-label": "Graph of layers" },
+      this.defs(),
+      this.content,
+    );
     this.note = h("p", { class: "note", role: "status" });
     this.zoom = new Zoom(this.frame, this.content, [1, 1]);
     const tools = h(
@@ -37,10 +48,25 @@ class GraphView {
       this.legend(),
       h("span", { class: "grow" }),
       this.note,
-      this.tree.small.size > 0 && h("button", { id: "small", "data-tip": "Constants, counters and such, at the ends of the graph", onclick: () => this.state.set({ small: this.state.get("small") ? null : "1" }) }, "Small ops"),
-      this.tree.repeats().length > 0 && h("button", { id: "fold", onclick: () => this.fold() }, "Fold repeats"),
+      this.tree.small.size > 0 &&
+        h(
+          "button",
+          {
+            id: "small",
+            "data-tip": "Constants, counters and such, at the ends of the graph",
+            onclick: () => this.state.set({ small: this.state.get("small") ? null : "1" }),
+          },
+          "Small ops",
+        ),
+      this.tree.repeats().length > 0 &&
+        h("button", { id: "fold", onclick: () => this.fold() }, "Fold repeats"),
     );
-    return h("div", { class: "graph-view" }, tools, h("div", { class: "canvas" }, this.frame, zoomButtons(this.zoom)));
+    return h(
+      "div",
+      { class: "graph-view" },
+      tools,
+      h("div", { class: "canvas" }, this.frame, zoomButtons(this.zoom)),
+    );
   }
 
   // Once it is in the page, and has a size.
@@ -66,14 +92,37 @@ class GraphView {
     return h(
       "ul",
       { class: "legend" },
-      ["split", "partial", "replicated"].map((name) => h("li", { "data-tip": `A letter for each axis of the mesh: ${this.model.axes.map((axis) => axis.name).join(", ")}.\nOf a layer with weights how these lie, else what it makes.` }, h("i", { class: `letter ${name[0].toUpperCase()}` }, name[0].toUpperCase()), name)),
+      ["split", "partial", "replicated"].map((name) =>
+        h(
+          "li",
+          {
+            "data-tip": `A letter for each axis of the mesh: ${this.model.axes.map((axis) => axis.name).join(", ")}.\nOf a layer with weights how these lie, else what it makes.`,
+          },
+          h("i", { class: `letter ${name[0].toUpperCase()}` }, name[0].toUpperCase()),
+          name,
+        ),
+      ),
       h("li", {}, h("i", { class: "line" }), "as wide as its bytes"),
       h("li", {}, h("i", { class: "line moved" }), "laid anew"),
     );
   }
 
   defs() {
-    const arrow = (id) => svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0,0.8 L8,4 L0,7.2 z" }));
+    const arrow = (id) =>
+      svg(
+        "marker",
+        {
+          id,
+          viewBox: "0 0 8 8",
+          refX: 7,
+          refY: 4,
+          markerWidth: 9,
+          markerHeight: 9,
+          markerUnits: "userSpaceOnUse",
+          orient: "auto",
+        },
+        svg("path", { d: "M0,0.8 L8,4 L0,7.2 z" }),
+      );
     return svg("defs", {}, arrow("arrow"), arrow("arrow-moved"));
   }
 
@@ -123,12 +172,15 @@ class GraphView {
     if (small) small.setAttribute("aria-pressed", String(this.tree.all));
     const fold = byId("fold");
     if (fold) fold.textContent = this.drawnUnfolded.size ? "Fold repeats" : "Unfold repeats";
-    const more = refused ? `At most ${LIMIT} boxes are drawn at once: close a scope to open another. ` : "";
-    this.note.textContent = `${more}${format.plural(leaves.length, "box").replace("boxs", "boxes")} for ${format.plural(this.model.layers.length, "layer")}`;
+    const more = refused
+      ? `At most ${LIMIT} boxes are drawn at once: close a scope to open another. `
+      : "";
+    const layers = format.plural(this.model.layers.length, "layer");
+    this.note.textContent = `${more}${leaves.length} boxes for ${layers}`;
   }
 
-  // Flows between drawn boxes, added up. From one instance of a folded block to the next there is no
-  // edge: they are one box.
+  // Flows between drawn boxes, added up. From one instance of a folded block to the next there is
+  // no edge: they are one box.
   edges() {
     const found = new Map();
     const unfolded = this.drawnUnfolded;
@@ -155,7 +207,9 @@ class GraphView {
   // Stages one below the other: from the last box of each to the first of the next.
   order(leaves) {
     const stages = [...grouped(leaves, (leaf) => this.tree.ancestor(leaf, "stage")).values()];
-    return stages.slice(1).map((stage, i) => ({ source: stages[i][stages[i].length - 1], target: stage[0] }));
+    return stages
+      .slice(1)
+      .map((stage, i) => ({ source: stages[i][stages[i].length - 1], target: stage[0] }));
   }
 
   edge(edge, points) {
@@ -165,27 +219,41 @@ class GraphView {
       `${flow.source} → ${flow.target}`,
       `${format.shape(flow.shape)} ${flow.dtype}, ${format.bytes(flow.num_bytes)}`,
       `as ${flow.spec}${moves.length ? `, read as ${moves.join("; ")}` : ""}`,
-      ...(edge.flows.length > 1 ? [`and ${edge.flows.length - 1} more, ${format.bytes(edge.bytes)} in all`] : []),
+      ...(edge.flows.length > 1
+        ? [`and ${edge.flows.length - 1} more, ${format.bytes(edge.bytes)} in all`]
+        : []),
     ].join("\n");
     const path = smooth(points);
     return svg(
       "g",
       { class: `edge ${edge.moves ? "moved" : ""}`, "data-tip": tip },
       svg("path", { class: "near", d: path }),
-      svg("path", { class: "line", d: path, "stroke-width": edge.width, "marker-end": `url(#arrow${edge.moves ? "-moved" : ""})` }),
+      svg("path", {
+        class: "line",
+        d: path,
+        "stroke-width": edge.width,
+        "marker-end": `url(#arrow${edge.moves ? "-moved" : ""})`,
+      }),
     );
   }
 
   frameOf(node, box) {
     return svg(
       "g",
-      { class: `frame ${node.kind}`, transform: `translate(${box.x - box.width / 2} ${box.y - box.height / 2})`, "data-id": node.id },
+      {
+        class: `frame ${node.kind}`,
+        transform: `translate(${box.x - box.width / 2} ${box.y - box.height / 2})`,
+        "data-id": node.id,
+      },
       svg("rect", { width: box.width, height: box.height, rx: 8 }),
     );
   }
 
   titleOf(node, box) {
-    const times = node.kind === "repeat" && !this.drawnUnfolded.has(node.id) ? ` × ${node.children.length}` : "";
+    const times =
+      node.kind === "repeat" && !this.drawnUnfolded.has(node.id)
+        ? ` × ${node.children.length}`
+        : "";
     return svg(
       "g",
       {
@@ -213,10 +281,18 @@ class GraphView {
     const seconds = sum(layers, (each) => model.secondsOf(each));
     const time = !seconds ? "" : format.seconds(seconds);
     const times = node.kind === "repeat" ? ` × ${node.children.length}` : "";
-    const kind = node.layer ? layer.class_name || layer.kind : format.plural(node.layers().length, "layer");
+    const kind = node.layer
+      ? layer.class_name || layer.kind
+      : format.plural(node.layers().length, "layer");
     const found = node.layer ? this.lettersOf(layer) : [];
     const tip = node.layer
-      ? [layer.path, layer.placement, layers.length > 1 ? `one of ${layers.length} alike, ${time} together` : ""].filter(Boolean).join("\n")
+      ? [
+          layer.path,
+          layer.placement,
+          layers.length > 1 ? `one of ${layers.length} alike, ${time} together` : "",
+        ]
+          .filter(Boolean)
+          .join("\n")
       : `${node.label}: ${format.plural(layers.length, "layer")}. Click for what they add up to, press Enter or double-click to open.`;
     const right = at.width - 10 - (found.length ? found.length * 18 + 6 : 0);
     return svg(
@@ -234,11 +310,23 @@ class GraphView {
         ondblclick: () => !node.layer && this.toggle(node),
         onkeydown: (event) => this.key(event, node),
       },
-      !node.layer && svg("rect", { class: "stack", x: 4, y: 4, width: at.width, height: at.height, rx: 6 }),
+      !node.layer &&
+        svg("rect", { class: "stack", x: 4, y: 4, width: at.width, height: at.height, rx: 6 }),
       svg("rect", { class: "card", width: at.width, height: at.height, rx: 6 }),
-      svg("path", { class: "mark", d: `M6,0 h1 v${at.height} h-1 a6,6 0 0 1 -6,-6 v-${at.height - 12} a6,6 0 0 1 6,-6 z` }),
-      svg("text", { class: "name", x: 16, y: 20 }, shorten(node.label + times, at.width - (node.layer ? 24 : 46), 13)),
-      svg("text", { class: "kind", x: 16, y: 38 }, shorten(kind, right - time.length * 6.2 - 22, 11)),
+      svg("path", {
+        class: "mark",
+        d: `M6,0 h1 v${at.height} h-1 a6,6 0 0 1 -6,-6 v-${at.height - 12} a6,6 0 0 1 6,-6 z`,
+      }),
+      svg(
+        "text",
+        { class: "name", x: 16, y: 20 },
+        shorten(node.label + times, at.width - (node.layer ? 24 : 46), 13),
+      ),
+      svg(
+        "text",
+        { class: "kind", x: 16, y: 38 },
+        shorten(kind, right - time.length * 6.2 - 22, 11),
+      ),
       svg("text", { class: "time", x: right, y: 38, "text-anchor": "end" }, time),
       found.map((letter, i) => this.letter(letter, right + 8 + i * 18, 27)),
       !node.layer && this.opener(node, at),
@@ -252,7 +340,12 @@ class GraphView {
     };
     return svg(
       "g",
-      { class: "open", transform: `translate(${at.width - 26} 7)`, "data-tip": "Open", onclick: open },
+      {
+        class: "open",
+        transform: `translate(${at.width - 26} 7)`,
+        "data-tip": "Open",
+        onclick: open,
+      },
       svg("rect", { width: 20, height: 20, rx: 4 }),
       svg("path", { d: "M10,5 v10 M5,10 h10" }),
     );
@@ -300,7 +393,10 @@ class GraphView {
   }
 
   fold() {
-    const all = this.tree.repeats().map((_, i) => i).join(",");
+    const all = this.tree
+      .repeats()
+      .map((_, i) => i)
+      .join(",");
     this.state.set({ unfold: this.state.get("unfold") ? null : all });
   }
 
@@ -341,7 +437,11 @@ class GraphView {
   }
 
   mark() {
-    const found = new Set(this.model.search(this.state.get("q") || "").map((layer) => this.tree.standIn(layer, this.open, this.drawnUnfolded)?.id));
+    const found = new Set(
+      this.model
+        .search(this.state.get("q") || "")
+        .map((layer) => this.tree.standIn(layer, this.open, this.drawnUnfolded)?.id),
+    );
     const standing = this.standing();
     const chosen = standing ? standing.id : this.state.get("scope");
     this.frame.classList.toggle("searched", found.size > 0);

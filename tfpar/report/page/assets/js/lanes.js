@@ -14,7 +14,9 @@ const TASK_KINDS = {
 function pipelineLanes(pipeline) {
   const lanes = [];
   pipeline.actors.forEach((ranks, actor) => {
-    const stages = pipeline.actor_of_stage.flatMap((owner, stage) => (owner === actor ? [stage] : []));
+    const stages = pipeline.actor_of_stage.flatMap((owner, stage) =>
+      owner === actor ? [stage] : [],
+    );
     for (const stage of stages) {
       const tasks = pipeline.tasks
         .filter((task) => task.actor === actor && task.stage === stage)
@@ -40,7 +42,8 @@ function pipelineLanes(pipeline) {
 }
 
 // Of one set of ranks, which all run alike: layer by layer what they compute and wait for, forward,
-// then backward from the last to the first, then the update; above it which phase and scope that is.
+// then backward from the last to the first, then the update; above it which phase and scope that
+// is.
 function layerLanes(model) {
   const start = model.report.cost.parts.find((part) => part.name === "start");
   const [phases, scopes, compute, waits] = [[], [], [], []];
@@ -61,8 +64,22 @@ function layerLanes(model) {
     const layers = phase === "backward" ? [...model.layers].reverse() : model.layers;
     for (const layer of layers) {
       const from = now;
-      add(compute, layer.seconds[phase], `task-${phase[0].toUpperCase()}`, layer.path, `${layer.path}\n${phase}: computes`, layer);
-      add(waits, layer.communication_s[phase], "task-wait", layer.path, `${layer.path}\n${phase}: waits for communication`, layer);
+      add(
+        compute,
+        layer.seconds[phase],
+        `task-${phase[0].toUpperCase()}`,
+        layer.path,
+        `${layer.path}\n${phase}: computes`,
+        layer,
+      );
+      add(
+        waits,
+        layer.communication_s[phase],
+        "task-wait",
+        layer.path,
+        `${layer.path}\n${phase}: waits for communication`,
+        layer,
+      );
       const scope = model.scopeOf(layer);
       span(scopes, from, "task-scope", scope, `${scope}\n${phase}`);
       span(phases, from, `task-${phase[0].toUpperCase()}`, phase, phase);

@@ -4,10 +4,18 @@
 const BOX = { width: 212, height: 50, pad: 14, title: 28, gap: 24 };
 
 // `nodes`: drawn leaves; `edges`: [{source, target}] between them; `frameOf`: the open scope that a
-// node or a scope lies in, or null; `order`: edges that are not drawn. Returns boxes by id, frames by id, and the points of edges.
+// node or a scope lies in, or null; `order`: edges that are not drawn. Returns boxes by id, frames
+// by id, and the points of edges.
 function layOut(nodes, edges, frames, frameOf, order) {
   const graph = new dagre.graphlib.Graph({ compound: true, multigraph: true });
-  graph.setGraph({ rankdir: "TB", nodesep: 26, ranksep: 22, edgesep: 14, marginx: 20, marginy: 20 });
+  graph.setGraph({
+    rankdir: "TB",
+    nodesep: 26,
+    ranksep: 22,
+    edgesep: 14,
+    marginx: 20,
+    marginy: 20,
+  });
   graph.setDefaultEdgeLabel(() => ({}));
   for (const frame of frames) graph.setNode(frame.id, {});
   for (const node of nodes) graph.setNode(node.id, { width: BOX.width, height: BOX.height });
@@ -15,18 +23,23 @@ function layOut(nodes, edges, frames, frameOf, order) {
     const frame = frameOf(item);
     if (frame) graph.setParent(item.id, frame.id);
   }
-  edges.forEach((edge, i) => graph.setEdge(edge.source.id, edge.target.id, { weight: edge.weight || 1 }, String(i)));
-  order.forEach((edge, i) => graph.setEdge(edge.source.id, edge.target.id, { weight: 0 }, `order ${i}`));
+  edges.forEach((edge, i) => graph.setEdge(edge.source.id, edge.target.id, {}, String(i)));
+  order.forEach((edge, i) =>
+    graph.setEdge(edge.source.id, edge.target.id, { weight: 0 }, `order ${i}`),
+  );
   dagre.layout(graph);
   const boxes = new Map(nodes.map((node) => [node.id, graph.node(node.id)]));
-  const points = edges.map((edge, i) => graph.edge(edge.source.id, edge.target.id, String(i)).points);
+  const points = edges.map(
+    (edge, i) => graph.edge(edge.source.id, edge.target.id, String(i)).points,
+  );
   const move = spread(nodes, frames, frameOf, boxes);
   for (const box of boxes.values()) box.y = move(box.y);
   const moved = points.map((line) => line.map(({ x, y }) => ({ x, y: move(y) })));
   const around = framesAround(nodes, frames, frameOf, boxes);
   const corners = [...boxes.values(), ...around.values()];
   const size = [
-    Math.max(...corners.map((box) => box.x + box.width / 2), 0, ...moved.flat().map((p) => p.x)) + 20,
+    Math.max(...corners.map((box) => box.x + box.width / 2), 0, ...moved.flat().map((p) => p.x)) +
+      20,
     Math.max(...corners.map((box) => box.y + box.height / 2), 0) + 20,
   ];
   return { boxes, frames: around, points: moved, size };
@@ -88,7 +101,12 @@ function framesAround(nodes, frames, frameOf, boxes) {
     const right = Math.max(...inner.map((box) => box.x + box.width / 2)) + BOX.pad;
     const top = Math.min(...inner.map((box) => box.y - box.height / 2)) - BOX.title + 2;
     const bottom = Math.max(...inner.map((box) => box.y + box.height / 2)) + BOX.pad + 2;
-    found.set(frame.id, { x: (left + right) / 2, y: (top + bottom) / 2, width: right - left, height: bottom - top });
+    found.set(frame.id, {
+      x: (left + right) / 2,
+      y: (top + bottom) / 2,
+      width: right - left,
+      height: bottom - top,
+    });
   }
   return found;
 }
@@ -96,7 +114,8 @@ function framesAround(nodes, frames, frameOf, boxes) {
 // A smooth line through points: straight to the middle of each piece, bent at the points between.
 function smooth(points) {
   const [first, ...rest] = points;
-  if (rest.length < 2) return `M${first.x},${first.y} ${rest.map((p) => `L${p.x},${p.y}`).join(" ")}`;
+  if (rest.length < 2)
+    return `M${first.x},${first.y} ${rest.map((p) => `L${p.x},${p.y}`).join(" ")}`;
   let path = `M${first.x},${first.y}`;
   for (let i = 0; i < rest.length - 1; i += 1) {
     const [at, next] = [rest[i], rest[i + 1]];

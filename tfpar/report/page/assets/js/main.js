@@ -31,7 +31,16 @@ class Page {
     byId("where").textContent = facts.where;
     byId("tabs").replaceChildren(
       ...this.names.map((name, i) =>
-        h("button", { role: "tab", id: `tab-${name}`, "data-tip": `${this.views[name].title} (${i + 1})`, onclick: () => this.state.set({}, name) }, this.views[name].title),
+        h(
+          "button",
+          {
+            role: "tab",
+            id: `tab-${name}`,
+            "data-tip": `${this.views[name].title} (${i + 1})`,
+            onclick: () => this.state.set({}, name),
+          },
+          this.views[name].title,
+        ),
       ),
     );
     const search = byId("search");
@@ -72,7 +81,16 @@ class Page {
     list.hidden = !found.length || document.activeElement !== byId("search");
     list.replaceChildren(
       ...rows.slice(0, 10).map(({ layer, name }, i) =>
-        h("button", { role: "option", "aria-selected": String(i === 0), onmousedown: () => this.take(layer) }, h("span", {}, name), h("small", {}, layer.class_name)),
+        h(
+          "button",
+          {
+            role: "option",
+            "aria-selected": String(i === 0),
+            onmousedown: () => this.take(layer),
+          },
+          h("span", {}, name),
+          h("small", {}, layer.class_name),
+        ),
       ),
       ...(rows.length > 10 ? [h("p", {}, `and ${rows.length - 10} more`)] : []),
     );

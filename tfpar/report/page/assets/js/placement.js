@@ -1,5 +1,6 @@
 "use strict";
-// A placement drawn: the mesh as a grid of its ranks, and in each the part of the tensor that it holds.
+// A placement drawn: the mesh as a grid of its ranks, and in each the part of the tensor that it
+// holds.
 
 const placement = {
   CELLS: 64,
@@ -27,7 +28,8 @@ const placement = {
       const from = Math.min(at * block, stride);
       const to = Math.min(from + block, stride);
       const cuts = [];
-      for (let o = 0; o < outer; o += 1) cuts.push([(o * stride + from) / length, (o * stride + to) / length]);
+      for (let o = 0; o < outer; o += 1)
+        cuts.push([(o * stride + from) / length, (o * stride + to) / length]);
       parts[each.dim] = cuts.flatMap((cut) => placement.within(parts[each.dim], ...cut));
       lengths[each.dim] = outer * block;
     });
@@ -50,8 +52,15 @@ const placement = {
 
   // The two dims to draw: those that are split, and the largest besides.
   drawnDims(spec, shape) {
-    const split = new Set(placement.parse(spec).filter((p) => p.letter === "S").map((p) => p.dim));
-    const order = shape.map((n, dim) => dim).sort((a, b) => split.has(b) - split.has(a) || shape[b] - shape[a]);
+    const split = new Set(
+      placement
+        .parse(spec)
+        .filter((p) => p.letter === "S")
+        .map((p) => p.dim),
+    );
+    const order = shape
+      .map((n, dim) => dim)
+      .sort((a, b) => split.has(b) - split.has(a) || shape[b] - shape[a]);
     return order.slice(0, 2).sort((a, b) => a - b);
   },
 
@@ -59,7 +68,8 @@ const placement = {
   tensor(spec, shape, axes, coordinates, width, height) {
     const parts = placement.held(spec, shape, axes, coordinates);
     const dims = placement.drawnDims(spec, shape);
-    const [rows, columns] = dims.length === 2 ? [parts[dims[0]], parts[dims[1]]] : [[[0, 1]], parts[dims[0]] || [[0, 1]]];
+    const [rows, columns] =
+      dims.length === 2 ? [parts[dims[0]], parts[dims[1]]] : [[[0, 1]], parts[dims[0]] || [[0, 1]]];
     const kinds = placement.parse(spec).map((p) => p.letter);
     const status = kinds.includes("P") ? "partial" : kinds.includes("S") ? "split" : "replicated";
     return [
@@ -93,7 +103,13 @@ const placement = {
       const y = 18 + line * (height + gap);
       if (axes.length > 1) {
         const coordinates = placement.coordinates(line * columns, sizes).slice(0, -1);
-        cells.push(svg("text", { class: "axis", x: left - 8, y: y + height / 2 + 4, "text-anchor": "end" }, coordinates.join(",")));
+        cells.push(
+          svg(
+            "text",
+            { class: "axis", x: left - 8, y: y + height / 2 + 4, "text-anchor": "end" },
+            coordinates.join(","),
+          ),
+        );
       }
       for (let column = 0; column < shownColumns; column += 1) {
         const rank = line * columns + column;
@@ -102,22 +118,43 @@ const placement = {
         cells.push(
           svg(
             "g",
-            { transform: `translate(${x} ${y})`, "data-tip": placement.tip(rank, spec, shape, axes, at) },
+            {
+              transform: `translate(${x} ${y})`,
+              "data-tip": placement.tip(rank, spec, shape, axes, at),
+            },
             placement.tensor(spec, shape, axes, at, width, height),
-            svg("text", { class: "rank", x: width / 2, y: height + 10, "text-anchor": "middle" }, rank),
+            svg(
+              "text",
+              { class: "rank", x: width / 2, y: height + 10, "text-anchor": "middle" },
+              rank,
+            ),
           ),
         );
       }
     }
     const more = ranks - shownColumns * shownLines;
-    const names = axes.length > 1 ? [axes.slice(0, -1).map((axis) => axis.name).join(","), axes[axes.length - 1].name] : ["", axes[0].name];
+    const names =
+      axes.length > 1
+        ? [
+            axes
+              .slice(0, -1)
+              .map((axis) => axis.name)
+              .join(","),
+            axes[axes.length - 1].name,
+          ]
+        : ["", axes[0].name];
     const span = [left + shownColumns * (width + 10), 24 + shownLines * (height + gap)];
     return h(
       "figure",
       { class: "placement" },
       svg(
         "svg",
-        { width: span[0], height: span[1], role: "img", "aria-label": `what each rank holds: ${spec}` },
+        {
+          width: span[0],
+          height: span[1],
+          role: "img",
+          "aria-label": `what each rank holds: ${spec}`,
+        },
         svg("text", { class: "axis", x: 0, y: 11 }, names[0] && `${names[0]} ↓`),
         svg("text", { class: "axis", x: left, y: 11 }, `${names[1]} →`),
         cells,

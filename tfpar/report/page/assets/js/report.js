@@ -10,7 +10,11 @@ async function unpack(text) {
 
 const PHASES = ["forward", "backward", "update"];
 const KINDS = ["weights", "slots", "live"];
-const KIND_NAMES = { weights: "weights", slots: "optimizer slots and state", live: "activations and gradients" };
+const KIND_NAMES = {
+  weights: "weights",
+  slots: "optimizer slots and state",
+  live: "activations and gradients",
+};
 
 function sum(items, value) {
   return items.reduce((total, item) => total + (value(item) || 0), 0);
@@ -39,7 +43,10 @@ function specLetters(spec) {
 // begin with.
 function blockNames(layers) {
   const found = new Map();
-  for (const [block, inner] of grouped(layers.filter((layer) => layer.repeat), (layer) => layer.repeat.block)) {
+  for (const [block, inner] of grouped(
+    layers.filter((layer) => layer.repeat),
+    (layer) => layer.repeat.block,
+  )) {
     const instances = new Map();
     for (const [instance, own] of grouped(inner, (layer) => layer.repeat.instance)) {
       const named = own.filter((layer) => layer.class_name);
@@ -141,11 +148,23 @@ class Model {
 
   // A row for each layer, or one for those that are alike in blocks that repeat, of one stage.
   rows(layers, fold) {
-    if (!fold) return layers.map((layer) => ({ layer, layers: [layer], path: layer.path, name: layer.path }));
-    const key = ({ path, repeat, stage }) => (repeat ? `${stage}|${repeat.block}|${repeat.member}` : path);
+    if (!fold)
+      return layers.map((layer) => ({
+        layer,
+        layers: [layer],
+        path: layer.path,
+        name: layer.path,
+      }));
+    const key = ({ path, repeat, stage }) =>
+      repeat ? `${stage}|${repeat.block}|${repeat.member}` : path;
     return [...grouped(layers, key).values()].map((alike) => {
       const path = alike.length > 1 ? this.alikePath(alike[0]) : alike[0].path;
-      return { layer: alike[0], layers: alike, path, name: alike.length > 1 ? `${path} × ${alike.length}` : path };
+      return {
+        layer: alike[0],
+        layers: alike,
+        path,
+        name: alike.length > 1 ? `${path} × ${alike.length}` : path,
+      };
     });
   }
 
@@ -164,7 +183,9 @@ class Model {
     const pipeline = this.report.pipeline;
     if (pipeline) {
       return pipeline.actors.map((ranks, actor) => {
-        const own = pipeline.actor_of_stage.flatMap((owner, stage) => (owner === actor ? [stage] : []));
+        const own = pipeline.actor_of_stage.flatMap((owner, stage) =>
+          owner === actor ? [stage] : [],
+        );
         const first = pipeline.stages[own[0]];
         return {
           key: String(actor),

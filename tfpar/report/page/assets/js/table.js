@@ -23,19 +23,48 @@ class TableView {
     this.count = h("span", { class: "note", role: "status" });
     this.tools = h("div", { class: "toolbar" });
     this.update();
-    return h("div", { class: "table-view" }, this.tools, h("div", { class: "scroll" }, h("table", { class: "rows" }, this.head, this.body, this.foot)));
+    return h(
+      "div",
+      { class: "table-view" },
+      this.tools,
+      h("div", { class: "scroll" }, h("table", { class: "rows" }, this.head, this.body, this.foot)),
+    );
   }
 
   toolbar(kind) {
-    const names = Object.fromEntries(Object.entries(TABLES).map(([key, table]) => [key, table.name]));
+    const names = Object.fromEntries(
+      Object.entries(TABLES).map(([key, table]) => [key, table.name]),
+    );
     const repeats = kind === "layers" && this.model.layers.some((layer) => layer.repeat);
     const stages = this.model.report.pipeline && kind === "layers";
-    const options = [["", "all"], ...(stages ? this.model.report.pipeline.stages : []).map((_, i) => [String(i), String(i)])];
+    const options = [
+      ["", "all"],
+      ...(stages ? this.model.report.pipeline.stages : []).map((_, i) => [String(i), String(i)]),
+    ];
     const parts = [
       choice("Table", names, kind, (key) => this.state.set({ table: key })),
-      kind === "layers" && menu("Lies", [["", "any way"], ["split", "split"], ["partial", "partial"], ["replicated", "replicated"]], this.state.get("lies") || "", (key) => this.state.set({ lies: key })),
-      stages && menu("Stage", options, this.state.get("stage") || "", (key) => this.state.set({ stage: key })),
-      repeats && h("button", { id: "fold", onclick: () => this.fold() }, this.isFolded() ? "Unfold repeats" : "Fold repeats"),
+      kind === "layers" &&
+        menu(
+          "Lies",
+          [
+            ["", "any way"],
+            ["split", "split"],
+            ["partial", "partial"],
+            ["replicated", "replicated"],
+          ],
+          this.state.get("lies") || "",
+          (key) => this.state.set({ lies: key }),
+        ),
+      stages &&
+        menu("Stage", options, this.state.get("stage") || "", (key) =>
+          this.state.set({ stage: key }),
+        ),
+      repeats &&
+        h(
+          "button",
+          { id: "fold", onclick: () => this.fold() },
+          this.isFolded() ? "Unfold repeats" : "Fold repeats",
+        ),
       this.count,
       h("span", { class: "grow" }),
       h("button", { onclick: () => this.save() }, "Save CSV"),
@@ -51,26 +80,36 @@ class TableView {
   found(kind, columns) {
     const table = TABLES[kind];
     const words = (this.state.get("q") || "").toLowerCase().split(/\s+/).filter(Boolean);
-    const [lies, stage] = kind === "layers" ? [this.state.get("lies"), this.state.get("stage")] : [];
+    const [lies, stage] =
+      kind === "layers" ? [this.state.get("lies"), this.state.get("stage")] : [];
     const rows = table.rows(this.model, this.isFolded()).filter((row) => {
       if (lies && this.model.status(row.layer) !== lies) return false;
       if (stage && String(row.layer.stage) !== stage) return false;
       if (!words.length) return true;
       const names = row.layers ? row.layers.map((layer) => layer.path) : [table.path(row)];
-      const text = [...names, ...columns.filter((c) => !c.number).map((c) => c.get(row))].join(" ").toLowerCase();
+      const text = [...names, ...columns.filter((c) => !c.number).map((c) => c.get(row))]
+        .join(" ")
+        .toLowerCase();
       return words.every((word) => text.includes(word));
     });
     const order = this.sorted[kind];
     if (!order) return rows;
     const { get } = columns[order.at];
-    const compare = (a, b) => (typeof a === "number" || typeof b === "number" ? (a ?? -1) - (b ?? -1) : String(a).localeCompare(String(b), "en", { numeric: true }));
+    const compare = (a, b) =>
+      typeof a === "number" || typeof b === "number"
+        ? (a ?? -1) - (b ?? -1)
+        : String(a).localeCompare(String(b), "en", { numeric: true });
     return [...rows].sort((a, b) => order.sign * compare(get(a), get(b)));
   }
 
   update() {
     const kind = this.kind();
     const columns = TABLES[kind].columns(this.model);
-    const drawn = JSON.stringify([kind, this.sorted[kind], ...["q", "lies", "stage", "each"].map((name) => this.state.get(name))]);
+    const drawn = JSON.stringify([
+      kind,
+      this.sorted[kind],
+      ...["q", "lies", "stage", "each"].map((name) => this.state.get(name)),
+    ]);
     if (drawn !== this.drawn || !this.body.childElementCount) {
       this.drawn = drawn;
       this.drawnRows = this.found(kind, columns);
@@ -85,13 +124,23 @@ class TableView {
   fillHead(kind, columns) {
     const order = this.sorted[kind];
     const cells = columns.map((each, at) => {
-      const sorted = order && order.at === at ? (order.sign > 0 ? "ascending" : "descending") : "none";
+      const sorted =
+        order && order.at === at ? (order.sign > 0 ? "ascending" : "descending") : "none";
       const sort = () => {
         const sign = sorted === "none" ? (each.number ? -1 : 1) : sorted === "ascending" ? -1 : 1;
         this.sorted[kind] = { at, sign };
         this.update();
       };
-      return h("th", { class: each.number ? "number" : "", "aria-sort": sorted, scope: "col", "data-tip": each.tip }, h("button", { onclick: sort }, each.title));
+      return h(
+        "th",
+        {
+          class: each.number ? "number" : "",
+          "aria-sort": sorted,
+          scope: "col",
+          "data-tip": each.tip,
+        },
+        h("button", { onclick: sort }, each.title),
+      );
     });
     this.head.replaceChildren(h("tr", {}, cells));
   }
@@ -104,7 +153,14 @@ class TableView {
       { "data-path": path, onclick: () => path && this.state.set({ layer: path, scope: null }) },
       columns.map((each) => {
         const value = each.get(row);
-        return h("td", { class: each.number ? "number" : "", title: !each.number && typeof value === "string" && value.length > 28 ? value : null }, value === null || value === "" ? "" : each.show(value, row));
+        return h(
+          "td",
+          {
+            class: each.number ? "number" : "",
+            title: !each.number && typeof value === "string" && value.length > 28 ? value : null,
+          },
+          value === null || value === "" ? "" : each.show(value, row),
+        );
       }),
     );
     element.paths = paths;
@@ -118,7 +174,11 @@ class TableView {
       if (i === 0) return h("th", { scope: "row" }, "Total");
       if (!each.adds) return h("td", {});
       const value = sum(rows, each.get);
-      return h("td", { class: "number", "data-sum": each.title, "data-value": value }, each.show(value, null));
+      return h(
+        "td",
+        { class: "number", "data-sum": each.title, "data-value": value },
+        each.show(value, null),
+      );
     });
     this.foot.replaceChildren(h("tr", {}, cells));
   }
@@ -151,9 +211,17 @@ class TableView {
       const safe = typeof value === "string" && /^[=+\-@]/.test(text) ? `'${text}` : text;
       return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
     };
-    const lines = [columns.map((each) => quote(each.title)), ...this.drawnRows.map((row) => columns.map((each) => quote(each.get(row))))];
-    const blob = new Blob([`${lines.map((line) => line.join(",")).join("\n")}\n`], { type: "text/csv" });
-    const link = h("a", { href: URL.createObjectURL(blob), download: `${this.model.report.facts.model || "plan"}_${kind}.csv` });
+    const lines = [
+      columns.map((each) => quote(each.title)),
+      ...this.drawnRows.map((row) => columns.map((each) => quote(each.get(row)))),
+    ];
+    const blob = new Blob([`${lines.map((line) => line.join(",")).join("\n")}\n`], {
+      type: "text/csv",
+    });
+    const link = h("a", {
+      href: URL.createObjectURL(blob),
+      download: `${this.model.report.facts.model || "plan"}_${kind}.csv`,
+    });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }

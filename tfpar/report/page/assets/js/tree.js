@@ -1,23 +1,31 @@
 "use strict";
-// The layers as a tree: stages, scopes, and blocks that repeat. A repeat has one child for each of its
-// instances in that place; folded, the first stands for all.
+// The layers as a tree: stages, scopes, and blocks that repeat. A repeat has one child for each of
+// its instances in that place; folded, one of them stands for all.
 
 const LIMIT = 300;
 const COMFORTABLE = 70;
 
-// Ops between layers that neither take time nor store anything worth a box, at the ends of the graph:
-// constants, counters, reads of them. What lies between others stays.
+// Ops between layers that neither take time nor store anything worth a box, at the ends of the
+// graph: constants, counters, reads of them. What lies between others stays.
 function smallLayers(model) {
-  const [seconds, bytes] = [sum(model.layers, (layer) => model.secondsOf(layer)), sum(model.layers, (layer) => total(layer.memory))];
+  const [seconds, bytes] = [
+    sum(model.layers, (layer) => model.secondsOf(layer)),
+    sum(model.layers, (layer) => total(layer.memory)),
+  ];
   const inputs = new Set(model.report.inputs.map((input) => input.name));
-  const isTiny = (layer) => !layer.class_name && !layer.weights && !inputs.has(layer.path) && model.secondsOf(layer) <= 1e-3 * seconds && total(layer.memory) <= 1e-3 * bytes;
+  const isTiny = (layer) =>
+    !layer.class_name &&
+    !layer.weights &&
+    !inputs.has(layer.path) &&
+    model.secondsOf(layer) <= 1e-3 * seconds &&
+    total(layer.memory) <= 1e-3 * bytes;
   const tiny = model.layers.filter(isTiny).map((layer) => layer.path);
   const found = new Set();
   const ends = (path) => [
     (model.incoming.get(path) || []).every((flow) => found.has(flow.source)),
     (model.outgoing.get(path) || []).every((flow) => found.has(flow.target)),
   ];
-  for (let before = -1; before < found.size; ) {
+  for (let before = -1; before < found.size;) {
     before = found.size;
     for (const path of tiny) if (!found.has(path) && ends(path).some(Boolean)) found.add(path);
   }
@@ -78,13 +86,26 @@ class Tree {
       const { block, instance } = layer.repeat;
       const prefix = prefixes.get(`${block}/${instance}`);
       for (const scope of prefix.slice(0, -1)) at = this.child(at, scope, "scope", scope);
-      at = this.child(at, `repeat ${block}`, "repeat", this.lastName(this.model.blocks.get(block).name));
-      at = this.child(at, `instance ${instance}`, "instance", this.lastName(this.model.scopeOf(layer)));
+      at = this.child(
+        at,
+        `repeat ${block}`,
+        "repeat",
+        this.lastName(this.model.blocks.get(block).name),
+      );
+      at = this.child(
+        at,
+        `instance ${instance}`,
+        "instance",
+        this.lastName(this.model.scopeOf(layer)),
+      );
       inner = inner.slice(prefix.length);
       const own = this.model.scopeOf(layer);
       if (!prefix.length && layer.path.startsWith(own) && layer.path !== own) {
         // `block_3_mlp/up` is the layer `up` of the scope `mlp` of `block_3`.
-        names = layer.path.slice(own.length).replace(/^[/_.-]/, "").split("/");
+        names = layer.path
+          .slice(own.length)
+          .replace(/^[/_.-]/, "")
+          .split("/");
         inner = names.slice(0, -1);
       }
     }
@@ -122,10 +143,12 @@ class Tree {
     });
   }
 
-  // The instance that stands for all of a folded repeat: the first of those that have most layers, as
-  // a stage may begin or end within a block.
+  // The instance that stands for all of a folded repeat: the first of those that have most layers,
+  // as a stage may begin or end within a block.
   standing(repeat) {
-    repeat.first ??= repeat.children.reduce((a, b) => (b.layers().length > a.layers().length ? b : a));
+    repeat.first ??= repeat.children.reduce((a, b) =>
+      b.layers().length > a.layers().length ? b : a,
+    );
     return repeat.first;
   }
 
@@ -140,8 +163,8 @@ class Tree {
     return node.layers().every((layer) => this.small.has(layer.path));
   }
 
-  // Which nodes are drawn: groups are opened from the outside inwards while there is room, or as the
-  // reader says: `opened` has for the id of a node whether it is to be open.
+  // Which nodes are drawn: groups are opened from the outside inwards while there is room, or as
+  // the reader says: `opened` has for the id of a node whether it is to be open.
   visible(opened, unfolded) {
     const open = new Set([""]);
     let shown = this.inside(this.root, unfolded).length;
@@ -188,7 +211,11 @@ class Tree {
 
   // The leaf like this one in the instance that stands for all.
   twin(leaf, repeat) {
-    repeat.twins ??= new Map(this.standing(repeat).layers().map((layer) => [layer.repeat.member, layer.path]));
+    repeat.twins ??= new Map(
+      this.standing(repeat)
+        .layers()
+        .map((layer) => [layer.repeat.member, layer.path]),
+    );
     return this.leaves.get(repeat.twins.get(leaf.layer.repeat.member)) || null;
   }
 
@@ -211,7 +238,14 @@ class Tree {
 
   // Whether two layers are in different instances of one folded repeat.
   acrossInstances(source, target, unfolded) {
-    const [a, b] = [source, target].map((layer) => this.ancestor(this.leaves.get(layer.path), "repeat"));
-    return a !== null && a === b && !unfolded.has(a.id) && source.repeat.instance !== target.repeat.instance;
+    const [a, b] = [source, target].map((layer) =>
+      this.ancestor(this.leaves.get(layer.path), "repeat"),
+    );
+    return (
+      a !== null &&
+      a === b &&
+      !unfolded.has(a.id) &&
+      source.repeat.instance !== target.repeat.instance
+    );
   }
 }

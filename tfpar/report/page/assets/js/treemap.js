@@ -15,7 +15,8 @@ function squarify(items, box) {
   while (waiting.length) {
     const side = Math.min(rest.width, rest.height);
     const row = [waiting.shift()];
-    while (waiting.length && worst([...row, waiting[0]], side) <= worst(row, side)) row.push(waiting.shift());
+    while (waiting.length && worst([...row, waiting[0]], side) <= worst(row, side))
+      row.push(waiting.shift());
     rest = placeRow(row, rest, found);
   }
   return found;
@@ -38,8 +39,14 @@ function placeRow(row, rest, found) {
   let at = down ? rest.y : rest.x;
   for (const { item, area } of row) {
     const long = area / thick;
-    found.push(down ? { item, x: rest.x, y: at, width: thick, height: long } : { item, x: at, y: rest.y, width: long, height: thick });
+    found.push(
+      down
+        ? { item, x: rest.x, y: at, width: thick, height: long }
+        : { item, x: at, y: rest.y, width: long, height: thick },
+    );
     at += long;
   }
-  return down ? { ...rest, x: rest.x + thick, width: rest.width - thick } : { ...rest, y: rest.y + thick, height: rest.height - thick };
+  return down
+    ? { ...rest, x: rest.x + thick, width: rest.width - thick }
+    : { ...rest, y: rest.y + thick, height: rest.height - thick };
 }

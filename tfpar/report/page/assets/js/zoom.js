@@ -2,8 +2,8 @@
 // Moves and scales the content of an SVG element: by wheel, by dragging, by two fingers.
 
 class Zoom {
-  // `content` is a group in `frame`; `size` what it takes at scale 1; `flat`: only the x axis scales,
-  // and `change` draws it anew.
+  // `content` is a group in `frame`; `size` what it takes at scale 1; `flat`: only the x axis
+  // scales, and `change` draws it anew.
   constructor(frame, content, size, { flat = false, change = null } = {}) {
     Object.assign(this, { frame, content, size, flat, change });
     Object.assign(this, { x: 0, y: 0, scale: 1, pointers: new Map(), moved: 0 });
@@ -21,7 +21,11 @@ class Zoom {
     if (this.flat && !event.ctrlKey && !event.shiftKey) return;
     event.preventDefault();
     const box = this.frame.getBoundingClientRect();
-    this.by(Math.exp(-(event.deltaY || event.deltaX) * 0.0015), event.clientX - box.left, event.clientY - box.top);
+    this.by(
+      Math.exp(-(event.deltaY || event.deltaX) * 0.0015),
+      event.clientX - box.left,
+      event.clientY - box.top,
+    );
   }
 
   down(event) {
@@ -49,7 +53,10 @@ class Zoom {
 
   // Scale around a point of the frame, its middle if none is given.
   by(factor, x = this.frame.clientWidth / 2, y = this.frame.clientHeight / 2) {
-    const scale = Math.min(Math.max(this.scale * factor, this.flat ? 1 : 0.05), this.flat ? 400 : 4);
+    const scale = Math.min(
+      Math.max(this.scale * factor, this.flat ? 1 : 0.05),
+      this.flat ? 400 : 4,
+    );
     this.x = x - ((x - this.x) * scale) / this.scale;
     this.y = y - ((y - this.y) * scale) / this.scale;
     this.scale = scale;
@@ -88,7 +95,12 @@ class Zoom {
 }
 
 function zoomButtons(zoom) {
-  const button = (text, name, key, act) => h("button", { class: "icon", "aria-label": name, "data-tip": `${name} (${key})`, onclick: act }, text);
+  const button = (text, name, key, act) =>
+    h(
+      "button",
+      { class: "icon", "aria-label": name, "data-tip": `${name} (${key})`, onclick: act },
+      text,
+    );
   return h(
     "div",
     { class: "zoom", role: "group", "aria-label": "Zoom" },
