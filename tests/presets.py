@@ -81,8 +81,8 @@ def _sentence_pieces() -> bytes:
 
 def with_lora(preset: Path) -> keras_hub.models.CausalLM:
     """The task of a preset, about to be tuned."""
-    # From this Keras's initializers draw their seeds, that of LoRA's first factors too. TensorFlow's
-    # own seed is left alone: to set it frees the model of a SentencePiece tokenizer that has run.
+    # Keras's initializers draw their seeds from this, that of LoRA's first factors too. To seed
+    # TensorFlow would free the model of a SentencePiece tokenizer that has run.
     random.seed(5)
     task = keras_hub.models.CausalLM.from_preset(str(preset))
     task.backbone.enable_lora(LORA_RANK)
