@@ -48,7 +48,8 @@ def save_gemma(folder: Path, *, scale: int = 1, max_shard_size: float | None = N
         max_shard_size: of a weights file, in GiB; without, there is one.
     """
     keras.utils.set_random_seed(3)
-    tokenizer = keras_hub.models.GemmaTokenizer(proto=_sentence_pieces())
+    names = ("<pad>", "<eos>", "<bos>", "<unk>")
+    tokenizer = keras_hub.models.GemmaTokenizer(proto=_sentence_pieces(*names))
     small = scale == 1
     backbone = keras_hub.models.GemmaBackbone(
         vocabulary_size=tokenizer.vocabulary_size() if small else 256 * scale,
@@ -64,9 +65,26 @@ def save_gemma(folder: Path, *, scale: int = 1, max_shard_size: float | None = N
     task.save_to_preset(str(folder), max_shard_size=max_shard_size)
 
 
-def _sentence_pieces() -> bytes:
+def save_llama(folder: Path) -> None:
+    """A preset of one layer, with a table for the output of its own, in several files."""
+    tokenizer = keras_hub.models.LlamaTokenizer(proto=_sentence_pieces("", "</s>", "<s>", "<unk>"))
+    backbone = keras_hub.models.LlamaBackbone(
+        vocabulary_size=tokenizer.vocabulary_size(),
+        num_layers=1,
+        num_query_heads=2,
+        num_key_value_heads=1,
+        hidden_dim=8,
+        intermediate_dim=16,
+    )
+    preprocessor = keras_hub.models.LlamaCausalLMPreprocessor(tokenizer, sequence_length=LENGTH)
+    task = keras_hub.models.LlamaCausalLM(backbone, preprocessor)
+    task.save_to_preset(str(folder), max_shard_size=1e-6)
+
+
+def _sentence_pieces(pad: str, eos: str, bos: str, unk: str) -> bytes:
+    """A model of `TEXT`, in which these pieces come first."""
     model = io.BytesIO()
-    names = {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"}
+    names = {k: v for k, v in (("pad", pad), ("eos", eos), ("bos", bos), ("unk", unk)) if v}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT),
         model_writer=model,
@@ -74,6 +92,7 @@ def _sentence_pieces() -> bytes:
         hard_vocab_limit=False,
         minloglevel=2,
         **{f"{kind}_id": i for i, kind in enumerate(names)},
+        **({} if pad else {"pad_id": -1}),
         **{f"{kind}_piece": piece for kind, piece in names.items()},
     )
     return model.getvalue()

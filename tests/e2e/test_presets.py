@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+import keras
 import numpy as np
 import pytest
 
 import tfpar as tap
+from tests.e2e.test_keras_hub import LABELS, TEXT, classifier
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("presets")]
 
@@ -13,9 +17,13 @@ MESH = tap.Mesh.of({"model": 2})
 
 
 @pytest.fixture(scope="module")
-def presets():
-    """Imported late: KerasHub takes long, and the quick part of the suite does without."""
-    pytest.importorskip("keras_hub")
+def keras_hub():
+    """Imported late: it takes long, and the quick part of the suite does without."""
+    return pytest.importorskip("keras_hub")
+
+
+@pytest.fixture(scope="module")
+def presets(keras_hub):
     pytest.importorskip("sentencepiece")
     return pytest.importorskip("tests.presets")
 
@@ -92,3 +100,62 @@ def test_loras_own_weights(presets, preset, parallel, tmp_path):
     for other in (presets.with_lora(preset), on_ranks):
         other.backbone.load_lora_weights(path)
         np.testing.assert_allclose(presets.logits(other), presets.logits(task), atol=1e-5)
+
+
+def test_a_model_that_is_no_gemma(presets, tmp_path):
+    presets.save_llama(tmp_path / "llama")
+    plain = presets.with_lora(tmp_path / "llama")
+    want = presets.tuned(plain)
+    split = [
+        tap.shard("token_embedding/embeddings", dim=0, axis="model"),
+        tap.shard("token_embedding/reverse_embeddings", dim=1, axis="model"),
+        tap.shard("feedforward_intermediate_dense/kernel", dim=1, axis="model"),
+    ]
+    with tap.auto_parallel(MESH, split, planner=None):
+        task = presets.with_lora(tmp_path / "llama")
+    for name, values in presets.tuned(task).items():
+        np.testing.assert_allclose(values, want[name], rtol=1e-4, err_msg=name)
+    task.save_to_preset(str(tmp_path / "tuned"), max_shard_size=1e-6)
+    saved = presets.with_lora(tmp_path / "tuned")
+    np.testing.assert_allclose(presets.logits(saved), presets.logits(plain), atol=1e-4)
+    assert presets.generated(task) == presets.generated(plain)
+
+
+def test_lora_on_kernels_of_8_bits(presets, preset, tmp_path):
+    """Quantized on the mesh as on one device; the preset of that is read by shards."""
+    plain = presets.with_lora(preset)
+    with tap.auto_parallel(MESH, presets.SPLIT[:1], planner=None):
+        task = presets.with_lora(preset)
+    for model in (plain, task):
+        model.backbone.quantize("int8")
+    np.testing.assert_allclose(presets.logits(task), presets.logits(plain), atol=1e-5)
+    task.save_to_preset(str(tmp_path))
+    want = presets.tuned(presets.with_lora(tmp_path))
+    split = [*presets.SPLIT[:1], tap.shard("ffw_gating/kernel", dim=1, axis="model")]
+    with tap.auto_parallel(MESH, split, planner=None):
+        again = presets.with_lora(tmp_path)
+    assert {w.dtype for w in again.weights} == {"int8", "float32"}
+    for name, values in presets.tuned(again).items():
+        np.testing.assert_allclose(values, want[name], rtol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_classes": 3}], ids=["its head", "a new head"])
+def test_a_classifier_of_a_preset(keras_hub, tmp_path, options):
+    saved = classifier(keras_hub)
+    saved.save_to_preset(str(tmp_path))
+
+    def load():
+        random.seed(5)
+        model = keras_hub.models.TextClassifier.from_preset(str(tmp_path), **options)
+        model.compile(keras.optimizers.SGD(0.1), saved.loss, jit_compile=False)
+        return model
+
+    plain = load()
+    want = plain.fit(TEXT, LABELS, batch_size=4, shuffle=False, verbose=0).history
+    split = [tap.shard("logits/kernel", dim=0, axis="model")]
+    with tap.auto_parallel(MESH, split, planner=None):
+        model = load()
+    got = model.fit(TEXT, LABELS, batch_size=4, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(got["loss"], want["loss"], rtol=1e-4)
+    predicted = model.predict(TEXT, verbose=0)
+    np.testing.assert_allclose(predicted, plain.predict(TEXT, verbose=0), atol=1e-5)
