@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -78,7 +79,16 @@ def part(name: str, printed: str) -> str:
     told = "\n\n".join(filter(None, (rest[:1].upper() + rest[1:], text)))
     shown = "\n".join(line for line in printed.splitlines() if _SHOWN.match(line))
     link = f"[examples/{name}.py](../examples/{name}.py)"
-    return f"\n## {heading.rstrip('.')}\n\n{told}\n\n{link} finds:\n\n```text\n{shown}\n```\n\n"
+    found = f"{link} finds, with {versions()}:\n\n```text\n{shown}\n```"
+    return f"\n## {heading.rstrip('.')}\n\n{told}\n\n{found}\n\n"
+
+
+def versions() -> str:
+    """Of what a plan depends on: `TensorFlow 2.21, Keras 3.15`."""
+    return ", ".join(
+        f"{name} {'.'.join(importlib.metadata.version(name.lower()).split('.')[:2])}"
+        for name in ("TensorFlow", "Keras")
+    )
 
 
 def plans(text: str) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from scripts.example_page import NAMES, PAGE, ROOT, output, part, plans
+from scripts.example_page import NAMES, PAGE, ROOT, output, part, plans, versions
 
 MODULES = {"shipped_data", "machines"}  # which examples import
 _LOSSES = re.compile(r"^(.*loss.*?): +([\d. ]+)$", re.MULTILINE)
@@ -26,7 +26,7 @@ def test_every_example_is_on_the_page_with_its_plan():
     assert scripts == set(NAMES) == set(shown())
     for name, text in shown().items():
         assert plans(text), name
-        assert part(name, "").partition("finds:")[0] in text, "python -m scripts.example_page"
+        assert part(name, "").partition("finds")[0] in text, "python -m scripts.example_page"
 
 
 @pytest.mark.slow
@@ -35,7 +35,8 @@ def test_an_example_trains_with_the_plan_of_its_page(name):
     if not any(importlib.metadata.distributions(name="scikit-learn")):
         pytest.skip("needs scikit-learn")  # which tests cannot import, but what they start can
     printed = output(name)
-    assert plans(printed) == plans(shown()[name]), f"python -m scripts.example_page {name}"
+    if versions() in shown()[name]:  # others trace other ops, of which another plan may be best
+        assert plans(printed) == plans(shown()[name]), f"python -m scripts.example_page {name}"
     losses = {label: [float(n) for n in row.split()] for label, row in _LOSSES.findall(printed)}
     assert losses
     for label, row in losses.items():

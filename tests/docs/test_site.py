@@ -15,6 +15,7 @@ from scripts.docstrings import as_restructured
 from scripts.site_links import for_site, repository
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("site")  # which is built once
 _HREF = re.compile(r'<a [^>]*href="([^"#:]*)(?:#([^"]*))?"')
 
 
