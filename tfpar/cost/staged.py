@@ -140,9 +140,7 @@ class StagedCost:
     schedules: tuple[SchedulePrice, ...] = ()
     tasks: tuple[TaskTime, ...] = dataclasses.field(default=(), compare=False, repr=False)
     sends: tuple[SendTime, ...] = dataclasses.field(default=(), compare=False, repr=False)
-    reductions: tuple[ReductionTime, ...] = dataclasses.field(
-        default=(), compare=False, repr=False
-    )
+    reductions: tuple[ReductionTime, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def fullest(self) -> int:

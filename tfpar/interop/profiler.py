@@ -11,6 +11,7 @@ import glob
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -65,6 +66,7 @@ class Profiler:
 
     def stop(self) -> Profile:
         """End, and read what was collected."""
+        time.sleep(_LINGER_S)
         try:
             tf.profiler.experimental.stop()
             pattern = os.path.join(self._folder.name, "**", "*.xplane.pb")
@@ -119,13 +121,17 @@ def read_profile(space: xplane_pb2.XSpace) -> Profile:
             elif not on_device and (found := _OP.fullmatch(name)):
                 plain.append(OpEvent(found[1], found[2], start, end))
     for number, begun in started.items():
-        if number in done:
-            waited.append(begun._replace(end=done[number]))
+        # A thread that ends a step may not have told so yet when the profiler stops.
+        ends = [m.end for m in marks if m.start <= begun.start <= m.end]
+        end = done.get(number, min(ends, default=None))
+        if end is not None:
+            waited.append(begun._replace(end=end))
     twice = {event.node for event in waited}  # such an op may also say when it began to work
     kept = [event for event in plain if event.node not in twice]
     return Profile(sorted(kept + waited, key=lambda e: (e.start, e.end)), sorted(marks))
 
 
+_LINGER_S = 0.02  # an op tells that it has come back only once all that follows from it is begun
 _MARK = "tfpar: "
 _START, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
 _OP = re.compile(r"([^:]+):(\w+)(?:#.*)?")

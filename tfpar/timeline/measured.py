@@ -93,7 +93,8 @@ def clocks_ahead(records: Iterable[Record]) -> dict[str, int]:
 
 def _draw(trace: Trace, parts: Sequence[_Part], step: int) -> None:
     """One run of a collective: on each rank what it waited for, and what it took from then on."""
-    kind = parts[0].met.kind
+    # Who sends knows what it is.
+    kind = max((part.met.kind for part in parts), key=lambda kind: kind.what == "send")
     late = max(parts, key=lambda part: part.arrived)
     arguments = {
         "step": step,
@@ -107,15 +108,16 @@ def _draw(trace: Trace, parts: Sequence[_Part], step: int) -> None:
     drawn: dict[str, Slice] = {}
     for part in parts:
         begin = min(max(part.arrived, late.arrived), part.end)
-        if begin > part.arrived:
-            name = f"waiting for rank {late.rank}"
-            told = {"step": step, "for": part.met.kind.name, "group": list(kind.group)}
-            times = _seconds(part.arrived), _seconds(begin)
-            trace.add(Slice(part.rank, "communication", name, *times, WAITING, told))
         own = part.met.kind
+        name = own.named(kind.layers)
+        if begin > part.arrived and own.what != "send":  # which nothing waits for
+            waiting = f"waiting for rank {late.rank}"
+            told = {"step": step, "for": name, "group": list(kind.group)}
+            times = _seconds(part.arrived), _seconds(begin)
+            trace.add(Slice(part.rank, "communication", waiting, *times, WAITING, told))
         times = _seconds(begin), _seconds(part.end)
         drawn[own.what] = trace.add(
-            Slice(part.rank, "communication", own.name, *times, own.phase, arguments)
+            Slice(part.rank, "communication", name, *times, kind.phase, arguments)
         )
     if drawn.keys() == {"send", "recv"}:
         trace.flows.append(Flow(drawn["send"], drawn["recv"]))

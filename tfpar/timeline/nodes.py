@@ -87,7 +87,7 @@ class Nodes:
         self._cluster = cluster
         self._found: dict[str, Local | Meeting | Call | None] = {}
         self._ops: dict[str, tuple[Op, Group, LocalProgram]] = {}
-        self._channels: dict[str, tuple[Op, Channel]] = {}
+        self._channels: dict[str, tuple[Op, Channel, LocalProgram]] = {}
         programs = compiled.programs.programs
         self._ranks = sum(map(len, programs))
         for i, (group, program) in enumerate(programs.items()):
@@ -99,7 +99,7 @@ class Nodes:
                     if op.type in TRANSFER_TYPES and alone is not None:
                         channel = channels_of(op, group)[group.index(alone)]
                         if channel is not None:
-                            self._channels[channel.name] = op, channel
+                            self._channels[channel.name] = op, channel, program
                     elif op.type in COLLECTIVE_TYPES or op.type == TASK:
                         self._ops[f"{scope}{op.name}"] = op, group, program
 
@@ -166,12 +166,12 @@ class Nodes:
             op,
         )
 
-    def _transfer(self, op: Op, channel: Channel) -> Meeting:
+    def _transfer(self, op: Op, channel: Channel, program: LocalProgram) -> Meeting:
         num_bytes, pair = payload(op), (channel.source, channel.target)
         predicted = None
         if self._cluster is not None:
             predicted = transfer_seconds([pair], num_bytes, self._cluster)
-        name = op.inputs[0].op.name if op.inputs else op.name
+        name = _maker(op.inputs[0], program).name if op.inputs else op.name
         layers, phase = (self.origins.path(name),), self.origins.phase(name)
         what = op.type.lower()
         kind = Kind(channel.name, pair, layers, what, (), num_bytes, phase, predicted)

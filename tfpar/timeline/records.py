@@ -32,7 +32,7 @@ class Kind(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         key: tells it from all others of the step; the same on all ranks.
         group: the ranks of the job that take part.
-        layers: the Keras paths of those whose tensors it moves.
+        layers: the Keras paths of those whose tensors it moves; who receives does not know them.
         axes: of the mesh; none of a transfer.
         num_bytes: payload on one rank.
         predicted_s: what the cluster's figures say that it takes; None without a cluster.
@@ -47,11 +47,10 @@ class Kind(msgspec.Struct, array_like=True, frozen=True):
     phase: str
     predicted_s: float | None
 
-    @property
-    def name(self) -> str:
+    def named(self, layers: tuple[str, ...]) -> str:
         """The first of its layers, how many more there are, and what it does."""
-        more = f" + {len(self.layers) - 1}" if len(self.layers) > 1 else ""
-        return f"{self.layers[0]}{more} {self.what}"
+        more = f" + {len(layers) - 1}" if len(layers) > 1 else ""
+        return f"{layers[0]}{more} {self.what}"
 
 
 class Met(msgspec.Struct, array_like=True, frozen=True):
