@@ -123,9 +123,8 @@ def read_profile(space: xplane_pb2.XSpace) -> Profile:
     for number, begun in started.items():
         # A thread that ends a step may not have told so yet when the profiler stops.
         ends = [m.end for m in marks if m.start <= begun.start <= m.end]
-        end = done.get(number, min(ends, default=None))
-        if end is not None:
-            waited.append(begun._replace(end=end))
+        if number in done or ends:
+            waited.append(begun._replace(end=done[number] if number in done else min(ends)))
     twice = {event.node for event in waited}  # such an op may also say when it began to work
     kept = [event for event in plain if event.node not in twice]
     return Profile(sorted(kept + waited, key=lambda e: (e.start, e.end)), sorted(marks))
