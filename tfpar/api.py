@@ -20,8 +20,8 @@ from tfpar.distributed.job import Job
 from tfpar.functions.step_function import StepFunction
 from tfpar.graph_program import GraphProgram
 from tfpar.keras import adapter
-from tfpar.keras.layers_of import layers_of
 from tfpar.keras.batches import check_batch, check_training_batch
+from tfpar.keras.layers_of import layers_of
 from tfpar.keras.preprocessing import batch_as_fit_feeds, sequence_length
 from tfpar.keras.slots import slot_ratio
 from tfpar.options import (

@@ -66,7 +66,7 @@ def test_stages_where_links_are_slow():
         work = sum(cost.compute_s) + sum(cost.communication_s) - cost.hidden_s
         assert work + idle == pytest.approx(cost.seconds)
     assert plan.cost.transfer_s > 0 == alone.cost.transfer_s
-    assert "Pipelines that were compared" in plan.summary()
+    assert "Pipelines that were compared" in plan.summary(full=True)
     assert tap.Plan.from_json(plan.to_json()).rivals == plan.rivals
 
 

@@ -59,7 +59,7 @@ def test_trials_change_the_choice_and_no_number():
     # What was tried lost by what was measured, whatever was predicted.
     rival = next(rival for rival in plan.rivals if rival.name == predicted.name)
     assert "measured" in why(rival, plan)
-    assert "Plans that were tried" in plan.summary()
+    assert "Plans that were tried" in plan.summary(full=True)
     again = tap.Plan.from_json(plan.to_json())
     assert (again.trials, again.rivals) == (plan.trials, plan.rivals)
     # The very same steps as of a model that was given this plan.
@@ -144,7 +144,7 @@ def test_a_plan_that_cannot_be_run_is_left_out(monkeypatch, caplog):
     assert plan.cost.seconds == ran.predicted_s
     (line,) = [line for line in caplog.messages if "left out" in line]
     assert failed.name in line and "OOM when allocating" in line
-    assert "failed: OOM" in plan.summary()
+    assert "failed: OOM" in plan.summary(full=True)
     assert len(taken) == 2 + 3
 
 

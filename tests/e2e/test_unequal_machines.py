@@ -81,7 +81,7 @@ def test_what_each_stage_may_store_is_told():
     needed = planned((FAST, FAST)).cost.memory_bytes
     limits = [0.7 * needed, 2 * needed]
     plan = planned(small(limits))
-    shown = plan.summary()
+    shown = plan.summary(full=True)
     for share in plan.stages.cost.stages:
         assert f"{format_bytes(share.peak_bytes)} of {format_bytes(share.limit_bytes)}" in shown
     halves = tap.stage("dense_[0-4]", 0), tap.stage("dense_[5-9]", 1)

@@ -31,7 +31,7 @@ def row(text: str, name: str) -> list[str]:
 
 def test_summary_of_a_plan_alone():
     plan, _ = planned()
-    text = plan.summary()
+    text = plan.summary(full=True)
     assert "mesh data=2 x model=4 (8 ranks), batch split over data" in text
     assert row(text, "block_0/fc1/kernel")[1:] == ["(6, 10)", "S(1) over model", "240 B", "72 B"]
     assert row(text, "head/bias")[2:] == ["left to propagation", "20 B", "?"]
@@ -40,7 +40,7 @@ def test_summary_of_a_plan_alone():
 
 def test_summary_of_what_was_partitioned():
     plan, partitioned = planned(hidden=16, momentum=True)
-    text = plan.summary(partitioned)
+    text = plan.summary(partitioned, full=True)
     assert row(text, "block_0/fc2/kernel")[2:] == ["S(0) over model", "384 B", "96 B"]
     assert row(text, "3 optimizer and other state")[2] == "2 sharded, as their weights"
     reduced = {axes: size for kind, axes, size in partitioned.collectives()}
@@ -53,28 +53,28 @@ def test_summary_of_what_was_partitioned():
 
 def test_summary_reports_padding_and_fallbacks():
     plan, partitioned = planned(unknown=True)
-    text = plan.summary(partitioned)
+    text = plan.summary(partitioned, full=True)
     assert "3 variables, 104 B in all: block_0/fc1/kernel, block_0/fc1/bias," in text
     assert row(text, "Mystery") == ["Mystery", "1", "loss/Mystery"]
 
 
 def test_summary_is_plain_text():
     plan, partitioned = planned()
-    text = plan.summary(partitioned)
+    text = plan.summary(partitioned, full=True)
     assert text.isascii() and "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 120
 
 
 def test_summary_without_a_split_batch():
     plan, partitioned = planned(mesh=Mesh.of([1]), constraints=(batch(),))
-    text = plan.summary(partitioned)
+    text = plan.summary(partitioned, full=True)
     assert "(1 rank), batch not split" in text and "Collectives of one step: none" in text
 
 
 def test_long_names_fold():
     name = "/".join(["quite_a_long_layer_name"] * 8)
     plan, _ = planned(prefix=f"{name}/")
-    assert max(map(len, plan.summary().splitlines())) <= 120
+    assert max(map(len, plan.summary(full=True).splitlines())) <= 120
 
 
 # --- explain ---------------------------------------------------------------------

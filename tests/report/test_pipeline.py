@@ -32,7 +32,7 @@ def laid(schedule: Schedule, **changes):
 
 def test_a_table_says_where_stages_run_and_what_lies_there():
     plan, partitioned = laid(generate("1f1b", 2, 4))
-    text = plan.summary(partitioned)
+    text = plan.summary(partitioned, full=True)
     assert text.startswith("Plan on 2 stages, each data=1 x model=2 (4 ranks), ")
     assert "in 4 microbatches" in text.splitlines()[0]
     first, last = rows(text, "Stages (schedule 1f1b)")
@@ -49,7 +49,7 @@ def test_a_table_says_where_stages_run_and_what_lies_there():
 
 def test_virtual_stages_share_ranks_and_say_so():
     plan, partitioned = laid(generate("zb-v", 2, 4), recompute=True)
-    text = plan.summary(partitioned)
+    text = plan.summary(partitioned, full=True)
     assert text.startswith("Plan on 4 stages on 2 sets of ranks, each data=1 x model=2 (4 ranks)")
     title = "Stages (schedule zb-v, forward passes run again in the backward pass)"
     assert [row[1] for row in rows(text, title)] == ["0-1", "2-3", "2-3", "0-1"]

@@ -72,5 +72,5 @@ def test_what_was_not_priced_says_why(plan):
     assert why(rival, plan) == "There are fewer layers"
     plan = dataclasses.replace(plan, rivals=(rival, Rival("2 stages", CHOSEN)))
     assert Plan.from_json(plan.to_json()) == plan
-    text = plan.summary()
+    text = plan.summary(full=True)
     assert "Pipelines that were compared" in text and "There are fewer layers" in text

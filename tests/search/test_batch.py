@@ -29,9 +29,9 @@ def test_what_every_op_takes_in_rows_is_split():
     assert all(parts.specs[t] == (Shard(0),) for t in problem.batched)
     assert all(whole.specs[t] != (Shard(0),) for t in problem.batched)
     assert parts.collectives() == whole.collectives()
-    assert {"S(0) over data"} == set(_column(plan.summary(whole), "Its ops take"))
-    assert {"S(0) over data"} == set(_column(plan.summary(parts), "A rank is given"))
-    assert "batch split over data" in plan.summary(parts)
+    assert {"S(0) over data"} == set(_column(plan.summary(whole, full=True), "Its ops take"))
+    assert {"S(0) over data"} == set(_column(plan.summary(parts, full=True), "A rank is given"))
+    assert "batch split over data" in plan.summary(parts, full=True)
 
 
 def _column(summary: str, name: str) -> list[str]:
@@ -69,7 +69,7 @@ def test_an_input_that_is_needed_whole_keeps_the_batch_whole():
     laid = partition(problem, plan)
     assert not is_taken_in_rows(laid, [labels], 0)
     assert is_taken_in_rows(laid, problem.batched - {labels}, 0)
-    summary = plan.summary(laid)
+    summary = plan.summary(laid, full=True)
     assert "batch not split" in summary
     assert sorted(_column(summary, "Its ops take")) == ["S(0) over data", "all of it"]
 
@@ -85,7 +85,7 @@ def test_what_rhino_needs_whole_of_an_input_it_says():
     problem = problem_of("frozen")
     plan = find_plan(problem, RhinoPlanner())
     assert plan.ops and not plan.batch_axes
-    summary = plan.summary(partition(problem, plan))
+    summary = plan.summary(partition(problem, plan), full=True)
     assert sorted(_column(summary, "Its ops take")) == ["S(0) over model", "all of it"]
 
 

@@ -123,7 +123,7 @@ def test_nothing_is_split_where_that_gains_nothing(two_processes, planner):
     )
     plan = planner.solve(dataclasses.replace(problem, cluster=cluster))
     assert not plan.splits_anything() and plan.cost.collectives == 0
-    assert "Every rank computes the same" in plan.summary()
+    assert "Every rank computes the same" in plan.summary(full=True)
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_plans_say_what_they_were_preferred_to(two_processes, tmp_path):
     plan = PLANNERS["tap"].solve(problem)
     seconds, collectives = plan.passed_over
     behind = 100 * (plan.cost.seconds / seconds - 1)
-    for text in (plan.summary(), plan.explain("head/kernel")):
+    for text in (plan.summary(full=True), plan.explain("head/kernel")):
         assert f"within {behind:.1f} % of the fastest plan found" in text
         assert f"{plan.cost.collectives} collectives a step in place of {collectives}" in text
     plan.save(tmp_path / "plan.json")

@@ -51,11 +51,11 @@ def best_buckets(terms: Terms, hideable_s: float, mesh: Mesh, cluster: Cluster) 
         return Buckets(0.0, 0.0, 0.0, BUCKET_SIZES[-1], 0)
     best, least = None, math.inf
     for size in BUCKET_SIZES:
-        taken = [_in_buckets_of(size, packed, mesh, cluster) for packed in beside]
+        taken = [in_buckets_of(size, packed, mesh, cluster) for packed in beside]
         busy, last = sum(t[0] for t in taken), max([t[1] for t in taken], default=0.0)
         part = 1.0 - min(size / total, 1.0) if total else 0.0
         exposed = busy - min(hideable_s * part, busy - last)
-        waiting = sum(_in_buckets_of(size, packed, mesh, cluster)[0] for packed in after)
+        waiting = sum(in_buckets_of(size, packed, mesh, cluster)[0] for packed in after)
         if best is None or (exposed + waiting, busy) < (least, best.seconds):
             count = sum(math.ceil(packed.num_bytes / size) for packed in (*beside, *after))
             best, least = Buckets(busy, exposed, waiting, size, count), exposed + waiting
@@ -65,7 +65,7 @@ def best_buckets(terms: Terms, hideable_s: float, mesh: Mesh, cluster: Cluster) 
     return best
 
 
-def _in_buckets_of(
+def in_buckets_of(
     bucket: float, packed: Packed, mesh: Mesh, cluster: Cluster
 ) -> tuple[float, float]:
     """(seconds, seconds of the largest) of collectives packed in buckets of `bucket` bytes."""

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import tfpar
 from tfpar.cluster.description import Cluster
@@ -56,11 +56,19 @@ if TYPE_CHECKING:
 class _Views(Protocol):
     """The functions of `report.views`."""
 
-    def summary(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> str: ...
+    def report_data(
+        self, plan: Plan, partitioned: PartitionedGraph | None, /
+    ) -> dict[str, Any]: ...
+
+    def summary(
+        self, plan: Plan, partitioned: PartitionedGraph | None, full: bool, sort: str | None, /
+    ) -> str: ...
 
     def explain(self, plan: Plan, name: str, partitioned: PartitionedGraph | None, /) -> str: ...
 
     def plan_graph(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> nx.DiGraph: ...
+
+    def notebook(self, plan: Plan, /) -> str: ...
 
 
 def _views() -> _Views:
@@ -361,9 +369,46 @@ class Plan:
 
     # --- reading -----------------------------------------------------------------
 
-    def summary(self, partitioned: PartitionedGraph | None = None) -> str:
-        """Tables of placements, bytes, collectives and fallbacks, as text to print."""
-        return _views().summary(self, partitioned or self.partitioned)
+    def report_data(self, partitioned: PartitionedGraph | None = None) -> dict[str, Any]:
+        """All that there is to show of the plan, as a JSON object of a versioned format.
+
+        `tfpar.report.data.schema` says what its fields are. `summary`, `explain`, `graph` and the
+        commands read it and nothing else; `save` keeps it with the plan, where the graph of the
+        step is known: then it needs no model to be shown again.
+
+        Raises:
+            PlanError: the report that the plan's file holds is malformed, or of another version.
+        """
+        return _views().report_data(self, partitioned or self.partitioned)
+
+    def summary(
+        self,
+        partitioned: PartitionedGraph | None = None,
+        *,
+        full: bool = False,
+        sort: Literal["time", "memory"] | None = None,
+    ) -> str:
+        """The plan as a text to print: what it is, what a step takes, and its layers.
+
+        Args:
+            full: all layers and variables, each by itself, with inputs, collectives, padding and
+                what the plan was compared with; by default blocks that repeat are shown once.
+            sort: layers that take most `"time"` or `"memory"` first; by default as in the model.
+
+        Raises:
+            ArgumentError: no such order.
+            PlanError: as of `report_data`.
+        """
+        if sort is not None:
+            arguments.one_of("sort", sort, ("time", "memory"))
+        return _views().summary(self, partitioned or self.partitioned, full, sort)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return _views().notebook(self)
 
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
         """Where variable `name` lies and why, who reads it, and what that moves.
@@ -388,7 +433,7 @@ class Plan:
         is kept (`spec`) and those in which it is read (`read_as`).
 
         Raises:
-            PlanError: the plan is from a file, which holds no graph.
+            PlanError: the plan is from a file that was saved without a report.
         """
         return _views().plan_graph(self, partitioned or self.partitioned)
 
@@ -401,16 +446,20 @@ class Plan:
     # --- files -------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON; the file appears whole or not at all.
+        """Write the plan as JSON, with what there is to show of it where the graph of its step is
+        known (`report_data`); the file appears whole or not at all.
 
         Raises:
             PlanError: the file cannot be written.
         """
         path = arguments.path("path", path)
+        told = self
+        if self.partitioned is not None:
+            told = dataclasses.replace(self, report=self.report_data())
         partial = f"{path}.{os.getpid()}.partial"
         try:
             with open(partial, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
+                file.write(told.to_json())
             os.replace(partial, path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -437,7 +486,7 @@ class Plan:
         return cls.from_json(text, path)
 
     def to_json(self) -> str:
-        """The plan as JSON text: sorted, one line per variable and tensor."""
+        """The plan as JSON text: sorted, one line per variable and tensor; with its `report`."""
         return text_of(self)
 
     @classmethod

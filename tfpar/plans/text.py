@@ -64,6 +64,7 @@ def text_of(plan: Plan) -> str:
         ("variables", _block("{}", _pairs(plan.variables, _variable_json))),
         ("tensors", _block("{}", _pairs(plan.tensors, lambda s: json.dumps(format_spec(s))))),
         ("ops", _block("{}", _pairs(plan.ops, _op_json))),
+        *([] if plan.report is None else [("report", _report_json(plan.report))]),
     ]
     return "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in lines) + "\n}\n"
 
@@ -123,11 +124,23 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
             rivals=tuple(_rival("rivals", one) for one in _list("rivals", data.get("rivals", ()))),
             trials=tuple(_trial("trials", one) for one in _list("trials", data.get("trials", ()))),
             ops=_each(_read_op, "ops", data.get("ops", {})),
+            report=optional(_table, "report", data.get("report")),
         )
     except KeyError as error:
         raise PlanError(f"The plan file {source!r} lacks the field {error}.") from None
     except (TypeError, ValueError, TfparError) as error:
         raise PlanError(f"The plan file {source!r} is malformed: {error}") from error
+
+
+def _report_json(report: Mapping[str, Any]) -> str:
+    """A line for each field, and for each entry of a list."""
+
+    def field(value: Any) -> str:
+        if isinstance(value, list | tuple) and value:
+            return _block("[]", map(json.dumps, value), 6)
+        return json.dumps(value)
+
+    return _block("{}", (f"{json.dumps(name)}: {field(value)}" for name, value in report.items()))
 
 
 def _variable_json(variable: PlannedVariable) -> str:

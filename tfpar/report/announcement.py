@@ -37,7 +37,7 @@ def announcement(plan: Plan, partitioned: PartitionedGraph, search: Search | Non
     """
     where = f"{mesh_text(plan)}, {_planner(plan, search)}"
     if plan.takes_own_statistics:
-        where += f", {statistics_text(plan)}"
+        where += f", {statistics_text(plan.microbatches)}"
     split = _what_is_split(plan, partitioned)
     if plan.mesh.size > 1 and not split:
         reason = ": one device would be as fast" if plan.cost is not None else ""

@@ -1,236 +1,149 @@
-"""What a plan does with one variable, as text."""
+"""What a plan does with one variable or layer, as text."""
 
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from tfpar.constraints.patterns import without_call_counts
-from tfpar.cost.patterns import patterns
-from tfpar.ir.graph import Op, Tensor, Variable
-from tfpar.ir.graph_nodes import GraphNode
-from tfpar.ir.traits import HANDED_ON
-from tfpar.propagation.follow import followed_weights
-from tfpar.report.layers import LayerReport, layer_reports
-from tfpar.report.pipeline import ranks_of_stage
+from tfpar.report.data.schema import Layer, Report, Variable
+from tfpar.report.layer_rows import by_layer
+from tfpar.report.stages import ranks_text
 from tfpar.report.summary import simpler_than
-from tfpar.report.variables import placement_text, shard_bytes, variable_bytes, variable_specs
-from tfpar.spec import Mesh, PlanError, Replicate, Spec, format_spec, local_shape
+from tfpar.spec import PlanError
 from tfpar.spec.quantities import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from tfpar.plans import Plan, PlannedVariable
-    from tfpar.propagation.partitioned import PartitionedGraph, Reshard
 
-_MAX_LINES = 12
-
-
-def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) -> str:
+def explain(report: Report, name: str) -> str:
     """Where variable `name` lies and why, who reads it, and which reshards that takes.
 
     Args:
-        name: a variable's path, or an end of it that no other variable's path has; or a layer:
-            the name of a GraphNode, or its end.
+        name: a variable's path, or an end of it that no other variable's path has; or a layer's.
 
     Raises:
-        PlanError: the plan has no such variable, or several; names them, or the nearest.
+        PlanError: the plan has no such variable or layer, or several; names them, or the nearest.
     """
-    if partitioned is not None and plan.cluster is not None and not _is_variable(plan, name):
-        for report in layer_reports(partitioned, plan.cluster):
-            named = {report.node.name, without_call_counts(report.node.name)}
-            if any(n == name or n.endswith(f"/{name}") for n in named):
-                return _explain_layer(plan, report, partitioned)
-    name = _full_name(plan, name)
-    variable = plan.variables[name]
-    spec = variable_specs(plan, partitioned)[name]
-    size = format_bytes(variable_bytes(variable))
-    head = f"Variable {name!r}, {variable.dtype} {variable.shape}, {size}"
-    simpler = [f"  {line}" for line in simpler_than(plan)]
-    if spec is None:
+    variables = {variable.path: variable for variable in report.variables}
+    layers = {layer.path: layer for layer in report.layers}
+    if not _ending(name, variables) and (ending := _ending(name, layers)):
+        if len(ending) > 1 and name not in layers:
+            raise PlanError(_several("layers", name, ending))
+        return _layer(report, layers[name if name in layers else ending[0]], variables)
+    return _variable(report, variables[_full_name(name, variables, layers)])
+
+
+def _ending(name: str, paths: Iterable[str]) -> list[str]:
+    return [path for path in paths if path == name or path.endswith(f"/{name}")]
+
+
+def _full_name(name: str, variables: dict[str, Variable], layers: dict[str, Layer]) -> str:
+    if name in variables:
+        return name
+    ending = _ending(name, variables)
+    if len(ending) == 1:
+        return ending[0]
+    if ending:
+        raise PlanError(_several("variables", name, ending))
+    near = difflib.get_close_matches(name, [*variables, *layers], n=3, cutoff=0.3)
+    hint = f" The nearest names: {', '.join(map(repr, near))}." if near else ""
+    what = "variable or layer" if layers else "variable"
+    raise PlanError(f"The plan has no {what} {name!r}.{hint}")
+
+
+def _several(what: str, name: str, found: Sequence[str]) -> str:
+    return f"The plan has several {what} {name!r}. They are: {', '.join(map(repr, found))}."
+
+
+# --- one variable -------------------------------------------------------------------
+
+
+def _variable(report: Report, variable: Variable) -> str:
+    size = format_bytes(variable.num_bytes)
+    lines = [f"Variable {variable.path!r}, {variable.dtype} {variable.shape}, {size}"]
+    simpler = [f"  {line}" for line in simpler_than(report)]
+    if variable.spec is None:
         left = "  Left to propagation: run a step, or pass what was partitioned."
-        return "\n".join([head, *_stage(plan, name), left, *simpler])
-    lines = [
-        head,
-        f"  Placement: {placement_text(spec, plan.mesh)} ({format_spec(spec)} on {plan.mesh})",
-        f"  Per device: {local_shape(variable.shape, spec, plan.mesh)}, "
-        f"{format_bytes(shard_bytes(variable, spec, plan.mesh))}",
-    ]
-    lines += _stage(plan, name)
-    if name in plan.offloaded.slots:
-        lines.append("  Its optimizer slots lie in host memory between their uses.")
-    lines += _alternatives(plan, variable, spec)
-    lines += simpler
-    found = None
-    if partitioned is not None:
-        found = next((v for v in partitioned.graph.variables if v.name == name), None)
-    if partitioned is None or found is None:
-        return "\n".join([*lines, f"  Why: {variable.why or 'fixed by the plan'}"])
-    readers = list(_readers(partitioned, found.handle))
-    lines.append(f"  Why: {_why(plan, variable, found, partitioned, readers)}")
-    lines.append("  Used by:" if readers else "  Used by no op.")
-    for op in readers[:_MAX_LINES]:
-        strategy = partitioned.decisions[op].strategy
-        sides = (
-            " ".join(map(_short, s)) or "nothing" for s in (strategy.in_specs, strategy.out_specs)
-        )
-        said = " (as the plan says)" if op.name in plan.ops else ""
-        lines.append(f"    {op.type} {op.name!r}: {' -> '.join(sides)}{said}")
-    lines += _more(readers)
-    touching = _touching(partitioned, found.handle, readers)
-    lines.append("  Reshards around them:" if touching else "  No reshard around them.")
-    lines += [f"    {_reshard_text(r, partitioned.mesh)}" for r in touching[:_MAX_LINES]]
-    return "\n".join([*lines, *_more(touching)])
-
-
-def _stage(plan: Plan, name: str) -> list[str]:
-    """In which stage of a pipeline the variable lies."""
-    if plan.stages is None or name not in plan.stages.owners:
-        return []
-    stage = plan.stages.owners[name]
-    ranks = ranks_of_stage(plan.stages, stage, plan.mesh)
-    return [f"  Stage: {stage} of {plan.stages.num_stages}, on ranks {ranks}"]
-
-
-def _is_variable(plan: Plan, name: str) -> bool:
-    return any(path == name or path.endswith(f"/{name}") for path in plan.variables)
-
-
-def _explain_layer(plan: Plan, report: LayerReport, partitioned: PartitionedGraph) -> str:
-    node = report.node
-    lines = [
-        f"Layer {node.name!r}: {len(node.ops)} ops, {format_bytes(report.num_bytes)} of weights "
-        f"on a device, {format_seconds(report.seconds)} a step without overlap and packing"
-    ]
-    specs = variable_specs(plan, partitioned)
-    for weight in node.weights:
-        spec = specs[weight.name]
-        assert spec is not None
-        lines.append(f"  {weight.name} {weight.shape}: {placement_text(spec, plan.mesh)}")
-        lines += [f"  {line}" for line in _stage(plan, weight.name)]
-        planned = plan.variables[weight.name]
-        lines += [f"  {line}" for line in _alternatives(plan, planned, spec)]
-    lines += _patterns(plan, node, partitioned)
-    lines.append("  Collectives:" if report.collectives else "  No collectives.")
+        return "\n".join([*lines, *_stage(report, variable), left, *simpler])
+    mesh = " x ".join(f"{axis.name}={axis.size}" for axis in report.facts.mesh)
     lines += [
-        f"    {count} {kind} over {axes}, {format_bytes(size)}"
-        for (kind, axes), (count, size) in report.collectives.items()
+        f"  Placement: {variable.placement} ({variable.spec} on {mesh})",
+        f"  Per device: {variable.local_shape}, {format_bytes(variable.device_bytes or 0)}",
+        *_stage(report, variable),
     ]
-    return "\n".join(lines)
+    if variable.offloaded:
+        lines.append("  Its optimizer slots lie in host memory between their uses.")
+    lines += _options(report, variable)
+    lines += simpler
+    lines.append(f"  Why: {variable.why}")
+    if not report.layers:
+        return "\n".join(lines)
+    lines.append("  Used by:" if variable.uses else "  Used by no op.")
+    for use in variable.uses:
+        said = " (as the plan says)" if use.planned else ""
+        lines.append(f"    {use.type} {use.name!r}: {use.reads} -> {use.makes}{said}")
+    lines += _more(variable.num_uses - len(variable.uses))
+    lines.append("  Reshards around them:" if variable.reshards else "  No reshard around them.")
+    lines += [f"    {text}" for text in variable.reshards]
+    return "\n".join([*lines, *_more(variable.num_reshards - len(variable.reshards))])
 
 
-def _patterns(plan: Plan, node: GraphNode, partitioned: PartitionedGraph) -> list[str]:
-    """The node's sharding patterns: Split or Replica, and the Communication that follows."""
-    assert plan.cluster is not None
-    batch = tuple(plan.mesh.axis(n) for n in plan.batch_axes)
-    found = patterns(node, partitioned.prepared, plan.mesh, plan.cluster, batch)
-    lines = ["  Sharding patterns, each by itself:"] if found else []
-    for pattern in found:
-        moved = ", ".join(
-            f"{c.kind} over {c.axis} ({c.phase}, {format_bytes(c.num_bytes)})"
-            for c in pattern.communication
-        )
-        laid = f"{pattern.placement} over {pattern.axis}" if pattern.axis else "R"
-        time = f" {format_seconds(pattern.seconds)}: {moved}" if moved else " no communication"
-        lines.append(f"    {pattern.weight.rpartition('/')[2]} {laid}:{time}")
-    return lines
-
-
-def _alternatives(plan: Plan, variable: PlannedVariable, spec: Spec) -> list[str]:
-    """What else the planner priced for the variable, the runner-up first."""
-    others = [a for a in variable.alternatives if a.spec != spec or a.layout]
-    others.sort(key=lambda a: a.seconds)
-    if plan.cost is None or not others:
+def _stage(report: Report, variable: Variable) -> list[str]:
+    """In which stage of a pipeline the variable lies."""
+    if report.pipeline is None or variable.stage is None:
         return []
-    best = plan.cost.seconds
+    stages = report.pipeline.stages
+    ranks = ranks_text(stages[variable.stage].ranks)
+    return [f"  Stage: {variable.stage} of {len(stages)}, on ranks {ranks}"]
+
+
+def _options(report: Report, variable: Variable) -> list[str]:
+    """What else the planner priced for the variable, the runner-up first."""
+    if report.cost is None or not variable.options:
+        return []
+    best = report.cost.seconds
     lines = [f"  Step with it as chosen: {format_seconds(best)}; otherwise, at best:"]
-    for other in others:
+    for other in variable.options:
         text = "not valid"
-        if math.isfinite(other.seconds):
+        if other.seconds is not None:
             text = format_seconds(other.seconds)
             if best > 0:
                 text += f" ({100 * (other.seconds - best) / best:+.1f} %)"
         where = f" on {other.layout}" if other.layout else ""
-        names = zip(other.spec, other.axis_names or plan.mesh.axis_names, strict=True)
-        laid = ", ".join(f"{p} over {n}" for p, n in names if not isinstance(p, Replicate))
-        lines.append(f"    {laid or 'replicated'}{where}: {text}")
+        lines.append(f"    {other.placement}{where}: {text}")
     return lines
 
 
-def _full_name(plan: Plan, name: str) -> str:
-    if name in plan.variables:
-        return name
-    ending = [path for path in plan.variables if path.endswith(f"/{name}")]
-    if len(ending) == 1:
-        return ending[0]
-    near = ending or difflib.get_close_matches(name, plan.variables, n=3, cutoff=0.3)
-    count = "several variables" if ending else "no variable"
-    hint = f" {'They are' if ending else 'The nearest names'}: {', '.join(map(repr, near))}."
-    raise PlanError(f"The plan has {count} {name!r}.{hint if near else ''}")
+def _more(count: int) -> list[str]:
+    return [f"    and {count} more"] if count > 0 else []
 
 
-def _more(listed: Sequence[object]) -> list[str]:
-    return [f"    and {len(listed) - _MAX_LINES} more"] if len(listed) > _MAX_LINES else []
+# --- one layer ----------------------------------------------------------------------
 
 
-def _short(spec: Spec) -> str:
-    return f"[{format_spec(spec)}]"
-
-
-def _why(
-    plan: Plan,
-    planned: PlannedVariable,
-    variable: Variable,
-    partitioned: PartitionedGraph,
-    readers: list[Op],
-) -> str:
-    if planned.spec is not None:
-        return planned.why or "fixed by the plan"
-    if variable.trainable:
-        if not readers:
-            return "no op reads it, so it is replicated"
-        return f"no constraint; it is laid as its first reader wants it, {readers[0].name!r}"
-    link = followed_weights(partitioned.graph, partitioned.prepared.rules).get(variable)
-    if link is not None:
-        leading = plan.variables.get(link[0].name)
-        apart = leading is not None and leading.slots is not None
-        lies = "lies like it" if not apart else "is split further than it, to store less"
-        return f"no constraint; it is updated along with {link[0].name!r} and {lies}"
-    return "no constraint, and it belongs to no weight: replicated"
-
-
-def _readers(partitioned: PartitionedGraph, handle: Tensor) -> Iterator[Op]:
-    """The ops that use the variable's value or assign it, past those that only relabel it."""
-    consumers = partitioned.prepared.consumers
-    stack, seen = [handle], set()
-    found = []
-    while stack:
-        for op in consumers.get(stack.pop(), ()):
-            if op in seen:
-                continue
-            seen.add(op)
-            if op.type in HANDED_ON:
-                stack += op.outputs
-            else:
-                found.append(op)
-    order = {op: i for i, op in enumerate(partitioned.graph.ops)}
-    yield from sorted(found, key=order.__getitem__)
-
-
-def _touching(
-    partitioned: PartitionedGraph, handle: Tensor, readers: Sequence[Op]
-) -> list[Reshard]:
-    near = {handle, *(t for op in readers for t in (*op.inputs, *op.outputs))}
-    return [r for r in partitioned.reshards if r.tensor in near]
-
-
-def _reshard_text(reshard: Reshard, mesh: Mesh) -> str:
-    steps = ", then ".join(
-        f"{step.kind} over {' x '.join(mesh.axis_names[a] for a in step.axes)}"
-        for step in reshard.steps(mesh)
-    )
-    return (
-        f"{reshard.tensor.name}: {format_spec(reshard.source)} -> {format_spec(reshard.target)} "
-        f"({steps})"
-    )
+def _layer(report: Report, layer: Layer, variables: dict[str, Variable]) -> str:
+    title = f" ({layer.class_name})" if layer.class_name else ""
+    made = f", made in {layer.source}" if layer.source else ""
+    lines = [
+        f"Layer {layer.path!r}{title}{made}: {layer.ops} ops, {format_bytes(layer.memory.total)} "
+        f"on a device when it stores most, {format_seconds(layer.total_s)} of a step"
+    ]
+    if layer.repeat is not None:
+        lines.append(
+            f"  One of {layer.repeat.of} that are alike, in {layer.repeat.name}: "
+            f"number {layer.repeat.instance}"
+        )
+    for variable in variables.values():
+        if variable.layer == layer.path and variable.kind == "weight":
+            lines.append(f"  {variable.path} {variable.shape}: {variable.placement}")
+            lines += [f"  {line}" for line in _stage(report, variable)]
+            lines += [f"  {line}" for line in _options(report, variable)]
+    if layer.patterns:
+        lines.append("  Sharding patterns, each by itself:")
+        lines += [f"    {pattern}" for pattern in layer.patterns]
+    moved = by_layer(report.collectives).get(layer.path, [])
+    lines.append("  Collectives:" if moved else "  No collectives.")
+    lines += [
+        f"    {one.count} {one.kind} over {' x '.join(one.axes)} ({one.phase}, "
+        f"{format_bytes(one.num_bytes)}, {format_seconds(one.seconds)})"
+        for one in moved
+    ]
+    return "\n".join(lines)

@@ -1,41 +1,14 @@
-"""The stages of a plan and their schedule, as text."""
+"""Mesh, batch, schedule and limits of a plan, in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.pipeline.generators import name_of
-from tfpar.report.stages import ranks_text
-from tfpar.report.tables import render_table
-from tfpar.report.variables import local_text, variable_bytes
-from tfpar.spec import Mesh, Spec
-from tfpar.spec.quantities import format_bytes
 
 if TYPE_CHECKING:
     from tfpar.plans import Plan, PlannedStages
-
-
-def stage_table(plan: Plan, stages: PlannedStages, specs: Mapping[str, Spec | None]) -> str:
-    """Where each stage runs, what lies there, and in which order tasks run."""
-    rows = []
-    for stage in range(stages.num_stages):
-        names = [name for name, owner in stages.owners.items() if owner == stage]
-        scopes = [name for name, where in stages.scopes.items() if where == stage]
-        rows.append(
-            [
-                str(stage),
-                ranks_of_stage(stages, stage, plan.mesh),
-                _first_and_last(scopes),
-                format_bytes(sum(variable_bytes(plan.variables[n]) for n in names)),
-                local_text(plan, names, specs),
-            ]
-        )
-    again = ", forward passes run again in the backward pass" if stages.recompute else ""
-    title = f"Stages ({schedule_text(stages)}{again})"
-    columns = ("Stage", "Ranks", "Layers", "Variables", "Per device")
-    return render_table(title, columns, rows, numeric=(3, 4))
 
 
 def schedule_text(stages: PlannedStages) -> str:
@@ -67,11 +40,10 @@ def batch_text(plan: Plan) -> str:
     return text
 
 
-def statistics_text(plan: Plan) -> str:
+def statistics_text(microbatches: int) -> str:
     """That batch statistics are not those of the batch."""
     return (
-        f"batch statistics of each of {plan.microbatches} microbatches (not of the batch: another "
-        f"model)"
+        f"batch statistics of each of {microbatches} microbatches (not of the batch: another model)"
     )
 
 
@@ -83,14 +55,3 @@ def memory_limit(plan: Plan) -> float:
     if known is not None:
         return known
     return math.inf if plan.cluster is None else plan.cluster.device.memory_bytes
-
-
-def ranks_of_stage(stages: PlannedStages, stage: int, mesh: Mesh) -> str:
-    """The ranks of the job that run a stage: `4-7`, `3`, or `0, 2`."""
-    return ranks_text(stages.groups(mesh.size)[stages.schedule.actors[stage]])
-
-
-def _first_and_last(names: Sequence[str]) -> str:
-    if len(names) <= 2:
-        return ", ".join(names)
-    return f"{names[0]} ... {names[-1]} ({len(names)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.report.tables import render_table
@@ -11,6 +12,7 @@ from tfpar.spec.quantities import format_bytes, format_seconds
 if TYPE_CHECKING:
     from tfpar.cost.cost import Cost
     from tfpar.plans import Plan, Rival
+    from tfpar.report.data.schema import Candidate
 
 COLUMNS = (
     "Pipeline",
@@ -25,20 +27,27 @@ COLUMNS = (
 )
 
 
-def rivals_table(plan: Plan) -> str:
+def rivals_table(candidates: Sequence[Candidate]) -> str:
     """What else was found, with its cost by part, and what would have to change for it to win.
 
     Collectives are what forward and backward pass and update wait for; gradients are what is not
     hidden of their sums, transfers what a rank waits for what other stages send, and the bubble
     what it waits for their work.
     """
-    assert plan.cost is not None, "a plan that was searched for"
-    rows = [["(taken)", *_parts(plan.cost), ""]]
-    rows += [
-        [rival.name, *([""] * 7 if rival.cost is None else _parts(rival.cost)), why(rival, plan)]
-        for rival in plan.rivals
-    ]
+    plan = next(c for c in candidates if c.kind == "plan")
+    rows = [["(taken)", *_cells(plan), ""]]
+    rows += [[c.name, *_cells(c), c.why] for c in candidates if c.kind == "pipeline"]
     return render_table("Pipelines that were compared", COLUMNS, rows, numeric=range(1, 8))
+
+
+def _cells(candidate: Candidate) -> list[str]:
+    if candidate.seconds is None or candidate.memory_bytes is None:
+        return [""] * 7
+    parts = {part.name: part.seconds for part in candidate.parts}
+    waited = parts.get("collectives", 0.0) + parts.get("hidden", 0.0)
+    others = [parts.get(name, 0.0) for name in ("gradients", "transfers", "bubble")]
+    seconds = [candidate.seconds, parts.get("compute", 0.0), waited, *others]
+    return [*map(format_seconds, seconds), format_bytes(candidate.memory_bytes)]
 
 
 def why(rival: Rival, plan: Plan) -> str:
@@ -85,8 +94,3 @@ def _seconds(cost: Cost) -> dict[str, float]:
         "transfers": cost.transfer_s,
         "the bubble": cost.bubble_s,
     }
-
-
-def _parts(cost: Cost) -> list[str]:
-    seconds = [cost.seconds, *_seconds(cost).values()]
-    return [*map(format_seconds, seconds), format_bytes(cost.memory_bytes)]

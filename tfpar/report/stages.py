@@ -1,47 +1,85 @@
-"""The stages of a plan as a table: who runs them, what they take, what they hold and send."""
+"""The stages of a plan as tables: who runs them, what they take, what they hold and send."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from tfpar.cost.staged import SchedulePrice, StagedCost, StageShare
+from tfpar.report.data.schema import Pipeline, ScheduleTime, Stage
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 IDLE = 0.05
 """The part of a step below which ranks that work are as good as idle."""
 
+MOST_STAGES = 8
+"""That a summary shows which is not asked for all."""
 
-def stages_table(cost: StagedCost) -> str:
-    """A line for each stage."""
-    limits = {share.limit_bytes for share in cost.stages}
+
+def stages_tables(pipeline: Pipeline, full: bool) -> Iterator[str]:
+    """Where each stage runs, what lies there, and what it takes; if not `full`, of the first ones,
+    and what lies there only where nothing else is known."""
+    stages = [*enumerate(pipeline.stages)]
+    shown = stages if full else stages[:MOST_STAGES]
+    priced = pipeline.bubble is not None
+    if full or not priced:
+        yield _where_table(pipeline, shown)
+    if priced:
+        yield _cost_table(pipeline, shown, "" if full else f" ({pipeline_text(pipeline)})")
+    if len(shown) < len(stages):
+        yield f"  and {len(stages) - len(shown)} more stages (full=True shows them)"
+
+
+def pipeline_text(pipeline: Pipeline) -> str:
+    """The order of its tasks, and what runs again."""
+    again = ", forward passes run again in the backward pass" if pipeline.recompute else ""
+    return f"{pipeline.schedule}{again}"
+
+
+def _where_table(pipeline: Pipeline, stages: Sequence[tuple[int, Stage]]) -> str:
     rows = [
         [
-            str(stage),
-            ranks_text(share.ranks),
-            format_seconds(share.forward_s),
-            format_seconds(share.backward_s),
-            format_seconds(share.update_s),
-            f"{100 * share.bubble:.0f} %",
-            format_bytes(share.sent_bytes),
-            str(share.in_flight),
-            _memory_text(share, show_limit=len(limits) > 1),
-            share.peak_task,
+            str(number),
+            ranks_text(stage.ranks),
+            stage.layers,
+            format_bytes(stage.num_bytes),
+            "?" if stage.device_bytes is None else format_bytes(stage.device_bytes),
         ]
-        for stage, share in enumerate(cost.stages)
+        for number, stage in stages
+    ]
+    columns = ("Stage", "Ranks", "Layers", "Variables", "Per device")
+    return render_table(f"Stages ({pipeline_text(pipeline)})", columns, rows, numeric=(3, 4))
+
+
+def _cost_table(pipeline: Pipeline, stages: Sequence[tuple[int, Stage]], order: str) -> str:
+    limits = {stage.limit_bytes for stage in pipeline.stages}
+    rows = [
+        [
+            str(number),
+            ranks_text(stage.ranks),
+            format_seconds(stage.forward_s or 0.0),
+            format_seconds(stage.backward_s or 0.0),
+            format_seconds(stage.update_s or 0.0),
+            f"{100 * (stage.bubble or 0.0):.0f} %",
+            format_bytes(stage.sent_bytes or 0.0),
+            str(stage.in_flight),
+            _memory_text(stage, show_limit=len(limits) > 1),
+            stage.peak_task,
+        ]
+        for number, stage in stages
     ]
     columns = ("Stage", "Ranks", "F", "B", "U", "Bubble", "Sent", "In flight", "Memory", "At")
     title = (
-        f"Stages (forward pass F and backward pass B of a microbatch; update U; what a rank waits "
-        f"beside its work, of all {100 * cost.bubble:.0f} %; bytes that a rank sends to other "
-        f"stages in a step; microbatches at once; the most that a rank holds, and the task then)"
+        f"Stages{order}: forward pass F and backward pass B of a microbatch; update U; what a rank "
+        f"waits beside its work, of all {100 * (pipeline.bubble or 0.0):.0f} %; bytes that a rank "
+        f"sends to other stages in a step; microbatches at once; the most that a rank holds, and "
+        f"the task then"
     )
     return render_table(title, columns, rows, numeric=range(2, 9))
 
 
-def idle_ranks(cost: StagedCost) -> list[str]:
+def idle_ranks(stages: Sequence[Stage]) -> list[str]:
     """That some ranks have next to no work, if so: who asked for them wants to know."""
-    found = sorted({rank for share in cost.stages if _is_idle(share) for rank in share.ranks})
+    found = sorted({rank for stage in stages if _is_idle(stage) for rank in stage.ranks})
     if not found:
         return []
     one = len(found) == 1
@@ -52,20 +90,22 @@ def idle_ranks(cost: StagedCost) -> list[str]:
     ]
 
 
-def _is_idle(share: StageShare) -> bool:
-    works = share.forward_s + share.backward_s + share.update_s > 0 and share.bubble < 1 / IDLE - 1
-    return not works
+def _is_idle(stage: Stage) -> bool:
+    if stage.forward_s is None or stage.backward_s is None or stage.update_s is None:
+        return False
+    works = stage.forward_s + stage.backward_s + stage.update_s > 0
+    return not (works and (stage.bubble or 0.0) < 1 / IDLE - 1)
 
 
-def _memory_text(share: StageShare, show_limit: bool) -> str:
+def _memory_text(stage: Stage, show_limit: bool) -> str:
     """What a rank holds and, where that differs between stages, what it may."""
-    held = format_bytes(share.peak_bytes)
-    if not show_limit or share.limit_bytes is None:
+    held = format_bytes(stage.peak_bytes or 0.0)
+    if not show_limit or stage.limit_bytes is None:
         return held
-    return f"{held} of {format_bytes(share.limit_bytes)}"
+    return f"{held} of {format_bytes(stage.limit_bytes)}"
 
 
-def schedules_table(schedules: Sequence[SchedulePrice], in_shares: bool = False) -> str:
+def schedules_table(schedules: Sequence[ScheduleTime], in_shares: bool = False) -> str:
     """A line for each schedule that the plan's was picked from.
 
     Args:
@@ -73,7 +113,7 @@ def schedules_table(schedules: Sequence[SchedulePrice], in_shares: bool = False)
     """
     rows = [
         [
-            found.name + (" (does not fit)" if found.excess_bytes else ""),
+            found.name + ("" if found.fits else " (does not fit)"),
             format_seconds(found.seconds),
             format_bytes(found.memory_bytes),
         ]

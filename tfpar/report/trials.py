@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfpar.plans.trials import Trial
+from tfpar.report.data.schema import Candidate
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_seconds
 
 COLUMNS = ("Plan", "Predicted", "Measured", "Measured / predicted", "Why not")
 
 
-def trials_table(trials: Sequence[Trial]) -> str:
+def trials_table(trials: Sequence[Candidate]) -> str:
     """Each plan that was tried, the one that was taken first."""
-    fastest = trials[0].measured_s
-    assert fastest is not None, "what was taken was measured"
     rows = []
     for trial in trials:
-        predicted, measured = trial.predicted_s, trial.measured_s
-        why = trial.reason
-        if measured is not None and trial is not trials[0]:
-            why = f"{format_seconds(measured - fastest)} slower"
+        predicted, measured = trial.seconds, trial.measured_s
         ratio = f"{measured / predicted:.2f}" if measured and predicted else ""
-        rows.append([trial.name, _shown(predicted), _shown(measured), ratio, why])
+        rows.append([trial.name, _shown(predicted), _shown(measured), ratio, trial.why])
     return render_table("Plans that were tried", COLUMNS, rows, numeric=range(1, 4))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tfpar.ir.graph import itemsize
@@ -13,6 +13,7 @@ from tfpar.spec.quantities import format_bytes
 if TYPE_CHECKING:
     from tfpar.plans import Plan, PlannedVariable
     from tfpar.propagation.partitioned import PartitionedGraph
+    from tfpar.report.data.schema import Variable
 
 
 def placement_text(spec: Spec, mesh: Mesh) -> str:
@@ -41,12 +42,8 @@ def shard_bytes(variable: PlannedVariable, spec: Spec, mesh: Mesh) -> int:
     return math.prod(local_shape(variable.shape, spec, mesh)) * itemsize(variable.dtype)
 
 
-def local_text(plan: Plan, names: Iterable[str], specs: Mapping[str, Spec | None]) -> str:
+def local_text(variables: Iterable[Variable]) -> str:
     """What a rank holds of these variables; `?` where a spec is not known."""
-    total = 0
-    for name in names:
-        spec = specs[name]
-        if spec is None:
-            return "?"
-        total += shard_bytes(plan.variables[name], spec, plan.mesh)
-    return format_bytes(total)
+    sizes = [variable.device_bytes for variable in variables]
+    known = [size for size in sizes if size is not None]
+    return format_bytes(sum(known)) if len(known) == len(sizes) else "?"

@@ -1,7 +1,48 @@
-"""The views that `Plan` has methods for: as text, of one variable or layer, as a graph."""
+"""The views that `Plan` has methods for. Each reads a `Report`, and nothing else."""
 
-from tfpar.report.explain import explain
-from tfpar.report.graph import plan_graph
-from tfpar.report.summary import summary
+from __future__ import annotations
 
-__all__ = ["explain", "plan_graph", "summary"]
+import html
+from typing import TYPE_CHECKING, Any
+
+from tfpar.report import explain as explaining
+from tfpar.report import graph
+from tfpar.report import summary as summarizing
+from tfpar.report.data.build import report_of
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from tfpar.plans import Plan
+    from tfpar.propagation.partitioned import PartitionedGraph
+
+
+def report_data(plan: Plan, partitioned: PartitionedGraph | None) -> dict[str, Any]:
+    """`Plan.report_data`."""
+    return report_of(plan, partitioned).to_builtins()
+
+
+def summary(
+    plan: Plan,
+    partitioned: PartitionedGraph | None = None,
+    full: bool = False,
+    sort: str | None = None,
+) -> str:
+    """`Plan.summary`."""
+    return summarizing.summary(report_of(plan, partitioned), full, sort)
+
+
+def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) -> str:
+    """`Plan.explain`."""
+    return explaining.explain(report_of(plan, partitioned), name)
+
+
+def plan_graph(plan: Plan, partitioned: PartitionedGraph | None) -> nx.DiGraph:
+    """`Plan.graph`."""
+    return graph.plan_graph(report_of(plan, partitioned))
+
+
+def notebook(plan: Plan) -> str:
+    """What notebooks show of a plan: its summary, in a fixed width."""
+    text = html.escape(summary(plan, plan.partitioned))
+    return f'<pre style="line-height: 1.2">{text}</pre>'

@@ -226,7 +226,7 @@ def test_a_searched_plan_is_that_of_a_stage_of_ranks(planner):
     plan.check_ranks(Mesh.of([2, 4]), CLUSTER)
     assert plan.cost.seconds == plan.stages.cost.seconds and len(plan.stages.cost.stages) == 2
     assert Plan.from_json(plan.to_json()) == plan
-    shown = plan.summary()
+    shown = plan.summary(full=True)
     assert "are spent waiting for other stages" in shown and "In flight" in shown
 
 
@@ -246,7 +246,7 @@ def test_the_fastest_schedule_is_picked_and_the_others_are_shown():
             alone = searched("gpt_5_layers", Pipeline(2, 8, name, virtual_stages=1))
             assert price.seconds == alone.cost.seconds
     assert Plan.from_json(plan.to_json()) == plan
-    shown = plan.summary()
+    shown = plan.summary(full=True)
     assert f"schedule {first.name}, picked by simulation" in shown
     assert all(f"| {name} " in shown for name in prices)
 

@@ -12,6 +12,7 @@ stage that works most (of all layers, where there are no stages) are `parts` "co
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import msgspec
@@ -21,13 +22,11 @@ from tfpar.spec import PlanError
 FORMAT, VERSION = "tfpar report", 1
 
 Phase = Literal["forward", "backward", "update"]
+When = Literal["between", "beside", "after"]
 
 
-class _Part(msgspec.Struct, frozen=True):
-    """A part of a report; it is a value."""
-
-
-class ByPhase(_Part):
+@dataclasses.dataclass(frozen=True)
+class ByPhase:
     """Seconds of each phase of a step."""
 
     forward: float = 0.0
@@ -40,7 +39,8 @@ class ByPhase(_Part):
         return self.forward + self.backward + self.update
 
 
-class Axis(_Part):
+@dataclasses.dataclass(frozen=True)
+class Axis:
     """An axis of the mesh.
 
     Attributes:
@@ -54,7 +54,8 @@ class Axis(_Part):
     shares: tuple[int, ...] = ()
 
 
-class Facts(_Part):
+@dataclasses.dataclass(frozen=True)
+class Facts:
     """What the plan is.
 
     Attributes:
@@ -67,6 +68,7 @@ class Facts(_Part):
         recompute: blocks that are computed again in the backward pass.
         offloaded_slots: how many weights have their optimizer slots in host memory.
         offloaded_activations: blocks whose activations lie there.
+        splits_anything: the batch or a variable is split over several ranks.
         split_slots: how many weights have slots that are split further than they (ZeRO-1).
         constraints: what the plan was made from, as text.
         fixed_tensors: activations that constraints fix, with their placement.
@@ -88,14 +90,16 @@ class Facts(_Part):
     offloaded_slots: int = 0
     offloaded_activations: tuple[str, ...] = ()
     split_slots: int = 0
+    splits_anything: bool = True
     constraints: tuple[str, ...] = ()
-    fixed_tensors: dict[str, str] = {}
+    fixed_tensors: dict[str, str] = dataclasses.field(default_factory=dict)
     passed_over: tuple[float, int] | None = None
     cut_short: bool = False
     fingerprint: str = ""
 
 
-class Link(_Part):
+@dataclasses.dataclass(frozen=True)
+class Link:
     """A level of a cluster's network: bytes a second and seconds, between neighbours."""
 
     name: str
@@ -103,7 +107,8 @@ class Link(_Part):
     latency_s: float
 
 
-class Machines(_Part):
+@dataclasses.dataclass(frozen=True)
+class Machines:
     """The cluster that the plan was priced for.
 
     Attributes:
@@ -122,7 +127,8 @@ class Machines(_Part):
     flops: float | None = None
 
 
-class PartOfStep(_Part):
+@dataclasses.dataclass(frozen=True)
+class PartOfStep:
     """A part of the time of a step: `compute`, `collectives` (what is waited for between ops),
     `gradients` (their sums, past the end of the backward pass), `transfers` and `bubble` (of
     pipelines), `start` (what a step takes besides), and `hidden`, below 0: collectives that run
@@ -132,7 +138,8 @@ class PartOfStep(_Part):
     seconds: float
 
 
-class BytesByKind(_Part):
+@dataclasses.dataclass(frozen=True)
+class BytesByKind:
     """Bytes on a rank when it stores most.
 
     Attributes:
@@ -151,7 +158,8 @@ class BytesByKind(_Part):
         return self.weights + self.slots + self.live
 
 
-class Cost(_Part):
+@dataclasses.dataclass(frozen=True)
+class Cost:
     """What a step costs; see `tfpar.cost.cost.Cost` for each number.
 
     Attributes:
@@ -176,7 +184,8 @@ class Cost(_Part):
     activation_bytes: float
 
 
-class Repeat(_Part):
+@dataclasses.dataclass(frozen=True)
+class Repeat:
     """That a layer is part of a block that repeats.
 
     Attributes:
@@ -193,7 +202,8 @@ class Repeat(_Part):
     member: int
 
 
-class Layer(_Part):
+@dataclasses.dataclass(frozen=True)
+class Layer:
     """A GraphNode: the ops of one scope.
 
     Attributes:
@@ -236,7 +246,8 @@ class Layer(_Part):
         return self.seconds.total + self.communication_s.total
 
 
-class Option(_Part):
+@dataclasses.dataclass(frozen=True)
+class Option:
     """Another placement that a planner priced for a variable.
 
     Attributes:
@@ -251,7 +262,8 @@ class Option(_Part):
     seconds: float | None
 
 
-class Use(_Part):
+@dataclasses.dataclass(frozen=True)
+class Use:
     """An op that uses a variable: its type, name and the specs it reads and makes.
 
     Attributes:
@@ -265,12 +277,14 @@ class Use(_Part):
     planned: bool
 
 
-class Variable(_Part):
+@dataclasses.dataclass(frozen=True)
+class Variable:
     """A variable of the plan.
 
     Attributes:
         layer: the path of its layer; None: it belongs to none.
         kind: `weight`, or `state`: optimizer slots, moving statistics, metrics, seeds.
+        fixed: the plan itself lays it, not propagation.
         placement: in words; None: left to propagation.
         spec: as `S(0)R`; `slots` of a weight's slots where they lie otherwise.
         local_shape: on a device, padding included.
@@ -285,6 +299,7 @@ class Variable(_Part):
     path: str
     layer: str | None
     kind: Literal["weight", "state"]
+    fixed: bool
     shape: tuple[int, ...]
     dtype: str
     placement: str | None
@@ -303,7 +318,8 @@ class Variable(_Part):
     num_reshards: int = 0
 
 
-class Collective(_Part):
+@dataclasses.dataclass(frozen=True)
+class Collective:
     """Collectives of a step that are alike.
 
     Attributes:
@@ -321,14 +337,15 @@ class Collective(_Part):
     axes: tuple[str, ...]
     layer: str | None
     phase: Phase
-    when: Literal["between", "beside", "after"]
+    when: When
     count: int
     num_bytes: int
     seconds: float
     alone_s: float
 
 
-class Flow(_Part):
+@dataclasses.dataclass(frozen=True)
+class Flow:
     """A tensor of the forward pass that one layer makes and another reads.
 
     Attributes:
@@ -345,7 +362,8 @@ class Flow(_Part):
     read_as: tuple[str, ...]
 
 
-class Input(_Part):
+@dataclasses.dataclass(frozen=True)
+class Input:
     """An input of the step: what a rank is given of it, and what its ops take, in words."""
 
     name: str
@@ -354,7 +372,8 @@ class Input(_Part):
     taken: str
 
 
-class Stage(_Part):
+@dataclasses.dataclass(frozen=True)
+class Stage:
     """A stage of a pipeline; seconds of one microbatch (of the update: of a step); see
     `tfpar.cost.staged.StageShare`.
 
@@ -382,7 +401,8 @@ class Stage(_Part):
     limit_bytes: float | None = None
 
 
-class ScheduleTime(_Part):
+@dataclasses.dataclass(frozen=True)
+class ScheduleTime:
     """A schedule that the plan's was picked from."""
 
     name: str
@@ -391,7 +411,8 @@ class ScheduleTime(_Part):
     fits: bool
 
 
-class Ran(_Part):
+@dataclasses.dataclass(frozen=True)
+class Ran:
     """A task of a pipeline, from start to end in seconds from the start of the step.
 
     Attributes:
@@ -408,7 +429,8 @@ class Ran(_Part):
     microbatch: int | None
 
 
-class Sent(_Part):
+@dataclasses.dataclass(frozen=True)
+class Sent:
     """What one stage sends to another, from start to end."""
 
     start: float
@@ -419,7 +441,8 @@ class Sent(_Part):
     num_bytes: float
 
 
-class Pipeline(_Part):
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
     """The stages of a plan, and when they run.
 
     Attributes:
@@ -443,7 +466,8 @@ class Pipeline(_Part):
     transfers: tuple[Sent, ...] = ()
 
 
-class Candidate(_Part):
+@dataclasses.dataclass(frozen=True)
+class Candidate:
     """A plan that was found or priced, and why it lost.
 
     Attributes:
@@ -465,7 +489,8 @@ class Candidate(_Part):
     measured_s: float | None = None
 
 
-class WhatIf(_Part):
+@dataclasses.dataclass(frozen=True)
+class WhatIf:
     """The best plan for the same model on other machines.
 
     Attributes:
@@ -481,7 +506,8 @@ class WhatIf(_Part):
     note: str = ""
 
 
-class Padding(_Part):
+@dataclasses.dataclass(frozen=True)
+class Padding:
     """What is padded, as sizes do not divide: variables by name, bytes of them in all, and how many
     other tensors."""
 
@@ -490,7 +516,8 @@ class Padding(_Part):
     tensors: int
 
 
-class WithoutRule(_Part):
+@dataclasses.dataclass(frozen=True)
+class WithoutRule:
     """Ops of a type that have no rule: they run replicated."""
 
     type: str
@@ -498,7 +525,8 @@ class WithoutRule(_Part):
     first: str
 
 
-class RunWhole(_Part):
+@dataclasses.dataclass(frozen=True)
+class RunWhole:
     """A loop, branch or call that runs whole along a mesh axis."""
 
     type: str
@@ -506,7 +534,8 @@ class RunWhole(_Part):
     op: str
 
 
-class Report(_Part, kw_only=True):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
     """What there is to show of a plan.
 
     Attributes:
@@ -521,8 +550,8 @@ class Report(_Part, kw_only=True):
         warnings, hints: sentences; `hints` at most three, of what would change the plan.
     """
 
-    format: Literal["tfpar report"] = FORMAT
-    version: Literal[1] = VERSION
+    format: Literal["tfpar report"] = "tfpar report"
+    version: Literal[1] = 1
     tfpar_version: str
     verdict: str
     facts: Facts

@@ -1,0 +1,115 @@
+"""What a plan is, for which machines, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from tfpar.cost.cost import Cost as PricedCost
+from tfpar.ir.roles import PHASES
+from tfpar.plans import Plan
+from tfpar.report.data.schema import (
+    Axis,
+    ByPhase,
+    BytesByKind,
+    Cost,
+    Facts,
+    Link,
+    Machines,
+    PartOfStep,
+)
+from tfpar.report.pipeline import batch_text, memory_limit, mesh_text
+from tfpar.report.variables import placement_text
+
+
+def facts_of(plan: Plan) -> Facts:
+    """What the plan is."""
+    model = plan.layers[0] if plan.layers else None
+    return Facts(
+        model="" if model is None else model.path,
+        model_class="" if model is None else model.class_name,
+        where=mesh_text(plan),
+        batch=batch_text(plan),
+        mesh=tuple(
+            Axis(name, size, name in plan.batch_axes, plan.shares.get(name, ()))
+            for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)
+        ),
+        ranks=plan.num_ranks,
+        planner=plan.planner,
+        microbatches=plan.microbatches,
+        chunks=plan.chunks,
+        batch_statistics=plan.batch_statistics,
+        recompute=plan.recompute,
+        offloaded_slots=len(plan.offloaded.slots),
+        offloaded_activations=tuple(plan.offloaded.activations),
+        split_slots=sum(variable.slots is not None for variable in plan.variables.values()),
+        splits_anything=plan.splits_anything(),
+        constraints=plan.constraints,
+        fixed_tensors={n: placement_text(s, plan.mesh) for n, s in sorted(plan.tensors.items())},
+        passed_over=plan.passed_over,
+        cut_short=plan.cut_short,
+        fingerprint=plan.fingerprint,
+    )
+
+
+def machines_of(plan: Plan) -> Machines | None:
+    """The machines that the plan was priced for."""
+    cluster = plan.cluster
+    if cluster is None:
+        return None
+    devices = cluster.devices[: plan.num_ranks]
+    limit = memory_limit(plan)
+    return Machines(
+        name=cluster.name,
+        shape=cluster.shape_text(),
+        devices=dict(Counter(device.name for device in devices)),
+        memory_limit=limit if math.isfinite(limit) else None,
+        links=tuple(
+            Link(level.name, level.bandwidth, level.latency_s)
+            for level in (*reversed(cluster.nodes[0].levels), *reversed(cluster.levels))
+        ),
+        flops=sum(device.flops_of("float32") for device in devices),
+    )
+
+
+def cost_of(plan: Plan) -> Cost | None:
+    """What a step costs."""
+    cost = plan.cost
+    if cost is None:
+        return None
+    live = cost.memory_bytes - cost.weight_bytes - cost.state_bytes
+    return Cost(
+        seconds=cost.seconds,
+        parts=parts_of(cost, 0.0 if plan.cluster is None else plan.cluster.step_s),
+        compute_s=ByPhase(**dict(zip(PHASES, cost.compute_s, strict=True))),
+        communication_s=ByPhase(**dict(zip(PHASES, cost.communication_s, strict=True))),
+        hidden_s=cost.hidden_s,
+        gradients_s=cost.gradients_s,
+        exposed_s=cost.exposed_s,
+        bubble_s=cost.bubble_s,
+        transfer_s=cost.transfer_s,
+        bucket_bytes=cost.bucket_bytes,
+        collectives=cost.collectives,
+        memory_bytes=cost.memory_bytes,
+        memory=BytesByKind(cost.weight_bytes, cost.state_bytes, live),
+        gradient_bytes=cost.gradient_bytes,
+        activation_bytes=cost.activation_bytes,
+    )
+
+
+def parts_of(cost: PricedCost, step_s: float) -> tuple[PartOfStep, ...]:
+    """The parts of a step's time, which add up to it; those that take none are left out.
+
+    Args:
+        step_s: that a step takes besides; see `Cluster`.
+    """
+    found = {
+        "compute": sum(cost.compute_s),
+        "collectives": sum(cost.communication_s),
+        "hidden": -cost.hidden_s,
+        "gradients": cost.exposed_s,
+        "transfers": cost.transfer_s,
+        "bubble": cost.bubble_s,
+        "start": step_s,
+    }
+    return tuple(PartOfStep(name, seconds) for name, seconds in found.items() if seconds)

@@ -1,0 +1,51 @@
+"""Which layers are parts of blocks that repeat (TAP, section IV-D)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Graph
+from tfpar.ir.graph_nodes import GraphNode, NodeGraph
+from tfpar.ir.roles import Roles
+from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
+from tfpar.report.data.schema import Repeat
+
+_PARTS = re.compile(r"\d+|\D+")
+
+
+def repeats_of(
+    graph: Graph, nodes: NodeGraph, roles: Roles, paths: Mapping[GraphNode, str]
+) -> dict[GraphNode, Repeat]:
+    """The place of each node that is part of a block that repeats."""
+    signatures = Signatures(Constants(graph), roles)
+    found: dict[GraphNode, Repeat] = {}
+    blocks = repeated_blocks(nodes, prune_graph(nodes, signatures), signatures)
+    for number, block in enumerate(blocks):
+        own = [_holder([paths[node] for node in members]) for members in block.instances]
+        name = _pattern(own)
+        for i, members in enumerate(block.instances):
+            for member, node in enumerate(members):
+                found[node] = Repeat(number, name, i, block.count, member)
+    return found
+
+
+def _holder(paths: Sequence[str]) -> str:
+    """The path that all of a block's layers lie in; that of the first if there is none."""
+    parts = [path.split("/") for path in paths]
+    common = []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return "/".join(common) or paths[0]
+
+
+def _pattern(names: Sequence[str]) -> str:
+    """What instances are called, with `*` for the numbers in which they differ."""
+    parts = [_PARTS.findall(name) for name in names]
+    if len({len(own) for own in parts}) > 1:
+        return f"{names[0]} ..."
+    columns = zip(*parts, strict=True)
+    return "".join(own[0] if len(set(own)) == 1 else "*" for own in map(list, columns))

@@ -1,0 +1,331 @@
+"""What each layer has of a step's time, memory and collectives.
+
+Every op, collective and tensor belongs to a layer, and is priced by itself as planners price it.
+What these add up to is no step yet: collectives are packed, ops run in parts on microbatches, and a
+stage has what its simulation says. So the layers' seconds are scaled, phase by phase, to those of
+the plan (of each stage, where there are some), and their bytes to what it says that a rank stores.
+In a step that runs in one piece the factors are 1, but for what packing saves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tfpar.cost.buckets import in_buckets_of
+from tfpar.cost.memory import live_peak
+from tfpar.cost.pricer import Pricer
+from tfpar.cost.terms import Packed
+from tfpar.cost.together import Packable
+from tfpar.ir.graph import Graph, Op, Variable
+from tfpar.ir.graph_nodes import GraphNode, NodeGraph
+from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles, When
+from tfpar.plans import Plan
+from tfpar.propagation.communication import Communication
+from tfpar.propagation.follow import followed_weights
+from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.report.data.schema import Collective, Phase
+from tfpar.report.data.schema import When as MovedWhen
+
+ALL_TENSORS = 10**9
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shares:
+    """What layers have, a row each in the order of `nodes`; 0 where nothing was priced.
+
+    Attributes:
+        compute: seconds, a column for each phase.
+        waiting: seconds of collectives, as far as they are waited for, likewise.
+        weights, slots, live, kept: bytes.
+        collectives: of all layers, those that are alike as one.
+    """
+
+    compute: np.ndarray
+    waiting: np.ndarray
+    weights: np.ndarray
+    slots: np.ndarray
+    live: np.ndarray
+    kept: np.ndarray
+    collectives: tuple[Collective, ...]
+
+
+def layer_of_op(graph: Graph, nodes: NodeGraph) -> dict[Op, int]:
+    """The row of each op's layer; constants of no scope go with what comes before them."""
+    rows = {node: row for row, node in enumerate(nodes.nodes)}
+    found: dict[Op, int] = {}
+    last = 0
+    for op in graph.ops:
+        node = nodes.node_of.get(op)
+        last = last if node is None else rows[node]
+        found[op] = last
+    return found
+
+
+def stage_of_layer(plan: Plan, nodes: NodeGraph, roles: Roles) -> list[int | None]:
+    """The stage of each layer; that of most of its forward ops."""
+    if plan.stages is None or not plan.stages.scopes:
+        return [None] * len(nodes.nodes)
+    forward = [op for node in nodes.nodes for op in node.ops if roles.phase[op] == FORWARD]
+    stages = plan.stages.forward_stages(forward)
+    found: list[int | None] = []
+    for node in nodes.nodes:
+        own = [stages[op] for op in node.ops if op in stages]
+        before = found[-1] if found else 0
+        found.append(max(set(own), key=own.count) if own else before)
+    return found
+
+
+def shares_of(
+    plan: Plan,
+    partitioned: PartitionedGraph,
+    roles: Roles,
+    nodes: NodeGraph,
+    stages: list[int | None],
+    paths: Mapping[GraphNode, str],
+) -> Shares:
+    """What each layer has of a step.
+
+    Args:
+        stages: of the layers.
+        paths: what they are called.
+    """
+    raw = _Raw(plan, partitioned, roles, nodes)
+    if raw.pricer is not None and plan.cost is not None:
+        _scale_to(plan, raw, stages)
+    return Shares(
+        raw.compute,
+        raw.waiting,
+        raw.weights,
+        raw.slots,
+        raw.live,
+        raw.kept,
+        raw.collectives([paths[node] for node in nodes.nodes], partitioned.mesh.axis_names),
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class _Moved:
+    """A collective, and the row of the layer whose tensor it moves."""
+
+    communication: Communication
+    row: int
+    phase: int
+    when: When
+    alone_s: float = 0.0
+    seconds: float = 0.0
+
+
+class _Raw:
+    """What layers have, each by itself."""
+
+    def __init__(
+        self, plan: Plan, partitioned: PartitionedGraph, roles: Roles, nodes: NodeGraph
+    ) -> None:
+        self.partitioned, self.roles, self.mesh = partitioned, roles, partitioned.mesh
+        count = len(nodes.nodes)
+        self.row = layer_of_op(partitioned.graph, nodes)
+        self.compute, self.between = np.zeros((count, 3)), np.zeros((count, 3))
+        self.beside, self.exposed = np.zeros(count), np.zeros(count)
+        self.weights, self.slots = np.zeros(count), np.zeros(count)
+        self.live, self.kept = np.zeros(count), np.zeros(count)
+        self.moved = [
+            _Moved(found, self.row[found.op], roles.phase[found.op], found.when(roles))
+            for found in partitioned.communications(roles.wire_dtypes)
+        ]
+        self.pricer = None
+        if plan.cluster is not None:
+            stage_ranks = plan.cluster
+            if plan.stages is not None:  # the machines of one set of ranks stand for all
+                stage_ranks = plan.cluster.part(plan.stages.groups(plan.mesh.size)[0])
+            self.pricer = Pricer(partitioned.mesh, stage_ranks, roles)
+            self._price(self.pricer, plan)
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """Seconds of collectives that are waited for."""
+        found: np.ndarray = self.between.copy()
+        found[:, BACKWARD] += self.exposed
+        return found
+
+    def _price(self, pricer: Pricer, plan: Plan) -> None:
+        rules = self.partitioned.prepared.rules
+        for op, decision in self.partitioned.decisions.items():
+            terms = pricer.zero()
+            pricer.add_op(terms, op, rules[op], decision)
+            self.compute[self.row[op]] += terms.compute
+            self.kept[self.row[op]] += terms.activation_bytes
+        bucket = plan.cost.bucket_bytes if plan.cost is not None and plan.cost.bucket_bytes else 0
+        for one in self.moved:
+            one.alone_s = pricer.seconds(one.communication)
+            if one.communication.tensor is not None:
+                self.compute[one.row, one.phase] += pricer.cut_seconds(one.communication)
+        self._pack(pricer, bucket)
+        for one in self.moved:
+            if one.when is When.BESIDE:
+                self.beside[one.row] += one.seconds
+            else:
+                self.between[one.row, one.phase] += one.seconds
+        self._store(pricer, bucket)
+
+    def _pack(self, pricer: Pricer, bucket: int) -> None:
+        """What collectives take where those that run together are packed; each has its part."""
+        sets: dict[object, list[_Moved]] = {}
+        for one in self.moved:
+            found = one.communication
+            key: object = Packable.of(found, self.roles, one.phase) or id(one)
+            if one.when is not When.BETWEEN:
+                key = one.when, found.kind, found.axes
+            sets.setdefault(key, []).append(one)
+        for packed in sets.values():
+            first = packed[0].communication
+            total = sum(one.communication.num_bytes for one in packed)
+            if packed[0].when is not When.BETWEEN and bucket:
+                whole = Packed(first.kind, first.axes, total)
+                seconds, _ = in_buckets_of(bucket, whole, self.mesh, pricer.cluster)
+            else:
+                seconds = pricer.collective_seconds(first.kind, first.axes, total)
+            alone = sum(one.alone_s for one in packed)
+            for one in packed:
+                one.seconds = one.alone_s * (seconds / alone if alone else 0.0)
+
+    def _store(self, pricer: Pricer, bucket: int) -> None:
+        graph, partitioned = self.partitioned.graph, self.partitioned
+        follows = followed_weights(graph, partitioned.prepared.rules)
+        slots_known = bool(follows)
+        rows = {v: self.row_of(v) for v in graph.variables}
+        for variable, spec in partitioned.variable_specs.items():
+            link = follows.get(variable)
+            row = rows[link[0] if link is not None else variable]
+            stored = pricer.stored_bytes(variable, spec, 1.0, partitioned.slots_spec(variable))
+            self.weights[row] += stored.weight
+            if not variable.trainable or not slots_known:
+                self.slots[row] += stored.state
+        most = live_peak(partitioned, pricer, bucket, None, ALL_TENSORS)
+        ops = {op.name: self.row[op] for op in graph.ops}
+        for name, size in most.largest:
+            self.live[ops[name.rpartition(":")[0]]] += size
+
+    def row_of(self, variable: Variable) -> int:
+        """The layer of a variable: that of the first op that reads it."""
+        consumers = self.partitioned.prepared.consumers
+        readers = consumers.get(variable.handle, ())
+        forward = [op for op in readers if self.roles.phase[op] == FORWARD]
+        return self.row[(forward or readers or [variable.handle.op])[0]]
+
+    def collectives(self, paths: list[str], axis_names: tuple[str, ...]) -> tuple[Collective, ...]:
+        """The collectives of a step, those that are alike as one."""
+        alike: dict[tuple[object, ...], list[_Moved]] = {}
+        for one in self.moved:
+            found = one.communication
+            key = found.kind, found.axes, one.row, one.phase, one.when
+            alike.setdefault(key, []).append(one)
+        return tuple(
+            Collective(
+                kind=found[0].communication.kind,
+                axes=tuple(axis_names[a] for a in found[0].communication.axes),
+                layer=paths[found[0].row],
+                phase=_PHASES[found[0].phase],
+                when=_WHEN[found[0].when],
+                count=len(found),
+                num_bytes=sum(one.communication.num_bytes for one in found),
+                seconds=float(sum(one.seconds for one in found)),
+                alone_s=sum(one.alone_s for one in found),
+            )
+            for found in alike.values()
+        )
+
+    def scale_collectives(self, rows: np.ndarray, phase: int, factor: float, when: bool) -> None:
+        """Scale collectives of some layers; of those `when` beside the backward pass, or others."""
+        for one in self.moved:
+            if rows[one.row] and (one.when is When.BESIDE) == when:
+                if when or one.phase == phase:
+                    one.seconds *= factor
+
+
+_PHASES: Sequence[Phase] = ("forward", "backward", "update")
+_WHEN: Mapping[When, MovedWhen] = {
+    When.BETWEEN: "between",
+    When.BESIDE: "beside",
+    When.AFTER: "after",
+}
+
+
+def _scale_to(plan: Plan, raw: _Raw, stages: list[int | None]) -> None:
+    """Scale to what the plan says of a step, or of each of its stages."""
+    assert plan.cost is not None
+    cost, every = plan.cost, np.ones(len(raw.weights), bool)
+    staged = None if plan.stages is None else plan.stages.cost
+    if plan.stages is None or staged is None or None in stages:
+        for phase in range(len(PHASES)):
+            _scale(raw.compute[:, phase], cost.compute_s[phase], raw.weights)
+            factor = _scale(raw.between[:, phase], cost.communication_s[phase], raw.weights)
+            raw.scale_collectives(every, phase, factor, False)
+        _scale_gradients(raw, every, cost.gradients_s, cost.exposed_s)
+        _scale(raw.weights, cost.weight_bytes)
+        _scale(raw.slots, cost.state_bytes)
+        _scale(raw.live, cost.memory_bytes - cost.weight_bytes - cost.state_bytes)
+        return
+    own = np.array(stages)
+    step_s = 0.0 if plan.cluster is None else plan.cluster.step_s
+    fullest = plan.stages.schedule.actors[staged.fullest]
+    for actor in range(plan.stages.num_actors):
+        on_actor = plan.stages.schedule.stages_of(actor)
+        busy = 0.0
+        for stage in on_actor:
+            share, rows = staged.stages[stage], own == stage
+            seconds = plan.microbatches * share.forward_s, plan.microbatches * share.backward_s
+            for phase, target in enumerate((*seconds, share.update_s)):
+                busy += target
+                both = raw.compute[rows, phase].sum() + raw.between[rows, phase].sum()
+                factor = target / both if both else 0.0
+                raw.compute[rows, phase] *= factor
+                raw.between[rows, phase] *= factor
+                raw.scale_collectives(rows, phase, factor, False)
+                if not both:
+                    _spread(raw.compute[:, phase], rows, target, raw.weights)
+        rows = np.isin(own, on_actor)
+        reduction = sum(staged.stages[stage].reduction_s for stage in on_actor)
+        slack = max(0.0, cost.seconds - step_s - busy)
+        _scale_gradients(raw, rows, reduction, min(reduction, slack))
+        if actor == fullest and raw.slots[rows].sum():
+            raw.slots *= cost.state_bytes / raw.slots[rows].sum()
+    for actor in range(plan.stages.num_actors):
+        on_actor = plan.stages.schedule.stages_of(actor)
+        rows = np.isin(own, on_actor)
+        stored = raw.weights[rows].sum() + raw.slots[rows].sum()
+        peak = max(staged.stages[stage].peak_bytes for stage in on_actor)
+        live = raw.live[rows]
+        _scale(live, max(0.0, peak - stored), raw.weights[rows])
+        raw.live[rows] = live
+
+
+def _scale_gradients(raw: _Raw, rows: np.ndarray, seconds: float, exposed_s: float) -> None:
+    """What sums of gradients take of some layers, and what of it is waited for."""
+    total = raw.beside[rows].sum()
+    factor = seconds / total if total else 0.0
+    raw.scale_collectives(rows, UPDATE, factor, True)
+    if total:
+        raw.exposed[rows] = raw.beside[rows] * (exposed_s / total)
+    raw.beside[rows] *= factor
+
+
+def _scale(values: np.ndarray, total: float, like: np.ndarray | None = None) -> float:
+    """Scale values, in place, to a sum; where all are 0, it is spread as `like`."""
+    now = float(values.sum())
+    if now:
+        values *= total / now
+        return total / now
+    if total:
+        _spread(values, np.ones(len(values), bool), total, values if like is None else like)
+    return 1.0
+
+
+def _spread(values: np.ndarray, rows: np.ndarray, total: float, like: np.ndarray) -> None:
+    weights = np.where(rows, like, 0.0)
+    if not weights.sum():
+        weights = rows.astype(float)
+    if weights.sum():
+        values += total * weights / weights.sum()
