@@ -47,8 +47,10 @@ class TimelineFile:
             ends[key] = event["ts"] + event["dur"]
 
     def _check_arrows(self, ends: list[Event]) -> None:
-        for number in {e["id"] for e in ends}:
-            assert [e["ph"] for e in ends if e["id"] == number] == ["s", "f"]
+        phases: dict[int, str] = collections.defaultdict(str)
+        for end in ends:
+            phases[end["id"]] += end["ph"]
+        assert set(phases.values()) <= {"sf"}
         starts = {(e["pid"], e["tid"], e["ts"]) for e in self.slices}
         assert all((e["pid"], e["tid"], e["ts"]) in starts for e in ends)
 

@@ -49,7 +49,7 @@ def test_rounding_makes_no_overlap(tmp_path):
 def test_arrows_begin_and_end_in_their_slices(tmp_path):
     trace = Trace({0: "rank 0", 1: "rank 1"})
     sent = trace.add(Slice(0, "communication", "send", 1, 2))
-    received = trace.add(Slice(1, "communication", "recv", 1.5, 3))
+    received = trace.add(Slice(1, "communication", "recv", 1, 3))
     trace.flows.append(Flow(sent, received))
     file = saved(trace, tmp_path)
     ends = [e for e in file.content["traceEvents"] if e["ph"] in "sf"]

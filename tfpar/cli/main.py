@@ -20,6 +20,7 @@ from tfpar.cli import calibrate as calibrate_command
 from tfpar.cli import doctor as doctor_command
 from tfpar.cli import install as install_command
 from tfpar.cli import run as run_command
+from tfpar.cli import timeline as timeline_command
 from tfpar.cli.pipeline import add_pipeline
 from tfpar.spec.errors import TfparError
 
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_estimate(commands)
     _add_show(commands)
     _add_diff(commands)
+    timeline_command.add_parser(commands)
     run_command.add_parser(commands)
     install_command.add_parser(commands)
     doctor_command.add_parser(commands)

@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from tfpar.spec import TfparError
 
@@ -82,7 +83,7 @@ class Trace:
             "traceEvents": [
                 *_process_names(self.processes),
                 *_thread_names(threads),
-                *sorted(events, key=lambda e: (e["ts"], e["pid"], e["tid"])),
+                *sorted(events, key=lambda e: (e["ts"], "Xsf".index(e["ph"]), e["pid"], e["tid"])),
             ],
             "displayTimeUnit": "ms",
             "otherData": dict(self.notes),
@@ -96,8 +97,8 @@ class Trace:
         """
         partial = f"{path}.{os.getpid()}.partial"
         try:
-            with open(partial, "w", encoding="utf-8") as file:
-                json.dump(self.to_builtins(), file, separators=(",", ":"))
+            with open(partial, "wb") as file:
+                file.write(msgspec.json.encode(self.to_builtins()))
             os.replace(partial, path)
         except OSError as error:
             with contextlib.suppress(OSError):
