@@ -201,7 +201,7 @@ def test_what_is_no_plan_with_prices_is_refused(tmp_path, capsys):
 
 def large() -> Report:
     """The report of a plan for a model of 96 blocks, on 8 stages of 128 ranks each."""
-    found, blocks, stages, micro, ranks = report("stages"), 96, 8, 64, 128
+    found, blocks, stages, micro, ranks = report("stages"), 96, 8, 32, 128
     some = [layer for layer in found.layers if layer.seconds.total]
     layers, collectives = [], []
     for block in range(blocks):

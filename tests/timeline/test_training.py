@@ -17,8 +17,10 @@ from tfpar.cost.traffic import traffic
 from tfpar.interop.profiler import OpEvent
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import state_of
+from tfpar.timeline.asked import Asked
 from tfpar.timeline.nodes import Nodes
 from tfpar.timeline.recorded import Window, steps_of_ranks
+from tfpar.timeline.recorder import this_recorder
 
 BATCH, BATCHES = 8, 6
 X = np.random.default_rng(1).normal(size=(BATCH * BATCHES, 16)).astype("float32")
@@ -170,8 +172,48 @@ def test_one_timeline_at_a_time(split, tmp_path):
     callbacks = [tap.Timeline(tmp_path / f"{i}.json", steps=(2, 3)) for i in range(2)]
     with pytest.raises(tap.TfparError, match=r"is to be written to '.*0.json' already"):
         split.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks)
-    split.stop_training = False
-    state_of(split).session.recorder.give_up(callbacks[0]._asked)
+    fitted(split, tmp_path / "0.json")  # what has failed is over
+
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 3:
+            raise RuntimeError("on purpose")
+
+
+def test_training_that_fails_leaves_no_profiler_behind(split, tmp_path):
+    callbacks = [tap.Timeline(tmp_path / "t.json", steps=(2, 5)), Fails()]
+    with pytest.raises(RuntimeError, match="on purpose"):
+        split.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks)
+    assert not os.listdir(tmp_path)
+    fitted(split, tmp_path / "t.json")
+
+
+def test_evaluation_is_no_step(split, tmp_path):
+    validated = {"validation_data": (X, Y), "epochs": 2}
+    file = fitted(split, tmp_path / "t.json", (6, 7), **validated)
+    first, second = file.of("steps", 0)
+    between = [e for e in file.of("compute") if first["ts"] + first["dur"] < e["ts"] < second["ts"]]
+    assert (first["name"], second["name"], between) == ("step 6", "step 7", [])
+
+
+def test_functions_have_steps_too(tmp_path):
+    with tap.auto_parallel(tap.Mesh(("data",), (2,)), planner=None, constraints=tap.batch("data")):
+        weight = tf.Variable(tf.ones([16, 4]), name="weight")
+
+        @tap.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ weight) ** 2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+        this_recorder().ask(Asked.of(tmp_path / "t.json", (2, 3)))
+        for _ in range(4):
+            step(X[:BATCH])
+    file = TimelineFile(tmp_path / "t.json")
+    assert [e["name"] for e in file.of("steps", 1)] == ["step 2", "step 3"]
+    assert file.collectives(1)
 
 
 def test_a_model_that_is_not_parallel_has_none(tmp_path):

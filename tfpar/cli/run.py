@@ -179,7 +179,8 @@ def _timeline(given: argparse.Namespace) -> dict[str, str]:
         if steps is not None:
             raise TfparError("--timeline-steps says of no --timeline-filename where they go.")
         return {}
-    asked = Asked.of(path, steps)
+    here = given.hosts is None and given.hostfile is None  # else the first rank has the folder
+    asked = Asked.of(path, steps, writes=here)
     return {names.TIMELINE: asked.path, names.TIMELINE_STEPS: f"{asked.first}-{asked.last}"}
 
 

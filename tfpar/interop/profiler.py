@@ -7,12 +7,13 @@ it holds their kernels, with the op that started each.
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -111,14 +112,16 @@ def read_profile(space: xplane_pb2.XSpace) -> Profile:
             if name.startswith(_MARK):
                 marks.append(Mark(name[len(_MARK) :].partition("#")[0], start, end))
             elif name == _START:
-                node, op_type = str(stats.get("name", "")), str(stats.get("kernel_type", ""))
-                started[stats.get("_p", 0)] = OpEvent(node, op_type, start, start, True)
+                told = stats()
+                node, op_type = str(told.get("name", "")), str(told.get("kernel_type", ""))
+                started[told.get("_p", 0)] = OpEvent(node, op_type, start, start, True)
             elif name == _DONE:
-                done[stats.get("_c", 0)] = start
-            elif on_device and "tf_op" in stats:
-                node, _, op_type = str(stats["tf_op"]).rpartition(":")
-                plain.append(OpEvent(node, op_type, start, end))
-            elif not on_device and (found := _OP.fullmatch(name)):
+                done[stats().get("_c", 0)] = start
+            elif on_device:
+                node, _, op_type = str(stats().get("tf_op", "")).rpartition(":")
+                if node:
+                    plain.append(OpEvent(node, op_type, start, end))
+            elif found := _OP.fullmatch(name):
                 plain.append(OpEvent(found[1], found[2], start, end))
     for number, begun in started.items():
         # A thread that ends a step may not have told so yet when the profiler stops.
@@ -136,19 +139,23 @@ _START, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsy
 _OP = re.compile(r"([^:]+):(\w+)(?:#.*)?")
 
 
-def _events(plane: Any) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
-    """The name, start, end and stats of each event of a plane."""
+def _events(plane: Any) -> Iterator[tuple[str, int, int, Callable[[], dict[str, Any]]]]:
+    """The name, start and end of each event of a plane, and what reads its stats."""
     names = {number: data.name for number, data in plane.event_metadata.items()}
     stat_names = {number: data.name for number, data in plane.stat_metadata.items()}
     for line in plane.lines:
         for event in line.events:
             start = line.timestamp_ns + event.offset_ps // 1000
-            stats = {stat_names[stat.metadata_id]: _value(stat, stat_names) for stat in event.stats}
+            stats = functools.partial(_stats, event, stat_names)
             yield names[event.metadata_id], start, start + event.duration_ps // 1000, stats
 
 
-def _value(stat: Any, stat_names: dict[int, str]) -> Any:
-    kind = stat.WhichOneof("value")
-    if kind == "ref_value":
-        return stat_names.get(stat.ref_value, "")
-    return None if kind is None else getattr(stat, kind)
+def _stats(event: Any, stat_names: dict[int, str]) -> dict[str, Any]:
+    found = {}
+    for stat in event.stats:
+        kind = stat.WhichOneof("value")
+        value = None if kind is None else getattr(stat, kind)
+        if kind == "ref_value":
+            value = stat_names.get(stat.ref_value, "")
+        found[stat_names[stat.metadata_id]] = value
+    return found

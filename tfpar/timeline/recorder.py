@@ -82,11 +82,10 @@ class Recorder:
         """Training has ended: what is left to be recorded of `asked` is not."""
         if self._asked is not asked:
             return  # it is written
-        self._asked = None
         seen = [number for number, *_ in self._ran]
-        if self._profiler is not None:
-            self._profiler.drop()
-        self._profiler, self._ran = None, []
+        self.drop()
+        if not asked.writes:
+            return
         what = f"; of them only {', '.join(map(str, seen))} ran" if seen else ""
         logger.warning(
             "The timeline %r is not written: training ended after %d steps, and it was to be of "
@@ -96,6 +95,13 @@ class Recorder:
             asked.steps_text,
             what,
         )
+
+    def drop(self) -> None:
+        """Record nothing more, and write nothing: training has failed."""
+        profiler = self._profiler
+        self._asked, self._profiler, self._ran = None, None, []
+        if profiler is not None:
+            profiler.drop()
 
     @contextlib.contextmanager
     def step(self, step: Recordable) -> Iterator[None]:
@@ -166,7 +172,9 @@ def _records(profile: Profile, ran: Sequence[tuple[int, int, Recordable]]) -> li
         window = windows.get(str(number))
         if window is None:
             continue
-        nodes = known.setdefault(id(step), _nodes(step))
+        if id(step) not in known:
+            known[id(step)] = _nodes(step)
+        nodes = known[id(step)]
         ranks = range(step.plan.num_ranks) if step.world is None else [step.world.rank]
         found = steps_of_ranks(window, profile.ops, nodes, ranks, begun - window.start)
         for rank, each in found.items():
