@@ -33,6 +33,7 @@ _EXPORTS = {
     "Schedule": "tfpar.pipeline",
     "Offload": "tfpar.plans",
     "Plan": "tfpar.plans",
+    "keep": "tfpar.plans",
     "batch": "tfpar.constraints",
     "from_layout_map": "tfpar.constraints",
     "replicate": "tfpar.constraints",
@@ -87,6 +88,7 @@ __all__ = [
     "coverage",
     "from_layout_map",
     "function",
+    "keep",
     "layers",
     "make_rule",
     "parallelize",
@@ -117,7 +119,7 @@ if TYPE_CHECKING:
     from tfpar.keras.timeline import Timeline
     from tfpar.options import Options
     from tfpar.pipeline import Pipeline, Schedule
-    from tfpar.plans import Offload, Plan
+    from tfpar.plans import Offload, Plan, keep
     from tfpar.rules import make_rule, register_rule
     from tfpar.search.objective import Trials
     from tfpar.search.so_far import SearchInterrupted

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from tfpar.capture.batches import batch_size_of
 from tfpar.capture.step import argument_specs
 from tfpar.compile import prepare_step
-from tfpar.compile.dump import dump_of
-from tfpar.constraints import batch_axes
-from tfpar.distributed.job import Job
 from tfpar.functions.step_function import StepFunction
 from tfpar.graph_program import GraphProgram
 from tfpar.keras import adapter
-from tfpar.keras.batches import check_batch, check_training_batch
-from tfpar.keras.layers_of import layers_of
+from tfpar.keras.batches import check_batch
 from tfpar.keras.preprocessing import batch_as_fit_feeds, sequence_length
-from tfpar.keras.slots import slot_ratio
 from tfpar.options import (
     ClusterLike,
     Keywords,
@@ -33,19 +25,16 @@ from tfpar.options import (
     takes,
     with_keywords,
 )
-from tfpar.planning import Request, plan_step
-from tfpar.planning_pipelines import searching
 from tfpar.plans import Plan
 from tfpar.report.coverage import Coverage
 from tfpar.report.coverage import coverage as _coverage
-from tfpar.report.progress import reporting
-from tfpar.runtime.detect import every_rank, machines_for
+from tfpar.runtime.detect import every_rank
 from tfpar.scopes import block, enclosing, install_threads
 from tfpar.session import Session
 from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import refused
-from tfpar.steps.planned import constraints_on
+from tfpar.traced import TracedModel, machines_of, told_of_searches
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -237,44 +226,10 @@ def plan(
     if settings.planner is None:
         raise ArgumentError("tap.plan needs a planner, e.g. planner='tap'.")
     mesh = settings.mesh or every_rank()
-    batch_axes(settings.constraints, mesh)
-    machines = machines_for(mesh, settings.cluster).with_memory(settings.memory_limit)
-    adapter.install()
-    session = Session(mesh, settings)  # of no ranks: there may be no such devices
-    with session.scope():
-        model = build()
-    state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
-    if state is None or not model.compiled:
-        raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
-    batch = batch_as_fit_feeds(model, batch)
-    check_training_batch("batch", batch, model)
-    specs = argument_specs((batch,))
-    captured = state.capture_gradients(specs)
-    request = Request(
-        session.stage_mesh,
-        machines,
-        constraints_on(captured, session),
-        compression=settings.compression,
-        recompute=settings.recompute,
-        offload=settings.offload,
-        pipeline=settings.given_pipeline,
-        budget=settings.budget,
-        jit_compile=bool(model.jit_compile),
-    )
-    job = Job.of(os.environ)
-    told = settings.verbose and (job is None or job.rank == 0)
-    with reporting("searching a plan", wanted=told) as report:
-        found = plan_step(
-            captured,
-            dataclasses.replace(request, report=report),
-            batch_size_of(specs),
-            settings.planner,
-            settings.plan_cache,
-            slot_ratio(model),
-            dump_of("plan"),
-            searching(settings, request.constraints),
-        )
-    return found.of_model(layers_of(model))
+    machines_of(mesh, settings.cluster, settings)  # before the model is built
+    traced = TracedModel.of(build, batch, mesh, settings)
+    with told_of_searches(settings) as report:
+        return traced.plan(mesh, settings.cluster, report)
 
 
 def plan_of(model: keras.Model | StepFunction | GraphProgram) -> Plan:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from tfpar.cluster.description import Cluster
-from tfpar.compile.passes import Observer, unobserved
-from tfpar.compile.simplify import simplify_step
 from tfpar.constraints import (
     Constraint,
     PutInStage,
@@ -24,14 +22,13 @@ from tfpar.ir.planning_graph import PlanningGraph, planning_graph
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
 from tfpar.planning_found import Interrupted, find_plan, until_interrupted
-from tfpar.planning_priced import cost_on_one_device, with_baselines, with_shares
+from tfpar.planning_priced import cost_on_one_device, with_shares
 from tfpar.planning_stages import plan_in_stages
 from tfpar.plans import Offload, Plan
 from tfpar.report.memory import check_room
 from tfpar.report.progress import QUIET, Reporter
 from tfpar.search.cache import PlanCache
 from tfpar.search.known import Known
-from tfpar.search.laid import lay_out
 from tfpar.search.meshes import LogicalMesh, given_mesh, logical_meshes
 from tfpar.search.objective import Budget
 from tfpar.search.offload import bound_to_device
@@ -397,31 +394,6 @@ def _differ_in_microbatches(one: Request, other: Request) -> bool:
     """Whether two requests differ in nothing else, if in that."""
     same = dataclasses.replace(one, pipeline=other.pipeline) == other
     return same and one.actors == other.actors
-
-
-def plan_step(
-    step: StepGraph,
-    request: Request,
-    batch_size: int | None,
-    planner: Planner,
-    cache: PlanCache | None,
-    state_ratio: float,
-    observe: Observer = unobserved,
-    find: Find = as_requested,
-) -> Plan:
-    """Plan a step that was captured to be planned, and lay out all its tensors.
-
-    Args:
-        find: decides the pipeline, where that is for the planner to find.
-    """
-    simplify_step(step, observe)
-
-    search = StepSearch(step, batch_size, planner, cache, state_ratio=state_ratio)
-    plan, problem = find(search, request, batch_size)
-    laid = lay_out(plan, problem)
-    observe("propagate", lambda: str(laid))
-    plan = with_baselines(plan, problem, request.cluster, plan.num_ranks)
-    return plan.with_partitioned(laid)
 
 
 def _slot_ratio(step: StepGraph, searched: Sequence[Variable]) -> float:

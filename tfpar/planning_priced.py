@@ -11,7 +11,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan, PricedPlan
 from tfpar.propagation.engine import propagate
 from tfpar.search.as_planned import as_planned
-from tfpar.search.laid import laid_graph, priced_roles
+from tfpar.search.laid import laid_graph, lay_out, priced_roles
 from tfpar.search.model.folded_model import folded_model
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem, step_anchors
@@ -60,13 +60,20 @@ def step_by_rank(plan: Plan, problem: Problem, cluster: Cluster) -> Priced | Non
     return WholeStep(step.whole, step.roles, cluster, ratio, parts, own)
 
 
-def with_baselines(plan: Plan, problem: Problem, cluster: Cluster, ranks: int) -> Plan:
-    """`plan` with what the step costs on one device, and with its batch split over all ranks and
-    nothing else.
+def laid_out(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
+    """A plan that was found with all tensors of its step laid out, and what it is compared with.
 
     Args:
         cluster: of all ranks.
     """
+    compared = _with_baselines(plan, problem, cluster)
+    return compared.with_partitioned(lay_out(plan, problem))
+
+
+def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
+    """`plan` with what the step costs on one device, and with its batch split over all ranks and
+    nothing else."""
+    ranks = plan.num_ranks
     with collection_paused():
         alone = cost_on_one_device(problem, cluster)
         model = folded_model(problem, 2)

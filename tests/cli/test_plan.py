@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
-import shlex
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -17,7 +14,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tfpar.cli.main import main
+from tests.cli.train import SCRIPT, tfpar
 from tfpar.cluster.files import write_cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.plans import Plan
@@ -25,123 +22,6 @@ from tfpar.search.planners import PLANNERS
 from tfpar.spec import Mesh
 
 ROOT = Path(__file__).parents[2]
-
-SCRIPT = """
-import keras
-import numpy as np
-import tensorflow as tf
-
-import sizes
-
-assert __name__ == "train", __name__
-
-
-def build(activation="relu"):
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(sizes.HIDDEN, activation, name="fc1"),
-            keras.layers.Dense(3, name="fc2"),
-        ],
-        name="mlp",
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, jit_compile=False)
-    return model
-
-
-def arrays():
-    return np.zeros((8, 6), "float32"), np.zeros(8, "int32")
-
-
-def specs():
-    return tf.TensorSpec((8, 6)), tf.TensorSpec((8,), "int32")
-
-
-def both():
-    return build(), arrays()
-
-
-def no_model():
-    return 3
-
-
-def not_compiled():
-    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)], name="raw")
-
-
-def shapeless():
-    model = keras.Sequential([keras.layers.Dense(2)], name="late")
-    model.compile("sgd", "mse")
-    return model
-
-
-def raises():
-    raise ValueError("out of\\nideas")
-
-
-def needs(depth):
-    return build()
-
-
-def ends():
-    raise SystemExit(3)
-
-
-def open_batch():
-    return tf.TensorSpec((None, 6)), tf.TensorSpec((None,), "int32")
-
-
-def no_batch():
-    return object()
-
-
-def two_heads():
-    x = keras.Input((6,), name="x")
-    heads = [keras.layers.Dense(n, name=f"head_{n}")(x) for n in (2, 5)]
-    model = keras.Model(x, heads)
-    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", ["mse", sparse], jit_compile=False)
-    return model
-
-
-def named_heads():
-    x = {"x": keras.Input((6,), name="x")}
-    heads = {n: keras.layers.Dense(2, name=n)(x["x"]) for n in ("b", "a")}
-    model = keras.Model(x, heads)
-    losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
-    model.compile("sgd", losses, jit_compile=False)
-    return model
-
-
-def own_loss():
-    x = keras.Input((6,))
-    model = keras.Model(x, keras.layers.ActivityRegularization(0.1)(keras.layers.Dense(2)(x)))
-    model.compile("sgd", jit_compile=False)
-    return model
-
-
-a_model = not_compiled()
-"""
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with `train.py` and a module that it imports, as the current one."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "sizes.py").write_text("HIDDEN = 16\n")
-    (tmp_path / "broken.py").write_text("import keras\n\n1 / 0\n")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "json.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TFPAR_PLAN_CACHE", raising=False)
-    yield tmp_path
-    sys.modules.pop("sizes", None)
-
-
-def tfpar(command: str) -> int:
-    return main(shlex.split(command))
-
 
 # --- plans -----------------------------------------------------------------------------
 
@@ -226,7 +106,7 @@ def test_explain_takes_the_summary_s_place(folder, capsys):
     ],
 )
 def test_meshes(text, mesh):
-    from tfpar.cli.plan import parse_mesh
+    from tfpar.cli.problem import parse_mesh
 
     assert parse_mesh(text) == mesh
 
@@ -336,76 +216,6 @@ def test_traceback_is_for_those_who_ask(folder, capsys):
     assert err.splitlines()[-1].startswith("tfpar plan: train.py:raises raised ValueError")
 
 
-# --- saved plans -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(folder, capsys):
-    assert tfpar("plan train.py:both --mesh 2 --quiet -o a.json") == 0
-    data = json.loads(Path("a.json").read_text())
-    fc1, fc2 = (data["variables"][f"mlp/{n}/kernel"] for n in ("fc1", "fc2"))
-    fc1["spec"] = "S(1)" + ",R" * (len(data["mesh"]) - 1)
-    fc2["spec"] = "S(0)" + ",R" * (len(data["mesh"]) - 1)
-    Path("b.json").write_text(json.dumps(data))
-
-
-def test_diff(saved, capsys):
-    assert tfpar("diff a.json a.json") == 0
-    assert capsys.readouterr().out == ""
-    assert tfpar("diff a.json b.json") == 1
-    assert capsys.readouterr().out.count("/kernel: ") == 2
-    assert tfpar("diff a.json c.json") == 2
-    assert capsys.readouterr().err.startswith("tfpar diff: There is no plan file 'c.json'.")
-    assert tfpar("diff a.json train.py") == 2
-    assert "corrupt" in capsys.readouterr().err
-
-
-def test_show(saved, capsys):
-    assert tfpar("show a.json") == 0
-    assert capsys.readouterr().out == Plan.load("a.json").summary() + "\n"
-    assert tfpar("show a.json --explain fc1/kernel --explain fc1/bias") == 0
-    out = capsys.readouterr().out
-    assert "Variable 'mlp/fc1/kernel'" in out and "Variable 'mlp/fc1/bias'" in out
-    assert tfpar("show a.json --explain fc9") == 2
-    assert capsys.readouterr().err.startswith("tfpar show: The plan has no variable 'fc9'")
-
-
-# --- the command -----------------------------------------------------------------------
-
-
-def test_version_and_usage(capsys):
-    for arguments, code in ((["--version"], 0), (["--help"], 0), (["plan"], 2), ([], 2)):
-        with pytest.raises(SystemExit) as exit_:
-            main(arguments)
-        assert exit_.value.code == code
-    out, err = capsys.readouterr()
-    assert out.startswith(f"tfpar {tap.__version__}\n") and "--mesh" in err
-
-
-def test_help_needs_no_tensorflow():
-    code = (
-        "import sys; from tfpar.cli.main import main\n"
-        "try: main(['plan', '--help'])\n"
-        "except SystemExit: assert not {'tensorflow', 'keras'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-
-
-@pytest.mark.slow
-def test_the_process_says_nothing_but_the_plan(folder):
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    environment["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(
-        [sys.executable, "-m", "tfpar", "plan", "train.py:both", "--mesh", "2x8"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Plan on mesh ")
-
-
 # --- the page about it -----------------------------------------------------------------
 
 
@@ -490,21 +300,3 @@ def test_stages_that_are_no_number_are_refused(folder, capsys):
     with pytest.raises(SystemExit):
         tfpar("plan train.py:build --mesh 2 --stages few")
     assert "argument --stages: 'few' is neither a number nor auto" in capsys.readouterr().err
-
-
-# --- estimates --------------------------------------------------------------------------
-
-
-def test_an_estimate_says_whether_it_fits_and_how_fast(folder, capsys):
-    command = "estimate train.py:both --mesh 2 --cluster v100-ethernet"
-    assert tfpar(command) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"Fits: .* of 29.81 GiB a device", out) and "samples/s" in out
-    assert tfpar(f"{command} --memory-limit 0.1kB") == 1
-    out = capsys.readouterr().out
-    assert out.startswith("Does not fit: No plan fits into the memory of a device of 'v100-eth")
-    assert tfpar(f"{command} --memory-limit lots") == 2
-    assert (
-        "memory_limit is 'lots'; it must be a size above 0 such as '16 GiB'"
-        in capsys.readouterr().err
-    )

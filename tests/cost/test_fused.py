@@ -22,7 +22,7 @@ from tfpar.ir.roles import FORWARD, Roles
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.prepared import prepare
-from tfpar.report.layers import layer_reports
+from tfpar.report.data.build import report_of
 from tfpar.spec import Mesh, Replicate, Shard
 
 START, BATCH, WIDTH = 1000.0, 4, 8
@@ -235,9 +235,10 @@ def test_an_update_that_the_graph_lacks_is_fused_too():
 
 def test_layers_are_priced_as_the_step_is():
     graph, mesh = mlp(hidden=WIDTH), Mesh.of([1])
-    laid = propagate(prepare(graph), mesh, plan_from_constraints(graph, mesh).anchors())
+    plan = dataclasses.replace(plan_from_constraints(graph, mesh), cluster=CLUSTER)
+    laid = propagate(prepare(graph), mesh, plan.anchors())
     for jit_compile in (False, True):
         laid.jit_compile = jit_compile
         cost = evaluate(laid, CLUSTER, Roles.of(graph, jit_compile=jit_compile))
-        seconds = sum(report.seconds for report in layer_reports(laid, CLUSTER))
+        seconds = sum(layer.total_s for layer in report_of(plan, laid).layers)
         assert seconds == pytest.approx(cost.seconds)

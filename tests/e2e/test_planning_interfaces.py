@@ -247,6 +247,26 @@ def test_progress_says_what_is_tried_the_best_so_far_and_the_time_left(monkeypat
     )
 
 
+def test_the_best_of_one_of_several_searches_is_told_with_it_alone(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", Clock(now))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress.reporting("searching a plan") as report:
+        for mesh, seconds in (("4", 0.5), ("2x2", 0.7)):
+            with report.at(f"{mesh} on cpu", apart=True), report.at("no stages"):
+                now[0] += 12.0
+                report.tell("begun")
+                report.found(seconds)
+                now[0] += 12.0
+                report.tell("priced")
+    assert [line.rpartition(", ")[0] for line in sys.stderr.getvalue().splitlines()] == [
+        "tfpar: searching a plan: 4 on cpu, no stages, begun",
+        "tfpar: searching a plan: 4 on cpu, no stages, priced, best step so far 500.00 ms",
+        "tfpar: searching a plan: 2x2 on cpu, no stages, begun",
+        "tfpar: searching a plan: 2x2 on cpu, no stages, priced, best step so far 700.00 ms",
+    ]
+
+
 @pytest.mark.slow
 def test_a_search_of_pipelines_says_which_are_tried(monkeypatch):
     seconds = itertools.count(step=11.0)
@@ -263,7 +283,7 @@ def test_a_search_of_pipelines_says_which_are_tried(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     quiet = tap.Options(verbose=0)
     tap.plan(build, specs, [2], "v100-ethernet", planner="tap", pipeline="auto", options=quiet)
-    monkeypatch.setattr(api.Job, "of", lambda environ: Job(rank=1, size=2))
+    monkeypatch.setattr(Job, "of", lambda environ: Job(rank=1, size=2))
     tap.plan(build, specs, [2], "v100-ethernet", planner="tap", pipeline="auto")
     assert sys.stderr.getvalue() == ""
 

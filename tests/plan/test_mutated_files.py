@@ -17,7 +17,14 @@ from tfpar.cluster.named import find_cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.staged import StagedCost, StageShare
 from tfpar.pipeline.generators import generate
-from tfpar.plans import Alternative, Offloaded, Plan, PlannedStages, PlannedVariable
+from tfpar.plans import (
+    Alternative,
+    Offloaded,
+    Plan,
+    PlannedStages,
+    PlannedVariable,
+    PricedPlan,
+)
 from tfpar.propagation.partitioned import OpPlan
 from tfpar.spec import Mesh, PlanError, TfparError, parse_spec
 
@@ -48,7 +55,7 @@ def planned() -> Plan:
         "abc",
         planner="tap",
         cluster=find_cluster("dgx-a100", MESH),
-        layouts=(("data=4", 2e-3),),
+        layouts=(PricedPlan("data=4", 2e-3, 1e9),),
         cost=Cost(
             1e-3,
             (1e-4, 2e-4, 1e-4),
@@ -187,7 +194,7 @@ def test_mutated_clusters_load_and_work_or_are_refused(examples, tmp_path):
         (lambda p: p["cost"].update(hours=1.0), "unexpected keyword argument 'hours'"),
         (lambda p: p.update(cost=7), "cost is 7"),
         (lambda p: p.update(cluster=0), "cluster"),
-        (lambda p: p.update(layouts=[["data=4"]]), "layouts is .*must be a list of 2"),
+        (lambda p: p.update(layouts=[["data=4"]]), "layouts is .*must be a list of 3"),
         (lambda p: p.update(layouts=[["data=4", None]]), "layouts is None"),
         (lambda p: p.update(batch_axes="data"), "batch_axes is 'data'; it must be a list"),
         (lambda p: p.update(chunks=True), "chunks is True"),

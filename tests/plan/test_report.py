@@ -48,7 +48,7 @@ def test_summary_of_what_was_partitioned():
     for axes, size in reduced.items():
         assert f"| all_reduce | {axes[0]:5} |     1 | {format_bytes(size):>14} |" in text
     assert "Padding: none" in text and "every op has a rule" in text
-    assert plan.with_partitioned(partitioned).summary() == text
+    assert plan.with_partitioned(partitioned).summary(full=True) == text
 
 
 def test_summary_reports_padding_and_fallbacks():

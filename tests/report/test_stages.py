@@ -4,19 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfpar.cost.staged import StagedCost, StageShare
-from tfpar.report.stages import idle_ranks, ranks_text, stages_table
+from tfpar.report.data.schema import Pipeline, Stage
+from tfpar.report.stages import idle_ranks, ranks_text, stages_tables
 
 GIB = 2.0**30
-FIRST = StageShare(
-    tuple(range(4)), 0.010, 0.020, 0.001, 0.002, 0.5, 3e6, 4, 2 * GIB, GIB / 4, 3 * GIB, "0F3"
+FIRST = Stage(
+    tuple(range(4)),
+    "block_0 ... block_3 (4)",
+    4096,
+    1024,
+    forward_s=0.010,
+    backward_s=0.020,
+    update_s=0.001,
+    bubble=0.5,
+    sent_bytes=3e6,
+    in_flight=4,
+    peak_bytes=3 * GIB,
+    peak_task="0F3",
 )
-SECOND = StageShare((4, 6), 0.012, 0.024, 0.0, 0.0, 0.0, 0.0, 1, GIB, 0.0, GIB, "")
+SECOND = dataclasses.replace(
+    FIRST,
+    ranks=(4, 6),
+    forward_s=0.012,
+    backward_s=0.024,
+    update_s=0.0,
+    bubble=0.0,
+    sent_bytes=0.0,
+    in_flight=1,
+    peak_bytes=GIB,
+    peak_task="",
+)
+
+
+def pipeline(*stages: Stage, bubble: float | None = 0.25) -> Pipeline:
+    groups = tuple(stage.ranks for stage in stages)
+    return Pipeline("schedule 1f1b", groups, tuple(range(len(stages))), False, stages, bubble)
 
 
 def test_a_line_for_each_stage():
-    title, *table = stages_table(StagedCost(0.3, 0.25, (FIRST, SECOND))).split("\n")
-    assert "of all 25 %" in title
+    (text,) = stages_tables(pipeline(FIRST, SECOND), full=False)
+    title, *table = text.split("\n")
+    assert "of all 25 %" in title and title.startswith("Stages (schedule 1f1b)")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table if "|" in line]
     assert rows == [
         ["Stage", "Ranks", "F", "B", "U", "Bubble", "Sent", "In flight", "Memory", "At"],
@@ -25,9 +53,22 @@ def test_a_line_for_each_stage():
     ]
 
 
+def test_of_many_stages_the_first_are_shown_unless_all_are_asked_for():
+    many = pipeline(*[FIRST] * 16)
+    _, more = stages_tables(many, full=False)
+    assert more == "  and 8 more stages (full=True shows them)"
+    where, takes = stages_tables(many, full=True)
+    assert "block_0 ... block_3 (4)" in where and "| 15 " in where and "| 15 " in takes
+
+
+def test_stages_that_were_not_priced_are_shown_with_what_lies_there():
+    (text,) = stages_tables(pipeline(FIRST, SECOND, bubble=None), full=False)
+    assert "4.00 KiB |   1.00 KiB |" in text
+
+
 def test_ranks_with_next_to_no_work_are_named():
-    def told(*shares: StageShare) -> list[str]:
-        return idle_ranks(StagedCost(0.3, 0.25, shares))
+    def told(*stages: Stage) -> list[str]:
+        return idle_ranks(stages)
 
     assert told(FIRST, SECOND) == []
     waiting = dataclasses.replace(SECOND, bubble=19.5)  # works for 1 / 20.5 of a step

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tfpar.plans import Trial
+from tests.report.test_rivals import CHOSEN
+from tfpar.plans import Plan, Trial
+from tfpar.report.data.candidates import candidates_of
 from tfpar.report.trials import trial_text, trials_table
+from tfpar.spec import Mesh
 
 TRIALS = (
     Trial("no stages, data=2", 0.02, 0.01),
@@ -14,12 +17,14 @@ TRIALS = (
 
 
 def test_what_was_measured_stands_beside_what_was_predicted():
-    lines = [line for line in trials_table(TRIALS).splitlines() if line.startswith("| ")]
+    plan = Plan(Mesh.of([1]), (), {}, {}, (), "", cost=CHOSEN, trials=TRIALS)
+    tried = [found for found in candidates_of(plan) if found.kind == "trial"]
+    lines = [line for line in trials_table(tried).splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
     assert cells == [
         ["no stages, data=2", "20.00 ms", "10.00 ms", "0.50", ""],
-        ["2 stages", "10.00 ms", "12.50 ms", "1.25", "2.50 ms slower"],
-        ["of one's own planner", "", "30.00 ms", "", "20.00 ms slower"],
+        ["2 stages", "10.00 ms", "12.50 ms", "1.25", "measured 2.50 ms slower"],
+        ["of one's own planner", "", "30.00 ms", "", "measured 20.00 ms slower"],
         ["4 stages", "40.00 ms", "", "", "failed: OOM"],
     ]
 

@@ -133,7 +133,7 @@ def test_a_summary_tells_what_ranks_take_of_a_batch_that_is_not_split(two_proces
     plan = PLANNERS["rhino"].solve(problem)
     laid_out = partition(problem, plan)
     assert not plan.batch_axes and plan.ops
-    text = plan.summary(laid_out)
+    text = plan.summary(laid_out, full=True)
     tokens, labels = (t.op.name for t in laid_out.graph.inputs[:2])
     rows = {
         cells[1]: cells[3:5]

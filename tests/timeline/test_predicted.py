@@ -19,7 +19,8 @@ from tfpar.cli.main import main
 from tfpar.cluster.named import find_cluster
 from tfpar.constraints import batch, shard
 from tfpar.pipeline import Pipeline
-from tfpar.planning import Request, plan_step
+from tfpar.planning import Request, StepSearch
+from tfpar.planning_priced import laid_out
 from tfpar.plans import Plan
 from tfpar.report.data.schema import Ran, Report, Sent, read_report
 from tfpar.search.planners import find_planner
@@ -40,7 +41,8 @@ def planned(case: str) -> Plan:
     cluster = find_cluster("v100-ethernet", Mesh.of([1, 4]))
     cluster = dataclasses.replace(cluster, step_s=1e-4)
     request = Request(mesh, cluster, constraints, pipeline=pipeline)
-    return plan_step(saved("wide"), request, BATCH, find_planner("tap"), None, 2.0)
+    search = StepSearch(saved("wide"), BATCH, find_planner("tap"), state_ratio=2.0)
+    return laid_out(*search(request), cluster)
 
 
 @functools.cache

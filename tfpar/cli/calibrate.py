@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         TfparError: as of `tap.calibrate`.
     """
     from tfpar.calibration.calibrate import calibrate
-    from tfpar.cli.plan import parse_mesh
+    from tfpar.cli.problem import parse_mesh
     from tfpar.cluster.files import cluster_text
     from tfpar.distributed.world import this_world
 

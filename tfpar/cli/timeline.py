@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from tfpar.cli.problem import TRACEBACK
 from tfpar.spec.errors import TfparError
 from tfpar.writable import why_not_writable
 
@@ -22,7 +23,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "-o", "--output", required=True, metavar="T.JSON", help="write the timeline to this file"
     )
-    parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--traceback", action="store_true", help=TRACEBACK)
     parser.set_defaults(run=run)
 
 

@@ -26,10 +26,12 @@ class VariableConstraint(Constraint):
 
     Attributes:
         exact: `pattern` is no regular expression, but the path of one variable.
+        paired: and one that was written down elsewhere, as `ir.names.pair` reads it.
     """
 
     pattern: str
     exact: ClassVar[bool] = False
+    paired: ClassVar[bool] = False
 
     def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
         """What it fixes of variable `name`: mesh axis index -> placement."""
@@ -280,8 +282,8 @@ def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
 
 
 _A_CONSTRAINT = (
-    "a constraint, which tap.shard, tap.replicate, tap.shard_output, tap.batch, tap.stage and "
-    "tap.from_layout_map make"
+    "a constraint, which tap.shard, tap.replicate, tap.shard_output, tap.batch, tap.stage, "
+    "tap.keep and tap.from_layout_map make"
 )
 _CONSTRAINTS = f"{_A_CONSTRAINT}, or a list of them"
 _A_LAYOUT_MAP = "a keras.distribution.LayoutMap, or a mapping from patterns to axes"

@@ -21,7 +21,9 @@ def without_call_counts(scope: str) -> str:
     return _CALL_COUNT.sub("", scope)
 
 
-def matches_nothing(constraint: Constraint, pattern: str, names: Sequence[str], what: str) -> str:
+def matches_nothing(
+    constraint: Constraint | str, pattern: str, names: Sequence[str], what: str
+) -> str:
     inside = [n for n in names if re.search(pattern, n)]
     if inside:
         wider = [f".*{pattern}", f"{pattern}.*", f".*{pattern}.*"]

@@ -10,7 +10,7 @@ from typing import Any
 from tfpar.constraints.axes import check_axes
 from tfpar.constraints.kinds import Constraint, LayoutVariable, VariableConstraint
 from tfpar.constraints.patterns import compile_pattern, matches_nothing
-from tfpar.ir.names import known_as
+from tfpar.ir.names import known_as, pair
 from tfpar.spec import Mesh, Placement, Replicate, Spec, SpecError, format_spec, local_shape
 
 logger = logging.getLogger("tfpar")
@@ -59,13 +59,17 @@ def resolve_variables(
         places: of variables in their model, by path: a pattern may name these as well.
     """
     check_axes(constraints, mesh)
-    called = {n: known_as(n, (places or {}).get(n, "")) for n, _ in variables}
+    places = {n: (places or {}).get(n, "") for n, _ in variables}
+    called = {n: known_as(n, place) for n, place in places.items()}
     matches: dict[str, list[VariableConstraint]] = {}
     unmatched: list[VariableConstraint] = []
-    for constraint in constraints:
-        if not isinstance(constraint, VariableConstraint):
-            continue
-        names = [n for n, known in called.items() if _matches(constraint, known)]
+    on_variables = [c for c in constraints if isinstance(c, VariableConstraint)]
+    now = pair([c.pattern for c in on_variables if c.paired], places)
+    for constraint in on_variables:
+        if constraint.paired:
+            names = [now[constraint.pattern]] if constraint.pattern in now else []
+        else:
+            names = [n for n, known in called.items() if _matches(constraint, known)]
         for name in names:
             matches.setdefault(name, []).append(constraint)
         if not names:
@@ -108,7 +112,7 @@ def _combine(
     for exact in (True, False):
         decided = set(chosen) if not exact else set()
         for constraint in matching:
-            if (constraint.pattern in names) != exact:
+            if (constraint.exact or constraint.pattern in names) != exact:
                 continue
             for axis, placement in constraint.placements(name, shape, mesh).items():
                 if axis in decided:

@@ -1,6 +1,7 @@
 """What is fixed before a graph is partitioned, as a value that can be saved."""
 
 from tfpar.plans.from_constraints import plan_from_constraints
+from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, Offloaded
 from tfpar.plans.plan import Plan
 from tfpar.plans.priced import PricedPlan
@@ -19,5 +20,6 @@ __all__ = [
     "PricedPlan",
     "Rival",
     "Trial",
+    "keep",
     "plan_from_constraints",
 ]

@@ -49,6 +49,7 @@ from tfpar.spec import (
 
 if TYPE_CHECKING:
     import networkx as nx
+    from keras.distribution import DeviceMesh, LayoutMap
 
     from tfpar.propagation.partitioned import PartitionedGraph
 
@@ -69,6 +70,10 @@ class _Views(Protocol):
     def plan_graph(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> nx.DiGraph: ...
 
     def notebook(self, plan: Plan, /) -> str: ...
+
+    def layout_map(
+        self, plan: Plan, partitioned: PartitionedGraph | None, device_mesh: Any, /
+    ) -> LayoutMap: ...
 
 
 def _views() -> _Views:
@@ -363,6 +368,10 @@ class Plan:
         """The same plan, knowing what propagation made of it."""
         return dataclasses.replace(self, partitioned=partitioned, report=None)
 
+    def with_report(self, report: Mapping[str, Any]) -> Plan:
+        """The same plan, shown by a report that is made already: its graph is let go."""
+        return dataclasses.replace(self, partitioned=None, report=report)
+
     def of_model(self, layers: Iterable[ModelLayer]) -> Plan:
         """The same plan, knowing the layers of the model that it is for, itself the first."""
         return dataclasses.replace(self, layers=tuple(layers), report=None)
@@ -436,6 +445,29 @@ class Plan:
             PlanError: the plan is from a file that was saved without a report.
         """
         return _views().plan_graph(self, partitioned or self.partitioned)
+
+    def to_layout_map(self, device_mesh: DeviceMesh | None = None) -> LayoutMap:
+        """The plan's weights as a layout map, for Keras on JAX.
+
+            layouts = tap.Plan.load("plan.json").to_layout_map()
+            keras.distribution.set_distribution(
+                keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="data")
+            )
+
+        Each variable has an entry by its exact path, as an anchored regular expression, with a mesh
+        axis or None for each dim. Those that the plan leaves to propagation are there if it is not
+        from a file. `tap.from_layout_map` reads it back. The batch is for `batch_dim_name`:
+        `batch_axes` says what splits it here.
+
+        Args:
+            device_mesh: with the axes of `mesh`; by default the first devices that Keras sees.
+
+        Raises:
+            ArgumentError: `device_mesh` is none of the plan's mesh.
+            PlanError: the plan has stages, or splits a dim over several axes, in strides or
+                unevenly, which layouts cannot say; or Keras sees too few devices.
+        """
+        return _views().layout_map(self, self.partitioned, device_mesh)
 
     def diff(self, other: Plan) -> list[str]:
         """What differs in `other`, one readable line each; empty for equal plans."""

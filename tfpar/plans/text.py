@@ -247,10 +247,9 @@ def _priced_plans(name: str, value: Any) -> tuple[PricedPlan, ...]:
 
 
 def _priced_plan(name: str, value: Any) -> PricedPlan:
-    found, seconds, *memory = _list(name, value)
-    if len(memory) > 1:
-        raise refused(name, value, "a name, seconds and bytes")
-    stored = optional(finite, f"{name}, bytes,", *(memory or (None,)))  # older files have none
+    fields = _list(name, value)
+    found, seconds, memory = _list(name, [*fields, None][:3], 3)  # older files have no bytes
+    stored = optional(finite, f"{name}, bytes,", memory)
     return PricedPlan(_text(name, found), finite(name, seconds), stored)
 
 

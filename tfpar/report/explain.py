@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
 
 from tfpar.report.data.schema import Layer, Report, Variable
 from tfpar.report.layer_rows import by_layer
@@ -22,13 +25,35 @@ def explain(report: Report, name: str) -> str:
     Raises:
         PlanError: the plan has no such variable or layer, or several; names them, or the nearest.
     """
+    found = _find(report, name)
+    return _variable(report, found) if isinstance(found, Variable) else _layer(report, found)
+
+
+def explained(report: Report, name: str) -> dict[str, Any]:
+    """The same as JSON: the fields of the variable; or of the layer, with its variables and
+    collectives; arguments and errors as of `explain`."""
+    found = _find(report, name)
+    if isinstance(found, Variable):
+        return {"variable": _as_json(found)}
+    own = [variable for variable in report.variables if variable.layer == found.path]
+    moved = by_layer(report.collectives).get(found.path, [])
+    told: dict[str, Any] = _as_json({"layer": found, "variables": own, "collectives": moved})
+    return told
+
+
+def _as_json(found: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(found))
+
+
+def _find(report: Report, name: str) -> Variable | Layer:
+    """What is called so; errors as of `explain`."""
     variables = {variable.path: variable for variable in report.variables}
     layers = {layer.path: layer for layer in report.layers}
     if not _ending(name, variables) and (ending := _ending(name, layers)):
         if len(ending) > 1 and name not in layers:
             raise PlanError(_several("layers", name, ending))
-        return _layer(report, layers[name if name in layers else ending[0]], variables)
-    return _variable(report, variables[_full_name(name, variables, layers)])
+        return layers[name if name in layers else ending[0]]
+    return variables[_full_name(name, variables, layers)]
 
 
 def _ending(name: str, paths: Iterable[str]) -> list[str]:
@@ -119,7 +144,7 @@ def _more(count: int) -> list[str]:
 # --- one layer ----------------------------------------------------------------------
 
 
-def _layer(report: Report, layer: Layer, variables: dict[str, Variable]) -> str:
+def _layer(report: Report, layer: Layer) -> str:
     title = f" ({layer.class_name})" if layer.class_name else ""
     made = f", made in {layer.source}" if layer.source else ""
     lines = [
@@ -131,7 +156,7 @@ def _layer(report: Report, layer: Layer, variables: dict[str, Variable]) -> str:
             f"  One of {layer.repeat.of} that are alike, in {layer.repeat.name}: "
             f"number {layer.repeat.instance}"
         )
-    for variable in variables.values():
+    for variable in report.variables:
         if variable.layer == layer.path and variable.kind == "weight":
             lines.append(f"  {variable.path} {variable.shape}: {variable.placement}")
             lines += [f"  {line}" for line in _stage(report, variable)]

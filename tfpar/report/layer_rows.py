@@ -12,6 +12,8 @@ from tfpar.spec.quantities import format_bytes, format_seconds
 
 COLUMNS = ("Layer (class)", "Placement", "Weights", "Memory", "Collectives", "Time")
 NUMERIC = (2, 3, 5)
+MOST_TITLE = 32
+"""Characters of a layer's name with its class: a longer one stands without."""
 
 
 @dataclasses.dataclass
@@ -56,24 +58,29 @@ class Row:
             tell: says in words what some collectives are.
         """
         title = f"{self.name} ({self.class_name})" if self.class_name else self.name
-        found = [
-            part
-            for layer in self.layers
-            for part in layer.placement.split("; ")
-            if part not in ("", "replicated")
-        ]
-        placement = "; ".join(sorted(set(found)))
-        if not placement and any(layer.placement for layer in self.layers):
-            placement = "replicated"
+        if len(title) > MOST_TITLE:
+            title = self.name
         weights = sum(layer.weights for layer in self.layers)
         return [
             "  " * self.depth + title,
-            placement,
+            placements_text(layer.placement for layer in self.layers),
             f"{weights:,}" if weights else "",
             format_bytes(self.memory_bytes),
             tell(c for layer in self.layers for c in moved.get(layer.path, ())),
             format_seconds(self.seconds),
         ]
+
+
+def placements_text(placements: Iterable[str]) -> str:
+    """`S(0), S(1) over model`: how weights of some layers are split, axis by axis."""
+    by_axis: dict[str, dict[str, None]] = {}
+    known = [part for placement in placements for part in placement.split("; ") if part]
+    for part in sorted(set(known) - {"replicated"}):
+        for one in part.split(", "):
+            split, _, axis = one.partition(" over ")
+            by_axis.setdefault(axis, {})[split] = None
+    found = [f"{', '.join(splits)} over {axis}" for axis, splits in by_axis.items()]
+    return "; ".join(found) or ("replicated" if known else "")
 
 
 def collectives_text(collectives: Iterable[Collective]) -> str:

@@ -67,8 +67,12 @@ class Lines:
 
 @dataclasses.dataclass
 class _Part:
+    """Attributes:
+    best_s: the best step found within; None: it is told of the part around."""
+
     what: str
     ends: float
+    best_s: float | None = None
     detail: str = ""
 
 
@@ -83,18 +87,18 @@ class Reporter:
     def __init__(self, title: str = "", display: Display | None = None) -> None:
         self._title, self._display = title, display
         self._started = self._shown = time.monotonic()
-        self._parts = [_Part("", math.inf)]
-        self._best_s = math.inf
+        self._parts = [_Part("", math.inf, math.inf)]
 
     @contextlib.contextmanager
-    def at(self, what: str, limit_s: float | None = None) -> Iterator[None]:
+    def at(self, what: str, limit_s: float | None = None, *, apart: bool = False) -> Iterator[None]:
         """What is done within, as a part of what is done around it.
 
         Args:
             limit_s: the seconds that it may take.
+            apart: its best is not compared with what is found outside.
         """
         ends = math.inf if limit_s is None else time.monotonic() + limit_s
-        self._parts.append(_Part(what, ends))
+        self._parts.append(_Part(what, ends, math.inf if apart else None))
         self._show()
         try:
             yield
@@ -112,7 +116,12 @@ class Reporter:
 
     def found(self, seconds: float) -> None:
         """A step that takes so long was found: the best is shown."""
-        self._best_s = min(self._best_s, seconds)
+        part = self._compared()
+        part.best_s = min(part.best_s or math.inf, seconds)
+
+    def _compared(self) -> _Part:
+        """The innermost part that has a best of its own."""
+        return next(part for part in reversed(self._parts) if part.best_s is not None)
 
     def _show(self) -> None:
         now = time.monotonic()
@@ -124,8 +133,9 @@ class Reporter:
 
     def _line(self, now: float) -> str:
         at = [text for part in self._parts for text in (part.what, part.detail) if text]
-        if self._best_s < math.inf:
-            at.append(f"best step so far {format_seconds(self._best_s)}")
+        best_s = self._compared().best_s
+        if best_s is not None and best_s < math.inf:
+            at.append(f"best step so far {format_seconds(best_s)}")
         at.append(f"{now - self._started:.0f} s")
         ends = min(part.ends for part in self._parts)
         if ends < math.inf:

@@ -1,4 +1,4 @@
-"""The views that `Plan` has methods for. Each reads a `Report`, and nothing else."""
+"""The views that `Plan` has methods for. What is shown is read from a `Report`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from tfpar.report import explain as explaining
 from tfpar.report import graph
 from tfpar.report import summary as summarizing
 from tfpar.report.data.build import report_of
+from tfpar.report.layout_map import layout_map
 
 if TYPE_CHECKING:
     import networkx as nx
 
     from tfpar.plans import Plan
     from tfpar.propagation.partitioned import PartitionedGraph
+
+
+__all__ = ["explain", "layout_map", "notebook", "plan_graph", "report_data", "summary"]
 
 
 def report_data(plan: Plan, partitioned: PartitionedGraph | None) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class PlanCache:
                 f"Cannot make the folder {self.folder!r} for plans: {error.strerror}. Name "
                 f"another one, or none."
             ) from error
-        plan.save(self._path(problem, planner))
+        # What there is to show is gathered of the model at hand, whichever has the same problem.
+        kept = dataclasses.replace(plan, partitioned=None, report=None)
+        kept.save(self._path(problem, planner))
 
     def _path(self, problem: Problem, planner: Planner) -> str:
         return os.path.join(self.folder, f"{problem_digest(problem, planner)}.json")

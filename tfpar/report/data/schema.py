@@ -13,6 +13,7 @@ stage that works most (of all layers, where there are no stages) are `parts` "co
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -572,9 +573,13 @@ class Report:
     warnings: tuple[str, ...]
     hints: tuple[str, ...]
 
+    def elsewhere(self, found: Iterable[WhatIf]) -> Report:
+        """The same, with what the best plans on other machines take."""
+        return dataclasses.replace(self, what_if=tuple(found))
+
     def to_builtins(self) -> dict[str, Any]:
         """As JSON has it: objects, lists, numbers, strings."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return found
 
 

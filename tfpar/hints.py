@@ -1,0 +1,105 @@
+"""Constraints from a file: a table for each call of a function that makes one, in its own words.
+
+    [[shard]]
+    pattern = "block_.*/fc1/kernel"
+    dim = 1
+    axis = "model"
+
+    [[keep]]
+    plan = "old.json"
+    pattern = "embeddings"
+
+Tables are called as the functions are, and keys as their arguments. TOML has no None: what may be
+None is left out. `batch(*axes)` takes a list, `axes`. The path of a plan starts at the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tomlkit
+import tomlkit.exceptions
+
+from tfpar.constraints import (
+    Constraint,
+    batch,
+    constraints_of,
+    replicate,
+    shard,
+    shard_output,
+    stage,
+)
+from tfpar.plans import keep
+from tfpar.spec import ArgumentError, TfparError
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    f.__name__: f for f in (shard, replicate, shard_output, batch, stage, keep)
+}
+
+
+def read_hints(path: str | os.PathLike[str]) -> tuple[Constraint, ...]:
+    """The constraints that a TOML file describes, in its order of functions.
+
+    Raises:
+        TfparError: it cannot be read, or a table or key is unknown, missing or wrong; names the
+            file, the table and the key, and what is allowed.
+    """
+    path = os.fspath(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            known = tomlkit.parse(file.read()).unwrap()
+    except (OSError, ValueError, RecursionError, tomlkit.exceptions.TOMLKitError) as error:
+        raise TfparError(f"Cannot read the constraints file {path!r}: {error}.") from None
+    found: list[Constraint] = []
+    for name, given in known.items():
+        if name not in _FUNCTIONS:
+            raise TfparError(
+                f"{path}: there is no constraint {name!r}; there are {', '.join(_FUNCTIONS)}, as "
+                f"tables such as [[shard]]."
+            )
+        for where, table in _tables(path, name, given):
+            found += constraints_of(where, _called(where, path, _FUNCTIONS[name], table))
+    return tuple(found)
+
+
+def _tables(path: str, name: str, given: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables of one name, and how each is called in messages: `hints.toml: [[shard]] 2`."""
+    several = given if isinstance(given, list) else [given]
+    for number, table in enumerate(several, 1):
+        where = f"{path}: [[{name}]]" + (f" {number}" if len(several) > 1 else "")
+        if not isinstance(table, dict):
+            raise TfparError(f"{where} is no table; write its keys below a line [[{name}]].")
+        yield where, table
+
+
+def _called(where: str, path: str, function: Callable[..., Any], table: dict[str, Any]) -> Any:
+    """What the function makes of the keys of a table."""
+    parameters = inspect.signature(function).parameters
+    for key in table:
+        if key not in parameters:
+            keys = ", ".join(parameters)
+            raise TfparError(f"{where}: there is no key {key!r}; the keys are {keys}.")
+    values: list[Any] = []
+    for key, parameter in parameters.items():
+        optional = parameter.default is not parameter.empty
+        several = parameter.kind is parameter.VAR_POSITIONAL
+        if key in table:
+            value = table[key]
+        elif optional or "None" in str(parameter.annotation):
+            value = None
+        else:
+            raise TfparError(f"{where}: the key {key!r} is missing.")
+        if several and not isinstance(value, list):
+            raise TfparError(f"{where}: {key!r} is {value!r}; it must be a list.")
+        if key == "plan" and isinstance(value, str):
+            value = os.path.join(os.path.dirname(path), value)
+        values += value if several else [value]
+    try:
+        return function(*values)
+    except ArgumentError as error:
+        raise ArgumentError(f"{where}: {error}") from None
+    except TfparError as error:
+        raise TfparError(f"{where}: {error}") from None

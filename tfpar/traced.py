@@ -1,0 +1,145 @@
+"""A model whose training step is traced once, to be planned on any mesh and any machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfpar.capture.batches import batch_size_of
+from tfpar.capture.step import CapturedStep, argument_specs
+from tfpar.cluster.description import Cluster
+from tfpar.compile import simplify_step
+from tfpar.compile.dump import dump_of
+from tfpar.constraints import batch_axes
+from tfpar.distributed.job import Job
+from tfpar.ir.model_layers import ModelLayer
+from tfpar.keras import adapter
+from tfpar.keras.batches import check_training_batch
+from tfpar.keras.layers_of import layers_of
+from tfpar.keras.preprocessing import batch_as_fit_feeds
+from tfpar.keras.slots import slot_ratio
+from tfpar.options import ClusterLike
+from tfpar.planning import Request, StepSearch
+from tfpar.planning_pipelines import searching
+from tfpar.planning_priced import laid_out
+from tfpar.plans import Plan
+from tfpar.report.progress import Reporter, reporting
+from tfpar.runtime.detect import machines_for
+from tfpar.search.problem import Problem
+from tfpar.session import Session
+from tfpar.settings import Settings
+from tfpar.spec import Mesh, TfparError
+from tfpar.steps.planned import constraints_on
+
+
+@dataclasses.dataclass(eq=False)
+class TracedModel:
+    """The training step of a model without its update, and what is asked of its plans.
+
+    Attributes:
+        step: captured and simplified.
+        settings: what is asked beside mesh and cluster: a planner, and no plan.
+        batch_size: of the batch that it was traced for.
+        state_ratio: bytes of optimizer slots per byte of weight.
+        jit_compile: whether XLA compiles the step.
+        layers: of the model, itself the first.
+    """
+
+    step: CapturedStep
+    settings: Settings
+    batch_size: int | None
+    state_ratio: float
+    jit_compile: bool
+    layers: tuple[ModelLayer, ...] = ()
+
+    @classmethod
+    def of(
+        cls, build: Callable[[], keras.Model], batch: Any, mesh: Mesh, settings: Settings
+    ) -> TracedModel:
+        """Trace the step of the model that `build` makes and compiles; arguments as of `tap.plan`.
+
+        Args:
+            mesh: one of those that it will be planned on: that with most axes, for which layers may
+                give their weights specs.
+
+        Raises:
+            TfparError: `build` gives no compiled model, the batch is none of it, or the step
+                cannot be captured.
+        """
+        adapter.install()
+        session = Session(mesh, settings)  # of no ranks: there may be no such devices
+        with session.scope():
+            model = build()
+        state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
+        if state is None or not model.compiled:
+            raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
+        batch = batch_as_fit_feeds(model, batch)
+        check_training_batch("batch", batch, model)
+        specs = argument_specs((batch,))
+        step = state.capture_gradients(specs)
+        simplify_step(step, dump_of("plan"))
+        ratio, size = slot_ratio(model), batch_size_of(specs)
+        return cls(step, settings, size, ratio, bool(model.jit_compile), layers_of(model))
+
+    def plan(self, mesh: Mesh, cluster: ClusterLike | None, report: Reporter) -> Plan:
+        """The plan for `mesh` on `cluster` (None: machines like this one), with all its tensors
+        laid out.
+
+        Raises:
+            TfparError: as of `tap.plan`.
+        """
+        plan, problem = self.find(mesh, cluster, report)
+        laid = laid_out(plan, problem, machines_of(mesh, cluster, self.settings))
+        dump_of("plan")("propagate", lambda: str(laid.partitioned))
+        return laid.of_model(self.layers)
+
+    def find(
+        self, mesh: Mesh, cluster: ClusterLike | None, report: Reporter
+    ) -> tuple[Plan, Problem]:
+        """The same, not laid out, and the problem that it solves."""
+        settings = self.settings
+        machines = machines_of(mesh, cluster, settings)
+        session = Session(mesh, settings)
+        request = Request(
+            session.stage_mesh,
+            machines,
+            constraints_on(self.step, session),
+            compression=settings.compression,
+            recompute=settings.recompute,
+            offload=settings.offload,
+            pipeline=settings.given_pipeline,
+            budget=settings.budget,
+            report=report,
+            jit_compile=self.jit_compile,
+        )
+        return searching(settings, request.constraints)(self._search, request, self.batch_size)
+
+    @functools.cached_property
+    def _search(self) -> StepSearch:
+        """What is known of the step serves all its plans."""
+        planner, cache = self.settings.planner, self.settings.plan_cache
+        assert planner is not None
+        return StepSearch(self.step, self.batch_size, planner, cache, state_ratio=self.state_ratio)
+
+
+def machines_of(mesh: Mesh, cluster: ClusterLike | None, settings: Settings) -> Cluster:
+    """The machines that a plan for `mesh` is priced for.
+
+    Raises:
+        TfparError: the cluster has no such mesh, or a constraint names an axis that it lacks.
+    """
+    batch_axes(settings.constraints, mesh)
+    return machines_for(mesh, cluster).with_memory(settings.memory_limit)
+
+
+def told_of_searches(settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
+    """A reporter of a search, for the first rank of a job if users want to be told."""
+    job = Job.of(os.environ)
+    told = settings.verbose and (job is None or job.rank == 0)
+    return reporting("searching a plan", wanted=told)
