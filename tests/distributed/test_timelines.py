@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.timeline_ranks import LATE_S
+from tests.distributed.timeline_ranks import BATCH, LATE_S
 from tests.launch.programs import LIGHTER, ROOT
 from tests.timeline.files import TimelineFile
 
@@ -70,6 +70,27 @@ def test_the_callback_on_two_processes(tmp_path):
 def test_a_program_under_tfpar_run_needs_no_changes(tmp_path):
     path = tmp_path / "t.json"
     check(path, run("horovod", "--timeline-filename", path, "--timeline-steps", "3-4"))
+
+
+@pytest.mark.slow
+def test_stages_send_to_each_other(tmp_path):
+    path = tmp_path / "t.json"
+    run("tensorflow", "--timeline-filename", path, "--timeline-steps", "3", arguments=("stages",))
+    file = TimelineFile(path)
+    for rank in (0, 1):
+        tasks = [e["name"] for e in file.of("tasks", rank)]
+        assert sorted(tasks) == [f"{rank}B0", f"{rank}B1", f"{rank}F0", f"{rank}F1"]
+    sent = [e for e in file.collectives(0) if e["name"] == "net/up send"]
+    received = [e for e in file.collectives(1) if e["name"] == "net/up recv"]
+    assert len(sent) == len(received) == 2
+    for one in (*sent, *received):
+        assert (one["args"]["group"], one["args"]["bytes"]) == ([0, 1], BATCH // 2 * 16 * 4)
+    begins = {e["name"]: e["ts"] for e in file.of("tasks", 1)}
+    assert all(begins["1F0"] >= one["ts"] for one in received[:1])
+    late = [e for e in file.waits(0) if e["name"] == "waiting for rank 1"]
+    assert max(e["dur"] for e in late) / 1e6 > LATE_S * 0.8
+    arrows = [e["ph"] for e in file.content["traceEvents"] if e["ph"] in "sf"]
+    assert len(arrows) >= 2 * (len(sent) + 1)
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """A rank that trains a small model and is late before every step, if it is rank 1.
 
 `python -m tests.distributed.timeline_ranks [T.JSON]`: a timeline by the callback, if a file is
-named; else `tfpar run --timeline-filename` has asked for one.
+named; else `tfpar run --timeline-filename` has asked for one. With `stages` for a file, each rank
+has a stage.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ class Late(keras.callbacks.Callback):
 
 
 def main(*paths: str) -> None:
-    with tap.auto_parallel(tap.Mesh(("data",), (2,)), planner=None, constraints=tap.batch("data")):
+    laid = {"constraints": tap.batch("data")}
+    if paths == ("stages",):
+        paths = ()
+        stages = [tap.stage("net/up", 0), tap.stage("net/head", 1)]
+        laid = {"constraints": stages, "pipeline": tap.Pipeline(stages=2, microbatches=2)}
+    with tap.auto_parallel(tap.Mesh(("data",), (2,)), planner=None, **laid):
         keras.utils.set_random_seed(0)
         layers = [keras.layers.Dense(16, "relu", name="up"), keras.layers.Dense(4, name="head")]
         model = keras.Sequential([keras.Input((16,)), *layers], name="net")

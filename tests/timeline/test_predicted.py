@@ -28,15 +28,20 @@ from tfpar.spec import Mesh, PlanError
 from tfpar.timeline.predicted import MOST_RANKS, predicted_trace
 
 ROOT = Path(__file__).parents[2]
-CASES = ("one piece", "stages", "microbatches")
+CASES = ("one piece", "stages", "two stages a rank", "halves of backward passes", "microbatches")
 SPLIT = shard("block_0_fc1/kernel", 1, "model")
 
 
 @functools.cache
 def planned(case: str) -> Plan:
-    pipeline = {"stages": Pipeline(2, 4), "microbatches": Pipeline(microbatches=2)}.get(case)
+    pipeline = {
+        "stages": Pipeline(2, 4),
+        "two stages a rank": Pipeline(2, 4, "interleaved"),
+        "halves of backward passes": Pipeline(2, 4, "zb-h1"),
+        "microbatches": Pipeline(microbatches=2),
+    }.get(case)
     mesh, constraints = Mesh(("data", "model"), (2, 2)), (batch("data"), SPLIT)
-    if case == "stages":
+    if pipeline is not None and pipeline.order.num_stages > 1:
         mesh, constraints = Mesh(("data",), (2,)), (batch("data"),)
     cluster = find_cluster("v100-ethernet", Mesh.of([1, 4]))
     cluster = dataclasses.replace(cluster, step_s=1e-4)
@@ -136,8 +141,9 @@ def test_what_chunks_hide_overlaps_with_compute(tmp_path):
     assert any(a < e["ts"] + e["dur"] and e["ts"] < b - 1e-3 for e in moved for a, b in busy)
 
 
-def test_tasks_run_when_the_simulation_says(tmp_path):
-    found = report("stages")
+@pytest.mark.parametrize("case", CASES[1:4])
+def test_tasks_run_when_the_simulation_says(case, tmp_path):
+    found = report(case)
     pipeline = found.pipeline
     file = drawn(found, tmp_path)
     before = found.cost.seconds - max(t.end for t in pipeline.tasks)

@@ -27,7 +27,7 @@ X = np.random.default_rng(1).normal(size=(BATCH * BATCHES, 16)).astype("float32"
 Y = np.random.default_rng(2).integers(0, 4, BATCH * BATCHES)
 
 
-def model_on(mesh: tap.Mesh, *constraints, **options) -> keras.Model:
+def model_on(mesh: tap.Mesh, *constraints, jit_compile=False, **options) -> keras.Model:
     with tap.auto_parallel(mesh, planner=None, constraints=constraints, **options):
         keras.utils.set_random_seed(0)
         model = keras.Sequential(
@@ -41,7 +41,7 @@ def model_on(mesh: tap.Mesh, *constraints, **options) -> keras.Model:
             name="net",
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, jit_compile=False)
+        model.compile("adam", loss, jit_compile=jit_compile)
     return model
 
 
@@ -113,6 +113,16 @@ def test_microbatches_are_tasks(tmp_path):
     ((reduced,),) = ([e for e in file.collectives(1)],)
     assert reduced["ts"] >= tasks[1]["ts"] + tasks[1]["dur"] - 1
     assert set(reduced["args"]["layers"]) >= {"net/up", "net/down", "net/head"}
+
+
+@pytest.mark.slow
+def test_what_xla_compiles_is_of_its_layers(tmp_path):
+    mesh = tap.Mesh(("model",), (2,))
+    model = model_on(mesh, tap.shard("net/up/kernel", 1, "model"), jit_compile=True)
+    file = fitted(model, tmp_path / "t.json")
+    compiled = [e for e in file.of("compute") if e["args"]["op"].endswith("PartitionedCall")]
+    assert {e["name"] for e in compiled} & {"net/up", "net/down", "net/head"}
+    assert file.collectives(0, step=4) and file.collectives(1, step=4)
 
 
 def test_steps_per_execution_are_steps(tmp_path):

@@ -143,7 +143,12 @@ class Recorder:
         """Bring together what all ranks saw, and write it."""
         profiler, ran = self._profiler, self._ran
         self._asked, self._profiler, self._ran = None, None, []
-        records = [] if profiler is None else _records(profiler.stop(), ran)
+        records: list[Record] = []
+        if profiler is not None:
+            try:
+                records = _records(profiler.stop(), ran)
+            except (OSError, tf.errors.OpError) as error:  # the other ranks are told all the same
+                logger.warning("The profile of a timeline cannot be read: %s", error)
         if world is not None:
             with world.at("bringing the timeline together"):
                 told = world.exchange.messages(packed(records))
