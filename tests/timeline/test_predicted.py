@@ -160,6 +160,26 @@ def test_tasks_run_when_the_simulation_says(case, tmp_path):
     assert len(sent) == len(pipeline.transfers) * len(pipeline.actors[0])
 
 
+def test_a_stage_waits_until_another_sends(tmp_path):
+    found = report("stages")
+    file = drawn(found, tmp_path)
+    first = next(s for s in found.pipeline.transfers if s.target == 1)
+    before = found.cost.seconds - max(t.end for t in found.pipeline.tasks)
+    for rank in found.pipeline.actors[1]:
+        wait, *_ = file.waits(rank)
+        assert (wait["name"], wait["args"]) == ("waiting for stage 0", {"for": "1F0"})
+        end = (wait["ts"] + wait["dur"]) / 1e6
+        assert wait["ts"] / 1e6 == pytest.approx(before, abs=2e-9)
+        assert end == pytest.approx(before + first.start, abs=2e-9)
+    # What waits computes nothing meanwhile.
+    for wait in file.waits():
+        busy = file.of("tasks", wait["pid"])
+        assert not any(
+            e["ts"] < wait["ts"] + wait["dur"] - 0.01 and wait["ts"] < e["ts"] + e["dur"] - 0.01
+            for e in busy
+        )
+
+
 def test_of_very_many_ranks_one_stands_for_those_that_do_the_same(tmp_path):
     found = report("one piece")
     mesh = (dataclasses.replace(found.facts.mesh[0], size=MOST_RANKS * 2), *found.facts.mesh[1:])

@@ -8,10 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfpar.timeline.records import Met, Ran, Record
-from tfpar.timeline.trace import Flow, Slice, Trace
-
-WAITING = "waiting"
-"""The category of the slices in which a rank waits for another."""
+from tfpar.timeline.trace import WAITING, Flow, Slice, Trace
 
 Key = tuple[int, str, int]
 """Of one run of a collective: its step, its key in the step, and how often it ran before there."""

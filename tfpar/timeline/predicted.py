@@ -14,16 +14,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tfpar.report.data.schema import Collective, Layer, Phase, Pipeline, Report
+from tfpar.report.data.schema import Collective, Layer, Phase, Pipeline, Report, Sent
 from tfpar.report.data.schema import Ran as TaskRan
 from tfpar.spec import Mesh, PlanError
-from tfpar.timeline.trace import Flow, Slice, Trace
+from tfpar.timeline.trace import WAITING, Flow, Slice, Trace
 
 MOST_RANKS = 64
 """With more ranks than these, one of each set that does the same is shown."""
 
 MOST_SLICES = 150_000
 """Likewise with more slices: a file of some 40 MB."""
+
+_SAME = 1e-12
+"""Seconds by which times may differ that are the same."""
 
 _TASKS: Mapping[str, Phase] = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
@@ -212,7 +215,30 @@ def _draw_pipeline(
             "communication", f"recv from stage {sent.source}", *times, "transfer", **told
         )
         arrows.append((source, out, target, come))
+    for actor, own in enumerate(sets):
+        _draw_waits(own, actor, pipeline, before)
     return arrows
+
+
+def _draw_waits(own: _Set, actor: int, pipeline: Pipeline, before: float) -> None:
+    """Where a set has nothing to run until another stage sends what its next task reads: until
+    that begins to send."""
+    come = [s for s in pipeline.transfers if pipeline.actor_of_stage[s.target] == actor]
+    ended = 0.0
+    for ran in pipeline.tasks:
+        if ran.actor != actor or ran.kind == "R":
+            continue
+        last = max((s for s in come if s.end <= ran.start + _SAME), key=_end, default=None)
+        if last is not None and last.end > ran.start - _SAME and last.start > ended + _SAME:
+            times = before + ended, before + last.start
+            name = f"waiting for stage {last.source}"
+            told: dict[str, Any] = {"for": _task(ran)}
+            own.draw("communication", name, *times, WAITING, **told)
+        ended = max(ended, ran.end)
+
+
+def _end(sent: Sent) -> float:
+    return sent.end
 
 
 def _draw_task(own: _Set, ran: TaskRan, before: float, layers: _Layers) -> None:
@@ -224,14 +250,17 @@ def _draw_task(own: _Set, ran: TaskRan, before: float, layers: _Layers) -> None:
         name, told = "sum of gradients", {"stage": ran.stage, "bytes": num_bytes}
         own.draw("communication", name, start, end, "backward", **told)
         return
-    micro = "" if ran.microbatch is None else str(ran.microbatch)
     phase: Phase = _TASKS.get(ran.kind, "update")
-    name = f"{ran.stage}{ran.kind}{micro}"
-    own.draw("tasks", name, start, end, phase, stage=ran.stage, microbatch=ran.microbatch)
+    own.draw("tasks", _task(ran), start, end, phase, stage=ran.stage, microbatch=ran.microbatch)
     ordered = stage[::-1] if phase == "backward" else stage
     whole = layers.seconds(ordered, phase)
     if whole and ran.kind != "J":
         layers.draw(own, ordered, phase, start, 0.0, (end - start) / whole)
+
+
+def _task(ran: TaskRan) -> str:
+    """As schedules write it: `1F0`, `1U`."""
+    return f"{ran.stage}{ran.kind}{'' if ran.microbatch is None else ran.microbatch}"
 
 
 # --- ranks -------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ from tfpar.spec import TfparError
 THREADS = ("steps", "tasks", "compute", "communication")
 """The threads of a process, in the order in which they are shown."""
 
+WAITING = "waiting"
+"""The category of the slices in which a rank waits for another."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slice:
@@ -32,7 +35,7 @@ class Slice:
 
     Attributes:
         process: by its number, and one of its `THREADS`.
-        category: what viewers filter by: a phase, or `waiting`.
+        category: what viewers filter by: a phase, or `WAITING`.
         arguments: what is shown of it when it is chosen; JSON values.
     """
 
