@@ -7,7 +7,6 @@ per variable, and is checked against graph and mesh before it is used.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference, some_of
+from tfpar.plans.files import write_whole
 from tfpar.plans.offload import Offloaded
 from tfpar.plans.priced import PricedPlan
 from tfpar.plans.rivals import Rival
@@ -70,6 +70,8 @@ class _Views(Protocol):
     def plan_graph(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> nx.DiGraph: ...
 
     def notebook(self, plan: Plan, /) -> str: ...
+
+    def page(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> str: ...
 
     def layout_map(
         self, plan: Plan, partitioned: PartitionedGraph | None, device_mesh: Any, /
@@ -419,6 +421,24 @@ class Plan:
         """What notebooks show."""
         return _views().notebook(self)
 
+    def to_html(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        partitioned: PartitionedGraph | None = None,
+    ) -> str:
+        """The plan as a page for browsers: one file that asks for no other.
+
+        Args:
+            path: where to write it, in UTF-8; by default it is only returned.
+
+        Raises:
+            PlanError: as of `report_data`, or the file cannot be written.
+        """
+        text = _views().page(self, partitioned or self.partitioned)
+        if path is not None:
+            write_whole("report", arguments.path("path", path), text)
+        return text
+
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
         """Where variable `name` lies and why, who reads it, and what that moves.
 
@@ -488,15 +508,7 @@ class Plan:
         told = self
         if self.partitioned is not None:
             told = dataclasses.replace(self, report=self.report_data())
-        partial = f"{path}.{os.getpid()}.partial"
-        try:
-            with open(partial, "w", encoding="utf-8") as file:
-                file.write(told.to_json())
-            os.replace(partial, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.remove(partial)
-            raise PlanError(f"Cannot write the plan file {path!r}: {error.strerror}.") from error
+        write_whole("plan", path, told.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -10,6 +10,7 @@ from tfpar.report import graph
 from tfpar.report import summary as summarizing
 from tfpar.report.data.build import report_of
 from tfpar.report.layout_map import layout_map
+from tfpar.report.page.page import render_page
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tfpar.propagation.partitioned import PartitionedGraph
 
 
-__all__ = ["explain", "layout_map", "notebook", "plan_graph", "report_data", "summary"]
+__all__ = ["explain", "layout_map", "notebook", "page", "plan_graph", "report_data", "summary"]
 
 
 def report_data(plan: Plan, partitioned: PartitionedGraph | None) -> dict[str, Any]:
@@ -44,6 +45,11 @@ def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) 
 def plan_graph(plan: Plan, partitioned: PartitionedGraph | None) -> nx.DiGraph:
     """`Plan.graph`."""
     return graph.plan_graph(report_of(plan, partitioned))
+
+
+def page(plan: Plan, partitioned: PartitionedGraph | None) -> str:
+    """`Plan.to_html`."""
+    return render_page(report_of(plan, partitioned))
 
 
 def notebook(plan: Plan) -> str:

@@ -52,14 +52,21 @@ class Shares:
     collectives: tuple[Collective, ...]
 
 
-def layer_of_op(graph: Graph, nodes: NodeGraph) -> dict[Op, int]:
-    """The row of each op's layer; constants of no scope go with what comes before them."""
+def layer_of_op(graph: Graph, nodes: NodeGraph, roles: Roles) -> dict[Op, int]:
+    """The row of each op's layer; constants of no scope go with what comes before them.
+
+    Along a residual stream a tape adds a gradient for each layer that reads it, in ops without a
+    scope. Each of them is of the layer whose gradient it adds, its last term, and not of the one
+    where the stream ends, which its name tells no better.
+    """
     rows = {node: row for row, node in enumerate(nodes.nodes)}
     found: dict[Op, int] = {}
     last = 0
     for op in graph.ops:
         node = nodes.node_of.get(op)
         last = last if node is None else rows[node]
+        if roles.phase[op] == BACKWARD and op.inputs and not op.scope:
+            last = found[op.inputs[-1].op]
         found[op] = last
     return found
 
@@ -126,7 +133,7 @@ class _Raw:
     ) -> None:
         self.partitioned, self.roles, self.mesh = partitioned, roles, partitioned.mesh
         count = len(nodes.nodes)
-        self.row = layer_of_op(partitioned.graph, nodes)
+        self.row = layer_of_op(partitioned.graph, nodes, roles)
         self.compute, self.between = np.zeros((count, 3)), np.zeros((count, 3))
         self.beside, self.exposed = np.zeros(count), np.zeros(count)
         self.weights, self.slots = np.zeros(count), np.zeros(count)
