@@ -49,7 +49,8 @@ def model_on(mesh: tap.Mesh, *constraints, jit_compile=False, **options) -> kera
 def split() -> keras.Model:
     """A model whose batch is split over two ranks, and a layer over two others."""
     mesh = tap.Mesh(("data", "model"), (2, 2))
-    return model_on(mesh, tap.batch("data"), tap.shard("net/up/kernel", 1, "model"))
+    constraints = tap.batch("data"), tap.shard("net/up/kernel", 1, "model")
+    return model_on(mesh, *constraints, cluster="dgx-a100")
 
 
 def fitted(model: keras.Model, path, steps=(3, 5), **options) -> TimelineFile:
@@ -101,6 +102,7 @@ def test_collectives_move_what_the_plan_says(split, tmp_path):
             key = event["name"].rpartition(" ")[2], tuple(event["args"]["axes"])
             seen[key] = seen.get(key, 0) + event["args"]["bytes"]
         assert seen == planned
+    assert all(e["args"]["predicted"] > 0 for e in file.collectives(0))
     assert {(0, 1), (0, 2)} <= {tuple(e["args"]["group"]) for e in file.collectives(0)}
 
 

@@ -146,7 +146,13 @@ class CompiledFunction:
             return self.compile(specs, parts)
         self.warnings.replicated_regions(executable.partitioned)
         if self._trains:
-            recordable = Recordable(executable.compiled, captured.gradient_tensors, plan, world)
+            recordable = Recordable(
+                executable.compiled,
+                captured.gradient_tensors,
+                plan.cluster or session.cluster,
+                plan.num_ranks,
+                world,
+            )
             executable.around = functools.partial(session.recorder.step, recordable)
         if not self.program.told:
             self.program.told = True

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 import tfpar
+from tfpar.cluster.description import Cluster
 from tfpar.compile import CompiledStep
 from tfpar.distributed.job import Job
 from tfpar.distributed.world import World
 from tfpar.interop.profiler import Profile, Profiler, mark, wait_for_devices
 from tfpar.ir.graph import Tensor
 from tfpar.launch import environment
-from tfpar.plans import Plan
 from tfpar.spec import TfparError
 from tfpar.timeline.asked import Asked
 from tfpar.timeline.measured import measured_trace
@@ -42,12 +42,15 @@ class Recordable:
 
     Attributes:
         gradients: the tensors that enter the optimizer.
+        cluster: by whose figures collectives are predicted, if there is one.
+        num_ranks: of the job.
         world: the processes, where each rank is one.
     """
 
     compiled: CompiledStep
     gradients: Sequence[Tensor]
-    plan: Plan
+    cluster: Cluster | None
+    num_ranks: int
     world: World | None
 
 
@@ -180,7 +183,7 @@ def _records(profile: Profile, ran: Sequence[tuple[int, int, Recordable]]) -> li
         if id(step) not in known:
             known[id(step)] = _nodes(step)
         nodes = known[id(step)]
-        ranks = range(step.plan.num_ranks) if step.world is None else [step.world.rank]
+        ranks = range(step.num_ranks) if step.world is None else [step.world.rank]
         found = steps_of_ranks(window, profile.ops, nodes, ranks, begun - window.start)
         for rank, each in found.items():
             steps.setdefault(rank, []).append(each)
@@ -189,7 +192,7 @@ def _records(profile: Profile, ran: Sequence[tuple[int, int, Recordable]]) -> li
 
 def _nodes(step: Recordable) -> Nodes:
     alone = None if step.world is None else step.world.rank
-    return Nodes(step.compiled, step.gradients, step.plan.cluster, alone)
+    return Nodes(step.compiled, step.gradients, step.cluster, alone)
 
 
 def _clock() -> str:
