@@ -70,7 +70,7 @@ class Nodes:
 
     Args:
         gradients: the tensors that enter the optimizer.
-        cluster: that its plan was made for, in the order in which the job's ranks lie in it.
+        cluster: by whose figures collectives are predicted; None: they are not.
         alone: the rank whose function this is; None: it is that of all ranks.
     """
 
@@ -112,21 +112,21 @@ class Nodes:
         return self._found[node]
 
     def _looked_up(self, node: str) -> Local | Meeting | Call | None:
-        local = _LOCAL.search(node)
-        if local is not None and (self.alone is None or int(local[1]) == self.alone):
-            return Local(int(local[1]), local[2])
         name = node
-        while name:
-            if name in self._channels:
-                return self._transfer(*self._channels[name])
-            if name in self._ops:
-                op, group, program = self._ops[name]
-                if op.type == TASK:
-                    called = op.attrs.get("task") or op.name
-                    return Call(group, op.name, called) if name == node else None
-                return self._meeting(op, group, program, node[len(name) :])
+        while name and name not in self._channels and name not in self._ops:
             name = name.rpartition("/")[0]
-        return None
+        if name in self._channels:
+            return self._transfer(*self._channels[name])
+        if name in self._ops:
+            op, group, program = self._ops[name]
+            if op.type != TASK:
+                return self._meeting(op, group, program, node[len(name) :])
+            if name == node:
+                return Call(group, op.name, op.attrs.get("task") or op.name)
+        local = _LOCAL.search(node)
+        if local is None or self.alone not in (None, int(local[1])):
+            return None
+        return Local(int(local[1]), local[2])
 
     def is_carried(self, op_type: str) -> bool:
         """Whether a node of a collective is what talks to the other ranks: the others are local."""
