@@ -14,13 +14,13 @@ import tfpar as tap
 from tests.timeline.files import TimelineFile
 from tfpar.cluster.named import read_preset
 from tfpar.cost.traffic import traffic
-from tfpar.interop.profiler import OpEvent
+from tfpar.interop.profiler import OpEvent, Profiler
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import state_of
 from tfpar.timeline.asked import Asked
 from tfpar.timeline.nodes import Nodes
 from tfpar.timeline.recorded import Window, steps_of_ranks
-from tfpar.timeline.recorder import this_recorder
+from tfpar.timeline.recorder import Recordable, this_recorder
 
 BATCH, BATCHES = 8, 6
 X = np.random.default_rng(1).normal(size=(BATCH * BATCHES, 16)).astype("float32")
@@ -199,6 +199,20 @@ def test_training_that_fails_leaves_no_profiler_behind(split, tmp_path):
         split.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks)
     assert not os.listdir(tmp_path)
     fitted(split, tmp_path / "t.json")
+
+
+def test_a_step_that_fails_ends_the_recording(tmp_path):
+    recorder = this_recorder()
+    recorder.ask(Asked.of(tmp_path / "t.json", (1, 2)))
+    step = Recordable(None, (), None, 1, None)
+    with pytest.raises(RuntimeError, match="on purpose"), recorder.step(step):
+        raise RuntimeError("on purpose")
+    profiler = Profiler()
+    profiler.start()  # which it could not, did the other one still run
+    profiler.drop()
+    with recorder.step(step):
+        pass
+    assert not os.listdir(tmp_path)
 
 
 def test_evaluation_is_no_step(split, tmp_path):

@@ -119,13 +119,14 @@ class Recorder:
             return
         if self.count == asked.first:
             self._start(asked)
-        if self._profiler is None:
-            yield
-        else:
+        try:
             with mark(str(self.count)):
                 self._ran.append((self.count, time.time_ns(), step))
                 yield
                 wait_for_devices()
+        except BaseException:
+            self.drop()
+            raise
         if self.count == asked.last:
             self._finish(asked, step.world)
 
