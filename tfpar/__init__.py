@@ -43,6 +43,7 @@ _EXPORTS = {
     "make_rule": "tfpar.rules",
     "register_rule": "tfpar.rules",
     "Checkpoint": "tfpar.keras.checkpoint",
+    "Timeline": "tfpar.keras.timeline",
     "restore_checkpoint": "tfpar.keras.checkpoint",
     "save_checkpoint": "tfpar.keras.checkpoint",
     "GraphProgram": "tfpar.graph_program",
@@ -79,6 +80,7 @@ __all__ = [
     "SearchInterrupted",
     "Shard",
     "TfparError",
+    "Timeline",
     "Trials",
     "auto_parallel",
     "batch",
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
     from tfpar.graph_program import GraphProgram
     from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
     from tfpar.keras.data import shard_data
+    from tfpar.keras.timeline import Timeline
     from tfpar.options import Options
     from tfpar.pipeline import Pipeline, Schedule
     from tfpar.plans import Offload, Plan, keep

@@ -28,6 +28,7 @@ from tfpar.scopes import active
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.settings import Settings
 from tfpar.spec import Mesh
+from tfpar.timeline.recorder import Recorder, this_recorder
 from tfpar.variables.creator import create_variable
 from tfpar.variables.parallel_variable import ParallelVariable
 
@@ -52,6 +53,7 @@ class Session:
             what it had found.
         first: the first plan found for a training step: models of one session that share
             variables share its mesh.
+        recorder: of timelines.
         entered: the scope that `auto_parallel` has entered; it ends when it is let go of.
     """
 
@@ -66,6 +68,7 @@ class Session:
     pipeline: Pipeline | None = dataclasses.field(init=False)
     decides_pipeline: bool = dataclasses.field(init=False)
     found_pipeline: bool = False
+    recorder: Recorder = dataclasses.field(default_factory=this_recorder)
     _warned: bool = False
     _unreached: bool = False
 

@@ -65,3 +65,32 @@ def test_variables_are_set_or_passed_on(monkeypatch):
 def test_a_run_needs_a_program(monkeypatch):
     with pytest.raises(TfparError, match="No program"):
         options(monkeypatch, "-np", "2")
+
+
+def test_a_timeline_is_told_to_ranks_by_variables(monkeypatch, tmp_path):
+    path = tmp_path / "t.json"
+    found = options(monkeypatch, "--timeline-filename", str(path), "true")
+    assert found.env == {"TFPAR_TIMELINE": str(path), "TFPAR_TIMELINE_STEPS": "10-12"}
+    steps = ("--timeline-steps", "7")
+    monkeypatch.chdir(tmp_path)
+    found = options(monkeypatch, "--timeline-filename", "t.json", *steps, "--env", "A=b", "true")
+    assert found.env["TFPAR_TIMELINE_STEPS"] == "7-7"
+    assert found.env["TFPAR_TIMELINE"] == str(path) and found.env["A"] == "b"
+    assert "TFPAR_TIMELINE" not in options(monkeypatch, "true").env
+    # Of other hosts, the first has the folder.
+    remote = ("-H", "a:1,b:1", "--timeline-filename", "/on/that/host/t.json", "true")
+    assert options(monkeypatch, *remote).env["TFPAR_TIMELINE"] == "/on/that/host/t.json"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("--timeline-filename", "t.json", "--timeline-steps", "9-3"), "steps is '9-3'"),
+        (("--timeline-filename", "t.json", "--timeline-steps", "now"), "steps is 'now'"),
+        (("--timeline-filename", "nowhere/t.json"), "there is no folder"),
+        (("--timeline-steps", "3-4"), "--timeline-filename"),
+    ],
+)
+def test_a_timeline_that_cannot_be_is_told_before_ranks_are_started(monkeypatch, given, why):
+    with pytest.raises(TfparError, match=why):
+        options(monkeypatch, *given, "true")

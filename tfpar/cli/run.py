@@ -6,8 +6,10 @@ import argparse
 import os
 
 from tfpar import launch
+from tfpar.launch import environment as names
 from tfpar.launch.options import BACKENDS, RunOptions
 from tfpar.spec.errors import TfparError
+from tfpar.timeline.asked import DEFAULT_STEPS, Asked
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,6 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME[=VALUE]",
         help="set a variable for all ranks, or pass on the one that is set here",
     )
+    _add_timeline(parser)
     parser.add_argument("--verbose", action="store_true", help="say what is started, and where")
     parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -92,6 +95,20 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-p", "--ssh-port", type=int, metavar="N", help="of the hosts")
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
+
+
+def _add_timeline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeline-filename",
+        metavar="T.JSON",
+        help="write what all ranks did in a few training steps to this file, for ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "--timeline-steps",
+        metavar="FIRST-LAST",
+        help="in which, counted from 1 (default: "
+        f"{DEFAULT_STEPS[0]}-{DEFAULT_STEPS[1]}); nothing is measured in the others",
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -150,9 +167,21 @@ def _options(given: argparse.Namespace) -> RunOptions:
         min_ranks=given.min_ranks,
         restarts=given.restarts,
         output_dir=given.output_dir,
-        env=dict(map(_variable, given.env)),
+        env={**dict(map(_variable, given.env)), **_timeline(given)},
         verbose=given.verbose,
     )
+
+
+def _timeline(given: argparse.Namespace) -> dict[str, str]:
+    """The variables by which ranks know of a timeline."""
+    path, steps = given.timeline_filename, given.timeline_steps
+    if path is None:
+        if steps is not None:
+            raise TfparError("--timeline-steps says of no --timeline-filename where they go.")
+        return {}
+    here = given.hosts is None and given.hostfile is None  # else the first rank has the folder
+    asked = Asked.of(path, steps, writes=here)
+    return {names.TIMELINE: asked.path, names.TIMELINE_STEPS: f"{asked.first}-{asked.last}"}
 
 
 def _variable(text: str) -> tuple[str, str]:

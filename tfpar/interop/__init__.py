@@ -24,6 +24,10 @@ start_server         collectives between processes                only as part o
 global_seed          one seed for all ranks                       it can be set, not read
 add_function, ...    a program as one FunctionDef                 public ones are made op by op
 run_op               runs what makes an initial value             `tf.raw_ops` takes inputs by name
+profiler:
+Profiler             when each op of a step ran                   what the profiler writes is for
+                                                                  TensorBoard; no public module has
+                                                                  its format
 variables:
 Uninitialized-
 Variable             variables without memory                     `tf.Variable` takes a value

@@ -92,7 +92,8 @@ def install() -> None:
 
 
 def _install_fitting() -> None:
-    """Let a checkpoint that is being written become complete where `fit` fails."""
+    """Where `fit` fails, let a checkpoint that is being written become complete, and a timeline
+    that is being recorded be none."""
     original = TensorFlowTrainer.fit
 
     @functools.wraps(original)
@@ -101,6 +102,9 @@ def _install_fitting() -> None:
             return original(self, *args, **kwargs)
         except BaseException:
             saving.leave()
+            state = parallel_model(self)
+            if state is not None:
+                state.session.recorder.drop()
             raise
 
     TensorFlowTrainer.fit = fit

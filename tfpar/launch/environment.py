@@ -19,6 +19,8 @@ SUPERVISOR = "TFPAR_SUPERVISOR"  # host:port
 TOKEN = "TFPAR_TOKEN"
 ATTEMPT = "TFPAR_ATTEMPT"
 ADDRESSES = "TFPAR_ADDRESSES"  # host:port of each rank, for TensorFlow's own collectives
+TIMELINE = "TFPAR_TIMELINE"  # the file, absolute
+TIMELINE_STEPS = "TFPAR_TIMELINE_STEPS"  # 10-12
 
 HUNG = 70  # exit code of a rank that made no progress
 TEMPORARY_FAILURE = 75  # exit code (EX_TEMPFAIL) of a rank that may be left out

@@ -16,7 +16,14 @@ from tfpar.propagation.reshard import Step
 from tfpar.rewrite import uneven
 from tfpar.spec import Mesh, Shard, UnevenMesh, local_length, local_shape
 
-COLLECTIVE_TYPES = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast")
+COLLECTIVE_TYPES = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AllToAll": "all_to_all",
+    "Broadcast": "broadcast",
+}
+"""The types of collectives, with the kind that plans call each (`spec.names.COLLECTIVES`)."""
 
 DIMS = {
     "AllReduce": (),

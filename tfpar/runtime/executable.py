@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfpar.compile import CompiledStep
 from tfpar.rewrite.blocks import reduce_by_blocks
+from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.runtime.agreement import agree_on_programs
 from tfpar.runtime.backends.in_process import InProcessProgram
@@ -23,6 +26,7 @@ from tfpar.variables.states import State
 
 if TYPE_CHECKING:
     from tfpar.capture.step import CapturedStep
+    from tfpar.propagation.partitioned import PartitionedGraph
 
 
 class Executable:
@@ -32,9 +36,9 @@ class Executable:
         name: of the step, in messages.
         parts: of how many parts of a global batch this rank is given one; 1: it is given the whole.
         captured: the step as captured; its variables are all `ParallelVariable`s.
-        partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
-        local: what every rank runs; of a step in stages all of it.
+        compiled: what the compiler has made of it.
         packed_bytes: payload of each all-reduce once they are packed, in program order.
+        around: makes the context that each run is in.
     """
 
     def __init__(
@@ -48,8 +52,7 @@ class Executable:
         self.parts = parts
         self.name = name
         self.captured = captured
-        self.partitioned = compiled.partitioned
-        self.local = compiled.local
+        self.compiled = compiled
         self.ranks = ranks
         self.packed_bytes = [
             sum(t.num_bytes for t in op.inputs)
@@ -57,13 +60,23 @@ class Executable:
             for op in graph.ops
             if op.type == "AllReduce"
         ]
-        self._programs = compiled.programs
+        self.around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self.program = link(compiled.programs, ranks, parts > 1)
         self._owned = self._variables_by_group()
         self._place_variables()
         self._handles: list[dict[int, tf.Tensor]] = []
         self._states: list[State] = []
         self._checked = False
+
+    @property
+    def partitioned(self) -> PartitionedGraph:
+        """Specs and reshards; of a rank's batch as a whole, where it runs in chunks."""
+        return self.compiled.partitioned
+
+    @property
+    def local(self) -> LocalProgram:
+        """What every rank runs; of a step in stages all of it."""
+        return self.compiled.local
 
     @property
     def mesh(self) -> Mesh:
@@ -75,7 +88,7 @@ class Executable:
         if world is None:
             return self._run(fed)
         alike = fed if self.parts == 1 else []
-        world.beacon.runs(self._programs.stages_of(world.rank))
+        world.beacon.runs(self.compiled.programs.stages_of(world.rank))
         within = self.program.reached if isinstance(self.program, ProcessProgram) else None
         with world.lockstep.step(self.name, alike, first=not self._checked, within=within):
             return self._run(fed)
@@ -83,7 +96,8 @@ class Executable:
     def _run(self, fed: Sequence[tf.Tensor]) -> Any:
         self._refresh_handles()
         inputs = [*fed, *self.captured.closure] * len(self._linked)
-        flat = self.program(inputs, self._handles)[: len(self.local.graph.outputs)]
+        with self.around():
+            flat = self.program(inputs, self._handles)[: len(self.local.graph.outputs)]
         if not self._checked:
             self._checked = True
             check_placement([*self._placed().values()], self.ranks.world)
@@ -92,7 +106,7 @@ class Executable:
     @property
     def _linked(self) -> list[Group]:
         """The groups of ranks whose programs this process runs, in their order."""
-        world, groups = self.ranks.world, self._programs.programs
+        world, groups = self.ranks.world, self.compiled.programs.programs
         return [group for group in groups if world is None or world.rank in group]
 
     def _variables_by_group(self) -> dict[Group, list[int]]:
@@ -100,7 +114,7 @@ class Executable:
         place = {v.name: i for i, v in enumerate(self.partitioned.graph.variables)}
         return {
             group: [place[v.name] for v in program.graph.variables]
-            for group, program in self._programs.programs.items()
+            for group, program in self.compiled.programs.programs.items()
         }
 
     def _placed(self) -> dict[int, Placed]:

@@ -44,6 +44,7 @@ from tfpar.spec import TfparError
 from tfpar.steps.planned import StepPlanner, laid_on
 from tfpar.steps.program import Program
 from tfpar.steps.staged import prepare_staged, staged_step
+from tfpar.timeline.recorder import Recordable
 from tfpar.variables.parallel_variable import ParallelVariable
 
 VariableNames = Callable[[tf.Variable], VariableName]
@@ -144,6 +145,15 @@ class CompiledFunction:
             self.planner.forget()
             return self.compile(specs, parts)
         self.warnings.replicated_regions(executable.partitioned)
+        if self._trains:
+            recordable = Recordable(
+                executable.compiled,
+                captured.gradient_tensors,
+                plan.cluster or session.cluster,
+                plan.num_ranks,
+                world,
+            )
+            executable.around = functools.partial(session.recorder.step, recordable)
         if not self.program.told:
             self.program.told = True
             session.tell(announcement(plan, executable.partitioned, self.planner.search))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from tfpar.ir.graph_nodes import GraphNode
 
@@ -25,15 +25,12 @@ def paths_of(nodes: Sequence[GraphNode], model: str, layers: Container[str] = ()
         model: the name of the model, which paths may begin with; may be empty.
         layers: paths of the model's layers. Ops of a layer that has no weights are called by it.
     """
-    known: dict[str, str] = {}
-    for node in nodes:
-        if node.weights:
-            known = {**_aligned(node.name, _layer(node)), **known}
+    known = known_paths(nodes)
     holders = {path for own in known.values() for path in _upwards(own)}
     found: list[str] = []
     taken: Counter[str] = Counter()
     for node in nodes:
-        path = _layer(node) if node.weights else _path(node.name, known, model)
+        path = layer_path(node) if node.weights else _path(node.name, known, model)
         around = path.rpartition("/")[0]
         if not node.weights and around in layers and around not in holders and not taken[around]:
             path = around
@@ -42,7 +39,16 @@ def paths_of(nodes: Sequence[GraphNode], model: str, layers: Container[str] = ()
     return found
 
 
-def _layer(node: GraphNode) -> str:
+def known_paths(nodes: Iterable[GraphNode]) -> dict[str, str]:
+    """By scope, the path of each that holds weights, and of those around it."""
+    known: dict[str, str] = {}
+    for node in nodes:
+        if node.weights:
+            known = {**_aligned(node.name, layer_path(node)), **known}
+    return known
+
+
+def layer_path(node: GraphNode) -> str:
     """What holds the weights of a node: all that their paths have in common."""
     holders = [weight.name.rpartition("/")[0].split("/") for weight in node.weights]
     common = os.path.commonprefix(holders)

@@ -19,6 +19,7 @@ from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.rewrite.differing import taken_by_bodies
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
+from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.rewrite.transfers import Channel, channels_of
 from tfpar.runtime.backends.linker import Linker, link_function
 from tfpar.runtime.devices import holders, host_of
@@ -135,7 +136,7 @@ class _Linker(Linker):
     # --- collectives -------------------------------------------------------------
 
     def _collective(self, op: Op) -> None:
-        emit = getattr(self, f"_{_SNAKE[op.type]}")
+        emit = getattr(self, f"_{COLLECTIVE_TYPES[op.type]}")
         emitted: dict[tuple, Sequence[int]] = {}
         for index, group in enumerate(self.mesh.groups(op.attrs["axes"])):
             key = tuple(
@@ -270,12 +271,3 @@ class _Linker(Linker):
         ]
         self.writer.node(name, "Slice", inputs, attrs, device)
         return f"{name}:output:0"
-
-
-_SNAKE = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "AllToAll": "all_to_all",
-    "Broadcast": "broadcast",
-}
