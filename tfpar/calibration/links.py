@@ -37,10 +37,15 @@ def axes_to_measure(mesh: Mesh) -> list[tuple[Mesh, int]]:
 
 
 def collectives_of(
-    mesh: Mesh, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell
+    mesh: Mesh,
+    timer: Timer,
+    sizes: Sizes,
+    reserve_s: float,
+    tell: Tell,
+    kinds: Sequence[str] = COLLECTIVES,
 ) -> list[Measured]:
-    """All kinds on all axes: those that time is short for have two sizes only."""
-    pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in COLLECTIVES]
+    """Some kinds, by default all, on all axes: those that time is short for have two sizes only."""
+    pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in kinds]
     first, others = sizes.payloads[:2], sizes.payloads[2:]
     tasks = [(pair, n) for some in (first, others) for n in some for pair in pairs]
     times: dict[Pair, list[tuple[int, list[float]]]] = {pair: [] for pair in pairs}

@@ -45,6 +45,8 @@ class ParallelModel:
         executables: the last executable by kind (`train`, `test`, `predict`).
         replay: brings the data of a resumed training to where it was.
         trained_last: whether the last call of the train function trained, or passed over data.
+        ran: the steps that it took: what each of them ran.
+        trained_by: the step that they are.
     """
 
     def __init__(self, model: keras.Model, session: Session) -> None:
@@ -54,6 +56,8 @@ class ParallelModel:
         self.executables: dict[str, Executable] = {}
         self.replay: Replay | None = None
         self.trained_last = True
+        self.ran: list[Executable] = []
+        self.trained_by: CompiledFunction | None = None
         self._holders: dict[int, tuple[Any, bool, str]] = {}
         self._key = 0 if self.world is None else self.world.lead.register(self)
 
@@ -147,6 +151,7 @@ class ParallelModel:
         def function(iterator: Iterator[Any]) -> Any:
             unknown, outputs, parts = batch_is_unknown(iterator), None, parts_of(iterator)
             replay = self.replay if kind == "train" else None
+            ran: list[Executable] = []
             for _ in range(self.model.steps_per_execution):
                 try:
                     source = iterator if replay is None else replay.source(iterator)
@@ -164,6 +169,9 @@ class ParallelModel:
                     self.trained_last, outputs = False, self.model.get_metrics_result()
                 else:
                     self.trained_last, outputs = True, executable((data,))
+                    ran.append(executable)
+                if kind == "train":
+                    self.trained_by, self.ran = step, ran
             return outputs
 
         return function

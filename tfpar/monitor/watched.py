@@ -1,0 +1,165 @@
+"""A model that trains, as a monitor sees it: what its steps do, and what ranks agree on."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from tfpar.distributed.world import World, joined_world
+from tfpar.interop.keras_internals import print_msg
+from tfpar.keras.model import ParallelModel
+from tfpar.monitor.corrected import corrected, measure_links
+from tfpar.monitor.figures import Times, Work, figures, peak_memory
+from tfpar.monitor.meter import Tally
+from tfpar.monitor.parts import (
+    WORK,
+    Part,
+    parts_of,
+    replanned_text,
+    time_collectives,
+    verdict,
+)
+from tfpar.plans import Plan
+from tfpar.spec.quantities import format_seconds
+from tfpar.steps.program import Program
+from tfpar.steps.replanned import Replanned, replan
+
+T = TypeVar("T")
+
+
+class _Plain:
+    """What the steps of a model run of which tfpar knows nothing."""
+
+
+class Watched:
+    """A model that trains. Where ranks are processes, all call the same methods after the same
+    step, and get the same answers.
+
+    Attributes:
+        state: what tfpar knows of the model; None if it runs on one device.
+    """
+
+    def __init__(self, state: ParallelModel | None) -> None:
+        self.state = state
+        self._works: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
+        self._planned: Any = None  # what a step of the batch runs that the plan was made for
+        self._version: tuple[Program, int] | None = None
+        self._plain = _Plain()
+
+    @property
+    def world(self) -> World | None:
+        """The processes that train the model together."""
+        return None if self.state is None else self.state.world
+
+    @property
+    def priced(self) -> Plan | None:
+        """The plan in force, if it was priced for some machines."""
+        plan = None if self.state is None else self.state.plan
+        return None if plan is None or plan.cost is None or plan.cluster is None else plan
+
+    def first(self, what: str, make: Callable[[], T]) -> T | None:
+        """What the first rank makes, None on the others; an error of it is everyone's."""
+        world, made = self.world, []
+        if world is None:
+            job = joined_world()  # processes that train alike, each for itself
+            return make() if job is None or job.rank == 0 else None
+        world.first(what, lambda: made.append(make()))
+        return made[0] if made else None
+
+    # --- steps -------------------------------------------------------------------------
+
+    def ran(self, steps: int) -> Sequence[Any]:
+        """What each step ran of the last call of the train function; of a model on one device
+        nothing is known but that there were so many."""
+        return [self._plain] * steps if self.state is None else self.state.ran
+
+    def learn(self, ran: Sequence[Any]) -> None:
+        """Find out what steps do that ran for the first time."""
+        state = self.state
+        if state is None or state.plan is None or not ran:
+            return
+        version = state.program, state.program.version
+        if version != self._version:
+            self._version, self._planned = version, ran[0]
+        for one in ran:
+            if one not in self._works:
+                self._works[one] = Work.of(one, state.plan)
+
+    def agreed(self, tally: Tally) -> Times:
+        """What steps took on the slowest rank."""
+        times = Times(tally.step_s, tally.step_s_of(self._planned))
+        world = self.world
+        if world is None:
+            return times
+        with world.at("comparing times of steps"):
+            told = world.exchange.messages(times)
+        return Times(*(max(some) for some in zip(*told, strict=True)))
+
+    def figures(self, tally: Tally) -> dict[str, float]:
+        """What steps took and did, by names in Keras's logs, and the memory of the rank that has
+        most."""
+        times, world, state = self.agreed(tally), self.world, self.state
+        ranks = None if state is None else state.session.ranks
+        devices = [] if ranks is None else [ranks.devices[rank] for rank in ranks.local]
+        name, peak = peak_memory(devices)
+        if world is not None:
+            with world.at("comparing memory"):
+                peak = max(world.exchange.messages(peak))
+        plan = None if state is None else state.plan
+        return {**figures(times, tally.ran, dict(self._works), plan), name: peak}
+
+    def compare(self, ran: Sequence[Any]) -> None:
+        """Check that ranks agree on what they hold in common, after the step that ran last.
+
+        Raises:
+            RuntimeMismatchError: names the first variable and ranks that differ.
+        """
+        if self.state is not None and ran:
+            ran[-1].check()
+
+    # --- against the plan --------------------------------------------------------------
+
+    def verdict(self, tally: Tally) -> tuple[str, list[Part]]:
+        """One line on what was predicted and measured, which the user is told, and the parts of the
+        step; none where nothing was predicted."""
+        state, plan, times = self.state, self.priced, self.agreed(tally)
+        if state is None:
+            text = f"measured {format_seconds(times.step_s)} a step, on one device"
+            print_msg(f"tfpar: {text}")
+            return text, []
+        if plan is None or math.isnan(times.planned_s):
+            text = f"measured {format_seconds(times.step_s)} a step; nothing was predicted for it"
+            state.session.tell(text)
+            return text, []
+        assert plan.cost is not None
+        parts = self._parts(state, plan, times.planned_s)
+        text = verdict(plan.cost.seconds, times.planned_s, parts)
+        state.session.tell(text)
+        return text, parts
+
+    def plan_anew(self, step_s: float, gain: float) -> Replanned | None:
+        """Plan the model anew for its machines as they are, and take the plan if it gains enough.
+
+        Args:
+            step_s: what a step of the planned batch takes.
+            gain: see `steps.replanned.replan`.
+        """
+        state, plan = self.state, self.priced
+        if state is None or plan is None or state.trained_by is None:
+            return None
+        assert plan.cluster is not None
+        session = state.session
+        parts = self._parts(state, plan, step_s)
+        work = next((part.ratio for part in parts if part.name.startswith(WORK)), 1.0)
+        links = measure_links(session.mesh, session.ranks)
+        machines = corrected(plan.cluster, links, work)
+        found = replan(state.trained_by, self._planned, machines, gain)
+        if found is not None:
+            session.tell(replanned_text(step_s, found.before_s, found.after_s, found.taken))
+        return found
+
+    def _parts(self, state: ParallelModel, plan: Plan, step_s: float) -> list[Part]:
+        collectives = time_collectives(plan, self._planned, state.session.ranks)
+        return parts_of(plan, self._planned, collectives, step_s)
