@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
 from tfpar.spec import Mesh
@@ -33,8 +34,27 @@ def with_links(cluster: Cluster, factor: float) -> Cluster:
     return dataclasses.replace(cluster, nodes=nodes, levels=levels, measured=measured)
 
 
+class Pace(NamedTuple):
+    """How many times as long as described what goes over links takes.
+
+    Attributes:
+        start: until it is on its way.
+        byte: for each byte.
+    """
+
+    start: float = 1.0
+    byte: float = 1.0
+
+
+AS_DESCRIBED = Pace()
+
+
 def taking(
-    cluster: Cluster, *, work: float = 1.0, within: float = 1.0, between: float = 1.0
+    cluster: Cluster,
+    *,
+    work: float = 1.0,
+    within: Pace = AS_DESCRIBED,
+    between: Pace = AS_DESCRIBED,
 ) -> Cluster:
     """The cluster where all takes so many times as long as described.
 
@@ -50,13 +70,13 @@ def taking(
             node,
             device=_slower_device(node.device, work),
             levels=tuple(_slower_level(level, within) for level in node.levels),
-            uplink=None if node.uplink is None else node.uplink / between,
+            uplink=None if node.uplink is None else node.uplink / between.byte,
         )
 
     def measured_of(one: Measured) -> Measured:
-        factor = between if spans_nodes(cluster, one.mesh, one.axis) else within
+        pace = between if spans_nodes(cluster, one.mesh, one.axis) else within
         return dataclasses.replace(
-            one, startup_s=one.startup_s * factor, bandwidth=one.bandwidth / factor
+            one, startup_s=one.startup_s * pace.start, bandwidth=one.bandwidth / pace.byte
         )
 
     return dataclasses.replace(
@@ -75,10 +95,11 @@ def spans_nodes(cluster: Cluster, shape: tuple[int, ...], axis: int) -> bool:
     return any(len({machines[rank] for rank in group}) > 1 for group in groups)
 
 
-def _slower_level(level: Level, factor: float) -> Level:
-    p2p = None if level.p2p is None else level.p2p / factor
+def _slower_level(level: Level, pace: Pace) -> Level:
+    p2p = None if level.p2p is None else level.p2p / pace.byte
+    latency_s = level.latency_s * pace.start
     return dataclasses.replace(
-        level, bandwidth=level.bandwidth / factor, latency_s=level.latency_s * factor, p2p=p2p
+        level, bandwidth=level.bandwidth / pace.byte, latency_s=latency_s, p2p=p2p
     )
 
 

@@ -16,7 +16,8 @@ def model_flops(partitioned: PartitionedGraph) -> Mapping[str, float]:
     batch, by dtype.
 
     What a plan computes again counts once, and what several ranks compute alike, too; a loop
-    counts for each of its trips, a branching as its longest branch.
+    counts for each of its trips, where it is known how many there are, a branching as its longest
+    branch.
     """
     found: dict[str, float] = {}
     for op, decision in partitioned.decisions.items():

@@ -40,6 +40,7 @@ class Monitor(keras.callbacks.Callback):
     `mfu`                       FLOPs of the model's matrix products and convolutions (what is
                                 computed again counts once), over what the devices of all ranks
                                 reach in that time, as the plan's cluster describes them
+    `data_ms`                   how long a step waited for its batch
     `moved_mb`                  payload of the collectives and transfers of a rank, in MB
     `predicted_over_measured`   of the step that the plan was made for
     `device_peak_mb`            the most that a device has held so far, where TensorFlow knows it
@@ -140,7 +141,7 @@ class Monitor(keras.callbacks.Callback):
         judges = self._judges(len(ran))
         if due or judges or batch + 1 == self.params.get("steps"):
             tf.test.experimental.sync_devices()  # GPUs may be behind
-        lap = self._meter.lap(ran)
+        lap = self._meter.lap(ran, watched.read_s)
         if lap is not None:
             self._lately.add(lap)
             self._this_epoch.add(lap)
@@ -196,11 +197,12 @@ class Monitor(keras.callbacks.Callback):
             tally: of the epoch.
         """
         watched = self._watched
-        step_s = watched.agreed(tally).planned_s
+        times = watched.agreed(tally)
+        step_s = times.planned_s
         if math.isnan(step_s) or abs(step_s / self._settled_s - 1) <= UNCERTAINTY:
             return
         self._settled_s = step_s
-        found = watched.plan_anew(step_s, gain)
+        found = watched.plan_anew(times, gain)
         if found is not None:
             self._write({"replan": found._asdict()})
             if found.taken:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Sequence
 
 from tfpar.calibration.asked import ON_CPU, ON_GPU
 from tfpar.calibration.links import axes_to_measure, collectives_of
 from tfpar.calibration.timing import Timer
-from tfpar.cluster.changed import spans_nodes, taking
+from tfpar.cluster.changed import AS_DESCRIBED, Pace, spans_nodes, taking
 from tfpar.cluster.description import Cluster, Measured
-from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.collectives import lines
 from tfpar.monitor.parts import EACH_S
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh
+
+_LEAST = 1e-3  # how many times as long anything takes: a time of nothing is noise
 
 
 def measure_links(mesh: Mesh, ranks: Ranks) -> list[Measured]:
@@ -34,21 +35,20 @@ def measure_links(mesh: Mesh, ranks: Ranks) -> list[Measured]:
 def corrected(cluster: Cluster, found: Sequence[Measured], work: float) -> Cluster:
     """`cluster` with the collectives that were found, and all else in proportion.
 
-    What was not measured takes as many times as long as described as what was: other collectives
-    as all-reduces of large payloads over the same kind of links, within nodes or between them.
+    What was not measured starts, and moves a byte, as many times as slowly as described as
+    all-reduces do over the same kind of links, within nodes or between them.
 
     Args:
         found: all-reduces, along axes of meshes of all ranks.
         work: how many times as long as described the work between collectives takes.
     """
     within, between = (
-        statistics.geometric_mean(
+        _mean(
             [
-                _ratio(one, cluster)
+                _pace(one, cluster)
                 for one in found
                 if not one.group and spans_nodes(cluster, one.mesh, one.axis) == spans
             ]
-            or [1.0]
         )
         for spans in (False, True)
     )
@@ -58,11 +58,17 @@ def corrected(cluster: Cluster, found: Sequence[Measured], work: float) -> Clust
     return dataclasses.replace(changed, measured=(*found, *kept))
 
 
-def _ratio(one: Measured, cluster: Cluster) -> float:
-    """How many times as long as described it takes, of a payload beside which its start is
-    little."""
-    payload = max(1e6, 10 * one.startup_s * one.bandwidth)
-    mesh = Mesh.of(one.mesh)
-    described_s = collective_seconds(one.kind, (one.axis,), payload, mesh, cluster)
-    taken_s = one.startup_s + payload / one.bandwidth
-    return taken_s / described_s if 0 < described_s < math.inf else 1.0
+def _pace(one: Measured, cluster: Cluster) -> Pace:
+    """How a collective compares with the algorithm that is described to be fastest for much."""
+    described = lines(one.kind, (one.axis,), Mesh.of(one.mesh), cluster)
+    start_s, per_byte_s = min(described, key=lambda line: line[1])
+    start = max(one.startup_s / start_s, _LEAST) if start_s else 1.0
+    return Pace(start, max(1.0 / (one.bandwidth * per_byte_s), _LEAST))
+
+
+def _mean(paces: Sequence[Pace]) -> Pace:
+    """Of what was found of links of a kind; if that is nothing, they are as described."""
+    if not paces:
+        return AS_DESCRIBED
+    start, byte = (statistics.geometric_mean(some) for some in zip(*paces, strict=True))
+    return Pace(start, byte)

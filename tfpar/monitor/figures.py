@@ -64,10 +64,12 @@ class Times(NamedTuple):
     Attributes:
         step_s: of all steps.
         planned_s: of those of the batch that the plan was made for.
+        read_s: how long a step waited for data.
     """
 
     step_s: float
     planned_s: float
+    read_s: float
 
 
 def figures(
@@ -90,6 +92,7 @@ def figures(
     if all(work.ideal_s is not None for work, _ in done):
         found["mfu"] = sum(n * (work.ideal_s or 0.0) for work, n in done) / taken_s
     moved = sum(n * work.moved_bytes for work, n in done)
+    found["data_ms"] = 1e3 * times.read_s
     found["moved_mb"] = moved / sum(n for _, n in done) / 1e6
     if plan is not None and plan.cost is not None:
         found["predicted_over_measured"] = plan.cost.seconds / times.planned_s

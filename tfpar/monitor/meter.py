@@ -19,10 +19,12 @@ class Lap(NamedTuple):
 
     Attributes:
         ran: what each of its steps ran.
+        read_s: how much of it was waited for data.
     """
 
     seconds: float
     ran: Sequence[Any]
+    read_s: float = 0.0
 
 
 class Tally:
@@ -30,17 +32,19 @@ class Tally:
 
     Attributes:
         seconds: of all of them.
+        read_s: how much of it was waited for data.
         ran: how often they ran what.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.read_s = 0.0
         self.ran: collections.Counter[Any] = collections.Counter()
         self._alone: dict[Any, tuple[float, int]] = {}
 
     def add(self, lap: Lap) -> None:
         """Count one more call."""
         self.seconds += lap.seconds
+        self.read_s += lap.read_s
         self.ran.update(lap.ran)
         if len({*lap.ran}) == 1:
             one = lap.ran[0]
@@ -89,8 +93,9 @@ class Meter:
         """What comes now is no training."""
         self._since = None
 
-    def lap(self, ran: Sequence[Any]) -> Lap | None:
-        """A call has ended that ran this; None if it is not to count."""
+    def lap(self, ran: Sequence[Any], read_s: float = 0.0) -> Lap | None:
+        """A call has ended that ran this and waited so long for data; None if it is not to
+        count."""
         since, self._since = self._since, self._clock()
         if any(one not in self._known for one in ran):
             self._known.update(ran)
@@ -99,4 +104,4 @@ class Meter:
         if self._left_out:
             self._left_out -= 1
             return None
-        return Lap(self._since - since, ran) if ran and since is not None else None
+        return Lap(self._since - since, ran, read_s) if ran and since is not None else None

@@ -1,9 +1,9 @@
 """Which part of a step takes longer than predicted: its collectives are timed, the rest is left.
 
-The dearest kinds of collectives of a plan run by themselves, on all of its ranks at once and
-through the backend of the training, at the size that they have in the step, as a calibration runs
-them (`calibration.timing`). A step is taken to lose by them in proportion; what is left of the
-measured step is the work between them.
+What a step waits for data is known. The dearest kinds of its collectives run by themselves, on all
+ranks of the plan at once and through the backend of the training, at the size that they have in the
+step, as a calibration runs them (`calibration.timing`); what the step is predicted to wait for them
+is taken to grow in proportion. What is left of the measured step is the work between them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ MOST = 3
 EACH_S = 0.3
 """About how many seconds each of them may take, besides compiling what is timed."""
 
-WORK = "compute"
-"""The part that is not timed by itself."""
+DATA = "waiting for data"
+WORK = "all but collectives (compute)"
+IN_STAGES = "all but collectives (compute, waiting for other stages)"
+"""The part of a step that is left when the others are known."""
 
 _LEAST_S = 1e-9  # that count as a prediction
 _KINDS = {"".join(part.title() for part in kind.split("_")): kind for kind in COLLECTIVES}
@@ -121,25 +123,27 @@ def _timed(
 
 
 def parts_of(
-    plan: Plan, executable: Executable, collectives: Sequence[Timed], step_s: float
+    plan: Plan, executable: Executable, collectives: Sequence[Timed], step_s: float, read_s: float
 ) -> list[Part]:
-    """The timed collectives of a step that took `step_s`, and all else of it.
+    """The timed collectives of a step that took `step_s`, waiting for data, and all else of it.
 
-    What was not timed counts as predicted. All else is left out where collectives alone would
-    take longer than the step did: then they hide behind other work more than predicted.
+    Collectives that were not timed count as predicted. All else is left out where the others alone
+    would take longer than the step did: then they hide behind other work more than predicted.
+
+    Args:
+        read_s: how long it waited for its batch.
     """
     cost, seconds = plan.cost, _seconds(plan, executable)
     assert cost is not None, "a plan that was priced"
     waited, together = waited_s(cost), sum(seconds.values())
-    found = []
+    found = [Part(DATA, 0.0, read_s)]
     for one in collectives:
         share_s = waited * seconds[one.kind, one.axes] / together
         found.append(Part(one.name, share_s, share_s * one.ratio))
     own_s = cost.seconds - waited
     left_s = step_s - waited - sum(part.measured_s - part.predicted_s for part in found)
     if own_s > 0 and left_s > 0:
-        what = WORK if plan.stages is None else f"{WORK} and waiting for other stages"
-        found.append(Part(what, own_s, left_s))
+        found.append(Part(WORK if plan.stages is None else IN_STAGES, own_s, left_s))
     return found
 
 
@@ -156,6 +160,8 @@ def verdict(predicted_s: float, step_s: float, parts: Sequence[Part]) -> str:
     if abs(step_s / predicted_s - 1) <= UNCERTAINTY or not off:
         return text
     part = max(off, key=lambda part: abs(part.measured_s - part.predicted_s))
+    if not part.predicted_s:
+        return f"{text}: {part.name} takes {format_seconds(part.measured_s)}"
     return f"{text}: {part.name} takes {_times(part.ratio)} times as long; `tfpar calibrate`"
 
 

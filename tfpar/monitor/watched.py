@@ -14,6 +14,7 @@ from tfpar.monitor.corrected import corrected, measure_links
 from tfpar.monitor.figures import Times, Work, figures, peak_memory
 from tfpar.monitor.meter import Tally
 from tfpar.monitor.parts import (
+    IN_STAGES,
     WORK,
     Part,
     parts_of,
@@ -75,6 +76,11 @@ class Watched:
         nothing is known but that there were so many."""
         return [self._plain] * steps if self.state is None else self.state.ran
 
+    @property
+    def read_s(self) -> float:
+        """How long that call waited for data; 0 where it is not known."""
+        return 0.0 if self.state is None else self.state.read_s
+
     def learn(self, ran: Sequence[Any]) -> None:
         """Find out what steps do that ran for the first time."""
         state = self.state
@@ -89,7 +95,8 @@ class Watched:
 
     def agreed(self, tally: Tally) -> Times:
         """What steps took on the slowest rank."""
-        times = Times(tally.step_s, tally.step_s_of(self._planned))
+        read_s = tally.read_s / tally.steps if tally.steps else math.nan
+        times = Times(tally.step_s, tally.step_s_of(self._planned), read_s)
         world = self.world
         if world is None:
             return times
@@ -134,16 +141,16 @@ class Watched:
             state.session.tell(text)
             return text, []
         assert plan.cost is not None
-        parts = self._parts(state, plan, times.planned_s)
+        parts = self._parts(state, plan, times)
         text = verdict(plan.cost.seconds, times.planned_s, parts)
         state.session.tell(text)
         return text, parts
 
-    def plan_anew(self, step_s: float, gain: float) -> Replanned | None:
+    def plan_anew(self, times: Times, gain: float) -> Replanned | None:
         """Plan the model anew for its machines as they are, and take the plan if it gains enough.
 
         Args:
-            step_s: what a step of the planned batch takes.
+            times: of steps by the plan in force.
             gain: see `steps.replanned.replan`.
         """
         state, plan = self.state, self.priced
@@ -151,15 +158,15 @@ class Watched:
             return None
         assert plan.cluster is not None
         session = state.session
-        parts = self._parts(state, plan, step_s)
-        work = next((part.ratio for part in parts if part.name.startswith(WORK)), 1.0)
+        parts, step_s = self._parts(state, plan, times), times.planned_s
+        work = next((part.ratio for part in parts if part.name in (WORK, IN_STAGES)), 1.0)
         links = measure_links(session.mesh, session.ranks)
         machines = corrected(plan.cluster, links, work)
-        found = replan(state.trained_by, self._planned, machines, gain)
+        found = replan(state.trained_by, self._planned, machines, step_s, gain)
         if found is not None:
             session.tell(replanned_text(step_s, found.before_s, found.after_s, found.taken))
         return found
 
-    def _parts(self, state: ParallelModel, plan: Plan, step_s: float) -> list[Part]:
+    def _parts(self, state: ParallelModel, plan: Plan, times: Times) -> list[Part]:
         collectives = time_collectives(plan, self._planned, state.session.ranks)
-        return parts_of(plan, self._planned, collectives, step_s)
+        return parts_of(plan, self._planned, collectives, times.planned_s, times.read_s)

@@ -47,7 +47,7 @@ def check_can_replan(session: Session) -> None:
 
 
 def replan(
-    step: CompiledFunction, executable: Executable, cluster: Cluster, gain: float
+    step: CompiledFunction, executable: Executable, cluster: Cluster, step_s: float, gain: float
 ) -> Replanned | None:
     """Plan a training step anew for the machines as they are, and take the plan if it gains enough.
 
@@ -57,7 +57,9 @@ def replan(
     Args:
         executable: the step as compiled for the batch that is to be planned for.
         cluster: of all ranks.
-        gain: what part of the step that is predicted for the plan in force the new one has to save.
+        step_s: what a step takes by the plan in force.
+        gain: what part of that, and of what is predicted for the plan in force, the new one has to
+            save.
 
     Returns:
         None where no plan was found, of which a line in the log says why.
@@ -80,7 +82,7 @@ def replan(
     if told is None:
         return None
     before_s, after_s, text = told
-    taken = after_s < (1 - gain) * before_s
+    taken = after_s < (1 - gain) * min(before_s, step_s)
     if taken:
         session.undecide()
         session.cluster = cluster
