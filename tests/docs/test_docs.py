@@ -39,6 +39,7 @@ WITH_CODE = {
     "docs/howto/describe_a_cluster.md",
     "docs/howto/keras_hub.md",
     "docs/howto/train_a_tensorflow_1_graph.md",
+    "docs/howto/watch_a_training.md",
     "docs/pipelines.md",
     "docs/rhino.md",
     "docs/shared_subgraphs.md",
@@ -54,6 +55,7 @@ SLOW = {
     "docs/howto/keras_hub.md",
     "docs/howto/plan_without_devices.md",
     "docs/howto/shard_in_two_dimensions.md",
+    "docs/howto/watch_a_training.md",
     "docs/pipelines.md",
     "docs/rhino.md",
 }

@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from keras import layers
 
 import tfpar as tap
 from tests.e2e.test_pipelines_found import rows
+from tests.slow_links import slow_all_reduces
 from tfpar.cost.model_flops import model_flops
 from tfpar.keras.adapter import parallel_model
 from tfpar.monitor.parts import DATA, WORK
@@ -78,7 +78,7 @@ def test_figures_are_in_logs_and_files_whatever_the_order_of_callbacks(tmp_path)
         (1, 16, "steps", 4),
         (1, 18, "epoch", 8),
     ]
-    state, plan = parallel_model(model), tap.plan_of(model)
+    plan = tap.plan_of(model)
     full, last = reports[1], history.history
     seconds = full["step_ms"] / 1e3
     assert full["samples_per_s"] == pytest.approx(8 / seconds)
@@ -87,14 +87,13 @@ def test_figures_are_in_logs_and_files_whatever_the_order_of_callbacks(tmp_path)
     flops = 2 * 8 * (3 * 8 * CLASSES + 2 * WIDTH * 8)
     peak = 2 * plan.cluster.device.flops["float32"]
     assert full["mfu"] == pytest.approx(flops / peak / seconds)
-    moved = sum(size for *_, size in state.executables["train"].partitioned.collectives())
-    assert reports[-1]["moved_mb"] >= full["moved_mb"] * 0.5 and moved >= 0
     # The smaller batch counts as what it is.
     mean_batch = (7 * 8 + 4) / 8
     assert last["samples_per_s"][1] * last["step_ms"][1] / 1e3 == pytest.approx(mean_batch)
     assert full["process_peak_mb"] > 50
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_data_is_told_of(tmp_path, capsys):
     x, y = rows(8, WIDTH)
 
@@ -130,9 +129,12 @@ def test_the_parts_of_a_step_are_what_it_took(tmp_path):
     predicted = sum(part["predicted_ms"] for part in line["parts"])
     assert predicted == pytest.approx(1e3 * tap.plan_of(model).cost.seconds)
     (epoch,) = [line for line in lines(tmp_path) if line.get("span") == "epoch"]
-    assert data["measured_ms"] < epoch["step_ms"] * 2
+    assert data["measured_ms"] < epoch["step_ms"]
+    moved = parallel_model(model).executables["train"].partitioned.collectives()
+    assert epoch["moved_mb"] == pytest.approx(sum(size for *_, size in moved) / 1e6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"planner": None, "cluster": None}, None])
 def test_without_a_prediction_steps_are_measured(options, tmp_path, capsys):
     model = small() if options is None else parallel(**options, verbose=1)
@@ -144,6 +146,7 @@ def test_without_a_prediction_steps_are_measured(options, tmp_path, capsys):
     assert line["verdict"].startswith("measured ") and line["verdict"] in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_execution_count_one_by_one(tmp_path):
     model = parallel()
     model.steps_per_execution = 3
@@ -157,6 +160,7 @@ def test_several_steps_in_one_execution_count_one_by_one(tmp_path):
     assert lines(tmp_path)[-1]["step"] == 26 and lines(tmp_path)[-1]["timed_steps"] == 13
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_count(tmp_path):
     class Slow(keras.callbacks.Callback):
         def on_test_end(self, logs=None):
@@ -229,27 +233,8 @@ def slow_devices() -> tap.Cluster:
     return tap.Cluster.regular("slow", slow, [tap.Level(2, 1e10, 1e-6)])
 
 
-@pytest.fixture
-def slow_links(monkeypatch) -> None:
-    """Each all-reduce between ranks, of steps and of what is timed, takes 10 ms longer."""
-    made, called = InProcessProgram.__init__, InProcessProgram.__call__
-    reduces = weakref.WeakKeyDictionary()
-
-    def make(self, programs, devices, name="tfpar"):
-        ops = [op for p in programs.programs.values() for g in p.graphs() for op in g.ops]
-        reduces[self] = sum(op.type == "AllReduce" for op in ops)
-        made(self, programs, devices, name)
-
-    def call(self, inputs, handles):
-        time.sleep(0.01 * reduces[self])
-        return called(self, inputs, handles)
-
-    monkeypatch.setattr(InProcessProgram, "__init__", make)
-    monkeypatch.setattr(InProcessProgram, "__call__", call)
-
-
 @pytest.mark.slow
-def test_training_goes_on_by_a_new_plan_with_the_same_numbers(tmp_path, slow_links):
+def test_training_goes_on_by_a_new_plan_with_the_same_numbers(tmp_path):
     """Weights, slots, masks, metrics, and batches, of which the last one is smaller."""
     x, y = rows(36, WIDTH)
 
@@ -266,7 +251,8 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(tmp_path, slow_lin
 
     plain, wanted, history = trained()
     monitor = tap.Monitor(tmp_path, replan=0.1)
-    model, losses, found = trained(monitor, cluster=slow_devices())
+    with slow_all_reduces(InProcessProgram, 0.01):
+        model, losses, found = trained(monitor, cluster=slow_devices())
     replanned = [line["replan"] for line in lines(tmp_path) if "replan" in line]
     assert replanned[0]["taken"] and replanned[0]["after_s"] < 0.9 * replanned[0]["before_s"]
     plan = tap.plan_of(model)

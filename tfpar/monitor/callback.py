@@ -185,6 +185,7 @@ class Monitor(keras.callbacks.Callback):
     def _judge(self) -> None:
         """Say, once, which part of a step takes longer than predicted."""
         text, parts = self._watched.verdict(self._at_first)
+        self._watched.tell(text, below_bar=self.params.get("verbose") == 1)
         self._at_first, self._judged = Tally(), True
         self._write({"verdict": text, "parts": [part.as_dict() for part in parts]})
 

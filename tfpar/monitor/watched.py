@@ -128,23 +128,36 @@ class Watched:
 
     # --- against the plan --------------------------------------------------------------
 
-    def verdict(self, tally: Tally) -> tuple[str, list[Part]]:
-        """One line on what was predicted and measured, which the user is told, and the parts of the
-        step; none where nothing was predicted."""
-        state, plan, times = self.state, self.priced, self.agreed(tally)
-        if state is None:
-            text = f"measured {format_seconds(times.step_s)} a step, on one device"
+    def tell(self, text: str, below_bar: bool = False) -> None:
+        """Show the user a line, once.
+
+        Args:
+            below_bar: a progress bar is at the end of the line that is shown last.
+        """
+        session, world = None if self.state is None else self.state.session, self.world
+        if (
+            below_bar
+            and (session is None or session.options.verbose)
+            and not (world and world.rank)
+        ):
+            print_msg("")
+        if session is None:
             print_msg(f"tfpar: {text}")
-            return text, []
+        else:
+            session.tell(text)
+
+    def verdict(self, tally: Tally) -> tuple[str, list[Part]]:
+        """One line on what was predicted and measured, and the parts of a step; none where nothing
+        was predicted."""
+        state, plan, times = self.state, self.priced, self.agreed(tally)
+        measured = f"measured {format_seconds(times.step_s)} a step"
+        if state is None:
+            return f"{measured}, on one device", []
         if plan is None or math.isnan(times.planned_s):
-            text = f"measured {format_seconds(times.step_s)} a step; nothing was predicted for it"
-            state.session.tell(text)
-            return text, []
+            return f"{measured}; nothing was predicted for it", []
         assert plan.cost is not None
         parts = self._parts(state, plan, times)
-        text = verdict(plan.cost.seconds, times.planned_s, parts)
-        state.session.tell(text)
-        return text, parts
+        return verdict(plan.cost.seconds, times.planned_s, parts), parts
 
     def plan_anew(self, times: Times, gain: float) -> Replanned | None:
         """Plan the model anew for its machines as they are, and take the plan if it gains enough.
@@ -164,7 +177,7 @@ class Watched:
         machines = corrected(plan.cluster, links, work)
         found = replan(state.trained_by, self._planned, machines, step_s, gain)
         if found is not None:
-            session.tell(replanned_text(step_s, found.before_s, found.after_s, found.taken))
+            self.tell(replanned_text(step_s, found.before_s, found.after_s, found.taken))
         return found
 
     def _parts(self, state: ParallelModel, plan: Plan, times: Times) -> list[Part]:
