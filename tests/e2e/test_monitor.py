@@ -319,3 +319,28 @@ def test_a_folder_that_cannot_be_made_is_an_error_before_anything_trains(tmp_pat
         model.fit(*rows(8, WIDTH), verbose=0, callbacks=[tap.Monitor(tmp_path / "file" / "x")])
     model.fit(*rows(8, WIDTH), verbose=0, callbacks=[tap.Monitor(None)])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.slow
+def test_the_prediction_is_that_of_the_batch_that_was_planned_for():
+    """Another batch size, and the same one after compiling again, which makes other programs."""
+    model, (x, y) = parallel(), rows(64, WIDTH)
+    monitor = tap.Monitor(None)
+    fit = {"epochs": 2, "verbose": 0, "callbacks": [monitor]}
+
+    def told(**arguments: Any) -> bool:
+        history = model.fit(x, y, **fit, **arguments).history
+        return not math.isnan(history["predicted_over_measured"][-1])
+
+    assert told(batch_size=8)
+    assert not told(batch_size=16)
+    model.compile(model.optimizer, model.loss, metrics=["accuracy"])
+    assert told(batch_size=8)
+
+
+def test_a_model_that_runs_eagerly_is_measured_on_its_one_device(tmp_path):
+    model = parallel()
+    model.run_eagerly = True
+    callback = tap.Monitor(tmp_path, every=2)
+    history = model.fit(*rows(32, WIDTH), batch_size=8, verbose=0, callbacks=[callback]).history
+    assert history["step_ms"][0] > 0 and "mfu" not in history

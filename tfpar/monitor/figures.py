@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfpar.capture.batches import batch_size_of
 from tfpar.cluster.description import Cluster
 from tfpar.cost.model_flops import model_flops
 from tfpar.plans import Plan
@@ -37,8 +38,6 @@ class Work:
     @classmethod
     def of(cls, executable: Executable, plan: Plan) -> Work:
         """That of a compiled step that runs by `plan`."""
-        shapes = [t.shape for t in executable.captured.arguments]
-        samples = next((shape[0] for shape in shapes if shape), None)
         partitioned, machines = executable.partitioned, plan.cluster
         ideal_s = None
         if machines is not None:
@@ -49,7 +48,7 @@ class Work:
         if stages is not None:
             sent = () if stages.cost is None else stages.cost.stages
             moved = (moved + sum(share.sent_bytes for share in sent)) / stages.num_actors
-        return cls(samples, ideal_s, moved)
+        return cls(batch_size_of(executable.specs), ideal_s, moved)
 
 
 def _peak(machines: Cluster, dtype: str, num_ranks: int) -> float:

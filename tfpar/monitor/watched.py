@@ -45,7 +45,8 @@ class Watched:
     def __init__(self, state: ParallelModel | None) -> None:
         self.state = state
         self._works: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
-        self._planned: Any = None  # what a step of the batch runs that the plan was made for
+        self._samples: int | None = None  # of the batch that the plan was made for
+        self._planned: Any = None  # what a step of such a batch runs
         self._version: tuple[Program, int] | None = None
         self._plain = _Plain()
 
@@ -86,12 +87,15 @@ class Watched:
         state = self.state
         if state is None or state.plan is None or not ran:
             return
-        version = state.program, state.program.version
-        if version != self._version:
-            self._version, self._planned = version, ran[0]
-        for one in ran:
-            if one not in self._works:
-                self._works[one] = Work.of(one, state.plan)
+        new = [one for one in dict.fromkeys(ran) if one not in self._works]
+        self._works.update({one: Work.of(one, state.plan) for one in new})
+        program = state.program
+        if (program, program.version) != self._version:
+            self._version, self._planned = (program, program.version), None
+            self._samples = program.batch_size or self._works[ran[0]].samples
+        for one in new:
+            if self._works[one].samples == self._samples:
+                self._planned = one
 
     def agreed(self, tally: Tally) -> Times:
         """What steps took on the slowest rank."""

@@ -82,7 +82,7 @@ class StepPlanner:
             return [self._in_given_stages(captured, batch_size, part)]
 
         (plan,) = self._agreed(make)
-        self.use(plan, captured, part)
+        self.use(plan, captured, batch_size, part)
         return plan
 
     def candidates(self, captured: CapturedStep, batch_size: int | None, count: int) -> list[Plan]:
@@ -113,8 +113,10 @@ class StepPlanner:
             program.owners = owners
         return priced_again(in_force, search, request, session.mesh, batch_size), found
 
-    def use(self, plan: Plan, captured: CapturedStep, part: bool = False) -> None:
-        """Have a step, and those that share its plan, run by `plan`."""
+    def use(
+        self, plan: Plan, captured: CapturedStep, batch_size: int | None, part: bool = False
+    ) -> None:
+        """Have a step, and those that share its plan, run by `plan`, which was found for it."""
         session, program = self.session, self.program
         self._found = plan
         if plan.stages is not None:
@@ -123,6 +125,7 @@ class StepPlanner:
             program.told = False
         else:
             program.use(plan)
+            program.batch_size = batch_size
             session.first = session.first or plan
             if session.decides_pipeline and _trains(captured):
                 session.decide_pipeline(plan)
@@ -136,7 +139,7 @@ class StepPlanner:
         """Run by `plan` within, and afterwards as if nothing had been planned."""
         owners = dict(self.program.owners)
         with self.session.undecided():
-            self.use(plan, captured)
+            self.use(plan, captured, None)
             try:
                 yield
             finally:

@@ -87,6 +87,6 @@ def replan(
         session.undecide()
         session.cluster = cluster
         step.program.owners.clear()
-        step.planner.use(Plan.from_json(text), captured)
+        step.planner.use(Plan.from_json(text), captured, batch_size_of(specs))
         step.program.moves = True
     return Replanned(before_s, after_s, taken)

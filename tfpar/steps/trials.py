@@ -71,7 +71,7 @@ def try_plans(step: CompiledFunction, arguments: Sequence[Any], parts: int = 1) 
     world = session.ranks.world
     with reporting("trying plans", session.options.verbose and not (world and world.rank)) as told:
         trials.run(plans, told)
-    step.planner.use(trials.best(plans), captured)
+    step.planner.use(trials.best(plans), captured, batch_size_of(whole))
 
 
 class _Trials:
