@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import importlib.util
 import json
 import math
 import time
@@ -16,7 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.test_pipelines_found import rows
+from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.slow_links import slow_all_reduces
 from tfpar.cost.model_flops import model_flops
 from tfpar.keras.adapter import parallel_model
@@ -91,6 +93,25 @@ def test_figures_are_in_logs_and_files_whatever_the_order_of_callbacks(tmp_path)
     mean_batch = (7 * 8 + 4) / 8
     assert last["samples_per_s"][1] * last["step_ms"][1] / 1e3 == pytest.approx(mean_batch)
     assert full["process_peak_mb"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed"
+)
+def test_scalars_are_what_lines_say(tmp_path):
+    callback = tap.Monitor(tmp_path, every=4)
+    parallel().fit(*rows(72, WIDTH), batch_size=8, verbose=0, callbacks=[callback])
+    (file,) = tmp_path.glob("*tfevents*")
+    found = {
+        (event.step, value.tag): float(tf.make_ndarray(value.tensor))
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    }
+    for line in lines(tmp_path):
+        group = {"steps": "monitor", "epoch": "monitor_epoch"}[line["span"]]
+        for name in ("step_ms", "mfu"):
+            assert found.pop((line["step"], f"{group}/{name}")) == pytest.approx(line[name])
 
 
 @pytest.mark.slow
@@ -227,20 +248,32 @@ class Losses(keras.callbacks.Callback):
         self.values.append(logs["loss"])
 
 
-def slow_devices() -> tap.Cluster:
+def slow_devices(ranks: int = 2) -> tap.Cluster:
     """As if computing were all that takes time: the batch is split."""
     slow = tap.Device({"float32": 1e7}, 1e9, 1e11)
-    return tap.Cluster.regular("slow", slow, [tap.Level(2, 1e10, 1e-6)])
+    return tap.Cluster.regular("slow", slow, [tap.Level(ranks, 1e10, 1e-6)])
+
+
+SWAPS = {
+    "one piece": (small, WIDTH, slow_devices(2), None),
+    "two stages": (deep, 256, machines(1e10, 4), tap.Pipeline(stages=2, microbatches=2)),
+}
 
 
 @pytest.mark.slow
-def test_training_goes_on_by_a_new_plan_with_the_same_numbers(tmp_path):
+@pytest.mark.parametrize("build, width, cluster, pipeline", SWAPS.values(), ids=SWAPS.keys())
+def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
+    build, width, cluster, pipeline, tmp_path
+):
     """Weights, slots, masks, metrics, and batches, of which the last one is smaller."""
-    x, y = rows(36, WIDTH)
+    x, y = rows(36, width)
 
-    def trained(*callbacks: Any, **options: Any) -> tuple[keras.Model, list[float], dict]:
+    def trained(*callbacks: Any, on_mesh: bool) -> tuple[keras.Model, list[float], dict]:
         keras.utils.set_random_seed(5)
-        model = parallel(**options) if options else small()
+        asked = {"planner": "tap", "cluster": cluster, "pipeline": pipeline, "verbose": 0}
+        mesh = tap.auto_parallel([cluster.size], **asked) if on_mesh else contextlib.nullcontext()
+        with mesh:
+            model = build()
         losses = Losses()
         history = model.fit(
             *(x, y),
@@ -249,23 +282,22 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(tmp_path):
         )
         return model, losses.values, history.history
 
-    plain, wanted, history = trained()
-    monitor = tap.Monitor(tmp_path, replan=0.1)
-    with slow_all_reduces(InProcessProgram, 0.01):
-        model, losses, found = trained(monitor, cluster=slow_devices())
+    plain, wanted, history = trained(on_mesh=False)
+    with slow_all_reduces(InProcessProgram, 0.02):
+        model, losses, found = trained(tap.Monitor(tmp_path, replan=0.1), on_mesh=True)
     replanned = [line["replan"] for line in lines(tmp_path) if "replan" in line]
     assert replanned[0]["taken"] and replanned[0]["after_s"] < 0.9 * replanned[0]["before_s"]
     plan = tap.plan_of(model)
     assert not plan.batch_axes or plan.mesh.shape[plan.mesh.axis(plan.batch_axes[0])] == 1
-    assert plan.cluster.device.flops["float32"] != 1e7
-    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    assert plan.cluster.device.flops != cluster.device.flops
+    np.testing.assert_allclose(losses, wanted, rtol=2e-4)
     for name, values in history.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-3, atol=1e-6, err_msg=name)
     for mine, its in zip(model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, its, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(mine, its, rtol=2e-3, atol=2e-4)
     pairs = zip(model.optimizer.variables, plain.optimizer.variables, strict=True)
     for mine, its in pairs:
-        np.testing.assert_allclose(mine.numpy(), its.numpy(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(mine.numpy(), its.numpy(), rtol=5e-3, atol=2e-4)
     assert int(model.optimizer.iterations) == 15
     # What ran by the old plan is let go of.
     executables = parallel_model(model).trained_by.executables

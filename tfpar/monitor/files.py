@@ -68,10 +68,11 @@ class Files:
     def _add_scalars(self, step: int, found: Mapping[str, Any]) -> None:
         if self._scalars is None:
             return
+        group = "monitor_epoch" if found.get("span") == "epoch" else "monitor"
         with self._scalars.as_default():
             for name, value in found.items():
                 if isinstance(value, float) and math.isfinite(value):
-                    tf.summary.scalar(f"monitor/{name}", value, step=step)
+                    tf.summary.scalar(f"{group}/{name}", value, step=step)
         self._scalars.flush()
 
     def close(self) -> None:
