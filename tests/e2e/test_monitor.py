@@ -266,7 +266,7 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
     build, width, cluster, pipeline, tmp_path
 ):
     """Weights, slots, masks, metrics, and batches, of which the last one is smaller."""
-    x, y = rows(36, width)
+    x, y = rows(91, width)
 
     def trained(*callbacks: Any, on_mesh: bool) -> tuple[keras.Model, list[float], dict]:
         keras.utils.set_random_seed(5)
@@ -277,7 +277,7 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
         losses = Losses()
         history = model.fit(
             *(x, y),
-            **{"batch_size": 8, "epochs": 3, "verbose": 0, "validation_data": (x[:9], y[:9])},
+            **{"batch_size": 4, "epochs": 3, "verbose": 0, "validation_data": (x[:9], y[:9])},
             callbacks=[losses, *callbacks],
         )
         return model, losses.values, history.history
@@ -298,7 +298,7 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
     pairs = zip(model.optimizer.variables, plain.optimizer.variables, strict=True)
     for mine, its in pairs:
         np.testing.assert_allclose(mine.numpy(), its.numpy(), rtol=5e-3, atol=2e-4)
-    assert int(model.optimizer.iterations) == 15
+    assert int(model.optimizer.iterations) == 69
     # What ran by the old plan is let go of.
     executables = parallel_model(model).trained_by.executables
     assert {version for _, _, version in executables} == {parallel_model(model).program.version}
@@ -308,7 +308,7 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
 def test_a_plan_is_kept_where_others_do_not_gain_enough(tmp_path):
     model = parallel(cluster=slow_devices())
     fit = {"batch_size": 8, "epochs": 3, "verbose": 0}
-    model.fit(*rows(32, WIDTH), **fit, callbacks=[tap.Monitor(tmp_path, replan=0.95)])
+    model.fit(*rows(8 * 23, WIDTH), **fit, callbacks=[tap.Monitor(tmp_path, replan=0.95)])
     found = [line["replan"]["taken"] for line in lines(tmp_path) if "replan" in line]
     assert found and not any(found)
     assert parallel_model(model).session.cluster == slow_devices()

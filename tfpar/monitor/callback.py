@@ -19,8 +19,8 @@ from tfpar.search.objective import UNCERTAINTY
 from tfpar.spec import TfparError, arguments
 from tfpar.steps.replanned import check_can_replan
 
-VERDICT_STEPS = 20
-"""After how many timed steps the prediction is compared with what was measured."""
+ENOUGH_STEPS = 20
+"""How many steps are timed before they are held against the prediction, or a plan is judged."""
 
 
 class Monitor(keras.callbacks.Callback):
@@ -58,9 +58,12 @@ class Monitor(keras.callbacks.Callback):
         folder: of the files; the first rank writes them. None: no files.
         every: steps from one report to the next.
         compare: whether ranks compare what they hold in common.
-        replan: plan the model anew at the end of an epoch, for machines that are as was measured,
-            and take the new plan if it is predicted to save more than this part of a step. Training
-            goes on with the same numbers. None: keep the plan.
+        replan: plan the model anew at the end of an epoch, once 20 steps have been timed, for
+            machines that are as was measured, and take the new plan if it is predicted to save more
+            than this part of a step. Training goes on with the same numbers. None: keep the plan.
+
+    Attributes:
+        figures: those of the last report.
 
     Raises:
         ArgumentError: an argument of another type or out of range.
@@ -94,6 +97,7 @@ class Monitor(keras.callbacks.Callback):
         self._watched, self._meter = watched, Meter()
         self._lately, self._this_epoch = Tally(), Tally()  # since the last report, and the epoch
         self._at_first, self._judged = Tally(), False
+        self._to_replan = Tally()
         self._settled_s = math.nan  # a step for which nothing better was found
 
     # --- what Keras calls ----------------------------------------------------------
@@ -147,6 +151,8 @@ class Monitor(keras.callbacks.Callback):
             self._this_epoch.add(lap)
             if not self._judged:
                 self._at_first.add(lap)
+            if self.replan is not None:
+                self._to_replan.add(lap)
         watched.learn(ran)
         if due:
             tally, self._since, self._lately = self._lately, 0, Tally()
@@ -167,8 +173,8 @@ class Monitor(keras.callbacks.Callback):
         if logs is not None:
             logs.update(self.figures)  # all: the columns of a CSVLogger are those of its first row
         goes_on = epoch + 1 < (self.params.get("epochs") or math.inf)
-        if self.replan is not None and goes_on and not self.model.stop_training:
-            self._plan_anew(self.replan, tally)
+        if self._to_replan.steps >= ENOUGH_STEPS and goes_on and not self.model.stop_training:
+            self._plan_anew()
 
     # --- what it does ----------------------------------------------------------------
 
@@ -180,7 +186,7 @@ class Monitor(keras.callbacks.Callback):
 
     def _judges(self, steps: int) -> bool:
         """Whether enough have been timed to compare them with the prediction, with some more."""
-        return not self._judged and self._at_first.steps + steps >= VERDICT_STEPS
+        return not self._judged and self._at_first.steps + steps >= ENOUGH_STEPS
 
     def _judge(self) -> None:
         """Say, once, which part of a step takes longer than predicted."""
@@ -189,21 +195,19 @@ class Monitor(keras.callbacks.Callback):
         self._at_first, self._judged = Tally(), True
         self._write({"verdict": text, "parts": [part.as_dict() for part in parts]})
 
-    def _plan_anew(self, gain: float, tally: Tally) -> None:
+    def _plan_anew(self) -> None:
         """Take a plan that is better for machines that are as they were measured, if there is one.
 
         What was found at the end of an epoch holds until steps take another time than then.
-
-        Args:
-            tally: of the epoch.
         """
-        watched = self._watched
+        watched, tally, self._to_replan = self._watched, self._to_replan, Tally()
         times = watched.agreed(tally)
         step_s = times.planned_s
         if math.isnan(step_s) or abs(step_s / self._settled_s - 1) <= UNCERTAINTY:
             return
         self._settled_s = step_s
-        found = watched.plan_anew(times, gain)
+        assert self.replan is not None, "or nothing was timed for it"
+        found = watched.plan_anew(times, self.replan)
         if found is not None:
             self._write({"replan": found._asdict()})
             if found.taken:

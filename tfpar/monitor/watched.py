@@ -100,26 +100,28 @@ class Watched:
     def agreed(self, tally: Tally) -> Times:
         """What steps took on the slowest rank."""
         read_s = tally.read_s / tally.steps if tally.steps else math.nan
-        times = Times(tally.step_s, tally.step_s_of(self._planned), read_s)
-        world = self.world
-        if world is None:
-            return times
-        with world.at("comparing times of steps"):
-            told = world.exchange.messages(times)
-        return Times(*(max(some) for some in zip(*told, strict=True)))
+        own = tally.step_s, tally.step_s_of(self._planned), read_s
+        return Times(*self._most("times of steps", own))
 
     def figures(self, tally: Tally) -> dict[str, float]:
         """What steps took and did, by names in Keras's logs, and the memory of the rank that has
         most."""
-        times, world, state = self.agreed(tally), self.world, self.state
+        state = self.state
         ranks = None if state is None else state.session.ranks
         devices = [] if ranks is None else [ranks.devices[rank] for rank in ranks.local]
-        name, peak = peak_memory(devices)
-        if world is not None:
-            with world.at("comparing memory"):
-                peak = max(world.exchange.messages(peak))
+        name, own = peak_memory(devices)
+        (peak,) = self._most("memory", [own])
         plan = None if state is None else state.plan
-        return {**figures(times, tally.ran, dict(self._works), plan), name: peak}
+        return {**figures(self.agreed(tally), tally.ran, self._works, plan), name: peak}
+
+    def _most(self, what: str, own: Sequence[float]) -> Sequence[float]:
+        """The largest of what all ranks say, one by one."""
+        world = self.world
+        if world is None:
+            return own
+        with world.at(f"comparing {what}"):
+            told = world.exchange.messages(list(own))
+        return [max(some) for some in zip(*told, strict=True)]
 
     def compare(self, ran: Sequence[Any]) -> None:
         """Check that ranks agree on what they hold in common, after the step that ran last.

@@ -23,7 +23,7 @@ from tfpar.distributed.world import this_world
 from tfpar.runtime.backends.process import ProcessProgram
 from tfpar.spec import RuntimeMismatchError
 
-X, Y = regression(37)  # the last batch is smaller
+X, Y = regression(70)  # the last batch of three is smaller
 
 
 def slow_devices(size: int) -> tap.Cluster:
@@ -37,7 +37,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def a_new_plan_is_taken(place: Place) -> Results:
-    """All-reduces take 20 ms more than is known to the plan: it is given up after an epoch."""
+    """All-reduces take 50 ms more than is known to the plan: it is given up after an epoch."""
     options = {"cluster": slow_devices(place.size), "verbose": 0}
     with place.parallel(mesh=[place.size], planner="tap", **options):
         inputs = keras.Input((6,))
@@ -45,11 +45,11 @@ def a_new_plan_is_taken(place: Place) -> Results:
         h = keras.layers.Dropout(0.2, seed=1)(h)
         model = keras.Model(inputs, keras.layers.Dense(2)(h))
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
-    arguments = {"batch_size": 8, "epochs": 3, "shuffle": False, "validation_data": (X[:9], Y[:9])}
+    arguments = {"batch_size": 3, "epochs": 3, "shuffle": False, "validation_data": (X[:9], Y[:9])}
     if place.size == 1:
         return trained(model, X, Y, **arguments)
-    monitor = tap.Monitor(place.folder, every=2, replan=0.1)
-    with slow_all_reduces(ProcessProgram, 0.02):
+    monitor = tap.Monitor(place.folder, every=10, replan=0.1)
+    with slow_all_reduces(ProcessProgram, 0.05):
         results = trained(model, X, Y, callbacks=[monitor], **arguments)
     world = this_world()
     assert world is not None
@@ -58,7 +58,7 @@ def a_new_plan_is_taken(place: Place) -> Results:
     world.agree("figures", monitor.figures, str)
     if place.rank == 0:
         written = lines(place.folder)
-        assert [line["step"] for line in written if line.get("span") == "epoch"] == [5, 10, 15]
+        assert [line["step"] for line in written if line.get("span") == "epoch"] == [24, 48, 72]
         first = next(line["replan"] for line in written if "replan" in line)
         assert first["taken"] and first["after_s"] < 0.9 * first["before_s"]
     assert not plan.batch_axes or plan.mesh.shape[plan.mesh.axis(plan.batch_axes[0])] == 1
