@@ -277,7 +277,7 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
         losses = Losses()
         history = model.fit(
             *(x, y),
-            **{"batch_size": 4, "epochs": 3, "verbose": 0, "validation_data": (x[:9], y[:9])},
+            **{"batch_size": 4, "epochs": 2, "verbose": 0, "validation_data": (x[:9], y[:9])},
             callbacks=[losses, *callbacks],
         )
         return model, losses.values, history.history
@@ -298,7 +298,7 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
     pairs = zip(model.optimizer.variables, plain.optimizer.variables, strict=True)
     for mine, its in pairs:
         np.testing.assert_allclose(mine.numpy(), its.numpy(), rtol=5e-3, atol=2e-4)
-    assert int(model.optimizer.iterations) == 69
+    assert int(model.optimizer.iterations) == 46
     # What ran by the old plan is let go of.
     executables = parallel_model(model).trained_by.executables
     assert {version for _, _, version in executables} == {parallel_model(model).program.version}

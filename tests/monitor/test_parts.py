@@ -10,6 +10,7 @@ from tfpar.cluster.changed import Pace, spans_nodes, taking
 from tfpar.cluster.description import Cluster, Device, Level, Measured
 from tfpar.cost.collectives import collective_seconds, lines
 from tfpar.monitor.corrected import corrected, measure_links
+from tfpar.monitor.expected import Expected
 from tfpar.monitor.parts import DATA, WORK, Part, verdict
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh
@@ -48,6 +49,27 @@ from tfpar.spec import Mesh
 )
 def test_the_part_that_makes_the_difference_is_named(predicted_s, step_s, parts, said):
     assert verdict(predicted_s, step_s, parts) == said
+
+
+GRADIENTS, GATHERS = ("all_reduce", (0,)), ("all_gather", (1,))
+
+
+@pytest.mark.parametrize(
+    "hideable_s, longer, exposed_s",
+    [
+        (3.5, 1.0, 0.5),  # as predicted
+        (3.5, 2.0, 4.5),  # nothing more can hide
+        (6.0, 2.0, 2.5),  # two seconds more hide behind the backward pass
+        (9.0, 2.0, 0.5),  # and here all, but for the end of the last
+        (3.5, 0.5, 0.0),
+    ],
+)
+def test_what_runs_beside_the_backward_pass_hides_before_it_is_waited_for(
+    hideable_s, longer, exposed_s
+):
+    expected = Expected({GATHERS: 1.0}, {GRADIENTS: 4.0}, 0.5, hideable_s)
+    found = expected.seconds({GRADIENTS: longer, GATHERS: 3.0})
+    assert found == {GATHERS: 3.0, GRADIENTS: pytest.approx(exposed_s)}
 
 
 DEVICE = Device({"float32": 1e12, "bfloat16": 2e12}, 1e9, 1e11, 1e-6, functions_per_s=1e9)

@@ -2,8 +2,9 @@
 
 What a step waits for data is known. The dearest kinds of its collectives run by themselves, on all
 ranks of the plan at once and through the backend of the training, at the size that they have in the
-step, as a calibration runs them (`calibration.timing`); what the step is predicted to wait for them
-is taken to grow in proportion. What is left of the measured step is the work between them.
+step, as a calibration runs them (`calibration.timing`); how long the step then waits for them
+follows from what it is predicted to wait (`expected`). What is left of the measured step is the
+work between them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from tfpar.calibration.programs import chain_of, collective, operand_of
 from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.cost import Cost
+from tfpar.monitor.expected import Expected, Kind, machines_of, work_s
 from tfpar.plans import Plan
-from tfpar.report.layers import collective_times
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.runtime.executable import Executable
 from tfpar.runtime.ranks import Ranks
@@ -101,15 +101,21 @@ def time_collectives(plan: Plan, executable: Executable, ranks: Ranks) -> list[T
         plan: priced, that the step runs by.
         ranks: all of the job.
     """
-    sizes, machines = _emitted(executable), _machines(plan)
-    dearest = sorted(_seconds(plan, executable).items(), key=lambda pair: -pair[1])
-    keys = [key for key, seconds in dearest if seconds > 0 and key in sizes][:MOST]
-    if not keys:
+    sizes, machines, expected = (
+        _emitted(executable),
+        machines_of(plan),
+        Expected.of(plan, executable),
+    )
+    seconds = {
+        kind: expected.waited_s.get(kind, 0.0) + expected.beside_s.get(kind, 0.0) for kind in sizes
+    }
+    kinds = sorted(seconds, key=lambda kind: -seconds[kind])[:MOST]
+    if not kinds:
         return []
     groups = () if plan.stages is None else plan.stages.groups(plan.mesh.size)
-    timer = Timer(ranks, EACH_S * len(keys), groups)
-    typical = {key: round(statistics.fmean(sizes[key])) for key in keys}
-    return [_timed(timer, plan.mesh, *key, typical[key], machines) for key in keys]
+    timer = Timer(ranks, EACH_S * len(kinds), groups)
+    typical = {kind: round(statistics.fmean(sizes[kind])) for kind in kinds}
+    return [_timed(timer, plan.mesh, *kind, typical[kind], machines) for kind in kinds]
 
 
 def _timed(
@@ -133,23 +139,18 @@ def parts_of(
     Args:
         read_s: how long it waited for its batch.
     """
-    cost, seconds = plan.cost, _seconds(plan, executable)
-    assert cost is not None, "a plan that was priced"
-    waited, together = waited_s(cost), sum(seconds.values())
+    assert plan.cost is not None, "a plan that was priced"
+    expected = Expected.of(plan, executable)
+    predicted = expected.seconds({})
+    measured = expected.seconds({(one.kind, one.axes): one.ratio for one in collectives})
     found = [Part(DATA, 0.0, read_s)]
     for one in collectives:
-        share_s = waited * seconds[one.kind, one.axes] / together
-        found.append(Part(one.name, share_s, share_s * one.ratio))
-    own_s = cost.seconds - waited
-    left_s = step_s - waited - sum(part.measured_s - part.predicted_s for part in found)
+        key = one.kind, one.axes
+        found.append(Part(one.name, predicted.get(key, 0.0), measured.get(key, 0.0)))
+    own_s, left_s = work_s(plan.cost), step_s - read_s - sum(measured.values())
     if own_s > 0 and left_s > 0:
         found.append(Part(WORK if plan.stages is None else IN_STAGES, own_s, left_s))
     return found
-
-
-def waited_s(cost: Cost) -> float:
-    """How long a step is predicted to wait for collectives."""
-    return max(sum(cost.communication_s) + cost.exposed_s - cost.hidden_s, 0.0)
 
 
 def verdict(predicted_s: float, step_s: float, parts: Sequence[Part]) -> str:
@@ -161,7 +162,8 @@ def verdict(predicted_s: float, step_s: float, parts: Sequence[Part]) -> str:
         return text
     part = max(off, key=lambda part: abs(part.measured_s - part.predicted_s))
     if not part.predicted_s:
-        return f"{text}: {part.name} takes {format_seconds(part.measured_s)}"
+        advice = "" if part.name == DATA else "; `tfpar calibrate`"
+        return f"{text}: {part.name} takes {format_seconds(part.measured_s)}{advice}"
     return f"{text}: {part.name} takes {_times(part.ratio)} times as long; `tfpar calibrate`"
 
 
@@ -180,25 +182,10 @@ def _times(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
-def _machines(plan: Plan) -> Cluster:
-    """Those of all ranks, in the order in which stages have them."""
-    assert plan.cluster is not None, "a plan that was priced"
-    return plan.cluster if plan.stages is None else plan.stages.placed(plan.cluster)
-
-
-def _seconds(plan: Plan, executable: Executable) -> Mapping[tuple[str, tuple[int, ...]], float]:
-    """By kind and axes: what the collectives of a step are predicted to take by themselves."""
-    found = collective_times(executable.partitioned, _machines(plan))
-    return {
-        (kind, tuple(map(plan.mesh.axis, names))): seconds
-        for (kind, names), seconds in found.items()
-    }
-
-
-def _emitted(executable: Executable) -> Mapping[tuple[str, tuple[int, ...]], list[int]]:
+def _emitted(executable: Executable) -> Mapping[Kind, list[int]]:
     """By kind and axes: the payloads of the collectives that the program holds, packed ones as
     one."""
-    found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    found: dict[Kind, list[int]] = {}
     for kind, axes, num_bytes in _collectives(executable):
         found.setdefault((kind, axes), []).append(num_bytes)
     return found
