@@ -48,6 +48,7 @@ _EXPORTS = {
     "save_checkpoint": "tfpar.keras.checkpoint",
     "GraphProgram": "tfpar.graph_program",
     "auto_parallel": "tfpar.api",
+    "Monitor": "tfpar.monitor.callback",
     "SearchInterrupted": "tfpar.search.so_far",
     "Trials": "tfpar.search.objective",
     "calibrate": "tfpar.calibration.calibrate",
@@ -69,6 +70,7 @@ __all__ = [
     "GraphProgram",
     "Level",
     "Mesh",
+    "Monitor",
     "Node",
     "Offload",
     "Options",
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
     from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
     from tfpar.keras.data import shard_data
     from tfpar.keras.timeline import Timeline
+    from tfpar.monitor.callback import Monitor
     from tfpar.options import Options
     from tfpar.pipeline import Pipeline, Schedule
     from tfpar.plans import Offload, Plan, keep

@@ -265,7 +265,7 @@ class StepSearch:
             SearchInterrupted: Ctrl-C; knows the best plan so far.
         """
         with request.report.at("", request.budget.seconds):
-            problem = self._problem(request)
+            problem = self.problem(request)
 
             def find(asked: Problem) -> Plan:
                 def relaxed(kept: Collection[str]) -> Problem:
@@ -309,7 +309,7 @@ class StepSearch:
         Raises:
             MemoryLimitError: they have not.
         """
-        problem, devices = self._problem(request), request.cluster.devices[: request.mesh.size]
+        problem, devices = self.problem(request), request.cluster.devices[: request.mesh.size]
         limits = [device.memory_bytes for device in devices]
         check_room(problem.graph.variables, problem.least_state_ratio, limits, request.cluster.name)
 
@@ -344,7 +344,7 @@ class StepSearch:
             SpecError: as of a call.
             SearchInterrupted: as of a call; of the ranks of a stage it knows nothing.
         """
-        problem = self._problem(request)
+        problem = self.problem(request)
         if self.cache is not None and self.cache.get(problem, self.planner) is not None:
             return None
         actors, kinds = request.actors, request.kinds(request.ranks or ())
@@ -364,7 +364,8 @@ class StepSearch:
                     raise
                 raise KeyboardInterrupt from None
 
-    def _problem(self, request: Request) -> Problem:
+    def problem(self, request: Request) -> Problem:
+        """What is solved for a request; of a pipeline, for the ranks of a stage."""
         free = self._free_problem(request)
         return _constrained(free, self.step.graph, request, must_match=not self.part)
 

@@ -74,8 +74,13 @@ class Session:
 
     def __post_init__(self) -> None:
         """Raises SpecError where the mesh has not as many parts as the pipeline sets of ranks."""
+        self.undecide()
+
+    def undecide(self) -> None:
+        """Be as if no plan had been found yet."""
         self._run_in(self.options.given_pipeline)
         self.decides_pipeline = self.options.plan is None and self.options.pipeline in (AUTO, None)
+        self.first, self.found_pipeline = None, False
 
     def _run_in(self, pipeline: Pipeline | None) -> None:
         self.pipeline, plan = pipeline, self.options.plan
@@ -91,7 +96,7 @@ class Session:
     @contextlib.contextmanager
     def undecided(self) -> Iterator[None]:
         """Whatever is decided within is open again afterwards."""
-        names = "pipeline", "stage_mesh", "decides_pipeline", "found_pipeline", "first"
+        names = "pipeline", "stage_mesh", "decides_pipeline", "found_pipeline", "first", "cluster"
         before = {name: getattr(self, name) for name in names}
         try:
             yield

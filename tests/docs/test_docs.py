@@ -42,6 +42,7 @@ WITH_CODE = {
     "docs/howto/keras_hub.md",
     "docs/howto/see_where_time_goes.md",
     "docs/howto/train_a_tensorflow_1_graph.md",
+    "docs/howto/watch_a_training.md",
     "docs/pipelines.md",
     "docs/rhino.md",
     "docs/shared_subgraphs.md",
@@ -60,6 +61,7 @@ SLOW = {
     "docs/howto/plan_without_devices.md",
     "docs/howto/see_where_time_goes.md",
     "docs/howto/shard_in_two_dimensions.md",
+    "docs/howto/watch_a_training.md",
     "docs/pipelines.md",
     "docs/rhino.md",
 }

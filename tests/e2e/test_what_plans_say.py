@@ -40,7 +40,10 @@ def test_a_variable_is_explained_with_the_runner_up(plan):
 @pytest.mark.slow
 def test_a_layer_is_explained_with_its_patterns(plan):
     text = plan.explain("block_0_fc2")
-    assert "Layer 'block_0_fc2' (Dense), made in transformers.py:" in text and "Sharding patterns, each by itself:" in text
+    assert (
+        "Layer 'block_0_fc2' (Dense), made in transformers.py:" in text
+        and "Sharding patterns, each by itself:" in text
+    )
     assert "kernel S(0) over model:" in text and "all_reduce over model (forward" in text
 
 

@@ -37,10 +37,15 @@ def axes_to_measure(mesh: Mesh) -> list[tuple[Mesh, int]]:
 
 
 def collectives_of(
-    mesh: Mesh, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell
+    mesh: Mesh,
+    timer: Timer,
+    sizes: Sizes,
+    reserve_s: float,
+    tell: Tell,
+    kinds: Sequence[str] = COLLECTIVES,
 ) -> list[Measured]:
-    """All kinds on all axes: those that time is short for have two sizes only."""
-    pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in COLLECTIVES]
+    """Some kinds, by default all, on all axes: those that time is short for have two sizes only."""
+    pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in kinds]
     first, others = sizes.payloads[:2], sizes.payloads[2:]
     tasks = [(pair, n) for some in (first, others) for n in some for pair in pairs]
     times: dict[Pair, list[tuple[int, list[float]]]] = {pair: [] for pair in pairs}
@@ -53,7 +58,7 @@ def collectives_of(
             tell(f"collectives of {wanted / 1e3:g} kB")
         packed = _PACKED if kind == "all_reduce" and wanted >= _PACKED_BYTES else 1
         shape, num_bytes = operand_of(kind, axes.shape[axis], wanted // packed)
-        chain = chain_of(axes, collective(kind, axes, axis), [shape] * packed, "float32")
+        chain = chain_of(axes, collective(kind, axes, (axis,)), [shape] * packed, "float32")
         seconds = timer.by_rank(chain, max(left_s, 0.0) / (len(tasks) - i))
         times[pair].append((packed * num_bytes, seconds))
     return [
@@ -92,7 +97,7 @@ def with_waits(
                     alone[operand] = timer.seconds(
                         chain_of(mesh, after_product(), operands), allowed_s
                     )
-                emit = after_product(collective(kind, mesh, axis))
+                emit = after_product(collective(kind, mesh, (axis,)))
                 both = timer.seconds(chain_of(mesh, emit, operands), allowed_s)
                 itself = line.startup_s + num_bytes / line.bandwidth
                 extra.append(both - alone[operand] - itself)

@@ -91,7 +91,7 @@ def _overlap(
         if products:
             chains.add(product, [(side, side)] * 2, "float32", products)
         if reduces:
-            chains.add(collective("all_reduce", mesh, 0), [shape], "float32", reduces)
+            chains.add(collective("all_reduce", mesh, (0,)), [shape], "float32", reduces)
         return timer.whole(chains.program(), share_s)
 
     return fit.overlap(beside(products, 0), beside(0, reduces), beside(products, reduces))

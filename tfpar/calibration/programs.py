@@ -132,10 +132,10 @@ def elementwise(op_type: str) -> Emit:
     return emit
 
 
-def collective(kind: str, mesh: Mesh, axis: int) -> Emit:
-    """A collective of `spec.names.COLLECTIVES` over a mesh axis, of operands of two dims each;
+def collective(kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Emit:
+    """A collective of `spec.names.COLLECTIVES` over mesh axes, of operands of two dims each;
     several travel as one, as gradients that are packed do."""
-    axes, parts = (axis,), mesh.shape[axis]
+    parts = mesh.group_size(axes)
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         # Control edges are of local ops only.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 import time
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.programs import ProgramSet
+from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.runtime.executable import link
 from tfpar.runtime.ranks import Ranks
 
@@ -43,13 +44,16 @@ class Timer:
     Args:
         ranks: that run the programs.
         budget_s: what all of it may take, in seconds.
+        groups: of ranks that each run a program of their own, all at the same time; by default all
+            ranks run one.
 
     Attributes:
         step_s: seconds that a program takes which holds nothing.
     """
 
-    def __init__(self, ranks: Ranks, budget_s: float) -> None:
+    def __init__(self, ranks: Ranks, budget_s: float, groups: Sequence[Group] = ()) -> None:
         self._ranks = ranks
+        self._groups = groups or [tuple(range(len(ranks.devices)))]
         self._end = time.monotonic() + budget_s
         self._on_gpu = "GPU" in ranks.devices[0]
         self.step_s = 0.0
@@ -61,7 +65,7 @@ class Timer:
 
     def measure_step(self, empty: LocalProgram) -> None:
         """Time a program that holds nothing."""
-        run = self._runner(empty)
+        run = self._runner(lambda: empty)
         self.step_s = _typical(self._agreed([run() for _ in range(_MOST)]))
 
     def seconds(self, chain: Chain, allowed_s: float) -> float:
@@ -81,7 +85,7 @@ class Timer:
             allowed_s: about how long it may take.
         """
         start = time.monotonic()
-        each = self._once(self._runner(chain(1)))
+        each = self._once(self._runner(lambda: chain(1)))
         once = max(each)
         if once > max(_CALL_S, 100 * self.step_s):
             return each
@@ -89,10 +93,10 @@ class Timer:
         length, taken = 0, 0.0
         while taken < links_s / 2 and length < _LONGEST:  # the first link alone says little
             length = max(length + 1, min(_LONGEST, math.ceil(links_s / once)))
-            short = self._runner(chain(length))
+            short = self._runner(functools.partial(chain, length))
             taken = max(self._once(short))
             once = taken / length
-        long = self._runner(chain(2 * length))
+        long = self._runner(lambda: chain(2 * length))
         calls = max(1, round(links_s / (taken + self.step_s)))
         (spent,) = self._agreed([time.monotonic() - start])
         runs = int((allowed_s - spent) / (calls * (3 * taken + 4 * self.step_s)))
@@ -115,7 +119,7 @@ class Timer:
 
     def whole_by_rank(self, program: LocalProgram, allowed_s: float) -> list[float]:
         """Seconds of a program beyond what any costs, on each rank."""
-        run = self._runner(program)
+        run = self._runner(lambda: program)
         (first,) = self._agreed([run()])
         runs = max(_FEWEST, min(_MOST, int(allowed_s / first)))
         told = self._told([run() for _ in range(runs)])
@@ -126,12 +130,17 @@ class Timer:
         told = self._told([run() for _ in range(2)])
         return [max(min(times) - self.step_s, 1e-6) for times in told]
 
-    def _runner(self, program: LocalProgram) -> Run:
-        """Runs a program, which has been run once already, so many times, and gives the seconds."""
-        linked = link(ProgramSet.of(program), self._ranks, fed_in_parts=True)
+    def _runner(self, make: Callable[[], LocalProgram]) -> Run:
+        """Runs a program, which has been run once already, so many times, and gives the seconds.
+
+        Args:
+            make: makes it, anew for each group of ranks.
+        """
+        programs = ProgramSet({group: make() for group in self._groups})
+        linked = link(programs, self._ranks, fed_in_parts=True)
         world = self._ranks.world
-        size = program.mesh.size if world is None else 1
-        fed = [tf.constant(np.ones(size, np.float32))]
+        sizes = [len(group) for group in self._groups] if world is None else [1]
+        fed = [tf.constant(np.ones(size, np.float32)) for size in sizes]
 
         def run(calls: int = 1) -> float:
             with self._together():

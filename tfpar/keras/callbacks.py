@@ -43,6 +43,7 @@ def install_callbacks(parallel_model: Callable[[keras.Model], ParallelModel | No
         world = state.world if state is not None else None
         shown = add_progbar and (world is None or world.rank == 0)
         original(self, callbacks, add_history, shown, model, **params)
+        self.callbacks.sort(key=lambda c: not getattr(c, "adds_logs", False))  # others read them
         if world is not None:
             self.callbacks = _for_processes(self.callbacks, world)
             for callback in self.callbacks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -45,6 +46,9 @@ class ParallelModel:
         executables: the last executable by kind (`train`, `test`, `predict`).
         replay: brings the data of a resumed training to where it was.
         trained_last: whether the last call of the train function trained, or passed over data.
+        ran: the steps that it took: what each of them ran.
+        trained_by: the step that they are.
+        read_s: how many seconds it waited for their data.
     """
 
     def __init__(self, model: keras.Model, session: Session) -> None:
@@ -54,6 +58,9 @@ class ParallelModel:
         self.executables: dict[str, Executable] = {}
         self.replay: Replay | None = None
         self.trained_last = True
+        self.ran: list[Executable] = []
+        self.trained_by: CompiledFunction | None = None
+        self.read_s = 0.0
         self._holders: dict[int, tuple[Any, bool, str]] = {}
         self._key = 0 if self.world is None else self.world.lead.register(self)
 
@@ -147,7 +154,10 @@ class ParallelModel:
         def function(iterator: Iterator[Any]) -> Any:
             unknown, outputs, parts = batch_is_unknown(iterator), None, parts_of(iterator)
             replay = self.replay if kind == "train" else None
+            ran: list[Executable] = []
+            read_s = 0.0
             for _ in range(self.model.steps_per_execution):
+                began = time.perf_counter()
                 try:
                     source = iterator if replay is None else replay.source(iterator)
                     data = drop_optionals(next(source))
@@ -155,6 +165,7 @@ class ParallelModel:
                     if outputs is None:
                         raise
                     break
+                read_s += time.perf_counter() - began
                 several = isinstance(data, tuple) and len(data) > 1 and tree.is_nested(data[1])
                 step = steps[unknown and several]
                 if kind == "train":
@@ -164,6 +175,9 @@ class ParallelModel:
                     self.trained_last, outputs = False, self.model.get_metrics_result()
                 else:
                     self.trained_last, outputs = True, executable((data,))
+                    ran.append(executable)
+                if kind == "train":
+                    self.trained_by, self.ran, self.read_s = step, ran, read_s
             return outputs
 
         return function

@@ -39,6 +39,7 @@ class Executable:
         compiled: what the compiler has made of it.
         packed_bytes: payload of each all-reduce once they are packed, in program order.
         around: makes the context that each run is in.
+        specs: of the arguments that it was compiled for, of the whole batch.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Executable:
         ranks: Ranks,
         name: str = "step",
         parts: int = 1,
+        specs: Any = (),
     ) -> None:
         self.parts = parts
+        self.specs = specs
         self.name = name
         self.captured = captured
         self.compiled = compiled
@@ -100,8 +103,17 @@ class Executable:
             flat = self.program(inputs, self._handles)[: len(self.local.graph.outputs)]
         if not self._checked:
             self._checked = True
-            check_placement([*self._placed().values()], self.ranks.world)
+            self.check()
         return self.captured.pack_outputs(flat)
+
+    def check(self) -> None:
+        """Check that variables lie where the step has laid them, and that ranks agree on what they
+        hold in common; where ranks are processes, all call it together, after the same step.
+
+        Raises:
+            RuntimeMismatchError: names the first variable and ranks that differ.
+        """
+        check_placement([*self._placed().values()], self.ranks.world)
 
     @property
     def _linked(self) -> list[Group]:

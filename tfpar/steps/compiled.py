@@ -112,7 +112,10 @@ class CompiledFunction:
         if known is None:
             whole = specs if parts == 1 else of_the_whole(specs, parts)
             known = self.compile(whole, parts)
-            self.executables[self._key(specs, parts)] = known  # a plan may have been found
+            key = self._key(specs, parts)  # a plan may have been found
+            _, _, version = key
+            self.executables = {k: e for k, e in self.executables.items() if k[2] == version}
+            self.executables[key] = known
         return known
 
     def _key(self, specs: Sequence[Any], parts: int) -> tuple[Any, int, int]:
@@ -154,6 +157,8 @@ class CompiledFunction:
                 world,
             )
             executable.around = functools.partial(session.recorder.step, recordable)
+        if not self._part:
+            self.program.moves = False
         if not self.program.told:
             self.program.told = True
             session.tell(announcement(plan, executable.partitioned, self.planner.search))
@@ -214,7 +219,7 @@ class CompiledFunction:
         ranks = self.session.ranks
         if asked.xla is not None:
             ranks = ranks.by_memory
-        executable = Executable(captured, compiled, ranks, name, parts)
+        executable = Executable(captured, compiled, ranks, name, parts, specs)
         self.warnings.fallbacks(prepared)  # bodies are known now
         return plan, executable
 
@@ -264,9 +269,10 @@ class CompiledFunction:
         early = options.early_collectives
         axes = [mesh.axis(n) for n in plan.batch_axes]
         anchors = plan.anchors()
+        laid = {} if self.program.moves else laid_on(captured, mesh)
         anchors = dataclasses.replace(
             anchors,
-            variables={**laid_on(captured, mesh), **anchors.variables},
+            variables={**laid, **anchors.variables},
             inputs=[input_spec(t in batched, mesh, axes) for t in captured.graph.inputs],
         )
         cost = None if self._machines(plan) is None else plan.cost

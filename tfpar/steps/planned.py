@@ -8,17 +8,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tfpar.capture.step import CapturedStep
+from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.ir.roles import Roles, trains
 from tfpar.pipeline.placed import groups_of
 from tfpar.planning import Find, Request, StepSearch, as_requested, state_problem
+from tfpar.planning_again import priced_again
 from tfpar.planning_candidates import candidates
 from tfpar.planning_found import found_before
 from tfpar.planning_pipelines import searching
 from tfpar.planning_priced import cost_on_one_device
 from tfpar.plans import Offloaded, Plan, plan_from_constraints
 from tfpar.report.announcement import Search
-from tfpar.report.progress import Reporter, reporting
+from tfpar.report.progress import QUIET, Reporter, reporting
 from tfpar.runtime.detect import detect_cluster
 from tfpar.search.offload import chosen
 from tfpar.search.problem import Problem
@@ -80,15 +82,41 @@ class StepPlanner:
             return [self._in_given_stages(captured, batch_size, part)]
 
         (plan,) = self._agreed(make)
-        self.use(plan, captured, part)
+        self.use(plan, captured, batch_size, part)
         return plan
 
     def candidates(self, captured: CapturedStep, batch_size: int | None, count: int) -> list[Plan]:
         """The best few plans for a training step, by prediction; see `planning_candidates`."""
         return self._agreed(lambda: self._solve(captured, batch_size, part=False, count=count))
 
-    def use(self, plan: Plan, captured: CapturedStep, part: bool = False) -> None:
-        """Have a step, and those that share its plan, run by `plan`."""
+    def anew(
+        self, captured: CapturedStep, batch_size: int | None, cluster: Cluster
+    ) -> tuple[Plan, Plan]:
+        """The plan in force of a training step, as it is priced on other machines, and the plan
+        that is found for these; nothing is changed.
+
+        Raises:
+            PlanError: there is none.
+        """
+        session, program = self.session, self.program
+        assert program.plan is not None, "a step that was planned"
+        in_force = program.plan.fitted(captured.graph, gradients=captured.gradients)
+        owners, program.owners = program.owners, {}
+        try:
+            with session.undecided():
+                session.undecide()
+                session.cluster = cluster
+                with reporting("planning anew", wanted=session.options.verbose) as report:
+                    (found,) = self._search(captured, batch_size, False, report, 1)
+                search, request = self._stated(captured, batch_size, False, QUIET, cluster)
+        finally:
+            program.owners = owners
+        return priced_again(in_force, search, request, session.mesh, batch_size), found
+
+    def use(
+        self, plan: Plan, captured: CapturedStep, batch_size: int | None, part: bool = False
+    ) -> None:
+        """Have a step, and those that share its plan, run by `plan`, which was found for it."""
         session, program = self.session, self.program
         self._found = plan
         if plan.stages is not None:
@@ -97,6 +125,7 @@ class StepPlanner:
             program.told = False
         else:
             program.use(plan)
+            program.batch_size = batch_size
             session.first = session.first or plan
             if session.decides_pipeline and _trains(captured):
                 session.decide_pipeline(plan)
@@ -110,7 +139,7 @@ class StepPlanner:
         """Run by `plan` within, and afterwards as if nothing had been planned."""
         owners = dict(self.program.owners)
         with self.session.undecided():
-            self.use(plan, captured)
+            self.use(plan, captured, None)
             try:
                 yield
             finally:
@@ -241,44 +270,14 @@ class StepPlanner:
         report: Reporter,
         count: int,
     ) -> list[Plan]:
-        session, options, planner = self.session, self.session.options, self.session.options.planner
-        assert planner is not None
-        laid = {}
-        if session.first is not None:
-            laid = laid_on(captured, session.first.mesh)
+        session, options = self.session, self.session.options
         cluster = session.cluster or detect_cluster(session.mesh)
-        cluster = cluster.with_memory(options.memory_limit)
-        request = Request(
-            session.stage_mesh,
-            cluster,
-            constraints_on(captured, session),
-            session.first,
-            options.compression,
-            options.recompute,
-            options.offload,
-            session.pipeline,
-            options.budget,
-            self._owners(captured) if session.in_stages else {},
-            placed_ranks(captured, session),
-            report,
-            jit_compile=self._jit_compile,
-        )
-
+        one, request = self._stated(captured, batch_size, part, report, cluster)
         find: Find = as_requested
         # Whoever was not patient enough for one search is spared the others.
         if session.decides_pipeline and request.base is None and not session.interrupted:
             if _trains(captured):
                 find = searching(options, request.constraints)
-
-        one = StepSearch(
-            captured,
-            batch_size,
-            planner,
-            options.plan_cache,
-            laid,
-            part=part,
-            interrupted=session.interrupted,
-        )
 
         def search(request: Request) -> tuple[Plan, Problem]:
             try:
@@ -299,6 +298,47 @@ class StepPlanner:
             device = session.cluster or detect_cluster(Mesh.of([1]))
             self.search = Search(taken, cost_on_one_device(problem, device))
         return [plan] if count == 1 else candidates(plan, one, request, count)
+
+    def _stated(
+        self,
+        captured: CapturedStep,
+        batch_size: int | None,
+        part: bool,
+        report: Reporter,
+        cluster: Cluster,
+    ) -> tuple[StepSearch, Request]:
+        """What searches plans of a step on some machines, and what is requested of it."""
+        session, options, planner = self.session, self.session.options, self.session.options.planner
+        assert planner is not None
+        laid = {}
+        if session.first is not None:
+            laid = laid_on(captured, session.first.mesh)
+        cluster = cluster.with_memory(options.memory_limit)
+        request = Request(
+            session.stage_mesh,
+            cluster,
+            constraints_on(captured, session),
+            session.first,
+            options.compression,
+            options.recompute,
+            options.offload,
+            session.pipeline,
+            options.budget,
+            self._owners(captured) if session.in_stages else {},
+            placed_ranks(captured, session),
+            report,
+            jit_compile=self._jit_compile,
+        )
+        one = StepSearch(
+            captured,
+            batch_size,
+            planner,
+            options.plan_cache,
+            laid,
+            part=part,
+            interrupted=session.interrupted,
+        )
+        return one, request
 
 
 def _trains(captured: CapturedStep) -> bool:

@@ -17,12 +17,17 @@ class Program:
         version: is another one once `plan` is.
         owners: the stages of a pipeline that its variables lie in, by name, as far as known.
         told: whether the user has been told of the plan in force.
+        batch_size: of the training step that the plan was found for; None if it was not.
+        moves: whether variables lie as a plan before this one has laid them, until a training step
+            is compiled.
     """
 
     session: Session
     plan: Plan | None = None
     version: int = 0
     told: bool = False
+    batch_size: int | None = None
+    moves: bool = False
     owners: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def use(self, plan: Plan | None) -> None:

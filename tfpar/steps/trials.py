@@ -70,7 +70,7 @@ def try_plans(step: CompiledFunction, arguments: Sequence[Any], parts: int = 1) 
     trials = _Trials(step, arguments, whole, parts, asked.steps, Deadline(asked.seconds))
     with reporting("trying plans", session.tells) as told:
         trials.run(plans, told)
-    step.planner.use(trials.best(plans), captured)
+    step.planner.use(trials.best(plans), captured, batch_size_of(whole))
 
 
 class _Trials:

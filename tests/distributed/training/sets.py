@@ -6,6 +6,7 @@ from tests.distributed.training import (
     data,
     files,
     layouts,
+    monitored,
     pipelines,
     refusals,
     steps,
@@ -18,6 +19,7 @@ SAME_AS_ONE: dict[str, list[Case]] = {
     "four": [*layouts.ON_FOUR, *pipelines.ON_FOUR],
     "four_with_tensorflow": pipelines.WITH_TENSORFLOW,
     "tried": tried.CASES,
+    "monitored": monitored.CASES,
 }
 """What gives the same on so many ranks as on one device."""
 

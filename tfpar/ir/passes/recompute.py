@@ -22,6 +22,13 @@ from tfpar.ir.passes.trim import clone_op
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import REFERENCES, SIZES, SOURCES
 
+_AGAIN = "/recompute"  # ends the names of clones
+
+
+def is_recomputed(op: Op) -> bool:
+    """Whether `op` computes again what the step has computed before."""
+    return op.name.endswith(_AGAIN)
+
 
 def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> Graph:
     """A copy of `graph` whose backward pass computes anew what it reads of `blocks`.
@@ -110,7 +117,7 @@ class _Block:
         made: dict[Tensor, Tensor] = {}
         entered: dict[Tensor, Tensor] = {}
         for op in self.ops:
-            name = f"gradient_tape/{op.name}/recompute"  # among the backward ops of its layer
+            name = f"gradient_tape/{op.name}{_AGAIN}"  # among the backward ops of its layer
             inputs = []
             for i, tensor in enumerate(op.inputs):
                 if tensor not in made and tensor.op in self.fed and tensor not in entered:
