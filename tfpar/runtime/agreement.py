@@ -100,14 +100,14 @@ def outline(program: LocalProgram) -> list[tuple[str, int]]:
     graphs, numbers = [program.graph], dict[FunctionRef, int]()
     found = []
     for graph in graphs:  # which grows meanwhile
+        by_name = graph in named
         for op in graph.ops:
             for ref in function_refs(*(op.attrs[key] for key in sorted(op.attrs))):
                 if ref in functions and ref not in numbers:
                     numbers[ref] = len(graphs)
                     graphs.append(functions[ref])
             described = repr((op.type, _described(op, numbers), _shapes(op)))
-            name = op.name if graph in named else op.type
-            found.append((name, zlib.crc32(described.encode())))
+            found.append((op.name if by_name else op.type, zlib.crc32(described.encode())))
     return found
 
 
