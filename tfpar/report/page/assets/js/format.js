@@ -1,6 +1,11 @@
 "use strict";
 // Numbers as text, the same as tfpar prints them.
 
+// A sentence whose numbers stay with their units.
+function unbroken(text) {
+  return text.replace(/(\d) (?=(?:[um]?s|[KMGTP]iB|B|%)\b)/g, "$1\u00a0");
+}
+
 const format = {
   // `1.50 MiB`, rounded up: what is printed, given as a limit, is enough.
   bytes(count) {
