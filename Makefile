@@ -19,7 +19,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # What the documentation quotes and takes minutes; others: benchmarks/results/*.json name their command.
 QUOTED := search subgraphs propagation atp atp_throughput breakdown training_time
 
-.PHONY: quickstart test test-fast chromium lint format bench bench-tables images clean
+.PHONY: quickstart test test-fast chromium lint format docs bench bench-tables images clean
 
 ## A ConvNet and a small GPT on four ranks in one process, with searched plans, beside one device.
 quickstart: $(STAMP)
@@ -49,6 +49,10 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+## The documentation as a site, in build/docs; a warning is an error, and `make test` builds it too.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs
+
 ## `make bench ARGS="--quick"`
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.step $(ARGS)
@@ -75,7 +79,7 @@ $(STAMP): pyproject.toml setup.py
 	  || { echo "tfpar needs Python 3.10 to 3.13, $(PYTHON) is $(VERSION)"; exit 1; }
 	@# The interpreter of .venv itself cannot make .venv anew; then it is the right one already.
 	test "$(PYTHON)" = "$(BIN)/python" || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,examples,horovod,hub]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs,examples,horovod,hub]'
 	rm -f $(VENV)/.installed-*
 	touch $@
 

@@ -1,19 +1,15 @@
-"""Train a ConvNet and a small GPT on four ranks in one process, with plans that are searched.
+"""A ConvNet and a small GPT, beside one device: the quickstart.
 
-Real data that packages ship: scikit-learn's handwritten digits, and the text of Python's own
-standard library. Each model also trains plainly on one device; the losses stand side by
-side. What the search decides depends on this machine's cores, which the ranks share.
-
-    python examples/quickstart.py
+Both train on four ranks in one process, with plans that are searched, and plainly on one device;
+the losses stand side by side. What the search decides depends on this machine's cores, which the
+ranks share.
 """
 
 from __future__ import annotations
 
 import collections
 import os
-import pathlib
 import re
-import sysconfig
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -21,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from keras import layers
-from sklearn.datasets import load_digits
+from shipped_data import digits, next_bytes
 
 import tfpar as tap
 from tfpar.report.summary import placement_text
@@ -52,12 +48,6 @@ def build_convnet() -> keras.Model:
     return model
 
 
-def digits():
-    x, y = load_digits(return_X_y=True)
-    x = (x.reshape(-1, 8, 8, 1) / 16.0).astype("float32")
-    return (x[:1500], y[:1500]), (x[1500:], y[1500:])
-
-
 # --- a GPT on the standard library's text -----------------------------------------------
 
 LENGTH, VOCABULARY, HIDDEN, HEADS, NUM_LAYERS = 64, 256, 64, 4, 2
@@ -80,15 +70,6 @@ def build_gpt() -> keras.Model:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(3e-3, global_clipnorm=1.0), loss)
     return model
-
-
-def library_text(num_sequences: int = 256):
-    library = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    text = b"".join(
-        (library / name).read_bytes() for name in ("ast.py", "inspect.py", "argparse.py")
-    )
-    ids = np.frombuffer(text, np.uint8)[: num_sequences * LENGTH + 1].astype("int32")
-    return ids[:-1].reshape(-1, LENGTH), ids[1:].reshape(-1, LENGTH)
 
 
 # --- side by side -----------------------------------------------------------------------
@@ -132,20 +113,20 @@ def compare(name, build, data, **fit_arguments) -> None:
 
 
 def main() -> None:
-    train, validation = digits()
+    images, labels = digits()
     compare(
         "ConvNet on digits",
         build_convnet,
-        train,
+        (images[:1500], labels[:1500]),
         batch_size=100,
         epochs=3,
         shuffle=False,
-        validation_data=validation,
+        validation_data=(images[1500:], labels[1500:]),
     )
     compare(
         "GPT on Python's standard library",
         build_gpt,
-        library_text(),
+        next_bytes(sequences=256, length=LENGTH),
         batch_size=32,
         epochs=3,
         shuffle=False,

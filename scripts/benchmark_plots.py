@@ -1,9 +1,10 @@
-"""Draw the plots of the documentation from the results of benchmarks: Figs. 4 to 7 of TAP.
+"""Draw the plots of the documentation from the results of benchmarks.
 
     python -m scripts.benchmark_plots
 
-Needs matplotlib (`pip install -e .[plots]`). Of the paper's curves only those points are drawn that
-its text says; each image names the result that it shows.
+Figs. 4 to 7 of TAP's paper, of whose curves only those points are drawn that its text says, and
+predicted beside measured steps. Needs matplotlib (`pip install -e .[plots]`). Each image names the
+result that it shows.
 """
 
 from __future__ import annotations
@@ -116,10 +117,51 @@ def _of(rows: Iterable[Row], case: str) -> list[Row]:
     return sorted(found, key=lambda row: row["parameters"])
 
 
+# --- predicted and measured ---------------------------------------------------------
+
+
+def predicted_in_process(axes: Axes, rows: Iterable[Row]) -> None:
+    """Plans of ranks in one process."""
+    _predicted(axes, rows, "in-process")
+    axes.set_title("ranks in one process")
+
+
+def predicted_on_loopback(axes: Axes, rows: Iterable[Row]) -> None:
+    """Plans of ranks that are processes."""
+    _predicted(axes, rows, "loopback")
+    axes.set_title("a process for each rank")
+
+
+def _predicted(axes: Axes, rows: Iterable[Row], setting: str) -> None:
+    """A point for each plan, beside the line where both are equal and those 15 % off."""
+    found = [row for row in rows if row["setting"].startswith(setting)]
+    plans = [plan for row in found for plan in row["plans"]]
+    both = [1e3 * plan[key] for plan in plans for key in ("predicted_s", "measured_s")]
+    ends = [0.9 * min(both), 1.1 * max(both)]
+    axes.plot(ends, ends, color="grey", label="as predicted")
+    for factor, label in ((0.85, "15 % off"), (1.15, None)):
+        axes.plot(ends, [ms / factor for ms in ends], ":", color="grey", label=label)
+    for row, marker in zip(found, "os", strict=True):
+        for model, fill in (("gpt", "full"), ("wide", "none")):
+            chosen = [plan for plan in row["plans"] if plan["model"] == model]
+            points = [[1e3 * plan[key] for plan in chosen] for key in ("predicted_s", "measured_s")]
+            name = f"{model}, {row['setting'].rpartition(', ')[2]}"
+            axes.plot(*points, marker, color="C0", fillstyle=fill, label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ticks = [ms for ms in (20, 30, 50, 70, 100, 200, 300, 500, 700) if ends[0] <= ms <= ends[1]]
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks(ticks, [str(ms) for ms in ticks])
+        set_ticks([], minor=True)
+    axes.set_xlabel("step, ms (predicted)")
+    axes.set_ylabel("step, ms (measured)")
+
+
 Panel = Callable[["Axes", Sequence[Row]], None]
 PLOTS: dict[str, tuple[str, tuple[Panel, Panel]]] = {
     "tap_search": ("search", (search_over_depth, search_over_classes)),
     "tap_training": ("training_time", (step_over_depth, step_over_classes)),
+    "predicted_measured": ("prediction", (predicted_in_process, predicted_on_loopback)),
 }
 """By image: the result that it shows, and its two halves."""
 

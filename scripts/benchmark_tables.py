@@ -54,10 +54,12 @@ from scripts.benchmark_columns.three_d import (
     TRIALS,
     annealing,
     near_pipelines,
+    tables_of_paper,
 )
 from scripts.benchmark_columns.throughput import chunks, contenders
 
 _BENCHMARKS, _RHINO = "docs/benchmarks.md", "docs/rhino.md"
+_TAP, _ATP, _AUTO3D = "docs/tap.md", "docs/atp.md", "docs/auto3d.md"
 
 ROOT = pathlib.Path(__file__).parent.parent
 MARKED = re.compile(r"<!-- begin ([\w-]+) -->\n(.*?)<!-- end \1 -->", re.DOTALL)
@@ -108,9 +110,9 @@ def in_step(page: str) -> str:
 
 BLOCKS = {
     "planning-in-words": Block("README.md", "search", planning_in_words),
-    "search": Block(_BENCHMARKS, "search", table(SEARCH)),
-    "search-wanted": Block(_BENCHMARKS, "search", before_and_after),
-    "training-time": Block(_BENCHMARKS, "training_time", table(TRAINING_TIME)),
+    "search": Block(_TAP, "search", table(SEARCH)),
+    "search-wanted": Block(_TAP, "search", before_and_after),
+    "training-time": Block(_TAP, "training_time", table(TRAINING_TIME)),
     "subgraphs": Block("docs/shared_subgraphs.md", "subgraphs", table(SUBGRAPH_COLUMNS)),
     "step": Block(_BENCHMARKS, "step", table(STEP)),
     "step-searched": Block(_BENCHMARKS, "step_searched", table(STEP)),
@@ -123,20 +125,21 @@ BLOCKS = {
     ),
     "shaped": Block(_BENCHMARKS, "shaped_cluster", shaped),
     "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),
-    "atp-meshes": Block(_BENCHMARKS, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),
-    "atp-selected": Block(_BENCHMARKS, "atp", atp_selected),
-    "atp-chunks": Block(_BENCHMARKS, "atp_throughput", chunks),
-    "atp-contenders": Block(_BENCHMARKS, "atp_throughput", contenders),
-    "breakdown": Block(_BENCHMARKS, "breakdown", table(BREAKDOWN)),
+    "atp-meshes": Block(_ATP, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),
+    "atp-selected": Block(_ATP, "atp", atp_selected),
+    "atp-chunks": Block(_ATP, "atp_throughput", chunks),
+    "atp-contenders": Block(_ATP, "atp_throughput", contenders),
+    "breakdown": Block(_TAP, "breakdown", table(BREAKDOWN)),
     "accumulation": Block(_BENCHMARKS, "accumulation", table(ACCUMULATION)),
-    "three-d": Block(_BENCHMARKS, "three_d", table(THREE_D)),
-    "three-d-large": Block(_BENCHMARKS, "three_d_large", table(LARGE)),
-    "annealing": Block(_BENCHMARKS, "three_d_random", annealing),
-    "three-d-scale": Block(_BENCHMARKS, "three_d_scale", table(SCALE)),
-    "large-planned": Block(_BENCHMARKS, "large_planned", table(LARGE_PLANNED)),
-    "three-d-published": Block(_BENCHMARKS, "three_d_published", table(PUBLISHED)),
-    "three-d-trials": Block(_BENCHMARKS, "three_d_trials", table(TRIALS)),
-    "near-pipelines": Block(_BENCHMARKS, "three_d_trials", near_pipelines),
+    "auto3d-tables": Block(_AUTO3D, "three_d", tables_of_paper),
+    "three-d": Block(_AUTO3D, "three_d", table(THREE_D)),
+    "three-d-large": Block(_AUTO3D, "three_d_large", table(LARGE)),
+    "annealing": Block(_AUTO3D, "three_d_random", annealing),
+    "three-d-scale": Block(_AUTO3D, "three_d_scale", table(SCALE)),
+    "large-planned": Block(_AUTO3D, "large_planned", table(LARGE_PLANNED)),
+    "three-d-published": Block(_AUTO3D, "three_d_published", table(PUBLISHED)),
+    "three-d-trials": Block(_AUTO3D, "three_d_trials", table(TRIALS)),
+    "near-pipelines": Block(_AUTO3D, "three_d_trials", near_pipelines),
     "pipeline-links": Block(_BENCHMARKS, "pipeline_links", table(PIPELINE_LINKS)),
     "pipeline-in-process": Block(_BENCHMARKS, "pipeline_in_process", table(PIPELINE_IN_PROCESS)),
     "pipeline-memory": Block(_BENCHMARKS, "pipeline_memory", table(PIPELINE_MEMORY)),

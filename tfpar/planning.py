@@ -252,6 +252,7 @@ class StepSearch:
         self._last: list[tuple[Request, Problem]] = []
         self._cut = planning_graph(self.step.graph, self.step.gradients)
         self._of_graphs = Known()
+        self._told_of_miss = False
 
     def __call__(self, request: Request) -> tuple[Plan, Problem]:
         """The plan that is found, and its problem.
@@ -270,7 +271,12 @@ class StepSearch:
                 def relaxed(kept: Collection[str]) -> Problem:
                     return self._relaxed(request, kept).on(asked.cluster)
 
-                return find_plan(asked, self.planner, self.cache, relaxed, self.interrupted)
+                return find_plan(asked, self.planner, self.cache, relaxed, self.interrupted, missed)
+
+            def missed(asked: Problem) -> None:
+                if self.cache is not None and not self._told_of_miss:
+                    self._told_of_miss = True  # what follows is nearest to what is kept by then
+                    request.report.note(self.cache.nearest(asked, self.planner))
 
             def tell(make: MakePlan, cost: Cost | None) -> None:
                 if cost is not None and not problem.excess(cost):

@@ -42,6 +42,7 @@ def find_plan(
     cache: PlanCache | None = None,
     relaxed: Relaxed | None = None,
     interrupted: Interrupted | None = None,
+    missed: Callable[[Problem], object] | None = None,
 ) -> Plan:
     """The planner's plan, or the one that it found for the same problem before.
 
@@ -50,6 +51,7 @@ def find_plan(
             fits under them; without it the error is the planner's.
         interrupted: searches that Ctrl-C ended, which a further one is added to: for the same
             problem their best plan is used.
+        missed: is told of a problem that the cache has no plan for.
 
     Raises:
         PlanError: no plan satisfies the constraints; if one does but none fits into the memory of
@@ -57,6 +59,8 @@ def find_plan(
         SearchInterrupted: Ctrl-C; knows the best plan so far.
     """
     plan = cache.get(problem, planner) if cache is not None else None
+    if plan is None and cache is not None and missed is not None:
+        missed(problem)
     digest = problem_digest(problem, planner)
     if plan is None and interrupted is not None and digest in interrupted:
         plan = found_before(interrupted[digest])

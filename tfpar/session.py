@@ -147,10 +147,15 @@ class Session:
         """Where the ranks live; starts TensorFlow's runtime."""
         return Ranks.of(self.mesh.size, this_world())
 
+    @property
+    def tells(self) -> bool:
+        """Whether this rank is to tell users what it does."""
+        world = self.ranks.world
+        return self.options.verbose and (world is None or world.rank == 0)
+
     def tell(self, text: str) -> None:
         """Show a line: in the log where that shows such lines, else as Keras shows its own."""
-        world = self.ranks.world
-        if not self.options.verbose or (world is not None and world.rank):
+        if not self.tells:
             return
         if logger.isEnabledFor(logging.INFO):
             logger.info(text)

@@ -82,8 +82,9 @@ class TracedModel:
         batch = batch_as_fit_feeds(model, batch)
         check_training_batch("batch", batch, model)
         specs = argument_specs((batch,))
-        step = state.capture_gradients(specs)
-        simplify_step(step, dump_of("plan"))
+        with _told("tracing the train step", settings):
+            step = state.capture_gradients(specs)
+            simplify_step(step, dump_of("plan"))
         ratio, size = slot_ratio(model), batch_size_of(specs)
         return cls(step, settings, size, ratio, bool(model.jit_compile), layers_of(model))
 
@@ -140,6 +141,9 @@ def machines_of(mesh: Mesh, cluster: ClusterLike | None, settings: Settings) -> 
 
 def told_of_searches(settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
     """A reporter of a search, for the first rank of a job if users want to be told."""
+    return _told("searching a plan", settings)
+
+
+def _told(title: str, settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
     job = Job.of(os.environ)
-    told = settings.verbose and (job is None or job.rank == 0)
-    return reporting("searching a plan", wanted=told)
+    return reporting(title, wanted=settings.verbose and (job is None or job.rank == 0))

@@ -6,7 +6,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from benchmarks.results import Result
-from scripts.benchmark_columns.cells import Column, Row, number, short, source, text
+from scripts.benchmark_columns.cells import (
+    Column,
+    Row,
+    number,
+    short,
+    source,
+    text,
+    with_source,
+)
 from tfpar.search.objective import UNCERTAINTY
 
 EQUAL = 1e-9
@@ -75,12 +83,33 @@ TRIALS: list[Column] = [
     ("first choice over the best", number("measured_over_best", ".3f")),
 ]
 
+SECONDS_OF_PAPER = {
+    "homogeneous": ("Table 1", (1.14, 1.27, 1.39)),
+    "heterogeneous": ("Table 2", (1.80, 1.71, 1.31)),
+}
+"""Of auto3d, §5: the best that Megatron's heuristic, random search and annealing find, measured."""
+SEARCHES_OF_PAPER = ("Megatron's heuristic", "random, 50 trials", "annealing")
+
 
 def _by_device(stored: Mapping[str, float], memory: Mapping[str, float]) -> str:
     return ", ".join(
         f"{device.partition('-')[0]} {num_bytes / 1e9:.0f} of {memory[device] / 1e9:.0f}"
         for device, num_bytes in stored.items()
     )
+
+
+def tables_of_paper(result: Result) -> str:
+    """Tables 1 and 2 of auto3d: seconds as measured there, and as predicted here."""
+    found = {(row["setup"], row["system"]): row for row in result.rows}
+    rows = []
+    for setup, (name, measured) in SECONDS_OF_PAPER.items():
+        ours = [found[setup, system] for system in SEARCHES_OF_PAPER]
+        best = ours[-1]["strategy"].partition(",")[0]
+        for what, seconds in (("paper", measured), ("here", [row["seconds"] for row in ours])):
+            cells = [f"{s:.2f} ({seconds[0] / s:.2f})" for s in seconds]
+            rows.append([f"{name}, {setup}", what, *cells, best if what == "here" else "-"])
+    heads = ["table", "", "Megatron", "RS", "SA", "what SA finds"]
+    return with_source(heads, rows, result)
 
 
 def annealing(result: Result) -> str:

@@ -136,7 +136,9 @@ def test_processes_get_one_cluster(tmp_path, backend):
     job = jobs.run(2, "tests.calibration.ranks", path, seconds=100, backend=backend)
     assert job.code == 0, job.output
     assert job.output.count("the same everywhere") == 2
-    assert job.output.count("overlap") == 1  # progress of the first rank alone
+    # Progress of the first rank alone.
+    assert "[0] tfpar: measuring: overlap" in job.output
+    assert "[1] tfpar: measuring" not in job.output
     cluster = read_cluster(str(path))
     assert cluster.size == 2
     (sent,) = (found for found in cluster.measured if found.kind == TRANSFER)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import sys
 import textwrap
@@ -127,7 +126,7 @@ def test_a_cluster_file_and_a_plan_cache(folder, monkeypatch):
     command = "plan train.py:both --mesh 2 --cluster ours.toml --planner counting --quiet"
     for _ in range(2):
         assert tfpar(f"{command} --plan-cache plans -o plan.json") == 0
-    assert len(searched) == 1 and len(os.listdir("plans")) == 1
+    assert len(searched) == 1 and len([*Path("plans").glob("*.json")]) == 1
     assert Plan.load("plan.json").cluster == described
 
 

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.launch.programs import LIGHTER, ROOT
 
@@ -34,22 +36,30 @@ def run(
     Args:
         timeout_s: how long its ranks wait for each other.
     """
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    command = [
-        sys.executable,
-        "-m",
-        "tfpar",
-        "run",
-        "-np",
-        str(size),
-        "--timeout",
-        str(timeout_s),
+    launcher = [
+        *(sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", str(timeout_s)),
         *(("--backend", backend) if backend else ()),
-        sys.executable,
-        "-m",
-        module,
-        *map(str, arguments),
     ]
+    return _ended(size, launcher, module, arguments, seconds)
+
+
+def alone(module: str, *arguments: object, seconds: float) -> Ended:
+    """`python -m module arguments`, in one process."""
+    return _ended(1, [], module, arguments, seconds)
+
+
+def printed(job: Ended) -> list[Any]:
+    """The lines of JSON that its ranks have printed, each its own."""
+    assert job.code == 0, job.output
+    found = (line[line.find("{") :] for line in job.output.splitlines() if "{" in line)
+    return [json.loads(text) for text in found if text.startswith('{"')]
+
+
+def _ended(
+    size: int, launcher: list[str], module: str, arguments: Sequence[object], seconds: float
+) -> Ended:
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [*launcher, sys.executable, "-m", module, *map(str, arguments)]
     with subprocess.Popen(
         command,
         cwd=ROOT,

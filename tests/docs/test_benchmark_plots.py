@@ -69,3 +69,15 @@ def test_steps_are_drawn_by_plan_and_number_of_gpus_and_hollow_where_they_do_not
         "TAP's planner, 16 GPUs": [(7, 0.5)],
         "data parallelism, 16 GPUs": [(7, 0.75)],
     }
+
+
+def test_predictions_are_drawn_beside_what_was_measured():
+    plan = {"model": "gpt", "predicted_s": 0.05, "measured_s": 0.04}
+    rows = [
+        {"setting": f"{where}, {count} ranks", "plans": [plan]}
+        for where in ("in-process", "loopback")
+        for count in (2, 4)
+    ]
+    found = drawn(benchmark_plots.predicted_on_loopback, rows)
+    assert found["gpt, 2 ranks"] == found["gpt, 4 ranks"] == [(50, 40)]
+    assert found["as predicted"] == [(36, 36), pytest.approx((55, 55))]

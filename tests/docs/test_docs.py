@@ -24,6 +24,7 @@ _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
 
 WITH_CODE = {
     "README.md",
+    "docs/tutorial.md",
     "docs/getting_started.md",
     "docs/concepts.md",
     "docs/howto/a_day_in_this_code.md",
@@ -49,6 +50,7 @@ SLOW = {
     "docs/concepts.md",
     "docs/howto/fit_a_larger_model.md",
     "docs/getting_started.md",
+    "docs/tutorial.md",
     "docs/howto/add_planner.md",
     "docs/howto/analyse_a_plan.md",
     "docs/howto/constrain_a_plan.md",

@@ -22,8 +22,11 @@ def test_the_summary_goes_layer_by_layer(plan):
     text = plan.summary()
     assert "Found by the tap planner for cluster 'rhino-m8' (1 node of 4)" in text
     assert "Memory of a device" in text and "Next best layouts: " in text
-    layers = text[text.index("Layers (") : text.index("Variables\n")]
-    assert "S(0) over model" in layers and "all_reduce over model" in layers and " us |" in layers
+    layers = text[text.index("Layers (") : text.index("Total: ")]
+    assert "S(0) over model" in layers and " all_reduce" in layers and " us |" in layers
+    assert "To compare: one device" in text and "data parallel" in text
+    whole = plan.summary(full=True)
+    assert "all_reduce over model" in whole and "Variables\n" in whole
 
 
 @pytest.mark.slow
@@ -37,13 +40,13 @@ def test_a_variable_is_explained_with_the_runner_up(plan):
 @pytest.mark.slow
 def test_a_layer_is_explained_with_its_patterns(plan):
     text = plan.explain("block_0_fc2")
-    assert "Layer 'functional" in text and "Sharding patterns, each by itself:" in text
+    assert "Layer 'block_0_fc2' (Dense), made in transformers.py:" in text and "Sharding patterns, each by itself:" in text
     assert "kernel S(0) over model:" in text and "all_reduce over model (forward" in text
 
 
 @pytest.mark.slow
 def test_a_name_that_is_nothing_is_refused(plan):
-    with pytest.raises(PlanError, match="no variable 'block_9'"):
+    with pytest.raises(PlanError, match="no variable or layer 'block_9'"):
         plan.explain("block_9")
 
 

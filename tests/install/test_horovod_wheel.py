@@ -256,6 +256,14 @@ def test_a_command_past_its_time_is_ended_with_all_it_started(tmp_path, monkeypa
     assert not _alive(pid)
 
 
+def test_whoever_waits_is_told_of_each_command(tmp_path):
+    told: list[str] = []
+    log = BuildLog(tmp_path / "log", time.monotonic() + 60, told.append)
+    for doing in ("Downloading", "Compiling"):
+        log.run([sys.executable, "-c", ""], doing=doing, environment=os.environ, mend="")
+    assert told == ["Downloading", "Compiling"]
+
+
 def test_who_waits_too_long_for_another_build_is_told_whose(tmp_path):
     folder = WheelFolder.make(tmp_path, KEY)
     with folder.locked(1):

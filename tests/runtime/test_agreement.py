@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.staged import Stage, first_stage, second_stage, two_stages
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import FunctionRef
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.transfers import Channel, recv, send
 from tfpar.runtime.agreement import agree_on_programs
@@ -82,6 +84,29 @@ def data_parallel(size: int, extra: bool = False) -> ProgramSet:
     gradient = stage.product(stage.fed, stage.product(stage.fed, stage.kernel), "a")
     stage.update(stage.both("Mul", gradient, gradient) if extra else gradient)
     return ProgramSet.of(stage.program())
+
+
+def looping(traced: int, op_type: str = "Neg") -> ProgramSet:
+    """A step with a loop, in a process that has traced so many functions before."""
+    stage = Stage("alike", 2, 4, (4, 2))
+    body, x = f"while_body_{traced}", stage.product(stage.fed, stage.kernel)
+    inside = GraphBuilder(name="while")
+    value = inside.placeholder(x, f"while/{body}_placeholder")
+    inside.graph.inputs.append(value)
+    inside.graph.outputs.append(inside.unary(op_type, value))
+    stage.build.graph.functions[body] = inside.graph
+    attrs = {"body": FunctionRef(body), "_gradient_op_type": f"While-{traced}"}
+    stage.build.emit("While", (x,), [(x.shape, x.dtype)], attrs, name="while")
+    return ProgramSet.of(stage.program())
+
+
+def test_loops_that_ranks_have_named_in_two_ways():
+    """As a rank does that has saved a model for all, and traced more than the others."""
+    assert not any(isinstance(c, TfparError) for c in agree([looping(71), looping(35)]))
+
+
+def test_loops_that_differ_inside():
+    refused([looping(71), looping(71, "Exp")], "rank 0 has 'Neg' .* rank 1 'Exp'")
 
 
 def test_one_program_on_all_ranks():

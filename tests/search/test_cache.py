@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,11 @@ def problem(batch: int = 8, mesh: Mesh = MESH, cluster: str = "dgx-a100", **chan
     return dataclasses.replace(stated, **changes)
 
 
+def kept(folder) -> list[Path]:
+    """The plans in a folder."""
+    return sorted(Path(folder).glob("*.json"))
+
+
 # --- one folder ------------------------------------------------------------------------
 
 
@@ -55,7 +61,7 @@ def test_a_problem_is_searched_once(tmp_path):
     first = find_plan(problem(), planner, cache)
     again = find_plan(problem(), planner, cache)
     assert len(planner.problems) == 1 and again == first and again.planner == "counting"
-    assert len(os.listdir(cache.folder)) == 1
+    assert len(kept(cache.folder)) == 1
     find_plan(problem(), planner, None)
     assert len(planner.problems) == 2
 
@@ -116,7 +122,7 @@ def test_every_other_problem_is_another_entry(tmp_path):
     find_plan(problem(), planner, cache)
     for count, (what, other) in enumerate(OTHERS.items(), 2):
         find_plan(other, planner, cache)
-        assert len(planner.problems) == len(os.listdir(tmp_path)) == count, what
+        assert len(planner.problems) == len(kept(tmp_path)) == count, what
     for what, other in OTHERS.items():
         find_plan(other, planner, cache)
         assert len(planner.problems) == count, what
@@ -133,7 +139,7 @@ def test_another_planner_is_another_entry(tmp_path):
 def test_a_file_that_cannot_be_read_is_written_anew(content, tmp_path, caplog):
     planner, cache = Counting(), PlanCache(str(tmp_path))
     first = find_plan(problem(), planner, cache)
-    (file,) = tmp_path.iterdir()
+    (file,) = kept(tmp_path)
     whole = file.read_text()
     file.write_text(content)
     with caplog.at_level(logging.WARNING, "tfpar"):
@@ -160,3 +166,79 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(PlanError, match=f"Cannot write the plan file '{tmp_path}.*denied"):
         find_plan(problem(), Counting(), PlanCache(str(tmp_path)))
     assert list(tmp_path.iterdir()) == []  # nothing half-written stays
+
+
+# --- what has changed ------------------------------------------------------------------
+
+LESS = dataclasses.replace(find_cluster("dgx-a100", MESH), overlap=0.5)
+SLOW = find_cluster("dgx-a100", MESH).with_memory(8 * 2**30)
+WIDER = mlp(batch=8, hidden=32)
+SMOOTH = mlp(batch=8, hidden=16, activation="Tanh")
+
+
+def of_graph(graph, **changes):
+    return problem(
+        graph=graph,
+        batched=frozenset(graph.inputs),
+        fingerprint=fingerprint(graph),
+        variables=graph.variables,
+        **changes,
+    )
+
+
+CHANGED = {
+    "the batch (8 -> 16)": OTHERS["batch size"],
+    "the mesh (4 -> 8 ranks)": OTHERS["mesh"],
+    "the cluster (dgx-a100 -> v100-ethernet)": OTHERS["cluster"],
+    "the figures of cluster dgx-a100": problem(cluster=LESS),
+    "the memory limit (74.51 GiB -> 8.00 GiB)": problem(cluster=SLOW),
+    "the mesh (one of 6 -> data=2 x model=2, batch over data)": OTHERS["logical mesh"],
+    "jit_compile (False -> True)": OTHERS["XLA"],
+    "recompute (None -> ['block_0'])": problem(recompute=("block_0",)),
+    "microbatches (1 -> 4)": problem(microbatches=4),
+    "optimizer slots per byte of weight (None -> 2.0)": OTHERS["optimizer"],
+    "the ops (-3 Relu, +3 Tanh)": of_graph(SMOOTH),
+    "the weights ('block_0/fc1/kernel', 'block_0/fc1/bias', 'block_0/fc2/kernel')": of_graph(WIDER),
+    "the ops (as many, joined otherwise)": OTHERS["model"],
+    "jit_compile (False -> True), the batch (8 -> 16)": problem(batch=16, jit_compile=True),
+}
+
+
+@pytest.mark.parametrize("told", CHANGED)
+def test_a_miss_says_what_has_changed(told, tmp_path):
+    planner, cache = Counting(), PlanCache(str(tmp_path))
+    assert cache.nearest(CHANGED[told], planner) == ""  # against nothing
+    find_plan(problem(), planner, cache)
+    assert cache.nearest(problem(), planner) == ""  # that one is there
+    found = cache.nearest(CHANGED[told], planner)
+    assert found == f"no cached plan: of 1 in {tmp_path} the nearest differs by {told}"
+
+
+def test_the_nearest_of_several_is_taken(tmp_path):
+    planner, cache = Counting(), PlanCache(str(tmp_path))
+    for other in (problem(batch=16, cluster="v100-ethernet"), problem(batch=32), OTHERS["mesh"]):
+        find_plan(other, planner, cache)
+    found = cache.nearest(problem(batch=64), planner)
+    assert found.startswith("no cached plan: of 3 in ")
+    assert found.endswith("differs by the batch (32 -> 64)")
+    (tmp_path / "broken.problem").write_text("{")
+    (tmp_path / "other.problem").write_text('{"format": 999}')
+    assert cache.nearest(problem(batch=64), planner) == found
+
+
+def test_constraints_and_planners_are_told_apart(tmp_path):
+    planner, cache = Counting(), PlanCache(str(tmp_path))
+    one = problem(constraints=("shard('a', dim=0, axis='model')",), compression="float16")
+    find_plan(dataclasses.replace(one, compression=None), planner, cache)
+    other = dataclasses.replace(one, constraints=("replicate('a')",))
+    assert cache.nearest(other, Counting("another")).partition(" differs by ")[2] == (
+        "the planner (counting -> another), the constraints (without shard('a', dim=0, "
+        "axis='model'), with replicate('a')), compression (None -> float16)"
+    )
+
+
+def test_whoever_searches_is_told_of_a_miss(tmp_path):
+    planner, cache, missed = Counting(), PlanCache(str(tmp_path)), []
+    for batch in (8, 8, 16):
+        find_plan(problem(batch=batch), planner, cache, missed=missed.append)
+    assert [next(iter(p.batched)).shape[0] for p in missed] == [8, 16]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from rich.console import Console
 
-from tfpar.calibration.asked import ON_CPU, ON_GPU, Machine, Tell
+from tfpar.calibration.asked import ON_CPU, ON_GPU, Machine
 from tfpar.calibration.measure import measure
 from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import check_writable, cluster_of, describe, write_cluster
 from tfpar.distributed.world import World, this_world
+from tfpar.report.progress import reporting
 from tfpar.runtime.detect import detect_cluster, every_rank
 from tfpar.runtime.devices import memory_of
 from tfpar.runtime.ranks import Ranks
@@ -61,8 +59,10 @@ def calibrate(
     ranks = Ranks.of(mesh.size, world)
     on_gpu = "GPU" in ranks.devices[0]
     timer = Timer(ranks, budget_s)
-    with _telling(world) as tell:
-        found = measure(mesh, _machine(mesh, ranks), timer, ON_GPU if on_gpu else ON_CPU, tell)
+    with reporting("measuring", wanted=world is None or world.rank == 0) as report:
+        with report.at("", budget_s):
+            sizes = ON_GPU if on_gpu else ON_CPU
+            found = measure(mesh, _machine(mesh, ranks), timer, sizes, report.tell)
     # Figures are agreed upon already; what is one file's on one rank is the same on all.
     cluster = cluster_of(_on_first(world, "calibrating", lambda: describe(found)))
     if path is not None:
@@ -93,15 +93,3 @@ def _machine(mesh: Mesh, ranks: Ranks) -> Machine:
         nodes = job.nodes if job.nodes * job.local_size == mesh.size else 1
     link = detected.host_bandwidth
     return Machine(nodes, detected.name, detected.memory_bytes, one_memory, link)
-
-
-@contextlib.contextmanager
-def _telling(world: World | None) -> Iterator[Tell]:
-    """Shows what is measured, on the first rank's stderr."""
-    if world is not None and world.rank != 0:
-        yield lambda what: None
-    elif sys.stderr.isatty():
-        with Console(stderr=True).status("measuring") as status:
-            yield lambda what: status.update(f"measuring {what}")
-    else:
-        yield lambda what: print(f"measuring {what}", file=sys.stderr, flush=True)

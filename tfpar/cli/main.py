@@ -1,8 +1,9 @@
 """What `tfpar` takes on its command line, and what a shell gets back.
 
-Exit code 0, or 1 where `diff` finds a difference, `doctor` something missing or `estimate` no plan
-that fits, or 2 after one line on stderr that says what is wrong. Commands import what they need
-when they run: `tfpar --help` never loads TensorFlow.
+Exit code 0; or 1 where `diff` or `verify` finds a difference, `doctor` something missing and
+`estimate` no plan that fits, or where the search of `plan` was interrupted; or 2 after one line on
+stderr that says what is wrong. Commands import what they need when they run: `tfpar --help` never
+loads TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tfpar.cli import install as install_command
 from tfpar.cli import report as report_command
 from tfpar.cli import run as run_command
 from tfpar.cli import saved as saved_commands
+from tfpar.cli import verify as verify_command
 from tfpar.cli.problem import add_problem
 from tfpar.cli.quiet import quiet_tensorflow
 from tfpar.spec.errors import TfparError
@@ -71,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor_command.add_parser(commands)
     calibrate_command.add_parser(commands)
     clusters_command.add_parser(commands)
+    verify_command.add_parser(commands)
     return parser
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,23 +22,33 @@ from tfpar.options import PlanKeywords, settings_of
 from tfpar.plans import Offload, Plan
 from tfpar.report.data.build import report_of
 from tfpar.report.estimates import what_if
+from tfpar.search.so_far import SearchInterrupted
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError
 from tfpar.traced import TracedModel, machines_of, told_of_searches
 from tfpar.writable import why_not_writable
 
+FOUND, INTERRUPTED = 0, 1
+
 
 def run(options: argparse.Namespace) -> int:
     """Plan, write and print; what can be refused before the script runs is.
 
+    Returns:
+        0, or 1 if Ctrl-C ended the search: then it is the best plan that had been found.
+
     Raises:
-        TfparError: anything that is wrong, in words for the user.
+        TfparError: anything that is wrong, in words for the user; or Ctrl-C before any plan was
+            found that fits.
     """
     if options.output is not None:
         _check_output(options.output)
     elsewhere = [_machines_and_mesh(text) for text in options.what_if]
-    plan = _plan_of(options, elsewhere)
+    try:
+        plan, code = _plan_of(options, elsewhere), FOUND
+    except SearchInterrupted as stopped:
+        plan, code = _best_so_far(stopped), INTERRUPTED
     if options.output is not None:
         plan.save(options.output)
         if not options.quiet:
@@ -48,7 +59,18 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(plan.report_data()))
     elif not options.quiet:
         print(plan.summary(full=options.full, sort=options.sort))
-    return 0
+    return code
+
+
+def _best_so_far(stopped: SearchInterrupted) -> Plan:
+    """The plan that an interrupted search leaves, with a line that says so."""
+    print("tfpar plan: interrupted, taking the best plan so far", file=sys.stderr, flush=True)
+    if stopped.plan is None:
+        raise PlanError(
+            "The search was interrupted before it had found a plan that fits. Give it more time; "
+            "--search-seconds ends it by itself."
+        )
+    return stopped.plan
 
 
 def _machines_and_mesh(text: str) -> tuple[Mesh, str]:
@@ -89,10 +111,15 @@ def settings_asked(options: argparse.Namespace) -> Settings:
     Raises:
         TfparError: names what is wrong.
     """
-    if options.batch_size is not None and options.batch_size < 1:
-        raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
+    check_batch_size(options)
     constraints = constraints_asked(options)
     return settings_of(None, constraints, None, keywords_asked(options), PlanKeywords)
+
+
+def check_batch_size(options: argparse.Namespace) -> None:
+    """Refuse, before a script runs, a batch without samples."""
+    if options.batch_size is not None and options.batch_size < 1:
+        raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
 
 
 def constraints_asked(options: argparse.Namespace) -> tuple[Constraint, ...]:

@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfpar.spec.errors import TfparError
@@ -27,10 +27,16 @@ _NUM_LINES = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BuildLog:
-    """Runs commands one after another until `deadline` (of `time.monotonic()`)."""
+    """Runs commands one after another until `deadline` (of `time.monotonic()`).
+
+    Attributes:
+        path: of the file.
+        tell: is told what is done, as each command begins.
+    """
 
     path: Path
     deadline: float
+    tell: Callable[[str], object] = lambda doing: None
 
     def run(
         self, command: Sequence[str], *, doing: str, environment: Mapping[str, str], mend: str
@@ -41,6 +47,7 @@ class BuildLog:
             TfparError: it failed or took too long. The message begins with `doing`, quotes the
                 lines that tell why, and ends with `mend`.
         """
+        self.tell(doing)
         with self.path.open("a") as log:
             log.write(f"$ {shlex.join(command)}\n")
             log.flush()

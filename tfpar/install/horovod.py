@@ -29,6 +29,7 @@ from tfpar.install import toolchain
 from tfpar.install.build_log import BuildLog
 from tfpar.install.patches import patch_sources, patch_version
 from tfpar.install.wheel_cache import WheelFolder, WheelKey, default_cache
+from tfpar.report.progress import reporting
 from tfpar.spec.errors import TfparError
 
 logger = logging.getLogger("tfpar")
@@ -84,6 +85,7 @@ def build_wheel(
     cache: Path | None = None,
     limit_s: float = TIME_LIMIT_S,
     say: Callable[[str], object] = logger.info,
+    tell: Callable[[str], object] = lambda doing: None,
 ) -> Path:
     """The wheel for this interpreter and its TensorFlow, from the cache or built.
 
@@ -93,6 +95,7 @@ def build_wheel(
         cache: the folder for wheels (default: $TFPAR_CACHE, or ~/.cache/tfpar).
         limit_s: seconds for the build, and for another process that builds the same.
         say: told, before a build, what takes so long.
+        tell: told what is done next, for whoever waits.
 
     Raises:
         TfparError: a tool is missing, or download or build failed; with the path of the log.
@@ -113,11 +116,16 @@ def build_wheel(
         )
         folder.log.write_text("")
         with tempfile.TemporaryDirectory(prefix="tfpar-horovod-") as scratch:
-            log = BuildLog(folder.log, time.monotonic() + limit_s)
+            log = BuildLog(folder.log, time.monotonic() + limit_s, tell)
             return folder.put(_build(key, Path(scratch), log))
 
 
-def install(wheel: Path, *, limit_s: float = TIME_LIMIT_S) -> InstalledHorovod:
+def install(
+    wheel: Path,
+    *,
+    limit_s: float = TIME_LIMIT_S,
+    tell: Callable[[str], object] = lambda doing: None,
+) -> InstalledHorovod:
     """Install `wheel` into this interpreter's environment, and what it needs that is missing.
 
     pip's output is kept in `install.log` beside the wheel.
@@ -125,7 +133,7 @@ def install(wheel: Path, *, limit_s: float = TIME_LIMIT_S) -> InstalledHorovod:
     Raises:
         TfparError: pip failed, or the installed Horovod cannot be imported.
     """
-    log = BuildLog(wheel.parent / "install.log", time.monotonic() + limit_s)
+    log = BuildLog(wheel.parent / "install.log", time.monotonic() + limit_s, tell)
     # By force: the build for another TensorFlow has the same version.
     command = [*_PIP, "install", "--no-index", "--no-deps", "--force-reinstall", str(wheel)]
     needs = [*_PIP, "install", *RUNTIME_NEEDS]
@@ -183,18 +191,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Build and install as the options say; returns the exit code."""
-    wheel = build_wheel(
-        mpi=options.mpi,
-        nccl=options.nccl,
-        rebuild=options.rebuild,
-        limit_s=options.time_limit,
-        say=lambda text: print(text, flush=True),
-    )
-    if options.wheel_only:
-        options.wheel_only.mkdir(parents=True, exist_ok=True)
-        print(shutil.copy(wheel, options.wheel_only))
-        return 0
-    print(f"Installed {install(wheel, limit_s=options.time_limit)} from {wheel}")
+    with reporting("installing Horovod") as report:
+        wheel = build_wheel(
+            mpi=options.mpi,
+            nccl=options.nccl,
+            rebuild=options.rebuild,
+            limit_s=options.time_limit,
+            say=lambda text: print(text, flush=True),
+            tell=report.tell,
+        )
+        if options.wheel_only:
+            options.wheel_only.mkdir(parents=True, exist_ok=True)
+            done = str(shutil.copy(wheel, options.wheel_only))
+        else:
+            found = install(wheel, limit_s=options.time_limit, tell=report.tell)
+            done = f"Installed {found} from {wheel}"
+    print(done)
     return 0
 
 

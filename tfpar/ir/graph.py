@@ -9,7 +9,7 @@ dimensions like those of any tensor; a length may be unknown (None) and is never
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -227,10 +227,24 @@ class Graph:
 def walk_functions(graph: Graph, op: Op) -> Iterator[tuple[str, Graph]]:
     """(attribute, body) for each function that `op` names."""
     for key, value in op.attrs.items():
-        values: Sequence[Any] = value if isinstance(value, list) else [value]
-        for ref in values:
-            if isinstance(ref, FunctionRef):
-                yield key, graph.functions[ref]
+        for ref in function_refs(value):
+            yield key, graph.functions[ref]
+
+
+def function_refs(*values: Any) -> Iterator[FunctionRef]:
+    """The names of functions among attribute values, and in lists of these."""
+    for value in values:
+        if isinstance(value, list):
+            yield from function_refs(*value)
+        elif isinstance(value, FunctionRef):
+            yield value
+
+
+def renamed_functions(value: Any, names: Mapping[Any, Any]) -> Any:
+    """An attribute value with other names of functions, of those that are in `names`."""
+    if isinstance(value, list):
+        return [renamed_functions(v, names) for v in value]
+    return names.get(value, value) if isinstance(value, FunctionRef) else value
 
 
 def itemsize(dtype: str) -> int:

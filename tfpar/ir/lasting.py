@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tfpar.ir.graph import FunctionRef, Graph, Op
+from tfpar.ir.graph import Graph, Op, function_refs
 from tfpar.ir.traits import REGIONS, TRACELESS
 
 
@@ -19,10 +19,9 @@ def lasting_effect(graph: Graph) -> Op | None:
 def _lasting(ops: Iterable[Op], graph: Graph) -> Iterator[Op]:
     for op in ops:
         if op.type in REGIONS:
-            for value in op.attrs.values():
-                for name in value if isinstance(value, list) else [value]:
-                    if isinstance(name, FunctionRef) and name in graph.functions:
-                        yield from _lasting(graph.functions[name].ops, graph)
+            for name in function_refs(*op.attrs.values()):
+                if name in graph.functions:
+                    yield from _lasting(graph.functions[name].ops, graph)
         elif op.stateful and op.type not in TRACELESS:
             if all(tensor.dtype != "resource" for tensor in op.inputs):
                 yield op

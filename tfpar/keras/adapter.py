@@ -10,6 +10,7 @@ runs on the mesh of its original; and `fit`, for what is to be done where it fai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import weakref
@@ -166,17 +167,24 @@ def _deepcopied(model: keras.Model | None, memo: dict[int, Any]) -> keras.Model:
 
 
 def _install_loading() -> None:
-    """Let what `load_model` loads inside a block be read shard by shard."""
-    original = saving_lib.load_model
+    """Let a model that is loaded inside a block, and weights of parallel models, be read by shards.
 
-    @functools.wraps(original)
-    def load_model(*args, **kwargs):
-        if enclosing() is None:
-            return original(*args, **kwargs)
-        with streamed_weights():
-            return original(*args, **kwargs)
+    All that loads weights, KerasHub's presets too, comes to one of these two.
+    """
+    load_model, load_weights = saving_lib.load_model, saving_lib.load_weights_only
 
-    saving_lib.load_model = load_model
+    @functools.wraps(load_model)
+    def load_model_streamed(*args, **kwargs):
+        with contextlib.nullcontext() if enclosing() is None else streamed_weights():
+            return load_model(*args, **kwargs)
+
+    @functools.wraps(load_weights)
+    def load_weights_streamed(model, *args, **kwargs):
+        with streamed_weights() if model in _parallel else contextlib.nullcontext():
+            return load_weights(model, *args, **kwargs)
+
+    saving_lib.load_model = load_model_streamed
+    saving_lib.load_weights_only = load_weights_streamed
 
 
 def _install_saving(module: ModuleType, name: str) -> None:

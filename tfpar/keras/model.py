@@ -22,7 +22,6 @@ from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.keras.parts import parts_of
 from tfpar.keras.places import places_in
 from tfpar.keras.replay import Replay
-from tfpar.keras.streamed_weights import streamed_weights
 from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
 from tfpar.session import Session
@@ -267,8 +266,7 @@ class ParallelModel:
         built = bool(getattr(getattr(model, "optimizer", None), "built", False))
         if self.world is not None:
             self.world.lead.ask(self._key, "load_weights_too", path, args, kwargs, built)
-        with streamed_weights():
-            type(model).load_weights(model, path, *args, **kwargs)
+        type(model).load_weights(model, path, *args, **kwargs)
 
     def load_weights_too(
         self, path: str, args: Sequence[Any], kwargs: dict[str, Any], optimizer_built: bool

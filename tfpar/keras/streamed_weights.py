@@ -38,16 +38,6 @@ SMALL_BYTES = 1 << 20
 _find_dataset = getattr(saving_lib, "safe_get_h5_dataset", operator.getitem)
 
 
-def load_weights_streamed(model: keras.Model, path: str | os.PathLike, **options: Any) -> None:
-    """`model.load_weights(path, **options)`, each rank reading the shards that it stores.
-
-    Args:
-        path: a `.weights.h5` or `.keras` file, or the `.weights.json` of several files.
-    """
-    with streamed_weights():
-        model.load_weights(path, **options)
-
-
 @contextlib.contextmanager
 def streamed_weights(small_bytes: int = SMALL_BYTES) -> Iterator[None]:
     """While open, Keras loads weights (`load_weights`, `load_model`) without reading them whole.

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tfpar.report.alike_names import alike_names
 from tfpar.report.data.schema import Layer, Report, Variable
 from tfpar.report.layer_rows import by_layer
 from tfpar.report.stages import ranks_text
@@ -75,7 +76,10 @@ def _full_name(name: str, variables: dict[str, Variable], layers: dict[str, Laye
 
 
 def _several(what: str, name: str, found: Sequence[str]) -> str:
-    return f"The plan has several {what} {name!r}. They are: {', '.join(map(repr, found))}."
+    return (
+        f"The plan has several {what} {name!r}, {len(found)} in all: {alike_names(found)}. Give "
+        f"more of the path."
+    )
 
 
 # --- one variable -------------------------------------------------------------------

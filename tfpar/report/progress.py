@@ -1,19 +1,28 @@
-"""What long work is at: a line that a terminal keeps up to date; elsewhere a line now and then."""
+"""What long work is at: a line that terminals and notebooks keep up to date; elsewhere a line now
+and then.
+
+Capturing, searching, compiling, calibrating and installing all tell it here. Work that tells
+nothing for long (a trace, a compiler) is shown too: a thread looks on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.status import Status
 
 from tfpar.spec.quantities import format_seconds
+
+logger = logging.getLogger("tfpar")
 
 
 class Display(Protocol):
@@ -29,6 +38,9 @@ class Display(Protocol):
 
     def show(self, line: str) -> None:
         """Show a line in place of, or below, the one before."""
+
+    def note(self, line: str) -> None:
+        """Show a line that stays."""
 
     def close(self) -> None:
         """Leave nothing unfinished: the work has ended."""
@@ -48,9 +60,39 @@ class Terminal:
             self._status.start()
         self._status.update(line)
 
+    def note(self, line: str) -> None:
+        # Above the line that is kept up to date, whose console is the one to print by.
+        console = Console(stderr=True) if self._status is None else self._status.console
+        console.print(f"tfpar: {line}", markup=False, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         if self._status is not None:
             self._status.stop()
+
+
+class Notebook:
+    """A line below a cell that is written anew."""
+
+    quiet_s, every_s = 2.0, 1.0
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, line: str) -> None:
+        shown = {"text/plain": line}
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+    def note(self, line: str) -> None:
+        print(f"tfpar: {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.update({"text/plain": ""}, raw=True)
 
 
 class Lines:
@@ -60,6 +102,8 @@ class Lines:
 
     def show(self, line: str) -> None:
         print(f"tfpar: {line}", file=sys.stderr, flush=True)
+
+    note = show
 
     def close(self) -> None:
         pass
@@ -88,6 +132,7 @@ class Reporter:
         self._title, self._display = title, display
         self._started = self._shown = time.monotonic()
         self._parts = [_Part("", math.inf, math.inf)]
+        self._lock = threading.Lock()  # of what is shown: whoever works tells, and a thread
 
     @contextlib.contextmanager
     def at(self, what: str, limit_s: float | None = None, *, apart: bool = False) -> Iterator[None]:
@@ -114,6 +159,15 @@ class Reporter:
         """As `tell`, in the words of `search.problem.Progress`."""
         self.tell(f"{what}, {candidates} priced")
 
+    def note(self, line: str) -> None:
+        """A line that is worth keeping, at once: in the log where that shows such lines."""
+        if not line or self._display is None:
+            return
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(line)
+        else:
+            self._display.note(line)
+
     def found(self, seconds: float) -> None:
         """A step that takes so long was found: the best is shown."""
         part = self._compared()
@@ -123,21 +177,27 @@ class Reporter:
         """The innermost part that has a best of its own."""
         return next(part for part in reversed(self._parts) if part.best_s is not None)
 
+    def beat(self) -> None:
+        """Show how long it takes, where nothing is told."""
+        self._show()
+
     def _show(self) -> None:
         now = time.monotonic()
         if self._display is None or now - self._started < self._display.quiet_s:
             return
-        if now - self._shown >= self._display.every_s:
-            self._shown = now
-            self._display.show(self._line(now))
+        with self._lock:
+            if now - self._shown >= self._display.every_s:
+                self._shown = now
+                self._display.show(self._line(now))
 
     def _line(self, now: float) -> str:
-        at = [text for part in self._parts for text in (part.what, part.detail) if text]
+        parts = list(self._parts)
+        at = [text for part in parts for text in (part.what, part.detail) if text]
         best_s = self._compared().best_s
         if best_s is not None and best_s < math.inf:
             at.append(f"best step so far {format_seconds(best_s)}")
         at.append(f"{now - self._started:.0f} s")
-        ends = min(part.ends for part in self._parts)
+        ends = min(part.ends for part in parts)
         if ends < math.inf:
             at.append(f"{max(0.0, ends - now):.0f} s left")
         return f"{self._title}: {', '.join(at)}"
@@ -149,7 +209,7 @@ QUIET = Reporter()
 
 @contextlib.contextmanager
 def reporting(title: str, wanted: bool = True) -> Iterator[Reporter]:
-    """A reporter of the work within: on a terminal, else in a line every ten seconds.
+    """A reporter of the work within: in a terminal or a notebook, else in a line every ten seconds.
 
     Args:
         wanted: whether anything is to be said, by this rank.
@@ -157,8 +217,36 @@ def reporting(title: str, wanted: bool = True) -> Iterator[Reporter]:
     if not wanted:
         yield QUIET
         return
-    display: Display = Terminal() if sys.stderr.isatty() else Lines()
+    display = _display()
+    report, over = Reporter(title, display), threading.Event()
+
+    def look_on() -> None:
+        while not over.wait(BEAT_S):
+            report.beat()
+
+    thread = threading.Thread(target=look_on, name="tfpar progress", daemon=True)
+    thread.start()
     try:
-        yield Reporter(title, display)
+        yield report
     finally:
+        over.set()
+        thread.join()  # it shows nothing any more
         display.close()
+
+
+BEAT_S = 0.5
+"""How often it is looked whether there is something to show, in seconds."""
+
+
+def _display() -> Display:
+    """Where users look."""
+    if sys.stderr.isatty():
+        return Terminal()
+    return Notebook() if _in_notebook() else Lines()
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows what is displayed."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    return running is not None and type(running).__name__ == "ZMQInteractiveShell"

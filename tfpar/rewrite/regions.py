@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import FunctionRef, Graph, Op, Shape, ShapeAttr, Tensor, UnknownShape
+from tfpar.ir.graph import (
+    FunctionRef,
+    Graph,
+    Op,
+    Shape,
+    ShapeAttr,
+    Tensor,
+    UnknownShape,
+    renamed_functions,
+)
 from tfpar.propagation.partitioned import Decision, PartitionedGraph
 from tfpar.spec import Mesh, Spec, local_shape
 
@@ -30,7 +38,7 @@ def write_region(
         (_local(t, spec, mesh), t.dtype)
         for t, spec in zip(op.outputs, decision.strategy.out_specs, strict=True)
     ]
-    attrs = {key: _renamed(value, local_names) for key, value in op.attrs.items()}
+    attrs = {key: renamed_functions(value, local_names) for key, value in op.attrs.items()}
     if attrs.get("output_shapes"):
         attrs["output_shapes"] = [
             ShapeAttr(shape) if _is_plain(shape, dtype) else UnknownShape()
@@ -46,12 +54,6 @@ def _local(tensor: Tensor, spec: Spec, mesh: Mesh) -> Shape:
 
 def _is_plain(shape: Shape, dtype: str) -> bool:
     return dtype not in ("resource", "variant") and shape is not None and None not in shape
-
-
-def _renamed(value: Any, names: dict[str, FunctionRef]) -> Any:
-    if isinstance(value, list):
-        return [_renamed(v, names) for v in value]
-    return names.get(value, value) if isinstance(value, FunctionRef) else value
 
 
 def _unused(name: str, functions: dict[str, Graph]) -> FunctionRef:

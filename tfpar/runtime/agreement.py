@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfpar.ir.graph import Op
+from tfpar.ir.graph import FunctionRef, Op, function_refs, renamed_functions
 from tfpar.ir.traits import CONSTANTS
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
@@ -90,18 +90,36 @@ def _end(source: int, target: int, key: str, op: str, shape: Sequence[int], dtyp
 
 
 def outline(program: LocalProgram) -> list[tuple[str, int]]:
-    """Name and checksum of every op, in order; the same on every rank that runs `program`."""
-    return [
-        (op.name, zlib.crc32(repr((op.type, _described(op), _shapes(op))).encode()))
-        for graph in program.graphs()
-        for op in graph.ops
-    ]
+    """Name and checksum of every op, in order; the same on every rank that runs `program`.
+
+    Behind the program come the bodies that its loops, branches and calls name. TensorFlow counts
+    in their names, and in those of their inputs, what a process has traced so far, which is more on
+    a rank that has saved a model for all. So bodies go by number, and their ops by type.
+    """
+    functions, named = program.graph.functions, program.graphs()
+    graphs, numbers = [program.graph], dict[FunctionRef, int]()
+    found = []
+    for graph in graphs:  # which grows meanwhile
+        for op in graph.ops:
+            for ref in function_refs(*(op.attrs[key] for key in sorted(op.attrs))):
+                if ref in functions and ref not in numbers:
+                    numbers[ref] = len(graphs)
+                    graphs.append(functions[ref])
+            described = repr((op.type, _described(op, numbers), _shapes(op)))
+            name = op.name if graph in named else op.type
+            found.append((name, zlib.crc32(described.encode())))
+    return found
 
 
-def _described(op: Op) -> list[tuple[str, str]]:
+def _described(op: Op, numbers: Mapping[FunctionRef, int]) -> list[tuple[str, str]]:
+    """The attributes that have to be alike: not TensorFlow's notes, in which it counts, too."""
     if op.type in CONSTANTS:  # those that matter are in the shapes around them
         return []
-    return sorted((key, repr(value)) for key, value in op.attrs.items())
+    return sorted(
+        (key, repr(renamed_functions(value, numbers)))
+        for key, value in op.attrs.items()
+        if not key.startswith("_")
+    )
 
 
 def _shapes(op: Op) -> list[tuple]:

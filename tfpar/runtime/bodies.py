@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor
+from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, function_refs
 from tfpar.runtime.function_def import (
     FunctionWriter,
     RegisteredFunction,
@@ -55,7 +55,11 @@ class BodyWriter:
 
     def differ(self, op: Op) -> bool:
         """Whether ranks differ in the bodies that `op` names."""
-        return any(self._differs(ref) for ref in _names(op) if ref in self._functions)
+        return any(
+            self._differs(ref)
+            for ref in function_refs(*op.attrs.values())
+            if ref in self._functions
+        )
 
     @functools.cache  # noqa: B019 - lives as long as linking takes
     def _differs(self, name: str) -> bool:
@@ -99,11 +103,4 @@ class BodyWriter:
 
 
 def has_bodies(op: Op) -> bool:
-    return any(True for _ in _names(op))
-
-
-def _names(op: Op):
-    for value in op.attrs.values():
-        for ref in value if isinstance(value, list) else [value]:
-            if isinstance(ref, FunctionRef):
-                yield ref
+    return any(True for _ in function_refs(*op.attrs.values()))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterator
 
 import tfpar
 from tfpar.plans import Plan, PlannedVariable
+from tfpar.search.described import FORMAT, Description, described, differences
 from tfpar.search.problem import Planner, Problem
 from tfpar.spec import PlanError, format_spec
 
@@ -22,7 +25,8 @@ class PlanCache:
 
     A problem is the same if graph, sizes, cluster, meshes, constraints and planner are, whatever
     time the planner was given: plans of searches that were cut short are not for keeping. A file
-    that cannot be read is passed over, with a line in the log.
+    that cannot be read is passed over, with a line in the log. Beside each plan lies what its
+    problem was (`search.described`), by which `nearest` tells what has changed.
     """
 
     folder: str
@@ -59,12 +63,58 @@ class PlanCache:
                 f"Cannot make the folder {self.folder!r} for plans: {error.strerror}. Name "
                 f"another one, or none."
             ) from error
+        path = self._path(problem, planner)
         # What there is to show is gathered of the model at hand, whichever has the same problem.
-        kept = dataclasses.replace(plan, partitioned=None, report=None)
-        kept.save(self._path(problem, planner))
+        dataclasses.replace(plan, partitioned=None, report=None).save(path)
+        # Without it the plan is as good, and nothing is said of what has changed.
+        with contextlib.suppress(OSError), open(_beside(path), "w", encoding="utf-8") as file:
+            json.dump(described(problem, planner), file)
+
+    def nearest(self, problem: Problem, planner: Planner) -> str:
+        """What has changed against the most similar problem that has a plan here, in a line.
+
+            no cached plan: of 3 in plans the nearest differs by the batch (32 -> 64)
+
+        Empty where no other problem is known.
+        """
+        wanted = described(problem, planner)
+        found = [differences(known, wanted) for known in self._described()]
+        nearest = min(filter(None, found), key=len, default=[])
+        if not nearest:
+            return ""
+        return (
+            f"no cached plan: of {len(found)} in {self.folder} the nearest differs by "
+            f"{', '.join(nearest)}"
+        )
+
+    def _described(self) -> Iterator[Description]:
+        """The problems of the plans that are kept, the newest first."""
+        try:
+            files = [entry for entry in os.scandir(self.folder) if entry.name.endswith(PROBLEM)]
+            files.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
+        except OSError:
+            return
+        for entry in files[:MOST_COMPARED]:
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                with open(entry.path, encoding="utf-8") as file:
+                    known = json.load(file)
+                if isinstance(known, dict) and known.get("format") == FORMAT:
+                    yield known
 
     def _path(self, problem: Problem, planner: Planner) -> str:
         return os.path.join(self.folder, f"{problem_digest(problem, planner)}.json")
+
+
+PROBLEM = ".problem"
+"""How the names of files end that say what a problem was."""
+
+MOST_COMPARED = 100
+"""With how many problems another one is compared, the newest."""
+
+
+def _beside(path: str) -> str:
+    """Where the problem of the plan at `path` is described."""
+    return path.removesuffix(".json") + PROBLEM
 
 
 def problem_digest(problem: Problem, planner: Planner) -> str:

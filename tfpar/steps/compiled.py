@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -29,6 +31,7 @@ from tfpar.planning import batched_inputs
 from tfpar.plans import Plan
 from tfpar.propagation.shares import CannotShare
 from tfpar.report.announcement import announcement
+from tfpar.report.progress import Reporter, reporting
 from tfpar.report.warnings import Warnings
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES
 from tfpar.rewrite.stages import StagedStep
@@ -129,7 +132,9 @@ class CompiledFunction:
         captured = self.prepared(specs, observe)
         plan = self.planner.plan(captured, batch_size_of(specs), self._part)
         try:
-            plan, executable = self.link(captured, plan, specs, parts, observe)
+            with self._reporting("compiling") as report:
+                passed = functools.partial(_passed, report, observe)
+                plan, executable = self.link(captured, plan, specs, parts, passed)
         except CannotRepeat as error:
             if not session.found_pipeline:
                 raise self._repeated(error.op, self._microbatches(plan)) from None
@@ -210,10 +215,15 @@ class CompiledFunction:
 
     def prepared(self, specs: Sequence[Any], observe: Observer = unobserved) -> CapturedStep:
         """The step captured and simplified, and its variables laid by tfpar from now on."""
-        captured = self.capture(specs)
+        with self._reporting("tracing"):
+            captured = self.capture(specs)
         captured.variables = [ParallelVariable.adopt(v) for v in captured.variables]
         simplify_step(captured, observe)
         return captured
+
+    def _reporting(self, doing: str) -> contextlib.AbstractContextManager[Reporter]:
+        """A reporter of what is done before the step first runs."""
+        return reporting(f"{doing} the {self._name.replace('_', ' ')}", wanted=self.session.tells)
 
     def _staged(self, captured: CapturedStep, plan: Plan) -> StagedStep | None:
         """How a captured step runs in the stages of its plan, which cut it in place."""
@@ -291,3 +301,9 @@ class CompiledFunction:
         if not self._trains or plan.mesh.size == 1:
             return 1
         return self.session.options.chunks or plan.chunks
+
+
+def _passed(report: Reporter, observe: Observer, name: str, text: Callable[[], str]) -> None:
+    """An observer of passes that also tells how far they are."""
+    report.tell(f"past {name!r}")
+    observe(name, text)

@@ -230,7 +230,7 @@ class StepPlanner:
             if plan is not None:
                 with contextlib.suppress(OtherModelError):
                     return [plan.fitted(captured.graph, gradients=captured.gradients)]
-        with reporting("searching a plan", wanted=session.options.verbose) as report:
+        with reporting("searching a plan", wanted=session.tells) as report:
             return self._search(captured, batch_size, part, report, count)
 
     def _search(

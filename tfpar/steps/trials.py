@@ -68,8 +68,7 @@ def try_plans(step: CompiledFunction, arguments: Sequence[Any], parts: int = 1) 
         return
     plans = step.planner.candidates(captured, batch_size_of(whole), asked.plans)
     trials = _Trials(step, arguments, whole, parts, asked.steps, Deadline(asked.seconds))
-    world = session.ranks.world
-    with reporting("trying plans", session.options.verbose and not (world and world.rank)) as told:
+    with reporting("trying plans", session.tells) as told:
         trials.run(plans, told)
     step.planner.use(trials.best(plans), captured)
 

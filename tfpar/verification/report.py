@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Sequence
 
 from tfpar.report.tables import render_table
 from tfpar.verification.compare import NOISE_FACTOR, Difference, Verdict
 
 _SHOWN = 25  # rows of a table
+
+JSON_VERSION = 1
+"""Of `Verification.to_json`: it is counted up where a key changes its meaning or goes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +127,34 @@ class Verification:
             ["losses", *losses, table, *_left_out(worst[_SHOWN:]), self._counts(), *self.reasons]
         )
 
+    def to_json(self) -> str:
+        """All of it: `version`, `equal`, `losses`, `outputs`, `variables` (worst first), `reasons`.
+
+        Errors and noise are relative, as in the table; null where there are none.
+        """
+        outputs = [
+            {"name": o.name, "verdict": str(o.verdict), **_described("", o.difference)}
+            for o in self.outputs
+        ]
+        variables = [
+            {
+                "name": v.name,
+                "verdict": str(v.verdict),
+                **_described("gradient_", v.gradient),
+                **_described("update_", v.update),
+            }
+            for v in sorted(self.variables, key=lambda v: v.worst.rank, reverse=True)
+        ]
+        described = {
+            "version": JSON_VERSION,
+            "equal": self.ok,
+            "losses": [{"one_device": one, "mesh": mesh} for one, mesh in self.losses],
+            "outputs": outputs,
+            "variables": variables,
+            "reasons": self.reasons,
+        }
+        return json.dumps(described, indent=2)
+
     @property
     def reasons(self) -> list[str]:
         """What explains the verdicts."""
@@ -162,6 +195,13 @@ def _left_out(variables: Sequence[VariableReport]) -> list[str]:
     if not variables:
         return []
     return [f"... and {len(variables)} more, none of them worse than {variables[0].verdict}"]
+
+
+def _described(prefix: str, difference: Difference | None) -> dict[str, float | None]:
+    """The error of a difference and its noise, where JSON has such numbers."""
+    found = (None, None) if difference is None else (difference.error, difference.noise)
+    error, noise = (None if n is None or not math.isfinite(n) else float(n) for n in found)
+    return {f"{prefix}error": error, f"{prefix}noise": noise}
 
 
 def _pair(difference: Difference | None) -> list[str]:

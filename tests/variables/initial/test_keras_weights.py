@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras.src.saving import saving_lib
 
 import tfpar as tap
-from tfpar.keras.streamed_weights import load_weights_streamed, streamed_weights
+from tfpar.keras.streamed_weights import streamed_weights
 from tfpar.spec import Mesh, Shard
 from tfpar.variables.initial.stored import StoredValue
 from tfpar.variables.parallel_variable import ParallelVariable
@@ -77,7 +77,6 @@ def test_plain_variables_get_arrays(tmp_path, taken):
     path = tmp_path / "model.weights.h5"
     source, model = build(), build()
     source.save_weights(path)
-    load_weights_streamed(model, path)
     with streamed_weights(small_bytes=0):
         model.load_weights(path)
     assert not taken
@@ -97,6 +96,20 @@ def test_stored_as_another_dtype(tmp_path, taken):
     for (variable, value), weight in zip(taken, kernels, strict=True):
         assert tf.as_dtype(value.dtype) == variable.dtype
         np.testing.assert_array_equal(value(), weight.numpy())
+
+
+def test_whoever_loads_weights_streams_them(tmp_path, taken):
+    """As KerasHub does for what a task has beside its backbone, and for the backbone."""
+    path = str(tmp_path / "model.weights.h5")
+    source = keras.Sequential([keras.Input((512,)), keras.layers.Dense(600)])  # more than a MiB
+    source.save_weights(path)
+    with tap.auto_parallel(tap.split([2])):
+        model = keras.models.clone_model(source)
+    model.load_weights(path)
+    keras.saving.load_weights(model, path)
+    keras.saving.load_weights(keras.models.clone_model(source), path)  # which is no model of tfpar
+    assert [variable for variable, _ in taken] == [model.weights[0].value] * 2
+    np.testing.assert_array_equal(model.weights[0], source.weights[0])
 
 
 def test_a_saved_model_is_loaded_with_its_optimizer(tmp_path, taken):

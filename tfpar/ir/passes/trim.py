@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor
+from tfpar.ir.graph import Graph, Op, Tensor, function_refs
 from tfpar.ir.traits import INSPECTIONS, REGIONS, SOURCES, TRACELESS, origin
 
 INITIALIZATION = "initialization"
@@ -131,7 +131,7 @@ class _Trim:
         if not op.stateful or op.type in TRACELESS or is_auxiliary(op.type):
             return False
         if op.type in REGIONS:
-            bodies = [self._body(ref) for ref in _references(op)]
+            bodies = [self._body(ref) for ref in function_refs(*op.attrs.values())]
             return any(body is None or body.effects for body in bodies)
         return True
 
@@ -155,7 +155,7 @@ class _Trim:
             if op not in self.needed:
                 continue
             if has_functions:
-                for name in _references(op):
+                for name in function_refs(*op.attrs.values()):
                     self._body(name)
             inputs = []
             passed_through = False
@@ -229,13 +229,6 @@ def _reason(op_type: str) -> str | None:
     if op_type in _REASON_OF:
         return _REASON_OF[op_type]
     return SUMMARY if "Summary" in op_type or op_type == "ImportEvent" else None
-
-
-def _references(op: Op) -> Iterable[str]:
-    for value in op.attrs.values():
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, FunctionRef):
-                yield item
 
 
 def _removed(graph: Graph, needed: set[Op]) -> tuple[dict[str, list[Op]], dict[str, Tensor]]:

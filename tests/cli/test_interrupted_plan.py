@@ -1,0 +1,88 @@
+"""Ctrl-C while `tfpar plan` searches: the best plan so far is printed and written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.train import tfpar
+from tests.search.test_so_far import Interrupted, python_handles_it  # noqa: F401 - a fixture
+from tfpar.plans import Plan
+from tfpar.search.planners import PLANNERS
+from tfpar.search.tap.planner import TapPlanner
+
+ROOT = Path(__file__).parents[2]
+COMMAND = "plan train.py:both --mesh 2x2 --cluster v100-ethernet --planner interrupted"
+
+
+@pytest.fixture
+def interrupted(monkeypatch, folder):
+    monkeypatch.setitem(PLANNERS, "interrupted", lambda: Interrupted(TapPlanner(), 1))
+
+
+def test_what_was_found_is_written_and_the_exit_code_says_so(interrupted, capsys):
+    assert tfpar(f"{COMMAND} -o p.json --plan-cache plans") == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("Wrote p.json\nPlan on mesh ") and "there may be better" in out
+    assert err == "tfpar plan: interrupted, taking the best plan so far\n"
+    assert Plan.load("p.json").cut_short and not Path("plans").exists()
+    assert tfpar(f"{COMMAND} --explain fc1/kernel") == 1
+    assert capsys.readouterr().out.startswith("Variable 'mlp/fc1/kernel'")
+
+
+def test_where_nothing_fits_that_is_said(interrupted, capsys):
+    assert tfpar(f"{COMMAND} -o p.json --memory-limit 3kB") == 2
+    err = capsys.readouterr().err.splitlines()
+    assert err[-1].startswith("tfpar plan: The search was interrupted before it had found")
+    assert not Path("p.json").exists()
+
+
+SLOW_PLANNER = """
+
+import time
+
+from tfpar.search.planners import PLANNERS
+from tfpar.search.tap.planner import TapPlanner
+
+
+class Endless:
+    name = "endless"
+
+    def solve(self, problem):
+        TapPlanner().solve(problem)
+        print("searching", flush=True)
+        while True:
+            time.sleep(0.01)
+
+
+PLANNERS["endless"] = Endless
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_from_the_keyboard_does_that(folder):
+    """The process is one of its own, whose planner never ends."""
+    (folder / "sitecustomize.py").write_text(SLOW_PLANNER)
+    command = "plan train.py:both --mesh 2 --cluster v100-ethernet --planner endless -o p.json"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tfpar", *command.split()],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "searching\n"
+    time.sleep(0.2)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=120)
+    assert started.returncode == 1, err
+    assert "interrupted, taking the best plan so far" in err and "Wrote p.json" in out
+    assert Plan.load(folder / "p.json").cut_short
