@@ -1,6 +1,11 @@
 "use strict";
 // Numbers as text, the same as tfpar prints them.
 
+// A sentence whose numbers stay with their units.
+function unbroken(text) {
+  return text.replace(/(\d) (?=(?:[um]?s|[KMGTP]iB|B|%)\b)/g, "$1\u00a0");
+}
+
 const format = {
   // `1.50 MiB`, rounded up: what is printed, given as a limit, is enough.
   bytes(count) {
@@ -57,8 +62,13 @@ const format = {
     return shape.length ? shape.map((n) => (n === null ? "?" : n)).join(" × ") : "scalar";
   },
 
-  // `0–7`, `0, 2, 4`.
+  // `ranks 0–7`, `rank 3`.
   ranks(ranks) {
+    return `rank${ranks.length === 1 ? "" : "s"} ${format.range(ranks)}`;
+  },
+
+  // `0–7`, `0, 2, 4`.
+  range(ranks) {
     const last = ranks[ranks.length - 1];
     if (ranks.length > 2 && last - ranks[0] === ranks.length - 1) return `${ranks[0]}–${last}`;
     return ranks.length > 6 ? `${ranks.slice(0, 4).join(", ")}, … ${last}` : ranks.join(", ");

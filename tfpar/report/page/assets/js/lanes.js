@@ -24,9 +24,9 @@ function pipelineLanes(pipeline) {
           ...task,
           class: `task-${task.kind}`,
           text: task.microbatch === null ? task.kind : String(task.microbatch),
-          tip: `${TASK_KINDS[task.kind] || task.kind}${task.microbatch === null ? "" : ` of microbatch ${task.microbatch}`}\nstage ${stage}, ranks ${format.ranks(ranks)}`,
+          tip: `${TASK_KINDS[task.kind] || task.kind}${task.microbatch === null ? "" : ` of microbatch ${task.microbatch}`}\nstage ${stage}, ${format.ranks(ranks)}`,
         }));
-      lanes.push({ name: `stage ${stage}`, about: `ranks ${format.ranks(ranks)}`, tasks });
+      lanes.push({ name: `stage ${stage}`, about: format.ranks(ranks), tasks });
     }
     const sends = pipeline.transfers
       .filter((sent) => pipeline.actor_of_stage[sent.source] === actor)

@@ -114,11 +114,9 @@ class MemoryView {
       });
     }
     const folded = this.isFolded();
-    const key = ({ layer, layers: alike }) => {
+    const key = ({ layer }) => {
       if (!layer.repeat) return layer.path.includes("/") ? this.model.scopeOf(layer) : "";
-      return folded
-        ? `${this.model.blocks.get(layer.repeat.block).name} × ${alike.length}`
-        : this.model.scopeOf(layer);
+      return folded ? this.model.blocks.get(layer.repeat.block).name : this.model.scopeOf(layer);
     };
     return [...grouped(rows, key)].flatMap(([name, found]) => {
       const inner = found.map((row) => leaf(row, KINDS));
@@ -128,8 +126,10 @@ class MemoryView {
           inner: [each],
           value: each.value,
         }));
-      for (const each of inner) each.group = name.split(" × ")[0];
-      return [{ name, inner, value: sum(inner, (each) => each.value) }];
+      for (const each of inner) each.group = name;
+      const times = Math.max(...found.map((row) => row.layers.length));
+      const title = times > 1 ? `${name} × ${times}` : name;
+      return [{ name: title, inner, value: sum(inner, (each) => each.value) }];
     });
   }
 

@@ -18,7 +18,7 @@ const overview = {
     return h(
       "div",
       { class: "overview" },
-      h("p", { class: "verdict" }, report.verdict),
+      h("p", { class: "verdict" }, unbroken(report.verdict)),
       report.warnings.length > 0 && overview.warnings(report),
       report.cost ? overview.step(model) : overview.unpriced(),
       report.cost && overview.memory(model),

@@ -189,7 +189,7 @@ class Model {
         const first = pipeline.stages[own[0]];
         return {
           key: String(actor),
-          name: `stage${own.length > 1 ? "s" : ""} ${own.join(", ")}, ranks ${format.ranks(ranks)}`,
+          name: `stage${own.length > 1 ? "s" : ""} ${own.join(", ")}, ${format.ranks(ranks)}`,
           layers: this.layers.filter((layer) => own.includes(layer.stage)),
           limit: first && first.limit_bytes,
           peak: first && first.peak_bytes,

@@ -171,7 +171,7 @@ class TableView {
     const rows = this.drawnRows;
     this.count.textContent = format.plural(rows.length, "row");
     const cells = columns.map((each, i) => {
-      if (i === 0) return h("th", { scope: "row" }, "Total");
+      if (i === 0) return h("th", { scope: "row" }, this.totalOf(kind));
       if (!each.adds) return h("td", {});
       const value = sum(rows, each.get);
       return h(
@@ -181,6 +181,11 @@ class TableView {
       );
     });
     this.foot.replaceChildren(h("tr", {}, cells));
+  }
+
+  totalOf(kind) {
+    const stages = kind === "layers" && this.model.report.pipeline && !this.state.get("stage");
+    return stages ? "All stages" : "Total";
   }
 
   mark() {

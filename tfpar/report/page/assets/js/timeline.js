@@ -239,7 +239,7 @@ class TimelineView {
   stages(pipeline) {
     const columns = [
       ["Stage", (stage, i) => String(i)],
-      ["Ranks", (stage) => format.ranks(stage.ranks)],
+      ["Ranks", (stage) => format.range(stage.ranks)],
       ["Layers", (stage, i) => this.layersOf(stage, i), true],
       ["Forward", (stage) => format.seconds(stage.forward_s)],
       ["Backward", (stage) => format.seconds(stage.backward_s)],

@@ -9,7 +9,7 @@ class WhatIfView {
   }
 
   draw() {
-    const found = this.model.report.what_if;
+    const found = this.found();
     if (!found.length) {
       return emptyState(
         "No other machines were priced",
@@ -87,6 +87,21 @@ class WhatIfView {
         ),
       ),
     );
+  }
+
+  // What was asked, and this plan itself where a row and a column are for as many of its machines.
+  found() {
+    const { what_if: asked, machines, facts, cost } = this.model.report;
+    if (!asked.length || !machines || !cost) return asked;
+    const isHere = (each) => each.cluster === machines.name && each.ranks === facts.ranks;
+    const column = asked.find((each) => each.ranks === facts.ranks);
+    const row = asked.some((each) => each.cluster === machines.name);
+    if (!column || !row || asked.some(isHere)) return asked;
+    const { seconds, memory_bytes } = cost;
+    const fits = !machines.memory_limit || memory_bytes <= machines.memory_limit;
+    const { mesh, ranks } = column;
+    const note = `this plan, ${facts.where}`;
+    return [...asked, { cluster: machines.name, mesh, ranks, seconds, memory_bytes, fits, note }];
   }
 
   cell(each, strength) {
