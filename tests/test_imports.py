@@ -25,7 +25,7 @@ PACKAGES = (
     ),
     *("plans", "constraints", "cluster", "launch"),
 )
-MODULES = ("planning", "options")
+MODULES = ("planning", "options", "hints")
 
 
 def modules() -> list[str]:
