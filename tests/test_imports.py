@@ -82,8 +82,7 @@ BELOW = {
     "capture": "interop ir spec variables",
     "runtime": "cluster compile distributed interop ir launch rewrite spec variables",
     "report": "cluster constraints cost ir pipeline plans propagation rules spec",
-    "timeline": "cluster compile cost distributed interop ir launch report rewrite spec "
-    "writable",
+    "timeline": "cluster compile cost distributed interop ir launch report rewrite spec writable",
     "search": "cluster constraints cost ir pipeline plans propagation rewrite rules spec",
 }
 """What each package may import, on the planning side and around variables: the search knows nothing
