@@ -84,7 +84,7 @@ def test_a_package_and_its_module(folder, capsys):
     (package / "models.py").write_text(text)
     command = "plan of_cli_test.models:build --data of_cli_test.models:arrays --mesh 2 -o p.json"
     assert tfpar(command) == 0
-    assert Path("p.json").exists() and "fc2/kernel" in capsys.readouterr().out
+    assert Path("p.json").exists() and "| mlp/fc2 (Dense) " in capsys.readouterr().out
 
 
 def test_explain_takes_the_summary_s_place(folder, capsys):
@@ -266,7 +266,7 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
     Path("mine.csv").write_text("0F0,0F1,0B1,0B0\n")
     assert tfpar(f"{command} -o plan.json --schedule mine.csv --quiet") == 0
     assert Plan.load("plan.json").microbatches == 2
-    assert tfpar(f"{command} -o plan.json --stages auto") == 0
+    assert tfpar(f"{command} -o plan.json --stages auto --full") == 0
     assert Plan.load("plan.json").rivals
     assert "Pipelines that were compared" in capsys.readouterr().out
 

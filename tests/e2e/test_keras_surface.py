@@ -322,7 +322,7 @@ def test_summary_and_coverage():
     model = parallel()
     assert tap.coverage(model).complete or tap.coverage(model).without_rule
     model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
-    text = tap.plan_of(model).summary()
+    text = tap.plan_of(model).summary(full=True)
     assert "fc1/kernel" in text and "all_reduce" in text
     assert "fc2/kernel" in tap.plan_of(model).explain(model.weights[2].path)
 
