@@ -72,6 +72,7 @@ def test_meshes_and_clusters_are_ranked_in_one_table(folder, capsys, monkeypatch
 CLUSTERS = ("v100-ethernet", "rhino-m8")
 
 
+@pytest.mark.slow
 def test_json_holds_what_single_estimates_say(folder, capsys):
     command = "estimate train.py:both --json --cluster v100-ethernet --cluster rhino-m8"
     assert tfpar(f"{command} --mesh 2 --mesh data=2,model=2") == 0

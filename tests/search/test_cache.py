@@ -193,6 +193,7 @@ CHANGED = {
     "the figures of cluster dgx-a100": problem(cluster=LESS),
     "the memory limit (74.51 GiB -> 8.00 GiB)": problem(cluster=SLOW),
     "the mesh (one of 6 -> data=2 x model=2, batch over data)": OTHERS["logical mesh"],
+    "the meshes to choose from": problem(meshes=logical_meshes(MESH)[::-1]),
     "jit_compile (False -> True)": OTHERS["XLA"],
     "recompute (None -> ['block_0'])": problem(recompute=("block_0",)),
     "microbatches (1 -> 4)": problem(microbatches=4),

@@ -49,7 +49,7 @@ def described(problem: Problem, planner: Planner) -> Description:
             else list(problem.recompute),
             "offload": problem.offload and repr(dataclasses.astuple(problem.offload)),
             "microbatches": problem.microbatches,
-            "stages' ranks": problem.sets_of_ranks,
+            "sets of ranks": problem.sets_of_ranks,
             "batch_statistics": problem.batch_statistics,
         },
     }
@@ -72,7 +72,8 @@ def _asked_otherwise(old: Description, new: Description) -> Iterator[str]:
     if old["ranks"] != new["ranks"]:
         yield f"the mesh ({old['ranks']} -> {new['ranks']} ranks)"
     elif old["meshes"] != new["meshes"]:
-        yield f"the mesh ({_meshes(old)} -> {_meshes(new)})"
+        before, now = _meshes(old), _meshes(new)
+        yield f"the mesh ({before} -> {now})" if before != now else "the meshes to choose from"
     if old["cluster"] != new["cluster"]:
         yield f"the cluster ({old['cluster']} -> {new['cluster']})"
     elif old["ranks"] == new["ranks"] and old["machines"] != new["machines"]:
@@ -80,10 +81,10 @@ def _asked_otherwise(old: Description, new: Description) -> Iterator[str]:
     elif old["ranks"] == new["ranks"] and old["memory_limit"] != new["memory_limit"]:
         limits = (format_bytes(one["memory_limit"]) for one in (old, new))
         yield f"the memory limit ({' -> '.join(limits)})"
-    before, now = old["constraints"], new["constraints"]
-    if before != now:
-        changed = [f"without {c}" for c in before if c not in now]
-        changed += [f"with {c}" for c in now if c not in before]
+    left, kept = old["constraints"], new["constraints"]
+    if left != kept:
+        changed = [f"without {c}" for c in left if c not in kept]
+        changed += [f"with {c}" for c in kept if c not in left]
         yield f"the constraints ({some_of(changed, quote=False) or 'in another order'})"
     for name, value in new["options"].items():
         if old["options"].get(name) != value:
