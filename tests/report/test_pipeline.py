@@ -38,8 +38,8 @@ def test_a_table_says_where_stages_run_and_what_lies_there():
     first, last = rows(text, "Stages (schedule 1f1b)")
     # Of fc1 the kernel, its momentum and the bias are split in two, of fc2 all but the bias.
     split = (30 + 30 + 5 + 30 + 30 + 6) * 4
-    assert first == ["0", "0-1", "mlp/block_0", "1.00 KiB", f"{split} B"]
-    assert last == ["1", "2-3", "mlp/head", f"{(30 + 5 + 30) * 4} B", f"{(30 + 5 + 30) * 4} B"]
+    assert first == ["0", "0-1", "block_0/fc1, block_0/fc2", "1.00 KiB", f"{split} B"]
+    assert last == ["1", "2-3", "head", f"{(30 + 5 + 30) * 4} B", f"{(30 + 5 + 30) * 4} B"]
     kernel = next(row for row in rows(text, "Variables\n") if row[0] == "block_0/fc1/kernel")
     assert kernel[2:4] == ["S(1) over model", "0"]
     other = rows(text, "Variables\n")[-1]

@@ -15,18 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import tfpar
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.model_layers import ModelLayer
-from tfpar.ir.names import pair
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import Roles, trains
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.checks import check_plan
-from tfpar.plans.difference import difference, some_of
+from tfpar.plans.difference import difference
 from tfpar.plans.files import write_whole
+from tfpar.plans.fitting import fitted
 from tfpar.plans.offload import Offloaded
 from tfpar.plans.priced import PricedPlan
 from tfpar.plans.rivals import Rival
@@ -37,7 +33,6 @@ from tfpar.plans.variables import PlannedVariable
 from tfpar.propagation.partitioned import Anchors, OpPlan
 from tfpar.spec import (
     Mesh,
-    OtherModelError,
     PlanError,
     Shard,
     Spec,
@@ -274,67 +269,7 @@ class Plan:
             OtherModelError: it is not one for `graph`.
             PlanError: it is not one for `mesh`.
         """
-        if mesh is not None and mesh != self.mesh:
-            raise PlanError(
-                f"The plan is for the mesh {self.mesh}, not for {mesh}. Use that mesh, or make "
-                f"a plan for this one."
-            )
-        found = {v.name: v for v in graph.variables}
-        now = pair(self.variables, {v.name: v.place for v in graph.variables})
-        missing = sorted(set(self.variables) - set(now))
-        extra = sorted(set(found) - set(now.values()))
-        # Names of other state (seeds, metrics) may be counted up in one process.
-        told = [n for n in missing if self.variables[n].trainable or self.variables[n].spec]
-        differences = [
-            *_difference("missing", [] if part else told),
-            *_difference("unknown to the plan", [n for n in extra if found[n].trainable]),
-            *_difference(
-                "of another shape",
-                [
-                    f"{n!r} is {tuple(found[n].shape)}, planned as {self.variables[planned].shape}"
-                    for planned, n in now.items()
-                    if tuple(found[n].shape) != self.variables[planned].shape
-                ],
-                quote=False,
-            ),
-        ]
-        if differences:
-            difference = "; ".join(differences)
-            raise OtherModelError(
-                f"The plan is for another model: {difference}. Build and compile the model as when "
-                f"the plan was saved, or make a new plan.",
-                difference,
-            )
-        fitting = self._renamed(now)
-        if part:
-            return fitting
-        searched = planning_graph(graph, gradients).graph
-        if fingerprint(searched, {n: planned for planned, n in now.items()}) != self.fingerprint:
-            state = _difference("missing", missing)
-            raise OtherModelError(
-                f"The plan is for another step: the weights are the same, but not the ops (the "
-                f"graph's fingerprint differs{''.join(f'; {d}' for d in state)}). Was the loss, a "
-                f"metric, an activation or the type of inputs or labels changed, or TensorFlow or "
-                f"Keras updated? Make a new plan.",
-                "other ops",
-            )
-        stages = fitting.stages
-        if stages is not None:
-            roles = Roles.of(searched, [t for g in gradients for t in g.tensors])
-            if stages.scopes or trains(searched, roles):
-                stages = stages.fitted(assignable(searched, roles))
-        if fitting is self and stages == self.stages:
-            return self
-        return dataclasses.replace(fitting, fingerprint=fingerprint(searched), stages=stages)
-
-    def _renamed(self, now: Mapping[str, str]) -> Plan:
-        """The plan with new names for variables, given by their old ones."""
-        if all(name == before for before, name in now.items()):
-            return self
-        variables = {now.get(n, n): v for n, v in self.variables.items()}
-        stages = None if self.stages is None else self.stages.renamed(now)
-        offloaded = self.offloaded.renamed(now)
-        return dataclasses.replace(self, variables=variables, stages=stages, offloaded=offloaded)
+        return fitted(self, graph, mesh, gradients, part)
 
     def check_ranks(self, mesh: Mesh, cluster: Cluster | None = None) -> None:
         """Check that the plan is one for as many ranks as `mesh` has, and for `cluster`.
@@ -547,7 +482,3 @@ class Plan:
             return cls(**fields)
         except TfparError as error:
             raise PlanError(f"The plan file {source!r} is malformed: {error}") from error
-
-
-def _difference(what: str, items: Sequence[str], quote: bool = True) -> list[str]:
-    return [f"variables {what}: {some_of(items, quote=quote)}"] if items else []

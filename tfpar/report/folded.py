@@ -72,9 +72,9 @@ def _block(layers: list[Layer]) -> list[Row]:
 def _within(layer: Layer) -> str:
     """The path of a layer below its block's."""
     assert layer.repeat is not None
-    parts, name = layer.path.split("/"), layer.repeat.name
-    below = parts[name.count("/") + 1 :] if not name.endswith("...") else []
-    return "/".join(below) or layer.path
+    holder = re.match(re.escape(layer.repeat.name).replace(r"\*", "[^/_]*"), layer.path)
+    below = "" if holder is None else layer.path[holder.end() :].lstrip("/_.-")
+    return below or layer.path
 
 
 def _is_block(group: Sequence[Row]) -> bool:

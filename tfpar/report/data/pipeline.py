@@ -9,12 +9,18 @@ from typing import Any
 from tfpar.cost.staged import StagedCost
 from tfpar.pipeline.tasks import Task
 from tfpar.plans import Plan, PlannedStages
-from tfpar.report.data.schema import Pipeline, Ran, ScheduleTime, Sent, Stage, Variable
+from tfpar.report.data.schema import Layer, Pipeline, Ran, ScheduleTime, Sent, Stage, Variable
 from tfpar.report.pipeline import schedule_text
 
 
-def pipeline_of(plan: Plan, variables: Sequence[Variable]) -> Pipeline | None:
-    """The stages of a plan; None: there is one."""
+def pipeline_of(
+    plan: Plan, variables: Sequence[Variable], layers: Sequence[Layer]
+) -> Pipeline | None:
+    """The stages of a plan; None: there is one.
+
+    Args:
+        layers: none where they are not known.
+    """
     stages = plan.stages
     if stages is None:
         return None
@@ -26,7 +32,7 @@ def pipeline_of(plan: Plan, variables: Sequence[Variable]) -> Pipeline | None:
         actor_of_stage=tuple(actors[stage] for stage in range(stages.num_stages)),
         recompute=stages.recompute,
         stages=tuple(
-            _stage(stages, stage, groups[actors[stage]], variables)
+            _stage(stages, stage, groups[actors[stage]], variables, layers)
             for stage in range(stages.num_stages)
         ),
         bubble=None if cost is None else cost.bubble,
@@ -42,9 +48,15 @@ def pipeline_of(plan: Plan, variables: Sequence[Variable]) -> Pipeline | None:
 
 
 def _stage(
-    stages: PlannedStages, stage: int, ranks: tuple[int, ...], variables: Sequence[Variable]
+    stages: PlannedStages,
+    stage: int,
+    ranks: tuple[int, ...],
+    variables: Sequence[Variable],
+    layers: Sequence[Layer],
 ) -> Stage:
-    scopes = [name for name, where in stages.scopes.items() if where == stage]
+    names = [layer.path for layer in layers if layer.stage == stage and layer.weights]
+    if not layers:
+        names = [name for name, where in stages.scopes.items() if where == stage]
     own = [variable for variable in variables if variable.stage == stage]
     sizes = [variable.device_bytes for variable in own]
     known = [size for size in sizes if size is not None]
@@ -58,7 +70,7 @@ def _stage(
         }
     return Stage(
         ranks=ranks,
-        layers=_first_and_last(scopes),
+        layers=_first_and_last(names),
         num_bytes=sum(variable.num_bytes for variable in own),
         device_bytes=sum(known) if len(known) == len(sizes) else None,
         **share,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +13,7 @@ from tfpar.ir.roles import Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.report.data.schema import Repeat
 
-_PARTS = re.compile(r"\d+|\D+")
+_PARTS = re.compile(r"\d+|[^\d/_]+|[/_]")
 
 
 def repeats_of(
@@ -32,14 +33,16 @@ def repeats_of(
 
 
 def _holder(paths: Sequence[str]) -> str:
-    """The path that all of a block's layers lie in; that of the first if there is none."""
-    parts = [path.split("/") for path in paths]
-    common = []
-    for names in zip(*parts, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return "/".join(common) or paths[0]
+    """The path that all of a block's layers lie in, or what their names begin with
+    (`block_0_fc1` and `block_0_fc2` with `block_0`); that of the first if they have nothing in
+    common."""
+    if len(paths) == 1:
+        return paths[0]
+    common = os.path.commonprefix([_PARTS.findall(path) for path in paths])
+    text = "".join(common)
+    if not any(path == text or path[len(text)] in "/_.-" for path in paths):
+        text = text.rpartition("/")[0] or text.rpartition("_")[0]
+    return text.rstrip("/_.-") or paths[0]
 
 
 def _pattern(names: Sequence[str]) -> str:

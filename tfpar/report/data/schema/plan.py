@@ -1,0 +1,164 @@
+"""What a plan is, for which machines, and what a step of it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ByPhase:
+    """Seconds of each phase of a step."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    update: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Of all phases."""
+        return self.forward + self.backward + self.update
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """An axis of the mesh.
+
+    Attributes:
+        splits_batch: ranks along it have different samples.
+        shares: how many samples of a batch each coordinate has, where these are unequal.
+    """
+
+    name: str
+    size: int
+    splits_batch: bool = False
+    shares: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the plan is.
+
+    Attributes:
+        model: the name of the model, and `model_class` its class; empty where they are not known.
+        where: the mesh in words; of a pipeline, with its stages.
+        batch: in words, over which axes the batch is split.
+        mesh: of all ranks; of a pipeline, those of one set of ranks.
+        ranks: of the job.
+        planner: empty for a plan from constraints alone.
+        recompute: blocks that are computed again in the backward pass.
+        offloaded_slots: how many weights have their optimizer slots in host memory.
+        offloaded_activations: blocks whose activations lie there.
+        splits_anything: the batch or a variable is split over several ranks.
+        split_slots: how many weights have slots that are split further than they (ZeRO-1).
+        constraints: what the plan was made from, as text.
+        fixed_tensors: activations that constraints fix, with their placement.
+        passed_over: (seconds, collectives) of a faster plan that is no simpler; see `Plan`.
+        fingerprint: of the graph.
+    """
+
+    model: str
+    model_class: str
+    where: str
+    batch: str
+    mesh: tuple[Axis, ...]
+    ranks: int
+    planner: str
+    microbatches: int = 1
+    chunks: int = 1
+    batch_statistics: str = "exact"
+    recompute: tuple[str, ...] = ()
+    offloaded_slots: int = 0
+    offloaded_activations: tuple[str, ...] = ()
+    split_slots: int = 0
+    splits_anything: bool = True
+    constraints: tuple[str, ...] = ()
+    fixed_tensors: dict[str, str] = dataclasses.field(default_factory=dict)
+    passed_over: tuple[float, int] | None = None
+    cut_short: bool = False
+    fingerprint: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A level of a cluster's network: bytes a second and seconds, between neighbours."""
+
+    name: str
+    bandwidth: float
+    latency_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Machines:
+    """The cluster that the plan was priced for.
+
+    Attributes:
+        shape: in words.
+        devices: the kinds of device, each with how many there are.
+        memory_limit: what the rank may store whose memory `Cost` tells.
+        links: from within a node outwards.
+        flops: FLOP/s of all devices together, in the model's arithmetic as planned.
+    """
+
+    name: str
+    shape: str
+    devices: dict[str, int]
+    memory_limit: float | None
+    links: tuple[Link, ...]
+    flops: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOfStep:
+    """A part of the time of a step: `compute`, `collectives` (what is waited for between ops),
+    `gradients` (their sums, past the end of the backward pass), `transfers` and `bubble` (of
+    pipelines), `start` (what a step takes besides), and `hidden`, below 0: collectives that run
+    behind other work."""
+
+    name: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class BytesByKind:
+    """Bytes on a rank when it stores most.
+
+    Attributes:
+        weights: shards of weights, padding included.
+        slots: of the optimizer, and other state.
+        live: gradients, activations and all else that a step computes, as far as it is stored then.
+    """
+
+    weights: float = 0.0
+    slots: float = 0.0
+    live: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.weights + self.slots + self.live
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a step costs; see `tfpar.cost.cost.Cost` for each number.
+
+    Attributes:
+        parts: of `seconds`, of which they are the sum.
+        memory_bytes: the most that a rank stores, and `memory` of what, adding up to it.
+    """
+
+    seconds: float
+    parts: tuple[PartOfStep, ...]
+    compute_s: ByPhase
+    communication_s: ByPhase
+    hidden_s: float
+    gradients_s: float
+    exposed_s: float
+    bubble_s: float
+    transfer_s: float
+    bucket_bytes: float
+    collectives: int
+    memory_bytes: float
+    memory: BytesByKind
+    gradient_bytes: float
+    activation_bytes: float
