@@ -9,31 +9,6 @@ from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
 from tfpar.spec import Mesh
 
 
-def with_links(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster with links of so many times the bandwidth, within and between nodes.
-
-    Latencies stay. What was measured of collectives is changed as what links let expect is.
-    """
-
-    def faster(level: Level) -> Level:
-        p2p = None if level.p2p is None else level.p2p * factor
-        return dataclasses.replace(level, bandwidth=level.bandwidth * factor, p2p=p2p)
-
-    nodes = tuple(
-        dataclasses.replace(
-            node,
-            levels=tuple(map(faster, node.levels)),
-            uplink=None if node.uplink is None else node.uplink * factor,
-        )
-        for node in cluster.nodes
-    )
-    measured = tuple(
-        dataclasses.replace(one, bandwidth=one.bandwidth * factor) for one in cluster.measured
-    )
-    levels = tuple(map(faster, cluster.levels))
-    return dataclasses.replace(cluster, nodes=nodes, levels=levels, measured=measured)
-
-
 class Pace(NamedTuple):
     """How many times as long as described what goes over links takes.
 
@@ -88,9 +63,18 @@ def taking(
     )
 
 
+def with_links(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with links of so many times the bandwidth, within and between nodes.
+
+    Latencies stay.
+    """
+    pace = Pace(byte=1 / factor)
+    return taking(cluster, within=pace, between=pace)
+
+
 def spans_nodes(cluster: Cluster, shape: tuple[int, ...], axis: int) -> bool:
     """Whether groups of ranks along an axis of a mesh of this shape have ranks in several nodes."""
-    machines = cluster.machines
+    machines = dataclasses.replace(cluster, ranks=None).machines
     groups = Mesh.of(shape).groups((axis,))
     return any(len({machines[rank] for rank in group}) > 1 for group in groups)
 
