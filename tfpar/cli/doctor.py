@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-
-from rich.console import Console
+from collections.abc import Sequence
 
 from tfpar.doctor import Finding, Status
+from tfpar.report.progress import reporting
 from tfpar.report.tables import render_table
 
 SOUND, UNSOUND = 0, 1
@@ -37,8 +35,8 @@ def run(options: argparse.Namespace) -> int:
     """Examine this machine; returns the exit code."""
     from tfpar.doctor.examination import examine
 
-    with _telling() as tell:
-        findings = list(examine(quick=options.quick, tell=tell))
+    with reporting("looking at this machine", wanted=sys.stderr.isatty()) as report:
+        findings = list(examine(quick=options.quick, tell=report.tell))
     print(_as_json(findings) if options.json else _as_text(findings, options.quick))
     return UNSOUND if _with(Status.MISSING, findings) else SOUND
 
@@ -76,13 +74,3 @@ def _as_text(findings: Sequence[Finding], quick: bool) -> str:
 
 def _with(status: Status, findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.status is status]
-
-
-@contextlib.contextmanager
-def _telling() -> Iterator[Callable[[str], object]]:
-    """Shows on a terminal what is looked at."""
-    if not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    with Console(stderr=True).status("looking") as status:
-        yield lambda name: status.update(f"looking at: {name}")

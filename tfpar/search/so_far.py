@@ -60,7 +60,10 @@ class SearchInterrupted(KeyboardInterrupt):
     """
 
     def __init__(self, make: MakePlan) -> None:
-        super().__init__("the search for a plan was interrupted")
+        super().__init__(
+            "the search for a plan was interrupted; the best so far is `plan` of this error, and a "
+            "second fit in the same auto_parallel uses it"
+        )
         self._make = make
 
     @functools.cached_property
