@@ -35,7 +35,7 @@ NAMES = (
 
 _PART = re.compile(r"<!-- example (\w+) -->\n(.*?)<!-- end example -->\n", re.DOTALL)
 _FOUND = re.compile(r"^tfpar: (.*?), [^,]* planner in [\d.]+ s: (.*?); predicted", re.MULTILINE)
-_SHOWN = re.compile(r"^(tfpar: .* planner in |Plan on |(?:\w+_)?loss(?:es)?\b.*: )")
+_SHOWN = re.compile(r"^(tfpar: .* planner in |Plan (?:for .* )?on |(?:\w+_)?loss(?:es)?\b.*: )")
 
 
 def main() -> None:

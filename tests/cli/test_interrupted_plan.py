@@ -29,7 +29,7 @@ def interrupted(monkeypatch, folder):
 def test_what_was_found_is_written_and_the_exit_code_says_so(interrupted, capsys):
     assert tfpar(f"{COMMAND} -o p.json --plan-cache plans") == 1
     out, err = capsys.readouterr()
-    assert out.startswith("Wrote p.json\nPlan on mesh ") and "there may be better" in out
+    assert out.startswith("Wrote p.json\nPlan for 'mlp' on mesh ") and "there may be better" in out
     assert err == "tfpar plan: interrupted, taking the best plan so far\n"
     assert Plan.load("p.json").cut_short and not Path("plans").exists()
     assert tfpar(f"{COMMAND} --explain fc1/kernel") == 1

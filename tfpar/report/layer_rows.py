@@ -146,6 +146,9 @@ def rows_table(
     if report.pipeline is None and report.cost is not None:
         whole = Row("Together", "", list(report.layers)).cells({}, tell)
         cells.append([whole[0], "", *whole[2:]])
+    if report.machines is None:
+        title = f"Layers (memory of a device for weights and slots; nothing was priced{also})"
+        return render_table(title, COLUMNS[:-1], [row[:-1] for row in cells], numeric=NUMERIC[:-1])
     device = "a device of its stage" if report.pipeline is not None else "a device"
     title = (
         f"Layers (memory when {device} stores most; time of ops and of what is waited for{also})"

@@ -10,16 +10,16 @@ In a step that runs in one piece the factors are 1, but for what packing saves.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from tfpar.cost.buckets import in_buckets_of
 from tfpar.cost.memory import live_peak
-from tfpar.cost.pricer import Pricer
+from tfpar.cost.pricer import Pricer, Stored, shard_bytes
 from tfpar.cost.terms import Packed
 from tfpar.cost.together import Packable
-from tfpar.ir.graph import Graph, Op, Variable
+from tfpar.ir.graph import Graph, Op, Variable, itemsize
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles, When
 from tfpar.plans import Plan
@@ -28,6 +28,7 @@ from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.report.data.schema import Collective, Phase
 from tfpar.report.data.schema import When as MovedWhen
+from tfpar.spec import Spec
 
 ALL_TENSORS = 10**9
 
@@ -149,6 +150,8 @@ class _Raw:
                 stage_ranks = plan.cluster.part(plan.stages.groups(plan.mesh.size)[0])
             self.pricer = Pricer(partitioned.mesh, stage_ranks, roles)
             self._price(self.pricer, plan)
+        else:
+            self._store_variables(self._shard)
 
     @property
     def waiting(self) -> np.ndarray:
@@ -175,7 +178,15 @@ class _Raw:
                 self.beside[one.row] += one.seconds
             else:
                 self.between[one.row, one.phase] += one.seconds
-        self._store(pricer, bucket)
+        self._store_variables(
+            lambda variable, spec: pricer.stored_bytes(
+                variable, spec, 1.0, self.partitioned.slots_spec(variable)
+            )
+        )
+        most = live_peak(self.partitioned, pricer, bucket, None, ALL_TENSORS)
+        ops = {op.name: self.row[op] for op in self.partitioned.graph.ops}
+        for name, size in most.largest:
+            self.live[ops[name.rpartition(":")[0]]] += size
 
     def _pack(self, pricer: Pricer, bucket: int) -> None:
         """What collectives take where those that run together are packed; each has its part."""
@@ -198,7 +209,8 @@ class _Raw:
             for one in packed:
                 one.seconds = one.alone_s * (seconds / alone if alone else 0.0)
 
-    def _store(self, pricer: Pricer, bucket: int) -> None:
+    def _store_variables(self, stored_of: Callable[[Variable, Spec], Stored]) -> None:
+        """What is stored of variables all the time; slots lie with their weights."""
         graph, partitioned = self.partitioned.graph, self.partitioned
         follows = followed_weights(graph, partitioned.prepared.rules)
         slots_known = bool(follows)
@@ -206,14 +218,16 @@ class _Raw:
         for variable, spec in partitioned.variable_specs.items():
             link = follows.get(variable)
             row = rows[link[0] if link is not None else variable]
-            stored = pricer.stored_bytes(variable, spec, 1.0, partitioned.slots_spec(variable))
+            stored = stored_of(variable, spec)
             self.weights[row] += stored.weight
             if not variable.trainable or not slots_known:
                 self.slots[row] += stored.state
-        most = live_peak(partitioned, pricer, bucket, None, ALL_TENSORS)
-        ops = {op.name: self.row[op] for op in graph.ops}
-        for name, size in most.largest:
-            self.live[ops[name.rpartition(":")[0]]] += size
+
+    def _shard(self, variable: Variable, spec: Spec) -> Stored:
+        """What a rank has of a variable, where nothing is known of the machines."""
+        item = itemsize(variable.dtype)
+        size = shard_bytes(tuple(variable.shape), item, spec, self.mesh)
+        return Stored(size) if variable.trainable else Stored(state=size)
 
     def row_of(self, variable: Variable) -> int:
         """The layer of a variable: that of the first op that reads it."""
