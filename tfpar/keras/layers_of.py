@@ -35,7 +35,7 @@ def install_sources() -> None:
             _sources[layer] = _source(sys._getframe(1))
         return layer
 
-    keras.Layer.__new__ = new
+    keras.Layer.__new__ = staticmethod(new)
 
 
 def layers_of(model: keras.Model) -> tuple[ModelLayer, ...]:
