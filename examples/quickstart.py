@@ -7,9 +7,7 @@ ranks share.
 
 from __future__ import annotations
 
-import collections
 import os
-import re
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -20,8 +18,6 @@ from keras import layers
 from shipped_data import digits, next_bytes
 
 import tfpar as tap
-from tfpar.report.summary import placement_text
-from tfpar.spec.quantities import format_seconds
 
 MESH = tap.split([2, 2])  # 4 ranks: 2 workers of 2 devices
 
@@ -75,35 +71,12 @@ def build_gpt() -> keras.Model:
 # --- side by side -----------------------------------------------------------------------
 
 
-def show(plan: tap.Plan) -> None:
-    """A short form of `plan.summary()`."""
-    taken = f"{plan.mesh}, batch over {' and '.join(plan.batch_axes) or 'no axis'}"
-    print(f"Layouts priced for cluster {plan.cluster.name!r}, at the best plan of each:")
-    print(f"  {format_seconds(plan.cost.seconds):>9} a step  {taken}  <- taken")
-    for layout, seconds in plan.layouts:
-        print(f"  {format_seconds(seconds):>9} a step  {layout}")
-    weights, split = 0, collections.Counter()
-    for variable, spec in plan.partitioned.variable_specs.items():
-        if variable.trainable:
-            weights += 1
-            placement = placement_text(spec, plan.mesh)
-            if placement != "replicated":
-                name = re.sub(r"block_\d+", "block_*", variable.name)
-                split[f"{name} {variable.shape}: {placement}"] += 1
-    print(f"Weights: {weights}, of which {sum(split.values())} are split")
-    for line, count in split.items():
-        print(f"  {count}x {line}")
-    if not split:
-        batch = plan.splits_anything()
-        print(f"  {'only the batch is: data parallelism' if batch else 'every rank does the same'}")
-
-
 def compare(name, build, data, **fit_arguments) -> None:
     print(f"\n=== {name}")
     with tap.auto_parallel(MESH):  # no constraints: the search decides
         model = build()
     history = model.fit(*data, verbose=0, **fit_arguments).history
-    show(tap.plan_of(model))
+    print(tap.plan_of(model))
 
     alone = build().fit(*data, verbose=0, **fit_arguments).history
     print(f"{'epoch':>6} {'loss on the mesh':>18} {'on one device':>18}")

@@ -16,6 +16,7 @@ from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.description import Cluster
 from tfpar.compile import simplify_step
 from tfpar.compile.dump import dump_of
+from tfpar.compile.passes import Observer, unobserved
 from tfpar.constraints import batch_axes
 from tfpar.distributed.job import Job
 from tfpar.ir.model_layers import ModelLayer
@@ -32,6 +33,7 @@ from tfpar.plans import Plan
 from tfpar.report.progress import Reporter, reporting
 from tfpar.runtime.detect import machines_for
 from tfpar.search.problem import Problem
+from tfpar.search.so_far import SearchInterrupted
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, TfparError
@@ -49,6 +51,7 @@ class TracedModel:
         state_ratio: bytes of optimizer slots per byte of weight.
         jit_compile: whether XLA compiles the step.
         layers: of the model, itself the first.
+        observe: is told what the passes make of the step.
     """
 
     step: CapturedStep
@@ -57,6 +60,7 @@ class TracedModel:
     state_ratio: float
     jit_compile: bool
     layers: tuple[ModelLayer, ...] = ()
+    observe: Observer = unobserved
 
     @classmethod
     def of(
@@ -82,11 +86,13 @@ class TracedModel:
         batch = batch_as_fit_feeds(model, batch)
         check_training_batch("batch", batch, model)
         specs = argument_specs((batch,))
+        observe = dump_of("plan")
         with _told("tracing the train step", settings):
             step = state.capture_gradients(specs)
-            simplify_step(step, dump_of("plan"))
+            simplify_step(step, observe)
         ratio, size = slot_ratio(model), batch_size_of(specs)
-        return cls(step, settings, size, ratio, bool(model.jit_compile), layers_of(model))
+        layers, jit_compile = layers_of(model), bool(model.jit_compile)
+        return cls(step, settings, size, ratio, jit_compile, layers, observe)
 
     def plan(self, mesh: Mesh, cluster: ClusterLike | None, report: Reporter) -> Plan:
         """The plan for `mesh` on `cluster` (None: machines like this one), with all its tensors
@@ -94,10 +100,15 @@ class TracedModel:
 
         Raises:
             TfparError: as of `tap.plan`.
+            SearchInterrupted: Ctrl-C; knows the best plan so far.
         """
-        plan, problem = self.find(mesh, cluster, report)
+        try:
+            plan, problem = self.find(mesh, cluster, report)
+        except SearchInterrupted as stopped:
+            best = stopped
+            raise SearchInterrupted(lambda: best.plan and best.plan.of_model(self.layers)) from None
         laid = laid_out(plan, problem, machines_of(mesh, cluster, self.settings))
-        dump_of("plan")("propagate", lambda: str(laid.partitioned))
+        self.observe("propagate", lambda: str(laid.partitioned))
         return laid.of_model(self.layers)
 
     def find(

@@ -160,7 +160,7 @@ ERRORS = {
     "train.py:both -o no/plan.json": "Cannot write the plan file 'no/plan.json': there is no fo",
     "train.py:both -o .": "Cannot write the plan file '.': it is a folder",
     "train.py:both --plan-cache train.py": "Cannot make the folder 'train.py' for plans",
-    "train.py:both --explain fc3": "The plan has no variable 'fc3'",
+    "train.py:both --explain fc3": "The plan has no variable or layer 'fc3'",
 }
 
 

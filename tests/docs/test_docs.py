@@ -35,6 +35,7 @@ WITH_CODE = {
     "docs/howto/analyse_a_plan.md",
     "docs/howto/constrain_a_plan.md",
     "docs/howto/fit_a_larger_model.md",
+    "docs/howto/look_at_a_plan.md",
     "docs/howto/plan_without_devices.md",
     "docs/howto/shard_in_two_dimensions.md",
     "docs/howto/calibrate.md",
@@ -58,6 +59,7 @@ SLOW = {
     "docs/howto/constrain_a_plan.md",
     "docs/howto/calibrate.md",
     "docs/howto/keras_hub.md",
+    "docs/howto/look_at_a_plan.md",
     "docs/howto/plan_without_devices.md",
     "docs/howto/see_where_time_goes.md",
     "docs/howto/shard_in_two_dimensions.md",
@@ -136,7 +138,7 @@ def test_the_quickstart_runs():
     assert done.returncode == 0, done.stderr
     for model in ("ConvNet", "GPT"):
         assert f"=== {model} on" in done.stdout
-    assert done.stdout.count("<- taken") == 2
+    assert done.stdout.count("Found by the ") == 2
 
 
 def test_every_page_with_code_is_run():

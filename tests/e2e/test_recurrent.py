@@ -115,4 +115,6 @@ def test_a_loop_that_runs_whole_is_reported(caplog):
     data = rng.normal(size=(BATCH, 6)), rng.normal(size=(BATCH, 4))
     parallel, _ = assert_equivalent(build, data, tap.split([2]), batch_size=BATCH)
     assert "need collectives run whole" in caplog.text
-    assert "run whole along an axis" in tap.plan_of(parallel.model).summary()
+    plan = tap.plan_of(parallel.model)
+    assert "run whole along an axis" in plan.summary(full=True)
+    assert "2 loops and calls run whole" in plan.summary()

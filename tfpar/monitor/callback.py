@@ -33,19 +33,18 @@ class Monitor(keras.callbacks.Callback):
     `monitor.jsonl`, and scalars for TensorBoard where the package `tensorboard` is installed. They
     are means of a step since the last report:
 
-    `step_ms`                   real time from the end of a step to the end of the next, with what
-                                training waits for: data, other callbacks. Steps that compile
-                                something, and the first after them, are left out
-    `samples_per_s`             of the global batch
-    `mfu`                       FLOPs of the model's matrix products and convolutions (what is
-                                computed again counts once), over what the devices of all ranks
-                                reach in that time, as the plan's cluster describes them
-    `data_ms`                   how long a step waited for its batch
-    `moved_mb`                  payload of the collectives and transfers of a rank, in MB
-    `predicted_over_measured`   of the step that the plan was made for
-    `device_peak_mb`            the most that a device has held so far, where TensorFlow knows it
-                                (GPUs), else `process_peak_mb`, the most that a process has; of the
-                                rank that has most
+    - `step_ms`: real time from the end of a step to the end of the next, with what training waits
+      for: data, other callbacks. Steps that compile something, and the first after them, are left
+      out.
+    - `samples_per_s`: of the global batch.
+    - `mfu`: FLOPs of the model's matrix products and convolutions (what is computed again counts
+      once), over what the devices of all ranks reach in that time, as the plan's cluster describes
+      them.
+    - `data_ms`: how long a step waited for its batch.
+    - `moved_mb`: payload of the collectives and transfers of a rank, in MB.
+    - `predicted_over_measured`: of the step that the plan was made for.
+    - `device_peak_mb`: the most that a device has held so far, where TensorFlow knows it (GPUs),
+      else `process_peak_mb`, the most that a process has; of the rank that has most.
 
     Where nothing is known, as of a plan that was not priced, a figure is left out. A model that
     runs on one device has its times and its memory measured.
