@@ -24,7 +24,11 @@ def repeats_of(
     found: dict[GraphNode, Repeat] = {}
     blocks = repeated_blocks(nodes, prune_graph(nodes, signatures), signatures)
     for number, block in enumerate(blocks):
-        own = [_holder([paths[node] for node in members]) for members in block.instances]
+        # Ops between layers, such as sums, may be called something else.
+        own = [
+            _holder([paths[node] for node in members if node.weights])
+            for members in block.instances
+        ]
         name = _pattern(own)
         for i, members in enumerate(block.instances):
             for member, node in enumerate(members):
