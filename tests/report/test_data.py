@@ -8,12 +8,15 @@ from collections import Counter
 import pytest
 
 from tests.graphs import saved
+from tests.plan.graphs import _placeholder, _read, _variable, partition
 from tfpar.cluster.named import find_cluster
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import DType
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline import Pipeline
 from tfpar.planning import Request, StepSearch
 from tfpar.planning_priced import laid_out
-from tfpar.plans import Plan
+from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.data.build import report_of
 from tfpar.report.data.schema import Report, read_report
 from tfpar.report.summary import summary
@@ -218,3 +221,21 @@ def test_a_report_that_cannot_be_read_says_why(changed, match):
     data = {**plan_of("gpt").report_data(), **changed}
     with pytest.raises(PlanError, match=match):
         read_report(data, "p.json")
+
+
+def test_a_layer_that_is_called_twice_is_one():
+    build = GraphBuilder()
+    x = _placeholder(build, (8, 6), "float32", "x")
+    build.graph.inputs.append(x)
+    kernel = _variable(build, "twice/kernel", (6, 6))
+    attrs = {"T": DType("float32"), "transpose_a": False, "transpose_b": False}
+    for call in ("net/twice_1", "net/twice_2"):
+        build.name = call
+        x = build.one("MatMul", (x, _read(build, kernel)), (8, 6), "float32", attrs)
+    build.name = "loss"
+    build.graph.outputs.append(build.reduce("Sum", x, [0, 1]))
+    plan = plan_from_constraints(build.graph, Mesh.of([2]))
+    found = report_of(plan, partition(build.graph, plan))
+    (layer,) = (layer for layer in found.layers if layer.weights)
+    assert (layer.path, layer.weights, layer.kind) == ("twice", 36, "MatMul")
+    assert all(flow.source != flow.target for flow in found.flows)

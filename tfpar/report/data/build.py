@@ -13,6 +13,7 @@ from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import Roles
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.report.data.calls import calls_joined
 from tfpar.report.data.candidates import candidates_of
 from tfpar.report.data.facts import cost_of, facts_of, machines_of
 from tfpar.report.data.flows import flows_of, inputs_of
@@ -107,7 +108,7 @@ def _step(plan: Plan, partitioned: PartitionedGraph) -> _Step:
     graph = partitioned.graph
     roles = Roles.of(graph, jit_compile=partitioned.jit_compile)
     roles = dataclasses.replace(roles, wire_dtypes=partitioned.wire_dtypes)
-    nodes = cluster(graph, roles)
+    nodes = calls_joined(cluster(graph, roles))
     model = plan.layers[0].path if plan.layers else ""
     names = paths_of(nodes.nodes, model, {layer.path for layer in plan.layers[1:]})
     paths = dict(zip(nodes.nodes, names, strict=True))
