@@ -25,7 +25,7 @@ QUOTED := search subgraphs propagation atp atp_throughput breakdown training_tim
 quickstart: $(STAMP)
 	$(BIN)/python examples/quickstart.py
 
-## Everything that must hold before a change lands: 27 minutes on two cores.
+## Everything that must hold before a change lands: 31 minutes on two cores.
 test: lint $(HOROVOD) chromium
 	$(PYTEST)
 

@@ -289,7 +289,8 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
     assert replanned[0]["taken"] and replanned[0]["after_s"] < 0.9 * replanned[0]["before_s"]
     plan = tap.plan_of(model)
     assert not plan.batch_axes or plan.mesh.shape[plan.mesh.axis(plan.batch_axes[0])] == 1
-    assert plan.cluster.device.flops != cluster.device.flops
+    # For the machines as they were measured; whether their work differs hangs on what else runs.
+    assert plan.cluster.measured and not cluster.measured
     np.testing.assert_allclose(losses, wanted, rtol=2e-4)
     for name, values in history.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-3, atol=1e-6, err_msg=name)
