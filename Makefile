@@ -29,7 +29,7 @@ quickstart: $(STAMP)
 test: lint $(HOROVOD) chromium
 	$(PYTEST)
 
-## The quick part of the suite: some 320 s of processor time, under three minutes on two cores.
+## The quick part of the suite: three minutes on two cores.
 test-fast: $(STAMP) $(HOROVOD)
 	$(PYTEST) -m "not slow"
 
