@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -21,7 +22,7 @@ from tfpar.report.data.build import report_of
 from tfpar.report.data.schema import Report, read_report
 from tfpar.report.summary import summary
 from tfpar.search.planners import find_planner
-from tfpar.spec import Mesh, PlanError
+from tfpar.spec import Mesh, PlanError, Shard, format_spec, replicated
 
 
 def planned(name: str, mesh: list[int], cluster: str, pipeline: Pipeline | None = None) -> Plan:
@@ -239,3 +240,19 @@ def test_a_layer_that_is_called_twice_is_one():
     (layer,) = (layer for layer in found.layers if layer.weights)
     assert (layer.path, layer.weights, layer.kind) == ("twice", 36, "MatMul")
     assert all(flow.source != flow.target for flow in found.flows)
+
+
+def test_a_plan_that_was_changed_is_not_shown_by_the_report_of_what_it_was(tmp_path):
+    plan = plan_of("gpt")
+    plan.save(tmp_path / "p.json")
+    saved = Plan.load(tmp_path / "p.json")
+    assert report_of(saved).layers
+    name, variable = next((n, v) for n, v in saved.variables.items() if v.spec is not None)
+    whole = dataclasses.replace(variable, spec=replicated(saved.mesh.num_axes))
+    split = dataclasses.replace(variable, spec=(Shard(0), *whole.spec[1:]))
+    other = split if variable.spec == whole.spec else whole
+    changed = dataclasses.replace(saved, variables={**saved.variables, name: other})
+    for one in (changed, dataclasses.replace(saved, microbatches=2)):
+        assert not report_of(one).layers
+    (told,) = (v for v in report_of(changed).variables if v.path == name)
+    assert told.spec == format_spec(other.spec)

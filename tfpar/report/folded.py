@@ -18,19 +18,22 @@ from tfpar.report.tables import render_table
 from tfpar.report.variables import local_text
 from tfpar.spec.quantities import format_bytes
 
-MOST_ROWS = 20
-"""Of the table of layers: with what stands around it, a summary has 40 lines at most."""
+MOST_VARIABLES = 20
 
 
-def layers_table(report: Report, sort: str | None = None) -> str:
-    """The table of layers, blocks that repeat as one."""
+def layers_table(report: Report, sort: str | None, most_rows: int) -> str:
+    """The table of layers, blocks that repeat as one.
+
+    Args:
+        most_rows: beside the last, which is what all come to.
+    """
     groups = _groups(report.layers)
     groups.sort(key=lambda rows: rows[0].key(sort))
     rows = [row for group in groups for row in _sorted(group, sort)]
-    if len(rows) > MOST_ROWS:  # without what is in blocks
+    if len(rows) > most_rows:  # without what is in blocks
         rows = [group[0] for group in groups]
-    if len(rows) > MOST_ROWS:
-        rows = _largest(rows)
+    if len(rows) > most_rows:
+        rows = _largest(rows, most_rows)
     blocks = "; blocks that repeat added up" if any(_is_block(group) for group in groups) else ""
     return rows_table(report, rows, dearest_kind, blocks)
 
@@ -86,9 +89,9 @@ def _sorted(group: list[Row], sort: str | None) -> list[Row]:
     return [group[0], *sorted(group[1:], key=lambda row: row.key(sort))]
 
 
-def _largest(rows: list[Row]) -> list[Row]:
+def _largest(rows: list[Row], count: int) -> list[Row]:
     """Those that take most time, or store most, in their order; the others as one."""
-    kept = sorted(rows, key=lambda row: (-row.seconds, -row.memory_bytes))[: MOST_ROWS - 1]
+    kept = sorted(rows, key=lambda row: (-row.seconds, -row.memory_bytes))[: count - 1]
     shown = [row for row in rows if row in kept]
     others = [row for row in rows if row not in kept]
     layers = [layer for row in others for layer in row.layers]
@@ -108,9 +111,9 @@ def folded_variables(report: Report) -> str:
         if variable.kind == "weight" or variable.spec is not None:
             key = _numbers.sub("*", variable.path), variable.shape, variable.spec
             alike.setdefault((*key, variable.stage), []).append(variable)
-    rows = [_variable_row(report, found) for found in [*alike.values()][: MOST_ROWS + 1]]
-    if len(alike) > MOST_ROWS + 1:
-        rows[-1] = [f"{len(alike) - MOST_ROWS} more (full=True shows them)", *[""] * 4]
+    rows = [_variable_row(report, found) for found in [*alike.values()][: MOST_VARIABLES + 1]]
+    if len(alike) > MOST_VARIABLES + 1:
+        rows[-1] = [f"{len(alike) - MOST_VARIABLES} more (full=True shows them)", *[""] * 4]
     columns = ["Variable", "Shape", "Placement", "Bytes", "Per device"]
     return render_table("Variables", columns, rows, numeric=(3, 4))
 

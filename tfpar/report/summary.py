@@ -14,24 +14,35 @@ from tfpar.report.stages import idle_ranks, schedules_table, stages_tables
 from tfpar.report.trials import trials_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
+MOST_LINES = 40
+"""Of a summary, as long as no row takes two."""
+
+AROUND_ROWS, LEAST_ROWS = 6, 4
+"""Of the table of layers: title, head and rules with what all come to; and its rows, where stages
+leave no room."""
+
 
 def summary(report: Report, full: bool = False, sort: str | None = None) -> str:
-    """What the plan is, what a step takes, and its layers; at most 40 lines, however many layers
-    there are, of a plan without stages.
+    """What the plan is, what a step takes, and its layers; if not `full`, in `MOST_LINES`, however
+    many layers there are.
 
     Args:
         full, sort: as of `Plan.summary`.
     """
-    parts = [headline(report), *_prediction(report)]
+    head = [headline(report), *_prediction(report)]
     if full:
-        parts += [*_tables(report.candidates)]
-    parts += [*_kept_apart(report), *_stages(report, full)]
-    if report.layers:
-        parts.append(every_layer(report, sort) if full else layers_table(report, sort))
+        head += [*_tables(report.candidates)]
+    head += [*_kept_apart(report), *_stages(report, full)]
+    tail = [*(details(report) if full else [totals(report)]), *report.hints]
+    table = []
+    if report.layers and full:
+        table = [every_layer(report, sort)]
+    elif report.layers:
+        around = sum(len(part.splitlines()) for part in (*head, *tail)) + AROUND_ROWS
+        table = [layers_table(report, sort, max(LEAST_ROWS, MOST_LINES - around))]
     elif not full:
-        parts.append(folded_variables(report))
-    parts += details(report) if full else [totals(report)]
-    return "\n".join([*parts, *report.hints])
+        table = [folded_variables(report)]
+    return "\n".join([*head, *table, *tail])
 
 
 def headline(report: Report) -> str:

@@ -36,7 +36,7 @@ from tfpar.report.data.schema import (
 from tfpar.report.data.shares import shares_of, stage_of_layer
 from tfpar.report.data.told import Told
 from tfpar.report.data.variables import variables_of
-from tfpar.spec import Mesh, Shard, Spec, dim_is_even, local_shape
+from tfpar.spec import Mesh, Shard, Spec, dim_is_even, format_spec, local_shape
 
 
 def report_of(plan: Plan, partitioned: PartitionedGraph | None = None) -> Report:
@@ -44,13 +44,16 @@ def report_of(plan: Plan, partitioned: PartitionedGraph | None = None) -> Report
 
     Args:
         partitioned: what propagation made of it. Without, it is the report that was saved with the
-            plan; without one of these either, layers and collectives are not known.
+            plan, unless the plan has been changed since; without one of these either, layers and
+            collectives are not known.
 
     Raises:
         PlanError: the report that was saved is malformed, or of another version.
     """
     if partitioned is None and plan.report is not None:
-        return read_report(plan.report, "the plan")
+        saved = read_report(plan.report, "the plan")
+        if _tells_of(saved, plan):
+            return saved
     with collection_paused():
         step = _Step() if partitioned is None else _step(plan, partitioned)
     if partitioned is None:
@@ -87,6 +90,15 @@ def report_of(plan: Plan, partitioned: PartitionedGraph | None = None) -> Report
         warnings=tuple(told.warnings()),
         hints=tuple(told.hints()),
     )
+
+
+def _tells_of(report: Report, plan: Plan) -> bool:
+    """Whether a report is of this plan, and not of what it was before someone changed it."""
+    facts = dataclasses.replace(report.facts, model="", model_class="")  # known to the report alone
+    laid = {variable.path: variable.spec for variable in report.variables if variable.fixed}
+    planned = {n: format_spec(v.spec) for n, v in plan.variables.items() if v.spec is not None}
+    own = dataclasses.replace(facts_of(plan), model="", model_class="")
+    return (facts, report.cost, laid) == (own, cost_of(plan), planned)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ In a step that runs in one piece the factors are 1, but for what packing saves.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tfpar.cost.terms import Packed
 from tfpar.cost.together import Packable
 from tfpar.ir.graph import Graph, Op, Variable, itemsize
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
-from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles, When
+from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, Roles, When
 from tfpar.plans import Plan
 from tfpar.propagation.communication import Communication
 from tfpar.propagation.follow import followed_weights
@@ -258,12 +258,15 @@ class _Raw:
             for found in alike.values()
         )
 
-    def scale_collectives(self, rows: np.ndarray, phase: int, factor: float, when: bool) -> None:
-        """Scale collectives of some layers; of those `when` beside the backward pass, or others."""
+    def waited_for(self, rows: np.ndarray, phase: int) -> Iterator[_Moved]:
+        """The collectives of some layers that ops of a phase wait for."""
         for one in self.moved:
-            if rows[one.row] and (one.when is When.BESIDE) == when:
-                if when or one.phase == phase:
-                    one.seconds *= factor
+            if rows[one.row] and one.phase == phase and one.when is not When.BESIDE:
+                yield one
+
+    def in_flight(self, rows: np.ndarray) -> Iterator[_Moved]:
+        """Those that run beside the backward pass."""
+        return (one for one in self.moved if rows[one.row] and one.when is When.BESIDE)
 
 
 _PHASES: Sequence[Phase] = ("forward", "backward", "update")
@@ -283,7 +286,7 @@ def _scale_to(plan: Plan, raw: _Raw, stages: list[int | None]) -> None:
         for phase in range(len(PHASES)):
             _scale(raw.compute[:, phase], cost.compute_s[phase], raw.weights)
             factor = _scale(raw.between[:, phase], cost.communication_s[phase], raw.weights)
-            raw.scale_collectives(every, phase, factor, False)
+            _slow_down(raw.waited_for(every, phase), factor)
         _scale_gradients(raw, every, cost.gradients_s, cost.exposed_s)
         _scale(raw.weights, cost.weight_bytes)
         _scale(raw.slots, cost.state_bytes)
@@ -304,7 +307,7 @@ def _scale_to(plan: Plan, raw: _Raw, stages: list[int | None]) -> None:
                 factor = target / both if both else 0.0
                 raw.compute[rows, phase] *= factor
                 raw.between[rows, phase] *= factor
-                raw.scale_collectives(rows, phase, factor, False)
+                _slow_down(raw.waited_for(rows, phase), factor)
                 if not both:
                     _spread(raw.compute[:, phase], rows, target, raw.weights)
         rows = np.isin(own, on_actor)
@@ -323,11 +326,17 @@ def _scale_to(plan: Plan, raw: _Raw, stages: list[int | None]) -> None:
         raw.live[rows] = live
 
 
+def _slow_down(moved: Iterable[_Moved], factor: float) -> None:
+    """Have collectives take so many times as long."""
+    for one in moved:
+        one.seconds *= factor
+
+
 def _scale_gradients(raw: _Raw, rows: np.ndarray, seconds: float, exposed_s: float) -> None:
     """What sums of gradients take of some layers, and what of it is waited for."""
     total = raw.beside[rows].sum()
     factor = seconds / total if total else 0.0
-    raw.scale_collectives(rows, UPDATE, factor, True)
+    _slow_down(raw.in_flight(rows), factor)
     if total:
         raw.exposed[rows] = raw.beside[rows] * (exposed_s / total)
     raw.beside[rows] *= factor
