@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.graphs import saved
-from tests.plan.graphs import _placeholder, _read, _variable, partition
+from tests.plan.graphs import partition, placeholder, read, variable
 from tfpar.cluster.named import find_cluster
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType
@@ -144,9 +144,9 @@ def test_paths_are_kerass_own_and_unique():
     for layer in weighted:
         assert "functional" not in layer.path, layer.path
     variables = report(plan_of("gpt")).variables
-    for variable in variables:
-        if variable.kind == "weight":
-            assert variable.path.startswith(variable.layer), variable
+    for found in variables:
+        if found.kind == "weight":
+            assert found.path.startswith(found.layer), found
 
 
 def test_blocks_that_repeat_are_told_apart():
@@ -226,13 +226,13 @@ def test_a_report_that_cannot_be_read_says_why(changed, match):
 
 def test_a_layer_that_is_called_twice_is_one():
     build = GraphBuilder()
-    x = _placeholder(build, (8, 6), "float32", "x")
+    x = placeholder(build, (8, 6), "float32", "x")
     build.graph.inputs.append(x)
-    kernel = _variable(build, "twice/kernel", (6, 6))
+    kernel = variable(build, "twice/kernel", (6, 6))
     attrs = {"T": DType("float32"), "transpose_a": False, "transpose_b": False}
     for call in ("net/twice_1", "net/twice_2"):
         build.name = call
-        x = build.one("MatMul", (x, _read(build, kernel)), (8, 6), "float32", attrs)
+        x = build.one("MatMul", (x, read(build, kernel)), (8, 6), "float32", attrs)
     build.name = "loss"
     build.graph.outputs.append(build.reduce("Sum", x, [0, 1]))
     plan = plan_from_constraints(build.graph, Mesh.of([2]))
