@@ -19,7 +19,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # What the documentation quotes and takes minutes; others: benchmarks/results/*.json name their command.
 QUOTED := search subgraphs propagation atp atp_throughput breakdown training_time
 
-.PHONY: quickstart test test-fast chromium lint format docs bench bench-tables images clean
+.PHONY: quickstart test test-fast test-nightly chromium lint format docs bench bench-tables images clean
 
 ## A ConvNet and a small GPT on four ranks in one process, with searched plans, beside one device.
 quickstart: $(STAMP)
@@ -31,7 +31,11 @@ test: lint $(HOROVOD) chromium
 
 ## The quick part of the suite: three minutes on two cores.
 test-fast: $(STAMP) $(HOROVOD)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not nightly"
+
+## Everything, with the long sweeps that `make test` leaves out.
+test-nightly: lint $(HOROVOD) chromium
+	$(PYTEST) -m ""
 
 ## Debian's Chromium, in which the page of a report is tested; without one these tests are skipped.
 chromium:
