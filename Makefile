@@ -25,11 +25,15 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # What the documentation quotes and takes minutes; others: benchmarks/results/*.json name their command.
 QUOTED := search subgraphs propagation atp atp_throughput breakdown training_time
 
-.PHONY: quickstart test test-fast chromium lint format lock docs bench bench-tables images clean
+.PHONY: quickstart setup test test-fast chromium lint format lock docs bench bench-tables images \
+  clean
 
 ## A ConvNet and a small GPT on four ranks in one process, with searched plans, beside one device.
 quickstart: $(STAMP)
 	$(BIN)/python examples/quickstart.py
+
+## What the other targets make where they need it: .venv from the lock, Horovod, Chromium.
+setup: $(STAMP) $(HOROVOD) chromium
 
 ## Everything that must hold before a change lands: 31 minutes on two cores.
 test: lint $(HOROVOD) chromium

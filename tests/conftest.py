@@ -10,6 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests import time_limits
+
 gc.disable()  # until all is imported, of which nothing is garbage: a third of the time goes into it
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -45,6 +47,7 @@ class DevicesOnImport(importlib.abc.MetaPathFinder):
 
 
 def pytest_configure(config):
+    time_limits.machine_factor()  # here once, not in each process that this one starts
     # Keras imports it wherever it is installed, which takes longer than Keras itself. No test
     # needs it but one that starts a program of its own.
     sys.modules.setdefault("sklearn", None)

@@ -12,6 +12,7 @@ import tomlkit
 import yaml
 
 from tests.test_imports import MODULES, PACKAGES
+from tests.time_limits import time_limit
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -80,7 +81,9 @@ def test_nightly_runs_what_readme_names_within_the_bounds():
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_fit_their_schema_and_call_what_there_is(path):
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
-    subprocess.run([*check, "vendor.github-workflows", str(path)], check=True, timeout=60)
+    subprocess.run(
+        [*check, "vendor.github-workflows", str(path)], check=True, timeout=time_limit(60)
+    )
     makefile = text("Makefile")
     targets = re.findall(r"make (?:PYTHON=\S+ )?([a-z-]+)$", path.read_text(), re.MULTILINE)
     assert targets and all(re.search(rf"^{t}:", makefile, re.MULTILINE) for t in targets)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.time_limits import time_limit
 from tfpar.cli.install import add_parser
 from tfpar.install import horovod, toolchain
 from tfpar.install.build_log import BuildLog
@@ -210,8 +211,11 @@ def test_two_who_want_the_wheel_build_it_once(tools, publish, tmp_path):
     publish()
     said: list[str] = []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(horovod.build_wheel, say=said.append, limit_s=60) for _ in range(2)]
-        wheels = {future.result(timeout=90) for future in futures}
+        futures = [
+            pool.submit(horovod.build_wheel, say=said.append, limit_s=time_limit(60))
+            for _ in range(2)
+        ]
+        wheels = {future.result(timeout=time_limit(90)) for future in futures}
     assert len(said) == 1 and "build.log" in said[0]
     (wheel,) = wheels
     guard = zipfile.ZipFile(wheel).read("horovod/tensorflow/xla_mpi_ops.cc").decode()
@@ -249,16 +253,16 @@ def test_a_command_past_its_time_is_ended_with_all_it_started(tmp_path, monkeypa
     begin = time.monotonic()
     with pytest.raises(TfparError, match="Compiling took too long"):
         log.run(command, doing="Compiling", environment=os.environ, mend="")
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < time_limit(20)
     pid = int((tmp_path / "pid").read_text())
-    while _alive(pid) and time.monotonic() - begin < 20:
+    while _alive(pid) and time.monotonic() - begin < time_limit(20):
         time.sleep(0.05)
     assert not _alive(pid)
 
 
 def test_whoever_waits_is_told_of_each_command(tmp_path):
     told: list[str] = []
-    log = BuildLog(tmp_path / "log", time.monotonic() + 60, told.append)
+    log = BuildLog(tmp_path / "log", time.monotonic() + time_limit(60), told.append)
     for doing in ("Downloading", "Compiling"):
         log.run([sys.executable, "-c", ""], doing=doing, environment=os.environ, mend="")
     assert told == ["Downloading", "Compiling"]
@@ -320,7 +324,7 @@ def fake_installed(folder: Path, monkeypatch: pytest.MonkeyPatch, init: str) -> 
 
 def test_what_is_installed_says_what_it_was_built_with(tmp_path, monkeypatch):
     fake_installed(tmp_path, monkeypatch, "__version__ = '0.28.1'\n")
-    installed = horovod.verify(limit_s=60)
+    installed = horovod.verify(limit_s=time_limit(60))
     assert installed == horovod.InstalledHorovod("0.28.1", gloo=True, mpi=False, nccl=False)
     assert str(installed) == "Horovod 0.28.1 with Gloo"
 
@@ -328,7 +332,7 @@ def test_what_is_installed_says_what_it_was_built_with(tmp_path, monkeypatch):
 def test_an_installed_horovod_that_cannot_be_imported_is_told(tmp_path, monkeypatch):
     fake_installed(tmp_path, monkeypatch, "raise ImportError('libmpi.so.40: no such file')\n")
     with pytest.raises(TfparError, match="libmpi.so.40: no such file.*--rebuild"):
-        horovod.verify(limit_s=60)
+        horovod.verify(limit_s=time_limit(60))
 
 
 def test_an_import_that_hangs_is_ended(tmp_path, monkeypatch):
