@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
+import hashlib
 import os
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def tools(add_tool: Callable[..., None]) -> None:
 
 
 @pytest.fixture
-def publish(tmp_path: Path) -> Callable[..., None]:
+def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Put a source release where pip finds it; `at_build` is run when its wheel is built."""
 
     def publish(at_build: str = "pass") -> None:
@@ -86,8 +87,11 @@ def publish(tmp_path: Path) -> Callable[..., None]:
         for folder in ("horovod", "horovod/tensorflow"):
             (root / folder / "__init__.py").touch()
         (tmp_path / "registry").mkdir()
-        with tarfile.open(tmp_path / "registry" / "horovod-0.28.1.tar.gz", "w:gz") as tar:
+        archive = tmp_path / "registry" / "horovod-0.28.1.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
             tar.add(root, root.name)
+        made = hashlib.sha256(archive.read_bytes()).hexdigest()
+        monkeypatch.setattr(horovod, "SOURCES_SHA256", made)
 
     return publish
 
@@ -239,6 +243,13 @@ def test_a_failed_build_tells_why_and_where_its_log_is(tools, publish):
     assert "subprocess-exited-with-error" not in message
     assert "fatal error: mpi.h" in log.read_text()
     assert not list(log.parent.glob("*.whl"))
+
+
+def test_other_sources_of_the_version_are_not_built(tools, publish, monkeypatch):
+    publish()
+    monkeypatch.setattr(horovod, "SOURCES_SHA256", "0" * 64)
+    with pytest.raises(TfparError, match="not those that were released.*PIP_FIND_LINKS"):
+        horovod.build_wheel()
 
 
 def test_a_registry_out_of_reach_is_named(tools):
