@@ -1,5 +1,5 @@
-# Every target works in a fresh clone: it makes .venv from the package registry where that is
-# missing or older than pyproject.toml. `make PYTHON=python3.12 test` picks an interpreter.
+# Every target works in a fresh clone: it makes .venv where that is missing or older than
+# pyproject.toml or the lock. `make PYTHON=python3.12 test` picks an interpreter.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,6 +8,12 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 # Named after the interpreter, so that asking for another one makes the environment anew.
 STAMP := $(VENV)/.installed-$(VERSION)
 HOROVOD := $(VENV)/.horovod-$(VERSION)
+
+# Every package that is installed, with its version and hashes, for each Python. `make LOCK= test`
+# installs the newest that pyproject.toml lets in instead.
+LOCK := requirements.lock
+# Errors are shown; warnings are of a machine's settings (pip.conf, PIP_*).
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 # Tests are mostly Python, which uses one core; many wait for processes that they start. So there is
 # one process more than cores, and all together take 10 GB.
@@ -19,11 +25,15 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # What the documentation quotes and takes minutes; others: benchmarks/results/*.json name their command.
 QUOTED := search subgraphs propagation atp atp_throughput breakdown training_time
 
-.PHONY: quickstart test test-fast test-nightly chromium lint format docs bench bench-tables images clean
+.PHONY: quickstart setup test test-fast test-nightly chromium lint format lock docs bench bench-tables images \
+  clean
 
 ## A ConvNet and a small GPT on four ranks in one process, with searched plans, beside one device.
 quickstart: $(STAMP)
 	$(BIN)/python examples/quickstart.py
+
+## What the other targets make where they need it: .venv from the lock, Horovod, Chromium.
+setup: $(STAMP) $(HOROVOD) chromium
 
 ## Everything that must hold before a change lands: 31 minutes on two cores.
 test: lint $(HOROVOD) chromium
@@ -53,6 +63,14 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+## Renews the lock: the newest of all that pyproject.toml lets in, for Python 3.10 to 3.13.
+lock:
+	$(PYTHON) -m venv --clear build/uv
+	build/uv/bin/python -m pip -qq --disable-pip-version-check install uv
+	build/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-build \
+	  --generate-hashes --all-extras --group build --custom-compile-command "make lock" \
+	  --output-file $(LOCK) pyproject.toml
+
 ## The documentation as a site, in build/docs; a warning is an error, and `make test` builds it too.
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs
@@ -67,7 +85,6 @@ bench-tables: $(STAMP)
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; \
 	done
 	$(BIN)/python -m scripts.benchmark_tables
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
 	$(BIN)/python -m scripts.benchmark_plots
 
 ## Builds the images without a container engine, and trains on two containers (root, 15 GB).
@@ -77,18 +94,23 @@ images:
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-$(STAMP): pyproject.toml setup.py
+$(STAMP): pyproject.toml setup.py $(LOCK)
 	@test -n "$(VERSION)" || { echo "no interpreter '$(PYTHON)'; name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 	  || { echo "tfpar needs Python 3.10 to 3.13, $(PYTHON) is $(VERSION)"; exit 1; }
 	@# The interpreter of .venv itself cannot make .venv anew; then it is the right one already.
 	test "$(PYTHON)" = "$(BIN)/python" || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs,examples,horovod,hub]'
+ifdef LOCK
+	$(PIP) install --require-hashes --only-binary :all: -r $(LOCK)
+	$(PIP) install --no-index --no-deps --no-build-isolation --editable .
+else
+	$(PIP) install --editable '.[dev,docs,examples,horovod,hub,plots]'
+endif
 	rm -f $(VENV)/.installed-*
 	touch $@
 
 # Built once for each TensorFlow, a few minutes, and kept in the user's cache.
 $(HOROVOD): $(STAMP) tfpar/install/horovod.py tfpar/install/patches.py
-	$(BIN)/python -m tfpar.install.horovod
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tfpar.install.horovod
 	rm -f $(VENV)/.horovod-*
 	touch $@

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -33,6 +34,7 @@ class Result:
         versions: of what is measured, by package.
         rows: a mapping each; sizes in bytes unless named otherwise, times in seconds (`_s`).
         note: what a reader of the figures has to know.
+        machine: how slow the machine was (`benchmarks.machine`); None in results of before that.
     """
 
     command: str
@@ -42,6 +44,7 @@ class Result:
     versions: dict[str, str]
     rows: Sequence[dict[str, Any]]
     note: str = ""
+    machine: float | None = None
 
     @classmethod
     def load(cls, name: str) -> Result:
@@ -51,13 +54,23 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it: a line for each row, so that runs compare."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.machine is None:
+            del fields["machine"]
         rows = ",\n  ".join(json.dumps(row) for row in fields.pop("rows"))
         head = json.dumps(fields, indent=1).removesuffix("\n}")
         pathlib.Path(path).write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
 
 
-def save(path: str | os.PathLike[str] | None, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows of the benchmark that is running; nothing without a path."""
+def save(
+    path: str | os.PathLike[str] | None,
+    rows: Sequence[dict[str, Any]],
+    machine: float | None = None,
+) -> None:
+    """Write the rows of the benchmark that is running; nothing without a path.
+
+    Args:
+        machine: how slow the machine is; None: measured here.
+    """
     if path is None:
         return
     module = pathlib.Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
@@ -65,7 +78,19 @@ def save(path: str | os.PathLike[str] | None, rows: Sequence[dict[str, Any]]) ->
     options = [a for i, a in enumerate(sys.argv[1:]) if "--json" not in (a, sys.argv[i])]
     today = datetime.date.today().isoformat()
     command = " ".join(["python -m", name, *options])
-    Result(command, today, commit(), os.cpu_count(), versions(), rows).save(path)
+    machine = machine or machine_factor()
+    result = Result(command, today, commit(), os.cpu_count(), versions(), rows, machine=machine)
+    result.save(path)
+
+
+@functools.cache
+def machine_factor() -> float:
+    """How slow this machine is (`benchmarks.machine`), measured once a run, in its own process."""
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-m", "benchmarks.machine", "--factor"]
+    environ = {**os.environ, **quiet}
+    done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, check=True)
+    return float(done.stdout)
 
 
 def commit() -> str:

@@ -3,7 +3,7 @@
     python -m scripts.benchmark_plots
 
 Figs. 4 to 7 of TAP's paper, of whose curves only those points are drawn that its text says, and
-predicted beside measured steps. Needs matplotlib (`pip install -e .[plots]`). Each image names the
+predicted beside measured steps. Needs matplotlib (the extra `plots`). Each image names the
 result that it shows.
 """
 

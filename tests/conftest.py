@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests import time_limits
 from tests.nightly import set_nightly
 
 gc.disable()  # until all is imported, of which nothing is garbage: a third of the time goes into it
@@ -48,6 +49,7 @@ class DevicesOnImport(importlib.abc.MetaPathFinder):
 
 def pytest_configure(config):
     set_nightly(config.option.markexpr)
+    time_limits.machine_factor()  # here once, not in each process that this one starts
     # Keras imports it wherever it is installed, which takes longer than Keras itself. No test
     # needs it but one that starts a program of its own.
     sys.modules.setdefault("sklearn", None)

@@ -15,7 +15,9 @@ import subprocess
 import sys
 from typing import Any
 
-TIMEOUT_S = 300
+from tests.time_limits import time_limit
+
+TIMEOUT_S = round(time_limit(300))
 
 
 def start_ranks() -> int:

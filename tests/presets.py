@@ -19,6 +19,7 @@ import numpy as np
 import sentencepiece
 
 import tfpar as tap
+from tests.time_limits import time_limit
 
 TEXT = ["the fox runs", "a dog sleeps", "the dog runs", "a fox sleeps"] * 2
 PROMPTS = ["the", "a dog"]
@@ -155,7 +156,7 @@ def plain_logits(*presets: Path) -> list[np.ndarray]:
         env={**os.environ, **quiet, "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=time_limit(200),
     )
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]

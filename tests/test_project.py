@@ -12,6 +12,7 @@ import tomlkit
 import yaml
 
 from tests.test_imports import MODULES, PACKAGES
+from tests.time_limits import time_limit
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -80,9 +81,12 @@ def test_nightly_runs_what_readme_names_within_the_bounds():
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_fit_their_schema_and_call_what_there_is(path):
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
-    subprocess.run([*check, "vendor.github-workflows", str(path)], check=True, timeout=60)
+    subprocess.run(
+        [*check, "vendor.github-workflows", str(path)], check=True, timeout=time_limit(60)
+    )
     makefile = text("Makefile")
-    targets = re.findall(r"make (?:PYTHON=\S+ )?([a-z-]+)$", path.read_text(), re.MULTILINE)
+    settings = r"(?:[A-Z]+=(?:\S+|\$\{\{.*?\}\})? )*"
+    targets = re.findall(rf"make {settings}([a-z-]+)$", path.read_text(), re.MULTILINE)
     assert targets and all(re.search(rf"^{t}:", makefile, re.MULTILINE) for t in targets)
 
 
@@ -92,6 +96,13 @@ def test_no_line_keeps_a_layout_of_its_own():
         for path in (ROOT / folder).rglob("*.py"):
             code = path.read_text(encoding="utf-8")
             assert mark not in code and mark.replace("skip", "off") not in code, path
+
+
+def test_time_limits_of_tests_scale_with_the_machine():
+    limit = re.compile(r"\btimeout=(?!0\.)\d")  # fractions of a second are there to be exceeded
+    for path in (ROOT / "tests").rglob("*.py"):
+        found = limit.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path}: tests.time_limits.time_limit scales it"
 
 
 def test_type_hints_are_shipped():

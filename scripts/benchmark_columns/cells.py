@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.results import Result
@@ -30,10 +30,16 @@ def with_source(heads: Sequence[str], rows: Iterable[Sequence[str]], result: Res
 
 
 def source(result: Result) -> str:
-    """What was run, when, and on which commit."""
-    commit = result.commit and f"commit {result.commit}"
-    parts = [f"`{result.command}`", result.date, commit, result.note]
+    """What was run, when, on which commit, on how slow a machine."""
+    parts = [f"`{result.command}`", *measured(vars(result)), result.note]
     return f"{', '.join(filter(None, parts))}."
+
+
+def measured(of: Mapping[str, Any]) -> list[str]:
+    """When a result or a row of its own was measured, on which commit, on how slow a machine."""
+    commit, machine = of["commit"], of.get("machine")
+    parts = [of["date"], commit and f"commit {commit}"]
+    return [*filter(None, parts), *([f"machine {machine:.2f}"] if machine else [])]
 
 
 def number(key: str, form: str = "", scale: float = 1) -> Callable[[Row], str]:

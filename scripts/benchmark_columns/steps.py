@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.results import Result
 from benchmarks.shaped_cluster.unequal import layout, summary
-from scripts.benchmark_columns.cells import Column, Row, number, table, text, with_source
+from scripts.benchmark_columns.cells import Column, Row, measured, number, table, text, with_source
 
 _CONTENDER: list[Column] = [(key, text(key)) for key in ("model", "system", "ranks", "layout")]
 _CPU: list[Column] = [
@@ -108,7 +108,7 @@ PREDICTION: list[Column] = [
     ("Spearman's rho", number("rho", ".2f")),
     ("GPT: searched / best measured", lambda row: f"{row['choice_of']['gpt']:.2f}"),
     ("wide: searched / best", lambda row: f"{row['choice_of']['wide']:.2f}"),
-    ("measured", lambda row: f"{row['date']}, {row['commit']}"),
+    ("measured", lambda row: ", ".join(measured(row))),
 ]
 MEMORY: list[Column] = [
     ("model", text("model")),

@@ -5,8 +5,9 @@ import importlib.util
 import pytest
 
 from benchmarks.by_hand import launch
+from tests.time_limits import time_limit
 
-SECONDS = 80
+SECONDS = time_limit(80)
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"

@@ -14,13 +14,14 @@ from benchmarks.shaped_cluster.config import Config
 from benchmarks.shaped_cluster.job import run_ranks
 from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import ROOT
+from tests.time_limits import time_limit
 from tfpar.cluster.files import write_cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.spec import Mesh, TfparError
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-SECONDS = 55.0
+SECONDS = time_limit(55)
 RING = Mesh(("data",), (4,))
 GRID = Mesh(("data", "model"), (2, 2))
 
@@ -141,11 +142,15 @@ def possible():
 
 def within(node, *words):
     inside = namespaces.inside(node.namespace, words)
-    return subprocess.run(inside, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
+    return subprocess.run(
+        inside, cwd=ROOT, capture_output=True, text=True, timeout=time_limit(20), check=True
+    )
 
 
 def links():
-    told = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, timeout=20)
+    told = subprocess.run(
+        ["ip", "-o", "link"], capture_output=True, text=True, timeout=time_limit(20)
+    )
     return {line.split(":")[1].split("@")[0].strip() for line in told.stdout.splitlines()}
 
 
@@ -161,14 +166,14 @@ def test_a_cluster_leaves_nothing_behind_whatever_happens(possible):
             assert sleeper.stdout and sleeper.stdout.readline() == b"there\n"
             assert "10.231.0.1/24" in within(first, "ip", "-o", "addr").stdout
             raise KeyboardInterrupt
-    assert sleeper.wait(timeout=10) == -signal.SIGKILL
+    assert sleeper.wait(timeout=time_limit(10)) == -signal.SIGKILL
     assert namespaces.namespaces() == []
     assert links() == before
 
 
 def test_what_a_killed_run_has_left_is_removed(possible):
     left = f"{namespaces.PREFIX}left"
-    subprocess.run(["ip", "netns", "add", left], check=True, timeout=20)
+    subprocess.run(["ip", "netns", "add", left], check=True, timeout=time_limit(20))
     with namespaces.cluster(1) as nodes:
         assert sorted(namespaces.namespaces()) == [nodes[0].namespace, namespaces.HEAD]
     assert namespaces.namespaces() == []

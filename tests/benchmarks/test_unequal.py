@@ -12,6 +12,7 @@ from benchmarks.shaped_cluster import __main__ as command
 from benchmarks.shaped_cluster import cores, namespaces, unequal
 from benchmarks.shaped_cluster.unequal_config import NAMES, Config
 from benchmarks.shaped_cluster.unequal_plans import contexts, equal_layers
+from tests.time_limits import time_limit
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -130,7 +131,7 @@ def test_a_node_has_no_more_than_its_quota_and_groups_go(possible):
             env={**os.environ, "PYTHONPATH": str(namespaces.__file__).partition("/benchmarks")[0]},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=time_limit(30),
         )
         assert done.returncode == 0, done.stderr
         # A busy machine may grant less; a tick of the kernel's clock more.
@@ -149,7 +150,7 @@ def test_a_link_is_limited_both_ways(possible):
                 ["tc", "-n", where, "qdisc", "show", "dev", device],
                 capture_output=True,
                 text=True,
-                timeout=20,
+                timeout=time_limit(20),
             )
             assert "rate 200Mbit" in told.stdout
         namespaces.limit_link(nodes[0], None)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.time_limits import time_limit
 from tfpar.checkpoint import Behind, Box, Draft, Reader, Saved, behind, draft, latest
 from tfpar.checkpoint import temporary_folder as temporary
 from tfpar.spec import TfparError
 
 ROWS, COLUMNS = 6, 4
-_WAIT_S = 60.0
+_WAIT_S = time_limit(60)
 
 
 def variable(value: float = 1.0) -> tf.Variable:

@@ -14,11 +14,12 @@ import pytest
 
 from tests.checkpoint.killed_writer import SHAPE, SPECS
 from tests.checkpoint.ranks import save
+from tests.time_limits import time_limit
 from tfpar.checkpoint import Reader, checkpoints, latest
 from tfpar.spec import Mesh, parse_spec
 
 NUM_KILLS = 20
-TIMEOUT_S = 120  # so that a busy machine is not taken for a hang
+TIMEOUT_S = time_limit(120)  # so that a busy machine is not taken for a hang
 
 
 class Writer:

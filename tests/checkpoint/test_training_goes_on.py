@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import tfpar as tap
 from tests.distributed.jobs import ROOT
+from tests.time_limits import time_limit
 from tfpar.checkpoint import Reader, checkpoints, draft, files, latest
 from tfpar.keras import saving
 from tfpar.spec import TfparError
@@ -193,7 +194,7 @@ sys.exit(int(sys.argv[2]))
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_end_of_the_process_waits(tmp_path, code):
     command = [sys.executable, "-c", _ENDS, str(tmp_path), str(code)]
-    done = subprocess.run(command, cwd=ROOT, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, timeout=time_limit(240))
     assert done.returncode == code
     assert Reader(latest(str(tmp_path))).step == 7
     assert Path(tmp_path, "step-00000007").is_dir()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tfpar as tap
+from tests.time_limits import time_limit
 from tfpar.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def test_the_process_says_nothing_but_the_plan(folder):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=time_limit(120),
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Plan for 'mlp' on mesh ")

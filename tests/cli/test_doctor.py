@@ -13,6 +13,7 @@ import textwrap
 
 import pytest
 
+from tests.time_limits import time_limit
 from tfpar.cli.main import main
 from tfpar.doctor import Status, examination, machine, software, trials
 from tfpar.doctor.command import Ended, run
@@ -369,7 +370,7 @@ def test_a_command_that_does_not_end_is_ended_with_all_that_it_started():
     with pytest.raises(ProcessLookupError):
         for _ in range(100):  # a killed process may take a moment to be gone
             os.kill(int(ended.out), 0)
-            subprocess.run(["sleep", "0.05"], timeout=10)
+            subprocess.run(["sleep", "0.05"], timeout=time_limit(10))
 
 
 def test_a_command_that_cannot_be_started_is_said_to():
@@ -393,7 +394,7 @@ def doctor(*options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
         env=environ,
         text=True,
         capture_output=True,
-        timeout=limit_s,
+        timeout=time_limit(limit_s),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.train import tfpar
 from tests.search.test_so_far import Interrupted, python_handles_it  # noqa: F401 - a fixture
+from tests.time_limits import time_limit
 from tfpar.plans import Plan
 from tfpar.search.planners import PLANNERS
 from tfpar.search.tap.planner import TapPlanner
@@ -82,7 +83,7 @@ def test_a_signal_from_the_keyboard_does_that(folder):
     assert started.stdout.readline() == "searching\n"
     time.sleep(0.2)
     started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=120)
+    out, err = started.communicate(timeout=time_limit(120))
     assert started.returncode == 1, err
     assert "interrupted, taking the best plan so far" in err and "Wrote p.json" in out
     assert Plan.load(folder / "p.json").cut_short

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.launch.programs import LIGHTER, ROOT
+from tests.time_limits import time_limit
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ def run(
     Args:
         timeout_s: how long its ranks wait for each other.
     """
+    limit = f"{time_limit(timeout_s):g}"
     launcher = [
-        *(sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", str(timeout_s)),
+        *(sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", limit),
         *(("--backend", backend) if backend else ()),
     ]
     return _ended(size, launcher, module, arguments, seconds)
@@ -69,7 +71,7 @@ def _ended(
         stderr=subprocess.STDOUT,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=seconds)
+            output, _ = process.communicate(timeout=time_limit(seconds))
         finally:
             process.terminate()  # which ends the ranks
     return Ended(size, process.returncode, output)

@@ -25,6 +25,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from tests.time_limits import time_limit
 from tfpar.distributed.world import this_world
 from tfpar.variables import parallel_variable
 from tfpar.variables.initial.stored import StoredValue
@@ -391,7 +392,7 @@ def written_behind_training(folder: Path, model: keras.Model, rank: int) -> None
     write, opened, run = draft.write_part, threading.Event(), str(folder / "behind")
 
     def write_later(*arguments: Any) -> None:
-        assert opened.wait(_SECONDS)
+        assert opened.wait(time_limit(_SECONDS))
         write(*arguments)
 
     def look(step: int) -> None:

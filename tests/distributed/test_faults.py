@@ -16,12 +16,13 @@ import pytest
 
 from benchmarks import kills
 from tests.launch.programs import LIGHTER, environ, kill_marked, marked, run, start, wait_until
+from tests.time_limits import time_limit
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 RANKS = Path(__file__).with_name("faulty_ranks.py")
 BACKEND = "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
-LIMIT_S = 120.0
+LIMIT_S = time_limit(120)
 
 needs_horovod = pytest.mark.skipif(BACKEND != "horovod", reason="Horovod is not installed")
 
@@ -142,7 +143,8 @@ def test_the_first_rank_and_tensorflows_own_collectives_are_no_exception(capfd, 
 @needs_horovod
 @pytest.mark.parametrize("fault", ["kill", "hang"])
 def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
-    variables = {**environ(), "TFPAR_TIMEOUT": "8"}
+    limit = round(time_limit(8))
+    variables = {**environ(), "TFPAR_TIMEOUT": str(limit)}
     launcher = Path(sys.executable).with_name("horovodrun")
     command = [sys.executable, str(launcher), "-np", "2", "--gloo", "--network-interfaces", "lo"]
     process = subprocess.Popen(
@@ -155,7 +157,7 @@ def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
     out = ended(process, variables["TFPAR_TEST_MARK"])
     assert process.returncode != 0
     if fault == "hang":
-        assert "rank 0 made no progress in 'train step 4' for 8 s" in out
+        assert f"rank 0 made no progress in 'train step 4' for {limit} s" in out
 
 
 @pytest.mark.slow
@@ -298,7 +300,7 @@ def stopped(tmp_path_factory) -> Job:
     """Got SIGTERM in the first epoch, and would have saved nothing yet."""
     folder = tmp_path_factory.mktemp("stopped")
     process, mark = start_two(folder, pause_s=0.5, every=100)
-    reached = wait_until(lambda: reached_step(folder) >= 3, LIMIT_S / 2)
+    reached = wait_until(lambda: reached_step(folder) >= 3, 60)
     process.send_signal(signal.SIGTERM)
     out = ended(process, mark)
     assert reached, out
@@ -329,7 +331,7 @@ def test_sigterm_saves_and_what_goes_on_is_as_if_nothing_had_happened(
 @pytest.mark.slow
 def test_sigterm_saves_while_a_checkpoint_is_being_written(tmp_path, uninterrupted):
     process, mark = start_two(tmp_path, pause_s=0.2, every=1, background=True)
-    reached = wait_until(lambda: reached_step(tmp_path) >= 3, LIMIT_S / 2)
+    reached = wait_until(lambda: reached_step(tmp_path) >= 3, 60)
     process.send_signal(signal.SIGTERM)
     out = ended(process, mark)
     assert reached and process.returncode == 143, out
@@ -382,7 +384,16 @@ def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(
 
 def start_two(folder: Path, **fields) -> tuple[subprocess.Popen, str]:
     """Start two ranks; gives the launcher, and the mark of its processes."""
-    options = ("-np", "2", "--backend", BACKEND, "--grace", "20", "--timeout", "60")
+    options = (
+        "-np",
+        "2",
+        "--backend",
+        BACKEND,
+        "--grace",
+        "20",
+        "--timeout",
+        f"{time_limit(60):g}",
+    )
     return start(task(folder, **fields), *options)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("horovod.tensorflow")
 
+from tests.time_limits import time_limit
 from tfpar.distributed import rendezvous
 from tfpar.distributed.job import Job
 from tfpar.distributed.rendezvous import allotted, join, meeting_point
@@ -166,7 +167,7 @@ def outputs(program: Path) -> list[str]:
         "SLURM_NTASKS": "2",
         "SLURM_NTASKS_PER_NODE": "2",
         "TFPAR_BACKEND": "horovod",
-        "TFPAR_TIMEOUT": "40",
+        "TFPAR_TIMEOUT": f"{time_limit(40):g}",
         "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -185,7 +186,7 @@ def outputs(program: Path) -> list[str]:
     found = []
     try:
         for process in processes:
-            out, err = process.communicate(timeout=90)
+            out, err = process.communicate(timeout=time_limit(90))
             assert process.returncode == 0, err
             found.append(out)
     finally:

@@ -19,6 +19,7 @@ import tfpar as tap
 from tests.distributed import jobs
 from tests.distributed import state_ranks as ranks
 from tests.distributed.jobs import Checked
+from tests.time_limits import time_limit
 from tfpar.checkpoint import files
 from tfpar.keras.files import complete
 from tfpar.spec import TfparError
@@ -285,7 +286,9 @@ with complete(sys.argv[1]) as temporary:
 def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("old")
-    done = subprocess.run([sys.executable, "-c", _KILLED, path], cwd=jobs.ROOT, timeout=_SECONDS)
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, path], cwd=jobs.ROOT, timeout=time_limit(_SECONDS)
+    )
     assert done.returncode < 0
     assert path.read_text() == "old"
 

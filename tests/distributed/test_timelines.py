@@ -13,6 +13,7 @@ import pytest
 
 from tests.distributed.timeline_ranks import BATCH, LATE_S
 from tests.launch.programs import LIGHTER, ROOT
+from tests.time_limits import time_limit
 from tests.timeline.files import TimelineFile
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -30,7 +31,7 @@ def run(backend: str, *options: object, arguments: tuple[object, ...] = ()) -> s
         env={**os.environ, **LIGHTER, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=time_limit(120),
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr

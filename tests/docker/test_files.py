@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.time_limits import time_limit
 from tfpar.cli import run
 from tfpar.install.horovod import add_options
 
@@ -56,7 +57,7 @@ def container(role: str) -> dict:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_are_bash(path):
-    subprocess.run(["bash", "-n", str(path)], check=True, timeout=20)
+    subprocess.run(["bash", "-n", str(path)], check=True, timeout=time_limit(20))
     assert "set -euo pipefail" in path.read_text(encoding="utf-8")
     assert path.stat().st_mode & 0o111, "not executable"
 
@@ -64,7 +65,7 @@ def test_scripts_are_bash(path):
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
 def test_shellcheck_has_no_complaint():
     done = subprocess.run(
-        ["shellcheck", *map(str, SCRIPTS)], capture_output=True, text=True, timeout=60
+        ["shellcheck", *map(str, SCRIPTS)], capture_output=True, text=True, timeout=time_limit(60)
     )
     assert done.returncode == 0, done.stdout
 
@@ -74,7 +75,11 @@ def test_images_are_not_built_where_the_tools_are_missing(tmp_path):
         (tmp_path / tool).symlink_to(shutil.which(tool))
     script = str(DOCKER / "build_and_train.sh")
     done = subprocess.run(
-        [script], capture_output=True, text=True, timeout=20, env={"PATH": str(tmp_path)}
+        [script],
+        capture_output=True,
+        text=True,
+        timeout=time_limit(20),
+        env={"PATH": str(tmp_path)},
     )
     assert done.returncode == 0 and not done.stderr
     assert done.stdout == "build_and_train.sh: left out, buildah is not installed\n"
@@ -146,7 +151,7 @@ def test_the_two_nodes_share_keys_made_at_start():
 def test_compose_s_schema_has_no_complaint():
     page = str(DOCKER / "compose.yaml")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run([*command, page], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, page], capture_output=True, text=True, timeout=time_limit(60))
     assert done.returncode == 0, done.stdout
 
 

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import results
 from benchmarks.results import FOLDER, Result
 from scripts import benchmark_tables
+from scripts.benchmark_columns.cells import source
 from scripts.benchmark_columns.planning import before_and_after
 from scripts.benchmark_columns.throughput import chunks, contenders
 from scripts.benchmark_tables import BLOCKS, MARKED, in_step, planning_in_words
@@ -90,13 +91,14 @@ def test_a_run_is_written_with_its_command_and_a_line_a_row(tmp_path, monkeypatc
     main = str(ROOT / "benchmarks" / "shaped_cluster" / "__main__.py")
     path = tmp_path / "run.json"
     monkeypatch.setattr("sys.argv", [main, "--quick", "--json", str(path), "--model", "gpt"])
+    monkeypatch.setattr(results, "machine_factor", lambda: 1.3)
     rows = [{"a": 1, "b": None}, {"a": 2.5, "b": "x"}]
     results.save(path, rows)
     text = path.read_text(encoding="utf-8")
     assert '\n  {"a": 1, "b": null},\n' in text and json.loads(text)["rows"] == rows
     result = Result.load("run")
     assert result.command == "python -m benchmarks.shaped_cluster --quick --model gpt"
-    assert result.rows == rows and "python" in result.versions
+    assert result.rows == rows and "python" in result.versions and result.machine == 1.3
     results.save(None, rows)  # no file asked for
 
 
@@ -104,3 +106,10 @@ def test_without_rows_there_is_still_a_file(tmp_path):
     path = tmp_path / "none.json"
     Result("c", "2026-01-01", "", 2, {}, []).save(path)
     assert json.loads(path.read_text())["rows"] == []
+
+
+def test_a_table_says_how_slow_the_machine_was_where_that_is_known():
+    known = Result("c", "2026-01-01", "abc", 2, {}, [], "a note", 1.3)
+    assert source(known) == "`c`, 2026-01-01, commit abc, machine 1.30, a note."
+    before = Result("c", "2026-01-01", "", 2, {}, [])
+    assert source(before) == "`c`, 2026-01-01."

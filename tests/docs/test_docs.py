@@ -15,6 +15,7 @@ from scripts.coverage_layers import layer_classes
 from scripts.coverage_models import probe
 from scripts.coverage_ops import COMMAND, ops_page
 from tests.e2e import test_patterns
+from tests.time_limits import time_limit
 from tfpar.rules import registry
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -134,7 +135,9 @@ def test_the_quickstart_runs():
     if not any(importlib.metadata.distributions(name="scikit-learn")):
         pytest.skip("needs scikit-learn")
     script = str(ROOT / "examples/quickstart.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=time_limit(600)
+    )
     assert done.returncode == 0, done.stderr
     for model in ("ConvNet", "GPT"):
         assert f"=== {model} on" in done.stdout

@@ -13,6 +13,7 @@ import pytest
 import tfpar as tap
 from scripts.docstrings import as_restructured
 from scripts.site_links import for_site, repository
+from tests.time_limits import time_limit
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("site")  # which is built once
@@ -26,7 +27,10 @@ def site(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
     done = subprocess.run(
-        [*build, str(ROOT / "docs"), str(out)], capture_output=True, text=True, timeout=300
+        [*build, str(ROOT / "docs"), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=time_limit(300),
     )
     assert done.returncode == 0, done.stderr
     return out

@@ -14,6 +14,7 @@ from keras import layers
 
 import tfpar as tap
 from tests.equivalence import assert_equivalent, assert_same, op_by_op, train
+from tests.time_limits import time_limit
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(26, 6)).astype("float32")
@@ -201,7 +202,7 @@ def test_saved_file_opens_in_plain_keras_and_goes_on(tmp_path):
         f"m.predict(numpy.zeros((2, 6)), verbose=0); assert 'tfpar' not in sys.modules"
     )
     env = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=env)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=time_limit(120), env=env)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import tfpar as tap
 from tests.clusters import device, two_levels
 from tests.equivalence import Trained, assert_same, op_by_op, train
 from tests.search.problems import Captured, price
+from tests.time_limits import time_limit
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import Link
 from tfpar.keras.adapter import parallel_model
@@ -275,7 +276,7 @@ def grown_bytes(recompute: bool) -> int:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=time_limit(300),
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout.rpartition(" ")[2])

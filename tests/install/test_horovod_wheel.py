@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
+import hashlib
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.time_limits import time_limit
 from tfpar.cli.install import add_parser
 from tfpar.install import horovod, toolchain
 from tfpar.install.build_log import BuildLog
@@ -75,7 +77,7 @@ def tools(add_tool: Callable[..., None]) -> None:
 
 
 @pytest.fixture
-def publish(tmp_path: Path) -> Callable[..., None]:
+def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Put a source release where pip finds it; `at_build` is run when its wheel is built."""
 
     def publish(at_build: str = "pass") -> None:
@@ -85,8 +87,11 @@ def publish(tmp_path: Path) -> Callable[..., None]:
         for folder in ("horovod", "horovod/tensorflow"):
             (root / folder / "__init__.py").touch()
         (tmp_path / "registry").mkdir()
-        with tarfile.open(tmp_path / "registry" / "horovod-0.28.1.tar.gz", "w:gz") as tar:
+        archive = tmp_path / "registry" / "horovod-0.28.1.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
             tar.add(root, root.name)
+        made = hashlib.sha256(archive.read_bytes()).hexdigest()
+        monkeypatch.setattr(horovod, "SOURCES_SHA256", made)
 
     return publish
 
@@ -210,8 +215,11 @@ def test_two_who_want_the_wheel_build_it_once(tools, publish, tmp_path):
     publish()
     said: list[str] = []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(horovod.build_wheel, say=said.append, limit_s=60) for _ in range(2)]
-        wheels = {future.result(timeout=90) for future in futures}
+        futures = [
+            pool.submit(horovod.build_wheel, say=said.append, limit_s=time_limit(60))
+            for _ in range(2)
+        ]
+        wheels = {future.result(timeout=time_limit(90)) for future in futures}
     assert len(said) == 1 and "build.log" in said[0]
     (wheel,) = wheels
     guard = zipfile.ZipFile(wheel).read("horovod/tensorflow/xla_mpi_ops.cc").decode()
@@ -237,6 +245,13 @@ def test_a_failed_build_tells_why_and_where_its_log_is(tools, publish):
     assert not list(log.parent.glob("*.whl"))
 
 
+def test_other_sources_of_the_version_are_not_built(tools, publish, monkeypatch):
+    publish()
+    monkeypatch.setattr(horovod, "SOURCES_SHA256", "0" * 64)
+    with pytest.raises(TfparError, match="not those that were released.*PIP_FIND_LINKS"):
+        horovod.build_wheel()
+
+
 def test_a_registry_out_of_reach_is_named(tools):
     with pytest.raises(TfparError, match="(?s)horovod==0.28.1 failed.*build.log.*PIP_FIND_LINKS"):
         horovod.build_wheel()
@@ -249,16 +264,16 @@ def test_a_command_past_its_time_is_ended_with_all_it_started(tmp_path, monkeypa
     begin = time.monotonic()
     with pytest.raises(TfparError, match="Compiling took too long"):
         log.run(command, doing="Compiling", environment=os.environ, mend="")
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < time_limit(20)
     pid = int((tmp_path / "pid").read_text())
-    while _alive(pid) and time.monotonic() - begin < 20:
+    while _alive(pid) and time.monotonic() - begin < time_limit(20):
         time.sleep(0.05)
     assert not _alive(pid)
 
 
 def test_whoever_waits_is_told_of_each_command(tmp_path):
     told: list[str] = []
-    log = BuildLog(tmp_path / "log", time.monotonic() + 60, told.append)
+    log = BuildLog(tmp_path / "log", time.monotonic() + time_limit(60), told.append)
     for doing in ("Downloading", "Compiling"):
         log.run([sys.executable, "-c", ""], doing=doing, environment=os.environ, mend="")
     assert told == ["Downloading", "Compiling"]
@@ -320,7 +335,7 @@ def fake_installed(folder: Path, monkeypatch: pytest.MonkeyPatch, init: str) -> 
 
 def test_what_is_installed_says_what_it_was_built_with(tmp_path, monkeypatch):
     fake_installed(tmp_path, monkeypatch, "__version__ = '0.28.1'\n")
-    installed = horovod.verify(limit_s=60)
+    installed = horovod.verify(limit_s=time_limit(60))
     assert installed == horovod.InstalledHorovod("0.28.1", gloo=True, mpi=False, nccl=False)
     assert str(installed) == "Horovod 0.28.1 with Gloo"
 
@@ -328,7 +343,7 @@ def test_what_is_installed_says_what_it_was_built_with(tmp_path, monkeypatch):
 def test_an_installed_horovod_that_cannot_be_imported_is_told(tmp_path, monkeypatch):
     fake_installed(tmp_path, monkeypatch, "raise ImportError('libmpi.so.40: no such file')\n")
     with pytest.raises(TfparError, match="libmpi.so.40: no such file.*--rebuild"):
-        horovod.verify(limit_s=60)
+        horovod.verify(limit_s=time_limit(60))
 
 
 def test_an_import_that_hangs_is_ended(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.time_limits import time_limit
 from tfpar import launch
 from tfpar.launch import RunOptions
 
@@ -26,6 +27,8 @@ LIGHTER = {
 """Variables under which ranks find tfpar, and take less of a machine that runs several."""
 
 MARK = "TFPAR_TEST_MARK"
+LIMITS = ("timeout_s", "start_timeout_s", "grace_s")
+"""Options of a run, in seconds of the reference machine."""
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -55,6 +58,7 @@ def run(command: tuple[str, ...], num_ranks: int = 2, **options) -> int:
     """The exit code of a run here, after which none of its processes lives."""
     variables = environ()
     options = {"backend": "tensorflow", "grace_s": 2.0, **options}
+    options |= {name: time_limit(options[name]) for name in LIMITS if name in options}
     code = launch.run(RunOptions(command=command, num_ranks=num_ranks, **options), variables)
     assert wait_until(lambda: not marked(variables[MARK]), 3), marked(variables[MARK])
     return code
@@ -103,8 +107,8 @@ def kill_marked(mark: str) -> None:
 
 
 def wait_until(holds: Callable[[], object], seconds: float) -> bool:
-    """Whether it holds within so many seconds."""
-    end = time.monotonic() + seconds
+    """Whether it holds within so many seconds of the reference machine."""
+    end = time.monotonic() + time_limit(seconds)
     while time.monotonic() < end:
         if holds():
             return True

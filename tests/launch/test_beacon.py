@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests.launch.programs import environ, wait_until
+from tests.time_limits import time_limit
 from tfpar.launch.beacon import Beacon, Reached
 from tfpar.launch.supervisor import Supervisor
 from tfpar.spec import TfparError
@@ -38,7 +39,8 @@ def test_the_launcher_hears_what_a_rank_is_at(supervisor):
     for step in range(5):
         beacon.at(f"train step {step}", bounded=True)
     assert wait_until(lambda: supervisor.signs()[1].activity == "train step 4", 3)
-    assert supervisor.signs()[1].bounded and time.monotonic() - supervisor.signs()[1].since < 5
+    sign = supervisor.signs()[1]
+    assert sign.bounded and time.monotonic() - sign.since < time_limit(5)
     beacon.close()
     assert wait_until(lambda: supervisor.signs()[1].left, 3)
     assert supervisor.signs()[1].lost_at is None
@@ -96,7 +98,7 @@ def test_a_second_process_of_a_rank_is_refused(supervisor):
 )
 def test_strangers_change_nothing(supervisor, said):
     host, port = supervisor.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+    with socket.create_connection((host, int(port)), timeout=time_limit(5)) as stranger:
         try:
             stranger.sendall(said)
             stranger.shutdown(socket.SHUT_WR)
@@ -109,7 +111,7 @@ def test_strangers_change_nothing(supervisor, said):
 
 def test_nonsense_of_a_rank_ends_its_connection(supervisor):
     host, port = supervisor.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as rank:
+    with socket.create_connection((host, int(port)), timeout=time_limit(5)) as rank:
         hello = {"say": "hello", "token": supervisor.token, "rank": 1}
         rank.sendall(json.dumps(hello).encode() + b'\n{"say": "at"}\n')
         assert wait_until(lambda: 1 in supervisor.signs() and supervisor.signs()[1].lost_at, 3)
@@ -135,7 +137,7 @@ def ended(text: str, others: dict[str, str]) -> subprocess.CompletedProcess:
         env={**environ(), **others},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=time_limit(20),
     )
 
 

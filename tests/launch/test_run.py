@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.launch.programs import kill_marked, marked, program, run, start, wait_until
+from tests.time_limits import time_limit
 from tfpar import launch
 from tfpar.launch import RunOptions
 from tfpar.spec import TfparError
@@ -189,7 +190,7 @@ def interrupted(command: tuple[str, ...], number: int, *options: str) -> tuple[i
         lines = [process.stdout.readline() for _ in range(2)]
         assert sorted(lines) == ["[0] on\n", "[1] on\n"]
         process.send_signal(number)
-        out, _ = process.communicate(timeout=15)
+        out, _ = process.communicate(timeout=time_limit(15))
         assert wait_until(lambda: not marked(mark), 5), marked(mark)
         return process.returncode, out
     finally:
@@ -246,5 +247,5 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path, reports):
 def test_the_ranks_have_process_groups_of_their_own(tmp_path):
     text = "print(os.getpgrp() == os.getpid(), flush=True)"
     process, _ = start(program(tmp_path, text), "-np", "1")
-    out, _ = process.communicate(timeout=15)
+    out, _ = process.communicate(timeout=time_limit(15))
     assert out == "[0] True\n" and process.returncode == 0

@@ -12,8 +12,10 @@ import tempfile
 import time
 from typing import Any
 
+from tests.time_limits import time_limit
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
-WAIT_S = 30.0
+WAIT_S = time_limit(30)
 
 
 def find_browser() -> str | None:

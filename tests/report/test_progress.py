@@ -11,6 +11,7 @@ import types
 
 import pytest
 
+from tests.time_limits import time_limit
 from tfpar.report import progress
 
 
@@ -35,7 +36,7 @@ def stderr(monkeypatch, stream=None) -> io.StringIO:
 
 
 def wait_for(found) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + time_limit(10)
     while not found():
         assert time.monotonic() < end, "nothing is shown"
         time.sleep(0.01)

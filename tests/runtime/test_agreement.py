@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.staged import Stage, first_stage, second_stage, two_stages
+from tests.time_limits import time_limit
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import FunctionRef
 from tfpar.rewrite.programs import ProgramSet
@@ -24,7 +25,7 @@ class Talk:
 
     def __init__(self, size: int) -> None:
         self.said: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=time_limit(20))
 
     def messages(self, rank: int, message: Any) -> list[Any]:
         self.said[rank] = message

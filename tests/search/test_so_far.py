@@ -13,6 +13,7 @@ import pytest
 from tests.search.problems import Captured, assert_priced_as_a_whole
 from tests.search.rhino.test_network import hard
 from tests.search.test_cache import problem as tiny
+from tests.time_limits import time_limit
 from tfpar.planning_found import find_plan
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.cache import PlanCache
@@ -23,7 +24,7 @@ from tfpar.search.so_far import SearchInterrupted, SoFar
 from tfpar.search.solver import PROGRAM_SECONDS, Answer, Outcome, minimise, minimise_or
 from tfpar.search.tap.planner import TapPlanner
 
-AT_ONCE_S = 1.0
+AT_ONCE_S = time_limit(1)
 
 
 @pytest.fixture(autouse=True)

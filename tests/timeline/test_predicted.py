@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.graphs import BATCH, saved
+from tests.time_limits import time_limit
 from tests.timeline.files import Event, TimelineFile
 from tfpar.cli.main import main
 from tfpar.cluster.named import find_cluster
@@ -291,7 +292,7 @@ def test_a_large_plan_takes_seconds(tmp_path):
         capture_output=True,
         text=True,
         env=os.environ,
-        timeout=120,
+        timeout=time_limit(120),
     )
     assert ended.returncode == 0, ended.stderr
     seconds, gigabytes = map(float, ended.stdout.splitlines()[-1].split())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -35,6 +36,8 @@ from tfpar.spec.errors import TfparError
 logger = logging.getLogger("tfpar")
 
 HOROVOD_VERSION = "0.28.1"
+SOURCES_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+"""The hash of the sources of that version, as they were released."""
 TIME_LIMIT_S = 1800.0
 
 # What Horovod imports as it runs; the extra `tfpar[horovod]` holds the same.
@@ -279,6 +282,13 @@ def _build(key: WheelKey, scratch: Path, log: BuildLog) -> Path:
 def _unpack(archive: Path, folder: Path) -> Path:
     if not archive.exists():
         raise TfparError(f"pip downloaded no {archive.name}. Name a folder in PIP_FIND_LINKS.")
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != SOURCES_SHA256:
+        raise TfparError(
+            f"The sources that pip found are not those that were released: {archive.name} has the "
+            f"SHA-256 {found}, the release {SOURCES_SHA256}. Look at where pip takes packages from "
+            "(`pip config list`), or name a folder with the released file in PIP_FIND_LINKS."
+        )
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(folder, filter="data")

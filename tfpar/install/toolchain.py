@@ -12,8 +12,8 @@ from pathlib import Path
 from tfpar.spec.errors import TfparError
 
 _CMAKE_RANGE = (3, 13), (4, 0)  # Gloo's build files ask for policies that CMake 4 dropped
-_CMAKE_REQUIREMENT = "cmake>=3.13,<4"
-_PYTHON_NEEDS = ("setuptools", "wheel", "packaging")
+CMAKE_REQUIREMENT = "cmake>=3.13,<4"
+PYTHON_NEEDS = ("setuptools", "wheel", "packaging")
 _USERS = ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_", "HOROVOD_BUILD_")
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 
@@ -71,8 +71,8 @@ def check_tools(*, mpi: bool, nccl: bool) -> None:
 def missing_packages() -> list[str]:
     """Requirements that the build has and this machine has not: CMake and Python packages."""
     return [
-        *([] if _cmake() else [_CMAKE_REQUIREMENT]),
-        *(name for name in _PYTHON_NEEDS if not _installed(name)),
+        *([] if _cmake() else [CMAKE_REQUIREMENT]),
+        *(name for name in PYTHON_NEEDS if not _installed(name)),
     ]
 
 

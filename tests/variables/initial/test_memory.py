@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.time_limits import time_limit
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MAKE = """
 import keras
@@ -42,7 +44,7 @@ def test_a_quarter_of_256_mb_takes_little_more_than_64():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=time_limit(120),
     )
     assert result.returncode == 0, result.stderr
     peaks = [int(line) for line in result.stdout.split()]
