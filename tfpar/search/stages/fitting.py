@@ -170,8 +170,8 @@ def _fits(plan: Plan) -> bool:
 
 
 def _excess(plan: Plan) -> float:
-    """What a rank holds beyond what it may, of the stage that lacks most."""
-    return max(share.excess_bytes for share in _staged(plan).stages)
+    """What a rank holds beyond what it may, of the stage that lacks most, host memory included."""
+    return max(s.excess_bytes + s.host_excess_bytes for s in _staged(plan).stages)
 
 
 def _part(plan: Plan) -> float:
