@@ -91,4 +91,6 @@ def _prediction(plan: Plan, alone: Cost | None = None) -> str:
         found.append(f"{text(getattr(plan.cost, attribute))} {what}")
         if alone is not None:
             found[-1] += f" ({text(getattr(alone, attribute))} on one device)"
+    if plan.cost.host_bytes:
+        found.append(f"{format_bytes(plan.cost.host_bytes)} of its host's")
     return f"; predicted {', '.join(found)}"

@@ -68,7 +68,8 @@ def detect_cluster(mesh: Mesh) -> Cluster:
     """The cluster of `mesh`'s ranks on machines like this one.
 
     GPUs by their name (an unknown one counts as an A100), with the memory of this host, else CPU
-    ranks that share this machine, or those of the job's machines. Of a mesh with several axes the first counts nodes.
+    ranks that share this machine, or those of the job's machines. Of a mesh with several axes the
+    first counts nodes.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
