@@ -68,9 +68,7 @@ def test_what_devices_have_no_room_for_is_not_searched(model):
             return super().solve(problem)
 
     for pipeline in (None, "auto", tap.Pipeline(2, 2)):
-        with pytest.raises(
-            MemoryLimitError, match="4 ranks share all weights, gradients"
-        ) as error:
+        with pytest.raises(MemoryLimitError, match="4 ranks share all weights, gradients") as error:
             batch = batch_of(model(), 4)
             tap.plan(
                 lambda: compile_model(model()),
