@@ -25,10 +25,10 @@ from tfpar.planning_found import Interrupted, find_plan, until_interrupted
 from tfpar.planning_priced import cost_on_one_device, with_shares
 from tfpar.planning_stages import plan_in_stages
 from tfpar.plans import Offload, Plan
-from tfpar.report.memory import check_room
 from tfpar.report.progress import QUIET, Reporter
 from tfpar.search.cache import PlanCache
 from tfpar.search.known import Known
+from tfpar.search.memory_errors import check_room
 from tfpar.search.meshes import LogicalMesh, given_mesh, logical_meshes
 from tfpar.search.objective import Budget
 from tfpar.search.offload import bound_to_device
@@ -303,15 +303,14 @@ class StepSearch:
         return plan_in_stages(find, seconds, problem, self.step, request, self.part)
 
     def check_room(self, request: Request) -> None:
-        """Check that the devices of the request have room for the step's variables, in stages or
+        """Check that the devices of the request have room for the step at all, in stages or
         without.
 
         Raises:
             MemoryLimitError: they have not.
         """
         problem, devices = self.problem(request), request.cluster.devices[: request.mesh.size]
-        limits = [device.memory_bytes for device in devices]
-        check_room(problem.graph.variables, problem.least_state_ratio, limits, request.cluster.name)
+        check_room(problem, [device.memory_bytes for device in devices])
 
     def restaged(self, plan: Plan, request: Request) -> Plan:
         """A plan that has stages with those of the request's pipeline, not priced yet.

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from tfpar.cost.cost import Cost
 from tfpar.plans import Plan
-from tfpar.report.memory import check_room, memory_error
 from tfpar.search.as_planned import as_planned
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.batch import with_batch_split
@@ -19,6 +18,7 @@ from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import in_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
 from tfpar.search.laid import laid_graph, price_whole
+from tfpar.search.memory_errors import check_room, memory_error
 from tfpar.search.microbatches import in_microbatches
 from tfpar.search.problem import Planner, Problem, step_anchors
 from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
@@ -127,20 +127,12 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
     """The planner's plan, which fits; arguments and errors as of `find_plan`."""
     solve_any = functools.partial(_best, planner=planner)
     sets, size = problem.sets_of_ranks, problem.meshes[0].mesh.size
-    limits = [problem.memory_limit / sets] * (sets * size)
-    check_room(problem.graph.variables, problem.least_state_ratio, limits, problem.cluster.name)
+    check_room(problem, [problem.memory_limit / sets] * (sets * size))
     try:
         plan = solve_any(problem)
         if problem.excess(plan.cost):
             again = as_planned(problem, plan)
-            raise memory_error(
-                dataclasses.replace(plan, cluster=problem.cluster),
-                laid_graph(plan, again),
-                problem.memory_limit,
-                problem.state_ratio,
-                bool(problem.fixed or problem.constraints),
-                problem.sets_of_ranks,
-            )
+            raise memory_error(plan, laid_graph(plan, again), problem)
     except TimeLimitError:
         raise
     except PlanError as error:

@@ -15,6 +15,8 @@ from tfpar.planning import Find, Request, StepSearch, as_requested
 from tfpar.planning_priced import cost_on_one_device, with_shares
 from tfpar.planning_rivals import Enough, repriced_plan, with_idle_times, with_turning_point
 from tfpar.plans import Plan
+from tfpar.search.gain import LEAST_SECONDS, rhino_seconds
+from tfpar.search.model.folded_model import folded_model
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.problem import Problem
 from tfpar.search.so_far import SearchInterrupted
@@ -28,14 +30,14 @@ from tfpar.spec import PlanError, ScheduleError, TfparError
 def searching(settings: Settings, constraints: Sequence[Constraint]) -> Find:
     """What finds the plan of a training step.
 
-    Without `pipeline=`, pipelines are searched where they can pay: see `waits_little_for_links`.
+    Without `pipeline=`, pipelines are searched where they can pay: see `needs_no_stages`.
     Constraints speak of a mesh as it is, which is then not divided among stages unasked.
     """
     if settings.pipeline == AUTO:
         why = "what was found is nearly as fast as the work alone, spread evenly over all ranks"
         return functools.partial(search_pipeline, enough=fast_as_the_work, why_enough=why)
     if settings.pipeline is None and not constraints and settings.chunks is None:
-        return functools.partial(search_pipeline, enough=waits_little_for_links)
+        return functools.partial(search_pipeline, enough=needs_no_stages)
     return as_requested
 
 
@@ -75,6 +77,21 @@ def _share_seconds(problem: Problem, request: Request) -> float:
     running = _alone(problem, request, request.cluster.with_device(launch_s=0.0))
     starting = max(one - other for one, other in zip(alone, running, strict=True))
     return starting + _shared(running)
+
+
+def needs_no_stages(plan: Plan, problem: Problem, request: Request) -> bool:
+    """Whether ranks wait little for links, or training gains less by stages, at most, than it takes
+    to search them."""
+    if waits_little_for_links(plan, problem, request):
+        return True
+    steps = request.budget.steps
+    if steps is None or request.budget.seconds is not None:
+        return False
+    assert plan.cost is not None, "a plan that was searched for"
+    search_s = max(LEAST_SECONDS, rhino_seconds(problem, folded_model(problem, 2)))
+    searches = len(numbers_of_stages(request.mesh)) - 1
+    gained_s = steps * (plan.cost.seconds - work_seconds(problem, request))
+    return gained_s <= searches * search_s
 
 
 def waits_little_for_links(plan: Plan, problem: Problem, request: Request) -> bool:

@@ -425,6 +425,19 @@ def test_steps_and_one_memory_are_read_and_written(write, tmp_path):
             read_cluster(write(f"{key} = {value}\n{FILE}"))
 
 
+def test_host_memory_is_read_and_written_and_devices_have_an_even_part(write, tmp_path):
+    text = FILE.replace("[[node]]\n", '[[node]]\nhost_memory = "1 TB"\n', 1)
+    cluster = read_cluster(write(text))
+    first, second = cluster.nodes
+    assert (first.host_memory_bytes, second.host_memory_bytes) == (1e12, None)
+    assert cluster.host_share_bytes == 1e12 / first.size
+    assert cluster.part([cluster.size - 1]).host_share_bytes == math.inf
+    write_cluster(cluster, tmp_path / "again.toml")
+    assert read_cluster(tmp_path / "again.toml") == cluster
+    assert find_cluster("dgx-a100", Mesh.of([2, 4])).host_share_bytes == 2e12 / 4
+    assert cluster.with_host_memory(None).fingerprint() != cluster.fingerprint()
+
+
 def test_rates_of_slow_ops_and_the_ramp_are_in_the_file():
     device = tap.Device({"float32": 1e9}, 1e9, 1e9, ramp_s=2e-5, entries_per_s={"Sum": 3e8})
     cluster = Cluster.regular("slow", device, [tap.Level(2, 1e9, 1e-6)])

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tests.search.problems import Captured, within
-from tfpar.search import auto
+from tfpar.search import auto, gain
 from tfpar.search.auto import AutoPlanner
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
@@ -23,7 +23,7 @@ def feed_forward():
 
 
 def pick(problem, seconds=None):
-    return AutoPlanner().pick(within(seconds, problem), FoldedModel.of(problem, 2))
+    return AutoPlanner().pick(within(seconds, problem), FoldedModel.of(problem, 2))[:2]
 
 
 def test_rhino_decides_where_it_can(feed_forward):
@@ -49,7 +49,7 @@ def test_a_step_without_loops_spends_nothing_in_them(feed_forward):
 
 def test_little_time_is_for_tap(feed_forward):
     ops = len(FoldedModel.of(feed_forward, 2).prepared.graph.ops)
-    needed = auto.SECONDS_PER_AXIS * ops**1.5
+    needed = gain.SECONDS_PER_AXIS * ops**1.5
     little, why = pick(feed_forward, needed / 2)
     assert isinstance(little, TapPlanner)
     assert "Rhino's would take" in why
@@ -77,7 +77,7 @@ def test_the_time_that_is_given_is_that_of_the_planner_it_takes(
             "search",
             lambda self, p, m, d, s=search: given.append(d.left) or s(self, p, m, d),
         )
-    monkeypatch.setattr(auto, "SECONDS_PER_AXIS", seconds_an_axis)
+    monkeypatch.setattr(gain, "SECONDS_PER_AXIS", seconds_an_axis)
     AutoPlanner().solve(within(50.0, feed_forward))
     assert len(given) == 1 and 0 < given[0] <= 50
 

@@ -69,6 +69,15 @@ def test_sharing_nothing_is_taken_where_it_is_the_fastest_and_not_for_being_simp
     assert simplest([alone, Candidate.of(1.06, 3)], problem) is alone
 
 
+def test_a_simpler_plan_that_is_slower_than_sharing_nothing_is_not_taken(problem):
+    best, alone, plain = Candidate.of(1.0, 50), Candidate.of(1.03, 0), Candidate.of(1.08, 3)
+    assert simplest([best, alone, plain], problem) is best
+    simple = Candidate.of(1.02, 10)
+    assert simplest([best, alone, plain, simple], problem) is simple
+    large = Candidate.of(1.03, 0, memory=200.0)
+    assert simplest([best, large, plain], problem) is plain, "where one device has no room"
+
+
 def test_what_does_not_fit_is_not_simple(problem):
     fits, plain = Candidate.of(1.0, 50, memory=99.0), Candidate.of(0.5, 0, memory=200.0)
     assert simplest([plain, fits], problem) is fits

@@ -74,6 +74,7 @@ class Machine:
         memory_bytes: of a device.
         one_memory: see `Cluster`.
         host_bandwidth: see `Device`.
+        host_memory_bytes: see `Node`.
     """
 
     nodes: int
@@ -81,3 +82,4 @@ class Machine:
     memory_bytes: float
     one_memory: bool = False
     host_bandwidth: float = HOST_BANDWIDTH
+    host_memory_bytes: float | None = None

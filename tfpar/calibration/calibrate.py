@@ -84,7 +84,8 @@ def _on_first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
 
 
 def _machine(mesh: Mesh, ranks: Ranks) -> Machine:
-    detected = detect_cluster(Mesh.of([1, mesh.size])).device
+    here = detect_cluster(Mesh.of([1, mesh.size]))
+    detected, host = here.device, here.nodes[0].host_memory_bytes
     if ranks.world is None:
         one_memory = len(set(map(memory_of, ranks.devices))) == 1
         nodes = 1
@@ -92,4 +93,4 @@ def _machine(mesh: Mesh, ranks: Ranks) -> Machine:
         job, one_memory = ranks.world.job, False
         nodes = job.nodes if job.nodes * job.local_size == mesh.size else 1
     link = detected.host_bandwidth
-    return Machine(nodes, detected.name, detected.memory_bytes, one_memory, link)
+    return Machine(nodes, detected.name, detected.memory_bytes, one_memory, link, host)

@@ -46,7 +46,7 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
     outside = levels[: machine.nodes > 1]
     return Cluster(
         "calibrated",
-        tuple(_nodes(devices, links, levels[len(outside) :])),
+        tuple(_nodes(devices, links, levels[len(outside) :], machine.host_memory_bytes)),
         tuple(outside),
         overlap=overlap,
         algorithms=("ring",),
@@ -57,7 +57,10 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
 
 
 def _nodes(
-    devices: Sequence[Device], links: Sequence[float], levels: Sequence[Level]
+    devices: Sequence[Device],
+    links: Sequence[float],
+    levels: Sequence[Level],
+    host_memory_bytes: float | None = None,
 ) -> Iterator[Node]:
     """The machines, those that are alike and follow each other as one kind.
 
@@ -65,11 +68,12 @@ def _nodes(
         devices: of each machine.
         links: bytes/s of each machine; none if there is one.
         levels: within them.
+        host_memory_bytes: of each.
     """
     most = max(links, default=0.0)
     slower = [link if link * ALIKE < most else None for link in links] or [None] * len(devices)
     for (device, uplink), alike in itertools.groupby(zip(devices, slower, strict=True)):
-        yield Node(device, tuple(levels), len([*alike]), uplink)
+        yield Node(device, tuple(levels), len([*alike]), uplink, host_memory_bytes)
 
 
 def _overlap(

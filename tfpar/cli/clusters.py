@@ -115,10 +115,19 @@ def _in_detail(cluster: Cluster) -> str:
             _rate(node.device.memory_bandwidth),
             ", ".join(f"{t} {_about(r, 'FLOP/s')}" for t, r in node.device.flops.items()),
             _rate(node.device.host_bandwidth),
+            "-" if node.host_memory_bytes is None else _about(node.host_memory_bytes, "bytes"),
         )
         for node in cluster.nodes
     ]
-    columns = "device", "nodes x devices", "memory", "its bandwidth", "products", "to the host"
+    columns = (
+        "device",
+        "nodes x devices",
+        "memory",
+        "its bandwidth",
+        "products",
+        "to the host",
+        "memory of a host",
+    )
     links = render_table(
         "Links", ("where", "joins", "topology", "bandwidth", "latency"), _rows(cluster)
     )

@@ -160,7 +160,11 @@ LEVEL: Mapping[str, Reader] = {
     "p2p": _MAYBE_RATE,
     "name": _name,
 }
-NODE: Mapping[str, Reader] = {"count": _count, "uplink": _MAYBE_RATE}
+NODE: Mapping[str, Reader] = {
+    "count": _count,
+    "uplink": _MAYBE_RATE,
+    "host_memory_bytes": functools.partial(optional, functools.partial(number, above=0)),
+}
 MEASURED: Mapping[str, Reader] = {
     "kind": lambda name, value: one_of(name, value, (*COLLECTIVES, TRANSFER)),
     "mesh": _sizes,

@@ -148,12 +148,15 @@ class Node:
         levels: of the links in the node, from outside in; none if it has a single device.
         uplink: bytes/s between the node and the others; by default the bandwidth of the level
             that joins the nodes.
+        host_memory_bytes: of one of them, for what its devices have offloaded; None: not known, and
+            so without a limit.
     """
 
     device: Device
     levels: tuple[Level, ...] = ()
     count: int = 1
     uplink: float | None = None
+    host_memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
         check.settle(self, check.NODE)
@@ -323,7 +326,22 @@ class Cluster:
     @functools.cached_property
     def device(self) -> Device:
         """What a step that gives all ranks the same work waits for: the least of each rate."""
-        return slowest_of(self._kinds_of_devices())
+        return slowest_of([node.device for node in self._kinds_of_nodes()])
+
+    @functools.cached_property
+    def host_share_bytes(self) -> float:
+        """The host memory that each device may fill: an even part of what its machine has, of the
+        machine where that is least; infinite where it is not known."""
+        rooms = (
+            math.inf if node.host_memory_bytes is None else node.host_memory_bytes / node.size
+            for node in self._kinds_of_nodes()
+        )
+        return min(rooms)
+
+    def with_host_memory(self, memory_bytes: float | None) -> Cluster:
+        """The cluster with so much memory in each machine."""
+        nodes = (dataclasses.replace(n, host_memory_bytes=memory_bytes) for n in self.nodes)
+        return dataclasses.replace(self, nodes=tuple(nodes))
 
     @property
     def in_host_memory(self) -> bool:
@@ -336,13 +354,13 @@ class Cluster:
         nodes = tuple(dataclasses.replace(node, device=device) for node in self.nodes)
         return dataclasses.replace(self, nodes=nodes)
 
-    def _kinds_of_devices(self) -> list[Device]:
-        """Those of its nodes; of a part, of the nodes in which it has ranks."""
+    def _kinds_of_nodes(self) -> list[Node]:
+        """Its nodes; of a part, those in which it has ranks."""
         found, first = [], 0
         for node in self.nodes:
             here = range(first, first + node.count * node.size)
             if self.ranks is None or any(rank in here for rank in self.ranks):
-                found.append(node.device)
+                found.append(node)
             first = here.stop
         return found
 

@@ -63,7 +63,11 @@ _LEVEL = {
     "p2p": ("p2p", "bytes/s"),
     "name": ("name", _TEXT),
 }
-_NODE = {"count": ("count", _COUNT), "uplink": ("uplink", "bytes/s")}
+_NODE = {
+    "count": ("count", _COUNT),
+    "uplink": ("uplink", "bytes/s"),
+    "host_memory": ("host_memory_bytes", "bytes"),
+}
 _MEASURED = {
     "kind": ("kind", _TEXT),
     "axis": ("axis", _COUNT),

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfpar.cluster.description import Cluster, Level, Node
+from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.files import cluster_of, read_cluster
 from tfpar.cluster.this_machine import cpu, cpu_processes
 from tfpar.spec import Mesh, TfparError
@@ -109,7 +109,7 @@ def fitted(preset: Cluster, mesh: Mesh) -> Cluster:
     measured = tuple(m for m in preset.measured if math.prod(m.mesh) <= nodes * each)
     return dataclasses.replace(
         preset,
-        nodes=(Node(node.device, inside, nodes, node.uplink),),
+        nodes=(dataclasses.replace(node, levels=inside, count=nodes),),
         levels=levels,
         measured=measured,
     )

@@ -34,6 +34,8 @@ class Cost:
         copied_bytes: of what is stored for the backward pass, what collectives made of activations
             (`cost.memory`); `activation_bytes` are without.
         gathered_bytes: the same, of what they made of variables.
+        host_slot_bytes, host_activation_bytes: what a rank has in the memory of its host: slots and
+            other state; what it keeps there for the backward pass.
         transfer_s: how long a rank waits for what other stages send, where that is known apart
             from `bubble_s` (`cost.idle`).
         bubble_s: how long a rank waits for other stages; of several stages, times are those of a
@@ -58,6 +60,8 @@ class Cost:
     transfer_s: float = 0.0
     copied_bytes: float = 0.0
     gathered_bytes: float = 0.0
+    host_slot_bytes: float = 0.0
+    host_activation_bytes: float = 0.0
 
     @property
     def memory_bytes(self) -> float:
@@ -68,6 +72,11 @@ class Cost:
             + self.state_bytes
             + (live if self.live_bytes is None else self.live_bytes)
         )
+
+    @property
+    def host_bytes(self) -> float:
+        """The most that a rank has in the memory of its host, in bytes."""
+        return self.host_slot_bytes + self.host_activation_bytes
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Cost:

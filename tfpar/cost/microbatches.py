@@ -56,6 +56,7 @@ def microbatched_cost(
         hidden_s=0.0,
         activation_bytes=cost.activation_bytes / step.microbatches + others,
         copied_bytes=cost.copied_bytes / step.microbatches,
+        host_activation_bytes=cost.host_activation_bytes / step.microbatches,
         live_bytes=cost.gradient_bytes + most.num_bytes,
     )
 

@@ -32,6 +32,7 @@ from tfpar.ir.traits import (
     LOOPS,
     ON_HOST,
     READ_PART,
+    TAKES,
     WHOLE_UPDATES,
     is_free,
 )
@@ -50,12 +51,14 @@ class Stored(NamedTuple):
         updated: of the part of the weight that the rank updates.
         copies_s: seconds in which slots that lie in host memory come from there and go back, where
             the graph holds only a stand-in for the update.
+        away: of its slots, or of other state, in host memory.
     """
 
     weight: float = 0.0
     state: float = 0.0
     updated: float = 0.0
     copies_s: float = 0.0
+    away: float = 0.0
 
     def plus(self, other: Stored) -> Stored:
         """Of both."""
@@ -94,6 +97,7 @@ class Pricer:
             if seconds is None:
                 seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
             terms.compute[self.roles.phase[op]] += times * seconds
+            terms.host_activation_bytes += times * self.kept_on_host(op, decision)
         for moved in decision.communications(op):
             self.add_communication(terms, moved)
         for tensor, spec in zip(op.outputs, decision.strategy.out_specs, strict=True):
@@ -144,6 +148,7 @@ class Pricer:
         """
         terms.weight_bytes += stored.weight
         terms.state_bytes += stored.state
+        terms.host_slot_bytes += stored.away
         if state_ratio is not None:
             seconds = self.update_seconds(stored.updated, state_ratio)
             terms.compute[UPDATE] += seconds + stored.copies_s
@@ -247,6 +252,16 @@ class Pricer:
             return 0.0
         return copies * device.host_latency_s + num_bytes / device.host_bandwidth
 
+    def kept_on_host(self, op: Op, decision: Decision) -> float:
+        """Bytes of what `op` takes to host memory for the backward pass; what slots take there is
+        counted with their variables."""
+        if op.attrs.get(ON_HOST) != TAKES or self.cluster.in_host_memory:
+            return 0.0
+        if any(t.dtype == "resource" for t in op.inputs):
+            return 0.0
+        taken = zip(op.inputs, decision.strategy.in_specs, strict=True)
+        return sum(self.local_bytes(tensor, spec) for tensor, spec in taken)
+
     def is_away(self, variable: Variable) -> bool:
         """Whether a slot, or the slots of a weight, lie in memory that is not the device's."""
         return variable.offloaded and not self.cluster.in_host_memory
@@ -299,13 +314,14 @@ class Pricer:
         times = self.roles.times.get(variable.handle.op, 1)
         size = times * self.stored(variable, spec)
         if not variable.trainable:
-            return Stored(state=0.0 if self.is_away(variable) else size)
+            return Stored(away=size) if self.is_away(variable) else Stored(state=size)
         updated = size if slots is None else times * self.stored(variable, slots)
         ratio = state_ratio or 0.0
         if not self.is_away(variable):
             return Stored(size, updated * ratio, updated)
         copies = 2 * math.ceil(ratio) * times  # each slot comes and goes
-        return Stored(size, 0.0, updated, self.host_seconds(2 * updated * ratio, copies))
+        slot_bytes = updated * ratio
+        return Stored(size, 0.0, updated, self.host_seconds(2 * slot_bytes, copies), slot_bytes)
 
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
         if decision.expansion is not None:
@@ -344,6 +360,8 @@ class Pricer:
             terms.weight_bytes if self.trains else 0.0,
             terms.activation_bytes,
             collectives=round(count) + packed.num_buckets,
+            host_slot_bytes=terms.host_slot_bytes,
+            host_activation_bytes=terms.host_activation_bytes,
         )
 
 

@@ -40,6 +40,7 @@ class StagePrice:
         sum_bytes: of its sums of gradients.
         bucket_bytes: of packed gradients.
         collectives: that a rank takes part in, packed ones counted as one.
+        host_slot_bytes, host_activation_bytes: in host memory; of one microbatch.
     """
 
     cost: StageCost
@@ -50,6 +51,8 @@ class StagePrice:
     sum_bytes: float
     bucket_bytes: int
     collectives: int
+    host_slot_bytes: float = 0.0
+    host_activation_bytes: float = 0.0
 
 
 def stage_prices(
@@ -144,14 +147,16 @@ class _Collectives:
 
 def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> StagePrice:
     cluster = found.pricer.cluster
-    compute = dict(found.adding)
+    compute, on_host = dict(found.adding), 0.0
     for kind in ORDER:
         for op in step.ops(memory.stage, (kind,)):
             decision = step.laid.decisions.get(op)
             if decision is not None and not is_free(op):
                 rule = step.laid.prepared.rules[op]
                 seconds = found.pricer.op_seconds(op, rule, decision)
-                compute[kind] += step.roles.times.get(op, 1) * seconds
+                times = step.roles.times.get(op, 1)
+                compute[kind] += times * seconds
+                on_host += times * found.pricer.kept_on_host(op, decision)
     stored = memory.variables()
     weights, state = stored.weight, stored.state
     if step.state_ratio is not None:
@@ -176,5 +181,14 @@ def _price(step: StepInStages, found: _Collectives, memory: StageMemory) -> Stag
     )
     count = found.count + packed.num_buckets
     return StagePrice(
-        cost, compute, waiting, weights, state, sums, packed.bucket_bytes, round(count)
+        cost,
+        compute,
+        waiting,
+        weights,
+        state,
+        sums,
+        packed.bucket_bytes,
+        round(count),
+        stored.away,
+        on_host,
     )

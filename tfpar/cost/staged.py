@@ -29,6 +29,8 @@ class StageShare:
         peak_task: what it runs, or is sent something for, then; empty if it never holds more than
             `fixed_bytes`.
         limit_bytes: that a rank may hold: the least of its devices; None where that is not known.
+        host_bytes: that a rank has in the memory of its host, of all its stages.
+        host_limit_bytes: that it may have there; None where that is not known.
     """
 
     ranks: tuple[int, ...]
@@ -44,6 +46,14 @@ class StageShare:
     peak_bytes: float
     peak_task: str
     limit_bytes: float | None = None
+    host_bytes: float = 0.0
+    host_limit_bytes: float | None = None
+
+    @property
+    def host_excess_bytes(self) -> float:
+        """What a rank has in host memory beyond what it may."""
+        room = math.inf if self.host_limit_bytes is None else self.host_limit_bytes
+        return max(0.0, self.host_bytes - room)
 
     @property
     def excess_bytes(self) -> float:
@@ -150,8 +160,9 @@ class StagedCost:
 
     @property
     def fits(self) -> bool:
-        """Whether each stage fits into the memory of its own devices, as far as that is known."""
-        return all(share.excess_bytes <= 0 for share in self.stages)
+        """Whether each stage fits into the memory of its own devices and their hosts, as far as
+        that is known."""
+        return all(s.excess_bytes <= 0 and not s.host_excess_bytes for s in self.stages)
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StagedCost:

@@ -9,6 +9,7 @@ what comes of it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
@@ -41,6 +42,7 @@ class StagedPrices:
         network: between ranks of different actors.
         step_s: that a step takes besides; see `Cluster`.
         limits: bytes that a rank of each actor may hold: the least of its devices.
+        host_limits: the same of the memory of their hosts; infinite where that is not known.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -50,6 +52,7 @@ class StagedPrices:
     network: Network
     step_s: float
     limits: tuple[float, ...]
+    host_limits: tuple[float, ...]
 
     @classmethod
     def of(
@@ -100,6 +103,7 @@ class StagedPrices:
             Network.of(cluster, sent),
             cluster.step_s,
             tuple(part.device.memory_bytes for part in parts),
+            tuple(part.host_share_bytes for part in parts),
         )
 
     def tasks(self, schedule: Schedule) -> TaskGraph:
@@ -144,7 +148,7 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
     shares = []
     for stage, price in enumerate(prices.stages):
         actor, cost = schedule.actors[stage], price.cost
-        peak = timeline.peaks[actor]
+        peak, room = timeline.peaks[actor], prices.host_limits[actor]
         shares.append(
             StageShare(
                 prices.ranks[actor],
@@ -160,6 +164,8 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
                 peak.num_bytes,
                 "" if peak.task is None else str(peak.task),
                 prices.limits[actor],
+                sum(_on_host(prices, schedule, timeline, actor)),
+                None if math.isinf(room) else room,
             )
         )
     return StagedCost(
@@ -179,6 +185,16 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
         ),
         reductions=tuple(ReductionTime(*reduced) for reduced in timeline.reductions),
     )
+
+
+def _on_host(
+    prices: StagedPrices, schedule: Schedule, timeline: Timeline, actor: int
+) -> tuple[float, float]:
+    """What a rank of an actor has in host memory: slots, and what microbatches in flight keep."""
+    held = [(prices.stages[stage], stage) for stage in schedule.stages_of(actor)]
+    slots = sum(price.host_slot_bytes for price, _ in held)
+    kept = sum(timeline.in_flight[stage] * price.host_activation_bytes for price, stage in held)
+    return slots, kept
 
 
 def cost_of_stages(prices: StagedPrices, schedule: Schedule, timeline: Timeline) -> Cost:
@@ -208,6 +224,8 @@ def cost_of_stages(prices: StagedPrices, schedule: Schedule, timeline: Timeline)
     busy = sum(compute) + sum(waiting)
     weights = sum(price.weight_bytes for price in holding)
     state = sum(price.state_bytes for price in holding)
+    away = [_on_host(prices, schedule, timeline, actor) for actor in actors]
+    host_slots, host_activations = max(away, key=sum)
     reduction = sum(price.cost.reduction_s for price in working)
     exposed = min(reduction, max(0.0, timeline.seconds - busy))
     return Cost(
@@ -224,4 +242,6 @@ def cost_of_stages(prices: StagedPrices, schedule: Schedule, timeline: Timeline)
         timeline.peaks[fullest].num_bytes - weights - state,
         bubble_s=max(0.0, timeline.seconds - busy - exposed),
         collectives=sum(price.collectives for price in working),
+        host_slot_bytes=host_slots,
+        host_activation_bytes=host_activations,
     )

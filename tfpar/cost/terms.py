@@ -69,6 +69,7 @@ class Terms:
         together: those of them that are packed where several run at the same time.
         activation_bytes: of what the forward pass makes and the backward pass reads.
         weight_bytes, state_bytes: of variables, stored all the time; see `Cost`.
+        host_slot_bytes, host_activation_bytes: in host memory; see `Cost`.
 
     Args:
         num_axes: of the mesh.
@@ -82,9 +83,11 @@ class Terms:
     activation_bytes = _Number(7)
     weight_bytes = _Number(8)
     state_bytes = _Number(9)
+    host_slot_bytes = _Number(10)
+    host_activation_bytes = _Number(11)
 
     _SECONDS = slice(0, 6)
-    _PACKED = slice(10, None)
+    _PACKED = slice(12, None)
 
     def __init__(self, num_axes: int) -> None:
         self.vector = np.zeros(self._PACKED.start + len(_WHENS) * len(PACKED_KINDS) * 2**num_axes)

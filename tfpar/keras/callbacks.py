@@ -44,6 +44,9 @@ def install_callbacks(parallel_model: Callable[[keras.Model], ParallelModel | No
         shown = add_progbar and (world is None or world.rank == 0)
         original(self, callbacks, add_history, shown, model, **params)
         self.callbacks.sort(key=lambda c: not getattr(c, "adds_logs", False))  # others read them
+        if state is not None and "epochs" in params:  # as `fit` gives them
+            epochs, steps = params["epochs"], params.get("steps")
+            state.program.training_steps = None if steps is None else epochs * steps
         if world is not None:
             self.callbacks = _for_processes(self.callbacks, world)
             for callback in self.callbacks:

@@ -8,6 +8,7 @@ per variable, and is checked against graph and mesh before it is used.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -175,10 +176,13 @@ class Plan:
 
     def fits(self, memory_bytes: float) -> bool:
         """Whether a priced plan fits: each stage into its own devices, or one without stages into
-        so many bytes of each device."""
+        so many bytes of each device; and what is offloaded into the memory of the hosts."""
         assert self.cost is not None, "a plan that was priced"
         staged = None if self.stages is None else self.stages.cost
-        return self.cost.memory_bytes <= memory_bytes if staged is None else staged.fits
+        if staged is not None:
+            return staged.fits
+        room = math.inf if self.cluster is None else self.cluster.host_share_bytes
+        return self.cost.memory_bytes <= memory_bytes and self.cost.host_bytes <= room
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Where a rank of the job is on the mesh, of a pipeline on that of its stages."""

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from tfpar.report.pipeline import batch_text, mesh_text, statistics_text
+from tfpar.report.slower import why_slower
 from tfpar.report.variables import variable_specs
 from tfpar.spec import Shard, Spec
 from tfpar.spec.quantities import format_bytes, format_seconds
@@ -39,11 +40,26 @@ def announcement(plan: Plan, partitioned: PartitionedGraph, search: Search | Non
     if plan.takes_own_statistics:
         where += f", {statistics_text(plan.microbatches)}"
     split = _what_is_split(plan, partitioned)
-    if plan.mesh.size > 1 and not split:
-        reason = ": one device would be as fast" if plan.cost is not None else ""
-        return f"{where}: nothing is split{reason}{_prediction(plan)}"
     alone = search.one_device if search is not None else None
-    return f"{where}: {', '.join(split) or 'one rank'}{_prediction(plan, alone)}"
+    slower = _why_slower(plan, alone)
+    if plan.mesh.size > 1 and not split:
+        reason = f": one device would be {'faster' if slower else 'as fast'}"
+        reason = reason if plan.cost is not None else ""
+        return f"{where}: nothing is split{reason}{_prediction(plan, alone if slower else None)}"
+    slower = f"; {slower}" if slower else ""
+    return f"{where}: {', '.join(split) or 'one rank'}{_prediction(plan, alone)}{slower}"
+
+
+def _why_slower(plan: Plan, alone: Cost | None) -> str:
+    if plan.cost is None or alone is None or plan.cluster is None:
+        return ""
+    return why_slower(
+        plan.cost.seconds,
+        alone.seconds,
+        ranks=plan.num_ranks,
+        fits=alone.memory_bytes <= max(d.memory_bytes for d in plan.cluster.devices),
+        is_constrained=bool(plan.constraints),
+    )
 
 
 def _planner(plan: Plan, search: Search | None) -> str:
@@ -51,7 +67,8 @@ def _planner(plan: Plan, search: Search | None) -> str:
         return "no planner"
     if search is None:
         return f"a plan of the {plan.planner} planner"
-    return f"{plan.planner} planner in {search.seconds:.1f} s"
+    cut_short = ", cut short" if plan.cut_short else ""
+    return f"{plan.planner} planner in {search.seconds:.1f} s{cut_short}"
 
 
 def _what_is_split(plan: Plan, partitioned: PartitionedGraph) -> list[str]:
@@ -91,4 +108,6 @@ def _prediction(plan: Plan, alone: Cost | None = None) -> str:
         found.append(f"{text(getattr(plan.cost, attribute))} {what}")
         if alone is not None:
             found[-1] += f" ({text(getattr(alone, attribute))} on one device)"
+    if plan.cost.host_bytes:
+        found.append(f"{format_bytes(plan.cost.host_bytes)} of its host's")
     return f"; predicted {', '.join(found)}"

@@ -120,6 +120,7 @@ def _prediction(report: Report) -> Iterator[str]:
         f"activations kept for the backward pass {format_bytes(cost.activation_bytes)}; not all at "
         f"the same time)"
     )
+    yield from _host_memory(report)
     yield from _baselines(report.candidates)
     yield from simpler_than(report)
     yield from report.warnings
@@ -127,6 +128,18 @@ def _prediction(report: Report) -> Iterator[str]:
     if layouts:
         shown = [f"{found.name}: {format_seconds(found.seconds or 0.0)}" for found in layouts[:3]]
         yield f"Next best layouts: {'; '.join(shown)}"
+
+
+def _host_memory(report: Report) -> Iterator[str]:
+    """What a rank has in the memory of its host, of what it may."""
+    cost, machines = report.cost, report.machines
+    assert cost is not None and machines is not None, "a plan that was priced"
+    parts = {"slots": cost.host_slot_bytes, "activations": cost.host_activation_bytes}
+    if total := sum(parts.values()):
+        room = machines.host_memory_limit
+        of = " (how much there is is not known)" if room is None else f" of {format_bytes(room)}"
+        what = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+        yield f"Host memory of a rank: {format_bytes(total)}{of}: {what}"
 
 
 def _baselines(candidates: Sequence[Candidate]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster, fitted, read_preset
-from tfpar.cluster.this_machine import cpu_processes
+from tfpar.cluster.this_machine import cpu_processes, host_memory
 from tfpar.distributed.world import this_world
 from tfpar.runtime.devices import num_gpus
 from tfpar.spec import Mesh, TfparError
@@ -67,8 +67,9 @@ def machines_for(
 def detect_cluster(mesh: Mesh) -> Cluster:
     """The cluster of `mesh`'s ranks on machines like this one.
 
-    GPUs by their name (an unknown one counts as an A100), else CPU ranks that share this
-    machine, or those of the job's machines. Of a mesh with several axes the first counts nodes.
+    GPUs by their name (an unknown one counts as an A100), with the memory of this host, else CPU
+    ranks that share this machine, or those of the job's machines. Of a mesh with several axes the
+    first counts nodes.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -83,4 +84,4 @@ def detect_cluster(mesh: Mesh) -> Cluster:
     preset = next((preset for known, preset in _GPU_PRESETS if known in name), "dgx-a100")
     if num_gpus() >= mesh.size:
         mesh = Mesh.of([1, mesh.size])
-    return fitted(read_preset(preset), mesh)
+    return fitted(read_preset(preset), mesh).with_host_memory(host_memory())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.traits import REGIONS
 from tfpar.plans import Plan
-from tfpar.search.meshes import shapes
+from tfpar.search.gain import SECONDS_PER_CANDIDATE, allowed_seconds, rhino_seconds
 from tfpar.search.model.folded_model import FoldedModel, folded_model
 from tfpar.search.problem import Problem
 from tfpar.search.rhino import RhinoPlanner
@@ -21,12 +23,20 @@ logger = logging.getLogger("tfpar")
 MAX_REGION_SHARE = 0.1
 """The part of a step that may be spent in loops and branches, which Rhino leaves to propagation."""
 
-SECONDS_PER_AXIS = 5e-5
-"""What Rhino's planner takes for an op along a mesh axis, times the root of the number of ops: what
-its programs take grows faster than they do (empirical, on a slow core)."""
-
 SEARCH_SECONDS = 30.0
 """What a search may take, in seconds, where nothing is said."""
+
+
+class Picked(NamedTuple):
+    """A planner, and why it was picked.
+
+    Attributes:
+        is_hurried: with more steps to train it would be another one, which may find better plans.
+    """
+
+    planner: TapPlanner | RhinoPlanner
+    why: str
+    is_hurried: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -35,7 +45,8 @@ class AutoPlanner:
 
     * much of the step is spent in loops or branches: TAP's, which prices them as they are laid;
     * the graph is so large, folded, that Rhino's would take longer than the budget (30 s where
-      nothing is said): TAP's, which has its first plan at once.
+      nothing is said), or than training can gain (`search.gain`): TAP's, which has its first plan
+      at once, and prices no more candidates than there is time for by the latter.
 
     The plan says who found it (`Plan.planner`), the log of `tfpar` says why.
     """
@@ -51,25 +62,33 @@ class AutoPlanner:
         deadline = problem.budget.start()
         with collection_paused():
             model = folded_model(problem, 2)
-            planner, why = self.pick(problem, model)
-            logger.info("planner='auto' takes the %s planner: %s", planner.name, why)
-            return planner.search(problem, model, deadline)
+            allowed_s = allowed_seconds(problem, model)
+            found = self.pick(problem, model, allowed_s)
+            logger.info("planner='auto' takes the %s planner: %s", found.planner.name, found.why)
+            if isinstance(found.planner, TapPlanner) and math.isfinite(allowed_s):
+                deadline.candidates_left = round(allowed_s / SECONDS_PER_CANDIDATE)
+            plan = found.planner.search(problem, model, deadline)
+        return dataclasses.replace(plan, cut_short=plan.cut_short or found.is_hurried)
 
-    def pick(self, problem: Problem, model: FoldedModel) -> tuple[TapPlanner | RhinoPlanner, str]:
-        """The planner for `problem`, whose folded model is `model`, and why."""
+    def pick(self, problem: Problem, model: FoldedModel, allowed_s: float = math.inf) -> Picked:
+        """The planner for `problem`, whose folded model is `model`.
+
+        Args:
+            allowed_s: what a search may take by what training can gain.
+        """
         inside = part_in_regions(model, problem.cluster)
         if inside > MAX_REGION_SHARE:
-            return TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches"
-        ops = len(model.prepared.graph.ops)
-        split = [sum(n > 1 for n in mesh.shape) for mesh, _ in shapes(problem.meshes)]
-        # Behind each axis but the last two ways go on, seldom three.
-        axes = sum(max(1, 2 * n - 1) for n in split)
-        needed = SECONDS_PER_AXIS * ops**1.5 * axes
-        given = SEARCH_SECONDS if problem.budget.seconds is None else problem.budget.seconds
-        if given < needed:
-            why = f"Rhino's would take about {needed:.0f} s for {ops} ops; there are {given:g} s"
-            return TapPlanner(), why
-        return RhinoPlanner(), f"{ops} ops can be decided one by one"
+            return Picked(TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches")
+        ops, needed_s = len(model.prepared.graph.ops), rhino_seconds(problem, model)
+        given_s = SEARCH_SECONDS if problem.budget.seconds is None else problem.budget.seconds
+        takes = f"Rhino's would take about {needed_s:.1f} s for {ops} ops"
+        if given_s < needed_s:
+            return Picked(TapPlanner(), f"{takes}; there are {given_s:g} s")
+        if allowed_s < needed_s:
+            steps = problem.budget.steps
+            why = f"{takes}; training gains less in {steps} steps, so it is given {allowed_s:.1f} s"
+            return Picked(TapPlanner(), why, is_hurried=True)
+        return Picked(RhinoPlanner(), f"{ops} ops can be decided one by one")
 
 
 def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:

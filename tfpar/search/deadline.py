@@ -15,13 +15,15 @@ class Deadline:
     """The end of a search that may take some seconds from now; None: as many as it takes.
 
     Attributes:
-        cut_short: something was left out because a time was over: that of the search, or what a
-            part of it may take.
+        candidates_left: plans that may still be priced; None: as many as there are.
+        cut_short: something was left out because a time was over, or no candidates were left: those
+            of the search, or what a part of it may take.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
         self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._stopped = threading.Event()
+        self.candidates_left: int | None = None
         self.cut_short = False
 
     @property
@@ -36,9 +38,14 @@ class Deadline:
             SearchStopped: the search was given up.
         """
         self.check()
-        is_over = self.left <= 0
+        is_over = self.left <= 0 or (self.candidates_left is not None and self.candidates_left <= 0)
         self.cut_short = self.cut_short or is_over
         return is_over
+
+    def count_candidate(self) -> None:
+        """Count a plan that is priced."""
+        if self.candidates_left is not None:
+            self.candidates_left -= 1
 
     def without_end(self) -> Deadline:
         """One for a part of the search that has to come to something however late it is."""

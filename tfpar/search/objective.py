@@ -41,12 +41,15 @@ class Budget:
 
     Attributes:
         seconds: about; then it returns the best plan found so far. None: as many as it takes.
+        steps: of the training that the plan is for: without `seconds`, a search that is left to
+            itself takes no longer than they can gain (`search.gain`). None: that does not matter.
 
     Raises:
         ArgumentError: no time at all.
     """
 
     seconds: float | None = None
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.seconds is not None:

@@ -120,15 +120,28 @@ class Problem:
         limit = self.objective.memory_limit
         return self.cluster.device.memory_bytes if limit is None else limit
 
+    @property
+    def host_limit(self) -> float:
+        """The bytes that a rank may have in the memory of its host; of a pipeline, one rank of each
+        set together."""
+        return self.sets_of_ranks * self.cluster.host_share_bytes
+
     def excess(self, cost: Cost | None) -> float:
-        """The bytes that a plan stores beyond the limit; none of one that was not priced."""
-        return 0.0 if cost is None else max(0.0, cost.memory_bytes - self.memory_limit)
+        """The bytes that a plan stores beyond what the device and its host have room for; none of
+        one that was not priced."""
+        if cost is None:
+            return 0.0
+        return max(0.0, cost.memory_bytes - self.memory_limit) + self._host_excess(cost)
 
     def excess_in_parts(self, cost: Cost | None) -> float:
         """The same, about, of a plan that was priced as if it computed its batch in one piece."""
         if cost is None:
             return 0.0
-        return max(0.0, self.stored_bytes(cost, AtPeak.of(cost)) - self.memory_limit)
+        stored = self.stored_bytes(cost, AtPeak.of(cost))
+        return max(0.0, stored - self.memory_limit) + self._host_excess(cost)
+
+    def _host_excess(self, cost: Cost) -> float:
+        return max(0.0, cost.host_bytes - self.host_limit)
 
     def stored_bytes(self, cost: Cost, at_peak: AtPeak) -> float:
         """About what a plan stores at most as it runs, in microbatches if there are any.

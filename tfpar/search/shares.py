@@ -291,6 +291,8 @@ SIZES = (
     "copied_bytes",
     "gathered_bytes",
     "live_bytes",
+    "host_slot_bytes",
+    "host_activation_bytes",
 )
 """The fields of a `Cost` that say what a rank stores."""
 
@@ -309,7 +311,10 @@ def slowest(along: Sequence[Plan]) -> Plan:
 def _slowest_stages(along: Sequence[StagedCost]) -> StagedCost:
     """The same stage by stage; the most memory is what leaves least of what a rank may hold."""
     slow = max(along, key=lambda cost: cost.seconds)
-    sizes = ("in_flight", "fixed_bytes", "kept_bytes", "peak_bytes", "peak_task", "limit_bytes")
+    sizes = (
+        *("in_flight", "fixed_bytes", "kept_bytes", "peak_bytes", "peak_task", "limit_bytes"),
+        *("host_bytes", "host_limit_bytes"),
+    )
     stages = []
     for stage, own in enumerate(slow.stages):
         each = [cost.stages[stage] for cost in along]

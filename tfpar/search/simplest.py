@@ -6,12 +6,13 @@ Predictions order plans; how far two of them are apart is known only to within
 plan with fewer collectives has less in it that no model foresees: ranks that wait for each other.
 So the one with the fewest collectives is taken, of these the one that splits fewest weights. Ranks
 that share work in a training step have some collective: a plan with none is taken if it is the
-fastest, and not for being simple.
+fastest, and not for being simple; and one that is slower than that is not taken either.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -39,7 +40,9 @@ def simplest(found: Sequence[F], problem: Problem) -> F:
     limit = (1.0 + problem.objective.uncertainty) * best.cost.seconds
     near = [f for f in found if not problem.excess_in_parts(f.cost) and f.cost.seconds <= limit]
     if best.cost.collectives:  # who asks for ranks wants them used, if one device is not faster
-        near = [f for f in near if f.cost.collectives]
+        alone = [f.cost.seconds for f in near if not f.cost.collectives]
+        most = min(alone, default=math.inf)
+        near = [f for f in near if f.cost.collectives and f.cost.seconds <= most]
     return min(near, key=lambda f: (f.cost.collectives, f.num_split, f.cost.seconds))
 
 

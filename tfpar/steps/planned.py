@@ -18,10 +18,11 @@ from tfpar.planning_candidates import candidates
 from tfpar.planning_found import found_before
 from tfpar.planning_pipelines import searching
 from tfpar.planning_priced import cost_on_one_device
-from tfpar.plans import Offloaded, Plan, plan_from_constraints
+from tfpar.plans import Offloaded, Plan, PricedPlan, plan_from_constraints
 from tfpar.report.announcement import Search
 from tfpar.report.progress import QUIET, Reporter, reporting
 from tfpar.runtime.detect import detect_cluster
+from tfpar.search.gain import DEFAULT_STEPS
 from tfpar.search.offload import chosen
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import Blocks
@@ -296,7 +297,11 @@ class StepPlanner:
         if options.verbose:
             taken = time.monotonic() - started
             device = session.cluster or detect_cluster(Mesh.of([1]))
-            self.search = Search(taken, cost_on_one_device(problem, device))
+            alone = cost_on_one_device(problem, device)
+            self.search = Search(taken, alone)
+            if plan.cost is not None and plan.cost.seconds > alone.seconds and not plan.baselines:
+                known = PricedPlan("one device", alone.seconds, alone.memory_bytes)
+                plan = dataclasses.replace(plan, baselines=(known,))
         return [plan] if count == 1 else candidates(plan, one, request, count)
 
     def _stated(
@@ -310,7 +315,7 @@ class StepPlanner:
         """What searches plans of a step on some machines, and what is requested of it."""
         session, options, planner = self.session, self.session.options, self.session.options.planner
         assert planner is not None
-        laid = {}
+        laid, steps = {}, None if part else self.program.training_steps
         if session.first is not None:
             laid = laid_on(captured, session.first.mesh)
         cluster = cluster.with_memory(options.memory_limit)
@@ -323,7 +328,7 @@ class StepPlanner:
             options.recompute,
             options.offload,
             session.pipeline,
-            options.budget,
+            dataclasses.replace(options.budget, steps=DEFAULT_STEPS if steps is None else steps),
             self._owners(captured) if session.in_stages else {},
             placed_ranks(captured, session),
             report,

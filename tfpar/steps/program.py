@@ -18,6 +18,7 @@ class Program:
         owners: the stages of a pipeline that its variables lie in, by name, as far as known.
         told: whether the user has been told of the plan in force.
         batch_size: of the training step that the plan was found for; None if it was not.
+        training_steps: of the training under way; None if that is not known.
         moves: whether variables lie as a plan before this one has laid them, until a training step
             is compiled.
     """
@@ -27,6 +28,7 @@ class Program:
     version: int = 0
     told: bool = False
     batch_size: int | None = None
+    training_steps: int | None = None
     moves: bool = False
     owners: dict[str, int] = dataclasses.field(default_factory=dict)
 

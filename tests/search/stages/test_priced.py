@@ -22,6 +22,7 @@ from tfpar.cost.task_memory import task_peak
 from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.pipeline.generators import generate
+from tfpar.plans import Offloaded
 from tfpar.rewrite.batch_statistics import statistics_of
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.rounds import rounds_of
@@ -351,6 +352,27 @@ def test_memory_is_told_of_the_stage_that_holds_most_of_what_it_may():
     idle = dataclasses.replace(found.stages[1], peak_bytes=16.0, limit_bytes=40 * first)
     found = dataclasses.replace(found, stages=(found.stages[0], idle))
     assert idle.excess_bytes > found.stages[0].excess_bytes and found.fullest == 0
+
+
+def test_what_stages_have_in_host_memory_is_checked_against_what_there_is():
+    staged, schedule = Staged.of("wide", 2), generate("1f1b", 2, 4)
+    names = tuple(n for n, v in staged.plan.variables.items() if v.trainable)
+    block = Blocks.of(staged.problem.graph).chosen(True)[:1]
+    stages = dataclasses.replace(staged.plan.stages, schedule=schedule)
+    plan = dataclasses.replace(staged.plan, stages=stages, microbatches=4)
+    here, _ = price_plan(plan, staged.problem, machines())
+    assert here.host_bytes == 0
+    away = dataclasses.replace(plan, offloaded=Offloaded(names, block))
+    cost, found = price_plan(away, staged.problem, machines())
+    assert {stage.host_limit_bytes for stage in found.stages} == {None} and found.fits
+    assert cost.host_bytes == max(stage.host_bytes for stage in found.stages)
+    assert cost.host_slot_bytes and cost.host_activation_bytes
+    # Four devices share what a node has.
+    for room, fits in ((5 * cost.host_bytes, True), (3 * cost.host_bytes, False)):
+        _, found = price_plan(away, staged.problem, machines().with_host_memory(room))
+        assert found.fits == fits, room
+        assert found.stages[0].host_limit_bytes == room / machines().nodes[0].size
+        assert StagedCost.of(json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
 
 def test_a_plan_says_how_it_runs():

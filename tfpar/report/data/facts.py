@@ -58,7 +58,7 @@ def machines_of(plan: Plan) -> Machines | None:
     if cluster is None:
         return None
     devices = cluster.devices[: plan.num_ranks]
-    limit = memory_limit(plan)
+    limit, room = memory_limit(plan), cluster.host_share_bytes
     return Machines(
         name=cluster.name,
         shape=cluster.shape_text(),
@@ -69,6 +69,7 @@ def machines_of(plan: Plan) -> Machines | None:
             for level in (*reversed(cluster.nodes[0].levels), *reversed(cluster.levels))
         ),
         flops=sum(device.flops_of("float32") for device in devices),
+        host_memory_limit=room if math.isfinite(room) else None,
     )
 
 
@@ -94,6 +95,8 @@ def cost_of(plan: Plan) -> Cost | None:
         memory=BytesByKind(cost.weight_bytes, cost.state_bytes, live),
         gradient_bytes=cost.gradient_bytes,
         activation_bytes=cost.activation_bytes,
+        host_slot_bytes=cost.host_slot_bytes,
+        host_activation_bytes=cost.host_activation_bytes,
     )
 
 

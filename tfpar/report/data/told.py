@@ -16,6 +16,7 @@ from tfpar.report.data.schema import (
     RunWhole,
     WithoutRule,
 )
+from tfpar.report.slower import why_slower
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 MOST_HINTS = 3
@@ -62,12 +63,26 @@ class Told:
         """What a user should know before trusting the plan."""
         facts, cost = self.facts, self.cost
         if facts.cut_short:
-            yield "The search was cut short before its end: there may be better plans."
+            yield (
+                "The search was cut short before its end: there may be better plans. "
+                "`search_seconds=` gives it more time."
+            )
         if cost is not None and facts.ranks > 1 and not facts.splits_anything:
             yield (
                 "Every rank computes the same: for this model and batch, communication would take "
                 "longer than what it saves."
             )
+        alone = self._baseline("one device")
+        if cost is not None and alone is not None and alone.seconds is not None:
+            slower = why_slower(
+                cost.seconds,
+                alone.seconds,
+                ranks=facts.ranks,
+                fits=alone.fits is not False,
+                is_constrained=bool(facts.constraints),
+            )
+            if slower:
+                yield f"{slower[0].upper()}{slower[1:]}."
         limit = None if self.machines is None else self.machines.memory_limit
         if cost is not None and limit and cost.memory_bytes > limit:
             yield (

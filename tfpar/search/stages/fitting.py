@@ -170,8 +170,8 @@ def _fits(plan: Plan) -> bool:
 
 
 def _excess(plan: Plan) -> float:
-    """What a rank holds beyond what it may, of the stage that lacks most."""
-    return max(share.excess_bytes for share in _staged(plan).stages)
+    """What a rank holds beyond what it may, of the stage that lacks most, host memory included."""
+    return max(s.excess_bytes + s.host_excess_bytes for s in _staged(plan).stages)
 
 
 def _part(plan: Plan) -> float:
@@ -190,6 +190,17 @@ def _seconds(plan: Plan) -> float:
 def _too_large(plan: Plan, what: str) -> MemoryLimitError:
     """The error that a priced plan in stages does not fit, which begins with `what`."""
     staged = _staged(plan)
+    full = max(staged.stages, key=lambda share: share.host_excess_bytes)
+    if full.host_excess_bytes and all(share.excess_bytes <= 0 for share in staged.stages):
+        room = full.host_limit_bytes or 0.0
+        return MemoryLimitError(
+            f"{what} into the memory of the hosts in {len(staged.stages)} stages: a rank of stage "
+            f"{staged.stages.index(full)} has {format_bytes(full.host_bytes)} there of "
+            f"{format_bytes(room)} that it may. Use more machines or an optimizer with fewer "
+            f"slots, or offload less (offload=). If the host has more, say so with host_memory in "
+            f"the cluster file.",
+            full.host_bytes,
+        )
     stage = staged.fullest
     most = staged.stages[stage]
     limit = most.limit_bytes

@@ -400,6 +400,7 @@ class MeshSearch:
         """The key of the plan that is laid; infinite if it is invalid."""
         statistics = self.model.statistics
         statistics.candidates += 1
+        self.deadline.count_candidate()
         routing = pattern_routing(self.model.nodes, self.plans.broken())
         idle = self._idle_axes()
         if not routing.valid or idle:

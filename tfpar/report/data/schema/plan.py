@@ -97,6 +97,7 @@ class Machines:
         memory_limit: what the rank may store whose memory `Cost` tells.
         links: from within a node outwards.
         flops: FLOP/s of all devices together, in the model's arithmetic as planned.
+        host_memory_limit: what a rank may have in the memory of its host; None: not known.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Machines:
     memory_limit: float | None
     links: tuple[Link, ...]
     flops: float | None = None
+    host_memory_limit: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +147,7 @@ class Cost:
     Attributes:
         parts: of `seconds`, of which they are the sum.
         memory_bytes: the most that a rank stores, and `memory` of what, adding up to it.
+        host_slot_bytes, host_activation_bytes: what a rank has in the memory of its host.
     """
 
     seconds: float
@@ -162,3 +165,5 @@ class Cost:
     memory: BytesByKind
     gradient_bytes: float
     activation_bytes: float
+    host_slot_bytes: float = 0.0
+    host_activation_bytes: float = 0.0
