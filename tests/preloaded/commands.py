@@ -16,6 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _CLIENT = Path(__file__).with_name("client.py")
 _END_S = 20.0
+_ENVIRON = {
+    "PYTHONPATH": str(ROOT),
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "OPENBLAS_NUM_THREADS": "1",  # it starts others as it is imported
+}
 
 
 def python(*arguments: object, imports: Sequence[str] = ()) -> tuple[str, ...]:
@@ -62,7 +67,7 @@ def _server(number: int) -> str:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.preloaded.server", str(listening.fileno())],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env={**os.environ, **_ENVIRON},
             stdin=subprocess.PIPE,  # whose end ends the server
             pass_fds=[listening.fileno()],
             start_new_session=True,

@@ -29,13 +29,13 @@ from collections.abc import Callable, Iterator  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
-SETTLED = ("TF_", "KERAS_", "XLA_", "PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
+SETTLED = ("TF_", "KERAS_", "XLA_", "PYTHON", "LD_", "OMP_", "MKL_", "MALLOC_")
 """Beginnings of variables that are read while modules are imported, or by Python as it starts."""
 TAKEN_OVER = ("PYTHONPATH", "PYTHONUNBUFFERED")
 """Those of them that a forked process heeds itself."""
 OWN_INTERPRETER = -(1 << 31)
 MARK = b"TFPAR_TEST_MARK"
-_HELLO_S = 10.0
+_HELLO_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def preload() -> None:
         if not module.name.endswith("__main__") and (not horovod or _horovod()):
             importlib.import_module(module.name)
     assert context.context_safe() is None, "TensorFlow's runtime has started"
+    assert len(os.listdir("/proc/self/task")) == 1, "something imported has started a thread"
 
 
 def _horovod() -> bool:
@@ -110,6 +111,7 @@ class Server:
         while True:
             for key, _ in self._events.select():
                 if (asked := key.data(key.fileobj)) is not None:
+                    self._close()
                     return asked
 
     def _end(self, _: object) -> None:
@@ -118,6 +120,12 @@ class Server:
         for child in self._children:
             os.waitpid(child, 0)
         os._exit(0)
+
+    def _close(self) -> None:
+        """Let go of what is the server's alone, in a process that it has forked."""
+        self._events.close()
+        for connection in (self._listening, *self._children.values()):
+            connection.close()
 
     def _accept(self, _: object) -> Asked | None:
         """Fork for a new client; its task in the forked process, None in this one."""
@@ -133,10 +141,12 @@ class Server:
             connection.close()
         else:
             for name in asked.imports:
-                importlib.import_module(name)
+                with contextlib.suppress(ImportError):  # the program is told when it tries
+                    importlib.import_module(name)
             gc.freeze()
             child = os.fork()
             if child == 0:
+                connection.close()
                 return asked
             self._watch(child, connection)
         for descriptor in asked.streams:
@@ -159,15 +169,13 @@ class Server:
             self._events.unregister(descriptor)
             os.close(descriptor)
             _, status = os.waitpid(child, 0)
-            kill(child, signal.SIGKILL)  # what it has left in its group
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # what it has left in its group
             del self._children[child]
             if connection in self._events.get_map():
                 self._events.unregister(connection)
-            with connection:
-                try:
-                    connection.sendall(struct.pack("i", os.waitstatus_to_exitcode(status)))
-                except OSError:
-                    pass
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(struct.pack("i", os.waitstatus_to_exitcode(status)))
 
         self._children[child] = connection
         self._events.register(connection, selectors.EVENT_READ, forward)
@@ -200,12 +208,11 @@ def settled(environ: dict[bytes, bytes]) -> dict[str, bytes]:
 
 
 def kill(child: int, number: int) -> None:
-    """Send the group of a child a signal, which has not got one yet if it was forked just now."""
-    for send in (os.killpg, os.kill):
-        try:
-            return send(child, number)
-        except ProcessLookupError:
-            continue
+    """Send a child, which is not yet waited for, and its group a signal."""
+    try:
+        os.killpg(child, number)
+    except ProcessLookupError:  # it was forked just now, and has no group yet
+        os.kill(child, number)
 
 
 def become(asked: Asked) -> None:
@@ -215,7 +222,7 @@ def become(asked: Asked) -> None:
     os.setsid()
     for target, descriptor in enumerate(asked.streams):
         os.dup2(descriptor, target)
-    os.closerange(3, 256)
+    os.closerange(3, 4096)
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
