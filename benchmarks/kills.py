@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.results import save
@@ -68,11 +68,18 @@ class Result:
         return [(s, b) for s, b in zip(self.saved, self.starts[1:], strict=False) if b < s]
 
 
-def run(kills: int, folder: Path, num_ranks: int = 2, background: bool = True) -> Result:
+def run(
+    kills: int,
+    folder: Path,
+    num_ranks: int = 2,
+    background: bool = True,
+    python: Sequence[str] = (sys.executable,),
+) -> Result:
     """Train with so many kills.
 
     Args:
         background: checkpoints are written behind training.
+        python: the command of ranks, but for their program.
 
     Raises:
         AssertionError: a checkpoint that is visible cannot be read.
@@ -103,7 +110,7 @@ def run(kills: int, folder: Path, num_ranks: int = 2, background: bool = True) -
             BACKEND,
             "--timeout",
             f"{ATTEMPT_S:g}",
-            sys.executable,
+            *python,
             str(RANKS),
             json.dumps({**task, "fault": "random_kill", "of": -1, "attempts": kills}),
         ],
@@ -121,7 +128,7 @@ def run(kills: int, folder: Path, num_ranks: int = 2, background: bool = True) -
     with tempfile.TemporaryDirectory() as plain:
         alone = {**task, "folder": plain, "every": 0, "mesh": [1], "pause_s": 0}
         subprocess.run(
-            [sys.executable, str(RANKS), json.dumps(alone)],
+            [*python, str(RANKS), json.dumps(alone)],
             env=_environment(),
             check=True,
             timeout=600,

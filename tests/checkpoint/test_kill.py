@@ -5,18 +5,21 @@ import queue
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from tests import preloaded
 from tests.checkpoint.killed_writer import SHAPE, SPECS
 from tests.checkpoint.ranks import save
+from tests.launch.programs import ROOT, variables
 from tests.time_limits import time_limit
 from tfpar.checkpoint import Reader, checkpoints, latest
 from tfpar.spec import Mesh, parse_spec
+
+pytestmark = pytest.mark.xdist_group("processes")
 
 NUM_KILLS = 20
 TIMEOUT_S = time_limit(120)  # so that a busy machine is not taken for a hang
@@ -26,10 +29,10 @@ class Writer:
     """The process of `killed_writer.py`, and what it says."""
 
     def __init__(self, folder: str) -> None:
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.killed_writer", folder],
-            cwd=root,
+            preloaded.python("-m", "tests.checkpoint.killed_writer", folder),
+            cwd=ROOT,
+            env=variables(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -86,7 +89,7 @@ def test_a_kill_at_any_moment_leaves_the_last_checkpoint_whole(tmp_path, writer)
         stale = temporaries(tmp_path)
         child = writer.start()
         if round % 2:
-            time.sleep(moment.uniform(0, 0.6))  # also before the first commit has swept up
+            time.sleep(moment.uniform(0, 0.3))  # also before the first commit has swept up
         else:
             committed = writer.wait_for("committed")
             assert not temporaries(tmp_path) & stale

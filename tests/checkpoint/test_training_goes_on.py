@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 import tfpar as tap
-from tests.distributed.jobs import ROOT
+from tests import preloaded
+from tests.launch.programs import variables
 from tests.time_limits import time_limit
 from tfpar.checkpoint import Reader, checkpoints, draft, files, latest
 from tfpar.keras import saving
@@ -70,7 +70,7 @@ def slow(monkeypatch):
     write = draft.write_part
 
     def write_slowly(*arguments):
-        time.sleep(0.3)
+        time.sleep(0.1)
         write(*arguments)
 
     monkeypatch.setattr(draft, "write_part", write_slowly)
@@ -179,7 +179,7 @@ from tfpar.keras import saving
 
 write = draft.write_part
 def write_slowly(*arguments):
-    time.sleep(0.5)
+    time.sleep(0.2)
     write(*arguments)
 
 draft.write_part = write_slowly
@@ -193,8 +193,8 @@ sys.exit(int(sys.argv[2]))
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_end_of_the_process_waits(tmp_path, code):
-    command = [sys.executable, "-c", _ENDS, str(tmp_path), str(code)]
-    done = subprocess.run(command, cwd=ROOT, timeout=time_limit(240))
+    command = preloaded.python("-c", _ENDS, tmp_path, code)
+    done = subprocess.run(command, env=variables(), timeout=time_limit(240))
     assert done.returncode == code
     assert Reader(latest(str(tmp_path))).step == 7
     assert Path(tmp_path, "step-00000007").is_dir()

@@ -10,9 +10,12 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 
 import pytest
 
+from tests import preloaded
+from tests.launch.programs import variables
 from tests.time_limits import time_limit
 from tfpar.cli.main import main
 from tfpar.doctor import Status, examination, machine, software, trials
@@ -386,12 +389,10 @@ def test_the_reason_of_a_failure_is_its_last_line_or_its_signal():
 # --- for real ------------------------------------------------------------------------------------
 
 
-def doctor(*options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
-    """The command itself, as a user starts it."""
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+def doctor(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tfpar", "doctor", *options],
-        env=environ,
+        command,
+        env=variables(),
         text=True,
         capture_output=True,
         timeout=time_limit(limit_s),
@@ -403,7 +404,8 @@ def test_quick_finds_the_tensorflow_that_runs_these_tests():
     import keras
     import tensorflow as tf
 
-    result = doctor("--quick", "--json", limit_s=240)
+    command = [sys.executable, "-m", "tfpar", "doctor", "--quick", "--json"]  # as users start it
+    result = doctor(command, limit_s=240)
     assert "Traceback" not in result.stderr
     told = by_name(json.loads(result.stdout))
     assert told["TensorFlow"]["found"].startswith(tf.__version__)
@@ -418,8 +420,14 @@ def test_quick_finds_the_tensorflow_that_runs_these_tests():
 
 
 @pytest.mark.slow
-def test_everything_works_on_the_machine_of_these_tests():
-    result = doctor("--json", limit_s=580)
+def test_everything_works_on_the_machine_of_these_tests(tmp_path):
+    """The doctor starts what it tries by `sys.executable`."""
+    code = (
+        "import sys; from tfpar.cli.main import main; "
+        "sys.executable = sys.argv[1]; sys.exit(main(['doctor', '--json']))"
+    )
+    executable = preloaded.executable(tmp_path)
+    result = doctor(preloaded.python("-c", code, executable), limit_s=580)
     told = by_name(json.loads(result.stdout))
     assert result.returncode == 0, textwrap.indent(result.stdout, "  ")
     assert "as one device does" in told["One process"]["found"]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests import preloaded
 from tests.cli.train import tfpar
+from tests.launch.programs import variables
 from tests.search.test_so_far import Interrupted, python_handles_it  # noqa: F401 - a fixture
 from tests.time_limits import time_limit
 from tfpar.plans import Plan
 from tfpar.search.planners import PLANNERS
 from tfpar.search.tap.planner import TapPlanner
 
-ROOT = Path(__file__).parents[2]
 COMMAND = "plan train.py:both --mesh 2x2 --cluster v100-ethernet --planner interrupted"
 
 
@@ -45,9 +43,10 @@ def test_where_nothing_fits_that_is_said(interrupted, capsys):
 
 
 SLOW_PLANNER = """
+import sys
+import threading
 
-import time
-
+from tfpar.cli.main import main
 from tfpar.search.planners import PLANNERS
 from tfpar.search.tap.planner import TapPlanner
 
@@ -58,30 +57,28 @@ class Endless:
     def solve(self, problem):
         TapPlanner().solve(problem)
         print("searching", flush=True)
-        while True:
-            time.sleep(0.01)
+        threading.Event().wait(600)
 
 
 PLANNERS["endless"] = Endless
+sys.exit(main(sys.argv[1:]))
 """
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 def test_a_signal_from_the_keyboard_does_that(folder):
     """The process is one of its own, whose planner never ends."""
-    (folder / "sitecustomize.py").write_text(SLOW_PLANNER)
     command = "plan train.py:both --mesh 2 --cluster v100-ethernet --planner endless -o p.json"
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
     started = subprocess.Popen(
-        [sys.executable, "-m", "tfpar", *command.split()],
-        env=environment,
+        preloaded.python("-c", SLOW_PLANNER, *command.split()),
+        env=variables(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert started.stdout is not None
     assert started.stdout.readline() == "searching\n"
-    time.sleep(0.2)
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=time_limit(120))
     assert started.returncode == 1, err

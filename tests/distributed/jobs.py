@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.launch.programs import LIGHTER, ROOT
+from tests import preloaded
+from tests.launch.programs import ROOT, variables
 from tests.time_limits import time_limit
 
 
@@ -31,23 +30,29 @@ def run(
     seconds: float,
     timeout_s: int = 60,
     backend: str | None = None,
+    options: Sequence[object] = (),
+    imports: Sequence[str] = (),
 ) -> Ended:
     """`tfpar run` of `python -m module arguments`; at most `seconds`, and no rank outlives it.
 
     Args:
         timeout_s: how long its ranks wait for each other.
+        options: more of `tfpar run`'s.
+        imports: modules that take long to import, and which ranks find imported.
     """
     limit = f"{time_limit(timeout_s):g}"
     launcher = [
-        *(sys.executable, "-m", "tfpar", "run", "-np", str(size), "--timeout", limit),
+        *("-m", "tfpar", "run", "-np", size, "--timeout", limit),
         *(("--backend", backend) if backend else ()),
+        *options,
     ]
-    return _ended(size, launcher, module, arguments, seconds)
+    ranks = preloaded.ranks("-m", module, *arguments, imports=imports)
+    return _ended(size, preloaded.python(*launcher, *ranks), seconds)
 
 
-def alone(module: str, *arguments: object, seconds: float) -> Ended:
+def alone(module: str, *arguments: object, seconds: float, imports: Sequence[str] = ()) -> Ended:
     """`python -m module arguments`, in one process."""
-    return _ended(1, [], module, arguments, seconds)
+    return _ended(1, preloaded.python("-m", module, *arguments, imports=imports), seconds)
 
 
 def printed(job: Ended) -> list[Any]:
@@ -57,15 +62,11 @@ def printed(job: Ended) -> list[Any]:
     return [json.loads(text) for text in found if text.startswith('{"')]
 
 
-def _ended(
-    size: int, launcher: list[str], module: str, arguments: Sequence[object], seconds: float
-) -> Ended:
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    command = [*launcher, sys.executable, "-m", module, *map(str, arguments)]
+def _ended(size: int, command: Sequence[str], seconds: float) -> Ended:
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, **LIGHTER, **quiet},
+        env=variables(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kills
-from tests.launch.programs import LIGHTER, environ, kill_marked, marked, run, start, wait_until
+from tests import preloaded
+from tests.launch.programs import OF_RANKS, environ, kill_marked, marked, run, start, wait_until
 from tests.time_limits import time_limit
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -27,20 +28,30 @@ LIMIT_S = time_limit(120)
 needs_horovod = pytest.mark.skipif(BACKEND != "horovod", reason="Horovod is not installed")
 
 
-def task(folder: Path, **fields) -> tuple[str, ...]:
-    """The command of a rank that does this (see `faulty_ranks.Task`)."""
-    return sys.executable, str(RANKS), json.dumps({"folder": str(folder), **fields})
+def task(folder: Path, **fields) -> tuple[str, str]:
+    """What a rank runs that does this (see `faulty_ranks.Task`): a script and its argument."""
+    return str(RANKS), json.dumps({"folder": str(folder), **fields})
 
 
 def train(folder: Path, num_ranks: int = 2, *, options: dict | None = None, **fields) -> int:
     """The exit code of a job, which has left no process."""
+    return ended_with(preloaded.ranks(*task(folder, **fields)), num_ranks, options)
+
+
+def ended_with(command: tuple[str, ...], num_ranks: int, options: dict | None) -> int:
     settings = {"backend": BACKEND, "timeout_s": 60.0, "grace_s": 20.0, **(options or {})}
-    return run(task(folder, **fields), num_ranks, **settings)
+    return run(command, num_ranks, **settings)
+
+
+def interpreter(*arguments: str) -> tuple[str, ...]:
+    """The command of a process that starts anew."""
+    return sys.executable, *arguments
 
 
 def alone(folder: Path, **fields) -> None:
     """Train in one process."""
-    subprocess.run(task(folder, **fields), env=environ(), check=True, timeout=LIMIT_S)
+    command = preloaded.python(*task(folder, **fields))
+    subprocess.run(command, env=environ(), check=True, timeout=LIMIT_S)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -79,7 +90,8 @@ def test_a_killed_rank_ends_the_job_and_is_named_with_its_step(stopped, killed):
 
 @pytest.mark.slow
 def test_an_exception_is_told_in_its_own_words(capfd, tmp_path):
-    assert train(tmp_path, fault="raise") == 1
+    command = interpreter(*task(tmp_path, fault="raise"))  # as users start it
+    assert ended_with(command, 2, None) == 1
     err = capfd.readouterr().err
     assert "rank 1 (host localhost) failed after train step 3" in err
     assert "the moon is made of cheese" in err.partition("failed after")[2].splitlines()[0]
@@ -146,9 +158,10 @@ def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
     limit = round(time_limit(8))
     variables = {**environ(), "TFPAR_TIMEOUT": str(limit)}
     launcher = Path(sys.executable).with_name("horovodrun")
+    python = preloaded.ranks if fault == "hang" else interpreter
     command = [sys.executable, str(launcher), "-np", "2", "--gloo", "--network-interfaces", "lo"]
     process = subprocess.Popen(
-        [*command, *task(tmp_path, fault=fault)],
+        [*command, *python(*task(tmp_path, fault=fault))],
         env=variables,
         text=True,
         stdout=subprocess.PIPE,
@@ -374,9 +387,9 @@ def test_a_lost_rank_is_planned_without(capfd, tmp_path, uninterrupted):
 def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(
     tmp_path, monkeypatch, background
 ):
-    for name, value in LIGHTER.items():
+    for name, value in OF_RANKS.items():
         monkeypatch.setenv(name, value)
-    result = kills.run(4, tmp_path, background=background)
+    result = kills.run(4, tmp_path, background=background, python=preloaded.ranks())
     assert result.code == 0 and result.kills == 4 and not result.lost
     assert max(result.behind) <= (2 if background else 1) * kills.EVERY
     assert result.largest_difference < 1e-4
@@ -384,17 +397,9 @@ def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(
 
 def start_two(folder: Path, **fields) -> tuple[subprocess.Popen, str]:
     """Start two ranks; gives the launcher, and the mark of its processes."""
-    options = (
-        "-np",
-        "2",
-        "--backend",
-        BACKEND,
-        "--grace",
-        "20",
-        "--timeout",
-        f"{time_limit(60):g}",
-    )
-    return start(task(folder, **fields), *options)
+    limits = ("--grace", "20", "--timeout", f"{time_limit(60):g}")
+    options = ("-np", "2", "--backend", BACKEND, *limits)
+    return start(preloaded.ranks(*task(folder, **fields)), *options)
 
 
 def reached_step(folder: Path) -> int:

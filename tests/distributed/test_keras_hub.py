@@ -40,7 +40,8 @@ def folder(tmp_path_factory, ranks) -> Path:
 
 @pytest.fixture(scope="module")
 def job(folder) -> jobs.Checked:
-    done = jobs.run(2, "tests.distributed.hub_ranks", folder, seconds=_SECONDS)
+    ranks, hub = "tests.distributed.hub_ranks", ["keras_hub"]
+    done = jobs.run(2, ranks, folder, seconds=_SECONDS, imports=hub)
     return jobs.Checked(done, folder / "checks")
 
 

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 _SECONDS = 240.0
 BACKENDS = ("horovod", "tensorflow")
+HUB = ("keras_hub",)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def folder(presets, tmp_path_factory) -> Path:
 def job(folder, request) -> jobs.Checked:
     skip_without(request.param)
     arguments = ("tests.distributed.preset_ranks", folder, request.param)
-    done = jobs.run(2, *arguments, seconds=_SECONDS, backend=request.param)
+    done = jobs.run(2, *arguments, seconds=_SECONDS, backend=request.param, imports=HUB)
     return jobs.Checked(done, folder / f"checks-{request.param}")
 
 
@@ -76,7 +77,7 @@ def sizes(presets, tmp_path_factory) -> tuple[Path, Path]:
 def test_a_preset_is_read_once_its_weights_are_placed(sizes):
     """Two ranks in one process store all of it; until they do, next to nothing is read."""
     module = "tests.distributed.preset_memory"
-    (peak,) = jobs.printed(jobs.alone(module, *sizes, seconds=_SECONDS))
+    (peak,) = jobs.printed(jobs.alone(module, *sizes, seconds=_SECONDS, imports=HUB))
     assert peak["plain"] > 3 * LARGEST_MIB, peak  # so this is seen where it happens
     assert peak["read"] < LARGEST_MIB, peak
     assert peak["trained"] < peak["stored"] + LARGEST_MIB, peak
@@ -86,7 +87,8 @@ def test_a_preset_is_read_once_its_weights_are_placed(sizes):
 def test_each_process_reads_its_share_of_a_preset(sizes, backend):
     skip_without(backend)
     arguments = ("tests.distributed.preset_memory", *sizes)
-    peaks = jobs.printed(jobs.run(2, *arguments, seconds=_SECONDS, backend=backend))
+    done = jobs.run(2, *arguments, seconds=_SECONDS, backend=backend, imports=HUB)
+    peaks = jobs.printed(done)
     assert len(peaks) == 2, peaks
     for peak in peaks:
         assert 2 * LARGEST_MIB < peak["stored"] < 2.5 * LARGEST_MIB, peak

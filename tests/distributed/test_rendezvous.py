@@ -9,12 +9,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("horovod.tensorflow")
 
+from tests import preloaded
 from tests.time_limits import time_limit
 from tfpar.distributed import rendezvous
 from tfpar.distributed.job import Job
@@ -157,7 +159,7 @@ print(world.job.launcher, said, flush=True)
 """
 
 
-def outputs(program: Path) -> list[str]:
+def outputs(command: Sequence[str]) -> list[str]:
     """What each of two ranks prints, which are told of each other as Slurm would."""
     base = {n: v for n, v in os.environ.items() if not n.startswith(("HOROVOD_", "TFPAR_"))}
     base |= {
@@ -174,7 +176,7 @@ def outputs(program: Path) -> list[str]:
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, str(program)],
+            command,
             env=base | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
             text=True,
             stdout=subprocess.PIPE,
@@ -201,11 +203,12 @@ def outputs(program: Path) -> list[str]:
 def test_ranks_of_slurm_meet_and_exchange(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    assert outputs(program) == ["Slurm ['0 0/2', '1 1/2']\n"] * 2
+    assert outputs(preloaded.ranks(program)) == ["Slurm ['0 0/2', '1 1/2']\n"] * 2
 
 
 @pytest.mark.slow
 def test_the_program_of_the_page_trains_alike_on_all_ranks():
-    first, second = (text.splitlines() for text in outputs(ROOT / "docker/train.py"))
+    command = [sys.executable, str(ROOT / "docker/train.py")]
+    first, second = (text.splitlines() for text in outputs(command))
     assert first[0].startswith("tfpar: ")  # the first rank says what is planned
     assert first[1:] == second and second[0].startswith("losses [")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ import pytest
 import tensorflow as tf
 
 import tfpar as tap
+from tests import preloaded
 from tests.distributed import jobs
 from tests.distributed import state_ranks as ranks
 from tests.distributed.jobs import Checked
+from tests.launch.programs import variables
 from tests.time_limits import time_limit
 from tfpar.checkpoint import files
 from tfpar.keras.files import complete
@@ -286,9 +287,8 @@ with complete(sys.argv[1]) as temporary:
 def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("old")
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, path], cwd=jobs.ROOT, timeout=time_limit(_SECONDS)
-    )
+    command = preloaded.python("-c", _KILLED, path)
+    done = subprocess.run(command, env=variables(), timeout=time_limit(_SECONDS))
     assert done.returncode < 0
     assert path.read_text() == "old"
 

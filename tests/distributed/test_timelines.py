@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.distributed import jobs
 from tests.distributed.timeline_ranks import BATCH, LATE_S
-from tests.launch.programs import LIGHTER, ROOT
-from tests.time_limits import time_limit
 from tests.timeline.files import TimelineFile
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -23,18 +20,9 @@ RANKS = "tests.distributed.timeline_ranks"
 
 def run(backend: str, *options: object, arguments: tuple[object, ...] = ()) -> str:
     """What two ranks print that train under `tfpar run` with these options."""
-    job = [sys.executable, "-m", "tfpar", "run", "-np", "2", "--backend", backend]
-    program = [sys.executable, "-m", RANKS, *map(str, arguments)]
-    ended = subprocess.run(
-        [*job, *map(str, options), *program],
-        cwd=ROOT,
-        env={**os.environ, **LIGHTER, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=time_limit(120),
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout + ended.stderr
+    ended = jobs.run(2, RANKS, *arguments, seconds=120, backend=backend, options=options)
+    assert ended.code == 0, ended.output
+    return ended.output
 
 
 def check(path: Path, printed: str) -> None:

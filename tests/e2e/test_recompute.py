@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -14,8 +13,10 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests import preloaded
 from tests.clusters import device, two_levels
 from tests.equivalence import Trained, assert_same, op_by_op, train
+from tests.launch.programs import variables
 from tests.search.problems import Captured, price
 from tests.time_limits import time_limit
 from tfpar.cluster.description import Cluster
@@ -270,10 +271,9 @@ print("grown by", peak - before)
 
 def grown_bytes(recompute: bool) -> int:
     """What the memory of a process grows by in a training step."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(recompute)],
-        env=environment,
+        preloaded.python("-c", SCRIPT, recompute),
+        env=variables(),
         capture_output=True,
         text=True,
         timeout=time_limit(300),
@@ -283,6 +283,7 @@ def grown_bytes(recompute: bool) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads Linux's /proc")
 def test_the_running_program_needs_less_memory():
     # 5 blocks hold some 70 MB each; computed again, one at a time does.

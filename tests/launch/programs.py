@@ -19,12 +19,14 @@ from tfpar import launch
 from tfpar.launch import RunOptions
 
 ROOT = Path(__file__).parents[2]
-LIGHTER = {
-    "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).with_name('without')}",
+OF_RANKS = {
+    "PYTHONPATH": str(ROOT),
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
     # In milliseconds; looking for work a thousand times a second took a third of a rank's time.
     "HOROVOD_CYCLE_TIME": "5",
 }
-"""Variables under which ranks find tfpar, and take less of a machine that runs several."""
+"""Variables under which ranks find tfpar, say little, and take less of a machine."""
 
 MARK = "TFPAR_TEST_MARK"
 LIMITS = ("timeout_s", "start_timeout_s", "grace_s")
@@ -39,28 +41,48 @@ def report(activity="train step 1", bounded=False):
     beacon = Beacon.connect(rank, os.environ)
     beacon.at(activity, bounded)
     return beacon
+def until(holds, seconds=20):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+def heard(beacon):
+    until(lambda: beacon._told[0] is beacon._now)
+def note(name):
+    open(os.path.join(os.path.dirname(__file__), name), "w").close()
+def noted(*names):
+    until(lambda: all(os.path.exists(os.path.join(os.path.dirname(__file__), n)) for n in names))
+"""
+"""What programs of ranks begin with.
+
+`heard` waits until the launcher has been told, `noted` for what other ranks have noted by name.
 """
 
 
 def program(folder: Path, text: str) -> tuple[str, ...]:
-    """The command of a rank that runs this Python text, in which `rank` and `report` are known."""
+    """The command of a rank that runs this Python text, which begins with `PREAMBLE`."""
     path = folder / "program.py"
     path.write_text(PREAMBLE + textwrap.dedent(text))
     return sys.executable, str(path)
 
 
+def variables() -> dict[str, str]:
+    """What ranks inherit."""
+    return {**os.environ, **OF_RANKS}
+
+
 def environ() -> dict[str, str]:
-    """What ranks inherit: they find tfpar, and all that they start can be told by a mark."""
-    return {**os.environ, **LIGHTER, MARK: uuid.uuid4().hex}
+    """The same with a mark, by which all that they start can be told."""
+    return {**variables(), MARK: uuid.uuid4().hex}
 
 
 def run(command: tuple[str, ...], num_ranks: int = 2, **options) -> int:
     """The exit code of a run here, after which none of its processes lives."""
-    variables = environ()
+    marking = environ()
     options = {"backend": "tensorflow", "grace_s": 2.0, **options}
     options |= {name: time_limit(options[name]) for name in LIMITS if name in options}
-    code = launch.run(RunOptions(command=command, num_ranks=num_ranks, **options), variables)
-    assert wait_until(lambda: not marked(variables[MARK]), 3), marked(variables[MARK])
+    code = launch.run(RunOptions(command=command, num_ranks=num_ranks, **options), marking)
+    assert wait_until(lambda: not marked(marking[MARK]), 3), marked(marking[MARK])
     return code
 
 

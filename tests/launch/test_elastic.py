@@ -11,8 +11,10 @@ pytestmark = pytest.mark.xdist_group("processes")
 DIES = """
 beacon = report("train step 17")
 print("attempt", attempt, size, flush=True)
+heard(beacon)
+note(f"{{attempt}}.{{rank}}")
 if size > {least} and rank == 1:
-    time.sleep(0.8)
+    noted(*[f"{{attempt}}.{{other}}" for other in range(size)])
     {end}
 time.sleep(30 if size > {least} else 0)
 """
@@ -56,8 +58,9 @@ def test_a_rank_that_hangs_is_left_out(capfd, tmp_path):
         tmp_path,
         """
         if size == 1: sys.exit(0)
-        time.sleep(0 if rank else 0.5)
+        if rank == 0: noted("reads")
         beacon = report("reading data" if rank else "train step 3", bounded=rank == 0)
+        note("reads")
         time.sleep(30)
         """,
     )

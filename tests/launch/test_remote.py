@@ -65,8 +65,12 @@ def test_a_rank_killed_elsewhere_is_told_by_its_signal(ssh, capfd, tmp_path):
         tmp_path,
         """
         beacon = report("train step 3")
-        time.sleep(1 if rank == 1 else 30)
-        os.kill(os.getpid(), signal.SIGKILL)
+        heard(beacon)
+        note(f"on {rank}")
+        if rank == 1:
+            noted("on 0", "on 2")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(30)
         """,
     )
     assert remote(command, "localhost:1,one.invalid:1,two.invalid:1", 3) == 137
@@ -99,8 +103,9 @@ def test_ranks_elsewhere_get_the_time_to_save(ssh, capfd, tmp_path):
         signal.signal(signal.SIGTERM, save)
         beacon = report()
         if rank == 0:
-            time.sleep(0.5)
+            noted("on")
             os.kill(os.getpid(), signal.SIGKILL)
+        note("on")
         time.sleep(30)
         """,
     )

@@ -53,8 +53,12 @@ def test_a_killed_rank_ends_all_with_its_signal_and_activity(capfd, tmp_path):
         tmp_path,
         """
         beacon = report("train step 17")
-        time.sleep(0.8 if rank else 30)
-        os.kill(os.getpid(), signal.SIGKILL)
+        heard(beacon)
+        note(f"on {rank}")
+        if rank == 1:
+            noted("on 0")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(30)
         """,
     )
     assert run(command) == 137
@@ -69,12 +73,14 @@ def test_who_raises_is_blamed_though_others_fail_of_it_before(capfd, tmp_path):
         """
         beacon = report("train step 4")
         if rank == 0:
-            time.sleep(0.5)
+            noted("raised")
             beacon.failed("peer", "connection reset")
+            note("ends")
             sys.exit(1)
-        time.sleep(0.4)
         beacon.failed("error", "ValueError: no such class")
-        time.sleep(0.5)
+        note("raised")
+        noted("ends")
+        time.sleep(0.3)  # for the other's end to come first
         sys.exit(7)
         """,
     )
@@ -93,8 +99,9 @@ def test_a_rank_that_hangs_is_found_by_those_that_wait(capfd, tmp_path):
             time.sleep(30)
         if rank == 1:
             beacon = report("reading data")
+            note("reads")
             read_forever()
-        time.sleep(0.5)
+        noted("reads")
         beacon = report("train step 17", bounded=True)
         time.sleep(30)
         """,

@@ -1,14 +1,13 @@
 """No rank needs memory for more than its shard and a few blocks."""
 
-import os
 import subprocess
-import sys
 
 import pytest
 
+from tests import preloaded
+from tests.launch.programs import variables
 from tests.time_limits import time_limit
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MAKE = """
 import keras
 from tfpar.variables.initial.shard import shard_value
@@ -36,12 +35,11 @@ SHARD_MB = 64
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 def test_a_quarter_of_256_mb_takes_little_more_than_64():
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     result = subprocess.run(
-        [sys.executable, "-c", MAKE],
-        cwd=ROOT,
-        env=environment,
+        preloaded.python("-c", MAKE),
+        env=variables(),
         capture_output=True,
         text=True,
         timeout=time_limit(120),
