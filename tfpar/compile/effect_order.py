@@ -173,16 +173,14 @@ def _check_marks(
             at = places.get(name, {}).get(mark)
             if at is None or name in allowed:
                 continue
-            seen = last.setdefault(name, {})
-            behind = max(
-                seen.get(True, (-1, "")), seen.get(False, (-1, "")) if writes else (-1, "")
-            )
+            seen = last.setdefault(name, {False: (-1, ""), True: (-1, "")})
+            behind = max(seen.values()) if writes else seen[True]
             if behind[0] > at:
                 raise CompilerError(
                     f"Writing the program of ranks turned round the order of two effects on "
                     f"{name!r}: {behind[1]!r} comes before {mark!r}. {_FAULT}"
                 )
-            seen[writes] = max(seen.get(writes, (-1, "")), (at, mark))
+            seen[writes] = max(seen[writes], (at, mark))
 
 
 def _marked(op: Op, graph: Graph, accesses: Accesses) -> Iterator[tuple[Resource, bool, str]]:

@@ -59,7 +59,9 @@ SIMPLIFICATIONS = (
 """What every step passes through before it is planned, in this order.
 
 Effects are in order in a captured step; here it is for one that is written by hand, whose order may
-hang on a path through ops that are folded or trimmed. The last two come before the step is cut for planning: the cut shares its ops, and what `prepare`
+hang on a path through ops that are folded or trimmed.
+
+The last two come before the step is cut for planning: the cut shares its ops, and what `prepare`
 would put in the place of some in one of the two graphs would not be in the other.
 """
 

@@ -300,7 +300,8 @@ class _Writer:
         if op.control:
             before = [e for c in op.control for e in self.effects.get(c, ())]
             for local in ordered:
-                local.control.extend(before)
+                if local.type not in CONSTANTS:
+                    local.control.extend(before)
 
     def _write_plain(self, op: Op, decision: Decision, inputs: list[Tensor]) -> Sequence[Tensor]:
         rule = self.partitioned.prepared.rules[op]

@@ -126,9 +126,8 @@ class _Writer(WithinRank):
             outputs = [(t.shape, t.dtype) for t in op.outputs]
             inputs = [self.tensors[t][0] for t in op.inputs]
             attrs = self.repetition.bodies.attrs(op, 0)
-            clone = self.build.emit(op.type, inputs, outputs, attrs, op.name, stateful=op.stateful)
-            if op.type not in CONSTANTS:
-                clone.control = self._ran(op.control)
+            control = self._ran(op.control)
+            clone = self.build.emit(op.type, inputs, outputs, attrs, op.name, control, op.stateful)
             self.ops[op] = [clone] * self.parts
             for old, new in zip(op.outputs, clone.outputs, strict=True):
                 self.tensors[old] = [new] * self.parts

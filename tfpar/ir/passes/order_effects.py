@@ -2,13 +2,13 @@
 
     r = Read(%step)                               r = Read(%step)
     u = Apply(%w, f(r), gradient)                 u = Apply(%w, f(r), gradient)
-    c = Const() after(u)               becomes    c = Const() after(u)
+    c = Const() after(u)               becomes    c = Const()
     a = AssignAdd(%step, c)                       a = AssignAdd(%step, c) after(r)
 
 Before, the order of `r` and `a` hangs on a path through ops without effects. Passes move, fold and
 repeat such ops, cut them into functions and share them out among ranks; so the path would have to
 survive all of that. An edge between the accesses themselves is kept by every pass. A read then
-waits for nothing but writes, and can run wherever the edges let it.
+waits for nothing but writes, and a constant for nothing: both can run wherever they are needed.
 
 Graphs of TensorFlow 1 may leave conflicting accesses unordered. TensorFlow then runs them in any
 order; ranks must agree on one. It is that of an executor with a kernel free for every op: accesses
@@ -22,11 +22,14 @@ from __future__ import annotations
 from tfpar.ir.effects import Accesses, conflicts, live_ops
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.order import sort_topologically
-from tfpar.ir.traits import VARIABLE_READS
+from tfpar.ir.traits import CONSTANTS, VARIABLE_READS
+
+_ANYTIME = CONSTANTS | VARIABLE_READS
+"""Op types that need not wait for anything but the writes of what they read."""
 
 
 def order_effects(graph: Graph) -> Graph:
-    """Order the conflicting accesses of `graph` and of its function bodies, in place; returns it."""
+    """Order conflicting accesses of `graph` and of its bodies, in place; returns `graph`."""
     accesses = Accesses(graph.functions)
     for body in graph.functions.values():
         _order(body, accesses)
@@ -47,7 +50,7 @@ def _order(graph: Graph, accesses: Accesses) -> None:
     effects = dict.fromkeys(graph.effects)
     for op in ops:
         own = waits.get(op, {})
-        if op.type in VARIABLE_READS:
+        if op.type in _ANYTIME:
             # What it no longer waits for runs all the same.
             effects.update(dict.fromkeys(c for c in op.control if c not in own))
             op.control = []
