@@ -28,9 +28,9 @@ def test_graphs_lie_in_their_order_in_a_folder_for_each_compilation(tmp_path):
     names = sorted(path.name for path in first.iterdir())
     assert names[:4] == [
         "00-captured.txt",
-        "01-inline-calls.txt",
-        "02-split-bundles.txt",
-        "03-trim.txt",
+        "01-order-effects.txt",
+        "02-inline-calls.txt",
+        "03-split-bundles.txt",
     ]
     assert_same_step(parse_step((second / "00-captured.txt").read_text()), mlp_step())
     assert_same_step(parse_step((second / names[-1]).read_text()), step)

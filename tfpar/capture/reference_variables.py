@@ -2,7 +2,8 @@
 
 Both kinds hold the same values; a reference is handed on from op to op (an `Assign` gives the
 variable that it assigned), and read by whoever takes a value. Here every reference becomes the
-variable's handle, and every such reader gets a read that waits for what it waited for.
+variable's handle, and every such reader gets a read that waits for what it waited for, its other
+operands too: it looks at the variable when it runs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _RESOURCE_FORMS = {
 
 _HANDLES_ON = ("RefSwitch", "RefIdentity")
 """Ops whose result is a reference of their own, not that of the variable they changed."""
+
+_GIVEN = ("Const", "Placeholder", "PlaceholderWithDefault", *_VARIABLES)
+"""Ops that need not be waited for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +89,8 @@ class _Conversion:
         data, waits = split_inputs(source)
         takes = list(_takes_reference(source))
         changes = bool(takes and takes[0])
+        made = [split_name(name)[0] for name in data if self._reference(name) is None]
+        computed = [name for name in made if self._nodes[name].op not in _GIVEN]
         for position, name in enumerate(data):
             if self._reference(name) is None:
                 continue
@@ -97,7 +103,7 @@ class _Conversion:
                 data[position] = self._handle(name)
                 waits += after
             else:
-                data[position] = self._read(name, (*waits, *after)).name
+                data[position] = self._read(name, (*computed, *waits, *after)).name
         del node.input[:]
         node.input.extend([*data, *(f"^{w}" for w in dict.fromkeys(waits))])
         if changes:

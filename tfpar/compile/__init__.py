@@ -2,8 +2,8 @@
 
 The passes, in their order; each leaves a graph that can be printed (`tfpar.ir.text`):
 
-1. inline calls, split bundles, trim, predicate branches, fold constants, split block sums: the
-   step as it is planned (`simplify_step`);
+1. order effects, inline calls, split bundles, trim, predicate branches, fold constants, split block
+   sums: the step as it is planned (`simplify_step`);
 2. recompute: what the plan computes again is cloned into the backward pass (`recompute_step`);
 3. offload: what the plan has in host memory is read and written there (`offload_step`);
 4. propagate: a spec for every tensor, and the reshards; rewrite: local shapes, and collectives as

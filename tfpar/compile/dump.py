@@ -17,7 +17,7 @@ DUMP = "TFPAR_DUMP"
 
 @dataclasses.dataclass
 class Dump:
-    """An observer who writes one step to files, after each pass: `02-trim.txt`."""
+    """An observer who writes one step to files, after each pass: `04-trim.txt`."""
 
     folder: Path
     written: int = 0

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 
+from tfpar.compile.effect_order import check_programs, check_races, races
 from tfpar.compile.passes import Observer, Pass, unobserved
 from tfpar.compile.simplify import prepare_step
 from tfpar.ir.graph import Tensor
@@ -98,9 +99,11 @@ def compile_step(
     Raises:
         CannotRepeat: an op that must not run once for each chunk or microbatch.
         CannotShare: ranks cannot have unequal shares of the batch.
+        CompilerError: the order of two effects was lost.
     """
     prepared = prepared if prepared is not None else prepare_step(step)
     partitioned = _partitioned(step, options, prepared)
+    allowed = races(partitioned.graph)
     observe("propagate", lambda: str(partitioned))
     laid = _in_parts(partitioned, options)
     write = functools.partial(_written, step, options)
@@ -115,11 +118,13 @@ def compile_step(
     if options.stages is not None:
         programs = split_stages(local, options.stages.schedule, options.stages.ranks)
         observe("split stages", lambda: str(programs))
+    check_programs(programs, partitioned.graph, allowed)
     if options.xla is not None:
         for program in programs.programs.values():
             differing = differing_axes(program) if options.one_memory else {}
             for graph in program.graphs():
                 compile_regions(graph, options.xla, program.shapes, differing)
+            check_races("Cutting regions for XLA", program.graph, allowed)
         observe("XLA's regions", lambda: str(programs))
     return CompiledStep(partitioned, local, programs)
 

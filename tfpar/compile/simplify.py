@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from tfpar.compile.effect_order import check_races, races
 from tfpar.compile.passes import Observer, Pass, unobserved
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
 from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.passes.order_effects import order_effects
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
@@ -20,6 +23,14 @@ from tfpar.plans.offload import Offloaded
 from tfpar.propagation.prepared import PreparedGraph, prepare
 from tfpar.search.offload import slots_of, with_activations_offloaded, with_slots_offloaded
 from tfpar.search.recompute import recomputed
+
+
+@contextlib.contextmanager
+def _in_order(doing: str, step: StepGraph) -> Iterator[None]:
+    """Have what is done to a step meanwhile keep the order of its effects."""
+    allowed = races(step.graph)
+    yield
+    check_races(doing, step.graph, allowed)
 
 
 def _trimmed(graph: Graph) -> Graph:
@@ -37,6 +48,7 @@ def _block_sums(graph: Graph) -> Graph:
 
 
 SIMPLIFICATIONS = (
+    Pass("order effects", order_effects),
     Pass("inline calls", inline_calls),
     Pass("split bundles", split_bundles),
     Pass("trim", _trimmed),
@@ -45,6 +57,9 @@ SIMPLIFICATIONS = (
     Pass("split block sums", _block_sums),
 )
 """What every step passes through before it is planned, in this order.
+
+Effects are in order in a captured step; here it is for one that is written by hand, whose order may
+hang on a path through ops that are folded or trimmed.
 
 The last two come before the step is cut for planning: the cut shares its ops, and what `prepare`
 would put in the place of some in one of the two graphs would not be in the other.
@@ -55,9 +70,10 @@ def simplify_step(step: StepGraph, observe: Observer = unobserved) -> None:
     """Run the `SIMPLIFICATIONS` on a captured step, in place."""
     text = functools.partial(format_step, step)
     observe("captured", text)
-    for each in SIMPLIFICATIONS:
-        step.rewrite(each.run)
-        observe(each.name, text)
+    with _in_order("Simplifying the step", step):
+        for each in SIMPLIFICATIONS:
+            step.rewrite(each.run)
+            observe(each.name, text)
 
 
 def prepare_step(step: StepGraph) -> PreparedGraph:
@@ -73,7 +89,8 @@ def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = u
         PlanError: there is no such block.
     """
     if blocks:
-        step.rewrite(lambda graph: recomputed(graph, blocks, step.gradients))
+        with _in_order("Recomputing", step):
+            step.rewrite(lambda graph: recomputed(graph, blocks, step.gradients))
         observe("recompute", functools.partial(format_step, step))
 
 
@@ -84,11 +101,12 @@ def offload_step(step: StepGraph, names: Offloaded, observe: Observer = unobserv
         PlanError: there is no such block, or an op needs a slot on the device.
     """
     blocks, weights = names.activations, names.slots
-    if blocks:
-        step.rewrite(lambda graph: with_activations_offloaded(graph, blocks, step.gradients))
-    if weights:
-        step.rewrite(
-            lambda graph: with_slots_offloaded(graph, weights, slots_of(graph), step.gradients)
-        )
+    with _in_order("Offloading", step):
+        if blocks:
+            step.rewrite(lambda graph: with_activations_offloaded(graph, blocks, step.gradients))
+        if weights:
+            step.rewrite(
+                lambda graph: with_slots_offloaded(graph, weights, slots_of(graph), step.gradients)
+            )
     if names:
         observe("offload", functools.partial(format_step, step))

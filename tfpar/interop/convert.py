@@ -13,6 +13,7 @@ from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.hoist_reads import hoist_reads
 from tfpar.ir.passes.infer_lists import infer_lists
 from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.passes.order_effects import order_effects
 from tfpar.ir.traits import LOOPS, body_offset
 
 _DROPPED_ATTRS = frozenset({"_output_shapes", "_class", "_user_specified_name"})
@@ -23,7 +24,7 @@ def static_shape(shape: tf.TensorShape) -> Shape:
 
 
 def convert_func_graph(func_graph, more_outputs: Sequence[tf.Tensor] = ()) -> Graph:
-    """The IR of a FuncGraph: its ops, inputs and outputs, calls inlined.
+    """The IR of a FuncGraph: its ops, inputs and outputs; effects ordered, calls inlined.
 
     Resource placeholders become graph inputs like any other; `capture` binds those
     that are variables. The function bodies that ops name are in `Graph.functions`.
@@ -33,6 +34,7 @@ def convert_func_graph(func_graph, more_outputs: Sequence[tf.Tensor] = ()) -> Gr
     """
     graph = _convert(func_graph, {}, more_outputs)
     infer_lists(graph)
+    order_effects(graph)
     inline_calls(graph)
     hoist_reads(graph)
     return graph

@@ -29,6 +29,10 @@ TASK = "Task"
 call it together. Of its inputs and outputs, those at the positions `carried` (pairs) go from one
 call to the next."""
 
+EFFECT_OF = "_tfpar_effect_of"
+"""The attribute of ops with effects, and of reads: the name of the op that they are for. It follows
+them through all passes, so that their order can be compared with that of the step."""
+
 
 class Place(NamedTuple):
     """Where and when an op of a step in stages runs: at which stage, and in which of its passes."""
@@ -289,11 +293,15 @@ class _Writer:
     def _keep_order(self, op: Op, emitted: Sequence[Op]) -> None:
         """Control edges between global ops become edges between their local effects."""
         ordered = [e for e in emitted if e.stateful] or list(emitted[-1:])
+        for local in ordered:
+            if local.stateful:
+                local.attrs = {**local.attrs, EFFECT_OF: op.name}
         self.effects[op] = ordered
         if op.control:
             before = [e for c in op.control for e in self.effects.get(c, ())]
             for local in ordered:
-                local.control.extend(before)
+                if local.type not in CONSTANTS:
+                    local.control.extend(before)
 
     def _write_plain(self, op: Op, decision: Decision, inputs: list[Tensor]) -> Sequence[Tensor]:
         rule = self.partitioned.prepared.rules[op]

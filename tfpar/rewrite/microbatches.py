@@ -15,7 +15,7 @@ losses, masks, draws and padding lie along the axis. `rewrite.rounds` says what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tfpar.ir.builder import neutral
 from tfpar.ir.graph import Op, Tensor
@@ -98,6 +98,7 @@ class _Writer(WithinRank):
         self._schedule = schedule
         self._recompute = recompute
         self._sums: dict[tuple[Tensor, str], Tensor] = {}
+        self._repeats: dict[Op, list[Op]] = {}  # of what runs again, the last calls that do it
         self._readers: dict[Tensor, list[Op]] = program.graph.consumers()
         self._returned = set(program.graph.outputs)
 
@@ -125,9 +126,8 @@ class _Writer(WithinRank):
             outputs = [(t.shape, t.dtype) for t in op.outputs]
             inputs = [self.tensors[t][0] for t in op.inputs]
             attrs = self.repetition.bodies.attrs(op, 0)
-            clone = self.build.emit(op.type, inputs, outputs, attrs, op.name, stateful=op.stateful)
-            if op.type not in CONSTANTS:
-                clone.control = list(dict.fromkeys(self.ops[c][-1] for c in op.control))
+            control = self._ran(op.control)
+            clone = self.build.emit(op.type, inputs, outputs, attrs, op.name, control, op.stateful)
             self.ops[op] = [clone] * self.parts
             for old, new in zip(op.outputs, clone.outputs, strict=True):
                 self.tensors[old] = [new] * self.parts
@@ -165,6 +165,9 @@ class _Writer(WithinRank):
                 ops[op][task.micro] = call
             for tensor, output in zip(body.made, call.outputs, strict=False):
                 made[tensor][task.micro] = output
+        for key in bodies[0]:
+            for op in self._again(cut, key):
+                self._repeats.setdefault(op, []).append(last[self._schedule.actors[key.stage]])
         for key, body in bodies[0].items():
             self._sums.update(zip(body.summed, carried[key], strict=True))
 
@@ -211,7 +214,13 @@ class _Writer(WithinRank):
     def _awaited(self, ops: Sequence[Op], before: Op | None) -> list[Op]:
         """What a call of `ops` waits for: that `before` it on its ranks, and all they wait for."""
         outside = dict.fromkeys(c for op in ops for c in op.control if c in self.rounds.once)
-        return [*([before] if before else []), *(self.ops[c][-1] for c in outside)]
+        return [*([before] if before else []), *self._ran(outside)]
+
+    def _ran(self, ops: Iterable[Op]) -> list[Op]:
+        """What ends last of all that runs `ops` of the program."""
+        return list(
+            dict.fromkeys(o for op in ops for o in (self.ops[op][-1], *self._repeats.get(op, ())))
+        )
 
     def _call(
         self,

@@ -31,7 +31,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from tfpar.ir.graph import Op, Tensor
-from tfpar.ir.traits import CONSTANTS, SOURCES
+from tfpar.ir.traits import SOURCES
 from tfpar.rewrite.local_graph import NOWHERE, LocalProgram
 from tfpar.rewrite.part_bodies import of_part
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
@@ -161,8 +161,7 @@ def _next(sweep: int, maker: int, reader: int) -> int:
 
 
 def _before(op: Op) -> list[Op]:
-    """What `op` comes after. A constant comes after nothing, whatever it was told to wait for."""
-    return [] if op.type in CONSTANTS else [*(t.op for t in op.inputs), *op.control]
+    return [*(t.op for t in op.inputs), *op.control]
 
 
 def _latest(program: LocalProgram, placed: Rounds) -> dict[Op, int]:

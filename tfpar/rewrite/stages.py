@@ -20,7 +20,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import Graph, Op, Shape, Tensor
+from tfpar.ir.effects import OUTSIDE, Accesses
+from tfpar.ir.graph import DType, Graph, Op, Shape, Tensor
 from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.graph import RECEIVE_AHEAD
@@ -106,15 +107,19 @@ class _Actor:
         self.ops: dict[Op, Op] = {}
         self.calls: list[Op] = []
 
-    def copy(self, op: Op) -> None:
-        """Add an op whose inputs are there."""
+    def copy(self, op: Op, control: Sequence[Op] = ()) -> None:
+        """Add an op whose inputs are there.
+
+        Args:
+            control: of this actor, what it waits for beside what it waits for in the whole step.
+        """
         clone = self.build.emit(
             op.type,
             [self.tensors[t] for t in op.inputs],
             [(t.shape, t.dtype) for t in op.outputs],
             op.attrs,
             op.name,
-            [self.ops[c] for c in op.control if c in self.ops],  # of others it waits for data only
+            [*(self.ops[c] for c in op.control if c in self.ops), *control],
             op.stateful,
         )
         self.ops[op] = clone
@@ -165,6 +170,8 @@ class _Split:
         self.actors = actors
         self._actor_of = schedule.actors
         self.kept = kept_everywhere(program)
+        self._accesses = Accesses(program.graph.functions)
+        self._signals: dict[tuple[Op, _Actor], Op] = {}
 
     def write(self) -> None:
         graph = self.program.graph
@@ -181,7 +188,7 @@ class _Split:
                         continue
                     for tensor in op.inputs:
                         self._bring(tensor, actor)
-                    actor.copy(op)
+                    actor.copy(op, [self._signal(c, actor) for c in self._awaited(op, actor)])
         for variable in graph.variables:
             if variable.handle in self.kept:
                 continue
@@ -198,6 +205,29 @@ class _Split:
         for actor in self.actors:
             for tensor in graph.outputs:
                 self._bring(tensor, actor, result=tensor)
+
+    def _awaited(self, op: Op, actor: _Actor) -> list[Op]:
+        """The ops of other actors that `op` waits for: of those that have an effect outside, as it
+        has. Of others it waits for data only: each variable lies with one actor, or with all."""
+        outside = OUTSIDE in self._accesses.of(op)
+        apart = [c for c in op.control if outside and c not in actor.ops]
+        return [c for c in apart if OUTSIDE in self._accesses.of(c)]
+
+    def _signal(self, op: Op, actor: _Actor) -> Op:
+        """Send `actor` word that `op`, of another actor, has run; what receives it."""
+        if (op, actor) not in self._signals:
+            source = self.actors[self._actor_of[self.program.places[op].stage]]
+            source.build.name = actor.build.name = f"{op.name}/done/to{actor.group[0]}"
+            word = source.build.const(0, "int32")
+            attrs = {"T": DType("int32")}
+            done = source.build.emit(
+                "Identity", [word], [((), "int32")], attrs, control=[source.ops[op]]
+            )
+            key = _key(f"{op.name}/done")
+            send(source.build, done.outputs[0], key, actor.group)
+            received = recv(actor.build, (), "int32", key, source.group, actor.awaited())
+            self._signals[op, actor] = received.op
+        return self._signals[op, actor]
 
     def _bring(self, tensor: Tensor, actor: _Actor, result: Tensor | None = None) -> None:
         """Have `actor` make a tensor that it reads, or receive it.
@@ -227,13 +257,18 @@ class _Split:
                 what += f"All ranks give {result.name!r}, a result of the step, which is made of "
                 what += "it: return something of known shape instead."
             raise TfparError(what)
-        key = re.sub(r"[^A-Za-z0-9_.\-/]", ".", f"{tensor.op.name}/{tensor.index}")
+        key = _key(f"{tensor.op.name}/{tensor.index}")
         source.build.name = target.build.name = f"{tensor.op.name}/to{target.group[0]}"
         send(source.build, source.tensors[tensor], key, target.group)
         received = recv(
             target.build, tensor.shape, tensor.dtype, key, source.group, target.awaited()
         )
         target.have(tensor, received)
+
+
+def _key(text: str) -> str:
+    """The key of a transfer, spelled as names of ops are."""
+    return re.sub(r"[^A-Za-z0-9_.\-/]", ".", text)
 
 
 def _is_made_again(tensor: Tensor) -> bool:

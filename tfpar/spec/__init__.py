@@ -3,6 +3,7 @@
 from tfpar.spec.errors import (
     ArgumentError,
     CaptureError,
+    CompilerError,
     GraphTextError,
     MemoryLimitError,
     OtherModelError,
@@ -43,6 +44,7 @@ __all__ = [
     "MOST_RANKS",
     "ArgumentError",
     "CaptureError",
+    "CompilerError",
     "GraphTextError",
     "MemoryLimitError",
     "Mesh",

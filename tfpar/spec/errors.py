@@ -31,6 +31,10 @@ class RuleError(TfparError, ValueError):
     """An op rule that contradicts the op it describes."""
 
 
+class CompilerError(TfparError, RuntimeError):
+    """The compiler has lost a property of the step: a fault of tfpar."""
+
+
 class PlanError(TfparError, ValueError):
     """A plan (or plan file) that does not fit the graph, the mesh or this version."""
 

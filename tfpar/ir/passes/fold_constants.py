@@ -35,7 +35,7 @@ def fold_constants(graph: Graph, constants: Constants) -> None:
             continue
         folded = True
         if len(values) == 1:
-            op.type, op.inputs, op.stateful = "Const", [], False
+            op.type, op.inputs, op.control, op.stateful = "Const", [], [], False
             op.attrs = _const_attrs(values[0], op.outputs[0].dtype)
             op.outputs[0].shape = values[0].shape
             ops.append(op)
@@ -43,7 +43,7 @@ def fold_constants(graph: Graph, constants: Constants) -> None:
         heirs[op] = []
         for tensor, value in zip(op.outputs, values, strict=True):
             attrs = _const_attrs(value, tensor.dtype)
-            const = Op(f"{op.name}/value_{tensor.index}", "Const", (), attrs, op.control)
+            const = Op(f"{op.name}/value_{tensor.index}", "Const", (), attrs)
             replaced[tensor] = const.add_output(value.shape, tensor.dtype)
             heirs[op].append(const)
         ops.extend(heirs[op])

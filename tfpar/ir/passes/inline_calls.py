@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.ir.traits import CALLS
+from tfpar.ir.traits import CALLS, VARIABLE_READS
 
 
 def inline_calls(graph: Graph) -> Graph:
     """Inline every call of `graph` and of its function bodies, in place; returns `graph`.
 
     Ops get the name of their call as a prefix. Whatever ran after the call runs after
-    its effects, and the effects run after whatever the call ran after. Each body belongs to one
-    op, so its ops are moved, not copied.
+    its effects and its reads of variables, and these run after whatever the call ran after. Each
+    body belongs to one op, so its ops are moved, not copied.
     """
     for body in list(graph.functions.values()):
         _inline(body)
@@ -58,9 +58,11 @@ def _inline(graph: Graph) -> None:
                 inner.control = list(dict.fromkeys([*inner.control, *op.control]))
             inner.name = _unique(f"{op.name}/{inner.name}", names)
             ops.append(inner)
+        effects = {e for e in body.effects if e not in sources}
         made = [inner_to_outer.get(t, t) for t in body.outputs]
         replaced.update(zip(op.outputs, made, strict=True))
-        after = [e for e in body.effects if e not in sources] or [t.op for t in made]
+        after = [o for o in body.ops if o in effects or o.type in VARIABLE_READS]
+        after = after or [t.op for t in made]
         effects_of[op] = list(dict.fromkeys([*after, *(op.control if not after else ())]))
     graph.ops = ops
     graph.outputs = settle(graph.outputs)
