@@ -91,14 +91,25 @@ def _served(model: keras.Model) -> Any:
     return tf.function(lambda x: model(x, training=False), autograph=False)
 
 
+def _freeze(function: Any, path: Path, **options: bool) -> None:
+    frozen = convert_variables_to_constants_v2(function, **options)
+    assert [t.dtype for t in frozen.inputs] == [tf.int32]
+    path.write_bytes(frozen.graph.as_graph_def().SerializeToString())
+
+
 def _frozen(**options: bool) -> Row:
     def write(model: keras.Model, path: Path) -> None:
-        concrete = _served(model).get_concrete_function(SPEC)
-        frozen = convert_variables_to_constants_v2(concrete, **options)
-        assert [t.dtype for t in frozen.inputs] == [tf.int32]
-        path.write_bytes(frozen.graph.as_graph_def().SerializeToString())
+        _freeze(_served(model).get_concrete_function(SPEC), path, **options)
 
     return Row(write, _read_frozen, own=True)
+
+
+def _freeze_saved_model(model: keras.Model, path: Path) -> None:
+    """As TF-TRT does."""
+    folder = Path(f"{path} saved")
+    _save_module(model, folder)
+    function = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    _freeze(function, path, lower_control_flow=False, aggressive_inlining=True)
 
 
 def _read_frozen(path: Path) -> Any:
@@ -170,7 +181,8 @@ def _read_signature(path: Path) -> Any:
 ROWS = {
     "frozen": _frozen(),
     "frozen, control flow kept": _frozen(lower_control_flow=False),
-    "frozen as TF-TRT does": _frozen(lower_control_flow=False, aggressive_inlining=True),
+    "frozen, all inlined": _frozen(lower_control_flow=False, aggressive_inlining=True),
+    "frozen SavedModel": Row(_freeze_saved_model, _read_frozen, own=True),
     "export": Row(lambda model, path: model.export(path, verbose=False), _read_served),
     "tf.saved_model.save": Row(lambda m, path: tf.saved_model.save(m, str(path)), _read_signature),
     "tf.saved_model.save of a module": Row(_save_module, _read_served),

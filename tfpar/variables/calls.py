@@ -9,8 +9,28 @@ from typing import Any
 import tensorflow as tf
 
 from tfpar.interop.variable_calls import READ, WRITE, add_call, traced_call
-from tfpar.interop.variables import note_use
+from tfpar.interop.variables import UninitializedVariable, note_use
 from tfpar.variables.states import Sharded
+
+
+class UnusedHandle(UninitializedVariable):
+    """Takes the place of a handle in a SavedModel whose functions hold it and do not use it.
+
+    Each handle needs one of its own: functions that are loaded know by it which of their arguments
+    is which.
+    """
+
+    def __init__(self, handle: tf.Tensor) -> None:
+        super().__init__(shape=[], dtype=tf.int32, trainable=False)
+        self.assign(0)  # what freezes a function that was loaded reads all that it holds
+        self._stands_for = handle
+
+    def _export_to_saved_model_graph(
+        self, object_map: Any = None, tensor_map: Any = None, options: Any = None, **kwargs: Any
+    ) -> list[tf.Tensor]:
+        (own,) = super()._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
+        tensor_map[self._stands_for] = tensor_map[own]
+        return [own, self._stands_for]
 
 
 class Calls:
@@ -29,6 +49,7 @@ class Calls:
     ) -> None:
         self.state = state
         self._handle = handle
+        self._unused: dict[int, UnusedHandle] = {}
         self._name, self._shape, self._dtype = name, shape, dtype
 
     def read(self) -> tf.Tensor:
@@ -40,12 +61,14 @@ class Calls:
         """Store the whole `value` in the graph that is being traced."""
         self._add(self._write, value)
 
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """What they use behind the handle, if any was called: functions hold it too."""
+    def unused_when_written(self) -> list[UnusedHandle]:
+        """Of what functions hold behind the handle, if any was traced: shards, and the like."""
         made = [vars(self).get(name) for name in ("_read", "_write")]
-        used = [v for function in made if function is not None for v in function.graph.variables]
-        return list({id(v): v for v in used}.values())
+        for handle in (h for function in made if function for h in function.captured_inputs):
+            if id(handle) not in self._unused:
+                with tf.init_scope():
+                    self._unused[id(handle)] = UnusedHandle(handle)
+        return list(self._unused.values())
 
     def _add(self, function: Any, *values: tf.Tensor) -> Sequence[tf.Tensor]:
         for variable in function.graph.variables:

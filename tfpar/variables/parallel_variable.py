@@ -372,8 +372,8 @@ class ParallelVariable(UninitializedVariable):
         """In a SavedModel also what functions hold that were traced while it was sharded."""
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel" and self._calls is not None:
-            held = enumerate(self._calls.variables)
-            children.update({f"held_by_functions_{i}": variable for i, variable in held})
+            unused = enumerate(self._calls.unused_when_written())
+            children.update({f"unused_{i}": handle for i, handle in unused})
         return children
 
     def _restore_from_tensors(self, restored_tensors):
