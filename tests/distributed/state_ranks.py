@@ -323,14 +323,6 @@ def of_two(folder: Path, check: Checks, rank: int) -> None:
     trained = check("checkpoint", train)
     check("checkpoint-fails", lambda: no_checkpoint_on_a_full_disk(folder, trained, rank))
 
-    def save() -> None:
-        trained.save(folder / "saved.keras")
-        trained.save_weights(folder / "saved.weights.h5")
-        predictions = trained.predict(samples()[0], verbose=0)
-        if not rank:
-            np.save(folder / "predictions.npy", predictions)
-
-    check("save", save)
     check("graph", lambda: graph_saved_and_restored(folder))
     check("graph-replicated", graph_replicated)
     check("checkpoint-behind", lambda: written_behind_training(folder, trained, rank))

@@ -91,7 +91,6 @@ def checkpoint(folder, two) -> str:
         "load-before",
         "load-model",
         "checkpoint",
-        "save",
         "graph",
         "checkpoint-fails",
         "checkpoint-behind",
@@ -130,18 +129,6 @@ def test_four_ranks_save_what_they_restored(folder, four, checkpoint):
     four.assert_held("save-again")
     again = folder / "again" / f"step-{ranks.INTERRUPTED:08d}"
     ranks.same(ranks.of_checkpoint(str(again)), ranks.of_checkpoint(checkpoint))
-
-
-@pytest.mark.slow
-def test_files_of_two_ranks_load_on_one_device(folder, two):
-    two.assert_held("save")
-    predictions, x = np.load(folder / "predictions.npy"), ranks.samples()[0]
-    model = keras.models.load_model(folder / "saved.keras")
-    np.testing.assert_allclose(model.predict(x, verbose=0), predictions, rtol=1e-5, atol=1e-6)
-    assert int(model.optimizer.iterations) == ranks.INTERRUPTED
-    model = ranks.build()
-    model.load_weights(folder / "saved.weights.h5")
-    np.testing.assert_allclose(model.predict(x, verbose=0), predictions, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

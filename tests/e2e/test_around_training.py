@@ -60,19 +60,6 @@ def test_the_user_reads_and_writes_weights_in_functions_of_their_own():
 
 
 @pytest.mark.slow
-def test_an_archive_of_a_model_that_trained(tmp_path):
-    """As `model.export`, which makes weights whole first; this one has the shards too."""
-    parallel, _ = same(perceptron, (f(12, 6), f(12, 2)))
-    archive = keras.export.ExportArchive()
-    archive.track(parallel.model)
-    archive.add_endpoint("serve", parallel.model.call, [tf.TensorSpec((None, 6))])
-    archive.write_out(str(tmp_path), verbose=False)
-    served = tf.saved_model.load(str(tmp_path))
-    x = f(5, 6)
-    np.testing.assert_allclose(served.serve(x), parallel.model.predict(x, verbose=0), atol=1e-5)
-
-
-@pytest.mark.slow
 def test_a_function_traced_before_training_is_never_silently_stale():
     keras.utils.set_random_seed(7)
     with tap.auto_parallel(MESH, COLUMN):

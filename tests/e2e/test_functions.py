@@ -383,20 +383,3 @@ def test_ragged_batches_train_as_on_one_device():
         parallel = train()
     for got, want in zip(results(parallel), results(train()), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_saved_model_has_the_trained_values(tmp_path):
-    with tap.auto_parallel([1, 2], [tap.shard("a/kernel", dim=1, axis="model")], planner=None):
-        inputs = keras.Input((4,))
-        hidden = keras.layers.Dense(6, "relu", name="a")(inputs)
-        model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
-        model.compile("adam", "mse", jit_compile=False)
-    model.fit(X, Y, batch_size=5, verbose=0)
-    tf.saved_model.save(model, str(tmp_path / "model"))
-    loaded = tf.saved_model.load(str(tmp_path / "model"))
-    (served,) = loaded.signatures["serving_default"](tf.constant(X)).values()
-    np.testing.assert_allclose(served, model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
-    kernel = model.get_layer("a").kernel.value
-    assert kernel.layout is not None, "it stays split"
-    model.fit(X, Y, batch_size=5, verbose=0)

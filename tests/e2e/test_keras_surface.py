@@ -205,23 +205,6 @@ def test_saved_file_opens_in_plain_keras_and_goes_on(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=time_limit(120), env=env)
 
 
-@pytest.mark.slow
-def test_weight_files_and_export(tmp_path):
-    model = parallel()
-    model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
-    model.save_weights(str(tmp_path / "w.weights.h5"))
-    other = parallel(COLUMN, tap.split({"model": 2}))
-    other.load_weights(str(tmp_path / "w.weights.h5"))
-    want = model.predict(X, verbose=0)
-    np.testing.assert_allclose(other.predict(X, verbose=0), want, atol=1e-5)
-    model.export(str(tmp_path / "exported"), verbose=False)
-    served = tf.saved_model.load(str(tmp_path / "exported"))
-    np.testing.assert_allclose(served.serve(X), want, atol=1e-5)
-    before = model.get_weights()
-    model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
-    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
-
-
 def test_checkpoint_of_tensorflow(tmp_path):
     model = parallel()
     model.fit(X[:8], Y[:8], batch_size=8, verbose=0)

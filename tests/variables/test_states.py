@@ -76,17 +76,6 @@ def test_the_state_is_put_back_after_an_error(variable):
     assert variable.state is before
 
 
-def test_a_saved_model_holds_the_shards_while_the_variable_is_whole():
-    variable = make("sharded")
-    assert isinstance(variable.state, Sharded)
-    shards = {f"shard_{rank}": shard for rank, shard in variable.state.stored.items()}
-    for context in (contextlib.nullcontext(), variable.whole()):
-        with context:
-            children = variable._trackable_children("savedmodel")
-            assert {n: c for n, c in children.items() if n.startswith("shard_")} == shards
-    assert "shard_0" not in make("whole")._trackable_children("savedmodel")
-
-
 def test_what_is_laid_alike_stays_where_it_is():
     variable = make("sharded")
     state = variable.state

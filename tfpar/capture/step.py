@@ -139,6 +139,7 @@ def capture_step(
     num_arguments = len(graph.inputs) - len(externals)
     closure, closure_inputs, variables = [], [], []
     used: dict[str, int] = {}
+    read = {tensor for op in graph.ops for tensor in op.inputs}
     for external, tensor in zip(externals, graph.inputs[num_arguments:], strict=True):
         if external.dtype != tf.resource:
             if tensor.op.type == "Const":  # a small eager tensor, captured by its value
@@ -149,6 +150,8 @@ def capture_step(
         if isinstance(_owner(external), tf.lookup.StaticHashTable):  # constant, like a tensor
             closure.append(external)
             closure_inputs.append(tensor)
+            continue
+        if tensor not in read:  # a shard: see `interop.variable_calls`
             continue
         variable = by_handle.get(id(external))
         if variable is None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpar.interop.variables import UninitializedVariable
+from tfpar.interop.variables import UninitializedVariable, note_use
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.backends.wire import Wire
 from tfpar.runtime.function_def import FunctionWriter, RegisteredFunction
@@ -109,15 +109,21 @@ class Exchange:
             writer.output(result, dtype)
             writer.effect(result.partition(":")[0])  # what comes after it waits for it
             functions[key] = writer.register()
-        (result,) = functions[key]([tensor, self._order])
+        note_use(self._order)
+        (result,) = functions[key]([tensor, self._order.handle])
         return result
 
     @functools.cached_property
-    def _order(self) -> tf.Tensor:
-        """A handle that all collectives are given: TensorFlow runs what may write to one variable
-        in the order of the program, through loops, branches and calls."""
+    def _order(self) -> tf.Variable:
+        """Its handle is given to all collectives: TensorFlow runs what may write to one variable
+        in the order of the program, through loops, branches and calls.
+
+        It has a value, for what saves the variables of functions.
+        """
         with tf.init_scope(), tf.device("CPU:0"):
-            return UninitializedVariable(shape=[], dtype=tf.int32).handle
+            variable = UninitializedVariable(shape=[], dtype=tf.int32, trainable=False)
+            variable.assign(0)
+            return variable
 
 
 def _words(message: Any) -> np.ndarray:

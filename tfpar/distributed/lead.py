@@ -55,6 +55,15 @@ class Lead:
         finally:
             self._leading = False
 
+    def write(self, path: str, what: str, action: Callable[[], Any]) -> Any:
+        """As `run`, of what writes `path`; ranks that name paths of their own each write theirs."""
+        if not self._leading:
+            with self._world.at(what):
+                paths = self._world.exchange.messages(path)
+            if len(set(paths)) > 1:
+                return action()
+        return self.run(what, action)
+
     def ask(self, key: int, method: str, *arguments: Any) -> None:
         """Where this rank leads: have the others call the method of their own object too.
 

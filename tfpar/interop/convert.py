@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfpar.interop.attributes import read_attr
 from tfpar.interop.graphs import find_op_definition, graph_of_function
+from tfpar.interop.variable_calls import CALL, plain_op
 from tfpar.ir.graph import DType, FunctionRef, Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.hoist_reads import hoist_reads
@@ -46,6 +47,7 @@ def _convert(
     graph_def = func_graph.as_graph_def()
     graph = Graph(functions=functions)
     by_name: dict[str, Op] = {}
+    num_inputs: dict[str, int] = {}  # of calls that take more than what they stand for
     pairs = list(zip(func_graph.get_operations(), graph_def.node, strict=True))
     for tf_op, node in pairs:
         attrs = {k: read_attr(v) for k, v in node.attr.items() if k not in _DROPPED_ATTRS}
@@ -57,6 +59,10 @@ def _convert(
                 "Tout": [DType(t.dtype.base_dtype.name) for t in tf_op.outputs],
             }
             op_type = "StatefulPartitionedCall"
+        plain = _plain_form(tf_op)
+        if plain is not None:
+            op_type, num_inputs[node.name], dtype = plain
+            attrs = {"dtype": dtype}
         op = Op(node.name, op_type, attrs=attrs, stateful=tf_op.op_def.is_stateful)
         for tensor in tf_op.outputs:
             op.add_output(_shape_of(tensor), tensor.dtype.base_dtype.name)
@@ -70,6 +76,7 @@ def _convert(
                 op.control.append(by_name[name[1:]])
             else:
                 op.inputs.append(by_name[source].outputs[int(index or 0)])
+        del op.inputs[num_inputs.get(op.name, len(op.inputs)) :]
     graph.ops = sort_topologically(list(by_name.values()))
     graph.inputs = [_tensor(by_name, t) for t in func_graph.inputs]
     graph.outputs = [_tensor(by_name, t) for t in (*func_graph.outputs, *more_outputs)]
@@ -77,6 +84,14 @@ def _convert(
     for op in graph.ops:
         _convert_bodies(func_graph, op, functions)
     return graph
+
+
+def _plain_form(op: tf.Operation) -> tuple[str, int, DType] | None:
+    """The read or write of a split variable that a call stands for: see `plain_op`."""
+    if op.type != CALL:
+        return None
+    dtypes = [DType(t.dtype.base_dtype.name) for t in (*op.inputs, *op.outputs)]
+    return plain_op(op.get_attr("f").name, dtypes)
 
 
 def _tensor(by_name: dict[str, Op], tensor: tf.Tensor) -> Tensor:

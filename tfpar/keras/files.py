@@ -72,7 +72,7 @@ class Files:
         if world is None:
             write()
         else:
-            world.lead.run(f"{original.__name__}({path!r})", write)
+            world.lead.write(path, f"{original.__name__}({path!r})", write)
 
     def _own(self, method: str) -> Callable[..., Any]:
         """The method as the model's class has it."""

@@ -11,14 +11,16 @@ import keras
 import tensorflow as tf
 
 from tfpar.distributed.world import World
-from tfpar.interop.saved_models import wrap_writer
+from tfpar.interop.variable_calls import write_plainly
+from tfpar.interop.written_graphs import change_written_graphs, wrap_writer
 from tfpar.keras.files import complete
 from tfpar.variables.parallel_variable import ParallelVariable
 
 
 def install_saved_models() -> None:
-    """Wrap the function that `tf.saved_model.save` ends in; once."""
+    """Wrap the function that `tf.saved_model.save` ends in, and what makes graphs for it; once."""
     wrap_writer(_writes_once)
+    change_written_graphs(write_plainly)
 
 
 def _writes_once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +42,7 @@ def _writes_once(original: Callable[..., Any]) -> Callable[..., Any]:
         world = _world(variables)
         if world is None:
             return write()
-        return world.lead.run(f"tf.saved_model.save({path!r})", write)
+        return world.lead.write(path, f"tf.saved_model.save({path!r})", write)
 
     return save
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfpar.interop.variables import UninitializedVariable
@@ -29,15 +27,3 @@ def release(variable: tf.Variable) -> None:
     dtype = variable.dtype
     is_number = dtype.is_floating or dtype.is_complex
     store(variable, tf.cast(float("nan"), dtype) if is_number else tf.zeros([0], dtype))
-
-
-def as_read(value: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
-    """`value`, whose gradient goes to `handle`: for tapes that watch a function from outside."""
-    with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": "TfparRead"}):
-        value, _ = tf.identity_n([value, handle])
-    return value
-
-
-@tf.RegisterGradient("TfparRead")
-def _gradient_of_read(op: tf.Operation, gradient: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
-    return [None, gradient]

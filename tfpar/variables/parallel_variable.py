@@ -32,7 +32,8 @@ from tfpar.interop.variables import (
     without_tapes,
 )
 from tfpar.spec import Mesh, Spec
-from tfpar.variables.handles import as_read, plain_variable, release, store
+from tfpar.variables.calls import Calls
+from tfpar.variables.handles import plain_variable, release, store
 from tfpar.variables.initial.shard import Stored, shard_values
 from tfpar.variables.pieces import cut
 from tfpar.variables.states import Pending, Sharded, State, Whole
@@ -58,6 +59,7 @@ class ParallelVariable(UninitializedVariable):
 
     _state: State
     _key = 0  # under which the lead of a job knows it; 0 until it was sharded over processes
+    _calls: Calls | None = None  # by functions that were traced while it was last sharded
 
     def __init__(
         self,
@@ -207,7 +209,7 @@ class ParallelVariable(UninitializedVariable):
             return
         with tf.init_scope():
             if isinstance(before, Sharded):
-                self._be_whole(self._assembled(), Whole(before.stored))
+                self._be_whole(self._assembled())
             else:
                 self._be_whole(before.initial())
         try:
@@ -229,10 +231,10 @@ class ParallelVariable(UninitializedVariable):
         self.shape.assert_is_compatible_with(value.shape)
         self._be_whole(value)
 
-    def _be_whole(self, value: Any, state: Whole | None = None) -> None:
+    def _be_whole(self, value: Any) -> None:
         """Put `value` behind the handle, which may have no memory of its own at the moment."""
         value = tf.cast(value, self.dtype)
-        self._state = state or Whole()
+        self._state = Whole()
         store(self, value)
 
     def assign_stored(self, stored: Stored) -> None:
@@ -271,15 +273,21 @@ class ParallelVariable(UninitializedVariable):
         assert isinstance(state, Sharded)
         if state.needs_others and state.ranks.world is not None:
             state.ranks.world.lead.ask(self._key, "_assembled")
+        if in_graph():
+            return self._in_graph(state).read()
         return state.assemble(self.name, self.shape, self.dtype)
+
+    def _in_graph(self, state: Sharded) -> Calls:
+        """How the function that is being traced uses the variable."""
+        if self._calls is None or self._calls.state is not state:
+            self._calls = Calls(self.handle, state, self.name, self.shape, self.dtype)
+        return self._calls
 
     def _whole(self) -> tf.Tensor:
         """The assembled value, as a read of this variable to gradient tapes."""
         note_use(self)
         with without_tapes():
             value = self._assembled()
-            if not tf.executing_eagerly():
-                value = as_read(value, self.handle)
         note_read(value, self.handle)
         return value
 
@@ -333,7 +341,10 @@ class ParallelVariable(UninitializedVariable):
             return self if read_value else None
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
-        state.assign(value)
+        if in_graph():
+            self._in_graph(state).write(value)
+        else:
+            state.assign(value)
         return self if read_value else None
 
     def assign_add(self, delta, use_locking=None, name=None, read_value=True):
@@ -358,13 +369,11 @@ class ParallelVariable(UninitializedVariable):
         return self.assign(whole.read_value())
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        """In a SavedModel also the shards: functions traced while sharded read them."""
+        """In a SavedModel also what functions hold that were traced while it was sharded."""
         children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "savedmodel":
-            state = self._state
-            shards = state.stored if isinstance(state, Sharded) else {}
-            shards = state.aside if isinstance(state, Whole) else shards
-            children.update({f"shard_{rank}": shard for rank, shard in shards.items()})
+        if save_type == "savedmodel" and self._calls is not None:
+            unused = enumerate(self._calls.unused_when_written())
+            children.update({f"unused_{i}": handle for i, handle in unused})
         return children
 
     def _restore_from_tensors(self, restored_tensors):

@@ -36,13 +36,7 @@ class Pending:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Whole:
-    """An ordinary variable on one device.
-
-    Attributes:
-        aside: the shards that are used again afterwards, by rank, where it is whole for a time.
-    """
-
-    aside: Mapping[int, tf.Variable] = dataclasses.field(default_factory=dict)
+    """An ordinary variable on one device."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

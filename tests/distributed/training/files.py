@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import tfpar as tap
+from tests import written_models
 from tests.distributed.training.place import (
     Case,
     Place,
@@ -17,6 +17,7 @@ from tests.distributed.training.place import (
     floats,
     numbers,
     perceptron,
+    precision,
     regression,
     trained,
     weights,
@@ -31,12 +32,7 @@ def models_and_weights(place: Place) -> Results:
         model = perceptron(keras.optimizers.Adam(0.01))
     results = trained(model, X, Y, batch_size=4)
     model.save(place.folder / "model.keras")
-    keras.saving.save_model(model, place.folder / "by_function.keras")
-    keras.saving.save_model(model, place.folder / "by_function", zipped=False)
-    keras.saving.save_model(model, place.folder / "by_function.h5")
     model.save_weights(place.folder / "model.weights.h5")
-    model.export(place.folder / "exported", verbose=False)
-    tf.saved_model.save(model, str(place.folder / "saved"))
     # The same model goes on, and back to where it was.
     later = trained(model, X, Y, batch_size=4, shuffle=False)
     model.load_weights(place.folder / "model.weights.h5")
@@ -46,6 +42,17 @@ def models_and_weights(place: Place) -> Results:
         **{f"later {name}": value for name, value in later.items()},
         **{f"loaded {name}": value for name, value in loaded.items()},
     }
+
+
+def models_written(place: Place) -> Results:
+    """In every form, of which some belong to a rank; see `test_equivalence` for them."""
+    with precision("float32"):
+        with place.parallel(written_models.SPLIT, [1, place.size], verbose=0):
+            model = written_models.trained()
+        if place.size > 1:
+            for name, row in written_models.ROWS.items():
+                row.write(model, row.path(place.folder, name, place.rank))
+        return {"outputs": written_models.outputs(model)}
 
 
 def weights_loaded_before_the_first_step(place: Place) -> Results:
@@ -150,6 +157,7 @@ def checkpoints(place: Place) -> Results:
 
 CASES: list[Case] = [
     models_and_weights,
+    models_written,
     weights_loaded_before_the_first_step,
     weights_got_and_set,
     callbacks,
