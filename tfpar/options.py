@@ -44,7 +44,8 @@ class Options:
             what takes less time where that is no solution yet.
         search_seconds: what the planner may take, about; it returns the best plan found by then.
             Where no fast plan fits into memory, more are searched, and each search may take that.
-            Ctrl-C ends a search at once: see `tap.SearchInterrupted`.
+            Ctrl-C ends a search at once: see `tap.SearchInterrupted`. By default `planner="auto"`
+            takes no longer than the training under way can gain by it, or about a second.
         cluster: the machines to plan for: a `Cluster`, the name of a preset or a file (TOML or
             JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
         plan_cache: a folder for plans, which are then searched once for each problem; by default

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfpar.cluster import units
-from tfpar.cluster.description import Cluster, Level
+from tfpar.cluster.description import Cluster, Level, Node
 from tfpar.cluster.named import find_cluster, preset_names
 from tfpar.report.tables import render_table
 
@@ -115,30 +115,29 @@ def _in_detail(cluster: Cluster) -> str:
             _rate(node.device.memory_bandwidth),
             ", ".join(f"{t} {_about(r, 'FLOP/s')}" for t, r in node.device.flops.items()),
             _rate(node.device.host_bandwidth),
-            "-" if node.host_memory_bytes is None else _about(node.host_memory_bytes, "bytes"),
         )
         for node in cluster.nodes
     ]
-    columns = (
-        "device",
-        "nodes x devices",
-        "memory",
-        "its bandwidth",
-        "products",
-        "to the host",
-        "memory of a host",
-    )
+    columns = "device", "nodes x devices", "memory", "its bandwidth", "products", "to the host"
     links = render_table(
         "Links", ("where", "joins", "topology", "bandwidth", "latency"), _rows(cluster)
     )
     parts = [head, render_table("Devices", columns, devices), links]
     library = f"Collectives: {', '.join(cluster.algorithms)}"
     parts.append(f"{library}; {cluster.overlap:.0%} of a device's arithmetic goes on beside them.")
+    hosts = [_host_memory(node) for node in cluster.nodes]
+    parts.append(f"Memory of a host: {', '.join(hosts)}.")
     if cluster.measured:
         parts.append(
             f"{len(cluster.measured)} measured collectives go before what links let expect."
         )
     return "\n\n".join(parts)
+
+
+def _host_memory(node: Node) -> str:
+    """`2 TB`."""
+    size = node.host_memory_bytes
+    return "not known" if size is None else _about(size, "bytes")
 
 
 def _rows(cluster: Cluster) -> Iterator[tuple[str, ...]]:

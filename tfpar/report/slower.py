@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-TELLABLE = 0.001
-"""By what part of a step a plan has to be slower for a word of it: less does not show."""
+TELLABLE = 0.02
+"""By what part of a step a plan has to be slower for a word of it."""
 
 
 def why_slower(
