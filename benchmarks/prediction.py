@@ -34,7 +34,7 @@ from typing import Any
 
 from benchmarks.correlation import shown, spearman
 from benchmarks.plans_to_predict import BATCHES, SEARCHED, SIZES, model_of, plans
-from benchmarks.results import Result, commit, machine_factor, save
+from benchmarks.results import Result, commit, measure_machine, save
 from benchmarks.shaped_cluster.namespaces import ClusterError, cluster, limit, obstacle
 from benchmarks.workers import ROOT
 
@@ -407,7 +407,7 @@ def main() -> int:
         print(report(found), flush=True)
         today = {"date": datetime.date.today().isoformat(), "commit": commit()}
         if options.json:
-            today["machine"] = machine_factor()
+            today["machine"] = measure_machine()
         rows.append({**summary(found), **today, "plans": found})
         save(options.json, [*_others(options.json, rows), *rows])
     return 0

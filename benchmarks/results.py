@@ -78,14 +78,14 @@ def save(
     options = [a for i, a in enumerate(sys.argv[1:]) if "--json" not in (a, sys.argv[i])]
     today = datetime.date.today().isoformat()
     command = " ".join(["python -m", name, *options])
-    machine = machine or machine_factor()
+    machine = machine or measure_machine()
     result = Result(command, today, commit(), os.cpu_count(), versions(), rows, machine=machine)
     result.save(path)
 
 
 @functools.cache
-def machine_factor() -> float:
-    """How slow this machine is (`benchmarks.machine`), measured once a run, in its own process."""
+def measure_machine() -> float:
+    """Measure how slow this machine is (`benchmarks.machine`), once a run, in its own process."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-m", "benchmarks.machine", "--factor"]
     environ = {**os.environ, **quiet}

@@ -91,7 +91,7 @@ def test_a_run_is_written_with_its_command_and_a_line_a_row(tmp_path, monkeypatc
     main = str(ROOT / "benchmarks" / "shaped_cluster" / "__main__.py")
     path = tmp_path / "run.json"
     monkeypatch.setattr("sys.argv", [main, "--quick", "--json", str(path), "--model", "gpt"])
-    monkeypatch.setattr(results, "machine_factor", lambda: 1.3)
+    monkeypatch.setattr(results, "measure_machine", lambda: 1.3)
     rows = [{"a": 1, "b": None}, {"a": 2.5, "b": "x"}]
     results.save(path, rows)
     text = path.read_text(encoding="utf-8")
