@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ def run(
     backend: str | None = None,
     options: Sequence[object] = (),
     imports: Sequence[str] = (),
+    anew: bool = False,
 ) -> Ended:
     """`tfpar run` of `python -m module arguments`; at most `seconds`, and no rank outlives it.
 
@@ -39,6 +41,7 @@ def run(
         timeout_s: how long its ranks wait for each other.
         options: more of `tfpar run`'s.
         imports: modules that take long to import, and which ranks find imported.
+        anew: in interpreters that start anew, as users have them.
     """
     limit = f"{time_limit(timeout_s):g}"
     launcher = [
@@ -46,8 +49,13 @@ def run(
         *(("--backend", backend) if backend else ()),
         *options,
     ]
-    ranks = preloaded.ranks("-m", module, *arguments, imports=imports)
-    return _ended(size, preloaded.python(*launcher, *ranks), seconds)
+    program = ["-m", module, *arguments]
+    if anew:
+        command = [sys.executable, *launcher, sys.executable, *program]
+    else:
+        ranks = preloaded.ranks(*program, imports=imports)
+        command = [*preloaded.python(*launcher, *ranks)]
+    return _ended(size, [str(word) for word in command], seconds)
 
 
 def alone(module: str, *arguments: object, seconds: float, imports: Sequence[str] = ()) -> Ended:

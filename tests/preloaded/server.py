@@ -156,6 +156,8 @@ class Server:
     def _watch(self, child: int, connection: socket.socket) -> None:
         def forward(_: object) -> None:
             """Bytes are signals for the child; without its client it ends."""
+            if child not in self._children:  # it has ended at the same moment
+                return
             try:
                 numbers = connection.recv(16)
             except OSError:
@@ -189,15 +191,15 @@ def receive(connection: socket.socket) -> Asked:
         EOFError: it has ended.
     """
     head, streams, _, _ = socket.recv_fds(connection, 4, 3)
-    if len(head) < 4:
+    said, data = b"", head if len(head) == 4 else b""
+    left = struct.unpack("I", head)[0] if data else 0
+    while data and left:
+        data = connection.recv(left)
+        said, left = said + data, left - len(data)
+    if not data:
+        for descriptor in streams:
+            os.close(descriptor)
         raise EOFError
-    (left,) = struct.unpack("I", head)
-    said = b""
-    while len(said) < left:
-        data = connection.recv(left - len(said))
-        if not data:
-            raise EOFError
-        said += data
     return Asked(*marshal.loads(said), streams)
 
 
