@@ -88,7 +88,7 @@ class _Writer:
         hidden = self._x
         for i, weight in enumerate(self._weights[:-1]):
             with tf.name_scope(f"block_{i}"):
-                hidden = tf.tanh(hidden @ weight)
+                hidden = tf.tanh(2.0 * tf.tanh(hidden @ weight))
         loss = tf.reduce_mean((hidden @ self._weights[-1] - self._y) ** 2, name="loss")
         gradients = tf.gradients(loss, self._weights)
         for weight in self._weights:

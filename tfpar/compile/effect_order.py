@@ -57,8 +57,24 @@ def check_races(done: str, graph: Graph, allowed: Collection[str]) -> None:
     _refuse(done, races(graph), allowed)
 
 
-def check_programs(programs: ProgramSet, step: Graph, allowed: Collection[str]) -> None:
-    """See that the effects of a step come in its order, on each rank and in the world outside.
+def check_programs(done: str, programs: ProgramSet, allowed: Collection[str]) -> None:
+    """See that there are races for no other resources than `allowed`, on any rank or between them.
+
+    Args:
+        done: what made the programs, for the message.
+
+    Raises:
+        CompilerError: names two ops.
+    """
+    apart = len(programs.programs) > 1  # then a path may lead through another program
+    for program in programs.programs.values():
+        check_races(done, program.graph, {*allowed, OUTSIDE} if apart else allowed)
+    if apart:
+        _refuse(done, _outside_races(programs), allowed)
+
+
+def check_marks(programs: ProgramSet, step: Graph, allowed: Collection[str]) -> None:
+    """See that effects come in the order of the step, on each rank.
 
     Args:
         step: for which the programs were written.
@@ -69,10 +85,7 @@ def check_programs(programs: ProgramSet, step: Graph, allowed: Collection[str]) 
     """
     places = _places(step)
     for program in programs.programs.values():
-        check_races("Writing the program of ranks", program.graph, allowed)
         _check_marks(program.graph, places, allowed)
-    if len(programs.programs) > 1:
-        _refuse("Sharing out the step among ranks", _outside_races(programs), allowed)
 
 
 def _refuse(done: str, found: Mapping[str, Race], allowed: Collection[str]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 
-from tfpar.compile.effect_order import check_programs, check_races, races
+from tfpar.compile.effect_order import check_marks, check_programs, races
 from tfpar.compile.passes import Observer, Pass, unobserved
 from tfpar.compile.simplify import prepare_step
 from tfpar.ir.graph import Tensor
@@ -118,14 +118,15 @@ def compile_step(
     if options.stages is not None:
         programs = split_stages(local, options.stages.schedule, options.stages.ranks)
         observe("split stages", lambda: str(programs))
-    check_programs(programs, partitioned.graph, allowed)
+    check_programs("Writing the programs of ranks", programs, allowed)
+    check_marks(programs, partitioned.graph, allowed)
     if options.xla is not None:
         for program in programs.programs.values():
             differing = differing_axes(program) if options.one_memory else {}
             for graph in program.graphs():
                 compile_regions(graph, options.xla, program.shapes, differing)
-            check_races("Cutting regions for XLA", program.graph, allowed)
         observe("XLA's regions", lambda: str(programs))
+        check_programs("Cutting regions for XLA", programs, allowed)
     return CompiledStep(partitioned, local, programs)
 
 
