@@ -1,8 +1,8 @@
 """Ctrl-C while TensorFlow makes a graph: raised where an op is made, until tracing has ended.
 
 Python raises KeyboardInterrupt wherever it is. While a graph is made that is often where the
-exception gets lost: in a `__del__`, in a bare `except:` of Keras, in C++ that calls Python and takes
-it for a SystemError. Then a whole model is traced before Ctrl-C shows.
+exception gets lost: in a `__del__`, in a bare `except:` of Keras, in C++ that calls Python, which
+makes a SystemError of it. Then a whole model is traced before Ctrl-C shows.
 """
 
 from __future__ import annotations
