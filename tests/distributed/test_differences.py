@@ -55,11 +55,11 @@ BATCH = ["float32[8, 6]"]
         (
             {**WIDER, "net/head/kernel": "float32[65, 2]"},
             BATCH,
-            "Ranks differ in the train step: in 'net/fc1' 'kernel' is float32[8, 64] on rank 0 and "
-            "float32[8, 65] on rank 2 and 'bias' is float32[64] on rank 0 and float32[65] on rank "
+            "Ranks differ in the train step: in 'net/fc1', kernel is float32[8, 64] on rank 0 and "
+            "float32[8, 65] on rank 2; bias is float32[64] on rank 0 and float32[65] on rank "
             "2 (and 1 more elsewhere). Every rank has to build the same model",
         ),
-        (FIRST, BATCH, "in 'net/head' 'kernel' is float32[64, 2] on rank 0 and missing on rank 2."),
+        (FIRST, BATCH, "in 'net/head', kernel is float32[64, 2] on rank 0 and missing on rank 2."),
         ({**HEAD, **FIRST}, BATCH, "the same weights in another order on rank 2 than on rank 0"),
         (
             {**FIRST, **HEAD},

@@ -57,10 +57,10 @@ def _of_weights(weights: Mapping[str, str], others: Mapping[str, str], rank: int
     layer = differing[0].rpartition("/")[0]
     shown = [path for path in differing if path.rpartition("/")[0] == layer]
     found = [
-        f"{path.rpartition('/')[2]!r} is {weights.get(path, 'missing')} on rank 0 and "
+        f"{path.rpartition('/')[2]} is {weights.get(path, 'missing')} on rank 0 and "
         f"{others.get(path, 'missing')} on rank {rank}"
         for path in shown
     ]
     more = len(differing) - len(shown)
     rest = f" (and {more} more elsewhere)" if more else ""
-    return f"in {layer!r} {' and '.join(found)}{rest}"
+    return f"in {layer!r}, {'; '.join(found)}{rest}"

@@ -107,9 +107,9 @@ def training_goes_on(place: Place) -> Results:
 
 MESSAGES: dict[Case, str] = {
     data_of_its_own: r"fed different batches.*Every rank has to read the same data.*seed",
-    another_model: r"different programs.*in '.*fc', rank 0 has .*Tanh.*Relu.*same model",
-    another_width: r"in the train step: in '.*fc' 'kernel' is float64\[6, 2\] on rank 0 and float64"
-    r"\[6, 3\] on rank 1 and 'bias' is float64\[2\] on rank 0 and .* same model",
+    another_model: r"different programs.*in '.*fc.*', rank 0 has .*Tanh.*Relu.*same model",
+    another_width: r"in the train step: in '.*fc', kernel is float64\[6, 2\] on rank 0 and float64"
+    r"\[6, 3\] on rank 1; bias is float64\[2\] on rank 0 and .* same model",
     another_size_of_batch: r"it gets float64\[8, 6\].* on rank 0 and float64\[7, 6\].* on rank 1",
     another_option: r"Ranks differ in their options: chunks=2 on rank 0 and None on rank 1\. Give",
     a_mesh_of_another_size: r"mesh has 3 ranks and the job 2 processes.*Start as many",
