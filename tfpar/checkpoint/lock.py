@@ -164,12 +164,11 @@ class FolderLock:
         holder = before.owner
         if holder is None or not holder.is_in(self._owner):
             if holder is not None and holder.is_seen_from(self._owner):
-                lives, gone = holder.is_alive, "has ended"
+                lives: bool | None = holder.is_alive
+                gone = "has ended"
             else:
-                lives, gone = (
-                    self._is_renewed(before),
-                    f"gave no sign of life for {PATIENCE_S:.0f} s",
-                )
+                lives = self._is_renewed(before)
+                gone = f"gave no sign of life for {PATIENCE_S:.0f} s"
             if lives is None:
                 return False
             if lives:
