@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import batch_axes
+from tfpar.distributed.options import agree_on_options
 from tfpar.distributed.pipelines import agree_on_pipeline
 from tfpar.distributed.seeds import share_seeds
 from tfpar.distributed.world import this_world
@@ -136,6 +137,7 @@ class Session:
                 decided=options.pipeline != AUTO,
                 picked=options.picks_schedule,
             )
+            agree_on_options(world, options.described())
             share_seeds(world)
         return session
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Offload, Plan
+from tfpar.plans.alike import runs_as
 from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.auto import AutoPlanner
 from tfpar.search.cache import PlanCache
@@ -143,6 +145,25 @@ class Settings:
                 "plan of each stage is predicted to take."
             )
         return settings
+
+    def described(self) -> dict[str, str]:
+        """The options that all ranks of a job have to be given alike, as text by name.
+
+        Not a pipeline, which is compared task by task, nor what concerns users, or the rank alone
+        that plans for all.
+        """
+        names = (
+            *("memory_limit", "bucket_bytes", "strict", "compression", "recompute", "offload"),
+            *("chunks", "early_collectives", "trials"),
+        )
+        return {
+            "mesh": str(self.mesh),
+            "constraints": f"[{', '.join(map(str, self.constraints))}]",
+            "plan": "None" if self.plan is None else _identified("a Plan", runs_as(self.plan)),
+            "planner": "None" if self.planner is None else repr(self.planner.name),
+            "cluster": _cluster_described(self.cluster),
+            **{name: repr(getattr(self, name)) for name in names},
+        }
 
     @property
     def given_pipeline(self) -> Pipeline | None:
@@ -269,6 +290,17 @@ def _check_agreed(plan: Plan, pipeline: Pipeline) -> None:
             f"The pipeline is not the plan's: it has {' and '.join(differing)}. Leave it out, "
             f"since a plan holds its pipeline, or make a plan with this one."
         )
+
+
+def _cluster_described(cluster: Cluster | Mapping[str, Any] | str | None) -> str:
+    if isinstance(cluster, Cluster):
+        return _identified(f"cluster {cluster.name!r}", cluster)
+    return _identified("a mapping", cluster) if isinstance(cluster, Mapping) else repr(cluster)
+
+
+def _identified(what: str, value: Any) -> str:
+    """A value too long to be shown, told from others by a checksum."""
+    return f"{what} (checksum {zlib.crc32(repr(value).encode()):08x})"
 
 
 def _trials(name: str, value: Any) -> Trials:

@@ -17,7 +17,7 @@ from tfpar.ir.graph import FunctionRef
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.transfers import Channel, recv, send
 from tfpar.runtime.agreement import agree_on_programs
-from tfpar.spec import RuntimeMismatchError, TfparError
+from tfpar.spec import Mesh, RuntimeMismatchError, TfparError
 
 
 class Talk:
@@ -79,9 +79,9 @@ def own_only(size: int = 4) -> list[ProgramSet]:
     return [ProgramSet({g: whole.programs[g]}) for g in whole.programs for _ in g]
 
 
-def data_parallel(size: int, extra: bool = False) -> ProgramSet:
-    """All ranks alike; perhaps with one more op."""
-    stage = Stage("alike", size, 4, (4, 2))
+def data_parallel(size: int, extra: bool = False, width: int = 2) -> ProgramSet:
+    """All ranks alike; perhaps with one more op, or a weight of another width."""
+    stage = Stage("alike", size, 4, (4, width))
     gradient = stage.product(stage.fed, stage.product(stage.fed, stage.kernel), "a")
     stage.update(stage.both("Mul", gradient, gradient) if extra else gradient)
     return ProgramSet.of(stage.program())
@@ -107,7 +107,7 @@ def test_loops_that_ranks_have_named_in_two_ways():
 
 
 def test_loops_that_differ_inside():
-    refused([looping(71), looping(71, "Exp")], "rank 0 has 'Neg' .* rank 1 'Exp'")
+    refused([looping(71), looping(71, "Exp")], r"rank 0 has 'Neg' \(Neg\), rank 1 'Exp' \(Exp\)")
 
 
 def test_one_program_on_all_ranks():
@@ -127,7 +127,29 @@ def test_programs_by_group_and_what_they_send():
 
 def test_ranks_of_one_group_differ():
     alike = [data_parallel(2), data_parallel(2, extra=True)]
-    refused(alike, "Ranks 0 and 1 .* different programs: at op 6 of .*'alike/Mul'")
+    refused(alike, "Ranks 0 and 1 .* different programs: at op 6, in 'alike', .*'alike/Mul'")
+
+
+def test_ranks_whose_weights_are_of_two_shapes():
+    refused(
+        [data_parallel(2), data_parallel(2, width=3)],
+        r"in 'alike', rank 0 has 'alike/handle' \(Placeholder; outputs resource\[4, 2\]\), rank 1 "
+        r"'alike/handle' \(Placeholder; outputs resource\[4, 3\]\)\. Every rank has to",
+    )
+
+
+def test_ranks_whose_ops_have_two_attributes():
+    other = data_parallel(2)
+    next(op for op in other.programs[0, 1].graph.ops if op.type == "AllReduce").attrs["op"] = "max"
+    refused(
+        [data_parallel(2), other], r"rank 0 has '.*' \(AllReduce; op=nothing\), rank 1 .*='max'"
+    )
+
+
+def test_ranks_whose_meshes_are_of_two_forms():
+    other = data_parallel(4)
+    other.programs[0, 1, 2, 3].mesh = Mesh.of([2, 2])
+    refused([*[data_parallel(4)] * 3, other], "rank 0 has the mesh .*4.*, rank 3 .*2")
 
 
 def test_ranks_of_the_second_group_differ():

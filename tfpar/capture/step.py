@@ -121,7 +121,8 @@ def capture_step(
     ops_traced = 0
     with collection_paused():
         if build is not None:
-            built, _ = _trace(build, (), f"build_{name}")
+            # Half an optimizer would be left to the next call.
+            built, _ = _trace(build, (), f"build_{name}", interruptible=False)
             ops_traced += len(built.get_operations())
         func_graph, created = _trace(function, arguments, name)
         ops_traced += len(func_graph.get_operations())
@@ -186,10 +187,19 @@ def capture_step(
     )
 
 
-def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
+def _trace(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    name: str,
+    *,
+    interruptible: bool = True,
+):
     """The FuncGraph of the step, and the variables that tracing it made.
 
     Sparse arguments are fed dense: how many values they have is not static.
+
+    Args:
+        interruptible: see `interop.graphs.trace`.
     """
     created: list[tf.Variable] = []
 
@@ -210,7 +220,10 @@ def _trace(function: Callable[..., Any], arguments: Sequence[Any], name: str):
     try:
         with capturing(), tf.variable_creator_scope(record):
             given = tf.nest.map_structure(dense, tuple(arguments))
-            return trace(name, traced, given, add_control_dependencies=True), created
+            func_graph = trace(
+                name, traced, given, add_control_dependencies=True, interruptible=interruptible
+            )
+            return func_graph, created
     except (
         tf.errors.OperatorNotAllowedInGraphError,
         NotImplementedError,

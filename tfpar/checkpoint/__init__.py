@@ -9,12 +9,14 @@ from tfpar.checkpoint.boxes import Box, boxes, writers
 from tfpar.checkpoint.draft import Draft
 from tfpar.checkpoint.files import Saved, commit, write_part
 from tfpar.checkpoint.folders import checkpoints, discard, latest, prune, temporary_folder
+from tfpar.checkpoint.lock import FolderLock
 from tfpar.checkpoint.reader import Reader
 
 __all__ = [
     "Behind",
     "Box",
     "Draft",
+    "FolderLock",
     "Reader",
     "Saved",
     "boxes",

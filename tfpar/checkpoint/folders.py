@@ -7,7 +7,7 @@
 A folder gets a name without `.tmp-` by one atomic rename, after all it holds has been
 written through to the disk, and loses it by one before anything in it is deleted. So whoever
 looks sees whole checkpoints only, at any moment. Ranks share the file system; one run at a time
-writes to a folder of checkpoints.
+writes to a folder of checkpoints (`lock`).
 """
 
 from __future__ import annotations

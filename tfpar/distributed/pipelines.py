@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from tfpar.distributed.differences import differing_fields, first_differing
 from tfpar.distributed.world import World
 from tfpar.pipeline import AUTO, Schedule
 from tfpar.pipeline.generators import name_of
@@ -51,18 +52,15 @@ def agree_on_pipeline(
 
 def _difference(told: list[dict[str, Any]]) -> str:
     """What the first rank that differs from rank 0 asks for."""
-    first, (rank, other) = told[0], next((r, a) for r, a in enumerate(told) if a != told[0])
-    differing = [
-        f"{name}={value!r} on rank 0 and {other[name]!r} on rank {rank}"
-        for name, value in first.items()
-        if name != _TASKS and value != other[name]
-    ]
+    first, (rank, other) = told[0], first_differing(told)
+    one, two = ({k: repr(v) for k, v in said.items() if k != _TASKS} for said in (first, other))
+    differing = differing_fields(one, two, rank)
     if not differing:
         pairs = zip(first[_TASKS], other[_TASKS], strict=True)
         actor, lines = next((a, pair) for a, pair in enumerate(pairs) if pair[0] != pair[1])
         tasks = itertools.zip_longest(*lines, fillvalue="nothing")
-        one, two = next(pair for pair in tasks if pair[0] != pair[1])
-        differing = [f"set of ranks {actor} runs {one} on rank 0 where rank {rank} has {two}"]
+        here, there = next(pair for pair in tasks if pair[0] != pair[1])
+        differing = [f"set of ranks {actor} runs {here} on rank 0 where rank {rank} has {there}"]
     return (
         f"{', '.join(differing)}. Give every rank the same pipeline= or plan=; do the processes "
         f"run the same script with the same arguments?"

@@ -1,9 +1,8 @@
-"""Graphs and functions of TensorFlow: traced, read from their definitions, watched."""
+"""Graphs and functions of TensorFlow: traced, and read from their definitions."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +11,6 @@ from tensorflow.python.framework import (
     func_graph,
     function_def_to_graph,
     graph_to_function_def,
-    op_callbacks,
     op_def_registry,
 )
 from tensorflow.python.ops import handle_data_util
@@ -21,6 +19,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
 )
 
+from tfpar.interop.interrupts import raised_at_ops
+
 
 def trace(
     name: str,
@@ -28,6 +28,7 @@ def trace(
     arguments: Sequence[Any] = (),
     *,
     add_control_dependencies: bool = False,
+    interruptible: bool = True,
 ) -> tf.__internal__.FuncGraph:
     """The graph of `function(*arguments)`, whose variables are captured by handle.
 
@@ -36,10 +37,37 @@ def trace(
     Args:
         arguments: structures of TensorSpecs, which become placeholders, and plain values.
         add_control_dependencies: ops with effects run in the order in which they were made.
+        interruptible: Ctrl-C ends it at the next op; else when all is traced.
     """
-    return func_graph.func_graph_from_py_func(
-        name, function, tuple(arguments), {}, add_control_dependencies=add_control_dependencies
-    )
+    with raised_at_ops(at_the_end=not interruptible) as check:
+        return func_graph.func_graph_from_py_func(
+            name,
+            function,
+            tuple(arguments),
+            {},
+            func_graph=_InterruptibleGraph(name, check),
+            add_control_dependencies=add_control_dependencies,
+        )
+
+
+class _InterruptibleGraph(func_graph.FuncGraph):
+    """Has no ops for whoever asks after Ctrl-C.
+
+    TensorFlow asks for them to put those with effects into order, which it does of a graph that an
+    exception leaves behind, too, and which takes seconds.
+
+    Args:
+        check: raises KeyboardInterrupt after Ctrl-C.
+    """
+
+    def __init__(self, name: str, check: Callable[[], None]) -> None:
+        super().__init__(name)
+        self._check = check
+
+    def get_operations(self) -> list[tf.Operation]:
+        self._check()
+        operations: list[tf.Operation] = super().get_operations()
+        return operations
 
 
 def op_definition(op_type: str) -> op_def_pb2.OpDef:
@@ -96,16 +124,3 @@ def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
 def is_body(graph: tf.Graph) -> bool:
     """Whether a graph is the body of a loop, or a branch."""
     return isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph))
-
-
-@contextlib.contextmanager
-def watched_ops(callback: Callable[..., Sequence[tf.Tensor] | None]) -> Iterator[None]:
-    """While open, `callback(op_type, inputs, attrs, outputs, ...)` is told of each op that is made.
-
-    What it returns takes the place of the outputs, unless that is None.
-    """
-    op_callbacks.add_op_callback(callback)
-    try:
-        yield
-    finally:
-        op_callbacks.remove_op_callback(callback)

@@ -93,7 +93,7 @@ def install() -> None:
 
 def _install_fitting() -> None:
     """Where `fit` fails, let a checkpoint that is being written become complete, and a timeline
-    that is being recorded be none."""
+    that is being recorded be none; let go of what it held, however it ends."""
     original = TensorFlowTrainer.fit
 
     @functools.wraps(original)
@@ -106,6 +106,10 @@ def _install_fitting() -> None:
             if state is not None:
                 state.session.recorder.drop()
             raise
+        finally:
+            state = parallel_model(self)
+            if state is not None:
+                state.fitting.close()
 
     TensorFlowTrainer.fit = fit
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from tfpar.checkpoint import Reader, latest
+from tfpar.checkpoint import FolderLock, Reader, latest
 from tfpar.ir.names import pair
 from tfpar.keras import saving
 from tfpar.keras.model import ParallelModel
@@ -82,6 +82,9 @@ class Checkpoint(StopSignal):
     training goes on with the next batch; what earlier batches read is read again and passed over.
     SIGTERM saves one more, and ends the process with exit code 143.
 
+    One run at a time writes to a folder: it holds `run.lock` there (see `tfpar.checkpoint.lock`)
+    while `fit` runs. A run that was killed holds nothing.
+
     Training goes on while files are written: a step waits for a copy of what its rank stores, in
     host memory, and until the checkpoint before is complete. The end of `fit`, an error in it,
     the end of the process, and `restore_checkpoint` and `save_checkpoint` wait for the last one.
@@ -95,9 +98,10 @@ class Checkpoint(StopSignal):
 
     Raises:
         ArgumentError: an argument of another type or out of range.
-        TfparError: in `fit`: the model is not parallel or not built, the checkpoint is another
-            model's, or a file cannot be written. What was to be written behind training is in the
-            log at once, and raised at the next checkpoint or at the end.
+        TfparError: in `fit`: the model is not parallel or not built, another run writes to the
+            folder, the checkpoint is another model's, or a file cannot be written. What was to be
+            written behind training is in the log at once, and raised at the next checkpoint or at
+            the end.
     """
 
     def __init__(
@@ -115,11 +119,13 @@ class Checkpoint(StopSignal):
         self.position = Position()
         self._saved: int | None = None
         self._resumed = False
+        self._lock: FolderLock | None = None  # the first rank has it
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
         saving.finish()
         state = _state_of(self.model)
+        saving.first(state.world, "locking a folder of checkpoints", lambda: self._take(state))
         if self._resumed:  # another fit of the same run
             return
         self._resumed = True
@@ -162,12 +168,22 @@ class Checkpoint(StopSignal):
         """
         return saving.finish() if self._is_saved() else self._write(saving.save)
 
+    def _take(self, state: ParallelModel) -> None:
+        self._lock = FolderLock(self.folder)
+        state.fitting.callback(self._lock.release)
+
+    def _check(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
     def _begin(self) -> None:
         if not self._is_saved():
             self._write(saving.save_behind if self.background else saving.save)
 
     def _write(self, write: Callable[[ParallelModel, str, Position, int], T]) -> T:
-        written = write(_state_of(self.model), self.folder, self.position, self.keep)
+        state = _state_of(self.model)
+        saving.first(state.world, "looking after the lock of a folder", self._check)
+        written = write(state, self.folder, self.position, self.keep)
         self._saved = self.position.step
         return written
 

@@ -44,6 +44,7 @@ class ParallelModel:
         program: the session, and the plan that all steps share.
         plan: the plan in force, once a step has been compiled.
         executables: the last executable by kind (`train`, `test`, `predict`).
+        fitting: what callbacks hold while `fit` runs, and let go of when it ends.
         replay: brings the data of a resumed training to where it was.
         trained_last: whether the last call of the train function trained, or passed over data.
         ran: the steps that it took: what each of them ran.
@@ -57,6 +58,7 @@ class ParallelModel:
         self.plan: Plan | None = None
         self.executables: dict[str, Executable] = {}
         self.replay: Replay | None = None
+        self.fitting = contextlib.ExitStack()
         self.trained_last = True
         self.ran: list[Executable] = []
         self.trained_by: CompiledFunction | None = None

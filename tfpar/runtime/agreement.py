@@ -6,13 +6,14 @@ and learn of the groups that any of them needs: to make a group takes every rank
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfpar.ir.graph import FunctionRef, Op, function_refs, renamed_functions
+from tfpar.ir.graph import FunctionRef, Op, Tensor, function_refs, renamed_functions
 from tfpar.ir.traits import CONSTANTS
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
@@ -52,8 +53,11 @@ def agree_on_programs(world: World, programs: ProgramSet) -> Connections:
         pair = _first_pair(digests, told)
         if pair is None:
             return connections(told)
-        outlines = world.exchange.messages([str(program.mesh), *ops])
-    raise RuntimeMismatchError(_difference(pair, outlines))
+        outlines = world.exchange.messages([op.checksum for op in ops])
+        at = _first_difference(*(outlines[rank] for rank in pair))
+        own_op = dataclasses.asdict(ops[at]) if at < len(ops) else None
+        there = world.exchange.messages([str(program.mesh), own_op])
+    raise RuntimeMismatchError(_difference(pair, at, [there[rank] for rank in pair]))
 
 
 def exchanges_of(group: Group, program: LocalProgram) -> dict[str, Any]:
@@ -89,8 +93,29 @@ def _end(source: int, target: int, key: str, op: str, shape: Sequence[int], dtyp
     return End(source, target, key, op, tuple(shape), dtype)
 
 
-def outline(program: LocalProgram) -> list[tuple[str, int]]:
-    """Name and checksum of every op, in order; the same on every rank that runs `program`.
+@dataclasses.dataclass(frozen=True)
+class OpOutline:
+    """What ranks compare of an op, as JSON knows it.
+
+    Attributes:
+        name: its type, if it is one of a body.
+        attrs: as text.
+        inputs, outputs: dtypes and shapes: `float32[4, 2]`.
+    """
+
+    name: str
+    type: str
+    attrs: dict[str, str]
+    inputs: list[str]
+    outputs: list[str]
+
+    @property
+    def checksum(self) -> int:
+        return zlib.crc32(repr(self).encode())
+
+
+def outline(program: LocalProgram) -> list[OpOutline]:
+    """Every op, in order; the same on every rank that runs `program`.
 
     Behind the program come the bodies that its loops, branches and calls name. TensorFlow counts
     in their names, and in those of their inputs, what a process has traced so far, which is more on
@@ -106,24 +131,25 @@ def outline(program: LocalProgram) -> list[tuple[str, int]]:
                 if ref in functions and ref not in numbers:
                     numbers[ref] = len(graphs)
                     graphs.append(functions[ref])
-            described = repr((op.type, _described(op, numbers), _shapes(op)))
-            found.append((op.name if by_name else op.type, zlib.crc32(described.encode())))
+            name = op.name if by_name else op.type
+            attrs = _attributes(op, numbers)
+            found.append(OpOutline(name, op.type, attrs, _shapes(op.inputs), _shapes(op.outputs)))
     return found
 
 
-def _described(op: Op, numbers: Mapping[FunctionRef, int]) -> list[tuple[str, str]]:
+def _attributes(op: Op, numbers: Mapping[FunctionRef, int]) -> dict[str, str]:
     """The attributes that have to be alike: not TensorFlow's notes, in which it counts, too."""
     if op.type in CONSTANTS:  # those that matter are in the shapes around them
-        return []
-    return sorted(
-        (key, repr(renamed_functions(value, numbers)))
-        for key, value in op.attrs.items()
+        return {}
+    return {
+        key: repr(renamed_functions(value, numbers))
+        for key, value in sorted(op.attrs.items())
         if not key.startswith("_")
-    )
+    }
 
 
-def _shapes(op: Op) -> list[tuple]:
-    return [(t.shape, t.dtype) for t in (*op.inputs, *op.outputs)]
+def _shapes(tensors: Iterable[Tensor]) -> list[str]:
+    return [f"{t.dtype}{t.shape if t.shape is None else list(t.shape)}" for t in tensors]
 
 
 def _check_groups(groups: Sequence[Group]) -> None:
@@ -161,18 +187,43 @@ def _first_pair(digests: Sequence[str], told: Sequence[Mapping[str, Any]]) -> Gr
     return None
 
 
-def _difference(ranks: Group, outlines: Sequence[Sequence[Any]]) -> str:
-    """Where the programs of two ranks part."""
-    (first, other), (ops, others) = ranks, (outlines[rank] for rank in ranks)
-    pairs = itertools.zip_longest(ops, others, fillvalue=("nothing", 0))
-    at, (one, two) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+def _first_difference(ops: Sequence[int], others: Sequence[int]) -> int:
+    """The first position at which the checksums of two programs differ; behind both if none do."""
+    pairs = enumerate(itertools.zip_longest(ops, others))
+    return next((at for at, (one, two) in pairs if one != two), max(len(ops), len(others)))
+
+
+def _difference(
+    ranks: Group, at: int, there: Sequence[tuple[str, Mapping[str, Any] | None]]
+) -> str:
+    """Where the programs of two ranks part; `there` is the mesh of each, and its op at `at`."""
+    (first, other), ((mesh, op), (other_mesh, other_op)) = ranks, there
+    if mesh == other_mesh:
+        scope = ((op or other_op or {}).get("name", "")).rpartition("/")[0]
+        where = f"at op {at + 1}, in {scope!r}," if scope else f"at op {at + 1}"
+        found = f"{where} rank {first} has {_told(op, other_op)}"
+        found += f", rank {other} {_told(other_op, op)}"
+    else:
+        found = f"rank {first} has the mesh {mesh}, rank {other} {other_mesh}"
     return (
-        f"Ranks {first} and {other} are about to run different programs: at op {at} of "
-        f"{len(ops) - 1} rank {first} has {_told(one)}, rank {other} {_told(two)}. Every rank has "
+        f"Ranks {first} and {other} are about to run different programs: {found}. Every rank has "
         f"to build the same model and to get batches of the same shape; do the processes run the "
         f"same script with the same arguments?"
     )
 
 
-def _told(op: str | Sequence[Any]) -> str:
-    return repr(op) if isinstance(op, str) else f"{op[0]!r} (checksum {op[1]:08x})"
+def _told(op: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
+    """An op (an `OpOutline` as a mapping), with that in which it differs from another."""
+    if op is None:
+        return "nothing"
+    said, other = [op["type"]], other or op
+    if op["type"] == other["type"]:
+        attrs, others = op["attrs"], other["attrs"]
+        keys = sorted(key for key in {**attrs, **others} if attrs.get(key) != others.get(key))
+        said += [f"{key}={attrs.get(key, 'nothing')}" for key in keys]
+    said += [
+        f"{what} {', '.join(op[what]) or 'none'}"
+        for what in ("inputs", "outputs")
+        if op[what] != other[what]
+    ]
+    return f"{op['name']!r} ({'; '.join(said)})"

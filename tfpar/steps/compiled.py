@@ -23,8 +23,9 @@ from tfpar.compile import (
 from tfpar.compile.dump import dump_of
 from tfpar.compile.passes import Observer, unobserved
 from tfpar.cost.slices import SlicePrices
+from tfpar.distributed.models import agree_on_model
 from tfpar.interop.xla import XlaKernels
-from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.names import VariableName
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning import batched_inputs
@@ -134,6 +135,10 @@ class CompiledFunction:
         world = session.ranks.world
         observe = dump_of(self._name, None if world is None else world.rank)
         captured = self.prepared(specs, observe)
+        if world is not None:
+            weights = {v.name: _form(v) for v in captured.graph.variables}
+            batch = [_form(tensor) for tensor in captured.arguments]
+            agree_on_model(world, self._name.replace("_", " "), weights, batch)
         plan = self.planner.plan(captured, batch_size_of(specs), self._part)
         try:
             with self._reporting("compiling") as report:
@@ -323,3 +328,8 @@ def _passed(report: Reporter, observe: Observer, name: str, text: Callable[[], s
     """An observer of passes that also tells how far they are."""
     report.tell(f"past {name!r}")
     observe(name, text)
+
+
+def _form(value: Variable | Tensor) -> str:
+    """Dtype and shape."""
+    return f"{value.dtype}{value.shape if value.shape is None else list(value.shape)}"

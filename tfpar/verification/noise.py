@@ -24,7 +24,8 @@ import ml_dtypes
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from tfpar.interop.graphs import is_body, watched_ops
+from tfpar.interop.graphs import is_body
+from tfpar.interop.watched_ops import watched_ops
 
 ROUNDINGS = 1.0
 """The standard deviation of the noise, in units of the dtype's epsilon (empirical)."""

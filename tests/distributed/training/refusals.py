@@ -43,6 +43,21 @@ def another_model(place: Place) -> Results:
     return refused(RuntimeMismatchError, lambda: model.fit(X, Y, batch_size=8, verbose=0))
 
 
+def another_width(place: Place) -> Results:
+    """Searched, so that the plan of the one model would have to do for the other."""
+    with place.parallel(planner="tap"):
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, keras.layers.Dense(2 + place.rank, name="fc")(inputs))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    labels = np.zeros(len(X), "int64")
+    return refused(RuntimeMismatchError, lambda: model.fit(X, labels, batch_size=8, verbose=0))
+
+
+def another_option(place: Place) -> Results:
+    chunks = None if place.rank else 2
+    return refused(RuntimeMismatchError, lambda: tap.auto_parallel([place.size], chunks=chunks))
+
+
 def another_size_of_batch(place: Place) -> Results:
     with place.parallel():
         model = perceptron()
@@ -92,8 +107,11 @@ def training_goes_on(place: Place) -> Results:
 
 MESSAGES: dict[Case, str] = {
     data_of_its_own: r"fed different batches.*Every rank has to read the same data.*seed",
-    another_model: r"different programs.*rank 0 has .*Tanh.*rank 1 .*Relu.*same model",
-    another_size_of_batch: r"different programs.*batches of the same shape",
+    another_model: r"different programs.*in '.*fc.*', rank 0 has .*Tanh.*Relu.*same model",
+    another_width: r"in the train step: in '.*fc', kernel is float64\[6, 2\] on rank 0 and float64"
+    r"\[6, 3\] on rank 1; bias is float64\[2\] on rank 0 and .* same model",
+    another_size_of_batch: r"it gets float64\[8, 6\].* on rank 0 and float64\[7, 6\].* on rank 1",
+    another_option: r"Ranks differ in their options: chunks=2 on rank 0 and None on rank 1\. Give",
     a_mesh_of_another_size: r"mesh has 3 ranks and the job 2 processes.*Start as many",
     another_schedule: "schedule='1f1b' on rank 0 and 'gpipe' on rank 1.*same pipeline=",
     other_microbatches: "differ in their pipelines: microbatches=4 on rank 0 and 2 on rank 1",

@@ -1,0 +1,22 @@
+"""Ops of TensorFlow, told of as they are made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+
+@contextlib.contextmanager
+def watched_ops(callback: Callable[..., Sequence[tf.Tensor] | None]) -> Iterator[None]:
+    """While open, `callback(op_type, inputs, attrs, outputs, ...)` is told of each op that is made.
+
+    What it returns takes the place of the outputs, unless that is None.
+    """
+    op_callbacks.add_op_callback(callback)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(callback)
