@@ -1,0 +1,20 @@
+"""How many random cases a test tries: some of them by default, all of them at night."""
+
+from __future__ import annotations
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+
+def seeds(some: int, every: int) -> list[int | ParameterSet]:
+    """The seeds below `every` as parameters; those from `some` on run at night alone."""
+    return [
+        *range(some),
+        *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(some, every)),
+    ]
+
+
+def amounts(some: int, every: int) -> list[ParameterSet]:
+    """Numbers of cases as parameters of a test that draws them itself."""
+    at_night = pytest.param(every, id="every", marks=pytest.mark.nightly)
+    return [pytest.param(some, id="some"), at_night]
