@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from _pytest.mark.structures import ParameterSet
 
@@ -18,3 +20,10 @@ def amounts(some: int, every: int) -> list[ParameterSet]:
     """Numbers of cases as parameters of a test that draws them itself."""
     at_night = pytest.param(every, id="every", marks=pytest.mark.nightly)
     return [pytest.param(some, id="some"), at_night]
+
+
+def some_first(some: Iterable[tuple], every: Iterable[tuple]) -> list[tuple | ParameterSet]:
+    """Some tuples of parameters, and those of `every` that are not among them at night."""
+    chosen = [*some]
+    others = (case for case in every if case not in chosen)
+    return [*chosen, *(pytest.param(*case, marks=pytest.mark.nightly) for case in others)]

@@ -7,41 +7,52 @@ import pytest
 from benchmarks.by_hand import launch
 
 SECONDS = 80
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"
 )
 BASELINES = [
-    pytest.param("horovod", "wide-small", marks=needs_horovod),
-    ("mwms", "wide-small"),
     pytest.param("megatron", "gpt-small", marks=needs_horovod),
+    pytest.param("horovod", "wide-small", marks=[needs_horovod, pytest.mark.nightly]),
+    pytest.param("mwms", "wide-small", marks=pytest.mark.nightly),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "model"), BASELINES)
-def test_a_baseline_on_two_ranks_has_the_losses_of_plain_keras(kind, model):
+def test_a_baseline_on_two_ranks_has_the_losses_of_plain_keras_or_is_noticed(
+    kind, model, monkeypatch
+):
     with launch.Ranks(kind, model, 2, timeout=SECONDS) as ranks:
         result = ranks.run(launch.CHECKED_STEPS)
         assert ranks.losses == pytest.approx(launch.plain_losses(model), rel=launch.TOLERANCE)
+        monkeypatch.setattr(launch, "plain_losses", lambda model: (1.0, 1.0, 1.0))
+        with pytest.raises(RuntimeError, match=f"loss of step 0 is {ranks.losses[0]:.2f}.*is 1.0"):
+            ranks.ask({"steps": 1})
     assert len(result.ranks) == 2
     assert result.cpu_s == pytest.approx(sum(rank["cpu_s"] for rank in result.ranks))
     assert result.wall_s > 0 and result.peak_mib > 0
 
 
-def test_a_baseline_that_computes_something_else_is_noticed(monkeypatch):
-    monkeypatch.setattr(launch, "plain_losses", lambda model: (1.0, 1.0, 1.0))
-    with launch.Ranks("mwms", "wide-small", 1, timeout=SECONDS) as ranks:
-        with pytest.raises(RuntimeError, match="loss of step 0 is 4.84.*plain Keras's is 1.0"):
+def run_instead(program: str, folder, monkeypatch) -> None:
+    """Have ranks run this program."""
+    worker = folder / "benchmarks" / "by_hand" / "worker.py"
+    worker.parent.mkdir(parents=True)
+    for package in (worker.parent.parent, worker.parent):
+        (package / "__init__.py").touch()
+    worker.write_text(program)
+    monkeypatch.setattr(launch, "ROOT", folder)
+
+
+def test_a_rank_that_ends_is_named_with_its_last_words(tmp_path, monkeypatch):
+    run_instead("raise SystemExit('no such model')", tmp_path, monkeypatch)
+    with launch.Ranks("keras", "wide-small", 1, timeout=SECONDS) as ranks:
+        with pytest.raises(RuntimeError, match="(?s)rank 0 of keras ended.*no such model"):
             ranks.ask({"steps": 1})
 
 
-def test_a_rank_that_ends_is_named_with_its_last_words():
-    with launch.Ranks("keras", "no-such-model", 1, timeout=SECONDS) as ranks:
-        with pytest.raises(RuntimeError, match="(?s)rank 0 of keras ended.*no-such-model"):
-            ranks.ask({"steps": 1})
-
-
-def test_ranks_that_are_silent_for_too_long_are_given_up():
+def test_ranks_that_are_silent_for_too_long_are_given_up(tmp_path, monkeypatch):
+    run_instead("import time; time.sleep(60)", tmp_path, monkeypatch)
     with launch.Ranks("keras", "wide-small", 1, timeout=0.1) as ranks:
         with pytest.raises(RuntimeError, match="rank 0 of keras: no answer in 0.1 s"):
             ranks.ask({"steps": 1})
