@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfpar as tap
+from tests.cases import at_night
 from tests.pipeline.greedy import ends
 from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.pipeline.graph import check_schedule, first_cycle, task_graph
@@ -27,7 +28,7 @@ def refused(orders):
     return False
 
 
-@pytest.fixture(params=[(2, 4), pytest.param((3, 6), marks=pytest.mark.nightly)], ids=str)
+@pytest.fixture(params=[(2, 4), *at_night((3, 6))], ids=str)
 def families(request):
     """A schedule of one task, and one of as many actors and microbatches, of each name."""
     sizes = ((1, 1), request.param)

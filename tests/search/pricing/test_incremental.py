@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.cases import amounts
+from tests.cases import amounts, at_night
 from tests.search.problems import Captured
 from tfpar.cost.evaluate import evaluate
 from tfpar.plans import Offload
@@ -19,13 +19,10 @@ CASES = [
     "moe_4_layers, compiled",
     "gpt_mixed, recomputed, offloaded",
     "resnet",
-    *(
-        pytest.param(case, marks=pytest.mark.nightly)
-        for case in (
-            "gpt_5_layers, compiled",
-            "t5_4_layers",
-            "t5_4_layers, compiled, recomputed, offloaded",
-        )
+    *at_night(
+        "gpt_5_layers, compiled",
+        "t5_4_layers",
+        "t5_4_layers, compiled, recomputed, offloaded",
     ),
 ]
 
