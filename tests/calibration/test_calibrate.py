@@ -8,6 +8,7 @@ import pytest
 
 import tfpar as tap
 import tfpar.calibration.calibrate as module
+from tests.cases import at_night
 from tests.distributed import jobs
 from tfpar.calibration.calibrate import calibrate
 from tfpar.calibration.links import axes_to_measure
@@ -128,7 +129,7 @@ def test_the_command_names_what_is_wrong(capsys):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
-@pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
+@pytest.mark.parametrize("backend", ["tensorflow", *at_night("horovod")])
 def test_processes_get_one_cluster(tmp_path, backend):
     if backend == "horovod":
         pytest.importorskip("horovod")

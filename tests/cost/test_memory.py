@@ -7,11 +7,13 @@ import pytest
 from tests.propagation.by_hand import PAIR, ByHand
 from tests.search.problems import Captured, price
 from tfpar.cluster.named import find_cluster
+from tfpar.constraints import batch
 from tfpar.cost.memory import live_peak, operands_of_collectives, peak
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.propagation.prepared import prepare
@@ -19,7 +21,6 @@ from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.planners import find_planner
 from tfpar.search.tap.mesh_search import MeshSearch
-from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, Replicate, Shard, local_shape
 
 R = Replicate()
@@ -205,10 +206,9 @@ def test_folded_models_store_about_what_whole_ones_do():
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
-@pytest.mark.slow
 def test_peaks_of_real_steps_lie_between_the_parts():
     problem = Captured.saved("gpt_narrow").problem([2, 2], "cpu")
-    found = TapPlanner().solve(problem)
+    found = plan_from_constraints(problem.graph, Mesh.of([2, 2]), [batch("data")])
     cost = price(problem, found)
     assert cost.live_bytes >= max(cost.gradient_bytes, cost.activation_bytes)
     roles = Roles.of(problem.graph)

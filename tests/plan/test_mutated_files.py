@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import tfpar as tap
+from tests.cases import amounts
 from tests.plan.mutations import mutated, mutated_text
 from tfpar.cluster.description import Measured
 from tfpar.cluster.files import cluster_of, cluster_text, describe, read_cluster, write_cluster
@@ -145,17 +146,14 @@ def fuzzed(use, strategy, examples: int) -> None:
     quickly(given(strategy)(use))()
 
 
-AMOUNTS = [pytest.param(150, id="some"), pytest.param(2000, marks=pytest.mark.slow, id="many")]
-
-
-@pytest.mark.parametrize("examples", AMOUNTS)
+@pytest.mark.parametrize("examples", amounts(100, 2000))
 def test_mutated_plans_load_and_work_or_are_refused(examples):
     use_plan(TEXT)
     fuzzed(use_plan, mutated(json.loads(TEXT)).map(json.dumps), examples)
     fuzzed(use_plan, mutated_text(TEXT), examples // 4)
 
 
-@pytest.mark.parametrize("examples", AMOUNTS)
+@pytest.mark.parametrize("examples", amounts(100, 2000))
 def test_mutated_stages_load_and_work_or_are_refused(examples):
     share = StageShare((0, 1, 2, 3), 1e-3, 2e-3, 1e-4, 0.0, 0.2, 1e6, 2, 1e6, 1e5, 2e6, "0B0")
     stages = PlannedStages(
@@ -176,7 +174,7 @@ def test_mutated_stages_load_and_work_or_are_refused(examples):
     fuzzed(use, mutated(fields["stages"]), examples)
 
 
-@pytest.mark.parametrize("examples", AMOUNTS)
+@pytest.mark.parametrize("examples", amounts(100, 2000))
 def test_mutated_clusters_load_and_work_or_are_refused(examples, tmp_path):
     use_cluster(describe(cluster()))
     fuzzed(use_cluster, mutated(describe(cluster())), examples)

@@ -33,8 +33,11 @@ SLOW = Cluster.regular(
 PLANNED = [
     ("wide", "tap"),
     ("wide", "rhino"),
-    *(pytest.param(name, "tap", marks=pytest.mark.slow) for name in NAMES if name != "wide"),
-    pytest.param("gpt", "rhino", marks=pytest.mark.slow),
+    pytest.param("gshard_moe", "tap", marks=pytest.mark.slow),
+    *(
+        pytest.param(*case, marks=pytest.mark.nightly)
+        for case in (("gpt", "tap"), ("gpt", "rhino"), ("resnet", "tap"), ("t5", "tap"))
+    ),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections import Counter
 
@@ -25,9 +26,15 @@ from tfpar.search.planners import find_planner
 from tfpar.spec import Mesh, PlanError, Shard, format_spec, replicated
 
 
-def planned(name: str, mesh: list[int], cluster: str, pipeline: Pipeline | None = None) -> Plan:
-    """The plan of TAP's planner for a saved step."""
+@functools.cache
+def search_of(name: str) -> StepSearch:
+    """TAP's planner for a saved step: one for all that is asked of it."""
     step = saved(name)
+    batch = step.graph.inputs[0].shape[0]
+    return StepSearch(step, batch, find_planner("tap", None), state_ratio=2.0)
+
+
+def planned(name: str, mesh: list[int], cluster: str, pipeline: Pipeline | None = None) -> Plan:
     whole = Mesh.of(mesh)
     stages = 1 if pipeline is None else pipeline.order.num_actors
     request = Request(
@@ -35,45 +42,49 @@ def planned(name: str, mesh: list[int], cluster: str, pipeline: Pipeline | None 
         find_cluster(cluster, whole),
         pipeline=pipeline,
     )
-    batch = step.graph.inputs[0].shape[0]
-    search = StepSearch(step, batch, find_planner("tap", None), state_ratio=2.0)
-    return laid_out(*search(request), request.cluster)
+    return laid_out(*search_of(name)(request), request.cluster)
 
 
 PLANS = {
-    "gpt": lambda: planned("gpt_medium", [1, 4], "rhino-m8"),
+    "gpt": lambda: planned("gpt_50257_words", [1, 2], "rhino-m8"),
     "a step in microbatches": lambda: planned(
-        "gpt_5_layers", [1, 2], "dgx-a100", Pipeline(microbatches=2)
+        "gpt", [1, 2], "v100-ethernet", Pipeline(microbatches=2)
     ),
-    "stages": lambda: planned(
-        "gpt_5_layers", [2, 2], "v100-ethernet", Pipeline(stages=2, microbatches=4)
-    ),
+    "stages": lambda: planned("gpt", [2, 2], "v100-ethernet", Pipeline(stages=2, microbatches=4)),
     "two stages a rank": lambda: planned(
+        "gpt",
+        [2, 2],
+        "v100-ethernet",
+        Pipeline(stages=4, microbatches=4, schedule="interleaved"),
+    ),
+    "convolutions": lambda: planned("convolutions", [2], "v100-ethernet"),
+    "a large model": lambda: planned("gpt_medium", [1, 4], "rhino-m8"),
+    "many stages": lambda: planned(
         "gpt_5_layers",
         [2, 2],
         "v100-ethernet",
         Pipeline(stages=4, microbatches=4, schedule="interleaved"),
     ),
-    "convolutions": lambda: planned("resnet", [4], "v100-ethernet"),
+    "residual blocks": lambda: planned("resnet", [4], "v100-ethernet"),
     "a wide head": lambda: planned("gpt_wide", [1, 4], "rhino-m8"),
 }
+AT_NIGHT = ("a large model", "many stages", "residual blocks", "a wide head")
 
-_made: dict[str, Plan] = {}
 
-
+@functools.cache
 def plan_of(name: str) -> Plan:
     """Each plan is searched once."""
-    if name not in _made:
-        _made[name] = PLANS[name]()
-    return _made[name]
+    return PLANS[name]()
 
 
-QUICK = ("gpt",)
+SLOW = ("a step in microbatches", "stages")
 
 
-@pytest.fixture(
-    params=[n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PLANS]
-)
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.nightly] * (name in AT_NIGHT) + [pytest.mark.slow] * (name in SLOW)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in PLANS])
 def plan(request) -> Plan:
     return plan_of(request.param)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
+from tests.cases import amounts, at_night, some_first
 from tests.search.problems import within
 from tests.search.tiny import GRAPHS, SMALLEST, chain, drawn, problem
 from tfpar.cost.evaluate import evaluate
@@ -40,8 +42,16 @@ def seconds(planner, asked):
     return plan.cost.seconds
 
 
-@pytest.mark.parametrize("mesh", [[2], [2, 2], [6]], ids=str)
-@pytest.mark.parametrize("name", GRAPHS)
+UNEVEN = "sizes that two does not divide"
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    some_first(
+        [(UNEVEN, (6,)), ("a large batch", (2,)), *((n, (2, 2)) for n in GRAPHS if n != UNEVEN)],
+        itertools.product(GRAPHS, [(2,), (2, 2), (6,)]),
+    ),
+)
 def test_tap_finds_the_best_of_all_ways_to_lay_few_weights(name, mesh):
     asked = problem(GRAPHS[name](), mesh)
     least = seconds(ExhaustivePlanner(), asked)
@@ -58,7 +68,7 @@ UNFOLDED = TapPlanner(min_duplicate=10**9)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [10, 37])
+@pytest.mark.parametrize("seed", [10, *at_night(37)])
 def test_tap_is_near_where_it_searches_layer_by_layer(seed):
     """Its search is a local one where all weights together have more than 128 plans."""
     assert 1 - 1e-9 <= compared(seed, UNFOLDED) <= 1.005
@@ -70,9 +80,10 @@ MANY_PLANS = {2, 4, 8, 15, 26, 32, 39, 45, 52, 66, 67, 71}
 
 
 @pytest.mark.slow
-def test_tap_is_seldom_off_and_never_far():
-    behind = [compared(seed, UNFOLDED) for seed in range(72) if seed not in MANY_PLANS]
-    assert len(behind) == 60
+@pytest.mark.parametrize("seeds", amounts(12, 72))
+def test_tap_is_seldom_off_and_never_far(seeds):
+    behind = [compared(seed, UNFOLDED) for seed in range(seeds) if seed not in MANY_PLANS]
+    assert len(behind) > seeds * 2 / 3
     assert min(behind) >= 1 - 1e-9
     assert sum(times > 1 + 1e-6 for times in behind) <= 1 and max(behind) <= 1.005
 
@@ -84,7 +95,7 @@ LONGEST = "its activation"
 @pytest.mark.parametrize("mesh", [[2], [3]], ids=str)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n == LONGEST else []) for n in SMALLEST],
+    [pytest.param(n, marks=[pytest.mark.nightly] if n == LONGEST else []) for n in SMALLEST],
 )
 def test_rhino_finds_the_best_of_all_ways_to_run_few_ops(name, mesh):
     asked = problem(SMALLEST[name](), mesh)
@@ -94,9 +105,13 @@ def test_rhino_finds_the_best_of_all_ways_to_run_few_ops(name, mesh):
     assert seconds(TapPlanner(), asked) >= least * (1 - 1e-9), "it decides weights alone"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("planner", ["tap", *BY_OPS])
-@pytest.mark.parametrize("name", ["a layer", "a narrow layer", "its activation"])
+@pytest.mark.parametrize(
+    ("name", "planner"),
+    some_first(
+        [("a layer", "tap"), ("a layer", "rhino"), ("a narrow layer", "rhino level 2")],
+        itertools.product(("a layer", "a narrow layer", LONGEST), ("tap", *BY_OPS)),
+    ),
+)
 def test_the_plan_that_stores_least_is_found_where_nothing_fits(name, planner):
     asked = problem(SMALLEST[name](), [2]).aiming(memory_limit=0.0)
     found = {"tap": TapPlanner(), **BY_OPS}[planner].solve(asked)

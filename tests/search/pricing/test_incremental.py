@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.cases import amounts, at_night
 from tests.search.problems import Captured
 from tfpar.cost.evaluate import evaluate
 from tfpar.plans import Offload
@@ -14,41 +15,41 @@ from tfpar.search.offload import chosen, offloaded_problem
 from tfpar.search.recompute import Blocks, recomputed_problem
 from tfpar.search.tap.mesh_search import MeshSearch
 
-MODELS = ("gpt_5_layers", "t5_4_layers", "resnet", "moe_4_layers", "gpt_mixed")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        *MODELS,
-        "gpt_5_layers, recomputed",
-        "gpt_5_layers, offloaded",
+CASES = [
+    "moe_4_layers, compiled",
+    "gpt_mixed, recomputed, offloaded",
+    "resnet",
+    *at_night(
         "gpt_5_layers, compiled",
-        "t5_4_layers, compiled",
-    ],
-)
+        "t5_4_layers",
+        "t5_4_layers, compiled, recomputed, offloaded",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def problem(request):
-    name, _, how = request.param.partition(", ")
+    name, *ways = request.param.split(", ")
     problem = Captured.saved(name).problem([2, 2], "v100-ethernet")
-    if how == "recomputed":
-        return recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
-    if how == "compiled":
-        return dataclasses.replace(problem, jit_compile=True)
-    if how == "offloaded":
+    problem = dataclasses.replace(problem, jit_compile="compiled" in ways)
+    if "recomputed" in ways:
+        problem = recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
+    if "offloaded" in ways:
         names = chosen(Offload(True, True), problem.graph, state_ratio=2.0)
-        return offloaded_problem(dataclasses.replace(problem, state_ratio=2.0), names)
+        problem = offloaded_problem(problem, names)
     return problem
 
 
 @pytest.mark.slow
-def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(problem):
+@pytest.mark.parametrize("draws", amounts(1, 3))
+def test_random_plans_cost_the_same_folded_and_whole_step_by_step_and_at_once(problem, draws):
     rng = random.Random(0)
     folded, whole = FoldedModel.of(problem, 2), FoldedModel.of(problem, 10**6)
     assert len(folded.prepared.graph.ops) <= len(whole.prepared.graph.ops)
     twins = {v.name: [t.name for t in ts] for v, ts in folded.folded.twins.items()}
     for logical in problem.meshes[1:]:
         few, many = (MeshSearch(problem, model, logical) for model in (folded, whole))
-        for _ in range(2):
+        for _ in range(draws):
             specs = {}
             for group in few.groups:
                 spec = rng.choice(group.options)

@@ -45,19 +45,19 @@ def test_a_classifier_of_many_classes_is_split_and_the_batch_too():
         assert all(strategy.out_specs[0][axis] == Shard(0) for axis in used)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_unet_is_data_parallel():
     problem = Captured.saved("unet").problem([1, 4], "rhino-m8")
     assert is_data_parallel(problem, RhinoPlanner().solve(problem))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dnabert_is_data_parallel():
     problem = Captured.saved("dnabert").problem([1, 4], "rhino-m8")
     assert is_data_parallel(problem, RhinoPlanner().solve(problem))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experts_are_parallel():
     """GShard MoE: tokens go to the ranks of their experts, and come back."""
     captured = Captured.saved("moe_4_experts")
@@ -70,7 +70,7 @@ def test_experts_are_parallel():
     assert plan.mesh.group_size(tuple(map(plan.mesh.axis, plan.batch_axes))) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_projections_and_their_slots_are_split_for_gpt():
     """GPT-Medium on 8 devices: queries, keys and values; slots lie as their weights."""
     captured = Captured.saved("gpt_medium")

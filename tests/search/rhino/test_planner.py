@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import pytest
 
 import tfpar as tap
+from tests.cases import some_first
 from tests.clusters import device, two_levels
 from tests.search.problems import Captured, assert_priced_as_a_whole, laid, partition, price
 from tests.search.tap.test_planner import EXHAUSTIVE, FOLDED
@@ -53,11 +55,18 @@ def small(case):
 # --- what the network costs -----------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("ranks", [(2,), (2, 2)], ids=["one axis", "two axes"])
-@pytest.mark.parametrize("case", EXHAUSTIVE)
-@pytest.mark.parametrize("jit_compile", [False, True])
+NETWORKS = (
+    ("mlp", (2, 2), "v100-ethernet", False),
+    ("mlp", (2,), "rhino-m8", False),
+    ("embedded", (2, 2), "cpu", True),
+    ("convolutions", (2,), "cpu", True),
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks", "cluster", "jit_compile"),
+    some_first(NETWORKS, itertools.product(EXHAUSTIVE, [(2,), (2, 2)], CLUSTERS, [False, True])),
+)
 def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, cluster, jit_compile):
     problem = small(case).problem([1, *ranks], cluster)
     problem = dataclasses.replace(problem, jit_compile=jit_compile)
@@ -96,9 +105,10 @@ def anchors_of(chosen, prepared):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("case", EXHAUSTIVE)
+@pytest.mark.parametrize(
+    ("case", "cluster"),
+    some_first(zip(EXHAUSTIVE, CLUSTERS, strict=True), itertools.product(EXHAUSTIVE, CLUSTERS)),
+)
 def test_no_plan_of_weights_alone_is_faster(case, cluster):
     """Where there is one axis, TAP's plans are among those that Rhino chooses from."""
     problem = small(case).problem([1, 2], cluster)
@@ -130,19 +140,15 @@ def test_one_large_image_is_cut_into_bands():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "resnet"))]
+    ("name", "mesh"),
+    some_first([("gpt", (1, 2))], [(name, (2, 2)) for name in ("gpt", "t5", "resnet")]),
 )
-def test_what_the_plan_costs_is_what_the_evaluator_says_of_the_whole_model(name):
-    problem = Captured.saved(FOLDED[name]).problem([2, 2], "rhino-m8")
+def test_what_the_plan_costs_is_what_the_evaluator_says_of_the_whole_model(name, mesh):
+    problem = Captured.saved(FOLDED[name]).problem(mesh, "rhino-m8")
     assert_priced_as_a_whole(problem, solve(problem))
 
 
 # --- constraints ------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def small_gpt():
-    return Captured.saved("gpt")
 
 
 def along(plan, ending, axis):
@@ -152,67 +158,58 @@ def along(plan, ending, axis):
 
 
 @pytest.mark.slow
-def test_weights_lie_as_constraints_say(small_gpt):
+def test_weights_and_outputs_lie_as_constraints_say_in_the_blocks_that_they_name():
     constraints = [
         tap.batch("data"),
-        tap.shard(".*fc1/kernel", 0, "model"),
+        *(tap.shard(f"block_{i}_fc1/kernel", i, "model") for i in (0, 1)),
         tap.shard("head/kernel", 1, "data"),
         tap.replicate("tokens/embeddings"),
         tap.replicate("query/kernel", "model"),
+        tap.shard_output("block_1_ln2", 2, "model"),
     ]
-    problem = small_gpt.problem([2, 2], "cpu", constraints)
+    problem = small("gpt").problem([2, 2], "cpu", constraints)
     plan = solve(problem)
     assert plan.mesh == tap.split([2, 2]) and plan.batch_axes == ("data",)
     assert plan.planner.startswith("rhino")
-    assert along(plan, "fc1/kernel", "model") == {"S(0)"}
+    for i in (0, 1):
+        assert along(plan, f"block_{i}_fc1/kernel", "model") == {f"S({i})"}
     assert along(plan, "head/kernel", "data") == {"S(1)"}
     assert laid(plan, "tokens/embeddings") == {"R,R"}
     assert along(plan, "query/kernel", "model") == {"R"}
     assert "fc1" in plan.variables["block_0_fc1/kernel"].why
     assert "by the rhino" in plan.variables["block_0_fc2/kernel"].why
-    for variable, spec in partition(problem, plan).variable_specs.items():
-        planned = plan.variables[variable.name].spec
-        assert planned is None or planned == spec, variable.name
-
-
-@pytest.mark.slow
-def test_constraints_on_one_block_leave_the_others(small_gpt):
-    constraints = [tap.batch("data")]
-    constraints += [tap.shard(f"block_{i}_fc1/kernel", i, "model") for i in (0, 1)]
-    constraints += [tap.shard_output("block_1_ln2", 2, "model")]
-    problem = small_gpt.problem([2, 2], "cpu", constraints)
-    plan = solve(problem)
-    for i in (0, 1):
-        assert along(plan, f"block_{i}_fc1/kernel", "model") == {f"S({i})"}
-    laid_out = partition(problem, plan).specs
+    laid_out = partition(problem, plan)
+    for variable, spec in laid_out.variable_specs.items():
+        given = plan.variables[variable.name].spec
+        assert given is None or given == spec, variable.name
     (given,) = plan.tensors
-    specs = {t.name: spec for t, spec in laid_out.items()}
+    specs = {t.name: spec for t, spec in laid_out.specs.items()}
     assert specs[given][1] == Shard(2)
     assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", [(), ("model",), ("data", "model")], ids=str)
-def test_the_batch_is_split_as_constraints_say(small_gpt, axes):
-    constraints = [tap.batch(*axes), tap.shard(".*fc1/kernel", 1, "model")]
-    problem = small_gpt.problem([2, 2], "cpu", constraints)
+@pytest.mark.parametrize(
+    ("axes", "dim"),
+    some_first(
+        [((), 2), (("data", "model"), None)],
+        [(("data",), 1), (("data",), 2), (("data",), None), (("model",), 1)],
+    ),
+)
+def test_the_batch_and_outputs_are_split_as_constraints_say(axes, dim):
+    constraints = [
+        tap.batch(*axes),
+        tap.shard(".*fc1/kernel", 1, "model"),
+        tap.shard_output("block_0_fc1", dim, "model"),
+    ]
+    problem = small("gpt_one_layer").problem([2, 2], "cpu", constraints)
     plan = solve(problem)
     assert plan.batch_axes == axes
-    inputs = partition(problem, plan)
-    for tensor in problem.batched:
-        expected = tuple(Shard(0) if name in axes else Replicate() for name in plan.mesh.axis_names)
-        assert inputs.specs[tensor] == expected
-    assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dim", [1, 2, None])
-def test_outputs_lie_as_constraints_say(small_gpt, dim):
-    constraints = [tap.batch("data"), tap.shard_output("block_1_fc1", dim, "model")]
-    problem = small_gpt.problem([2, 2], "cpu", constraints)
-    plan = solve(problem)
     assert set(plan.tensors) == set(problem.tensors) and plan.tensors
     found = partition(problem, plan)
+    for tensor in problem.batched:
+        expected = tuple(Shard(0) if name in axes else Replicate() for name in plan.mesh.axis_names)
+        assert found.specs[tensor] == expected
     specs = {t.name: spec for t, spec in found.specs.items() if t.name in plan.tensors}
     expected = "R" if dim is None else f"S({dim})"
     assert {format_spec(spec[1:]) for spec in specs.values()} == {expected}
@@ -220,7 +217,6 @@ def test_outputs_lie_as_constraints_say(small_gpt, dim):
     assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [[1, 2], [2, 1]])
 @pytest.mark.parametrize(
     "constraint",
@@ -239,11 +235,12 @@ def test_a_constraint_may_name_an_axis_of_one_rank(two_layers, constraint, mesh)
     assert_priced_as_a_whole(problem, plan)
 
 
-@pytest.mark.slow
-def test_constraints_cost_time(small_gpt):
-    free = solve(small_gpt.problem([2, 2], "cpu", [tap.batch("data")]))
-    bound = [tap.batch("data"), tap.shard(".*(fc1|query)/kernel", 0, "model")]
-    assert solve(small_gpt.problem([2, 2], "cpu", bound)).cost.seconds > free.cost.seconds
+def test_constraints_cost_time():
+    free, bound = (
+        solve(small("three_layers").problem([2, 2], "cpu", [tap.batch("data"), *given]))
+        for given in ((), [tap.shard(".*kernel", 0, "model")])
+    )
+    assert bound.cost.seconds > free.cost.seconds
 
 
 def test_on_one_device_nothing_is_split():
@@ -316,7 +313,7 @@ def test_ops_cut_each_microbatch_of_stages_in_parts_alike(microbatches, parts):
 
 @pytest.mark.slow
 def test_what_microbatches_store_is_held_against_the_limit_not_what_one_piece_would():
-    problem = small("gpt").problem([2], "v100-ethernet")
+    problem = small("gpt_one_layer").problem([2], "v100-ethernet")
     model = FoldedModel.of(problem, 2)
 
     def found(asked):

@@ -134,7 +134,7 @@ def test_a_family_ends_at_ops_that_compute_much(monkeypatch):
     assert neighbourhoods(network, [0], {1, 3}) == [[0, 1, 2]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_links_are_slow_level_2_comes_near_level_3():
     """All-reduces of gradients hide in part, and weights had better be split with their updates."""
     problem = Captured.saved("gpt_50257_words").problem([2, 1], "rhino-s1")
@@ -238,9 +238,9 @@ def test_weights_are_decided_where_they_are_first_read(small_gpt):
 
 
 @pytest.mark.slow
-def test_both_levels_find_plans_and_report_what_they_saw(small_gpt):
+def test_both_levels_find_plans_and_report_what_they_saw():
     planners = {level: RhinoPlanner(level=level) for level in (2, 3)}
-    problem = small_gpt.problem([1, 2], "v100-ethernet")
+    problem = Captured.saved("gpt_one_layer").problem([1, 2], "v100-ethernet")
     plans = {level: planner.solve(problem) for level, planner in planners.items()}
     for level, plan in plans.items():
         report = planners[level].report
@@ -269,8 +269,8 @@ def test_past_the_deadline_the_start_is_what_there_is():
 
 
 @pytest.mark.slow
-def test_a_shape_without_a_plan_in_time_leaves_those_of_others(small_gpt, monkeypatch):
-    problem = small_gpt.problem([1, 4], "v100-ethernet")
+def test_a_shape_without_a_plan_in_time_leaves_those_of_others(monkeypatch):
+    problem = Captured.saved("gpt_one_layer").problem([1, 4], "v100-ethernet")
     last_networks = Search._last_networks
 
     def slow_on_grids(search):
@@ -291,8 +291,8 @@ def test_a_shape_without_a_plan_in_time_leaves_those_of_others(small_gpt, monkey
 
 
 @pytest.mark.slow
-def test_a_search_ends_when_its_time_is_over(small_gpt):
-    problem = small_gpt.problem([1, 2], "v100-ethernet")
+def test_a_search_ends_when_its_time_is_over():
+    problem = Captured.saved("gpt_one_layer").problem([1, 2], "v100-ethernet")
     hurried = RhinoPlanner().solve(within(1e-3, problem))
     assert hurried.cut_short
     assert not any(v.alternatives for v in hurried.variables.values())

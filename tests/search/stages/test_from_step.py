@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
 
+from tests.cases import some_first
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import Step, sent
 from tests.search import chain
@@ -46,9 +48,15 @@ def assigned(step: Step, num_stages: int, each=lambda op: 1.0, **fixed: int):
 # --- models -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
+MODELS = ("gpt", "unet", "resnet", "dnabert", "clip_4_layers", "gshard_moe", "recurrent")
+
+
 @pytest.mark.parametrize(
-    "name", ["gpt", "unet", "resnet", "dnabert", "clip_4_layers", "gshard_moe", "recurrent"]
+    ("name", "num_stages"),
+    some_first(
+        [("gpt", 3), ("unet", 2), ("gshard_moe", 2), ("recurrent", 3)],
+        itertools.product(MODELS, (2, 3)),
+    ),
 )
 def test_what_units_say_is_sent_is_what_the_step_sends(name, num_stages):
     """Activations, and no more of gradients; scalars aside, such as sums of losses."""
@@ -74,8 +82,13 @@ def test_what_units_say_is_sent_is_what_the_step_sends(name, num_stages):
     assert there + back <= found.sent_bytes + 16
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
-@pytest.mark.parametrize("name", ["gpt_5_layers", "t5_4_layers", "vit_7_layers", "clip_4_layers"])
+DEEP = ("gpt_5_layers", "t5_4_layers", "vit_7_layers", "clip_4_layers")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_stages"),
+    some_first([("gpt_5_layers", 3), ("t5_4_layers", 4)], itertools.product(DEEP, (2, 3, 4))),
+)
 def test_stages_take_alike(name, num_stages):
     graph, roles = planned(name)
     units, found = assign_step(graph, roles, seconds, num_stages)
@@ -98,8 +111,10 @@ def test_the_skips_of_a_unet_cross_where_they_are_small():
     assert found.stages[first_down] == 0 and found.stages[last_up] == 1
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
-@pytest.mark.parametrize("name", ["unet", "resnet"])
+@pytest.mark.parametrize(
+    ("name", "num_stages"),
+    some_first([("unet", 4), ("resnet", 2)], itertools.product(("unet", "resnet"), (2, 3, 4))),
+)
 def test_stages_take_alike_as_far_as_single_ops_allow(name, num_stages):
     """A convolution, forward and backward, cannot be cut; here some take a third of a stage."""
     graph, roles = planned(name)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import pytest
 
+from tests.cases import at_night, some_first
 from tests.search.stages.program_memory import most_stored
 from tests.search.stages.steps import DEVICE, Staged, machines
 from tfpar.cluster.description import Cluster, Device, Level, Node
@@ -41,8 +43,13 @@ other."""
 # --- one stage --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("microbatches", [2, 4])
-@pytest.mark.parametrize("name, model", [*((name, 1) for name in MODELS), ("gpt", 2)])
+@pytest.mark.parametrize(
+    ("name", "model", "microbatches"),
+    some_first(
+        [("gpt", 1, 2), ("gpt", 2, 4), ("t5_3_layers", 1, 2), ("unet", 1, 4)],
+        [(*of, count) for of in (*((name, 1) for name in MODELS), ("gpt", 2)) for count in (2, 4)],
+    ),
+)
 def test_one_stage_costs_what_accumulation_does(name, model, microbatches):
     staged = Staged.of(name, 1, model)
     cluster, step = machines().part(range(2)), staged.step
@@ -78,7 +85,9 @@ def test_one_microbatch_is_the_whole_batch():
 # --- several stages ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, model", [*((name, 1) for name in MODELS), ("gpt", 2)])
+@pytest.mark.parametrize(
+    ("name", "model"), some_first([("unet", 1), ("gpt", 2)], [(name, 1) for name in MODELS])
+)
 def test_stages_do_the_work_of_one(name, model):
     quick = machines(between=1e12)  # so that nothing is sent in slices, and gathered
     (whole,), parts = (
@@ -113,7 +122,7 @@ def test_equal_stages_have_the_bubble_of_the_closed_form():
             assert found.bubble == pytest.approx(1 / microbatches, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt", "unet", *at_night("t5_3_layers")])
 def test_1f1b_holds_no_more_for_more_microbatches_and_gpipe_does(name):
     prices = Staged.of(name, 2).priced()
     peaks = {
@@ -128,8 +137,10 @@ def test_1f1b_holds_no_more_for_more_microbatches_and_gpipe_does(name):
         assert grown == pytest.approx(8 * price.cost.kept_bytes, rel=0.05)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("microbatches", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "microbatches"),
+    some_first([("gpt", 2), ("unet", 4)], itertools.product(MODELS, (2, 4))),
+)
 def test_zero_bubble_is_no_slower(name, microbatches):
     staged = Staged.of(name, 2)
     taken = {
@@ -209,8 +220,8 @@ def test_tied_weights_are_held_twice():
 @pytest.mark.parametrize(
     "name",
     [
-        *("gpt", "t5_3_layers", "unet", "clip_4_layers", "gshard_moe", "penalized"),
-        *("resnet", "normalized_by_kernels"),
+        *("gpt", "resnet", "normalized_by_kernels", "penalized"),
+        *at_night("t5_3_layers", "unet", "clip_4_layers", "gshard_moe"),
     ],
 )
 def test_there_are_joins_where_programs_have_several_rounds(name):
@@ -228,7 +239,7 @@ def test_exact_batch_statistics_keep_all_microbatches_whatever_the_schedule():
     assert found["1f1b"].bubble > 0.7  # one stage after the other
 
 
-@pytest.mark.parametrize("family", ["interleaved", "zb-v"])
+@pytest.mark.parametrize("family", ["interleaved", *at_night("zb-v")])
 def test_virtual_stages_with_exact_batch_statistics(family):
     staged, schedule = Staged.of("resnet", 4), generate(family, 2, 4)
     timeline = staged.priced(4, actors=schedule.actors).run(schedule)
@@ -254,7 +265,10 @@ def test_a_schedule_for_other_stages():
 # --- memory of tasks --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*MODELS, "resnet"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt", "resnet", *at_night("t5_3_layers", "unet")],
+)
 def test_a_task_of_all_ops_holds_what_the_step_does(name):
     step = Staged.of(name, 1).step
     pricer = Pricer(step.whole.mesh, machines(), step.roles)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 
+from tests.cases import at_night, some_first
 from tests.search.stages.program_memory import most_stored
 from tests.search.stages.steps import DEVICE, Staged, machines
 from tfpar.cluster.description import Cluster, Level
@@ -20,11 +22,20 @@ from tfpar.rewrite.local_graph import TASK
 from tfpar.search.stages.priced import priced_in_stages
 from tfpar.spec import UnevenMesh
 
-MODELS = ["gpt", "t5_3_layers", "unet"]
+FAMILIES = ("gpipe", "1f1b", "zb-h1", "interleaved")
 
 
-@pytest.mark.parametrize("family", ["gpipe", "1f1b", "zb-h1", "interleaved"])
-@pytest.mark.parametrize("name, model", [("gpt", 1), ("gpt", 2), ("unet", 1), ("t5_3_layers", 1)])
+@pytest.mark.parametrize(
+    ("name", "model", "family"),
+    some_first(
+        [("gpt", 1, "gpipe"), ("gpt", 2, "1f1b"), ("unet", 1, "zb-h1"), ("gpt", 1, "interleaved")],
+        [
+            (*of, family)
+            for of in (("gpt", 1), ("gpt", 2), ("unet", 1), ("t5_3_layers", 1))
+            for family in FAMILIES
+        ],
+    ),
+)
 def test_what_stages_send_is_what_their_programs_send(name, model, family):
     num_stages, microbatches = 2 + 2 * (family == "interleaved"), 4
     staged = Staged.of(name, num_stages, model)
@@ -68,7 +79,10 @@ def test_ranks_of_unequal_shares_send_what_each_is_priced_to(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["resnet", "clip_4_layers", "gshard_moe", "gpt_mixed", "dnabert", "t5_3_layers", "penalized"],
+    [
+        *("clip_4_layers", "gshard_moe", "penalized"),
+        *at_night("resnet", "gpt_mixed", "dnabert", "t5_3_layers"),
+    ],
 )
 def test_what_other_models_send_is_what_their_programs_send(name):
     staged, schedule = Staged.of(name, 3), generate("1f1b", 3, 4)
@@ -111,8 +125,13 @@ def pairs(between: float, within: float) -> Cluster:
 SLOW, QUICK = pairs(1e8, 1e12), pairs(1e12, 1e9)
 
 
-@pytest.mark.parametrize("family", ["gpipe", "1f1b", "zb-h1", "interleaved"])
-@pytest.mark.parametrize("name", ["gpt", "gpt_mixed", "unet", "t5_3_layers"])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    some_first(
+        [("gpt", "1f1b"), ("unet", "zb-h1"), ("gpt", "interleaved")],
+        itertools.product(("gpt", "gpt_mixed", "unet", "t5_3_layers"), FAMILIES),
+    ),
+)
 def test_slow_links_carry_slices_of_what_ranks_hold_alike(name, family):
     """As often, and as large, as programs send them."""
     staged, schedule = Staged.of(name, 2 + 2 * (family == "interleaved"), 2), generate(family, 2, 4)
@@ -167,7 +186,7 @@ def test_a_stage_that_recomputes_keeps_slices():
         assert held == pytest.approx(most_stored(program), rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["dnabert", "t5_3_layers"])
+@pytest.mark.parametrize("name", ["dnabert", *at_night("t5_3_layers")])
 def test_a_tied_weight_is_sent_once_a_step_and_its_gradient_too(name):
     staged = Staged.of(name, 2)
     table = next(v for v in staged.step.problem.variables if v.name == "tokens/embeddings")
@@ -182,7 +201,10 @@ def test_a_tied_weight_is_sent_once_a_step_and_its_gradient_too(name):
     assert found["weights", 2] == found["weights", 4] and found["sum", 2] == found["sum", 4]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    ["gpt", *at_night("t5_3_layers", "unet")],
+)
 def test_a_slower_link_makes_a_step_longer(name):
     staged, schedule = Staged.of(name, 4), generate("1f1b", 4, 4)
     taken = [

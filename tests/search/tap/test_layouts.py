@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from tests.cases import at_night
 from tests.search.problems import Captured
 from tfpar.search.known import Known
 from tfpar.search.meshes import logical_meshes
@@ -40,8 +41,10 @@ def test_what_was_found_for_as_many_ranks_is_not_found_elsewhere():
     assert layouts.elsewhere(8) == {kind_of(logical)}
 
 
-@pytest.mark.parametrize("name", ["gpt_short", "moe_4_experts"])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["wide", *at_night("gpt_short", "moe_4_experts")],
+)
 def test_a_search_after_one_for_other_ranks_finds_as_much(name):
     captured, known = Captured.saved(name), Known()
     alone = TapPlanner().solve(captured.problem([2, 4], "v100-ethernet"))

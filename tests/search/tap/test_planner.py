@@ -1,12 +1,14 @@
 """TAP's planner: it finds the best plan of its space, and the plans that experts would make."""
 
 import dataclasses
+import itertools
 import re
 
 import numpy as np
 import pytest
 
 import tfpar as tap
+from tests.cases import at_night, some_first
 from tests.clusters import joined_by, slow_cores
 from tests.search.problems import (
     Captured,
@@ -45,8 +47,13 @@ EXHAUSTIVE = ("mlp", "embedded", "convolutions")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["v100-ethernet", "cpu"])
-@pytest.mark.parametrize("case", EXHAUSTIVE)
+@pytest.mark.parametrize(
+    ("case", "cluster"),
+    some_first(
+        [("mlp", "v100-ethernet"), ("convolutions", "cpu")],
+        itertools.product(EXHAUSTIVE, ("v100-ethernet", "cpu")),
+    ),
+)
 def test_the_plan_costs_what_the_best_of_all_plans_costs(case, cluster):
     problem = Captured.saved(case).problem([2, 2], cluster)
     plan = solve(problem)
@@ -89,7 +96,10 @@ FOLDED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize(
+    "name",
+    ["gpt", *at_night(*(n for n in FOLDED if n != "gpt"))],
+)
 def test_folding_loses_no_quality(name):
     problem = Captured.saved(FOLDED[name]).problem([2, 2], "v100-ethernet")
     folded, whole = solve(problem), solve(problem, min_duplicate=10**6)
@@ -120,7 +130,7 @@ def test_megatron_for_gpt_where_one_sequence_is_all_there_is():
     assert laid(plan, "head/kernel") == {"R,S(1)"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_megatron_and_a_split_vocabulary_for_t5(large_t5):
     problem = large_t5.problem([1, 4], "rhino-m8")
     plan = solve(problem)
@@ -135,7 +145,7 @@ def test_megatron_and_a_split_vocabulary_for_t5(large_t5):
     assert moved <= {"all_reduce", "all_gather"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_classes_are_split_where_there_are_many():
     many, few = (
         solve(Captured.saved(f"resnet_{n}_classes").problem([1, 4], slow_cores(4)))
@@ -154,7 +164,7 @@ def test_the_wide_head_is_split(ranks):
     assert head.startswith("R,S(")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experts_are_parallel():
     captured = Captured.saved("moe_8_experts")
     # With Adam, whose update takes long, more weights would be split for its sake.
@@ -187,7 +197,7 @@ def test_the_best_tensor_parallel_plan_splits_less_when_links_are_slow(large_t5)
     assert seconds(heads + feed_forward, fast) < seconds(feed_forward, fast)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slow_links_between_nodes_leave_more_weights_whole(large_t5):
     grid = tap.Mesh.of([2, 4])
     nvlink = find_cluster("rhino-m8", grid)
@@ -235,7 +245,7 @@ def test_a_model_that_does_not_fit_whole_is_split():
     assert plan.cost.seconds >= whole.cost.seconds
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_nothing_fits_a_mesh_is_judged_by_what_its_own_plan_stores():
     """Not by what whole weights would store on it, whose gradients alone take more."""
     problem = Captured.saved("resnet_200000_classes").problem([8], "v100-ethernet")
@@ -258,7 +268,7 @@ def test_larger_meshes_are_left_out_once_they_promised_less_and_less(monkeypatch
         glance(self, layouts)
 
     monkeypatch.setattr(MeshSearch, "glance", told)
-    problem = Captured.saved("gpt_short").problem([8, 8], "v100-ethernet")
+    problem = Captured.saved("wide").problem([8, 8], "v100-ethernet")
     plan = solve(problem)
     left_out = [logical for logical in problem.meshes if logical not in searched]
     assert left_out and {m.model_size for m in left_out} >= {64}
