@@ -12,6 +12,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.e2e.test_recompute import CASES, gpt, tokens
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
 from tests.search.problems import Captured
@@ -68,7 +69,14 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adafactor",
+        "accumulating",
+        *(nightly(n) for n in OPTIMIZERS if n[0] != "a" or n in ("adam", "average")),
+    ],
+)
 def test_slots_in_host_memory_change_no_number(name):
     def build() -> keras.Model:
         return perceptron(OPTIMIZERS[name])
@@ -152,8 +160,8 @@ def test_rows_of_an_embedding():
 @pytest.mark.parametrize(
     "pipeline",
     [
-        tap.Pipeline(microbatches=3),
-        tap.Pipeline(2, 2),
+        nightly(tap.Pipeline(microbatches=3)),
+        nightly(tap.Pipeline(2, 2)),
         tap.Pipeline(2, 2, "zb-h1"),
     ],
     ids=str,
@@ -166,6 +174,7 @@ def test_microbatches_and_stages(pipeline):
     assert len([op for op in on_host(run) if op.type == "AssignVariableOp"]) == 16
 
 
+@pytest.mark.slow
 def test_chunks():
     plain = adam()[0]
     run = trained(perceptron, numbers(), [2], plain.start, {"offload": SLOTS, "chunks": 2})
@@ -193,7 +202,7 @@ def assert_compiled_around_hosts(run: Trained) -> None:
     assert bodies and not any(op.attrs.get(ON_HOST) for op in bodies)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_xla_compiles_what_lies_between():
     build = compiled(perceptron)
     plain = train(traced(build), numbers())
@@ -244,7 +253,9 @@ def copies(run: Trained) -> tuple[list, list]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["data parallel", *(nightly(c) for c in CASES if c != "data parallel")]
+)
 def test_activations_in_host_memory_change_no_number(case):
     plain, stored, away = kept(case)
     assert_same(away, plain)
@@ -284,10 +295,10 @@ def test_activations_go_once_and_come_back_when_the_backward_pass_is_near():
 @pytest.mark.parametrize(
     "options",
     [
-        {"pipeline": tap.Pipeline(microbatches=2)},
-        {"pipeline": tap.Pipeline(2, 2)},
+        nightly({"pipeline": tap.Pipeline(microbatches=2)}),
+        nightly({"pipeline": tap.Pipeline(2, 2)}),
         {"pipeline": tap.Pipeline(2, 2, "zb-h1")},
-        {"chunks": 2},
+        nightly({"chunks": 2}),
         {"recompute": ["block_1"]},
     ],
     ids=str,
