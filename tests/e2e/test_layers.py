@@ -8,7 +8,7 @@ import pytest
 from keras import layers, ops
 
 import tfpar as tap
-from tests.e2e.features import COLUMN, compiled, f, i, nightly, same
+from tests.e2e.features import COLUMN, compiled, f, i, same
 
 
 @pytest.mark.slow
@@ -72,8 +72,8 @@ def test_convolutions_in_one_and_three_dims():
     same(build, ([f(8, 9, 4), f(8, 5, 5, 5, 2)], f(8, 2)), constraints, rtol=5e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("masked", [nightly(False), True])
+@pytest.mark.nightly
+@pytest.mark.parametrize("masked", [False, True])
 def test_recurrent_layers(masked):
     def build():
         ids = keras.Input((5,), dtype="int32")

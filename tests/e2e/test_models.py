@@ -136,7 +136,7 @@ class Distiller(keras.Model):
         return loss + ops.mean(keras.losses.kl_divergence(soft, ops.softmax(y_pred / 2.0)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_distillation_from_a_frozen_teacher():
     def net(width, name):
         return keras.Sequential(

@@ -139,7 +139,7 @@ def test_a_network_whose_slots_are_split():
     assert_slots_follow(parallel)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(O, "ScheduleFreeAdamW"), reason="this Keras has no such optimizer")
 def test_an_optimizer_without_schedules():
     """Traced: it means to keep a slot's old value, and op by op keeps what it then changes."""
