@@ -91,8 +91,8 @@ def test_gpt_moves_what_equation_2_says():
     assert kinds == {"all_reduce": 6, "reduce_scatter": 4, "all_gather": 4}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [nightly(MESHES[0]), nightly(MESHES[1]), MESHES[2]], ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_t5_trains_as_on_one_device(mesh):
     parallel, _ = assert_equivalent(small_t5, pairs(), mesh, T5, batch_size=BATCH)
     specs = parallel.specs()

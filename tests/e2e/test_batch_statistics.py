@@ -205,7 +205,7 @@ def test_half_precision():
     np.testing.assert_allclose(parallel.losses, plain.losses, rtol=1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_microbatch_is_the_batch():
     data = samples(8)
     plain = train(op_by_op(lambda: dense(layers.BatchNormalization)), data)

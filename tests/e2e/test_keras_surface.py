@@ -184,7 +184,7 @@ def test_weights_are_whole_from_outside():
 
 
 @pytest.mark.slow
-def test_saved_file_opens_in_plain_keras_and_goes_on(tmp_path):
+def test_training_goes_on_with_a_saved_file_on_one_device_and_on_another_mesh(tmp_path):
     """Optimizer state included: training goes on as if it had never stopped."""
     path = str(tmp_path / "model.keras")
     keras.utils.set_random_seed(7)
@@ -202,6 +202,14 @@ def test_saved_file_opens_in_plain_keras_and_goes_on(tmp_path):
     for other in (model, resumed, again):
         for got, want in zip(other.get_weights(), plain.get_weights(), strict=True):
             np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+@pytest.mark.nightly
+def test_saved_file_opens_in_plain_keras(tmp_path):
+    path = str(tmp_path / "model.keras")
+    model = parallel()
+    model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
+    model.save(path)
     code = (
         f"import keras, numpy, sys; m = keras.models.load_model({path!r}); "
         f"m.predict(numpy.zeros((2, 6)), verbose=0); assert 'tfpar' not in sys.modules"

@@ -9,7 +9,6 @@ from tests.graphs.models import MODELS
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import MemoryLimitError, TfparError
 
-
 build, BATCH = MODELS["three_layers"]
 
 

@@ -13,7 +13,8 @@ from keras import layers
 
 import tfpar as tap
 from tests.e2e.features import nightly
-from tests.e2e.test_recompute import CASES, gpt, tokens
+from tests.e2e.test_recompute import CASES, gpt, normalized, tokens
+from tests.e2e.test_recompute import numbers as rows
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
 from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level
@@ -35,7 +36,7 @@ def perceptron(optimizer=lambda: keras.optimizers.Adam(0.01)) -> keras.Model:
     return model
 
 
-def numbers(n: int = 24) -> tuple[np.ndarray, np.ndarray]:
+def numbers(n: int = 16) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.normal(size=(n, 6)).astype("float32"), rng.normal(size=(n, 2)).astype("float32")
 
@@ -103,6 +104,7 @@ def adam(mesh: tuple[int, ...] = (2,)) -> tuple[Trained, Trained]:
     return plain, trained(perceptron, numbers(), mesh, plain.start, {"offload": SLOTS})
 
 
+@pytest.mark.slow
 def test_slots_lie_with_the_first_cpu_and_weights_with_their_ranks():
     split = [tap.shard(".*dense_1/kernel", 1, "model")]
     plain = adam()[0]
@@ -115,6 +117,7 @@ def test_slots_lie_with_the_first_cpu_and_weights_with_their_ranks():
     assert len(slots) == 16 and all(places[name] == {"device:CPU:0"} for name in slots)
 
 
+@pytest.mark.slow
 def test_each_slot_is_read_once_and_written_once():
     graph = adam()[1].executable().local.graph
     slots = [v.handle for v in graph.variables if v.on_host]
@@ -125,6 +128,7 @@ def test_each_slot_is_read_once_and_written_once():
         assert all(op.attrs[ON_HOST] for op in readers[handle])
 
 
+@pytest.mark.slow
 def test_slots_come_when_their_gradient_is_there_and_few_at_a_time():
     graph = adam()[1].executable().local.graph
     reads = [op for op in graph.ops if op.attrs.get(ON_HOST) and op.type == "ReadVariableOp"]
@@ -138,6 +142,7 @@ def test_slots_come_when_their_gradient_is_there_and_few_at_a_time():
         assert len(stored) == 2 and op.inputs[0] not in {c.inputs[0] for c in stored}
 
 
+@pytest.mark.slow
 def test_rows_of_an_embedding():
     """Their gradient is sparse."""
 
@@ -202,7 +207,7 @@ def assert_compiled_around_hosts(run: Trained) -> None:
     assert bodies and not any(op.attrs.get(ON_HOST) for op in bodies)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_xla_compiles_what_lies_between():
     build = compiled(perceptron)
     plain = train(traced(build), numbers())
@@ -310,7 +315,7 @@ def test_activations_in_all_ways_to_run(options):
     assert any(op.type == "Identity" for op in on_host(run))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_xla_compiles_around_activations():
     build = compiled(gpt)
     plain = train(traced(build), tokens())
@@ -323,8 +328,8 @@ def test_xla_compiles_around_activations():
 def test_blocks_are_chosen_by_name(tmp_path):
     def found(activations) -> Plan:
         with tap.auto_parallel([2], planner=None, offload=tap.Offload(activations=activations)):
-            model = gpt()
-        model.fit(*tokens(8), batch_size=8, verbose=0)
+            model = normalized()
+        model.fit(*rows(8), batch_size=8, verbose=0)
         return tap.plan_of(model)
 
     plan = found(["block_1"])
@@ -339,9 +344,9 @@ def test_blocks_are_chosen_by_name(tmp_path):
         found("layer_.")
     wrong = dataclasses.replace(plan, offloaded=Offloaded((), ("layer_0",)))
     with tap.auto_parallel([2], plan=wrong):
-        model = gpt()
+        model = normalized()
     with pytest.raises(PlanError, match="has in host memory what 'layer_0' keeps .* no such block"):
-        model.fit(*tokens(8), batch_size=8, verbose=0)
+        model.fit(*rows(8), batch_size=8, verbose=0)
 
 
 # --- plans and what is asked ----------------------------------------------------------------------
@@ -407,7 +412,7 @@ def machines(memory_bytes: float, bandwidth: float) -> Cluster:
     return Cluster.regular("small", fast, [Level(1, 1e8, 1e-5)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_link_to_the_host_decides_whether_slots_leave_or_blocks_are_computed_again():
     def adam() -> keras.Model:
         model = gpt(4)

@@ -11,7 +11,6 @@ from keras import layers
 
 import tfpar as tap
 from tests.clusters import device, two_levels
-from tests.e2e.features import nightly
 from tests.e2e.test_overlap import Counting
 from tests.equivalence import assert_equivalent
 from tfpar.cluster.description import Cluster, Level
@@ -71,9 +70,9 @@ def test_stages_where_links_are_slow():
     assert tap.Plan.from_json(plan.to_json()).rivals == plan.rivals
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("bandwidth", "stages", "other", "faster"), [(3e6, 2, 1, False), nightly(3e5, 1, 2, True)]
+    ("bandwidth", "stages", "other", "faster"), [(3e6, 2, 1, False), (3e5, 1, 2, True)]
 )
 def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, other, faster):
     def planned(links: float) -> tap.Plan:
@@ -141,7 +140,7 @@ def test_what_is_evaluated_before_training_moves_to_its_stages():
     assert tap.plan_of(model).stages is not None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_unasked_stages_are_found_between_machines_and_not_within_one():
     def planned(cluster, **options):
         return tap.plan(deep, rows(128), [4], cluster, planner="tap", **options)
@@ -176,7 +175,7 @@ def test_no_stages_where_the_work_is_spread_evenly_without():
     assert "nearly as fast as the work alone" in rival.reason
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_decides():
     free = tap.plan(deep, rows(256), [2], machines(1e11), planner="tap")
     assert free.pipeline is None

@@ -65,9 +65,10 @@ def split_weights(plan):
 
 RUNS = [
     nightly("gpt", COMPUTE_BOUND),
-    ("gshard_moe", COMPUTE_BOUND),
-    ("gpt", TIGHT),
-    nightly("wide", TIGHT),
+    nightly("gshard_moe", COMPUTE_BOUND),
+    ("wide", COMPUTE_BOUND),
+    nightly("gpt", TIGHT),
+    ("wide", TIGHT),
 ]
 
 
@@ -87,7 +88,7 @@ def test_a_searched_plan_trains_as_on_one_device(case, cluster):
 
 @pytest.mark.slow
 def test_without_anything_said_the_machine_is_detected():
-    parallel, _ = searched("gpt", None)
+    parallel, _ = searched("wide", None)
     plan = tap.plan_of(parallel.model)
     assert plan.cluster.name == "cpu" and plan.mesh.size == 4
     assert "Predicted" in plan.summary()

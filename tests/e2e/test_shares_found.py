@@ -106,7 +106,7 @@ def test_each_rank_has_to_have_room_for_its_share():
     assert tight.stages.cost.fits
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pipelines_that_are_found_are_compared_with_their_shares():
     """What a rank waits for is that of the slowest ranks, with their share."""
     plan = planned(MIXED, "auto", HALVES)
