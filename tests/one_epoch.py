@@ -43,14 +43,17 @@ Build = Callable[[], keras.Model]
 Draw = Callable[[Samples], tuple]
 
 
-def cases(models: Mapping[str, Any], fast: Iterable[str], in_both_ways: Iterable[str]):
+def cases(models: Mapping[str, Any], by_default: Iterable[str], in_both_ways: Iterable[str]):
     """(name, mode), one model after the other: the plain run serves both modes.
 
     Tensor parallelism splits the batch as well, so that the rest need not be tried without it.
+    Models that are not tried by default differ in ops, whose rules have tests of their own.
     """
     found = []
     for name in models:
-        marks = [pytest.mark.xdist_group(name), *([] if name in fast else [pytest.mark.slow])]
+        marks = [pytest.mark.xdist_group(name), pytest.mark.slow]
+        if name not in by_default:
+            marks.append(pytest.mark.nightly)
         for mode in ("data", "tensor") if name in in_both_ways else ("tensor",):
             found.append(pytest.param(name, mode, marks=marks, id=f"{name}-{mode}"))
     return found

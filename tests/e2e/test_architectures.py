@@ -136,7 +136,7 @@ def segmenter():
     return keras.Model(backbone.input, keras.layers.Dense(CLASSES)(backbone.output))
 
 
-FAST = {
+ARCHITECTURES = {
     "llama": Architecture(language_model("LlamaCausalLM", "LlamaBackbone", **GROUPED)),
     "resnet": Architecture(
         pooled(
@@ -152,9 +152,6 @@ FAST = {
         "float64",
         1e-3,
     ),
-}
-
-SLOW = {
     "mobilenet_v3": Architecture(mobilenet, "float64", 1e-4, from_logits=False),
     "densenet": application(DenseNet, [1, 1, 2, 1]),
     "convnext": application(ConvNeXt, [1, 1, 1, 1], [8, 8, 16, 16]),
@@ -255,9 +252,8 @@ SLOW = {
     "segformer": Architecture(segmenter),
 }
 
-ARCHITECTURES = {**FAST, **SLOW}
-
-IN_BOTH_WAYS = (*FAST, "deberta")
+BY_DEFAULT = ("llama", "resnet")
+IN_BOTH_WAYS = ("llama", "deberta")
 
 
 def inputs_of(model: keras.Model, rng: np.random.Generator) -> Any:
@@ -319,8 +315,7 @@ def on_one_device(name: str) -> Trained:
     return fitted(ARCHITECTURES[name], op_by_op)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), cases(ARCHITECTURES, FAST, IN_BOTH_WAYS))
+@pytest.mark.parametrize(("name", "mode"), cases(ARCHITECTURES, BY_DEFAULT, IN_BOTH_WAYS))
 def test_trains_as_on_one_device(name, mode):
     plain = on_one_device(name)
     constraints = layout_of_strangers(plain.model) if mode == "tensor" else []

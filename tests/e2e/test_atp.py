@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import textwrap
 
 import keras
@@ -12,7 +13,7 @@ from keras import layers
 
 import tfpar as tap
 from benchmarks.models import t5
-from tests.e2e.features import f
+from tests.e2e.features import f, nightly
 from tests.e2e.test_patterns import BATCH, HIDDEN, LENGTH, gpt, tokens
 from tests.equivalence import assert_equivalent, train
 
@@ -55,12 +56,16 @@ def volume(collectives, axis, least):
     )
 
 
+@functools.cache
+def trained(axes):
+    """A transformer on a mesh of these (name, size), and on one device."""
+    return assert_equivalent(gpt, tokens(2 * BATCH), dict(axes), GPT, batch_size=BATCH)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh", [MESHES[0], pytest.param(MESHES[1], marks=pytest.mark.slow), MESHES[2]], ids=str
-)
+@pytest.mark.parametrize("mesh", [nightly(MESHES[0]), nightly(MESHES[1]), MESHES[2]], ids=str)
 def test_gpt_trains_as_on_one_device(mesh):
-    parallel, _ = assert_equivalent(gpt, tokens(2 * BATCH), mesh, GPT, batch_size=BATCH)
+    parallel, _ = trained(tuple(mesh.items()))
     specs = {
         name: spec.removeprefix("R,") if len(mesh) == 3 else spec
         for name, spec in parallel.specs().items()
@@ -73,9 +78,9 @@ def test_gpt_trains_as_on_one_device(mesh):
     assert specs["tokens/embeddings"] == "R,S(1)"
 
 
+@pytest.mark.slow
 def test_gpt_moves_what_equation_2_says():
-    mesh = {"d1": 2, "d2": 2}
-    found = train(gpt, tokens(BATCH), mesh=mesh, constraints=GPT, batch_size=BATCH).collectives()
+    found = trained(tuple(MESHES[0].items()))[0].collectives()
     logits = BATCH * LENGTH * 50 * 4  # of the head, which nothing was said of
     found.remove(("all_reduce", ("d2",), logits))
     bs, least = BATCH * LENGTH * 4, BATCH * LENGTH * 4
@@ -86,10 +91,8 @@ def test_gpt_moves_what_equation_2_says():
     assert kinds == {"all_reduce": 6, "reduce_scatter": 4, "all_gather": 4}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh", [MESHES[0], *(pytest.param(m, marks=pytest.mark.slow) for m in MESHES[1:])], ids=str
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_t5_trains_as_on_one_device(mesh):
     parallel, _ = assert_equivalent(small_t5, pairs(), mesh, T5, batch_size=BATCH)
     specs = parallel.specs()
@@ -128,9 +131,9 @@ def regression(n=16):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planner", [None, "tap"])
 @pytest.mark.parametrize(
-    "mesh", [MESHES[0], pytest.param(MESHES[2], marks=pytest.mark.slow)], ids=str
+    ("mesh", "planner"),
+    [(MESHES[0], None), nightly(MESHES[0], "tap"), nightly(MESHES[2], None), (MESHES[2], "tap")],
 )
 def test_layers_lay_their_kernels(mesh, planner):
     parallel, _ = assert_equivalent(mlp, regression(), mesh, batch_size=8, planner=planner)

@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tfpar.keras.adapter import parallel_model
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import PlanError, Shard
@@ -56,11 +57,12 @@ def reactivated(model):
 
 def trained(model, change):
     """The model trained, changed and trained again; the losses of both."""
-    losses = []
+    losses, eagerly = [], model.run_eagerly
     for seed, act in ((1, None), (2, change)):
         keras.utils.set_random_seed(seed)
         if act is not None:
             act(model)
+        model.run_eagerly = eagerly
         y = X[:, : model.output_shape[-1]]
         losses += model.fit(X, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
     return losses
@@ -74,9 +76,10 @@ def placement(weight):
 @pytest.mark.parametrize(
     "change",
     [
-        *(pytest.param(c, marks=pytest.mark.slow) for c in (lora, added, popped, frozen)),
+        *(pytest.param(c, marks=pytest.mark.slow) for c in (lora, popped)),
+        *(nightly(c) for c in (added, frozen)),
         recompiled,
-        pytest.param(reactivated, marks=pytest.mark.slow),
+        nightly(reactivated),
     ],
 )
 def test_a_changed_model_is_planned_anew_and_stays_split(change, capsys):
@@ -85,6 +88,7 @@ def test_a_changed_model_is_planned_anew_and_stays_split(change, capsys):
         model = build()
     keras.utils.set_random_seed(0)
     plain = build()
+    plain.run_eagerly = True
     np.testing.assert_allclose(trained(model, change), trained(plain, change), rtol=1e-4)
     for got, want in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-5)

@@ -15,16 +15,13 @@ build, DATA = MODELS["three_layers"]
 @pytest.mark.slow
 def test_planning_a_model_says_which_constraint_to_leave_out():
     arguments = dict(mesh=[1, 2], cluster="v100-ethernet", memory_limit="3 MB")
-    assert tap.plan(build, DATA, **arguments).cost.memory_bytes < 3e6
-    with pytest.raises(MemoryLimitError) as error:
-        tap.plan(build, DATA, constraints=[OTHER, HEAD], **arguments)
-    text = str(error.value)
-    assert f"under this constraint: {HEAD}. Leave out {HEAD}: the best plan then stores" in text
     with tap.auto_parallel(constraints=[OTHER, HEAD], **arguments):
         model = build()
-    with pytest.raises(MemoryLimitError, match="under this constraint: replicate") as error:
+    with pytest.raises(MemoryLimitError) as error:
         model.fit(*DATA, batch_size=16, verbose=0)
-    assert str(OTHER) not in str(error.value)
+    text = str(error.value)
+    assert f"under this constraint: {HEAD}. Leave out {HEAD}: the best plan then stores" in text
+    assert str(OTHER) not in text
 
 
 def test_constraints_that_contradict_each_other_are_both_named():

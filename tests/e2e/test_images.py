@@ -8,6 +8,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.equivalence import assert_equivalent
 
 rng = np.random.default_rng(0)
@@ -47,9 +48,11 @@ RESIDUAL = network(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [pytest.param(8, marks=pytest.mark.slow), 10])
+@pytest.mark.parametrize("batch_size", [nightly(8), 10])
 def test_data_parallel(batch_size):
-    parallel, _ = assert_equivalent(RESIDUAL, DATA, tap.split([4]), batch_size=batch_size, epochs=2)
+    parallel, _ = assert_equivalent(
+        RESIDUAL, (DATA[0][:20], DATA[1][:20]), tap.split([4]), batch_size=batch_size
+    )
     partitioned = parallel.executable().partitioned
     draws = {
         op: d for op, d in partitioned.decisions.items() if op.type.startswith("StatelessRandomU")
@@ -68,7 +71,7 @@ def test_output_channels_split():
     assert parallel.specs()["conv1/kernel"] == "R,S(3)"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_augmentation_and_noise_layers():
     augmented = network(
         lambda: layers.GaussianNoise(0.1, seed=1),

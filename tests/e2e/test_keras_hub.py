@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
+from tests.e2e.features import nightly
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "dog"]
 TEXT, LABELS = ["the fox", "dog", "the dog", "fox fox"] * 2, np.arange(8) % 3
@@ -32,7 +33,7 @@ def generated(ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [{"data": 1}, {"data": 2, "model": 2}], ids=["1", "2x2"])
+@pytest.mark.parametrize("mesh", [nightly({"data": 1}), {"data": 2, "model": 2}], ids=["1", "2x2"])
 def test_generates_the_tokens_of_one_device_after_fit(ranks, generated, mesh):
     split = [tap.batch("data"), *ranks.SPLIT[:2]] if "model" in mesh else [tap.batch()]
     with tap.auto_parallel(tap.Mesh.of(mesh), split, planner=None):

@@ -46,11 +46,12 @@ def several_heads():
 
 @pytest.mark.slow
 def test_several_inputs_outputs_losses_weights_and_regularizers():
-    x = {"wide": f(14, 6), "ids": i(7, 14, 3)}
-    y = {"label": i(3, 14), "size": f(14, 1)}
-    weights = {"label": np.abs(f(14)), "size": np.abs(f(14))}
-    same(several_heads, (x, y, weights), epochs=2, plainly=traced)
-    parallel, plain = same(several_heads, (x, y), validation_split=0.3, plainly=traced)
+    x = {"wide": f(12, 6), "ids": i(7, 12, 3)}
+    y = {"label": i(3, 12), "size": f(12, 1)}
+    weights = {"label": np.abs(f(12)), "size": np.abs(f(12))}
+    parallel, plain = same(
+        several_heads, (x, y, weights), epochs=2, validation_split=1 / 3, plainly=traced
+    )
     for kind in ("evaluate", "predict"):
         arguments = (x, y) if kind == "evaluate" else (x,)
         got = getattr(parallel.model, kind)(*arguments, batch_size=5, verbose=0)
@@ -92,9 +93,9 @@ def test_losses():
         loss = [make(reduction=reductions[n % 3]) for n, make in enumerate(losses)]
         return compiled(x, heads, loss=loss)
 
-    y = np.eye(4, dtype="float32")[i(4, 10)]
-    weights = [np.abs(f(10)) + 0.1 for _ in losses]
-    same(build, (f(10, 6), [y] * len(losses), weights), rtol=5e-3, plainly=traced)
+    y = np.eye(4, dtype="float32")[i(4, 8)]
+    weights = [np.abs(f(8)) + 0.1 for _ in losses]
+    same(build, (f(8, 6), [y] * len(losses), weights), rtol=5e-3, plainly=traced)
 
 
 @pytest.mark.slow
@@ -169,5 +170,5 @@ def test_metrics():
         ]
         return compiled(x, heads, loss=losses, metrics=metrics)
 
-    y = i(4, 14)
-    same(build, (f(14, 6), [np.eye(4, dtype="float32")[y], y]), epochs=2, plainly=traced)
+    y = i(4, 8)
+    same(build, (f(8, 6), [np.eye(4, dtype="float32")[y], y]), plainly=traced)

@@ -5,23 +5,19 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from benchmarks.models import batch_of, compile_model, gpt
+from tests.graphs.models import MODELS
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import MemoryLimitError, TfparError
 
-
-@pytest.fixture(scope="module")
-def model():
-    return lambda: gpt(512, length=16, hidden=32, num_layers=1)
+build, BATCH = MODELS["three_layers"]
 
 
-def plan(model, limit=None, **arguments):
+def plan(limit=None, **arguments):
     """Of one stage: among pipelines, of plans within the uncertainty of the fastest the simplest is
     taken, which need not be the fastest of all."""
-    batch = batch_of(model(), 4)
     return tap.plan(
-        lambda: compile_model(model()),
-        batch,
+        build,
+        BATCH,
         [4],
         "v100-ethernet",
         memory_limit=limit,
@@ -32,24 +28,25 @@ def plan(model, limit=None, **arguments):
 
 
 @pytest.mark.slow
-def test_the_fastest_plan_that_fits_is_taken(model):
-    fastest = plan(model)
+def test_the_fastest_plan_that_fits_is_taken():
+    keras.utils.clear_session(free_memory=False)
+    fastest = plan()
     needed = fastest.cost.memory_bytes
-    smaller = plan(model, 0.8 * needed)
+    smaller = plan(0.8 * needed)
     assert smaller.cost.memory_bytes <= 0.8 * needed
     assert smaller.cost.seconds >= fastest.cost.seconds
-    assert plan(model, "16 GB").variables == fastest.variables
+    keras.utils.clear_session(free_memory=False)
+    assert plan("16 GB").variables == fastest.variables
 
 
-@pytest.mark.slow
-def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
+def test_a_limit_that_no_plan_meets_says_by_how_much_and_why():
     with pytest.raises(MemoryLimitError) as error:
-        plan(model, "100 kB")
+        plan("800 kB")
     text = str(error.value)
-    assert error.value.needed_bytes > 100e3
+    assert error.value.needed_bytes > 800e3
     for part in (
         "No plan fits into the memory of a device of 'v100-ethernet'",
-        "where 97.66 KiB may be used",
+        "where 781.25 KiB may be used",
         "too much: weights",
         "weigh most: '",
         "would help: ",
@@ -58,7 +55,7 @@ def test_a_limit_that_no_plan_meets_says_by_how_much_and_why(model):
         assert part in text, text
 
 
-def test_what_devices_have_no_room_for_is_not_searched(model):
+def test_what_devices_have_no_room_for_is_not_searched():
     """Weights, gradients and slots alone are too large, however they are split."""
     searched = []
 
@@ -69,21 +66,21 @@ def test_what_devices_have_no_room_for_is_not_searched(model):
 
     for pipeline in (None, "auto", tap.Pipeline(2, 2)):
         with pytest.raises(MemoryLimitError, match="4 ranks share all weights, gradients") as error:
-            batch = batch_of(model(), 4)
             tap.plan(
-                lambda: compile_model(model()),
-                batch,
+                build,
+                BATCH,
                 [4],
                 "v100-ethernet",
-                memory_limit="50 kB",
+                memory_limit="500 kB",
                 planner=Searching(),
                 pipeline=pipeline,
                 offload=False,
             )
     assert not searched
-    needed = sum(w.numpy().nbytes for w in model().trainable_weights) * 4 / 4  # two slots of Adam
+    weights = build().trainable_weights
+    needed = sum(w.numpy().nbytes for w in weights) * 4 / 4  # two slots of Adam
     assert error.value.needed_bytes == pytest.approx(needed, rel=0.02)
-    assert f"more devices (above {int(4 * needed / 50e3)} of these)" in str(error.value)
+    assert f"more devices (above {int(4 * needed / 500e3)} of these)" in str(error.value)
 
 
 def test_what_stages_lack_is_told_of_one_rank():

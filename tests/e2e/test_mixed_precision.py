@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import keras
@@ -11,7 +12,8 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.equivalence import Trained, train
+from tests.e2e.features import nightly
+from tests.equivalence import Trained, op_by_op, train
 from tfpar.keras.adapter import parallel_model
 
 WIDTH, VOCABULARY, LENGTH = 8, 30, 4
@@ -45,12 +47,12 @@ def lookup() -> keras.Model:
     return model
 
 
-def numbers(n: int = 128) -> tuple[np.ndarray, np.ndarray]:
+def numbers(n: int = 64) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.normal(size=(n, WIDTH)).astype("float32"), 3 + rng.normal(size=(n, 4)).astype("f4")
 
 
-def ids(n: int = 128) -> tuple[np.ndarray, np.ndarray]:
+def ids(n: int = 64) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.integers(0, VOCABULARY, (n, LENGTH)), rng.normal(size=(n, LENGTH, 4)).astype("f4")
 
@@ -69,7 +71,16 @@ LAYOUTS = {
 }
 
 
-def trained(layout: str, name: str, batch_size: int = 64, **options) -> Trained:
+@functools.cache
+def exactly(layout: str) -> Trained:
+    """Trained on one device in full precision."""
+    build, data, *_ = LAYOUTS[layout]
+    return train(op_by_op(build), data(), batch_size=64)
+
+
+@functools.cache
+def trained(layout: str, name: str, batch_size: int = 64) -> Trained:
+    """Trained on the mesh, from where `exactly` starts."""
     build, data, mesh, constraints = LAYOUTS[layout]
     with policy(name):
         return train(
@@ -78,7 +89,7 @@ def trained(layout: str, name: str, batch_size: int = 64, **options) -> Trained:
             mesh=tap.split(mesh),
             constraints=constraints,
             batch_size=batch_size,
-            **options,
+            start=exactly(layout).start,
         )
 
 
@@ -95,13 +106,15 @@ def payloads(run: Trained, kind: str) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize(
-    ("layout", "kinds"),
+    ("layout", "kinds", "name"),
     [
-        ("data parallel", ["AllReduce"]),
-        ("tensor parallel", ["AllReduce"]),
-        ("split weights", ["AllGather", "ReduceScatter", "AllReduce"]),
+        nightly("data parallel", ["AllReduce"], "mixed_bfloat16"),
+        nightly("data parallel", ["AllReduce"], "mixed_float16"),
+        ("tensor parallel", ["AllReduce"], "mixed_bfloat16"),
+        nightly("tensor parallel", ["AllReduce"], "mixed_float16"),
+        nightly("split weights", ["AllGather", "ReduceScatter", "AllReduce"], "mixed_bfloat16"),
+        ("split weights", ["AllGather", "ReduceScatter", "AllReduce"], "mixed_float16"),
     ],
 )
 def test_collectives_carry_half_the_bytes(layout, kinds, name):
@@ -111,6 +124,7 @@ def test_collectives_carry_half_the_bytes(layout, kinds, name):
         assert wanted and [2 * size for size in payloads(halves, kind)] == wanted
 
 
+@pytest.mark.slow
 def test_a_gradient_is_moved_to_its_weight_before_it_is_cast_up():
     """Of few samples the activations move; the gradient comes in columns, its weight has rows."""
     whole, halves = (
@@ -130,6 +144,7 @@ def test_rows_of_a_sparse_gradient_travel_as_they_were_computed():
     assert ("all_gather", ("data",), 2 * rows) in step.collectives()
 
 
+@pytest.mark.slow
 def test_compression_leaves_alone_what_has_16_bits():
     build, data, mesh, _ = LAYOUTS["sparse gradients"]
     with policy("mixed_bfloat16"), tap.auto_parallel(mesh, planner=None, compression="fp16"):
@@ -148,14 +163,25 @@ def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        nightly("data parallel", "mixed_bfloat16"),
+        nightly("data parallel", "mixed_float16"),
+        ("tensor parallel", "mixed_bfloat16"),
+        nightly("tensor parallel", "mixed_float16"),
+        nightly("split weights", "mixed_bfloat16"),
+        ("split weights", "mixed_float16"),
+        ("sparse gradients", "mixed_bfloat16"),
+        nightly("sparse gradients", "mixed_float16"),
+    ],
+)
 def test_ranks_round_no_more_than_one_device_does(layout, name):
     build, data, *_ = LAYOUTS[layout]
-    exact = train(build, data(), batch_size=64)
+    exact = exactly(layout)
     with policy(name):
         plain = train(build, data(), batch_size=64, start=exact.start)
-    ranks = trained(layout, name, start=exact.start)
+    ranks = trained(layout, name)
     weights = len(exact.weights)  # a loss scale has state of its own
     rounded = distance(plain.weights[:weights], exact.weights)
     assert 0 < distance(ranks.weights[:weights], plain.weights[:weights]) < 2 * rounded
@@ -163,7 +189,7 @@ def test_ranks_round_no_more_than_one_device_does(layout, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["data parallel", "split weights"])
+@pytest.mark.parametrize("layout", [nightly("data parallel"), "split weights"])
 def test_what_overflows_on_one_rank_is_skipped_by_all(layout):
     x, y = numbers(3 * 64)
     y[64 + 50] = 2e4  # in the second step, of the second rank

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.slow_links import slow_all_reduces
 from tfpar.cost.model_flops import model_flops
@@ -48,6 +49,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "monitor.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_figures_are_in_logs_and_files_whatever_the_order_of_callbacks(tmp_path):
     """Nine batches an epoch, the last one smaller."""
     model, table = parallel(), tmp_path / "table.csv"
@@ -137,6 +139,7 @@ def test_a_step_that_waits_for_data_is_told_of(tmp_path, capsys):
     assert 15 < report["data_ms"] < report["step_ms"]
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_step_are_what_it_took(tmp_path):
     """Collectives are timed by themselves; what is left is the rest of the step."""
     model = parallel(constraints=tap.batch("data"))
@@ -156,7 +159,7 @@ def test_the_parts_of_a_step_are_what_it_took(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"planner": None, "cluster": None}, None])
+@pytest.mark.parametrize("options", [{"planner": None, "cluster": None}, nightly(None)])
 def test_without_a_prediction_steps_are_measured(options, tmp_path, capsys):
     model = small() if options is None else parallel(**options, verbose=1)
     x, y = rows(8 * 24, WIDTH)
@@ -221,7 +224,7 @@ def test_flops_count_once_what_is_computed_again_and_loops_for_each_trip():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pipeline", [tap.Pipeline(stages=2, microbatches=2), 4])
+@pytest.mark.parametrize("pipeline", [tap.Pipeline(stages=2, microbatches=2), nightly(4)])
 def test_pipelines_are_watched(pipeline, tmp_path):
     asked = pipeline if isinstance(pipeline, tap.Pipeline) else tap.Pipeline(microbatches=pipeline)
     model = parallel(pipeline=asked)
@@ -261,7 +264,11 @@ SWAPS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build, width, cluster, pipeline", SWAPS.values(), ids=SWAPS.keys())
+@pytest.mark.parametrize(
+    "build, width, cluster, pipeline",
+    [SWAPS["one piece"], nightly(*SWAPS["two stages"])],
+    ids=SWAPS.keys(),
+)
 def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
     build, width, cluster, pipeline, tmp_path
 ):

@@ -11,12 +11,12 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfpar as tap
-from tests.e2e.features import COLUMN, MESH, compiled, f, perceptron, rng, same
+from tests.e2e.features import COLUMN, MESH, compiled, f, nightly, perceptron, rng, same
 from tests.equivalence import traced
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["float64", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("policy", ["float64", nightly("mixed_bfloat16"), "mixed_float16"])
 def test_dtype_policy(policy):
     """Sums in half precision are rounded in another order: only close.
 
@@ -29,7 +29,7 @@ def test_dtype_policy(policy):
     keras.config.set_dtype_policy(policy)
     try:
         optimizer = "adam" if exact else "sgd"
-        data = f(14, 6), 3 + f(14, 2)
+        data = f(12, 6), 3 + f(12, 2)
         parallel, _ = same(lambda: perceptron(optimizer), data, plainly=traced, **tolerances)
     finally:
         keras.config.set_dtype_policy(before)
@@ -51,7 +51,7 @@ def test_inputs_of_many_dtypes():
         f(10, 4).astype("float16"),
         rng.normal(size=(10, 4)),
     ]
-    same(build, (x, f(10, 2)))
+    same(build, (x, f(10, 2)), batch_size=5)
 
 
 def test_sparse_inputs():
@@ -61,10 +61,10 @@ def test_sparse_inputs():
         x = keras.Input((6,), sparse=True)
         return compiled(x, layers.Dense(2)(layers.Dense(10, name="fc1")(x)))
 
-    x = tf.sparse.from_dense(np.where(f(10, 6) > 0.5, f(10, 6), 0))
-    data = tf.data.Dataset.from_tensor_slices((x, f(10, 2))).batch(4)
+    x = tf.sparse.from_dense(np.where(f(8, 6) > 0.5, f(8, 6), 0))
+    data = tf.data.Dataset.from_tensor_slices((x, f(8, 2))).batch(4)
     runs = []
-    for scope in (contextlib.nullcontext, lambda: tap.auto_parallel(MESH, COLUMN)):
+    for scope in (contextlib.nullcontext, lambda: tap.auto_parallel(MESH, COLUMN, planner=None)):
         keras.utils.set_random_seed(7)
         with scope():
             model = build()
@@ -75,16 +75,12 @@ def test_sparse_inputs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [[4], [1, 4], [3], [2, 1, 2]])
+@pytest.mark.parametrize("mesh", [nightly([4]), nightly([1, 4]), nightly([3]), [2, 1, 2]])
 def test_meshes_and_batches(mesh):
     """Batches of 5, 5 and 1; sizes that no mesh divides."""
     mesh = tap.split(mesh, ("data", "model", "more")[: len(mesh)])
     constraints = COLUMN if "model" in mesh.axis_names else ()
     same(perceptron, (f(11, 6), f(11, 2)), constraints, mesh, batch_size=5)
-
-
-def test_batch_of_one():
-    same(perceptron, (f(3, 6), f(3, 2)), batch_size=1)
 
 
 @pytest.mark.slow
@@ -100,7 +96,7 @@ def test_random_layers_draw_what_one_device_draws():
         h = layers.Dropout(0.5, noise_shape=(None, 1, 10), seed=6)(h)
         return compiled(x, layers.Dense(2)(h))
 
-    same(build, (f(10, 8, 6), f(10, 8, 2)), epochs=2)
+    same(build, (f(5, 8, 6), f(5, 8, 2)), epochs=2)  # the last batch is of one sample
 
 
 def test_unseeded_layers_follow_the_global_seed():

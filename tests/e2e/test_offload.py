@@ -12,7 +12,9 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.test_recompute import CASES, gpt, tokens
+from tests.e2e.features import nightly
+from tests.e2e.test_recompute import CASES, gpt, normalized, tokens
+from tests.e2e.test_recompute import numbers as rows
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
 from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level
@@ -34,7 +36,7 @@ def perceptron(optimizer=lambda: keras.optimizers.Adam(0.01)) -> keras.Model:
     return model
 
 
-def numbers(n: int = 24) -> tuple[np.ndarray, np.ndarray]:
+def numbers(n: int = 16) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.normal(size=(n, 6)).astype("float32"), rng.normal(size=(n, 2)).astype("float32")
 
@@ -68,7 +70,14 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adafactor",
+        "accumulating",
+        *(nightly(n) for n in OPTIMIZERS if n[0] != "a" or n in ("adam", "average")),
+    ],
+)
 def test_slots_in_host_memory_change_no_number(name):
     def build() -> keras.Model:
         return perceptron(OPTIMIZERS[name])
@@ -95,6 +104,7 @@ def adam(mesh: tuple[int, ...] = (2,)) -> tuple[Trained, Trained]:
     return plain, trained(perceptron, numbers(), mesh, plain.start, {"offload": SLOTS})
 
 
+@pytest.mark.slow
 def test_slots_lie_with_the_first_cpu_and_weights_with_their_ranks():
     split = [tap.shard(".*dense_1/kernel", 1, "model")]
     plain = adam()[0]
@@ -107,6 +117,7 @@ def test_slots_lie_with_the_first_cpu_and_weights_with_their_ranks():
     assert len(slots) == 16 and all(places[name] == {"device:CPU:0"} for name in slots)
 
 
+@pytest.mark.slow
 def test_each_slot_is_read_once_and_written_once():
     graph = adam()[1].executable().local.graph
     slots = [v.handle for v in graph.variables if v.on_host]
@@ -117,6 +128,7 @@ def test_each_slot_is_read_once_and_written_once():
         assert all(op.attrs[ON_HOST] for op in readers[handle])
 
 
+@pytest.mark.slow
 def test_slots_come_when_their_gradient_is_there_and_few_at_a_time():
     graph = adam()[1].executable().local.graph
     reads = [op for op in graph.ops if op.attrs.get(ON_HOST) and op.type == "ReadVariableOp"]
@@ -130,6 +142,7 @@ def test_slots_come_when_their_gradient_is_there_and_few_at_a_time():
         assert len(stored) == 2 and op.inputs[0] not in {c.inputs[0] for c in stored}
 
 
+@pytest.mark.slow
 def test_rows_of_an_embedding():
     """Their gradient is sparse."""
 
@@ -152,8 +165,8 @@ def test_rows_of_an_embedding():
 @pytest.mark.parametrize(
     "pipeline",
     [
-        tap.Pipeline(microbatches=3),
-        tap.Pipeline(2, 2),
+        nightly(tap.Pipeline(microbatches=3)),
+        nightly(tap.Pipeline(2, 2)),
         tap.Pipeline(2, 2, "zb-h1"),
     ],
     ids=str,
@@ -166,6 +179,7 @@ def test_microbatches_and_stages(pipeline):
     assert len([op for op in on_host(run) if op.type == "AssignVariableOp"]) == 16
 
 
+@pytest.mark.slow
 def test_chunks():
     plain = adam()[0]
     run = trained(perceptron, numbers(), [2], plain.start, {"offload": SLOTS, "chunks": 2})
@@ -244,7 +258,9 @@ def copies(run: Trained) -> tuple[list, list]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["data parallel", *(nightly(c) for c in CASES if c != "data parallel")]
+)
 def test_activations_in_host_memory_change_no_number(case):
     plain, stored, away = kept(case)
     assert_same(away, plain)
@@ -284,10 +300,10 @@ def test_activations_go_once_and_come_back_when_the_backward_pass_is_near():
 @pytest.mark.parametrize(
     "options",
     [
-        {"pipeline": tap.Pipeline(microbatches=2)},
-        {"pipeline": tap.Pipeline(2, 2)},
+        nightly({"pipeline": tap.Pipeline(microbatches=2)}),
+        nightly({"pipeline": tap.Pipeline(2, 2)}),
         {"pipeline": tap.Pipeline(2, 2, "zb-h1")},
-        {"chunks": 2},
+        nightly({"chunks": 2}),
         {"recompute": ["block_1"]},
     ],
     ids=str,
@@ -299,7 +315,7 @@ def test_activations_in_all_ways_to_run(options):
     assert any(op.type == "Identity" for op in on_host(run))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_xla_compiles_around_activations():
     build = compiled(gpt)
     plain = train(traced(build), tokens())
@@ -312,8 +328,8 @@ def test_xla_compiles_around_activations():
 def test_blocks_are_chosen_by_name(tmp_path):
     def found(activations) -> Plan:
         with tap.auto_parallel([2], planner=None, offload=tap.Offload(activations=activations)):
-            model = gpt()
-        model.fit(*tokens(8), batch_size=8, verbose=0)
+            model = normalized()
+        model.fit(*rows(8), batch_size=8, verbose=0)
         return tap.plan_of(model)
 
     plan = found(["block_1"])
@@ -328,9 +344,9 @@ def test_blocks_are_chosen_by_name(tmp_path):
         found("layer_.")
     wrong = dataclasses.replace(plan, offloaded=Offloaded((), ("layer_0",)))
     with tap.auto_parallel([2], plan=wrong):
-        model = gpt()
+        model = normalized()
     with pytest.raises(PlanError, match="has in host memory what 'layer_0' keeps .* no such block"):
-        model.fit(*tokens(8), batch_size=8, verbose=0)
+        model.fit(*rows(8), batch_size=8, verbose=0)
 
 
 # --- plans and what is asked ----------------------------------------------------------------------
@@ -396,7 +412,7 @@ def machines(memory_bytes: float, bandwidth: float) -> Cluster:
     return Cluster.regular("small", fast, [Level(1, 1e8, 1e-5)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_link_to_the_host_decides_whether_slots_leave_or_blocks_are_computed_again():
     def adam() -> keras.Model:
         model = gpt(4)

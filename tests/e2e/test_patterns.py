@@ -10,13 +10,14 @@ import pytest
 from keras import layers, ops
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.equivalence import assert_equivalent
 
 LENGTH, VOCABULARY, HIDDEN, HEADS, BATCH = 12, 50, 16, 4, 8
 rng = np.random.default_rng(0)
 
 
-def tokens(n=3 * BATCH, length=LENGTH, vocabulary=VOCABULARY):
+def tokens(n=2 * BATCH, length=LENGTH, vocabulary=VOCABULARY):
     ids = rng.integers(0, vocabulary, (n, length + 1)).astype("int32")
     return ids[:, :-1], ids[:, 1:]
 
@@ -94,8 +95,8 @@ def test_megatron_has_its_four_all_reduces():
 @pytest.mark.slow
 def test_megatron_on_two_dims():
     assert_equivalent(
-        lambda: gpt(2, keras.optimizers.AdamW(1e-3, global_clipnorm=0.5)),
-        tokens(30),
+        lambda: gpt(optimizer=keras.optimizers.AdamW(1e-3, global_clipnorm=0.5)),
+        tokens(),
         tap.split([2, 2]),
         MEGATRON,
         batch_size=BATCH,
@@ -103,7 +104,7 @@ def test_megatron_on_two_dims():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vocabulary", [pytest.param(50, marks=pytest.mark.slow), 51])
+@pytest.mark.parametrize("vocabulary", [nightly(50), 51])
 def test_vocabulary_parallel_never_gathers_logits(vocabulary):
     constraints = [
         tap.shard("tokens/embeddings", dim=0, axis="model"),
@@ -198,9 +199,6 @@ def test_experts_exchange_tokens_by_all_to_all():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh",
-    [pytest.param([3], marks=pytest.mark.slow), pytest.param([4], marks=pytest.mark.slow), [2, 2]],
-)
+@pytest.mark.parametrize("mesh", [[3], nightly([4]), nightly([2, 2])])
 def test_batches_that_do_not_divide(mesh):
-    assert_equivalent(gpt, tokens(13), tap.split(mesh), batch_size=5)
+    assert_equivalent(gpt, tokens(5), tap.split(mesh), batch_size=5)

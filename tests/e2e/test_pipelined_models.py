@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +13,8 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.pipeline_models import CASES
+from tests.e2e.features import nightly
+from tests.e2e.pipeline_models import CASES, SAMPLES
 from tests.e2e.test_mixed_precision import numbers, perceptron, policy
 from tests.e2e.test_models import Gan
 from tests.e2e.test_patterns import MEGATRON
@@ -33,36 +35,56 @@ rng = np.random.default_rng(0)
 
 
 SCHEDULES = ("accumulation", "gpipe", "1f1b", "interleaved", "zb-h1")
+BY_DEFAULT = {
+    "mlp": "1f1b",
+    "gpt": "gpipe",
+    "t5": "accumulation",
+    "u-net": "zb-h1",
+    "bert": "interleaved",
+    "resnet": "1f1b",
+    "lstm": "gpipe",
+    "moe": "accumulation",
+    "two towers": "interleaved",
+}
 
 
 def covering() -> list[object]:
-    """Each model with each schedule; each of them with 1, 2, 3 and 4 microbatches."""
+    """Each model with each schedule, each with 1, 2, 3 and 4 microbatches; one by default.
+
+    Batches of 6 are ragged in four microbatches; at night a second one, of 5, comes after.
+    """
     found: list[object] = []
     for i, name in enumerate(CASES):
         for j, schedule in enumerate(SCHEDULES):
-            microbatches = (i + j) % 4 + 1
-            marks = [] if (i, j) in ((0, 2), (8, 3)) else [pytest.mark.slow]
-            found.append(pytest.param(name, schedule, microbatches, marks=marks))
+            case = name, schedule, (i + j) % 4 + 1
+            by_default = schedule == BY_DEFAULT[name]
+            found.append((*case, 6) if by_default else nightly(*case, SAMPLES))
     return found
 
 
+def data_of(name: str, samples: int) -> tuple[Any, ...]:
+    return keras.tree.map_structure(lambda part: part[:samples], CASES[name].data)
+
+
 @functools.lru_cache(maxsize=1)
-def on_one_device(name: str) -> Trained:
+def on_one_device(name: str, samples: int) -> Trained:
     case = CASES[name]
     plainly = traced if isinstance(case.data[1], list) else op_by_op  # reports of several losses
     with policy(case.policy), without_graph_optimizers():
-        return train(plainly(case.build), case.data, batch_size=6)
+        return train(plainly(case.build), data_of(name, samples), batch_size=6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [3, 4])
-@pytest.mark.parametrize("name", ["u-net", "two towers"])
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [nightly("u-net", 3), ("u-net", 4), ("two towers", 3), nightly("two towers", 4)],
+)
 def test_skips_and_towers_over_several_stages(name, stages):
-    case, plain = CASES[name], on_one_device(name)
+    case, plain = CASES[name], on_one_device(name, 6)
     with without_graph_optimizers():
         parallel = train(
             case.build,
-            case.data,
+            data_of(name, 6),
             batch_size=6,
             mesh=tap.split([stages]),
             start=plain.start,
@@ -71,15 +93,16 @@ def test_skips_and_towers_over_several_stages(name, stages):
     assert_same(parallel, plain, case.rtol, 1e-4)
 
 
-@pytest.mark.parametrize(("name", "schedule", "microbatches"), covering())
-def test_models_train_as_on_one_device(name, schedule, microbatches):
-    case, plain = CASES[name], on_one_device(name)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "schedule", "microbatches", "samples"), covering())
+def test_models_train_as_on_one_device(name, schedule, microbatches, samples):
+    case, plain = CASES[name], on_one_device(name, samples)
     stages, order = (1, "1f1b") if schedule == "accumulation" else (2, schedule)
     pipeline = tap.Pipeline(stages, microbatches, order)
     with policy(case.policy), without_graph_optimizers():
         parallel = train(
             case.build,
-            case.data,
+            data_of(name, samples),
             batch_size=6,
             mesh=tap.split([stages]),
             start=plain.start,
@@ -89,16 +112,18 @@ def test_models_train_as_on_one_device(name, schedule, microbatches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "dtype"), [("1f1b", "float32"), ("zb-h1", "mixed_bfloat16")])
+@pytest.mark.parametrize(
+    ("schedule", "dtype"), [("1f1b", "float32"), nightly("zb-h1", "mixed_bfloat16")]
+)
 def test_pipeline_data_and_tensor_parallelism_together(schedule, dtype):
     """Dropout, sample weights and clipping, on 2 x 2 x 2 ranks."""
     case = CASES["gpt"]
     tolerances = {"rtol": 2e-3} if dtype == "float32" else {"rtol": 0.1, "loss_rtol": 1e-2}
-    weights = rng.uniform(0.1, 2.0, (len(case.data[0]), 1)).astype("float32")
+    weights = rng.uniform(0.1, 2.0, (6, 1)).astype("float32")
     with policy(dtype):
         parallel, _ = assert_equivalent(
             case.build,
-            (*case.data, weights),
+            (*data_of("gpt", 6), weights),
             tap.split([4, 2]),
             MEGATRON,
             batch_size=6,
@@ -123,9 +148,10 @@ class Clipped(keras.Model):
         return {"loss": loss, "norm": norm}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "microbatches", "schedule"),
-    [(2, 3, "1f1b"), pytest.param(3, 4, "zb-v", marks=pytest.mark.slow)],
+    [(2, 3, "1f1b"), nightly(3, 4, "zb-v")],
 )
 def test_a_train_step_that_clips_before_the_optimizer(stages, microbatches, schedule):
     def build() -> keras.Model:
@@ -137,11 +163,11 @@ def test_a_train_step_that_clips_before_the_optimizer(stages, microbatches, sche
         return model
 
     options = piped(stages, microbatches, schedule)
-    assert_equivalent(build, numbers(14), tap.split([stages]), options=options)
+    assert_equivalent(build, numbers(8), tap.split([stages]), options=options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pinn_second_derivative", "sam_optimizer"])
+@pytest.mark.parametrize("name", ["pinn_second_derivative", nightly("sam_optimizer")])
 def test_steps_that_take_gradients_twice(name):
     """Of a gradient in the loss; and once more after the weights were moved."""
     build, draw = MODELS[name]
@@ -171,7 +197,7 @@ def test_weights_move_to_other_stages_when_layers_are_trained_that_were_frozen()
     assert_same(*runs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_optimizers_of_two_models():
     def build() -> keras.Model:
         model = Gan()
@@ -194,13 +220,13 @@ def test_layers_that_are_used_twice():
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
         return model
 
-    assert_equivalent(build, numbers(14), tap.split([2]), options=piped(2, 3))
+    assert_equivalent(build, numbers(8), tap.split([2]), options=piped(2, 3))
 
 
 @pytest.mark.slow
 def test_tensors_of_unknown_shape_stay_in_their_stage():
-    texts = tf.constant(["a b", "c d", "b", "d a"] * 3)
-    labels = rng.normal(size=(12, 2)).astype("float32")
+    texts = tf.constant(["a b", "c d", "b", "d a"] * 2)
+    labels = rng.normal(size=(8, 2)).astype("float32")
 
     def build() -> keras.Model:
         text = keras.Input((), dtype="string")
@@ -213,6 +239,7 @@ def test_tensors_of_unknown_shape_stay_in_their_stage():
     assert_equivalent(build, (texts, labels), tap.split([2]), options=piped(2, 2))
 
 
+@pytest.mark.slow
 def test_functions_of_one_model_have_stages_of_their_own():
     """A step, one that computes nothing of what it is fed, and one of the last layer alone."""
     x, y = numbers(8)
@@ -296,9 +323,8 @@ def of_a_model(model: keras.Model, metric: keras.metrics.Metric) -> list[tuple]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("microbatches", "planner"), [(2, None), pytest.param(3, "tap", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("microbatches", "planner"), [(2, None), nightly(3, "tap")])
 def test_functions_that_train_nothing_may_have_fewer_parts_than_stages(microbatches, planner):
     """They run where the weights lie, before and after these were given their stages."""
     x, y = numbers(8)

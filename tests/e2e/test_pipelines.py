@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.e2e.test_microbatches import busy
 from tests.e2e.test_mixed_precision import numbers, perceptron, policy
 from tests.e2e.test_overlap import classifier, samples
@@ -17,6 +20,8 @@ from tests.e2e.test_recurrent import tokens as sentences
 from tests.equivalence import (
     Trained,
     assert_equivalent,
+    assert_same,
+    op_by_op,
     traced,
     train,
 )
@@ -38,15 +43,42 @@ def tasks(trained: Trained, kind: str = "train") -> list[str]:
     return [f"{task[1:]}{task[0]}{micro[10:]}" for _, task, micro in names]
 
 
+@functools.cache
+def on_one_device(samples: int) -> Trained:
+    return train(op_by_op(perceptron), numbers(samples))
+
+
+def same_as_one_device(samples: int, mesh: list[int], options: dict, constraints=(), **more):
+    """Train `perceptron` in stages, and compare it with the same on one device."""
+    plain = on_one_device(samples)
+    parallel = train(
+        perceptron,
+        numbers(samples),
+        mesh=tap.split(mesh),
+        constraints=constraints,
+        start=plain.start,
+        options=options,
+        **more,
+    )
+    assert_same(parallel, plain)
+    return parallel
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "microbatches"),
-    [("gpipe", 2), ("1f1b", 1), ("1f1b", 3), ("interleaved", 4), ("zb-h1", 4), ("zb-v", 4)],
+    [
+        nightly("gpipe", 2),
+        nightly("1f1b", 1),
+        ("1f1b", 3),
+        nightly("interleaved", 4),
+        ("zb-h1", 4),
+        ("zb-v", 4),
+    ],
 )
 def test_every_schedule_trains_as_one_device(schedule, microbatches):
-    # Batches of 8, 8 and 4: ragged in microbatches, and in the last batch.
-    parallel, _ = assert_equivalent(
-        perceptron, numbers(20), tap.split([2]), options=piped(2, microbatches, schedule)
-    )
+    # Batches of 8 and 4: ragged in microbatches, and in the last batch.
+    parallel = same_as_one_device(12, [2], piped(2, microbatches, schedule))
     plan = tap.plan_of(parallel.model)
     assert plan.stages.num_actors == 2 and plan.mesh.size == 1
     order = plan.stages.schedule.orders
@@ -58,12 +90,10 @@ def test_every_schedule_trains_as_one_device(schedule, microbatches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("virtual_stages", [None, 2])
+@pytest.mark.parametrize("virtual_stages", [nightly(None), 2])
 def test_a_picked_schedule_trains_as_one_device(virtual_stages, tmp_path):
     options = piped(2, 3, "auto", virtual_stages=virtual_stages)
-    parallel, _ = assert_equivalent(
-        perceptron, numbers(20), tap.split([2]), planner="tap", options=options
-    )
+    parallel = same_as_one_device(8, [2], options, planner="tap")
     plan = tap.plan_of(parallel.model)
     assert "picked by simulation" in plan.summary()
     ran = tasks(parallel)
@@ -71,33 +101,32 @@ def test_a_picked_schedule_trains_as_one_device(virtual_stages, tmp_path):
         mine = [str(t) for t in actor if str(t) in ran]
         assert mine and [t for t in ran if t in mine] == mine
     plan.save(tmp_path / "plan.json")
-    again = {"plan": str(tmp_path / "plan.json")}
-    loaded, _ = assert_equivalent(perceptron, numbers(20), tap.split([2]), options=again)
+    loaded = same_as_one_device(8, [2], {"plan": str(tmp_path / "plan.json")})
     stages = tap.plan_of(loaded.model).stages
     assert (stages.schedule, stages.cost) == (plan.stages.schedule, plan.stages.cost)
     assert tasks(loaded) == ran
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_transformer_in_stages_on_a_mesh_of_data_and_model():
     def adamw() -> keras.Model:
         return gpt(optimizer=keras.optimizers.AdamW(1e-3, global_clipnorm=1.0))
 
     parallel, _ = assert_equivalent(
-        adamw, tokens(14), tap.split([4, 2]), MEGATRON, options=piped(2, 3)
+        adamw, tokens(8), tap.split([4, 2]), MEGATRON, options=piped(2, 3)
     )
     assert tap.plan_of(parallel.model).mesh.shape == (2, 2)
 
 
 @pytest.mark.slow
 def test_batch_statistics_and_dropout_are_those_of_the_whole_batch():
-    assert_equivalent(classifier, samples(21), tap.split([4]), options=piped(2, 3))
+    assert_equivalent(classifier, samples(8), tap.split([4]), options=piped(2, 3))
 
 
 @pytest.mark.slow
 def test_weights_clipping_averages_and_added_losses():
-    x, y = samples(19)
-    weight = rng.uniform(0.1, 2.0, 19).astype("float32")
+    x, y = samples(16)
+    weight = rng.uniform(0.1, 2.0, 16).astype("float32")
     assert_equivalent(busy, (x, y, weight), tap.split([2]), options=piped(2, 3, "zb-h1"))
 
 
@@ -118,7 +147,8 @@ IN_TWO = (
 )
 
 
-@pytest.mark.parametrize("between", [1e5, 1e15])
+@pytest.mark.slow
+@pytest.mark.parametrize("between", [1e5, nightly(1e15)])
 def test_links_that_are_slow_between_stages_carry_a_part_of_what_both_ranks_hold(between):
     """Stages on machines of their own, of two ranks that split their layers; as it is planned."""
     slow = [tap.Level(2, between, 0.0), tap.Level(2, 1e12, 0.0)]
@@ -147,7 +177,7 @@ def test_links_that_are_slow_between_stages_carry_a_part_of_what_both_ranks_hold
     assert any("/slices" in name for name in names) == (between == 1e5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loop_over_time_runs_in_its_stage():
     def build() -> keras.Model:
         return recurrent(lambda: [layers.LSTM(5, use_cudnn=False)], mask=True)
@@ -158,8 +188,8 @@ def test_a_loop_over_time_runs_in_its_stage():
 
 @pytest.mark.slow
 def test_experts_exchange_tokens_within_a_stage():
-    x = rng.normal(size=(14, 6, 8)).astype("float32")
-    y = rng.normal(size=(14, 6, 3)).astype("float32")
+    x = rng.normal(size=(8, 6, 8)).astype("float32")
+    y = rng.normal(size=(8, 6, 3)).astype("float32")
     experts = [tap.batch("data"), tap.shard("moe/w_(in|out)", dim=0, axis="data")]
     assert_equivalent(moe, (x, y), tap.split([4]), experts, options=piped(2, 2))
 
@@ -189,7 +219,7 @@ def tied() -> keras.Model:
 
 @pytest.mark.slow
 def test_a_tied_weight_lies_in_one_stage():
-    x = rng.integers(0, 11, (16, 6))
+    x = rng.integers(0, 11, (8, 6))
     parallel, _ = assert_equivalent(tied, (x, np.roll(x, 1)), tap.split([2]), options=piped())
     stages = tap.plan_of(parallel.model).stages
     assert stages.owners[next(n for n in stages.owners if n.endswith("embeddings"))] == 0
@@ -209,10 +239,10 @@ def two_towers() -> keras.Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("stages", [nightly(2), 3])
 def test_several_inputs_and_outputs_with_skips(stages):
-    x = {"a": rng.normal(size=(12, 6)), "b": rng.normal(size=(12, 5))}
-    y = {"one": rng.normal(size=(12, 2)), "two": rng.normal(size=(12, 1))}
+    x = {"a": rng.normal(size=(8, 6)), "b": rng.normal(size=(8, 5))}
+    y = {"one": rng.normal(size=(8, 2)), "two": rng.normal(size=(8, 1))}
     assert_equivalent(
         two_towers,
         (x, y),
@@ -223,11 +253,12 @@ def test_several_inputs_and_outputs_with_skips(stages):
 
 
 def test_recomputing_stages_give_the_same():
-    assert_equivalent(perceptron, numbers(16), tap.split([2]), options=piped(recompute=True))
+    same_as_one_device(8, [2], piped(recompute=True))
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_go_through_the_stages():
-    parallel, plain = assert_equivalent(perceptron, numbers(16), tap.split([2]), options=piped())
+    parallel, plain = assert_equivalent(perceptron, numbers(8), tap.split([2]), options=piped())
     x, y = numbers(11)
     np.testing.assert_allclose(
         parallel.model.evaluate(x, y, verbose=0), plain.model.evaluate(x, y, verbose=0), rtol=1e-5
@@ -257,6 +288,7 @@ def test_a_microbatch_that_overflows_skips_the_step_in_all_stages():
         np.testing.assert_allclose(got, wanted, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_weights_move_from_one_pipeline_to_another(tmp_path):
     """A pipeline of two, then data parallelism, then a pipeline of four, as one device trains."""
 
@@ -270,22 +302,23 @@ def test_weights_move_from_one_pipeline_to_another(tmp_path):
         model.save(tmp_path / "model.keras")
         return [np.array(w) for w in model.get_weights()]
 
-    data = numbers(16)
+    data = numbers(8)
     fit(1, [2], piped())
     fit(2, [4], {})
     weights = fit(3, [4], piped(4))
-    plain = train(perceptron, data, epochs=3)
+    plain = train(op_by_op(perceptron), data, epochs=3)
     loaded = keras.models.load_model(tmp_path / "model.keras").get_weights()
     for got, read, wanted in zip(weights, loaded, plain.weights, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(got, read)
 
 
+@pytest.mark.slow
 def test_a_saved_plan_runs_the_same_stages(tmp_path):
-    first = train(perceptron, numbers(16), mesh=[2], options=piped())
+    first = train(perceptron, numbers(8), mesh=[2], options=piped())
     plan = tap.plan_of(first.model)
     plan.save(tmp_path / "plan.json")
-    again = train(perceptron, numbers(16), options={"plan": tmp_path / "plan.json"}, mesh=[2])
+    again = train(perceptron, numbers(8), options={"plan": tmp_path / "plan.json"}, mesh=[2])
     found = tap.plan_of(again.model).stages
     assert found.schedule == plan.stages.schedule
     assert [*found.scopes.values()] == [*plan.stages.scopes.values()]
@@ -293,20 +326,22 @@ def test_a_saved_plan_runs_the_same_stages(tmp_path):
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_was_not_searched_is_priced_and_fits_where_memory_is_named():
     small = tap.Device({"float32": 1e9}, 1e3, 1e9)
     cluster = tap.Cluster.regular("small", small, [tap.Level(2, 1e9, 0.0)])
     refused = "What the constraints give does not fit"
     with pytest.raises(MemoryLimitError, match=refused):
-        train(perceptron, numbers(16), mesh=[2], cluster=cluster, options=piped())
+        train(perceptron, numbers(8), mesh=[2], cluster=cluster, options=piped())
     with pytest.raises(MemoryLimitError, match=refused):
-        train(perceptron, numbers(16), mesh=[2], options=piped() | {"memory_limit": "1 kB"})
-    trained = train(perceptron, numbers(16), mesh=[2], options=piped())
+        train(perceptron, numbers(8), mesh=[2], options=piped() | {"memory_limit": "1 kB"})
+    trained = train(perceptron, numbers(8), mesh=[2], options=piped())
     plan = tap.plan_of(trained.model)
     assert not plan.planner and len(plan.stages.cost.stages) == 2
     assert "Given by constraints, priced for cluster 'cpu" in plan.summary()
 
 
+@pytest.mark.slow
 def test_machines_that_were_only_detected_refuse_nothing_and_leave_the_program(monkeypatch):
     """No slices are sent for links of a guess, and what memory it has is not enforced."""
     levels = [tap.Level(2, 1e5, 0.0), tap.Level(2, 1e12, 0.0)]
@@ -333,6 +368,7 @@ def test_machines_that_were_only_detected_refuse_nothing_and_leave_the_program(m
     assert not slices()
 
 
+@pytest.mark.slow
 def test_layers_go_to_the_stages_that_are_given():
     constraint = tap.stage("dense.*", 1)
     names = ["first", "dense_a", "dense_b"]
@@ -349,6 +385,7 @@ def test_layers_go_to_the_stages_that_are_given():
     assert kernels == {"first": 0, "dense_a": 1, "dense_b": 1}
 
 
+@pytest.mark.slow
 def test_a_stage_stores_its_own_weights_alone():
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((64,)), *(layers.Dense(64) for _ in range(4))])
@@ -366,9 +403,10 @@ def test_a_stage_stores_its_own_weights_alone():
 
 @pytest.mark.slow
 def test_more_microbatches_than_samples():
-    assert_equivalent(perceptron, numbers(11), tap.split([2]), options=piped(2, 9))
+    same_as_one_device(8, [2], piped(2, 9))
 
 
+@pytest.mark.slow
 def test_a_schedule_of_others_runs(tmp_path):
     """As PyTorch's pipelining writes it: idle cells, halves, a pair, and what it sends."""
     path = tmp_path / "schedule.csv"
@@ -377,13 +415,8 @@ def test_a_schedule_of_others_runs(tmp_path):
         "1RECV_F0,1F0,1B0,1F1,1B1,1F2,1B2\n"
     )
     schedule = tap.Schedule.load(path)
-    parallel, _ = assert_equivalent(
-        perceptron,
-        numbers(12),
-        tap.split([2]),
-        [tap.stage("fc2", 1)],
-        options={"pipeline": tap.Pipeline(schedule=schedule)},
-    )
+    options = {"pipeline": tap.Pipeline(schedule=schedule)}
+    parallel = same_as_one_device(8, [2], options, [tap.stage("fc2", 1)])
     assert tap.plan_of(parallel.model).stages.schedule == schedule
     ran = tasks(parallel)
     assert [t for t in ran if t[0] == "1"] == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]

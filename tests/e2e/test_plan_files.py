@@ -14,18 +14,17 @@ from tfpar.keras.adapter import parallel_model
 from tfpar.spec import PlanError, TfparError
 
 
-@pytest.fixture
-def plan_file(tmp_path):
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
     keras.utils.clear_session(free_memory=False)
     model = parallel()
     model.fit(X, Y, batch_size=8, verbose=0)
-    path = tmp_path / "plan.json"
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
     tap.plan_of(model).save(path)
     keras.utils.clear_session(free_memory=False)
     return path
 
 
-@pytest.mark.slow
 def test_plan_files_that_cannot_be_used(plan_file, tmp_path):
     good = json.loads(plan_file.read_text())
     bad = tmp_path / "bad.json"
@@ -70,7 +69,6 @@ def test_plan_for_another_mesh(plan_file):
         parallel((), tap.split([2]), plan=str(plan_file))
 
 
-@pytest.mark.slow
 def test_plan_and_constraints_exclude_each_other(plan_file):
     with pytest.raises(TfparError, match="plan.*constraints|constraints.*plan"):
         parallel(COLUMN, plan=str(plan_file))

@@ -16,6 +16,7 @@ import pytest
 
 import tfpar as tap
 from benchmarks import models
+from tests.e2e.features import nightly
 from tests.search.test_cache import problem
 from tfpar import api
 from tfpar.cluster.named import find_cluster
@@ -51,6 +52,11 @@ def data(batch=8):
 
 def planned(batch=8, mesh=MESH, cluster="dgx-a100", **arguments) -> Plan:
     return api.plan(build, data(batch), mesh, cluster, **arguments)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned()
 
 
 # --- planners and machines -------------------------------------------------------------
@@ -97,8 +103,7 @@ def test_a_cluster_that_is_too_small_names_both(ask):
 # --- plan files ------------------------------------------------------------------------
 
 
-def test_plan_files_keep_what_was_searched():
-    plan = planned()
+def test_plan_files_keep_what_was_searched(plan):
     assert plan.cost and plan.cluster and any(v.alternatives for v in plan.variables.values())
     again = Plan.from_json(plan.to_json())
     assert again == plan and again.diff(plan) == []
@@ -107,8 +112,7 @@ def test_plan_files_keep_what_was_searched():
     json.loads(plan.to_json(), parse_constant=pytest.fail)  # Infinity and NaN are no JSON
 
 
-def test_an_alternative_that_is_not_valid_is_standard_json():
-    plan = planned()
+def test_an_alternative_that_is_not_valid_is_standard_json(plan):
     name, variable = next((n, v) for n, v in plan.variables.items() if v.alternatives)
     first, *rest = variable.alternatives
     never = dataclasses.replace(first, seconds=math.inf)
@@ -119,8 +123,7 @@ def test_an_alternative_that_is_not_valid_is_standard_json():
     assert Plan.from_json(text).variables[name] == changed
 
 
-def test_a_plan_for_other_ranks_or_machines_is_refused():
-    plan = planned()
+def test_a_plan_for_other_ranks_or_machines_is_refused(plan):
     plan.check_ranks(MESH)
     plan.check_ranks(Mesh.of([4]), find_cluster("dgx-a100", MESH))
     with pytest.raises(PlanError, match="is for 4 ranks .*, not for the 8 of data=8"):
@@ -142,28 +145,30 @@ def fit(plan, batch=8, **arguments):
 
 
 @pytest.fixture(scope="module")
-def plan_file(tmp_path_factory):
+def plan_file(plan, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("plan") / "plan.json")
-    planned().save(path)
+    plan.save(path)
     return path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("batch", [8, 12])
+@pytest.mark.parametrize(
+    ("batch", "optimizer"),
+    [nightly(8, "adam"), nightly(12, "adam"), nightly(8, "sgd"), (12, "sgd")],
+)
 def test_a_plan_holds_for_another_batch_and_optimizer(plan_file, batch, optimizer):
     model = fit(plan_file, batch, optimizer=optimizer)
     assert tap.plan_of(model).diff(Plan.load(plan_file)) == []
 
 
-@pytest.mark.parametrize("change", [{"activation": "tanh"}, {"loss": "mae"}])
+@pytest.mark.parametrize("change", [{"activation": "tanh"}, nightly({"loss": "mae"})])
 def test_a_plan_does_not_hold_for_another_step(plan_file, change):
     with pytest.raises(PlanError, match="for another step: .* not the ops"):
         fit(plan_file, **change)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("gpt", marks=pytest.mark.slow), "resnet", "wide"])
+@pytest.mark.parametrize("name", [nightly("gpt"), nightly("resnet"), "wide"])
 def test_fit_and_plan_find_the_same(name):
     mesh, made = Mesh.of([2, 2]), []
 

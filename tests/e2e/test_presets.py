@@ -79,6 +79,7 @@ def test_plain_keras_loads_what_is_saved(presets, preset, plain, parallel, tmp_p
     assert np.abs(loaded - before).max() > 0.1  # so LoRA's weights are in it
 
 
+@pytest.mark.nightly
 def test_a_preset_goes_on_under_another_plan(presets, parallel, tmp_path):
     task, _ = parallel
     task.save_to_preset(str(tmp_path))
@@ -102,6 +103,7 @@ def test_loras_own_weights(presets, preset, parallel, tmp_path):
         np.testing.assert_allclose(presets.logits(other), presets.logits(task), atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_model_that_is_no_gemma(presets, tmp_path):
     presets.save_llama(tmp_path / "llama")
     plain = presets.with_lora(tmp_path / "llama")
@@ -121,6 +123,7 @@ def test_a_model_that_is_no_gemma(presets, tmp_path):
     assert presets.generated(task) == presets.generated(plain)
 
 
+@pytest.mark.nightly
 def test_lora_on_kernels_of_8_bits(presets, preset, tmp_path):
     """Quantized on the mesh as on one device; the preset of that is read by shards."""
     plain = presets.with_lora(preset)
@@ -139,6 +142,7 @@ def test_lora_on_kernels_of_8_bits(presets, preset, tmp_path):
         np.testing.assert_allclose(values, want[name], rtol=1e-3, err_msg=name)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"num_classes": 3}], ids=["its head", "a new head"])
 def test_a_classifier_of_a_preset(keras_hub, tmp_path, options):
     saved = classifier(keras_hub)

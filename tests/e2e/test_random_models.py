@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.e2e.random_models import Apply, captured
 from tests.equivalence import assert_equivalent
 from tests.search.problems import Captured, assert_priced_as_a_whole, within
@@ -39,7 +40,7 @@ def check(problem, plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [32, 42])
+@pytest.mark.parametrize("seed", [32, nightly(42)])
 def test_each_planner_has_a_plan_for_any_graph(seed):
     step = captured(seed)
     # What one search does to its graph is no other one's business: all plan the same capture.
@@ -51,7 +52,7 @@ def test_each_planner_has_a_plan_for_any_graph(seed):
     check(problem, plan_from_constraints(graph, Mesh.of([2, 2]), (), gradients=gradients))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [2, 6, 9, 12, 15, 36, 13, 16, 20, 25, 28, 30, 41, 43])
 def test_each_planner_has_a_plan_for_many_graphs(seed):
     test_each_planner_has_a_plan_for_any_graph(seed)
@@ -126,7 +127,8 @@ def test_chunks_are_priced_of_a_step_with_sums_per_sample():
         assert_priced_as_a_whole(problem, plan)
 
 
-@pytest.mark.parametrize("planner", ["tap", "rhino"])
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", [nightly("tap"), "rhino"])
 def test_a_searched_plan_of_sums_per_sample_trains_as_one_device_does(planner):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(16, 3, 4)).astype("float32")

@@ -8,13 +8,14 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.equivalence import assert_equivalent
 
 LENGTH, VOCABULARY, UNITS, BATCH = 5, 11, 6, 8
 rng = np.random.default_rng(0)
 
 
-def tokens(n=BATCH + 3):
+def tokens(n=BATCH):
     x = rng.integers(1, VOCABULARY, (n, LENGTH)).astype("int32")
     x[::3, 3:] = 0
     return x, rng.integers(0, 4, n)
@@ -48,12 +49,20 @@ RECURRENT = {
 }
 
 
+MASKED = ("lstm", "bidirectional", "cells")
+"""One masked layer of a kind is enough."""
+BY_DEFAULT = (("stacked", False), ("bidirectional", True), ("time distributed", False))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECURRENT)
-@pytest.mark.parametrize("mask", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        case if case in BY_DEFAULT else nightly(*case)
+        for case in (*((name, False) for name in RECURRENT), *((name, True) for name in MASKED))
+    ],
+)
 def test_recurrent_layers_are_data_parallel(name, mask):
-    if mask and name not in ("lstm", "bidirectional", "cells"):
-        pytest.skip("one masked layer of a kind is enough")
     parallel, _ = assert_equivalent(
         lambda: classifier(RECURRENT[name], mask), tokens(), tap.split([2]), batch_size=BATCH
     )
@@ -70,7 +79,7 @@ def test_weights_of_a_recurrent_layer_split():
     ]
     parallel, _ = assert_equivalent(
         lambda: classifier(lambda: [layers.LSTM(UNITS, use_cudnn=False, name="lstm")]),
-        tokens(),
+        tokens(BATCH + 3),
         tap.split([2, 2]),
         constraints,
         batch_size=BATCH,

@@ -9,6 +9,7 @@ from keras import layers
 
 import tfpar as tap
 from benchmarks.models import SMALL, batch_of, compile_model
+from tests.e2e.features import nightly
 from tests.e2e.test_searched_plans import COMPUTE_BOUND, MESH, split_weights
 from tests.equivalence import assert_equivalent, assert_same, op_by_op, train
 from tfpar.plans import Plan
@@ -18,6 +19,7 @@ from tfpar.spec import Shard
 pytestmark = pytest.mark.xdist_group("rhino")  # `trained` once
 
 BATCH = 8
+SAMPLES = 2 * BATCH
 
 
 class Fastest:
@@ -66,9 +68,9 @@ def build(name):
 def data_of(name):
     keras.utils.set_random_seed(0)
     if name != "recurrent":
-        return batch_of(MODELS[name](), 2 * BATCH)
+        return batch_of(MODELS[name](), SAMPLES)
     rng = np.random.default_rng(0)
-    return rng.integers(0, 60, (2 * BATCH, 6)).astype("int32"), rng.integers(0, 40, 2 * BATCH)
+    return rng.integers(0, 60, (SAMPLES, 6)).astype("int32"), rng.integers(0, 40, SAMPLES)
 
 
 @functools.cache
@@ -84,9 +86,11 @@ def trained(name):
     )
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "wide" else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
-)
+BY_DEFAULT = ("gpt", "gshard_moe", "wide", "recurrent")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n if n in BY_DEFAULT else nightly(n) for n in MODELS])
 def test_a_plan_of_rhino_trains_as_on_one_device(name):
     parallel, _ = trained(name)
     plan = tap.plan_of(parallel.model)
@@ -99,7 +103,7 @@ def test_a_plan_of_rhino_trains_as_on_one_device(name):
 
 @pytest.mark.slow
 def test_plans_split_weights_and_say_how_ops_run():
-    plans = [tap.plan_of(trained(name)[0].model) for name in MODELS]
+    plans = [tap.plan_of(trained(name)[0].model) for name in BY_DEFAULT]
     assert sum(bool(split_weights(plan)) for plan in plans) >= len(plans) / 2
     assert sum(len(plan.ops) for plan in plans) >= 100
     splitting = [
@@ -111,6 +115,7 @@ def test_plans_split_weights_and_say_how_ops_run():
     assert len(splitting) >= 50
 
 
+@pytest.mark.slow
 def test_ops_run_as_the_plan_says():
     parallel, _ = trained("wide")
     plan = tap.plan_of(parallel.model)
@@ -123,7 +128,7 @@ def test_ops_run_as_the_plan_says():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wide", "gpt"])
+@pytest.mark.parametrize("name", [nightly("wide"), "gpt"])
 def test_a_saved_plan_trains_the_same(name, tmp_path):
     parallel, plain = trained(name)
     path = tmp_path / "plan.json"
@@ -161,7 +166,7 @@ def test_a_batch_of_another_size_trains_as_on_one_device():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wide", "gpt"])
+@pytest.mark.parametrize("name", [nightly("wide"), "gpt"])
 def test_a_plan_of_ops_trains_in_chunks(name):
     _, plain = trained(name)
     parallel = train(

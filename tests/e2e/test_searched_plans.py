@@ -7,6 +7,7 @@ import pytest
 import tfpar as tap
 from benchmarks.models import SMALL, batch_of, compile_model
 from tests.clusters import device, two_levels
+from tests.e2e.features import nightly
 from tests.equivalence import assert_equivalent
 from tfpar.cluster.network import Link
 from tfpar.keras.adapter import parallel_model
@@ -63,8 +64,11 @@ def split_weights(plan):
 
 
 RUNS = [
-    *((case, COMPUTE_BOUND) for case in ("gpt", "gshard_moe")),
-    *((case, TIGHT) for case in ("gpt", "wide")),
+    nightly("gpt", COMPUTE_BOUND),
+    nightly("gshard_moe", COMPUTE_BOUND),
+    ("wide", COMPUTE_BOUND),
+    nightly("gpt", TIGHT),
+    ("wide", TIGHT),
 ]
 
 
@@ -84,7 +88,7 @@ def test_a_searched_plan_trains_as_on_one_device(case, cluster):
 
 @pytest.mark.slow
 def test_without_anything_said_the_machine_is_detected():
-    parallel, _ = searched("gpt", None)
+    parallel, _ = searched("wide", None)
     plan = tap.plan_of(parallel.model)
     assert plan.cluster.name == "cpu" and plan.mesh.size == 4
     assert "Predicted" in plan.summary()
@@ -97,7 +101,7 @@ def test_all_steps_of_a_model_run_with_the_plan_of_its_training():
     cluster = TIGHT.with_memory(TIGHT_BYTES["wide", "adam"])
     with tap.auto_parallel(MESH, planner="tap", cluster=cluster, pipeline=WHOLE):
         model = build()
-    x, y = batch_of(model, 12)
+    x, y = batch_of(model, 8)
     before = model.predict(x, batch_size=8, verbose=0)
     plain = keras.models.clone_model(model)
     plain.set_weights(model.get_weights())
@@ -114,6 +118,7 @@ def test_all_steps_of_a_model_run_with_the_plan_of_its_training():
             assert known is None or known == spec, (kind, variable.name)
 
 
+@pytest.mark.slow
 def test_models_of_one_session_share_a_mesh():
     keras.utils.set_random_seed(0)
     with tap.auto_parallel(MESH, cluster=COMPUTE_BOUND):

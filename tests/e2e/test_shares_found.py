@@ -11,6 +11,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.search.shares import MIN_SAVING
 
@@ -64,7 +65,8 @@ def test_microbatches_are_shared_out_by_speed():
     assert not planned((SLOW, SLOW), accumulated, DATA_PARALLEL).shares
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "auto"])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [nightly("1f1b"), "auto"])
 def test_stages_of_fast_and_slow_ranks_have_the_same_shares(schedule):
     plan = planned(MIXED, tap.Pipeline(2, 4, schedule))
     check_shares(plan, 0, planned((SLOW,) * 4, tap.Pipeline(2, 4, schedule)))
@@ -104,7 +106,7 @@ def test_each_rank_has_to_have_room_for_its_share():
     assert tight.stages.cost.fits
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pipelines_that_are_found_are_compared_with_their_shares():
     """What a rank waits for is that of the slowest ranks, with their share."""
     plan = planned(MIXED, "auto", HALVES)

@@ -8,6 +8,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.equivalence import assert_equivalent
 
 SIZE, CHANNELS, CLASSES, BATCH = 16, 4, 5, 4
@@ -57,7 +58,7 @@ def classifier():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", list(MESHES))
+@pytest.mark.parametrize("mesh", [nightly("rows"), "both"])
 def test_a_unet_in_bands_of_rows(mesh):
     parallel, _ = assert_equivalent(unet, PIXELS, MESHES[mesh], [ROWS], batch_size=BATCH, rtol=1e-3)
     gathers_only_edges(parallel, BATCH // MESHES[mesh].shape[0])

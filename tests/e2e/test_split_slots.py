@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.search.test_slots import MACHINES
 from tfpar.spec import Replicate
 
@@ -24,7 +25,7 @@ def data():
     return rng.random((2048, 64), "float32"), rng.random((2048, 8), "float32")
 
 
-@pytest.fixture(scope="module", params=["AdamW", "Adafactor"])
+@pytest.fixture(scope="module", params=[nightly("AdamW"), "Adafactor"])
 def optimizer(request):
     """Slots with the dims of their weights, and with fewer."""
     return lambda: getattr(keras.optimizers, request.param)(1e-3)
@@ -33,6 +34,7 @@ def optimizer(request):
 @pytest.fixture(scope="module")
 def alone(optimizer):
     model = build(optimizer)
+    model.run_eagerly = True
     history = model.fit(*data(), batch_size=1024, epochs=2, shuffle=False, verbose=0)
     return history.history["loss"], model.get_weights()
 
@@ -56,7 +58,9 @@ def trained(optimizer, pipeline, epochs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pipeline", [tap.Pipeline(1, 1), tap.Pipeline(1, 2), tap.Pipeline(2, 2)])
+@pytest.mark.parametrize(
+    "pipeline", [nightly(tap.Pipeline(1, 1)), nightly(tap.Pipeline(1, 2)), tap.Pipeline(2, 2)]
+)
 def test_equals_one_device(optimizer, alone, pipeline):
     model, found, free = trained(optimizer, pipeline, 2)
     plan = tap.plan_of(model)
@@ -70,6 +74,7 @@ def test_equals_one_device(optimizer, alone, pipeline):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_slot():
     model, _, _ = trained(keras.optimizers.Adam, tap.Pipeline(1, 1), 1)
     name = next(v.path for v in model.optimizer.variables if "dense_1_kernel_momentum" in v.path)

@@ -8,6 +8,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.e2e.test_mixed_precision import policy
 from tests.e2e.test_overlap import classifier, samples
 from tests.e2e.test_patterns import gpt, moe, tokens
@@ -85,7 +86,11 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+BY_DEFAULT = ("penalties, clipping and EMA", "loss scaling", "experts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n if n in BY_DEFAULT else nightly(n) for n in MODELS])
 def test_a_training_step_has_stages_at_every_batch_size(name):
     build, data, last = MODELS[name]
     found = Planned(build, Pipeline(2, 2), [tap.stage(last, 1)])
@@ -106,7 +111,8 @@ def test_a_training_step_has_stages_at_every_batch_size(name):
         assert planned.scopes == plan.stages.scopes
 
 
-@pytest.mark.parametrize("name", ["penalties, clipping and EMA", "gpt"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["penalties, clipping and EMA", nightly("gpt")])
 def test_a_plan_made_without_an_optimizer_is_one_for_training(name):
     """Names of models and of what lies outside of them are counted up: they are others by then."""
     build, data, last = MODELS[name]
@@ -132,7 +138,8 @@ def test_a_plan_made_without_an_optimizer_is_one_for_training(name):
     assert {*weights.values()} == {0, 1}
 
 
-@pytest.mark.parametrize("planner", [None, "tap"])
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", [nightly(None), "tap"])
 def test_steps_of_a_model_share_their_stages(planner):
     """A plan made for one batch, or for prediction, says where the weights of all lie."""
     for first, second in (("train", "test"), ("predict", "train")):

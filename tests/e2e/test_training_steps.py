@@ -400,11 +400,10 @@ MODELS = {
         regressed,
     ),
 }
-FAST = ("manual_accumulation",)
+BY_DEFAULT = ("wgan_gp", "moco_queue", "manual_accumulation")
 IN_BOTH_WAYS = ("simclr", "manual_accumulation")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), cases(MODELS, FAST, IN_BOTH_WAYS))
+@pytest.mark.parametrize(("name", "mode"), cases(MODELS, BY_DEFAULT, IN_BOTH_WAYS))
 def test_trains_as_on_one_device(name, mode):
     assert_trains_as_on_one_device(*MODELS[name], mode)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.equivalence import assert_equivalent, train
 from tfpar.report.rivals import why
@@ -38,7 +39,7 @@ def fitted(trials: tap.Trials | int) -> keras.Model:
 
 @pytest.mark.slow
 def test_trials_change_the_choice_and_no_number():
-    data, asked = rows(40), {"pipeline": "auto", "trials": 3}
+    data, asked = rows(16), {"pipeline": "auto", "trials": 3}
     parallel, _ = assert_equivalent(
         deep,
         data,
@@ -94,7 +95,7 @@ def noisy() -> keras.Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [None, "trained"])
+@pytest.mark.parametrize("start", [nightly(None), "trained"])
 def test_random_state_is_as_without_trials(start):
     """Draws of kernels, and of generators that have drawn before."""
     x, y = rows(16, 6)
@@ -131,7 +132,7 @@ def test_a_plan_that_cannot_be_run_is_left_out(monkeypatch, caplog):
     monkeypatch.setattr(module._Trials, "_take", take)
     parallel, _ = assert_equivalent(
         small,
-        rows(16, 6),
+        rows(8, 6),
         tap.split([2]),
         planner="tap",
         cluster="cpu",
@@ -222,6 +223,7 @@ def test_a_step_with_a_lasting_effect_is_not_tried(caplog):
     assert "has an effect" in line
 
 
+@pytest.mark.slow
 def test_a_function_that_trains_is_tried_too():
     x = np.ones((4, 3), "float32")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tests.e2e.features import nightly
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.spec import MemoryLimitError
 from tfpar.spec.quantities import format_bytes
@@ -24,6 +26,7 @@ def build() -> keras.Model:
     return model
 
 
+@functools.cache
 def planned(
     devices: tuple[Device, ...], *constraints, pipeline: tap.Pipeline | str | None = None
 ) -> tap.Plan:
@@ -39,7 +42,10 @@ def kernels(plan: tap.Plan) -> list[int]:
     return [stages.count(stage) for stage in range(plan.stages.num_stages)]
 
 
-@pytest.mark.parametrize("devices, expected", [((FAST, SLOW), [8, 2]), ((SLOW, FAST), [2, 8])])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "devices, expected", [((FAST, SLOW), [8, 2]), nightly((SLOW, FAST), [2, 8])]
+)
 def test_the_faster_machine_gets_more_layers(devices, expected):
     plan = planned(devices)
     assert kernels(plan) == expected
@@ -48,6 +54,7 @@ def test_the_faster_machine_gets_more_layers(devices, expected):
     assert plan.cost.seconds == plan.stages.cost.seconds < 0.7 * halves.cost.seconds
 
 
+@pytest.mark.slow
 def test_machines_that_are_alike_get_the_same():
     assert kernels(planned((FAST, FAST))) == kernels(planned((SLOW, SLOW))) == [5, 5]
 
@@ -56,7 +63,8 @@ def small(bytes_of_each: list[float]) -> tuple[Device, ...]:
     return tuple(dataclasses.replace(FAST, memory_bytes=size) for size in bytes_of_each)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "auto"])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", nightly("auto")])
 def test_a_stage_on_small_devices_gets_what_fits_there(schedule):
     """Each stage has the memory of its own devices: not the least of all, nor the most."""
     pipeline = tap.Pipeline(2, 4, schedule)

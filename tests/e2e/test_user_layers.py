@@ -318,11 +318,10 @@ MODELS = {
     ),
     "stft_audio": (stft_audio, lambda samples: (samples.real(64), samples.real(2))),
 }
-FAST = ("gnn_segments",)
-IN_BOTH_WAYS = ("switch_moe", "gnn_segments")
+BY_DEFAULT = ("switch_moe", "crf_loss", "loops_in_layers")
+IN_BOTH_WAYS = ("gnn_segments",)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), cases(MODELS, FAST, IN_BOTH_WAYS))
+@pytest.mark.parametrize(("name", "mode"), cases(MODELS, BY_DEFAULT, IN_BOTH_WAYS))
 def test_trains_as_on_one_device(name, mode):
     assert_trains_as_on_one_device(*MODELS[name], mode)

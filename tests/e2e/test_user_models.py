@@ -281,11 +281,10 @@ MODELS = {
     "lora": (lora, lambda samples: (samples.real(6), samples.labels(3))),
     "custom_optimizer": (custom_optimizer, lambda samples: (samples.real(6), samples.real(3))),
 }
-FAST = ("lora",)
+BY_DEFAULT = ("spectral_weightnorm", "seq2seq_attention", "custom_optimizer")
 IN_BOTH_WAYS = ("lora", "yolo_like")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), cases(MODELS, FAST, IN_BOTH_WAYS))
+@pytest.mark.parametrize(("name", "mode"), cases(MODELS, BY_DEFAULT, IN_BOTH_WAYS))
 def test_trains_as_on_one_device(name, mode):
     assert_trains_as_on_one_device(*MODELS[name], mode)
