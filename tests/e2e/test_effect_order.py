@@ -186,3 +186,30 @@ def test_a_reference_is_read_when_its_reader_runs():
         plain = [session.run(total) for _ in range(3)]
     program = tap.GraphProgram(graph, 1, planner=None, verbose=0)
     assert [program.run(total) for _ in range(3)] == plain == [12.0, 23.0, 34.0]
+
+
+def test_what_is_read_again_in_the_backward_pass_is_read_before_it_is_assigned():
+    rng = np.random.default_rng(0)
+    with tf.Graph().as_default() as graph:
+        v1.enable_resource_variables()
+        ids = v1.placeholder(tf.int32, [None])
+        start = rng.normal(size=(8, 4)).astype("float32")
+        table = v1.get_variable("table", initializer=start, trainable=False)
+        hidden = rows = tf.nn.embedding_lookup(table, ids)
+        weights = [v1.get_variable(f"w{i}", initializer=np.eye(4, dtype="f")) for i in range(4)]
+        for weight in weights:
+            hidden = tf.tanh(hidden * rows @ weight)
+        loss = tf.reduce_mean(hidden**2)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=weights)
+        with tf.control_dependencies([rows]):  # which stages compute once more
+            moved = table.assign_add(tf.ones([8, 4]) * 0.1, read_value=False)
+        train = tf.group(train, moved)
+        init = v1.global_variables_initializer()
+    fetches, feeds = [loss, train], {ids: np.arange(8)}
+    with v1.Session(graph=graph) as session:
+        session.run(init)
+        plain = [session.run(fetches, feeds)[0] for _ in range(STEPS)]
+    options = MODES["stages recompute"]
+    program = tap.GraphProgram(graph, planner=None, verbose=0, **options)
+    losses = [program.run(fetches, feeds)[0] for _ in range(STEPS)]
+    np.testing.assert_allclose(losses, plain, rtol=1e-4)
