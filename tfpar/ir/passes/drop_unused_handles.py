@@ -7,9 +7,12 @@ which only the variables themselves are left (`interop.variable_calls`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from tfpar.ir.graph import Graph, Op, Tensor, walk_functions
 from tfpar.ir.traits import LOOPS, REGIONS, body_offset
+
+_T = TypeVar("_T")
 
 
 def drop_unused_handles(graph: Graph) -> Graph:
@@ -42,7 +45,7 @@ def _drop(op: Op, bodies: Sequence[tuple[str, Graph]], used: set[Tensor]) -> Non
     if len(kept) == len(op.inputs):
         return
 
-    def left(entries: list, shift: int = 0) -> list:
+    def left(entries: Sequence[_T], shift: int = 0) -> list[_T]:
         return [entry for i, entry in enumerate(entries) if i + shift in kept]
 
     read_only = "_read_only_resource_inputs"
