@@ -175,13 +175,14 @@ class GraphProgram:
     def save(self, path: str) -> str:
         """Write a checkpoint that the graph's Saver can restore; returns `path`.
 
-        Where ranks are processes, all call it, and the first one writes.
+        Where ranks are processes, all call it, and the first one writes; ranks that name paths of
+        their own each write theirs.
         """
         world = self.program.session.ranks.world
         if world is None:
             self._write(path)
         else:
-            world.lead.run(f"save({path!r})", lambda: self._write(path))
+            world.lead.write(path, f"save({path!r})", lambda: self._write(path))
         return path
 
     def _write(self, path: str) -> None:

@@ -43,7 +43,9 @@ def assert_same_steps(*counters: Counter) -> None:
 
 
 def test_reads_and_writes_in_a_function():
-    assert_same_steps(Counter(tf.Variable(VALUE)), Counter(split()))
+    counter = Counter(split())
+    assert_same_steps(Counter(tf.Variable(VALUE)), counter)
+    assert counter.step.get_concrete_function().structured_outputs[2].shape == VALUE.shape
 
 
 def test_a_tape_outside_of_the_function():
@@ -72,11 +74,11 @@ def test_a_saved_model_holds_nothing_of_shards_that_no_function_holds():
 
 
 def test_a_captured_step_calls_a_function_that_was_traced_while_weights_were_split():
-    """It has the variable, not its shards."""
-    variable = split()
-    function = tf.function(lambda x: x @ tf.transpose(variable))
-    specs = argument_specs((tf.ones([2, 5]),))
-    function(tf.ones([2, 5]))
-    captured = capture_step(function, specs)
-    assert captured.variables == [variable]
-    assert "ReadVariableOp" in [op.type for op in captured.graph.ops]
+    """It has the variable, not its shards; also in loops and branches."""
+    counter = Counter(split())
+    counter.step(tf.constant(0.5))
+    captured = capture_step(counter.step, argument_specs((tf.constant(0.5),)))
+    (found,) = captured.variables
+    assert found is counter.value
+    handles = [t for op in captured.graph.ops for t in op.inputs if t.dtype == "resource"]
+    assert {t.op.name for t in handles} == {captured.graph.variables[0].handle.op.name}

@@ -40,9 +40,12 @@ tapes_may_record     warns of training past the mesh              not exported
 autograph:
 on_loop, ...         `for batch in dataset`, a step for each pass not exported
 Undefined, ...       what AutoGraph keeps in closures             not exported
-saved_models:
+variable_calls       reads and writes of split variables          TensorFlow names what it traces
+written_graphs:
 wrap_writer          whole values, written by one process         who imported it by name before
                                                                   would go past it
+change_written_-
+graphs               reads of shards become those of a variable   graphs are made in private
 keras_internals:
 TensorFlowTrainer    models that are made in a block run on it    it comes before the rest of
                                                                   `keras.Model.__init__`

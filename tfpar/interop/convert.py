@@ -11,6 +11,7 @@ from tfpar.interop.graphs import find_op_definition, graph_of_function
 from tfpar.interop.variable_calls import CALL, plain_op
 from tfpar.ir.graph import DType, FunctionRef, Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
+from tfpar.ir.passes.drop_unused_handles import drop_unused_handles
 from tfpar.ir.passes.hoist_reads import hoist_reads
 from tfpar.ir.passes.infer_lists import infer_lists
 from tfpar.ir.passes.inline_calls import inline_calls
@@ -38,6 +39,7 @@ def convert_func_graph(func_graph, more_outputs: Sequence[tf.Tensor] = ()) -> Gr
     order_effects(graph)
     inline_calls(graph)
     hoist_reads(graph)
+    drop_unused_handles(graph)
     return graph
 
 

@@ -51,6 +51,6 @@ def _once(original: Any) -> Any:
             original(self, path, *args, **kwargs)
         else:
             what = f"{original.__name__}({str(path)!r})"
-            world.lead.run(what, lambda: original(self, path, *args, **kwargs))
+            world.lead.write(str(path), what, lambda: original(self, path, *args, **kwargs))
 
     return write

@@ -55,6 +55,7 @@ class Calls:
     def read(self) -> tf.Tensor:
         """The whole value, in the graph that is being traced."""
         (value,) = self._add(self._read)
+        value.set_shape(self._shape)  # of a call TensorFlow infers none
         return value
 
     def write(self, value: tf.Tensor) -> None:
