@@ -63,12 +63,13 @@ def test_plain_keras_runs_what_needs_no_data_once_more_an_epoch_and_verify_says_
     plain, model = build(None), build([2])
     plain.fit(dataset(known=False), epochs=EPOCHS, verbose=0)
     assert counts(plain) == (15, 15)
+    assert int(plain.metrics[0].variables[1]) == 2 * (BATCHES + 1)  # a divisor of the mean loss
     model.fit(dataset(known=False), epochs=EPOCHS, verbose=0)
     assert counts(model) == (12, 12)
     report = tap.verify(model, dataset(known=False), steps=2)
     assert report.ok and counts(model) == (12, 12)
-    seed = model.get_layer("drop").seed_generator.state
-    assert {*report.extra} == {model.optimizer.iterations.path, seed.path}
+    seed, count = model.get_layer("drop").seed_generator.state, model.metrics[0].variables[1]
+    assert {*report.extra} == {model.optimizer.iterations.path, seed.path, count.path}
     assert report.notes == [str(report).splitlines()[-1]] and not report.reasons
     assert "data of unknown length" in report.notes[0] and seed.path in report.notes[0]
 

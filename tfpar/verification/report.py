@@ -74,7 +74,7 @@ class Verification:
         outputs: what the step returns: the loss, metrics.
         variables: every variable of the model, its optimizers and metrics.
         random: op types of the step that draw new numbers each time they run, on one device too.
-        extra: variables that plain Keras updates once more at the end of each epoch of such data.
+        extra: variables that plain Keras may update once more at the end of each epoch of such data.
     """
 
     losses: list[tuple[float, float]]
@@ -202,9 +202,9 @@ class Verification:
         names = ", ".join(self.extra[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
         return [
             "data of unknown length: fit on one device notices the end of an epoch by a step that "
-            f"gets no data, of which the ops that need none run all the same: {names} are updated "
-            "once more an epoch. On the mesh they are updated as often as there are batches, which "
-            "is right. Single steps, as compared here, do not differ by it; weights after fit may."
+            f"gets no data, of which the ops that need none run all the same: {names} may be "
+            "updated once more an epoch. On the mesh there are as many updates as batches, which "
+            "is right. Single steps, as compared here, do not differ by it; what fit gives may."
         ]
 
     def _counts(self) -> str:
