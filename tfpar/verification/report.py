@@ -74,7 +74,7 @@ class Verification:
         outputs: what the step returns: the loss, metrics.
         variables: every variable of the model, its optimizers and metrics.
         random: op types of the step that draw new numbers each time they run, on one device too.
-        extra: variables that plain Keras may update once more at the end of each epoch of such data.
+        extra: variables that plain Keras may update once more at the end of an epoch of such data.
     """
 
     losses: list[tuple[float, float]]
