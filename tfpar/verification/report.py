@@ -11,6 +11,7 @@ from tfpar.report.tables import render_table
 from tfpar.verification.compare import NOISE_FACTOR, Difference, Verdict
 
 _SHOWN = 25  # rows of a table
+_NAMED = 4  # variables in a sentence
 
 JSON_VERSION = 1
 """Of `Verification.to_json`: it is counted up where a key changes its meaning or goes."""
@@ -73,12 +74,14 @@ class Verification:
         outputs: what the step returns: the loss, metrics.
         variables: every variable of the model, its optimizers and metrics.
         random: op types of the step that draw new numbers each time they run, on one device too.
+        extra: variables that plain Keras may update once more at the end of an epoch of such data.
     """
 
     losses: list[tuple[float, float]]
     outputs: list[OutputReport]
     variables: list[VariableReport]
     random: list[str]
+    extra: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -124,11 +127,15 @@ class Verification:
             numeric=(1, 2, 3, 4),
         )
         return "\n".join(
-            ["losses", *losses, table, *_left_out(worst[_SHOWN:]), self._counts(), *self.reasons]
+            [
+                *("losses", *losses, table, *_left_out(worst[_SHOWN:]), self._counts()),
+                *(*self.reasons, *self.notes),
+            ]
         )
 
     def to_json(self) -> str:
-        """All of it: `version`, `equal`, `losses`, `outputs`, `variables` (worst first), `reasons`.
+        """All of it: `version`, `equal`, `losses`, `outputs`, `variables` (worst first), `reasons`,
+        `notes`.
 
         Errors and noise are relative, as in the table; null where there are none.
         """
@@ -152,6 +159,7 @@ class Verification:
             "outputs": outputs,
             "variables": variables,
             "reasons": self.reasons,
+            "notes": self.notes,
         }
         return json.dumps(described, indent=2)
 
@@ -184,6 +192,20 @@ class Verification:
                 f"model."
             )
         return told
+
+    @property
+    def notes(self) -> list[str]:
+        """In what `fit` on one device is another than on the mesh, though steps are equal."""
+        if not self.extra:
+            return []
+        rest = len(self.extra) - _NAMED
+        names = ", ".join(self.extra[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+        return [
+            "data of unknown length: fit on one device notices the end of an epoch by a step that "
+            f"gets no data, of which the ops that need none run all the same: {names} may be "
+            "updated once more an epoch. On the mesh there are as many updates as batches, which "
+            "is right. Single steps, as compared here, do not differ by it; what fit gives may."
+        ]
 
     def _counts(self) -> str:
         verdicts = [v.verdict for v in self.variables]

@@ -10,17 +10,16 @@ import keras
 import ml_dtypes
 import numpy as np
 import tensorflow as tf
-from keras import tree
 
 from tfpar.capture.step import argument_specs
+from tfpar.ir.data_dependence import updated_without
 from tfpar.ir.traits import STATEFUL_DRAWS
 from tfpar.keras.adapter import state_of
-from tfpar.keras.batches import check_training_batch
 from tfpar.keras.gradients import marked_gradients
 from tfpar.keras.model import ParallelModel
-from tfpar.keras.preprocessing import batch_as_fit_feeds
 from tfpar.spec.arguments import integer, optional
 from tfpar.steps import CompiledFunction
+from tfpar.verification.batches import batches_of
 from tfpar.verification.compare import Difference, Verdict, difference
 from tfpar.verification.noise import rounding_noise
 from tfpar.verification.recording import HeldGradients, recording_step
@@ -50,23 +49,22 @@ def verify(
         model: a compiled parallel model.
         x, y, sample_weight: what `fit` gets: arrays (or structures of arrays), or strings for a
             model with a preprocessor; the whole is one batch, used in every step, unless
-            `batch_size` cuts it into consecutive ones.
+            `batch_size` cuts it into consecutive ones. Or x gives batches: a `tf.data.Dataset`, a
+            `PyDataset` or a generator, of which the first ones are taken.
 
     Returns:
         A report of every variable, worst first when printed; it is true if nothing differs by more
         than roundings do.
 
     Raises:
-        ArgumentError: no data, data of unequal lengths, or no step.
+        ArgumentError: no data, data of unequal lengths, or no step; labels or a batch size beside
+            what gives batches.
         TfparError: the model is not parallel or not compiled.
         RuntimeMismatchError: ranks that should hold the same values do not.
     """
     state = state_of(model, compiled=True)
     steps, batch_size = integer("steps", steps, 1), optional(_size, "batch_size", batch_size)
-    batch = batch_as_fit_feeds(model, (x, y, sample_weight))
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    check_training_batch("(x, y, sample_weight)", (x, y, sample_weight), model)
-    batches = _batches((x, y, sample_weight), steps, batch_size)
+    batches, length_is_known = batches_of(model, (x, y, sample_weight), steps, batch_size)
     on_mesh = _OnMesh(state, batches)
     variables = on_mesh.variables()
     start = _read(variables)
@@ -77,32 +75,14 @@ def verify(
         compared = [_compare(state, on_device, t) for t in taken]
     finally:
         _write(variables, start)
-    return _verification(taken, compared, on_mesh.random_types())
+    # Compiled by XLA, or in loops of several steps, Keras runs nothing without data.
+    op_by_op = not (model.jit_compile or model.run_eagerly) and model.steps_per_execution == 1
+    extra = on_mesh.updated_without_data() if op_by_op and not length_is_known else []
+    return _verification(taken, compared, on_mesh.random_types(), extra)
 
 
 def _size(name: str, value: Any) -> int:
     return integer(name, value, 1)
-
-
-def _batches(data: tuple[Any, Any, Any], steps: int, batch_size: int | None) -> list[Any]:
-    """What `steps` steps are fed: consecutive batches of `data`, which is begun anew at its end.
-
-    Args:
-        data: x, y and sample weights, as `fit` takes them.
-    """
-    total = len(tree.flatten(data[0])[0])
-    size = batch_size or total
-
-    def cut(part: Any, begin: int) -> Any:
-        return tree.map_structure(lambda a: tf.convert_to_tensor(a[begin : begin + size]), part)
-
-    begins = [i * size % total for i in range(steps)]
-    return [
-        keras.utils.pack_x_y_sample_weight(
-            *(None if part is None else cut(part, begin) for part in data)
-        )
-        for begin in begins
-    ]
 
 
 @dataclasses.dataclass
@@ -175,6 +155,15 @@ class _OnMesh:
         logs, sparse = self._step(batch)
         gradients = {**self._held.read(), **_arrays(sparse)}
         return _Taken(batch, before, _Outcome(_arrays(logs), gradients, _read(variables)))
+
+    def updated_without_data(self) -> list[str]:
+        """The variables that a step may update before it has any data."""
+        known, found = self.variables(), dict[str, None]()
+        for step in self._step.executables.values():
+            captured = step.captured
+            updated = updated_without(captured.graph, captured.arguments)
+            found |= {v.name: None for v in updated if v.name in known}
+        return [*found]
 
     def random_types(self) -> list[str]:
         """Op types of the step that draw other numbers each time they run."""
@@ -277,7 +266,10 @@ def _differences(
 
 
 def _verification(
-    taken: Sequence[_Taken], compared: Sequence[_Compared], random: Sequence[str]
+    taken: Sequence[_Taken],
+    compared: Sequence[_Compared],
+    random: Sequence[str],
+    extra: Sequence[str],
 ) -> Verification:
     gradients = _worst([c.gradients for c in compared])
     of_variable: dict[str, list[Difference]] = {}
@@ -295,7 +287,7 @@ def _verification(
     losses = [
         (_loss(c.plain.logs), _loss(t.mesh.logs)) for c, t in zip(compared, taken, strict=True)
     ]
-    return Verification(losses, outputs, variables, list(random))
+    return Verification(losses, outputs, variables, list(random), list(extra))
 
 
 def _worst(by_step: Sequence[Mapping[str, Difference]]) -> dict[str, Difference]:
