@@ -8,7 +8,10 @@ import re
 import pytest
 
 from scripts.example_page import NAMES, PAGE, ROOT, output, part, plans, versions
+from tests.cases import at_night
 
+BY_DAY = ("custom_train_step", "tf1_script")
+"""Besides the quickstart, which `tests.docs.test_docs` runs."""
 MODULES = {"shipped_data", "machines"}  # which examples import
 _LOSSES = re.compile(r"^(.*loss.*?): +([\d. ]+)$", re.MULTILINE)
 
@@ -30,7 +33,9 @@ def test_every_example_is_on_the_page_with_its_plan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"quickstart"}))
+@pytest.mark.parametrize(
+    "name", [*BY_DAY, *at_night(*sorted({*NAMES} - {"quickstart", *BY_DAY}))]
+)
 def test_an_example_trains_with_the_plan_of_its_page(name):
     if not any(importlib.metadata.distributions(name="scikit-learn")):
         pytest.skip("needs scikit-learn")  # which tests cannot import, but what they start can
