@@ -4,6 +4,7 @@ import logging
 
 import keras
 import numpy as np
+import pytest
 from keras import layers
 
 import tfpar as tap
@@ -24,6 +25,7 @@ def fitted(*arguments, batch_size=8, **options):
     return model
 
 
+@pytest.mark.slow
 def test_a_line_for_each_plan_and_not_for_each_batch_shape(capsys):
     model = fitted(COLUMNS, planner="tap")  # batches of 8 and of 4
     model.evaluate(X, Y, verbose=0)
@@ -37,6 +39,7 @@ def test_a_line_for_each_plan_and_not_for_each_batch_shape(capsys):
     assert seconds.endswith("on one device)") and memory.endswith("on one device)") and not rest
 
 
+@pytest.mark.slow
 def test_what_is_not_split_is_said_plainly(capsys):
     model = fitted(batch_size=12)
     (line,) = capsys.readouterr().out.splitlines()
@@ -55,6 +58,7 @@ def test_plans_that_are_not_searched(capsys, tmp_path):
     assert not capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_log_that_shows_such_lines_has_it_instead(capsys, caplog):
     caplog.set_level(logging.INFO, "tfpar")
     fitted(COLUMNS, planner=None, batch_size=12)
