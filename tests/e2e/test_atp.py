@@ -155,6 +155,7 @@ def test_plans_say_what_a_layer_asked_for():
     assert "spec of 'fc1/kernel': S(1) over 'd1', S(0) over 'd2'" in plan.constraints
 
 
+@pytest.mark.slow
 def test_a_layer_goes_before_patterns():
     constraints = [tap.replicate(r".*/kernel")]
     run = train(mlp, regression(), mesh={"d1": 2, "d2": 2}, constraints=constraints)

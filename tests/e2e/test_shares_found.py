@@ -57,6 +57,7 @@ def check_shares(plan: tap.Plan, more: int, equal: tap.Plan) -> None:
     assert tap.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_microbatches_are_shared_out_by_speed():
     accumulated = tap.Pipeline(microbatches=4)
     plan = planned((SLOW, FAST), accumulated, DATA_PARALLEL)
