@@ -5,6 +5,7 @@ import logging
 
 import keras
 import numpy as np
+import pytest
 from keras import layers
 
 import tfpar as tap
@@ -28,6 +29,7 @@ def fitted(*arguments, batch_size=8, **options):
     return model
 
 
+@pytest.mark.slow
 def test_a_line_for_each_plan_and_not_for_each_batch_shape(capsys):
     model = fitted(COLUMNS, planner="tap")  # batches of 8 and of 4
     model.evaluate(X, Y, verbose=0)
@@ -44,6 +46,7 @@ def test_a_line_for_each_plan_and_not_for_each_batch_shape(capsys):
     assert f"S{slower[1:]}." in plan.summary()
 
 
+@pytest.mark.slow
 def test_what_is_not_split_is_said_plainly(capsys):
     model = fitted(batch_size=12)
     (line,) = capsys.readouterr().out.splitlines()
@@ -91,6 +94,7 @@ def test_plans_that_are_not_searched(capsys, tmp_path):
     assert not capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_log_that_shows_such_lines_has_it_instead(capsys, caplog):
     caplog.set_level(logging.INFO, "tfpar")
     fitted(COLUMNS, planner=None, batch_size=12)

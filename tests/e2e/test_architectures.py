@@ -252,7 +252,7 @@ ARCHITECTURES = {
     "segformer": Architecture(segmenter),
 }
 
-BY_DEFAULT = ("llama", "resnet")
+BY_DEFAULT = ("mobilenet_v3",)
 IN_BOTH_WAYS = ("llama", "deberta")
 
 

@@ -156,6 +156,7 @@ def test_a_keyword_wins_over_the_record():
         settings_of(2, (), options, {"planner": "tap"})
 
 
+@pytest.mark.slow
 def test_a_plan_and_what_runs_with_it_share_a_record(found):
     options = tap.Options(planner="tap", cluster="dgx-a100", chunks=2, strict=True)
     plan = tap.plan(build, DATA, 2, options=options)
@@ -381,6 +382,7 @@ def test_paths_are_strings_or_pathlib_paths(found, tmp_path):
     assert tap.restore_checkpoint(model, pathlib.Path(saved)).step == 2
 
 
+@pytest.mark.slow
 def test_a_layout_map_takes_the_place_of_constraints():
     spec = (
         searched([1, 2], constraints={"fc1/kernel": (None, "model")}).variables["m/fc1/kernel"].spec
@@ -388,6 +390,7 @@ def test_a_layout_map_takes_the_place_of_constraints():
     assert spec == searched([1, 2], constraints=ONE).variables["m/fc1/kernel"].spec
 
 
+@pytest.mark.slow
 def test_the_memory_that_a_plan_prints_is_enough_as_a_limit(found):
     printed = re.search(r"Memory of a device: (\S+ \S+) of", found.summary())[1]
     assert printed.endswith("iB")
@@ -395,6 +398,7 @@ def test_the_memory_that_a_plan_prints_is_enough_as_a_limit(found):
     assert limited.variables == found.variables and limited.recompute == found.recompute
 
 
+@pytest.mark.slow
 def test_batches_of_specs_lists_and_dicts_pass():
     specs = tf.TensorSpec((8, 6), "float32"), tf.TensorSpec((8, 2), "float32")
     for batch in (specs, list(DATA), (X, Y, np.ones(8, "float32"))):

@@ -34,6 +34,7 @@ def test_training_inside_the_block():
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_user_reads_and_writes_weights_in_functions_of_their_own(trained):
     parallel, plain = trained
     x = tf.constant(f(3, 6))
@@ -135,6 +136,7 @@ def test_backup_restores_an_interrupted_run(tmp_path):
         np.testing.assert_allclose(got, want, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_function_with_structures_and_several_variables():
     start = {"w": f(6, 10), "v": f(10, 2)}
 
@@ -194,6 +196,7 @@ def test_functions_that_read_slots_before_weights(momentum):
     np.testing.assert_allclose(sharded.numpy(), weight.numpy(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_functions_with_python_control_flow_on_tensors():
     weight = f(6, 2)
 

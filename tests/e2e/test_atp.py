@@ -148,12 +148,14 @@ def test_layers_lay_their_kernels(mesh, planner):
         assert specs["fc2/bias"] == f"{data}R,S(0)"
 
 
+@pytest.mark.slow
 def test_plans_say_what_a_layer_asked_for():
     plan = tap.plan(mlp, regression(8), {"d1": 2, "d2": 2}, "rhino-m8")
     assert str(plan.variables["fc1/kernel"].spec) == "(S(1), S(0))"
     assert "spec of 'fc1/kernel': S(1) over 'd1', S(0) over 'd2'" in plan.constraints
 
 
+@pytest.mark.slow
 def test_a_layer_goes_before_patterns():
     constraints = [tap.replicate(r".*/kernel")]
     run = train(mlp, regression(), mesh={"d1": 2, "d2": 2}, constraints=constraints)
@@ -173,6 +175,7 @@ def test_outside_it_is_a_plain_dense():
     assert again.spec == layer.spec == (tap.Shard(1), tap.Shard(0))
 
 
+@pytest.mark.slow
 def test_saved_models_keep_their_specs(tmp_path):
     path = tmp_path / "model.keras"
     with tap.auto_parallel({"d1": 2, "d2": 2}, planner=None):
@@ -199,6 +202,7 @@ class Gated(layers.Layer):
         return keras.ops.sigmoid(x @ self.both[0]) * (x @ self.both[1])
 
 
+@pytest.mark.slow
 def test_layers_of_ones_own_lay_theirs():
     def build():
         inputs = keras.Input((8,))

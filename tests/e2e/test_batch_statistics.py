@@ -177,7 +177,9 @@ def joined(norm: Normalization) -> keras.Model:
     h = Spread(name="spread")(layers.Dense(5, name="fc1")(h))
     model = keras.Model(x, layers.Dense(3, name="fc2")(h))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
-    model.compile(keras.optimizers.Adam(0.01), loss, weighted_metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.Adam(0.01), loss, weighted_metrics=["accuracy"], jit_compile=False
+    )
     return model
 
 

@@ -21,38 +21,38 @@ def build():
         [keras.Input((6,)), layers.Dense(8, "relu", name="a"), layers.Dense(3, name="b")],
         name="net",
     )
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
     return model
 
 
 def lora(model):
     model.layers[0].enable_lora(2)
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
 
 
 def added(model):
     model.add(layers.Dense(5, name="c"))
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
 
 
 def popped(model):
     model.pop()
     model.add(layers.Dense(2, name="b"))  # the same name, another shape
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
 
 
 def frozen(model):
     model.layers[0].trainable = False
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
 
 
 def recompiled(model):
-    model.compile("sgd", "mae", metrics=["mse"])
+    model.compile("sgd", "mae", metrics=["mse"], jit_compile=False)
 
 
 def reactivated(model):
     model.layers[0].activation = keras.activations.gelu
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
 
 
 def trained(model, change):
@@ -73,6 +73,7 @@ def placement(weight):
     return spec[mesh.axis("model")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -127,6 +128,7 @@ class OnlyAnew(TapPlanner):
         return super().solve(problem)
 
 
+@pytest.mark.slow
 def test_what_cannot_stay_where_it_lies_is_laid_anew():
     planner = OnlyAnew()
     with tap.auto_parallel(tap.split([2]), planner=planner):
@@ -138,6 +140,7 @@ def test_what_cannot_stay_where_it_lies_is_laid_anew():
     assert "net/c/kernel" in tap.plan_of(model).variables
 
 
+@pytest.mark.slow
 def test_a_given_plan_is_not_replaced(tmp_path):
     with tap.auto_parallel(tap.split([2, 2]), COLUMNS, planner=None):
         model = build()

@@ -32,6 +32,7 @@ def moved(model: keras.Model) -> list[tuple[str, int]]:
     return sorted((kind, size) for kind, _, size in step.partitioned.collectives())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rtol"), [("fp16", 2e-3), nightly("bf16", 2e-2)])
 def test_trains_nearly_as_without(name, rtol):
     plain, compressed = trained(), trained(compression=name)

@@ -140,6 +140,7 @@ class Peeking(layers.Layer):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
+@pytest.mark.slow
 def test_eager_only_python_in_a_layer():
     def make():
         x = keras.Input((6,))
@@ -163,6 +164,7 @@ def test_eager_only_python_in_a_layer():
     assert_usable(model)
 
 
+@pytest.mark.slow
 def test_eager_only_python_in_a_train_step():
     class Curious(keras.Model):
         peek = True
@@ -200,6 +202,7 @@ def test_eager_only_python_in_a_function():
     np.testing.assert_array_equal(weight.numpy(), np.ones((6, 2)))
 
 
+@pytest.mark.slow
 def test_errors_of_the_step_itself_come_through():
     class Broken(layers.Layer):
         broken = True
@@ -226,6 +229,7 @@ def test_errors_of_the_step_itself_come_through():
     assert_usable(model)
 
 
+@pytest.mark.slow
 def test_errors_while_running_come_through():
     """A label out of range, on one rank: TensorFlow's own error; then training goes on."""
 
@@ -251,6 +255,7 @@ def test_errors_while_running_come_through():
 # --- Keras's own checks ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fit_without_compile():
     model = parallel(make=lambda: build(None))
     with pytest.raises(ValueError, match="compile"):
@@ -258,6 +263,7 @@ def test_fit_without_compile():
     assert_usable(model, make=build)
 
 
+@pytest.mark.slow
 def test_without_an_optimizer():
     """Keras takes None and then trains nothing; so does the mesh."""
 
@@ -319,6 +325,7 @@ def test_lookup_tables_and_strings_run_once_for_all():
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_resource_of_another_kind():
     """A queue or a mutable table in the step: said, with the way out."""
 
@@ -401,6 +408,7 @@ def test_another_backend_of_keras(monkeypatch):
     assert parallel_model(model) is None and parallel_model(build()) is None
 
 
+@pytest.mark.slow
 def test_more_ranks_than_devices_share_them(caplog):
     with caplog.at_level(logging.INFO, "tfpar"):
         model = parallel((), tap.split([6]))
@@ -408,6 +416,7 @@ def test_more_ranks_than_devices_share_them(caplog):
     assert_usable(model, constraints=(), mesh=tap.split([6]))
 
 
+@pytest.mark.slow
 def test_the_check_can_run_on_weights_that_are_not_numbers():
     model = parallel()
     model.set_weights([np.full_like(w, np.nan) for w in model.get_weights()])

@@ -30,6 +30,7 @@ def planned(jit_compile, **options):
     return tap.plan(lambda: build(jit_compile), (X, Y), [2], SLOW_MEMORY, planner="tap", **options)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_predicted_to_take_less():
     plain, compiled = planned(False), planned(True)
     for phase in range(3):
@@ -47,6 +48,7 @@ def test_in_microbatches_and_stages_too(stages):
     assert sum(compiled.compute_s) < 0.8 * sum(plain.compute_s)
 
 
+@pytest.mark.slow
 def test_what_keras_decides_by_itself_is_priced_so():
     auto = build("auto").jit_compile
     assert planned("auto").cost.seconds == planned(auto).cost.seconds

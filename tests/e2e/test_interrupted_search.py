@@ -19,6 +19,7 @@ def build():
     return model
 
 
+@pytest.mark.slow
 def test_fit_after_an_interrupted_fit_trains_by_what_was_found(caplog):
     x, y = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
     planner = Interrupted(TapPlanner(), 1)
@@ -60,6 +61,7 @@ def fitted_by(plan: tap.Plan) -> tap.Plan:
     return tap.plan_of(model)
 
 
+@pytest.mark.slow
 def test_an_interrupted_plan_of_a_pipeline_has_stages_and_runs():
     specs = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
     planner = Interrupted(TapPlanner(), 1)
@@ -105,6 +107,7 @@ def test_a_search_that_stages_interrupt_ends_with_its_plan(monkeypatch):
     assert len(asked) == 2 and asked[1] <= 1.0
 
 
+@pytest.mark.slow
 def test_a_pipeline_whose_search_runs_out_of_time_has_stages():
     specs = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
     plan = tap.plan(build, specs, [4], planner="tap", search_seconds=1e-9, **in_two_stages())
@@ -112,6 +115,7 @@ def test_a_pipeline_whose_search_runs_out_of_time_has_stages():
     assert fitted_by(plan).cut_short
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["tap", "pricing", "explaining"])
 def test_fit_after_an_interrupted_search_of_pipelines_takes_what_that_had_found(
     when, caplog, monkeypatch

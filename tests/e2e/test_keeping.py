@@ -42,6 +42,7 @@ def old():
     return tap.plan(build, (X, Y), MESH, constraints=odd, **ASKED)
 
 
+@pytest.mark.slow
 def test_the_rest_is_searched_around_what_is_kept(old, tmp_path):
     old.save(tmp_path / "p.json")
     kept = tap.keep(tmp_path / "p.json", "fc[01]")
@@ -71,6 +72,7 @@ def test_numbers_are_those_of_one_device(old):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_stay_in_their_stages():
     pipeline = tap.Pipeline(stages=2, microbatches=2)
     first = [tap.stage("fc0", 0), tap.stage("fc1|fc2|head", 1)]

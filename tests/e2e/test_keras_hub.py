@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.e2e.features import nightly
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "dog"]
 TEXT, LABELS = ["the fox", "dog", "the dog", "fox fox"] * 2, np.arange(8) % 3
@@ -32,8 +31,8 @@ def generated(ranks):
     return ranks.generated(ranks.trained(ranks.build()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [nightly({"data": 1}), {"data": 2, "model": 2}], ids=["1", "2x2"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", [{"data": 1}, {"data": 2, "model": 2}], ids=["1", "2x2"])
 def test_generates_the_tokens_of_one_device_after_fit(ranks, generated, mesh):
     split = [tap.batch("data"), *ranks.SPLIT[:2]] if "model" in mesh else [tap.batch()]
     with tap.auto_parallel(tap.Mesh.of(mesh), split, planner=None):
@@ -41,7 +40,7 @@ def test_generates_the_tokens_of_one_device_after_fit(ranks, generated, mesh):
     assert ranks.generated(ranks.trained(model)) == generated
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_function_made_before_a_model_is_parallel_is_made_anew(ranks):
     plain, model = ranks.build("greedy"), ranks.build("greedy")
     before = model.generate("abc")
@@ -82,7 +81,7 @@ def test_a_task_is_planned_for_what_its_preprocessor_makes_of_strings(keras_hub)
     assert kernels[0] and kernels[0] == kernels[1] == kernels[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_task_is_verified_and_covered_with_strings(keras_hub):
     with tap.auto_parallel([2], planner=None):
         model = classifier(keras_hub)

@@ -65,6 +65,7 @@ def test_sample_weights():
     assert_equivalent(lambda: build(weighted_metrics=["accuracy"]), (X, Y, weights), MESH, COLUMN)
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_before_fit():
     model = parallel()
     keras.utils.set_random_seed(7)
@@ -145,6 +146,7 @@ def test_data_sources(source):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_callbacks_see_whole_weights_and_change_the_learning_rate(tmp_path):
     shapes, rates = [], []
 
@@ -219,6 +221,7 @@ def test_saved_file_opens_in_plain_keras(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=time_limit(120), env=env)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_tensorflow(tmp_path):
     model = parallel()
     model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
@@ -293,6 +296,7 @@ def test_function_with_variables():
     np.testing.assert_allclose(w.numpy(), want, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_run_eagerly_trains_on_one_device_and_says_so(caplog):
     model = parallel()
     model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
@@ -317,6 +321,7 @@ def test_verify_reports_every_variable():
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_summary_and_coverage():
     model = parallel()
     assert tap.coverage(model).complete or tap.coverage(model).without_rule

@@ -134,6 +134,7 @@ def test_a_gradient_is_moved_to_its_weight_before_it_is_cast_up():
     assert wanted and [2 * size for size in payloads(halves, "AllToAll")] == wanted
 
 
+@pytest.mark.slow
 def test_rows_of_a_sparse_gradient_travel_as_they_were_computed():
     whole, halves = (trained("sparse gradients", name) for name in ("float32", "mixed_bfloat16"))
     rows = 64 * LENGTH * WIDTH

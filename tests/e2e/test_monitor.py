@@ -35,7 +35,7 @@ def small() -> keras.Model:
     h = layers.Dropout(0.2, seed=3)(layers.Dense(8, "relu", name="first")(inputs))
     model = keras.Model(inputs, layers.Dense(CLASSES, name="last")(h))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], jit_compile=False)
     return model
 
 
@@ -352,6 +352,7 @@ def test_wrong_arguments_are_refused(arguments, error):
         tap.Monitor(**arguments)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made_is_an_error_before_anything_trains(tmp_path):
     (tmp_path / "file").write_text("")
     model = small()

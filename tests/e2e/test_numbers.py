@@ -37,6 +37,7 @@ def test_dtype_policy(policy):
     assert scaled == (policy == "mixed_float16")
 
 
+@pytest.mark.slow
 def test_inputs_of_many_dtypes():
     def build():
         kinds = ("uint8", "int64", "bool", "float16", "float64")
@@ -54,6 +55,7 @@ def test_inputs_of_many_dtypes():
     same(build, (x, f(10, 2)), batch_size=5)
 
 
+@pytest.mark.slow
 def test_sparse_inputs():
     """Fed dense, sparse in the step: the numbers of values differ from batch to batch."""
 
@@ -99,6 +101,7 @@ def test_random_layers_draw_what_one_device_draws():
     same(build, (f(5, 8, 6), f(5, 8, 2)), epochs=2)  # the last batch is of one sample
 
 
+@pytest.mark.slow
 def test_unseeded_layers_follow_the_global_seed():
     def build():
         x = keras.Input((6,))

@@ -391,6 +391,7 @@ def test_an_optimizer_without_slots_has_nothing_to_offload():
     assert not plan_of(True, lambda: keras.optimizers.SGD(0.1)).offloaded.slots
 
 
+@pytest.mark.slow
 def test_what_cannot_be_offloaded():
     with pytest.raises(ArgumentError, match="Offload's optimizer is 3"):
         tap.Offload(optimizer=3)

@@ -165,6 +165,7 @@ def test_optimizers_by_layer():
     check(make)
 
 
+@pytest.mark.slow
 def test_averages_of_weights_that_a_model_gets_at_the_end():
     parallel = check(lambda: O.Adam(0.02, use_ema=True, ema_momentum=0.5), epochs=2)
     assert_slots_follow(parallel)
@@ -185,6 +186,7 @@ def test_loss_scale_skips_steps_that_overflow_and_grows_again():
     assert_slots_follow(parallel)
 
 
+@pytest.mark.slow
 def test_slots_may_be_split_where_the_weight_is_not():
     """ZeRO-1: the batch's axis holds the slots."""
     constraints = [

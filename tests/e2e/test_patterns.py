@@ -76,6 +76,7 @@ def test_data_parallel_reduces_the_packed_gradients_and_nothing_else():
     assert len(packed) <= 2, "gradients of one group share a bucket"
 
 
+@pytest.mark.slow
 def test_megatron_has_its_four_all_reduces():
     parallel, _ = assert_equivalent(gpt, tokens(), tap.split([1, 2]), MEGATRON, batch_size=BATCH)
     found = by_kind(parallel.collectives())

@@ -134,7 +134,7 @@ def perceptron_of_two_blocks() -> keras.Model:
     names = ["fc1_a", "fc2_a", "fc1_b", "fc2_b"]
     hidden = [layers.Dense(8, "tanh", name=name) for name in names]
     model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(8, name="head")])
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
     return model
 
 
@@ -213,7 +213,7 @@ def tied() -> keras.Model:
         h = layers.LayerNormalization()(h + layers.Dense(8, "gelu")(h))
     model = keras.Model(words, Tied(embedding)(h))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"])
+    model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
     return model
 
 
@@ -234,7 +234,7 @@ def two_towers() -> keras.Model:
     skipped = layers.Concatenate()([layers.Dense(8, "relu")(met), a])
     outputs = {"one": layers.Dense(2, name="one")(skipped), "two": layers.Dense(1, name="two")(met)}
     model = keras.Model({"a": a, "b": b}, outputs)
-    model.compile("sgd", {"one": "mse", "two": "mae"})
+    model.compile("sgd", {"one": "mse", "two": "mae"}, jit_compile=False)
     return model
 
 
@@ -375,7 +375,7 @@ def test_layers_go_to_the_stages_that_are_given():
 
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((4,)), *(layers.Dense(4, name=n) for n in names)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", jit_compile=False)
         return model
 
     x = rng.normal(size=(8, 4)).astype("float32")
@@ -389,7 +389,7 @@ def test_layers_go_to_the_stages_that_are_given():
 def test_a_stage_stores_its_own_weights_alone():
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((64,)), *(layers.Dense(64) for _ in range(4))])
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", jit_compile=False)
         return model
 
     x = rng.normal(size=(64, 64)).astype("float32")

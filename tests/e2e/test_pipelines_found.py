@@ -38,7 +38,7 @@ def deep(width: int = 256) -> keras.Model:
         h = layers.Dropout(0.1, seed=i)(h)
     model = keras.Model(inputs, layers.Dense(3, name="classes")(h))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"])
+    model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
     return model
 
 
@@ -97,7 +97,7 @@ def test_ranks_have_several_stages_where_few_microbatches_cannot_fill_the_pipeli
     def build():
         hidden = [layers.Dense(256, "tanh") for _ in range(12)]
         model = keras.Sequential([keras.Input((256,)), *hidden, layers.Dense(1)])
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", jit_compile=False)
         return model
 
     cluster = machines(1e8, 3)
@@ -219,7 +219,9 @@ def test_an_effect_that_microbatches_would_repeat_takes_the_pipeline_away(caplog
         for _ in range(4):
             h = layers.Dense(256, "relu")(h)
         model = keras.Model(inputs, layers.Dense(3)(h))
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile(
+            "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False
+        )
         return model
 
     parallel, _ = assert_equivalent(

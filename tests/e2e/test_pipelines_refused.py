@@ -55,6 +55,7 @@ def test_stages_that_cannot_be_are_refused():
         fitted(constraints=tap.stage("fc1", 1))
 
 
+@pytest.mark.slow
 def test_an_effect_that_each_microbatch_would_have_is_refused():
     with tap.auto_parallel(tap.split([2]), verbose=0, **piped(2, 2)):
         model = counting()
@@ -66,6 +67,7 @@ def test_an_effect_that_each_microbatch_would_have_is_refused():
         np.testing.assert_array_equal(value, kept)
 
 
+@pytest.mark.slow
 def test_models_that_run_eagerly_run_on_one_device(caplog):
     def eager() -> keras.Model:
         model = perceptron()

@@ -36,7 +36,7 @@ def build(width: int = 64) -> keras.Model:
     hidden = [layers.Dense(width, "tanh", name=name) for name in names]
     model = keras.Sequential([keras.Input((16,)), *hidden, layers.Dropout(0.2, seed=1)])
     model.add(layers.Dense(2, name="last"))
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
     return model
 
 

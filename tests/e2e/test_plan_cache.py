@@ -31,6 +31,7 @@ def fit(**arguments):
     return tap.plan_of(model)
 
 
+@pytest.mark.slow
 def test_fit_searches_once(tmp_path):
     planner = Counting()
     plans = [fit(planner=planner, plan_cache=str(tmp_path)) for _ in range(2)]
@@ -80,6 +81,7 @@ def test_the_environment_names_a_folder(tmp_path, monkeypatch):
     assert len(kept(tmp_path / "named")) == 1
 
 
+@pytest.mark.slow
 def test_what_has_changed_is_told_once(tmp_path, capsys):
     folder = str(tmp_path / "plans")
     for size in (8, 16, 16):
@@ -96,6 +98,7 @@ def test_what_has_changed_is_told_once(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_the_log_has_it_where_that_shows_such_lines(tmp_path, capsys, caplog):
     folder = str(tmp_path / "plans")
     with caplog.at_level(logging.INFO, "tfpar"):

@@ -25,6 +25,7 @@ def plan_file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_plan_files_that_cannot_be_used(plan_file, tmp_path):
     good = json.loads(plan_file.read_text())
     bad = tmp_path / "bad.json"
@@ -64,11 +65,13 @@ def test_plan_of_another_model(plan_file):
     assert_usable(model, make=other)
 
 
+@pytest.mark.slow
 def test_plan_for_another_mesh(plan_file):
     with pytest.raises(PlanError, match=r"is for 4 ranks \(data=2 x model=2\), not for the 2"):
         parallel((), tap.split([2]), plan=str(plan_file))
 
 
+@pytest.mark.slow
 def test_plan_and_constraints_exclude_each_other(plan_file):
     with pytest.raises(TfparError, match="plan.*constraints|constraints.*plan"):
         parallel(COLUMN, plan=str(plan_file))

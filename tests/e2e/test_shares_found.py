@@ -57,6 +57,7 @@ def check_shares(plan: tap.Plan, more: int, equal: tap.Plan) -> None:
     assert tap.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_microbatches_are_shared_out_by_speed():
     accumulated = tap.Pipeline(microbatches=4)
     plan = planned((SLOW, FAST), accumulated, DATA_PARALLEL)
@@ -77,6 +78,7 @@ def test_stages_of_fast_and_slow_ranks_have_the_same_shares(schedule):
         assert "with equal shares of the batch" in plan.summary(full=True)
 
 
+@pytest.mark.slow
 def test_shares_are_the_best_for_all_stages_together():
     """A fast rank in the lighter stage helps little: its like in the other one is slow."""
     apart = planned((FAST, SLOW, SLOW, FAST), tap.Pipeline(2, 4))
@@ -86,11 +88,13 @@ def test_shares_are_the_best_for_all_stages_together():
     assert abs(np.subtract(*apart.shares.get("data", (0, 0)))) < more - fewer
 
 
+@pytest.mark.slow
 def test_stages_that_are_alike_within_have_equal_shares():
     """Fast ranks get more layers instead."""
     assert not planned((FAST, FAST, SLOW, SLOW), tap.Pipeline(2, 4), DATA_PARALLEL).shares
 
 
+@pytest.mark.slow
 def test_each_rank_has_to_have_room_for_its_share():
     """A fast rank that could not hold more samples than the slow one keeps shares equal."""
     pipeline = tap.Pipeline(2, 4)

@@ -158,7 +158,7 @@ def test_each_share_is_cut_into_its_own_microbatches():
     [
         nightly([4], (6, 4, 4, 2), (3, 2, 2, 1)),
         nightly([2, 2], (4, 12), (2, 6)),
-        ([2, 2], (5, 11), (1, 3)),
+        nightly([2, 2], (5, 11), (1, 3)),
     ],
 )
 def test_microbatches_of_a_transformer(mesh, shares, run):

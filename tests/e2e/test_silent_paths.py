@@ -112,6 +112,7 @@ def test_what_is_compiled_in_a_block_is_parallel():
     assert tap.plan_of(model).mesh.size == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [copy.deepcopy, keras.models.clone_model])
 def test_copies_run_on_the_mesh_of_the_original(how, warnings):
     with on_mesh():
@@ -128,6 +129,7 @@ def test_copies_run_on_the_mesh_of_the_original(how, warnings):
     assert mesh_size(how(build())) is None
 
 
+@pytest.mark.slow
 def test_a_pickle_holds_no_mesh(warnings):
     with on_mesh():
         model = build()
@@ -155,6 +157,7 @@ def step(model):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fitted", [False, True])
 @pytest.mark.parametrize("how", ["tape", "function"])
 def test_a_loop_that_runs_on_one_device_is_warned_of(how, fitted, warnings):
@@ -172,6 +175,7 @@ def test_a_loop_that_runs_on_one_device_is_warned_of(how, fitted, warnings):
     assert "tap.function" in text
 
 
+@pytest.mark.slow
 def test_what_runs_on_the_mesh_is_not_warned_of(warnings, tmp_path):
     with on_mesh():
         model = build()

@@ -25,7 +25,7 @@ def small() -> keras.Model:
     h = layers.Dropout(0.2, seed=3)(layers.Dense(8, "relu", name="first")(inputs))
     model = keras.Model(inputs, layers.Dense(3, name="last")(h))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], jit_compile=False)
     return model
 
 
@@ -90,7 +90,7 @@ def noisy() -> keras.Model:
     h = Noisy()(layers.Dense(8, "relu", name="first")(inputs))
     model = keras.Model(inputs, layers.Dense(3, name="last")(layers.Dropout(0.2)(h)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.1), loss)
+    model.compile(keras.optimizers.Adam(0.1), loss, jit_compile=False)
     return model
 
 
@@ -149,7 +149,7 @@ def test_a_plan_that_cannot_be_run_is_left_out(monkeypatch, caplog):
     assert len(taken) == 2 + 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_no_plan_can_be_run_the_first_is_taken(monkeypatch, caplog):
     def take(self, executable):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM")
@@ -197,6 +197,7 @@ def test_ctrl_c_in_a_trial_leaves_weights_and_the_choice_as_they_were(monkeypatc
     assert len(tap.plan_of(model).trials) == 2
 
 
+@pytest.mark.slow
 def test_a_step_with_a_lasting_effect_is_not_tried(caplog):
     seen = []
 
@@ -211,7 +212,9 @@ def test_a_step_with_a_lasting_effect_is_not_tried(caplog):
     def telling() -> keras.Model:
         inputs = keras.Input((6,))
         model = keras.Model(inputs, layers.Dense(3)(Telling()(inputs)))
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile(
+            "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False
+        )
         return model
 
     x, y = rows(8, 6)

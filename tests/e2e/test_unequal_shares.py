@@ -31,7 +31,7 @@ def mlp() -> keras.Model:
     h = layers.BatchNormalization()(h)
     h = layers.Dropout(0.3, seed=3)(h)
     model = keras.Model(inputs, layers.Dense(2)(h))
-    model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"])
+    model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], jit_compile=False)
     return model
 
 
@@ -42,7 +42,7 @@ def attention() -> keras.Model:
     x = layers.Dense(16, "gelu", name="wide")(layers.LayerNormalization()(x))
     model = keras.Model(inputs, layers.Dense(11)(layers.LSTM(8)(x)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"])
+    model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
     return model
 
 
@@ -154,6 +154,7 @@ def test_a_weight_that_the_axis_splits_keeps_shares_equal(caplog):
         trained(plan=plan, strict=True)
 
 
+@pytest.mark.slow
 def test_a_saved_plan_keeps_its_shares(tmp_path):
     keras.utils.clear_session(free_memory=False)
     batch = regression(16)[:2]

@@ -13,7 +13,6 @@ from keras import layers
 
 import tfpar as tap
 from tests.e2e.features import nightly
-from tests.e2e.test_patterns import MEGATRON, gpt, tokens
 from tests.e2e.test_recurrent import RECURRENT, classifier
 from tests.equivalence import (
     Trained,
@@ -66,6 +65,30 @@ def convolutional() -> keras.Model:
     return model
 
 
+MEGATRON = [tap.shard("block_._fc1/kernel", dim=1, axis="model")]
+
+
+def blocks(optimizer=None) -> keras.Model:
+    """Two that are alike, as a transformer's are."""
+    x = inputs = keras.Input((6,))
+    for i in range(2):
+        h = layers.LayerNormalization(name=f"block_{i}_norm")(x)
+        h = layers.Dense(8, "gelu", name=f"block_{i}_fc1")(h)
+        x = x + layers.Dense(6, name=f"block_{i}_fc2")(h)
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    model.compile(optimizer or keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
+def clipped() -> keras.Model:
+    """By a norm to which all stages add."""
+    return blocks(keras.optimizers.SGD(0.1, global_clipnorm=0.5))
+
+
+def rows(size: int):
+    return rng.normal(size=(size, 6)).astype("float32"), np.ones((size, 2), "float32")
+
+
 def sentences():
     random = np.random.default_rng(0)
     return random.integers(1, 11, (8, 5)).astype("int32"), random.integers(0, 4, 8)
@@ -76,14 +99,17 @@ def gru() -> keras.Model:
 
 
 @pytest.mark.slow
-def test_a_transformer_split_both_ways():
-    parallel, _ = assert_equivalent(
-        compiled(lambda: gpt(2)), tokens(8), tap.split([2, 2]), MEGATRON, plainly=traced
+def test_blocks_split_both_ways():
+    parallel, plain = assert_equivalent(
+        compiled(blocks), rows(8), tap.split([2, 2]), MEGATRON, plainly=traced
     )
-    # The last four where a few of them stand alone: between collectives, or as what ranks share.
+    x, y = rows(8)
+    scores = [run.model.evaluate(x, y, verbose=0) for run in (parallel, plain)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+    # The last five where a few of them stand alone: between collectives, or as what ranks share.
     assert left_out(parallel) <= {
         *("Placeholder", "RankConst", "Const", "AllReduce", "AllGather", "ReadVariableOp"),
-        *("MatMul", "Reshape", "Slice", "Cast"),
+        *("MatMul", "Reshape", "Slice", "Cast", "SelectV2"),
     }
     found = regions(parallel)
     assert len({op.attrs["f"] for op in found}) < len(found), "blocks that repeat share functions"
@@ -91,18 +117,12 @@ def test_a_transformer_split_both_ways():
 
 @pytest.mark.slow
 def test_statistics_dropout_and_uneven_parts_of_the_batch():
-    parallel, plain = assert_equivalent(
+    parallel, _ = assert_equivalent(
         compiled(convolutional), images(8), tap.split([3]), plainly=traced
     )
     assert regions(parallel)
     # Ranks in one memory hold, and update, one copy of what is replicated.
     assert {*parallel.executable().program.holders} == {(0, 0, 0)}
-    x, y = images(8)
-    np.testing.assert_allclose(
-        parallel.model.evaluate(x, y, batch_size=4, verbose=0),
-        plain.model.evaluate(x, y, batch_size=4, verbose=0),
-        rtol=1e-4,
-    )
 
 
 @pytest.mark.slow
@@ -117,7 +137,7 @@ def test_statistics_dropout_and_uneven_parts_of_the_batch():
 )
 def test_pieces_of_a_batch(options):
     parallel, _ = assert_equivalent(
-        compiled(gpt), tokens(8), tap.split([2]), plainly=traced, options=options
+        compiled(clipped), rows(8), tap.split([2]), plainly=traced, options=options
     )
     assert regions(parallel) or "stages" in str(options)
 
@@ -125,8 +145,8 @@ def test_pieces_of_a_batch(options):
 @pytest.mark.slow
 def test_what_is_recomputed_is_computed_twice():
     parallel, _ = assert_equivalent(
-        compiled(gpt),
-        tokens(8),
+        compiled(blocks),
+        rows(8),
         tap.split([2]),
         plainly=traced,
         options={"recompute": True},

@@ -9,6 +9,7 @@ from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
 from tfpar.rewrite.differing import DIFFERS, Axes, differing_axes
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.reshard import all_reduce
+from tfpar.rewrite.transfers import recv, send
 from tfpar.rewrite.xla_regions import MUST_COMPILE, compile_regions, not_compiled
 from tfpar.spec import Mesh, Replicate, Shard
 
@@ -119,6 +120,21 @@ def test_small_things_are_computed_where_they_are_needed():
     step.returns(step.build.binary("Mul", step.chain(x), rate))
     graph = step.compiled()
     assert [len(inside(graph, call)) for call in calls(graph)] == [4, 7]
+
+
+def test_what_is_received_may_be_made_of_what_was_sent_before():
+    """A norm over two stages: here goes a part of it, and the whole comes back."""
+    step = Step()
+    gradient = step.chain(step.summed(step.chain(step.input())))
+    send(step.build, step.chain(gradient, name="part"), "part", [1])
+    norm = recv(step.build, LARGE, "float32", "norm", [1])
+    step.returns(step.chain(step.build.binary("Mul", gradient, norm), name="clipped"))
+    graph = step.compiled()
+    assert [inside(graph, call) for call in calls(graph)] == [
+        ["Tanh"] * 4,
+        ["Tanh"] * 8,
+        ["Mul", *["Tanh"] * 4],
+    ]
 
 
 def test_few_ops_stay_as_they_are_but_for_draws():

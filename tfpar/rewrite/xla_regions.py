@@ -9,7 +9,9 @@ Every op has a *turn*, three numbers: after which cut what it reads is there, ho
 collectives could have begun before it, and how often, since then, ranks that share a memory have
 come back from what each computes for itself to what is computed once for all. Turns never fall
 along an edge, and through a cut they rise. So the ops of one turn in which the same ranks differ
-are a region, and regions cannot wait for each other in a circle.
+are a region, and regions cannot wait for each other in a circle. What a rank receives may be made
+of all that it has sent before, so a `Recv` comes after the turns of every `Send` above it: no
+circle goes through the programs of other ranks either.
 
 Blocks that repeat give regions that are alike, which are one function and compiled once.
 """
@@ -195,12 +197,21 @@ def _comes_back(axes: Mapping[Op, Axes], op: Op, reader: Op) -> bool:
 
 
 def _edges(graph: Graph, reads: Mapping[Op, Sequence[Op]]) -> dict[Op, list[Op]]:
-    """By op, in order, the ops that it waits for; sources and reads are there from the start."""
+    """By op, in order, the ops that it waits for; sources and reads are there from the start.
+
+    A `Recv` waits for every `Send` above it; see the module.
+    """
     readers = graph.consumers()
     writes: dict[Op, list[Op]] = {}
     for read, writers in reads.items():
         for writer in writers:
             writes.setdefault(writer, []).extend(readers.get(read.outputs[0], ()))
+    sent: list[Op] = []
+    for op in graph.ops:
+        if op.type == "Send":
+            sent.append(op)
+        elif op.type == "Recv":
+            writes[op] = [*sent]
     there = {op for op in graph.ops if op.type in SOURCES or op in reads}
     return {
         op: [
