@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import tfpar as tap
+from tests.cases import at_night
 from tests.clusters import slow_cores
 from tests.search.problems import Captured, laid, partition, price
 from tfpar.cost.cost import Cost
@@ -98,7 +99,7 @@ def test_what_costs_least_with_the_surcharge_is_near_enough(problem):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", ["rhino 2", *at_night("rhino", "tap")])
 def test_data_parallelism_is_taken_where_a_dozen_splits_gain_little(two_processes, planner):
     asked = two_processes.problem([2], two_slow_cores(), uncertainty=UNCERTAINTY)
     sure = two_processes.problem([2], two_slow_cores())

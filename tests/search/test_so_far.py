@@ -125,7 +125,7 @@ def test_what_fits_in_microbatches_is_kept_though_it_would_not_in_one_piece(capt
         (TapPlanner(), 1),
         (TapPlanner(), 3),
         (RhinoPlanner(level=2), 1),
-        pytest.param(RhinoPlanner(level=2), 2, marks=pytest.mark.slow),
+        pytest.param(RhinoPlanner(level=2), 2, marks=pytest.mark.nightly),
         pytest.param(RhinoPlanner(level=3), 3, marks=pytest.mark.slow),
     ],
     ids=["tap-1", "tap-3", "rhino-2-1", "rhino-2-2", "rhino-3-3"],

@@ -41,6 +41,7 @@ def test_what_was_found_for_as_many_ranks_is_not_found_elsewhere():
     assert layouts.elsewhere(8) == {kind_of(logical)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["wide", *at_night("gpt_short", "moe_4_experts")],
@@ -54,7 +55,7 @@ def test_a_search_after_one_for_other_ranks_finds_as_much(name):
     assert after.cost.seconds == pytest.approx(alone.cost.seconds, rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_meshes_that_look_bad_at_a_glance_are_not_searched(monkeypatch):
     glanced, explored = [], []
 
