@@ -108,7 +108,8 @@ def _freeze_saved_model(model: keras.Model, path: Path) -> None:
     """As TF-TRT does."""
     folder = Path(f"{path} saved")
     _save_module(model, folder)
-    function = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    loaded = tf.saved_model.load(str(folder))  # without which its signatures lose their variables
+    function = loaded.signatures["serving_default"]
     _freeze(function, path, lower_control_flow=False, aggressive_inlining=True)
 
 

@@ -128,7 +128,9 @@ def test_the_command_names_what_is_wrong(capsys):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
-@pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
+@pytest.mark.parametrize(
+    "backend", ["horovod", pytest.param("tensorflow", marks=pytest.mark.nightly)]
+)
 def test_processes_get_one_cluster(tmp_path, backend):
     if backend == "horovod":
         pytest.importorskip("horovod")
