@@ -353,7 +353,7 @@ class Watch(keras.callbacks.Callback):
 
 def written_behind_training(folder: Path, model: keras.Model, rank: int) -> None:
     """The second rank writes its part three steps later: the checkpoint is that of its step."""
-    from tfpar.checkpoint import draft, latest
+    from tfpar.checkpoint import checkpoints, draft, latest
 
     write, opened, run = draft.write_part, threading.Event(), str(folder / "behind")
 
@@ -372,10 +372,10 @@ def written_behind_training(folder: Path, model: keras.Model, rank: int) -> None
         model.fit(dataset(), epochs=2, verbose=0, callbacks=[watch, tap.Checkpoint(run, 3, 9)])
     finally:
         draft.write_part = write
-    paths = sorted(Path(run).iterdir())
-    assert [path.name for path in paths] == ["step-00000003", "step-00000006"], paths
+    paths = checkpoints(run)  # and the lock of the run, until the first rank has left `fit`
+    assert [Path(path).name for path in paths] == ["step-00000003", "step-00000006"], paths
     for path, step in zip(paths, (3, 6), strict=True):
-        found = of_checkpoint(str(path))
+        found = of_checkpoint(path)
         assert any("velocity" in name for name in found)
         same({name: watch.after[step - 1][name] for name in found}, found)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -99,13 +100,16 @@ def here(tmp_path_factory) -> Callable[[Case], Results]:
     return results
 
 
+def some_at_night(values: Iterable[Any], by_day: Collection[Any]) -> list[Any]:
+    """Parameters, of which some are for the night."""
+    marks = {True: (), False: pytest.mark.nightly}
+    return [pytest.param(value, marks=marks[value in by_day]) for value in values]
+
+
 def each(cases: Iterable[Case], job: str) -> pytest.MarkDecorator:
     """These cases, of which a job runs some at night only."""
-    marks = {True: (), False: pytest.mark.nightly}
-    return pytest.mark.parametrize(
-        "case",
-        [pytest.param(c, id=c.__name__, marks=marks[c in BY_DAY[job]]) for c in cases],
-    )
+    values = some_at_night(cases, BY_DAY[job])
+    return pytest.mark.parametrize("case", values, ids=lambda case: case.__name__)
 
 
 @pytest.mark.slow
@@ -165,7 +169,7 @@ def test_training_goes_on_from_a_file_of_two_processes(two: Ran) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", written_models.ROWS)
+@pytest.mark.parametrize("name", some_at_night(written_models.ROWS, files.WRITTEN_BY_DAY))
 def test_what_two_processes_write_computes_what_one_device_does(two: Ran, name: str, here) -> None:
     """The column of processes in the table of `tests/e2e/test_written_models.py`."""
     folder, row = two.folder / files.models_written.__name__, written_models.ROWS[name]
