@@ -108,7 +108,7 @@ def _freeze_saved_model(model: keras.Model, path: Path) -> None:
     """As TF-TRT does."""
     folder = Path(f"{path} saved")
     _save_module(model, folder)
-    loaded = tf.saved_model.load(str(folder))
+    loaded = tf.saved_model.load(str(folder))  # without which its signatures lose their variables
     function = loaded.signatures["serving_default"]
     _freeze(function, path, lower_control_flow=False, aggressive_inlining=True)
 

@@ -191,6 +191,7 @@ sys.exit(int(sys.argv[2]))
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_end_of_the_process_waits(tmp_path, code):
     command = preloaded.python("-c", _ENDS, tmp_path, code)

@@ -15,6 +15,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tests.cut_steps import attending, cut, three_layers, traced
 from tests.distributed.transport_kit import Rank, same
+from tests.nightly import is_nightly
 from tests.staged import Stored, batch, initial, plainly, two_stages
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.cost.slices import SlicePrices
@@ -50,11 +51,15 @@ def two_stages_are_the_step_that_they_make_up(rank: Rank) -> None:
         stored.check(weights[stage])
 
 
+BY_DAY = ("1f1b", "zb-v")
+"""Families of schedules: one stage on each rank, and two, of which backward passes go in halves."""
+
+
 def every_schedule_ends_and_computes_the_step(rank: Rank) -> None:
     """A stage, or two, on each rank; more microbatches than tensors are asked for ahead."""
     step = traced(attending, 16)
     ranks = Ranks.of(rank.size, rank.world)
-    for name in FAMILIES:
+    for name in FAMILIES if is_nightly() else BY_DAY:
         programs = cut(step, generate(name, rank.size, 8)).programs
         run = link(programs, ranks, fed_in_parts=False)
         fed = [tf.constant(a) for a in step.args]

@@ -4,20 +4,37 @@ has measured: training gives what one device gives."""
 from __future__ import annotations
 
 import importlib.util
-import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.distributed.test_equivalence import Ran, assert_same
 from tests.distributed.training import monitored, tried
 from tests.distributed.training.place import Case, Place, run
+from tests.distributed.training.sets import BY_DAY
 from tests.equivalence import without_graph_optimizers
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-BACKENDS = ["tensorflow", "horovod"]
 CASES = {"tried": tried.CASES, "monitored": monitored.CASES}
 """By the module of `training` that a job runs."""
+JOBS = [
+    pytest.param("tried", "tensorflow"),
+    pytest.param("tried", "horovod", marks=pytest.mark.nightly),
+    pytest.param("monitored", "tensorflow", marks=pytest.mark.nightly),
+    pytest.param("monitored", "horovod"),
+]
+"""With their backends: each by one of them by day."""
+
+
+def cases() -> Iterator[Any]:
+    """All that the jobs run."""
+    for job in JOBS:
+        name, backend = job.values
+        for case in CASES[name]:
+            marks = (*job.marks, *([] if case in BY_DAY[name] else [pytest.mark.nightly]))
+            yield pytest.param(name, backend, case, id=f"{case.__name__}-{backend}", marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +53,15 @@ def jobs(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "name, case",
-    [pytest.param(name, case, id=case.__name__) for name, of in CASES.items() for case in of],
-)
-def test_two_processes_do_what_one_does(jobs, name: str, case: Case, backend: str, tmp_path):
+@pytest.mark.parametrize("name, backend, case", cases())
+def test_two_processes_do_what_one_does(jobs, name: str, backend: str, case: Case, tmp_path):
     with without_graph_optimizers():
         wanted = run(case, Place(tmp_path))
     assert_same(jobs(name, backend).results(case), wanted)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, backend", itertools.product(CASES, BACKENDS))
+@pytest.mark.parametrize("name, backend", JOBS)
 def test_the_jobs_end_well(jobs, name: str, backend: str):
     ended = jobs(name, backend).job
     assert ended.code == 0, ended.output

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -27,7 +28,7 @@ from tests.distributed.training.place import (
     run,
     trained,
 )
-from tests.distributed.training.sets import SAME_AS_ONE
+from tests.distributed.training.sets import BY_DAY, SAME_AS_ONE
 from tests.equivalence import without_graph_optimizers
 
 pytestmark = [
@@ -99,24 +100,32 @@ def here(tmp_path_factory) -> Callable[[Case], Results]:
     return results
 
 
-def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.__name__)
+def some_at_night(values: Iterable[Any], by_day: Collection[Any]) -> list[Any]:
+    """Parameters, of which some are for the night."""
+    marks = {True: (), False: pytest.mark.nightly}
+    return [pytest.param(value, marks=marks[value in by_day]) for value in values]
+
+
+def each(cases: Iterable[Case], job: str) -> pytest.MarkDecorator:
+    """These cases, of which a job runs some at night only."""
+    values = some_at_night(cases, BY_DAY[job])
+    return pytest.mark.parametrize("case", values, ids=lambda case: case.__name__)
 
 
 @pytest.mark.slow
-@each(SAME_AS_ONE["two"])
+@each(SAME_AS_ONE["two"], "two")
 def test_two_processes_do_what_one_does(two: Ran, case: Case, here) -> None:
     assert_same(two.results(case), here(case))
 
 
 @pytest.mark.slow
-@each(SAME_AS_ONE["four"])
+@each(SAME_AS_ONE["four"], "four")
 def test_four_processes_do_what_one_does(four: Ran, case: Case, here) -> None:
     assert_same(four.results(case), here(case))
 
 
 @pytest.mark.slow
-@each(SAME_AS_ONE["four_with_tensorflow"])
+@each(SAME_AS_ONE["four_with_tensorflow"], "four_with_tensorflow")
 def test_four_processes_over_tensorflow_do_what_one_does(
     four_with_tensorflow: Ran, case: Case, here
 ) -> None:
@@ -124,14 +133,14 @@ def test_four_processes_over_tensorflow_do_what_one_does(
 
 
 @pytest.mark.slow
-@each(data.UNSEEDED)
+@each(data.UNSEEDED, "two")
 def test_ranks_draw_the_same_where_the_user_seeds_nothing(two: Ran, case: Case) -> None:
     first, other = two.results(case)
     assert_same([other], first)
 
 
 @pytest.mark.slow
-@each(refusals.MESSAGES)
+@each(refusals.MESSAGES, "two")
 def test_every_rank_refuses(two: Ran, case: Case) -> None:
     for results in two.results(case):
         assert re.search(refusals.MESSAGES[case], str(results["message"]))
@@ -144,6 +153,7 @@ def test_training_goes_on_after_refusals(two: Ran) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_training_goes_on_from_a_file_of_two_processes(two: Ran) -> None:
     results = two.results(files.models_and_weights)[0]
     wanted = [value for name, value in results.items() if name.startswith("weights/")]
@@ -159,7 +169,7 @@ def test_training_goes_on_from_a_file_of_two_processes(two: Ran) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", written_models.ROWS)
+@pytest.mark.parametrize("name", some_at_night(written_models.ROWS, files.WRITTEN_BY_DAY))
 def test_what_two_processes_write_computes_what_one_device_does(two: Ran, name: str, here) -> None:
     """The column of processes in the table of `tests/e2e/test_written_models.py`."""
     folder, row = two.folder / files.models_written.__name__, written_models.ROWS[name]

@@ -89,9 +89,15 @@ def test_a_killed_rank_ends_the_job_and_is_named_with_its_step(stopped, killed):
 
 
 @pytest.mark.slow
-def test_an_exception_is_told_in_its_own_words(capfd, tmp_path):
-    command = interpreter(*task(tmp_path, fault="raise"))  # as users start it
-    assert ended_with(command, 2, None) == 1
+@pytest.mark.parametrize(
+    "python",
+    [
+        pytest.param(preloaded.ranks, id="forked"),
+        pytest.param(interpreter, id="anew", marks=pytest.mark.nightly),  # as users start it
+    ],
+)
+def test_an_exception_is_told_in_its_own_words(capfd, tmp_path, python):
+    assert ended_with(python(*task(tmp_path, fault="raise")), 2, None) == 1
     err = capfd.readouterr().err
     assert "rank 1 (host localhost) failed after train step 3" in err
     assert "the moon is made of cheese" in err.partition("failed after")[2].splitlines()[0]
@@ -130,7 +136,12 @@ def test_a_rank_that_exits_while_others_train_is_named(capfd, tmp_path):
 @pytest.mark.parametrize(
     "fault, code, said",
     [
-        ("exit", 70, "came to its end after sharing the random state, while other ranks went on"),
+        pytest.param(
+            "exit",
+            70,
+            "came to its end after sharing the random state, while other ranks went on",
+            marks=pytest.mark.nightly,
+        ),
         ("exit_3", 3, "ended with exit code 3 after sharing the random state"),
     ],
 )
@@ -153,7 +164,7 @@ def test_the_first_rank_and_tensorflows_own_collectives_are_no_exception(capfd, 
 
 @pytest.mark.slow
 @needs_horovod
-@pytest.mark.parametrize("fault", ["kill", "hang"])
+@pytest.mark.parametrize("fault", [pytest.param("kill", marks=pytest.mark.nightly), "hang"])
 def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
     limit = round(time_limit(8))
     variables = {**environ(), "TFPAR_TIMEOUT": str(limit)}
@@ -175,7 +186,9 @@ def test_under_horovodrun_a_fault_ends_the_job_too(tmp_path, fault):
 
 @pytest.mark.slow
 @needs_horovod
-@pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
+@pytest.mark.parametrize(
+    "backend", ["horovod", pytest.param("tensorflow", marks=pytest.mark.nightly)]
+)
 def test_a_killed_rank_is_named_with_its_stage_and_what_did_not_come_of_it(
     capfd, tmp_path, backend
 ):
@@ -197,6 +210,7 @@ def test_a_killed_rank_is_named_with_its_stage_and_what_did_not_come_of_it(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @needs_horovod
 def test_a_rank_that_hangs_is_named_with_its_stage(capfd, tmp_path):
     assert train(tmp_path, fault="hang", of=0, stages=2, options={"timeout_s": 10.0}) == 70
@@ -237,7 +251,9 @@ def say_of_task(capfd, folder: Path, inside: str, of: int, num_ranks: int = 2, *
 
 @pytest.mark.slow
 @needs_horovod
-@pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("horovod", marks=pytest.mark.nightly), "tensorflow"]
+)
 def test_a_rank_that_is_killed_within_a_step_is_named_with_its_task(capfd, tmp_path, backend):
     options = {"backend": backend, "timeout_s": 20.0}
     told = {"fault": "kill", "code": 137, "options": options}
@@ -267,7 +283,11 @@ def test_what_a_task_raises_is_told_with_the_task(capfd, tmp_path):
 @pytest.mark.slow
 @needs_horovod
 @pytest.mark.parametrize(
-    "fault, said", [("hang", "hung"), ("stop", "(hung|gives no sign of life)")]
+    "fault, said",
+    [
+        ("hang", "hung"),
+        pytest.param("stop", "(hung|gives no sign of life)", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_rank_that_hangs_within_a_step_is_named_with_its_task(capfd, tmp_path, fault, said):
     told = {"fault": fault, "code": 70, "options": {"timeout_s": 8.0}}
@@ -277,6 +297,7 @@ def test_a_rank_that_hangs_within_a_step_is_named_with_its_task(capfd, tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @needs_horovod
 @pytest.mark.parametrize(
     "fault, of, inside, code, said",
@@ -355,6 +376,7 @@ def test_sigterm_saves_while_a_checkpoint_is_being_written(tmp_path, uninterrupt
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_one_process_goes_on_where_two_ranks_were(tmp_path, uninterrupted, killed):
     folder = tmp_path / "run"
     shutil.copytree(killed.folder, folder)
@@ -363,6 +385,7 @@ def test_one_process_goes_on_where_two_ranks_were(tmp_path, uninterrupted, kille
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_four_ranks_go_on_where_two_were_and_two_where_four_were(tmp_path, uninterrupted, killed):
     folder = tmp_path / "run"
     shutil.copytree(killed.folder, folder)
@@ -383,6 +406,7 @@ def test_a_lost_rank_is_planned_without(capfd, tmp_path, uninterrupted):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("background", [True, False], ids=["behind", "at-once"])
 def test_nothing_that_was_saved_is_lost_by_kills_at_random_moments(
     tmp_path, monkeypatch, background

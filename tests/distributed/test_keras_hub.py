@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from tests.distributed import jobs
+from tests.nightly import is_nightly
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 _SECONDS = 240.0
+NIGHT = pytest.mark.nightly
+"""`test_presets` generates, and tunes with LoRA, by day."""
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +36,9 @@ def folder(tmp_path_factory, ranks) -> Path:
     folder = tmp_path_factory.mktemp("hub")
     found = ranks.functions(ranks.dense())
     np.savez(folder / "plain.npz", **{f"function{i}": v for i, v in enumerate(found)})
-    generated = ranks.generated(ranks.trained(ranks.build()))
-    (folder / "plain.json").write_text(json.dumps(generated))
+    if is_nightly():
+        generated = ranks.generated(ranks.trained(ranks.build()))
+        (folder / "plain.json").write_text(json.dumps(generated))
     return folder
 
 
@@ -46,7 +50,16 @@ def job(folder) -> jobs.Checked:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["functions", "generate", "save", "error", "lora"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        "functions",
+        pytest.param("generate", marks=NIGHT),
+        "save",
+        "error",
+        pytest.param("lora", marks=NIGHT),
+    ],
+)
 def test_two_processes(job, check):
     job.assert_held(check)
 
@@ -71,6 +84,7 @@ def test_what_two_processes_saved_is_ordinary(keras_hub, ranks, job, folder):
 
 
 @pytest.mark.slow
+@NIGHT
 def test_lora_weights_of_two_processes_load_in_plain_keras_hub(ranks, job, folder):
     job.assert_held("lora")
     backbone = ranks.build().backbone

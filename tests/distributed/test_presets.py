@@ -14,7 +14,6 @@ from tests.distributed.test_transports import skip_without
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 _SECONDS = 240.0
-BACKENDS = ("horovod", "tensorflow")
 HUB = ("keras_hub",)
 
 
@@ -38,7 +37,9 @@ def folder(presets, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(
+    scope="module", params=["horovod", pytest.param("tensorflow", marks=pytest.mark.nightly)]
+)
 def job(folder, request) -> jobs.Checked:
     skip_without(request.param)
     arguments = ("tests.distributed.preset_ranks", folder, request.param)
@@ -74,6 +75,7 @@ def sizes(presets, tmp_path_factory) -> tuple[Path, Path]:
     return small, large
 
 
+@pytest.mark.nightly
 def test_a_preset_is_read_once_its_weights_are_placed(sizes):
     """Two ranks in one process store all of it; until they do, next to nothing is read."""
     module = "tests.distributed.preset_memory"
@@ -83,7 +85,9 @@ def test_a_preset_is_read_once_its_weights_are_placed(sizes):
     assert peak["trained"] < peak["stored"] + LARGEST_MIB, peak
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend", [pytest.param("horovod", marks=pytest.mark.nightly), "tensorflow"]
+)
 def test_each_process_reads_its_share_of_a_preset(sizes, backend):
     skip_without(backend)
     arguments = ("tests.distributed.preset_memory", *sizes)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def two(folder) -> Checked:
 
 @pytest.fixture(scope="module")
 def four(folder, two) -> Checked:
-    for mesh in ("4", "2x2"):
+    for mesh in ranks.MESHES:
         shutil.copytree(folder / "run", folder / f"run-{mesh}")
     return state_ranks("of_four", 4, folder)
 
@@ -103,25 +104,33 @@ def test_on_two_ranks(two, check):
     assert two.job.code == 0, two.job.output
 
 
+def of_four_ranks(cases: Iterable[str], by_day: Sequence[str]) -> pytest.MarkDecorator:
+    """What the job of four ranks does in each of these cases; in some at night only."""
+    marks = {True: (), False: pytest.mark.nightly}
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, marks=marks[case in by_day]) for case in cases]
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["4", "2x2"])
-@pytest.mark.parametrize("layout", ["megatron", "tap"])
+@of_four_ranks(ranks.LAYOUTS, ranks.LAYOUTS_BY_DAY)
 @pytest.mark.parametrize("check", ["initial", "restore"])
-def test_on_four_ranks(four, check, mesh, layout):
-    four.assert_held(f"{check}-{mesh}-{layout}")
+def test_on_four_ranks(four, check, case):
+    four.assert_held(f"{check}-{case}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["4", "2x2"])
-def test_a_run_of_two_ranks_goes_on_with_four(four, mesh):
-    four.assert_held(f"go-on-{mesh}")
+@of_four_ranks(ranks.MESHES, ranks.MESHES_BY_DAY)
+def test_a_run_of_two_ranks_goes_on_with_four(four, case):
+    four.assert_held(f"go-on-{case}")
+    assert four.job.code == 0, four.job.output
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("check", ["load-before", "load-model"])
 def test_four_ranks_load_files(four, check):
     four.assert_held(check)
-    assert four.job.code == 0, four.job.output
 
 
 @pytest.mark.slow
@@ -181,6 +190,7 @@ def test_a_rank_killed_while_it_saves_leaves_the_old_file(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_one_process_loads_files_shard_by_shard(folder):
     model = ranks.starts_as_on_one_device(folder, ranks.laid("2"))
     ranks.loads_files(folder, model)

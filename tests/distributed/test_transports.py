@@ -28,7 +28,12 @@ def skip_without(backend: str) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[(b, n) for b in ("horovod", "tensorflow") for n in (2, 4)],
+    params=[
+        pytest.param(("horovod", 2), marks=pytest.mark.nightly),
+        ("horovod", 4),
+        ("tensorflow", 2),
+        pytest.param(("tensorflow", 4), marks=pytest.mark.nightly),
+    ],
     ids=lambda job: f"{job[0]}-{job[1]}",
 )
 def ran(request, tmp_path_factory) -> Checked:
@@ -47,16 +52,23 @@ def test_on_every_rank(ran: Checked, check: str) -> None:
     ran.assert_held(check)
 
 
+KILLED, SILENT = "rank 1 .* was killed by SIGKILL", "rank 1 .* hung at"
+
+
 @pytest.mark.slow
 def test_the_job_ends_well(ran: Checked) -> None:
     assert ran.job.code == 0, ran.job.output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["horovod", "tensorflow"])
 @pytest.mark.parametrize(
-    ("fault", "code", "said"),
-    [("killed", 137, "rank 1 .* was killed by SIGKILL"), ("silent", 70, "rank 1 .* hung at")],
+    ("backend", "fault", "code", "said"),
+    [
+        ("horovod", "killed", 137, KILLED),
+        ("tensorflow", "silent", 70, SILENT),
+        pytest.param("tensorflow", "killed", 137, KILLED, marks=pytest.mark.nightly),
+        pytest.param("horovod", "silent", 70, SILENT, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_rank_that_others_wait_for_is_named(tmp_path, backend, fault, code, said) -> None:
     skip_without(backend)

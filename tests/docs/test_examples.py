@@ -33,9 +33,7 @@ def test_every_example_is_on_the_page_with_its_plan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [*BY_DAY, *at_night(*sorted({*NAMES} - {"quickstart", *BY_DAY}))]
-)
+@pytest.mark.parametrize("name", [*BY_DAY, *at_night(*sorted({*NAMES} - {"quickstart", *BY_DAY}))])
 def test_an_example_trains_with_the_plan_of_its_page(name):
     if not any(importlib.metadata.distributions(name="scikit-learn")):
         pytest.skip("needs scikit-learn")  # which tests cannot import, but what they start can

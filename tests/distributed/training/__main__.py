@@ -1,4 +1,4 @@
-"""What each rank of a job does: `python -m tests.distributed.training FOLDER SET`.
+"""What each rank of a job does: `python -m tests.distributed.training FOLDER JOB`.
 
 A case leaves `FOLDER/CASE.RANK.npz` with its results, or `FOLDER/CASE.RANK.txt` with its error.
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from tests.distributed.training.place import Place, run
-from tests.distributed.training.sets import SETS
+from tests.distributed.training.sets import of_job
 from tfpar.distributed.world import this_world
 
 
-def main(folder: str, cases: str) -> None:
+def main(folder: str, job: str) -> None:
     world = this_world()
     assert world is not None, "start this with `tfpar run`"
-    for case in SETS[cases]:
+    for case in of_job(job):
         report = f"{folder}/{case.__name__}.{world.rank}"
         place = Place(Path(folder) / case.__name__, world.size, world.rank)
         try:

@@ -255,6 +255,9 @@ def compressed_as(name: str, rtol: float) -> Case:
     return case
 
 
+compressed_as_fp16, compressed_as_bf16 = compressed_as("fp16", 2e-3), compressed_as("bf16", 2e-2)
+
+
 def searched_mlp(place: Place) -> Results:
     return trains(place, mlp, regression(20), planner="tap")
 
@@ -356,8 +359,8 @@ ON_TWO: list[Case] = [
     data_parallel_in_microbatches,
     megatron_in_microbatches,
     *OPTIMIZERS,
-    compressed_as("fp16", 2e-3),
-    compressed_as("bf16", 2e-2),
+    compressed_as_fp16,
+    compressed_as_bf16,
 ]
 ON_FOUR: list[Case] = [
     data_and_tensor_parallel,

@@ -26,6 +26,7 @@ from tests.distributed.training.place import (
 )
 from tests.e2e.ghost import GhostBatchNormalization
 from tests.e2e.test_patterns import MEGATRON, gpt
+from tests.nightly import is_nightly
 from tfpar.keras.adapter import parallel_model
 from tfpar.rewrite.local_graph import TASK
 
@@ -161,14 +162,16 @@ JOURNEY: Sequence[tuple[Sequence[int], Mapping[str, Any]]] = (
     ([4], {}),
     ([4], pipeline(4)),
 )
-"""A pipeline of two with data parallelism, data parallelism alone, a pipeline of four."""
+"""A pipeline of two with data parallelism, data parallelism alone (at night), and a pipeline of
+four."""
 
 
 def checkpoints_move_between_pipelines(place: Place) -> Results:
     """Each goes on where the one before it was, in the middle of an epoch."""
     found: Results = {}
-    for epochs, (mesh, options) in enumerate(JOURNEY, 1):
-        if place.size == 1 and epochs < len(JOURNEY):
+    journey = JOURNEY if is_nightly() else JOURNEY[::2]
+    for epochs, (mesh, options) in enumerate(journey, 1):
+        if place.size == 1 and epochs < len(journey):
             continue
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(7)
@@ -181,7 +184,7 @@ def checkpoints_move_between_pipelines(place: Place) -> Results:
 
 
 def models_saved_in_stages(place: Place) -> Results:
-    """`.keras` and weights, got, set, saved and loaded by another pipeline and by none."""
+    """`.keras` and weights: got, set, saved, loaded by another pipeline and, at night, by none."""
     with place.parallel(mesh=[4], **pipeline(2)):
         model = deep(keras.optimizers.Adam(0.01, name="adam"))
     results = trained(model, X, Y, batch_size=8, shuffle=False)
@@ -189,7 +192,8 @@ def models_saved_in_stages(place: Place) -> Results:
     model.save_weights(place.folder / "model.weights.h5")
     model.set_weights([0.5 * w for w in model.get_weights()])
     halved = weights(model)
-    for name, options in (("four", pipeline(4)), ("none", {})):
+    loaders = [("four", pipeline(4)), *([("none", {})] if is_nightly() else [])]
+    for name, options in loaders:
         with place.parallel(mesh=[4], **options):
             loaded = keras.models.load_model(place.folder / "model.keras")
         later = trained(loaded, X, Y, batch_size=8, shuffle=False)

@@ -1,6 +1,13 @@
-"""Which cases a job runs, one after another."""
+"""Which cases a job runs, one after another, by day and at night.
+
+By day it runs those by which processes differ from ranks in one process: each collective, the sends
+of stages, what ranks draw, read, write and agree on. Tests in one process check the numbers of all
+other features by day; at night processes run these, too.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from tests.distributed.training import (
     data,
@@ -13,6 +20,7 @@ from tests.distributed.training import (
     tried,
 )
 from tests.distributed.training.place import Case
+from tests.nightly import is_nightly
 
 SAME_AS_ONE: dict[str, list[Case]] = {
     "two": [*layouts.ON_TWO, *data.SEEDED, *files.CASES, *steps.CASES],
@@ -27,3 +35,39 @@ SETS: dict[str, list[Case]] = {
     **SAME_AS_ONE,
     "two": [*SAME_AS_ONE["two"], *data.UNSEEDED, *refusals.CASES],
 }
+BY_DAY: dict[str, list[Case]] = {
+    "two": [
+        layouts.data_parallel_in_unequal_shares,  # reduced by their sizes, and gathered
+        layouts.zero_1,  # reduce-scatter and all-gather
+        layouts.experts_by_all_to_all,
+        layouts.compressed_as_fp16,
+        data.datasets_shuffled_under_a_seed,
+        data.evaluation_and_prediction,
+        data.what_each_op_takes_in_rows_is_read_in_parts,
+        files.models_written,
+        files.callbacks,
+        files.backups,
+        steps.functions_of_tensors,
+        steps.verification,
+        data.nothing_seeded,
+        data.random_ops_with_a_state,
+        *refusals.CASES,
+    ],
+    "four": [
+        layouts.two_dimensional_tensor_parallel,  # groups of two, across each other
+        pipelines.virtual_stages,  # sends both ways, and two stages a set of ranks
+    ],
+    "four_with_tensorflow": [
+        pipelines.stages_and_data_parallelism,
+        pipelines.data_read_in_parts_by_stages,
+        pipelines.models_saved_in_stages,
+        pipelines.checkpoints_move_between_pipelines,
+    ],
+    "tried": [tried.a_trial_fails_on_one_rank, tried.the_slowest_rank_decides],
+    "monitored": monitored.CASES,
+}
+
+
+def of_job(name: str) -> Iterator[Case]:
+    """The cases that a job of this name runs now, in the order of `SETS`."""
+    return (case for case in SETS[name] if is_nightly() or case in BY_DAY[name])
