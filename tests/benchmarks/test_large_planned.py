@@ -5,7 +5,7 @@ import pytest
 from benchmarks.large_planned import planned
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "layers", "nodes", "batch"),
     [("gpt3-175b", 1, 1, 12), ("gpt3-175b, mixed", 1, 3, 36), ("glam-1t", 2, 2, 8)],

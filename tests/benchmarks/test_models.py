@@ -7,6 +7,7 @@ import pytest
 import tfpar as tap
 from benchmarks import models
 from benchmarks.models.experts import MoE
+from tests.cases import at_night
 
 PUBLISHED = {
     "roberta_large": 355e6,
@@ -29,8 +30,10 @@ ROUGHLY = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(models.SMALL))
+TRAINED = ("gpt", "gshard_moe", "unet")
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *at_night(*sorted({*models.SMALL} - {*TRAINED}))])
 def test_small_models_train(name):
     keras.utils.set_random_seed(0)
     model = models.compile_model(models.SMALL[name]())
@@ -44,8 +47,11 @@ def test_small_models_train(name):
     assert sum(moved) >= 0.9 * len(moved)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(PUBLISHED | ROUGHLY))
+SIZES = PUBLISHED | ROUGHLY
+BUILT = ("roberta_large", "vgg19_1m")
+
+
+@pytest.mark.parametrize("name", [*BUILT, *at_night(*sorted({*SIZES} - {*BUILT}))])
 def test_full_models_have_the_published_size(name):
     with tap.auto_parallel(tap.split([1, 1])):
         model = models.FULL[name]()

@@ -28,7 +28,7 @@ def test_a_peak_is_of_what_came_since_the_last_one():
     assert again.nbytes <= resident("VmHWM") - before < 2 * again.nbytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pipeline_trains_as_data_parallelism_does_and_says_what_it_sends(tmp_path):
     machines = tmp_path / "machines.toml"
     write_cluster(find_cluster("cpu-processes", Mesh.of([1, 2])), machines)

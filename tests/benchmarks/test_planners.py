@@ -18,7 +18,7 @@ def rows():
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plans_with_stages_are_no_slower_than_what_either_level_finds_without(rows):
     staged = rows["rhino-3-stages"]
     for level in ("rhino-2-whole", "rhino-3-whole"):
@@ -27,7 +27,7 @@ def test_plans_with_stages_are_no_slower_than_what_either_level_finds_without(ro
     assert staged["gib"] <= staged["limit_gib"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_stages_are_found_where_links_are_slow_beside_the_work(rows):
     staged = rows["rhino-3-stages"]
     assert staged["plan"].startswith("2 stages")

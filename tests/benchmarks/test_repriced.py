@@ -5,6 +5,7 @@ import pytest
 from benchmarks.prediction import summary
 from benchmarks.repriced import repriced
 from benchmarks.results import Result
+from tests.cases import at_night
 
 REACHED = {  # Spearman's rho, and what part of the plans is within 15 % of what was measured
     "in-process, 2 ranks": (0.94, 0.9),
@@ -21,7 +22,11 @@ def settings():
     }
 
 
-@pytest.mark.parametrize("setting", REACHED)
+FIRST, *OTHERS = REACHED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [FIRST, *at_night(*OTHERS)])
 def test_predictions_are_as_good_as_they_were(settings, setting):
     found = summary(repriced(settings[setting]))
     rho, within = REACHED[setting]

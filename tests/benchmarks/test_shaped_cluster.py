@@ -187,7 +187,7 @@ def test_there_is_one_cluster_at_a_time(possible):
         assert len(namespaces.namespaces()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 def test_two_nodes_send_what_the_plan_predicts(possible, tmp_path):
     machines = str(tmp_path / "machines.toml")

@@ -69,11 +69,13 @@ def test_slow_machines_have_the_share_that_they_are_fast_for():
         kinds = {machine(device): devices.count(device) for device in devices}
         return promise(problem, planner, pipeline, kinds).seconds
 
-@pytest.mark.slow
     fast, mixed, slow = seconds(FAST, FAST), seconds(FAST, SLOW), seconds(SLOW, SLOW)
     cost = fastest_plan(problem, planner).cost
     once = (cost.compute_s[UPDATE] + cost.communication_s[UPDATE] + cost.exposed_s) / 2
     assert 2 / (mixed - once) == pytest.approx(1 / (fast - once) + 1 / (slow - once))
+
+
+@pytest.mark.slow
 def test_what_does_not_fit_is_computed_again():
     pipeline = Pipeline(2, MICROBATCHES)
     roomy, tight = asked(pipeline), asked(pipeline, 1e5)
