@@ -409,7 +409,7 @@ def graph_replicated() -> None:
 
 MESHES, MESHES_BY_DAY = ("4", "2x2"), ("2x2",)
 LAYOUTS = tuple(f"{mesh}-{how}" for mesh in MESHES for how in ("megatron", "tap"))
-LAYOUTS_BY_DAY = ("4-megatron", "2x2-tap")
+LAYOUTS_BY_DAY = ("4-megatron",)
 
 
 def of_four(folder: Path, check: Checks, rank: int) -> None:

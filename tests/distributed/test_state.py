@@ -168,6 +168,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_device(folder, checkpoint):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(folder, checkpoint, tmp_path):
     with ranks.laid("2")():
         model = ranks.build()
