@@ -34,6 +34,7 @@ def test_the_file_holds_what_was_measured(local):
     assert describe(read_cluster(path)) == describe(cluster)
 
 
+@pytest.mark.slow
 def test_devices_have_rates_of_all_kinds(local):
     cluster, _ = local
     assert (cluster.size, cluster.num_nodes) == (2, 1)
@@ -43,6 +44,7 @@ def test_devices_have_rates_of_all_kinds(local):
     assert cluster.device.memory_bandwidth > 1e6 and cluster.device.memory_bytes > 1e8
 
 
+@pytest.mark.slow
 def test_every_collective_has_been_measured(local):
     cluster, _ = local
     for mesh in (Mesh.of([2]), Mesh.of([1, 2])):
@@ -53,6 +55,7 @@ def test_every_collective_has_been_measured(local):
     assert collective_seconds("all_reduce", (0,), 1e7, Mesh.of([2]), cluster) > 1e-5
 
 
+@pytest.mark.slow
 def test_links_are_those_of_the_all_reduce(local):
     cluster, _ = local
     whole = next(m for m in cluster.measured if m.kind == "all_reduce")
@@ -61,6 +64,7 @@ def test_links_are_those_of_the_all_reduce(local):
     assert level.bandwidth == pytest.approx(whole.bandwidth)
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_for_it(local):
     _, path = local
 
@@ -134,7 +138,7 @@ def test_processes_get_one_cluster(tmp_path, backend):
     if backend == "horovod":
         pytest.importorskip("horovod")
     path = tmp_path / "local.toml"
-    job = jobs.run(2, "tests.calibration.ranks", path, seconds=100, backend=backend)
+    job = jobs.run(2, "tests.calibration.ranks", path, seconds=240, backend=backend)
     assert job.code == 0, job.output
     assert job.output.count("the same everywhere") == 2
     # Progress of the first rank alone.

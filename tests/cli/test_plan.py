@@ -218,6 +218,7 @@ def test_traceback_is_for_those_who_ask(folder, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # searches for many ranks, half a minute of them
 def test_the_page_s_commands_do_what_it_says(folder, capsys):
     page = (ROOT / "docs/howto/plan_without_devices.md").read_text("utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
