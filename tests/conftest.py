@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests import time_limits
-from tests.nightly import set_nightly
+from tests.cases import set_nightly
 
 gc.disable()  # until all is imported, of which nothing is garbage: a third of the time goes into it
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")

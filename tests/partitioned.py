@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfpar.rules  # noqa: F401 - registers the rules
+from tests.cases import is_nightly
 from tests.equivalence import without_graph_optimizers
-from tests.nightly import is_nightly
 from tfpar.interop.convert import convert_func_graph
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph

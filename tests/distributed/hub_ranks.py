@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfpar as tap
+from tests.cases import is_nightly
 from tests.distributed.state_ranks import Checks
-from tests.nightly import is_nightly
 from tfpar.distributed.world import this_world
 
 LETTERS = {c: i for i, c in enumerate(["<|endoftext|>", *"abcdefgh", "Ġ", "Ġa"])}

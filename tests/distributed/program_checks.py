@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+from tests.cases import is_nightly
 from tests.cut_steps import attending, cut, three_layers, traced
 from tests.distributed.transport_kit import Rank, same
-from tests.nightly import is_nightly
 from tests.staged import Stored, batch, initial, plainly, two_stages
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.cost.slices import SlicePrices

@@ -25,8 +25,8 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from tests.cases import is_nightly
 from tests.distributed.graph_programs import graph_program
-from tests.nightly import is_nightly
 from tests.time_limits import time_limit
 from tfpar.distributed.world import this_world
 from tfpar.variables import parallel_variable

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
+from tests.cases import is_nightly
 from tests.distributed import jobs
-from tests.nightly import is_nightly
 
 pytestmark = pytest.mark.xdist_group("processes")
 

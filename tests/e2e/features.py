@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
-import pytest
 from keras import layers
 
 import tfpar as tap
@@ -15,11 +12,6 @@ from tests.equivalence import assert_equivalent
 MESH = tap.split([2, 2])
 COLUMN = [tap.shard("fc1/kernel", dim=1, axis="model")]
 rng = np.random.default_rng(0)
-
-
-def nightly(*values: Any) -> Any:
-    """A case that the cases by default say enough of: run at night alone."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def f(*shape):

@@ -13,7 +13,8 @@ from keras import layers
 
 import tfpar as tap
 from benchmarks.models import t5
-from tests.e2e.features import f, nightly
+from tests.cases import nightly
+from tests.e2e.features import f
 from tests.e2e.test_patterns import BATCH, HIDDEN, LENGTH, gpt, tokens
 from tests.equivalence import assert_equivalent, train
 

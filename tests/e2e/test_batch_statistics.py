@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.ghost import GhostBatchNormalization
 from tests.e2e.test_microbatches import rounds_of
 from tests.e2e.test_mixed_precision import policy

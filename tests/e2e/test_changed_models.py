@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tfpar.keras.adapter import parallel_model
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import PlanError, Shard

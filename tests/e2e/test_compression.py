@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.e2e.features import f, nightly, perceptron
+from tests.cases import nightly
+from tests.e2e.features import f, perceptron
 from tfpar.keras.adapter import parallel_model
 from tfpar.spec import TfparError
 

@@ -7,7 +7,6 @@ have no effect. Each is run for `STEPS` steps, since a race does not show in eac
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfpar as tap
+from tests.cases import is_nightly
 from tests.e2e.effect_programs import EffectProgram, effect_program
 from tfpar.ir.graph import Op
 from tfpar.ir.passes.recompute import is_recomputed
@@ -29,8 +29,8 @@ v1 = tf.compat.v1
 
 STEPS = 20
 
-SWEPT = int(os.environ.get("TFPAR_EFFECT_PROGRAMS", "6"))
-"""How many programs the long sweep runs; every night more."""
+SWEPT = 60 if is_nightly() else 4
+"""How many programs the long sweep runs."""
 
 TWO_STAGES = tap.Pipeline(stages=2, microbatches=2)
 MODES: dict[str, dict[str, Any]] = {

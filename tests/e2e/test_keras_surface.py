@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.equivalence import assert_equivalent, assert_same, op_by_op, train
 from tests.time_limits import time_limit
 

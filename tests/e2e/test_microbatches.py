@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.test_mixed_precision import numbers, perceptron, policy
 from tests.e2e.test_overlap import classifier, counting, samples
 from tests.e2e.test_patterns import MEGATRON, gpt, moe, tokens

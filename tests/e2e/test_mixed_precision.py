@@ -12,7 +12,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.equivalence import Trained, op_by_op, train
 from tfpar.keras.adapter import parallel_model
 

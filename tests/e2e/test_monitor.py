@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.slow_links import slow_all_reduces
 from tfpar.cost.model_flops import model_flops

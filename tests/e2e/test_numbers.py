@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfpar as tap
-from tests.e2e.features import COLUMN, MESH, compiled, f, nightly, perceptron, rng, same
+from tests.cases import nightly
+from tests.e2e.features import COLUMN, MESH, compiled, f, perceptron, rng, same
 from tests.equivalence import traced
 
 

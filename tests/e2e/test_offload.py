@@ -12,7 +12,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.test_recompute import CASES, gpt, normalized, tokens
 from tests.e2e.test_recompute import numbers as rows
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train

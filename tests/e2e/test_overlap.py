@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.test_patterns import MEGATRON, gpt, moe, tokens
 from tests.equivalence import Trained, assert_equivalent, train
 from tfpar.keras.adapter import parallel_model

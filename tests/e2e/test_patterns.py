@@ -10,7 +10,7 @@ import pytest
 from keras import layers, ops
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.equivalence import assert_equivalent
 
 LENGTH, VOCABULARY, HIDDEN, HEADS, BATCH = 12, 50, 16, 4, 8

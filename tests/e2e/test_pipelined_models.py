@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.pipeline_models import CASES, SAMPLES
 from tests.e2e.test_mixed_precision import numbers, perceptron, policy
 from tests.e2e.test_models import Gan

@@ -10,7 +10,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.test_microbatches import busy
 from tests.e2e.test_mixed_precision import numbers, perceptron, policy
 from tests.e2e.test_overlap import classifier, samples

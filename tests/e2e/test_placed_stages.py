@@ -11,7 +11,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.equivalence import assert_equivalent, op_by_op, train
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cluster.files import cluster_of

@@ -16,7 +16,7 @@ import pytest
 
 import tfpar as tap
 from benchmarks import models
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.search.test_cache import problem
 from tfpar import api
 from tfpar.cluster.named import find_cluster

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.random_models import Apply, captured
 from tests.equivalence import assert_equivalent
 from tests.search.problems import Captured, assert_priced_as_a_whole, within

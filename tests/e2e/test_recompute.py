@@ -14,8 +14,8 @@ from keras import layers
 
 import tfpar as tap
 from tests import preloaded
+from tests.cases import nightly
 from tests.clusters import device, two_levels
-from tests.e2e.features import nightly
 from tests.equivalence import Trained, assert_same, op_by_op, train
 from tests.launch.programs import variables
 from tests.search.problems import Captured, price

@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.equivalence import assert_equivalent
 
 LENGTH, VOCABULARY, UNITS, BATCH = 5, 11, 6, 8

@@ -9,7 +9,7 @@ from keras import layers
 
 import tfpar as tap
 from benchmarks.models import SMALL, batch_of, compile_model
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.test_searched_plans import COMPUTE_BOUND, MESH, split_weights
 from tests.equivalence import assert_equivalent, assert_same, op_by_op, train
 from tfpar.plans import Plan

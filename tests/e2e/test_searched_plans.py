@@ -6,8 +6,8 @@ import pytest
 
 import tfpar as tap
 from benchmarks.models import SMALL, batch_of, compile_model
+from tests.cases import nightly
 from tests.clusters import device, two_levels
-from tests.e2e.features import nightly
 from tests.equivalence import assert_equivalent
 from tfpar.cluster.network import Link
 from tfpar.keras.adapter import parallel_model

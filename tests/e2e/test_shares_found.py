@@ -11,7 +11,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.search.shares import MIN_SAVING
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.ghost import GhostBatchNormalization
 from tests.e2e.pipeline_models import CASES, Case
 from tests.e2e.test_batch_statistics import dense, samples

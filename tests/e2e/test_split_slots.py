@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.search.test_slots import MACHINES
 from tfpar.spec import Replicate
 

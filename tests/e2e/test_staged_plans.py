@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.test_mixed_precision import policy
 from tests.e2e.test_overlap import classifier, samples
 from tests.e2e.test_patterns import gpt, moe, tokens

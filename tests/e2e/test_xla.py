@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tests.e2e.features import nightly
+from tests.cases import nightly
 from tests.e2e.test_recurrent import RECURRENT, classifier
 from tests.equivalence import (
     Trained,

@@ -10,6 +10,7 @@ import numpy as np
 
 import tfpar as tap
 from tests import written_models
+from tests.cases import is_nightly
 from tests.distributed.training.place import (
     Case,
     Place,
@@ -22,7 +23,6 @@ from tests.distributed.training.place import (
     trained,
     weights,
 )
-from tests.nightly import is_nightly
 
 X, Y = regression(20)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from tests.cases import is_nightly
 from tests.distributed.training.layouts import tokens, unequal
 from tests.distributed.training.place import (
     Case,
@@ -26,7 +27,6 @@ from tests.distributed.training.place import (
 )
 from tests.e2e.ghost import GhostBatchNormalization
 from tests.e2e.test_patterns import MEGATRON, gpt
-from tests.nightly import is_nightly
 from tfpar.keras.adapter import parallel_model
 from tfpar.rewrite.local_graph import TASK
 

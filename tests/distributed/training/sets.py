@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.cases import is_nightly
 from tests.distributed.training import (
     data,
     files,
@@ -20,7 +21,6 @@ from tests.distributed.training import (
     tried,
 )
 from tests.distributed.training.place import Case
-from tests.nightly import is_nightly
 
 SAME_AS_ONE: dict[str, list[Case]] = {
     "two": [*layouts.ON_TWO, *data.SEEDED, *files.CASES, *steps.CASES],
