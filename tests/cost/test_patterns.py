@@ -2,11 +2,10 @@
 
 import pytest
 
-from tests.search.problems import Captured, lay_out
+from tests.search.problems import Captured
 from tfpar.cluster.named import find_cluster
 from tfpar.cost.patterns import patterns, splits
 from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, Shard
 
 MESH = Mesh.of({"data": 2, "model": 2})
@@ -63,11 +62,3 @@ def test_a_fused_weight_is_split_within_each_of_its_parts(model):
 def test_biases_and_scales_have_no_pattern_of_their_own(model):
     assert set(found(model, "norm/gamma")) == {"R"}
     assert set(found(model, "head/bias")) == {"R"}
-
-
-def test_the_planner_is_a_planner(problem):
-    planner = TapPlanner()
-    made = planner.solve(problem)
-    assert made.planner == planner.name == "tap"
-    assert planner.statistics.valid <= planner.statistics.candidates
-    assert lay_out(made, problem).mesh == made.mesh

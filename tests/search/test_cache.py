@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import tfpar as tap
 from tests.plan.graphs import mlp
+from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.planning_found import find_plan
@@ -35,9 +37,11 @@ class Counting:
         return dataclasses.replace(TapPlanner().solve(problem), planner=self.name)
 
 
-def problem(batch: int = 8, mesh: Mesh = MESH, cluster: str = "dgx-a100", **changes) -> Problem:
+@functools.cache
+def stated(batch: int, mesh: Mesh, cluster: str | Cluster) -> Problem:
+    """One for all who ask: what is known of its graph holds for each search."""
     graph = mlp(batch=batch, hidden=16)
-    stated = Problem(
+    return Problem(
         graph,
         logical_meshes(mesh),
         find_cluster(cluster, mesh),
@@ -45,7 +49,12 @@ def problem(batch: int = 8, mesh: Mesh = MESH, cluster: str = "dgx-a100", **chan
         fingerprint(graph),
         graph.variables,
     )
-    return dataclasses.replace(stated, **changes)
+
+
+def problem(
+    batch: int = 8, mesh: Mesh = MESH, cluster: str | Cluster = "dgx-a100", **changes
+) -> Problem:
+    return dataclasses.replace(stated(batch, mesh, cluster), **changes)
 
 
 def kept(folder) -> list[Path]:

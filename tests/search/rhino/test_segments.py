@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.cases import seeds
 from tests.search.problems import Captured, price, within
 from tests.search.rhino.test_network import drawn
 from tfpar.search.deadline import Deadline
@@ -47,7 +48,7 @@ def costs(network):
         yield picks, network.cost(picks)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(8, 20))
 def test_a_table_has_the_least_for_each_choice(seed):
     network = small_network(seed)
     least: dict[int, float] = {}
@@ -59,7 +60,7 @@ def test_a_table_has_the_least_for_each_choice(seed):
             assert network.cost(picks) == pytest.approx(seconds) and picks[-1] == choice
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(8, 20))
 @pytest.mark.parametrize("small_tables", [False, True])
 def test_one_segment_is_solved_exactly(seed, small_tables, monkeypatch):
     """By tables, and by the program that takes over where tables grow too large."""
@@ -76,7 +77,7 @@ def test_one_segment_is_solved_exactly(seed, small_tables, monkeypatch):
             top_level(network, [whole], 0.0, start)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(8, 30))
 def test_a_way_through_segments_is_never_below_the_optimum_nor_above_its_start(seed):
     network = small_network(seed)
     best, least = min(costs(network), key=lambda item: item[1])

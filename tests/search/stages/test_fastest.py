@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from tests.cases import some_first
 from tests.search.stages.steps import Staged
 from tfpar.cost import fastest as fastest_module
 from tfpar.cost.fastest import compare_schedules
@@ -29,7 +30,9 @@ def peak(prices, schedule) -> float:
     return max(found.num_bytes for found in prices.run(schedule).peaks)
 
 
-@pytest.mark.parametrize("name, num_stages", [("gpt", 2), ("unet", 2), ("t5_3_layers", 3)])
+@pytest.mark.parametrize(
+    ("name", "num_stages"), some_first([("gpt", 2), ("unet", 2)], [("t5_3_layers", 3)])
+)
 def test_it_is_never_slower_than_schedules_by_name(name, num_stages):
     prices = Staged.of(name, num_stages).priced(4)
     found = fastest(prices, range(num_stages), 4)
@@ -77,7 +80,9 @@ def test_stages_that_no_schedule_by_name_has():
         fastest(prices, (0, 1, 1), 4)
 
 
-@pytest.mark.parametrize("name, num_stages", [("unet", 2), ("gpt", 2), ("t5_3_layers", 3)])
+@pytest.mark.parametrize(
+    ("name", "num_stages"), some_first([("unet", 2)], [("gpt", 2), ("t5_3_layers", 3)])
+)
 def test_lists_that_cannot_be_the_fastest_are_not_simulated(name, num_stages, monkeypatch):
     prices, actors = Staged.of(name, num_stages).priced(8), range(num_stages)
     found = compare_schedules(prices, actors, 8)

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from tests.cases import amounts
 from tests.search.stages.random_units import (
     assignments,
     least_sent_of_all,
@@ -41,13 +42,14 @@ def no_solver(monkeypatch):
     monkeypatch.setattr(ilp, "Program", build)
 
 
+@pytest.mark.parametrize("trials", amounts(30, 150))
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("unequal", [False, True])
 def test_no_assignment_sends_less_and_none_that_sends_as_little_is_faster(
-    fixed, unequal, no_solver
+    trials, fixed, unequal, no_solver
 ):
     solved = 0
-    for seed in range(150):
+    for seed in range(trials):
         graph, num_stages = random_chain(seed, fixed)
         paces = random_paces(seed, num_stages) if unequal else None
         possible = [*assignments(graph, num_stages)]
@@ -61,12 +63,13 @@ def test_no_assignment_sends_less_and_none_that_sends_as_little_is_faster(
         slowest = min(max(taken(graph, s, num_stages, paces)) for s in as_little)
         assert max(found.seconds) == pytest.approx(slowest)
         solved += 1
-    assert solved > 100
+    assert solved > 0.67 * trials
 
 
-def test_what_devices_have_room_for(no_solver):
+@pytest.mark.parametrize("trials", amounts(30, 150))
+def test_what_devices_have_room_for(trials, no_solver):
     fits = 0
-    for seed in range(150):
+    for seed in range(trials):
         graph, num_stages = random_chain(seed)
         rng = random.Random(seed)
         units = (dataclasses.replace(u, weight_bytes=rng.randint(0, 4)) for u in graph.units)
@@ -82,7 +85,7 @@ def test_what_devices_have_room_for(no_solver):
         assert found.stages in possible
         assert found.sent_bytes == min(sent(graph, s) for s in possible)
         fits += 1
-    assert 20 < fits < 140
+    assert trials / 8 < fits < trials
 
 
 def test_what_is_no_chain():
@@ -113,11 +116,12 @@ def test_a_large_program_is_left_to_the_order_of_the_units(no_solver):
     assert found.gap == float("inf"), "there may be something better"
 
 
-def test_of_units_in_their_order_nothing_sends_less(monkeypatch):
+@pytest.mark.parametrize("trials", amounts(30, 150))
+def test_of_units_in_their_order_nothing_sends_less(trials, monkeypatch):
     """Also where other orders would do, and some are fixed."""
     monkeypatch.setattr(assign_module, "SOLVED", 0)
     solved = 0
-    for seed in range(150):
+    for seed in range(trials):
         graph, num_stages = random_graph(seed, fixed=seed % 2 == 0)
         in_order = [s for s in assignments(graph, num_stages) if list(s) == sorted(s)]
         if not in_order:
@@ -128,4 +132,4 @@ def test_of_units_in_their_order_nothing_sends_less(monkeypatch):
         if possible:
             assert found.sent_bytes <= min(sent(graph, s) for s in possible)
             solved += 1
-    assert solved > 60
+    assert solved > 0.4 * trials

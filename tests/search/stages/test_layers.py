@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.cases import amounts
 from tfpar.search.stages.layers import Layer, Place, pipe_dp, pipeline_seconds
 from tfpar.spec import ArgumentError, MemoryLimitError, PlanError
 
@@ -53,9 +54,10 @@ def some(rng, max_layers=8):
     return layers, places, rng.choice([1, 2, 4, 16])
 
 
-def test_no_cut_takes_less():
+@pytest.mark.parametrize("trials", amounts(60, 400))
+def test_no_cut_takes_less(trials):
     solved = refused = 0
-    for seed in range(400):
+    for seed in range(trials):
         rng = random.Random(seed)
         layers, places, microbatches = some(rng)
         in_flight = [rng.randint(1, 5) for _ in places] if seed % 3 == 0 else None
@@ -72,7 +74,7 @@ def test_no_cut_takes_less():
         again = pipeline_seconds(found.stage_seconds, found.sent_seconds, microbatches)
         assert again == found.seconds
         solved += 1
-    assert solved > 200 and refused > 30
+    assert solved > trials / 2 and refused > 2
 
 
 def test_equal_layers_on_equal_devices_are_dealt_out_evenly():

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.cases import amounts
 from tests.search.stages.chains import TOLERANCES, chain
 from tests.search.stages.random_units import (
     assignments,
@@ -22,10 +23,11 @@ from tfpar.search.stages.bounds import balanced_bounds, fixed_bounds
 from tfpar.search.stages.cuts import best_cut, levelled
 
 
+@pytest.mark.parametrize("trials", amounts(40, 200))
 @pytest.mark.parametrize("fixed", [False, True])
-def test_no_assignment_to_unequal_stages_sends_less(fixed):
+def test_no_assignment_to_unequal_stages_sends_less(trials, fixed):
     solved = moved = 0
-    for seed in range(200):
+    for seed in range(trials):
         graph, num_stages = random_graph(2000 + seed, fixed)
         paces = random_paces(seed, num_stages)
         possible = set(assignments(graph, num_stages))
@@ -43,12 +45,13 @@ def test_no_assignment_to_unequal_stages_sends_less(fixed):
         assert found.most_seconds >= max(average * (1 + tolerance), fastest) * (1 - 1e-9)
         solved += 1
         moved += found.stages != assign(graph, num_stages, tolerance=tolerance).stages
-    assert solved > 150 and moved > 30
+    assert solved > 0.75 * trials and moved > trials / 10
 
 
-def test_bounds_of_unequal_stages_lose_no_assignment_that_is_balanced():
+@pytest.mark.parametrize("trials", amounts(50, 250))
+def test_bounds_of_unequal_stages_lose_no_assignment_that_is_balanced(trials):
     narrowed = 0
-    for seed in range(250):
+    for seed in range(trials):
         graph, num_stages = random_graph(seed, fixed=seed % 2 == 0)
         paces = random_paces(seed, num_stages)
         everything = list(assignments(graph, num_stages))
@@ -65,7 +68,7 @@ def test_bounds_of_unequal_stages_lose_no_assignment_that_is_balanced():
         narrowed += found != bounds
         impossible = graph.seconds / sum(1 / pace for pace in paces) * 0.99
         assert balanced_bounds(graph, bounds, num_stages, impossible, paces) is None
-    assert narrowed > 50
+    assert narrowed > 0.2 * trials
 
 
 def test_a_chain_of_unequal_stages_is_bounded_from_both_ends():
@@ -74,8 +77,9 @@ def test_a_chain_of_unequal_stages_is_bounded_from_both_ends():
     assert bounds == [(0, 0), (0, 0), (0, 0), (0, 0), (1, 1), (1, 1), (2, 2)]
 
 
-def test_the_best_cut_and_the_program_make_the_slowest_of_unequal_stages_as_fast_as_can_be():
-    for seed in range(100):
+@pytest.mark.parametrize("trials", amounts(20, 100))
+def test_the_best_cut_and_the_program_make_the_slowest_of_unequal_stages_as_fast_as_can_be(trials):
+    for seed in range(trials):
         graph, num_stages = random_graph(seed, fixed=seed % 2 == 0)
         paces = random_paces(seed, num_stages)
         everything = list(assignments(graph, num_stages))
@@ -92,9 +96,10 @@ def test_the_best_cut_and_the_program_make_the_slowest_of_unequal_stages_as_fast
             assert seconds[stages] <= min(seconds[s] for s in in_order) * (1 + 1e-9)
 
 
-def test_levelling_unequal_stages_sends_no_more_and_keeps_to_what_is_asked():
+@pytest.mark.parametrize("trials", amounts(40, 200))
+def test_levelling_unequal_stages_sends_no_more_and_keeps_to_what_is_asked(trials):
     moved = 0
-    for seed in range(200):
+    for seed in range(trials):
         graph, num_stages = random_graph(seed, fixed=seed % 2 == 0)
         paces = random_paces(seed, num_stages)
         everything = list(assignments(graph, num_stages))
@@ -109,11 +114,12 @@ def test_levelling_unequal_stages_sends_no_more_and_keeps_to_what_is_asked():
         )
         assert new <= old
         moved += new < old
-    assert moved > 20
+    assert moved > 0.1 * trials
 
 
-def test_equal_paces_change_nothing():
-    for seed in range(60):
+@pytest.mark.parametrize("trials", amounts(15, 60))
+def test_equal_paces_change_nothing(trials):
+    for seed in range(trials):
         graph, num_stages = random_graph(seed)
         plain = assign(graph, num_stages)
         assert assign(graph, num_stages, paces=[1.0] * num_stages) == plain

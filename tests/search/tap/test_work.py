@@ -38,7 +38,9 @@ CEILINGS = {
 @pytest.mark.parametrize("name", ["wide", *at_night("gpt_5_layers", "t5", "resnet")])
 def test_a_search_does_no_more_than_it_did(name):
     planner = TapPlanner()
-    planner.solve(Captured.saved(name).problem([2, 8], "v100-ethernet"))
+    plan = planner.solve(Captured.saved(name).problem([2, 8], "v100-ethernet"))
+    assert plan.planner == planner.name == "tap"
+    assert 0 < planner.statistics.valid <= planner.statistics.candidates
     done = {what: getattr(planner.statistics, what) for what in CEILINGS[name]}
     assert all(done[what] <= most for what, most in CEILINGS[name].items()), done
     assert 0 < done["segments_run"] < done["looked_up"] / 3, "most is remembered"
