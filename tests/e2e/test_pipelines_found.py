@@ -157,7 +157,7 @@ def test_unasked_stages_are_found_between_machines_and_not_within_one():
         assert plan.stages is None and not plan.rivals
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_unasked_stages_are_found_where_links_are_too_slow_to_share_anything_without():
     batch, cluster = rows(4), machines(3e6)
     without = tap.Pipeline(microbatches=1)
