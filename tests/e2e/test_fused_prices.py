@@ -67,7 +67,7 @@ def test_a_plan_of_a_step_without_xla_is_not_taken_for_one_with_it(tmp_path):
     assert plans() == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_that_trains_is_planned_as_it_runs():
     planner = Counting()
     model = tap.parallelize(build(True), [2], planner=planner, cluster=SLOW_MEMORY)

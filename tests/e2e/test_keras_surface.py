@@ -128,7 +128,7 @@ def _generator():
     [
         nightly(lambda: tf.data.Dataset.from_tensor_slices(DATA).batch(7)),
         _pydataset,
-        _generator,
+        nightly(_generator),
         lambda: tf.data.Dataset.from_tensor_slices(DATA).batch(8, drop_remainder=True).repeat(),
     ],
     ids=["tf.data", "PyDataset", "generator", "repeated"],
@@ -309,7 +309,7 @@ def test_run_eagerly_trains_on_one_device_and_says_so(caplog):
     assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_verify_reports_every_variable():
     model = parallel()
     report = tap.verify(model, X[:8], Y[:8], steps=2)
@@ -331,7 +331,7 @@ def test_summary_and_coverage():
     assert "fc2/kernel" in tap.plan_of(model).explain(model.weights[2].path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plan_file_round_trip(tmp_path):
     keras.utils.clear_session(free_memory=False)  # Keras numbers names: start as a new process does
     model = parallel()

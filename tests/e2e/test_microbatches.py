@@ -179,7 +179,7 @@ def test_an_effect_that_each_microbatch_would_have_is_an_error():
         model.fit(*samples(8), verbose=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_searched_plan_is_priced_in_its_microbatches():
     def price(microbatches: int | None) -> tap.Plan:
         pipeline = microbatches and tap.Pipeline(microbatches=microbatches)

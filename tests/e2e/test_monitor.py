@@ -312,7 +312,7 @@ def test_training_goes_on_by_a_new_plan_with_the_same_numbers(
     assert {version for _, _, version in executables} == {parallel_model(model).program.version}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_is_kept_where_others_do_not_gain_enough(tmp_path):
     model = parallel(cluster=slow_devices())
     fit = {"batch_size": 8, "epochs": 3, "verbose": 0}

@@ -238,8 +238,8 @@ def two_towers() -> keras.Model:
     return model
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", [nightly(2), 3])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stages", [2, 3])
 def test_several_inputs_and_outputs_with_skips(stages):
     x = {"a": rng.normal(size=(8, 6)), "b": rng.normal(size=(8, 5))}
     y = {"one": rng.normal(size=(8, 2)), "two": rng.normal(size=(8, 1))}
@@ -272,7 +272,7 @@ def test_evaluation_and_prediction_go_through_the_stages():
     assert {task[1] for task in tasks(parallel, "test")} == {"F"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_microbatch_that_overflows_skips_the_step_in_all_stages():
     x, y = numbers(3 * 64)
     y[64 + 50] = 2e4  # in the second step

@@ -92,7 +92,7 @@ def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, 
     assert f"times {'faster' if faster else 'slower'}" in why(rival, plan)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_have_several_stages_where_few_microbatches_cannot_fill_the_pipeline():
     def build():
         hidden = [layers.Dense(256, "tanh") for _ in range(12)]
@@ -119,7 +119,7 @@ def test_ranks_have_several_stages_where_few_microbatches_cannot_fill_the_pipeli
     assert tap.Plan.from_json(plan.to_json()).stages == plan.stages
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_evaluated_before_training_moves_to_its_stages():
     x, y = rows(16)
 
@@ -157,7 +157,7 @@ def test_unasked_stages_are_found_between_machines_and_not_within_one():
         assert plan.stages is None and not plan.rivals
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_unasked_stages_are_found_where_links_are_too_slow_to_share_anything_without():
     batch, cluster = rows(4), machines(3e6)
     without = tap.Pipeline(microbatches=1)

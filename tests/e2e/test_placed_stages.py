@@ -147,7 +147,7 @@ def test_a_placed_pipeline_computes_what_one_device_does(schedule):
     np.testing.assert_allclose(*predicted, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_from_a_file_is_placed_as_it_says(tmp_path):
     plan = planned(MIXED, batch=16)
     plan.save(tmp_path / "plan.json")

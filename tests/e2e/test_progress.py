@@ -61,7 +61,7 @@ def test_planning_ahead_is_told(told):
     assert of(told()) == ["tracing the train step", "searching a plan"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_calibration_says_what_is_left_of_its_budget(told):
     tap.calibrate([2], budget_s=0.5)
     text = told()

@@ -40,7 +40,7 @@ def check(problem, plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [32, nightly(42)])
+@pytest.mark.parametrize("seed", [25, 43])
 def test_each_planner_has_a_plan_for_any_graph(seed):
     step = captured(seed)
     # What one search does to its graph is no other one's business: all plan the same capture.
@@ -53,7 +53,7 @@ def test_each_planner_has_a_plan_for_any_graph(seed):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", [2, 6, 9, 12, 15, 36, 13, 16, 20, 25, 28, 30, 41, 43])
+@pytest.mark.parametrize("seed", [2, 6, 9, 12, 13, 15, 16, 20, 28, 30, 32, 36, 41, 42])
 def test_each_planner_has_a_plan_for_many_graphs(seed):
     test_each_planner_has_a_plan_for_any_graph(seed)
 

@@ -66,7 +66,7 @@ def split_weights(plan):
 RUNS = [
     nightly("gpt", COMPUTE_BOUND),
     nightly("gshard_moe", COMPUTE_BOUND),
-    ("wide", COMPUTE_BOUND),
+    nightly("wide", COMPUTE_BOUND),
     nightly("gpt", TIGHT),
     ("wide", TIGHT),
 ]

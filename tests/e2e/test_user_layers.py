@@ -318,7 +318,7 @@ MODELS = {
     ),
     "stft_audio": (stft_audio, lambda samples: (samples.real(64), samples.real(2))),
 }
-BY_DEFAULT = ("switch_moe", "crf_loss", "loops_in_layers")
+BY_DEFAULT = ("transformer_xl_bias", "loops_in_layers", "ops_zoo")
 IN_BOTH_WAYS = ("gnn_segments",)
 
 
