@@ -64,4 +64,5 @@ def test_tests_that_come_past_a_fault_run_first_and_then_others_of_their_modules
     failing = Reach("a.py::failing", 1, 1, False, {1})
     assert choose(1, [b, c, a, failing], 60) == [a, b]
     assert choose(1, [b, c, a, failing], 5) == [a]
-    assert [test.test for test, _ in rank([a, b, c])] == ["b.py::other", "a.py::slow", "a.py::quick"]
+    ranked = [test.test for test, _ in rank([a, b, c])]
+    assert ranked == ["b.py::other", "a.py::slow", "a.py::quick"]

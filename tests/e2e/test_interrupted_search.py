@@ -82,7 +82,7 @@ def test_an_interrupted_plan_of_which_no_stage_fits_is_none():
             specs,
             [4],
             planner=Interrupted(TapPlanner(), 1),
-            memory_limit=100.0,
+            memory_limit=200.0,  # room for all, but not where stages have it
             **in_two_stages(),
         )
     assert error.value.plan is None

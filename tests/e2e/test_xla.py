@@ -68,10 +68,10 @@ def convolutional() -> keras.Model:
 MEGATRON = [tap.shard("block_._fc1/kernel", dim=1, axis="model")]
 
 
-def blocks(optimizer=None) -> keras.Model:
-    """Two that are alike, as a transformer's are."""
+def blocks(optimizer=None, count: int = 2) -> keras.Model:
+    """Blocks that are alike, as a transformer's are."""
     x = inputs = keras.Input((6,))
-    for i in range(2):
+    for i in range(count):
         h = layers.LayerNormalization(name=f"block_{i}_norm")(x)
         h = layers.Dense(8, "gelu", name=f"block_{i}_fc1")(h)
         x = x + layers.Dense(6, name=f"block_{i}_fc2")(h)
@@ -101,7 +101,7 @@ def gru() -> keras.Model:
 @pytest.mark.slow
 def test_blocks_split_both_ways():
     parallel, plain = assert_equivalent(
-        compiled(blocks), rows(8), tap.split([2, 2]), MEGATRON, plainly=traced
+        compiled(lambda: blocks(count=4)), rows(8), tap.split([2, 2]), MEGATRON, plainly=traced
     )
     x, y = rows(8)
     scores = [run.model.evaluate(x, y, verbose=0) for run in (parallel, plain)]

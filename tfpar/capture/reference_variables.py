@@ -17,6 +17,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2, op_def_pb2
 
 from tfpar.capture.graph_def import split_inputs, split_name, unique_name
 from tfpar.interop.graphs import find_op_definition
+from tfpar.ir.traits import SOURCES
 from tfpar.spec import CaptureError
 
 _VARIABLES = ("Variable", "VariableV2")
@@ -33,7 +34,7 @@ _RESOURCE_FORMS = {
 _HANDLES_ON = ("RefSwitch", "RefIdentity")
 """Ops whose result is a reference of their own, not that of the variable they changed."""
 
-_GIVEN = ("Const", "Placeholder", "PlaceholderWithDefault", *_VARIABLES)
+_GIVEN = SOURCES.union({"PlaceholderWithDefault"}, _VARIABLES)
 """Ops that need not be waited for."""
 
 
