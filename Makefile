@@ -35,11 +35,11 @@ quickstart: $(STAMP)
 ## What the other targets make where they need it: .venv from the lock, Horovod, Chromium.
 setup: $(STAMP) $(HOROVOD) chromium
 
-## Everything that must hold before a change lands: 31 minutes on two cores.
+## What must hold before a change lands; `make test-nightly` tries more cases of it.
 test: lint $(HOROVOD) chromium
 	$(PYTEST)
 
-## The quick part of the suite: three minutes on two cores.
+## The quick part of the suite.
 test-fast: $(STAMP) $(HOROVOD)
 	$(PYTEST) -m "not slow and not nightly"
 
