@@ -113,7 +113,7 @@ def test_a_rank_that_hangs_is_named_with_its_stack_and_what_waits_for_it(capfd, 
     assert "in hang" in err  # rank 1's stack
     missing = err.partition("Missing ranks:")[2].splitlines()
     assert missing[1].startswith("[0] 1: [compile_loss/") and "AllReduce" in missing[1]
-    assert "rank 0 made no progress in 'train step 4' for 10 s" in err
+    assert f"rank 0 made no progress in 'train step 4' for {time_limit(10):.0f} s" in err
 
 
 @pytest.mark.slow
@@ -223,9 +223,10 @@ def test_a_rank_that_hangs_is_named_with_its_stage(capfd, tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_reads_a_weight_of_another_alone_is_told_to_read_it_together(capfd, tmp_path):
     told = {"fault": "read_alone", "of": 0, "stages": 2, "options": {"timeout_s": 8.0}}
-    assert train(tmp_path, **told) == 70
+    # Both ranks wait for 8 s, in vain; the one whose time is up first ends the other's wait, and if
+    # that is rank 1, rank 0's read raises, which ends the job with 1.
+    assert train(tmp_path, **told) in (1, 70)
     err = capfd.readouterr().err
-    # Both ranks wait for 8 s, in vain; the one whose time is up first ends the other's wait.
     assert re.search(
         r"rank 0 (made no progress|cannot go on) in '?gathering sequential/last/kernel:0\b.*\. All "
         r"ranks have to read sequential/last/kernel:0 together",
