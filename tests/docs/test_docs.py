@@ -98,10 +98,6 @@ def test_python_blocks_run(name, clean):
         exec(compile(source, name, "exec"), namespace)
 
 
-BY_DAY = {"Megatron's attention (heads)", "Experts", "An existing Keras layout map"}
-"""Rows of the README's table whose layout no test of `tests.e2e.test_patterns` has."""
-
-
 def _constraint_rows():
     """(what, the code of the constraints) of each row of the README's table."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -109,9 +105,7 @@ def _constraint_rows():
     for row in rows:
         what, code = re.split(r"(?<!\\)\|", row)[1:3]
         calls = re.findall(r"`(tap\..*?)`", code.replace("\\|", "|"))
-        what = what.strip()
-        marks = [] if what in BY_DAY else [pytest.mark.nightly]
-        yield pytest.param(what, calls, id=what, marks=marks)
+        yield pytest.param(what.strip(), calls, id=what.strip())
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.launch.programs import kill_marked, marked, program, run, start, wait
 from tests.time_limits import time_limit
 from tfpar import launch
 from tfpar.launch import RunOptions
+from tfpar.launch.supervisor import Supervisor
 from tfpar.spec import TfparError
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -65,6 +67,34 @@ def test_a_killed_rank_ends_all_with_its_signal_and_activity(capfd, tmp_path):
     err = capfd.readouterr().err
     assert "rank 1 (host localhost) was killed by SIGKILL at train step 17." in err
     assert "ended by tfpar run (SIGTERM)" in err
+
+
+def test_what_ranks_said_before_they_exited_counts_though_it_is_read_late(
+    capfd, monkeypatch, tmp_path
+):
+    hear = Supervisor.hear
+
+    def hear_late(self, rank, message):
+        if message.get("say") == "failed":
+            time.sleep(1.0)  # by then both ranks have exited
+        hear(self, rank, message)
+
+    monkeypatch.setattr(Supervisor, "hear", hear_late)
+    command = program(
+        tmp_path,
+        """
+        beacon = report("train step 4", bounded=True)
+        if rank == 0:
+            noted("hung")
+            beacon.failed("peer", "connection reset")
+            sys.exit(1)
+        beacon._send({"say": "hung", "seconds": 8.0})
+        note("hung")
+        os._exit(70)
+        """,
+    )
+    assert run(command) == 70
+    assert "rank 1 (host localhost) hung" in capfd.readouterr().err
 
 
 def test_who_raises_is_blamed_though_others_fail_of_it_before(capfd, tmp_path):

@@ -19,7 +19,7 @@ is_body              which graphs are part of a traced step       their classes 
 watched_ops:
 watched_ops          noise in every op that adds up               not exported
 interrupts:
-raised_at_ops        Ctrl-C ends the tracing of a step            Python raises it where it is lost
+raise_at_ops        Ctrl-C ends the tracing of a step            Python raises it where it is lost
 runtime:
 is_started           whether devices can still be configured      asking for devices starts it
 start_server         collectives between processes                only as part of a `tf.distribute`

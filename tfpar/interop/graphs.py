@@ -19,7 +19,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
 )
 
-from tfpar.interop.interrupts import raised_at_ops
+from tfpar.interop.interrupts import raise_at_ops
 
 
 def trace(
@@ -39,7 +39,7 @@ def trace(
         add_control_dependencies: ops with effects run in the order in which they were made.
         interruptible: Ctrl-C ends it at the next op; else when all is traced.
     """
-    with raised_at_ops(at_the_end=not interruptible) as check:
+    with raise_at_ops(at_the_end=not interruptible) as check:
         return func_graph.func_graph_from_py_func(
             name,
             function,

@@ -36,7 +36,7 @@ class Interrupt:
 
 
 @contextlib.contextmanager
-def raised_at_ops(*, at_the_end: bool = False) -> Iterator[Callable[[], None]]:
+def raise_at_ops(*, at_the_end: bool = False) -> Iterator[Callable[[], None]]:
     """While open, Ctrl-C is a KeyboardInterrupt of the next op that this thread makes.
 
     Whoever swallows it gets another one at the op after that, and one is raised at the end at the

@@ -8,7 +8,7 @@ from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.traits import VARIABLE_READS
 
 
-def updated_without(graph: Graph, data: Iterable[Tensor]) -> list[Variable]:
+def find_updates_without(graph: Graph, data: Iterable[Tensor]) -> list[Variable]:
     """The variables that some op may write to before any of `data` is there: counters, seeds."""
     variables, waiting = graph.variable_of(), {tensor.op for tensor in data}
     found: dict[Variable, None] = {}

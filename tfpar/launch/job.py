@@ -191,9 +191,11 @@ class _Job:
         if not in_trouble(self._records(), self._limits, now):
             return []
         while True:
-            blamed = blame(self._records(), self._limits, now)
-            enough = now - start >= (_SETTLE_S if self._sure(blamed) else _LONG_SETTLE_S)
-            if enough or not self._any_running():
+            records = self._records()
+            blamed, heard_out = blame(records, self._limits, now), _are_heard_out(records)
+            sure = heard_out and self._sure(blamed)
+            enough = now - start >= (_SETTLE_S if sure else _LONG_SETTLE_S)
+            if enough or (heard_out and not self._any_running()):
                 return blamed
             self._wait()
             now = time.monotonic()
@@ -254,3 +256,12 @@ def _over_horovod(options: RunOptions) -> bool:
     if options.backend is None:
         return horovod_installed()
     return options.backend == "horovod"
+
+
+def _are_heard_out(records: Sequence[Record]) -> bool:
+    """Whether all is known that ranks said before they exited: their connections have ended, too.
+
+    A rank may say that another one's end is why it fails, and exit before that has been read.
+    """
+    ended = [r.signs for r in records if r.exit is not None and r.signs is not None]
+    return all(signs.left or signs.lost_at is not None for signs in ended)

@@ -27,7 +27,7 @@ SEARCH_SECONDS = 30.0
 """What a search may take, in seconds, where nothing is said."""
 
 
-class Picked(NamedTuple):
+class PlannerChoice(NamedTuple):
     """A planner, and why it was picked.
 
     Attributes:
@@ -70,7 +70,9 @@ class AutoPlanner:
             plan = found.planner.search(problem, model, deadline)
         return dataclasses.replace(plan, cut_short=plan.cut_short or found.is_hurried)
 
-    def pick(self, problem: Problem, model: FoldedModel, allowed_s: float = math.inf) -> Picked:
+    def pick(
+        self, problem: Problem, model: FoldedModel, allowed_s: float = math.inf
+    ) -> PlannerChoice:
         """The planner for `problem`, whose folded model is `model`.
 
         Args:
@@ -78,17 +80,19 @@ class AutoPlanner:
         """
         inside = part_in_regions(model, problem.cluster)
         if inside > MAX_REGION_SHARE:
-            return Picked(TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches")
+            return PlannerChoice(
+                TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches"
+            )
         ops, needed_s = len(model.prepared.graph.ops), rhino_seconds(problem, model)
         given_s = SEARCH_SECONDS if problem.budget.seconds is None else problem.budget.seconds
         takes = f"Rhino's would take about {needed_s:.1f} s for {ops} ops"
         if given_s < needed_s:
-            return Picked(TapPlanner(), f"{takes}; there are {given_s:g} s")
+            return PlannerChoice(TapPlanner(), f"{takes}; there are {given_s:g} s")
         if allowed_s < needed_s:
             steps = problem.budget.steps
             why = f"{takes}; training gains less in {steps} steps, so it is given {allowed_s:.1f} s"
-            return Picked(TapPlanner(), why, is_hurried=True)
-        return Picked(RhinoPlanner(), f"{ops} ops can be decided one by one")
+            return PlannerChoice(TapPlanner(), why, is_hurried=True)
+        return PlannerChoice(RhinoPlanner(), f"{ops} ops can be decided one by one")
 
 
 def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:

@@ -18,23 +18,23 @@ from tfpar.search.problem import Problem
 from tfpar.search.simplest import baselines
 
 DEFAULT_STEPS = 10_000
-"""How many steps a training is taken to have where nobody knows: data of unknown length, or a loop
-that calls steps one by one."""
+"""Assumed number of training steps where it is unknown: data of unknown length, or a loop that
+calls steps one by one."""
 
 LEAST_SECONDS = 1.0
-"""What a search may take in any case, in seconds: about as much as tracing a step does."""
+"""Time that any search may take, in seconds: about as much as tracing a step does."""
 
 SECONDS_PER_AXIS = 5e-5
-"""What Rhino's planner takes for an op along a mesh axis, times the root of the number of ops: what
-its programs take grows faster than they do (empirical, on a slow core)."""
+"""Seconds of Rhino's planner for each op along a mesh axis, over the root of the number of ops: its
+programs take longer than in proportion to their size (empirical, on a slow core)."""
 
 SECONDS_PER_CANDIDATE = 1e-3
-"""What TAP's planner takes to price one plan (empirical, on the same core: 0.7 to 2 ms, for graphs
+"""Seconds of TAP's planner to price one plan (empirical, on the same core: 0.7 to 2 ms, for graphs
 of 45 to 1,100 ops)."""
 
 
 def allowed_seconds(problem: Problem, model: FoldedModel) -> float:
-    """What a search may take by what training can gain; infinite where that is not asked.
+    """Limit of a search by what training can gain, in seconds; infinite where that is not asked.
 
     Where no plan is known that fits, a search is for memory, and takes what it takes.
 
@@ -67,7 +67,7 @@ def least_seconds(problem: Problem, model: FoldedModel) -> float:
 
 
 def rhino_seconds(problem: Problem, model: FoldedModel) -> float:
-    """What Rhino's planner takes for a problem, about."""
+    """Estimate of the seconds that Rhino's planner takes for a problem."""
     ops = len(model.prepared.graph.ops)
     split = [sum(n > 1 for n in mesh.shape) for mesh, _ in shapes(problem.meshes)]
     # Behind each axis but the last two ways go on, seldom three.

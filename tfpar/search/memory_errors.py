@@ -22,10 +22,10 @@ from tfpar.spec import MemoryLimitError, Spec
 from tfpar.spec.quantities import format_bytes
 
 SHOWN = 3
-"""How many variables and tensors are named."""
+"""Number of variables and tensors that are named."""
 
 LEAST_HELP = 0.05
-"""What part of what is lacking something has to save to be worth a word."""
+"""Part of the lacking bytes that something has to save to be worth advising."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,26 +39,26 @@ class LeastMemory:
     out: they may be computed again, or lie in host memory.
 
     Attributes:
-        weights, gradients: of all trainable weights.
-        state: slots that no host has room for, or may have, and other state.
-        away: slots that lie in host memory.
+        weight_bytes, gradient_bytes: of all trainable weights.
+        state_bytes: slots that no host has room for, or may have, and other state.
+        host_slot_bytes: slots that lie in host memory.
         largest: the variables that store most, with their slots on the device, by name.
     """
 
-    weights: float
-    gradients: float
-    state: float
-    away: float
+    weight_bytes: float
+    gradient_bytes: float
+    state_bytes: float
+    host_slot_bytes: float
     largest: tuple[tuple[str, float], ...]
 
     @property
     def total(self) -> float:
         """On all devices."""
-        return self.weights + self.gradients + self.state
+        return self.weight_bytes + self.gradient_bytes + self.state_bytes
 
     @classmethod
     def of(cls, problem: Problem) -> LeastMemory:
-        """What a problem's ranks store at least."""
+        """The least that the ranks of a problem store."""
         ratio = problem.state_ratio or 0.0
         weights = [v for v in problem.graph.variables if v.trainable]
         others = [v for v in problem.graph.variables if not v.trainable]
@@ -68,15 +68,15 @@ class LeastMemory:
             movable = sum(size for name, size in slots.items() if name not in problem.bound)
             if problem.state_ratio is None:  # the graph holds them, perhaps all that is no weight
                 movable += sum(v.num_bytes for v in others)
-        away = min(movable, problem.host_limit * problem.meshes[0].mesh.size)
-        on_device = not away
+        on_host = min(movable, problem.host_limit * problem.meshes[0].mesh.size)
+        on_device = not on_host
         sizes = {v.name: v.num_bytes + on_device * slots[v.name] for v in weights}
         sizes |= {v.name: float(v.num_bytes) for v in others}
         return cls(
-            weights=sum(v.num_bytes for v in weights),
-            gradients=_gradient_bytes(problem.graph.ops, problem.stand_ins),
-            state=sum(v.num_bytes for v in others) + sum(slots.values()) - away,
-            away=away,
+            weight_bytes=sum(v.num_bytes for v in weights),
+            gradient_bytes=_gradient_bytes(problem.graph.ops, problem.stand_ins),
+            state_bytes=sum(v.num_bytes for v in others) + sum(slots.values()) - on_host,
+            host_slot_bytes=on_host,
             largest=tuple(sorted(sizes.items(), key=lambda item: -item[1])[:SHOWN]),
         )
 
@@ -112,25 +112,25 @@ def check_room(problem: Problem, limits: Sequence[float]) -> None:
     count, limit = len(limits), there / len(limits)
     needed, lacking = least.total / count, (least.total - there) / count
     device = "a device" if len({*limits}) == 1 else "the devices (on average)"
-    parts = [f"weights {_text(least.weights / count)}"]
-    if least.gradients:
-        parts.append(f"gradients {_text(least.gradients / count)}")
-    has_slots = bool(problem.state_ratio) and least.state > LEAST_HELP * least.weights
+    parts = [f"weights {_text(least.weight_bytes / count)}"]
+    if least.gradient_bytes:
+        parts.append(f"gradients {_text(least.gradient_bytes / count)}")
+    has_slots = bool(problem.state_ratio) and least.state_bytes > LEAST_HELP * least.weight_bytes
     if has_slots:
-        parts.append(f"slots and other state {_text(least.state / count)}")
+        parts.append(f"slots and other state {_text(least.state_bytes / count)}")
     stored = "weights, gradients and slots" if has_slots else "weights and gradients"
-    if not least.gradients:
+    if not least.gradient_bytes:
         stored = stored.replace(", gradients", "").replace(" and gradients", "")
-    besides = "activations" if least.gradients else "activations and gradients"
-    with_slots = " with their slots" if has_slots and not least.away else ""
+    besides = "activations" if least.gradient_bytes else "activations and gradients"
+    with_slots = " with their slots" if has_slots and not least.host_slot_bytes else ""
     helps = [f"more devices (above {math.floor(least.total / limit)} of these)"]
-    if has_slots and least.state / count > LEAST_HELP * lacking:
-        helps += _about_slots(problem, is_full=bool(least.away))
+    if has_slots and least.state_bytes / count > LEAST_HELP * lacking:
+        helps += _about_slots(problem, is_full=bool(least.host_slot_bytes))
     raise MemoryLimitError(
         f"No plan fits into the memory of {device} of {problem.cluster.name!r}: even if {count} "
         f"ranks share all {stored} evenly, each needs {_text(needed)} where {_text(limit)} may be "
         f"used, {_text(lacking)} too much: {', '.join(parts)}, besides {besides}"
-        f"{_on_host(least.away / count, 0.0)}. Of the weights{with_slots} weigh most: "
+        f"{_on_host(least.host_slot_bytes / count, 0.0)}. Of the weights{with_slots} weigh most: "
         f"{_items(least.largest)}. What would help: {', '.join(helps)}. If the device has more, "
         f"say so with memory_limit=.",
         needed,
@@ -194,7 +194,7 @@ _HOST_HINT = "If the host has more, say so with host_memory in the cluster file.
 
 
 def _helps(plan: Plan, problem: Problem) -> Iterator[str]:
-    """What would have a plan store less of what is lacking."""
+    """Name changes by which a plan would store less of what is lacking."""
     cost = plan.cost
     assert cost is not None, "a plan that was priced"
     lacking = max(0.0, cost.memory_bytes - problem.memory_limit)
@@ -213,7 +213,7 @@ def _helps(plan: Plan, problem: Problem) -> Iterator[str]:
 
 
 def _about_slots(problem: Problem, is_full: bool) -> Iterator[str]:
-    """What would help where slots take what is lacking.
+    """Name changes that help where slots take what is lacking.
 
     Args:
         is_full: the memory of hosts is.
@@ -234,7 +234,7 @@ def _state(problem: Problem) -> str:
 
 
 def _on_host(slots: float, activations: float) -> str:
-    """What a rank has in host memory, as a part of a sentence; empty if nothing."""
+    """Say what a rank has in host memory, as a part of a sentence; empty if nothing."""
     parts = {"slots": slots, "activations": activations}
     found = [f"{name} {_text(size)}" for name, size in parts.items() if size]
     return f"; in host memory {', '.join(found)}" if found else ""

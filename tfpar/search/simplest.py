@@ -40,9 +40,9 @@ def simplest(found: Sequence[F], problem: Problem) -> F:
     limit = (1.0 + problem.objective.uncertainty) * best.cost.seconds
     near = [f for f in found if not problem.excess_in_parts(f.cost) and f.cost.seconds <= limit]
     if best.cost.collectives:  # who asks for ranks wants them used, if one device is not faster
-        alone = [f.cost.seconds for f in near if not f.cost.collectives]
-        most = min(alone, default=math.inf)
-        near = [f for f in near if f.cost.collectives and f.cost.seconds <= most]
+        unshared_s = (f.cost.seconds for f in near if not f.cost.collectives)
+        limit = min(unshared_s, default=math.inf)
+        near = [f for f in near if f.cost.collectives and f.cost.seconds <= limit]
     return min(near, key=lambda f: (f.cost.collectives, f.num_split, f.cost.seconds))
 
 

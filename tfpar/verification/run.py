@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
-from tfpar.ir.data_dependence import updated_without
+from tfpar.ir.data_dependence import find_updates_without
 from tfpar.ir.traits import STATEFUL_DRAWS
 from tfpar.keras.adapter import state_of
 from tfpar.keras.gradients import marked_gradients
@@ -161,7 +161,7 @@ class _OnMesh:
         known, found = self.variables(), dict[str, None]()
         for step in self._step.executables.values():
             captured = step.captured
-            updated = updated_without(captured.graph, captured.arguments)
+            updated = find_updates_without(captured.graph, captured.arguments)
             found |= {v.name: None for v in updated if v.name in known}
         return [*found]
 

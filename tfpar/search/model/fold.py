@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import networkx as nx
 
+from tfpar.ir.effects import live_ops
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.shared_subgraphs import RepeatedBlock, Signatures, aligned_ops
 
@@ -307,7 +308,7 @@ def _finish(
     result.inputs = [copies[t.op].outputs[t.index] for t in graph.inputs if t.op in copies]
     result.outputs = [copies[t.op].outputs[t.index] for t in graph.outputs if t.op in copies]
     result.effects = [copies[op] for op in graph.effects if op in copies]
-    live = _live(result)
+    live = live_ops(result)
     result.ops = [op for op in ordered if op in live or op.type == "Placeholder"]
     twins: dict[Variable, list[Variable]] = {}
     copy_of: dict[Variable, Variable] = {}
@@ -355,15 +356,3 @@ def _finish(
     groups += [[v] for v in result.variables if v.name not in block_of]
     repeated = {copies[op]: n for op, n in times.items() if op in copies}
     return Folded(result, repeated, twins, groups, block_of, copies, rows, stands_for)
-
-
-def _live(graph: Graph) -> set[Op]:
-    live: set[Op] = set()
-    stack = [t.op for t in graph.outputs] + list(graph.effects)
-    while stack:
-        op = stack.pop()
-        if op not in live:
-            live.add(op)
-            stack += [t.op for t in op.inputs]
-            stack += op.control
-    return live
