@@ -73,7 +73,7 @@ def test_the_bound_is_below_what_any_plan_stores():
         problem = Captured.saved(name).problem([2], "dgx-a100")
         problem = dataclasses.replace(problem, offload=Offload())
         least = LeastMemory.of(problem)
-        assert least.gradients == pytest.approx(least.weights, rel=0.01), "each once"
+        assert least.gradient_bytes == pytest.approx(least.weight_bytes, rel=0.01), "each once"
         stored = TapPlanner().solve(problem.aiming(memory_limit=0.0)).cost.memory_bytes
         assert 2 * stored / 3 < least.total <= 2 * stored, name
 
@@ -83,14 +83,14 @@ def test_slots_count_where_no_host_has_room_for_them():
     kept = dataclasses.replace(problem, offload=Offload())
     assert LeastMemory.of(kept).total == 4 * WEIGHTS
     least = LeastMemory.of(on(problem))
-    assert (least.total, least.away) == (2 * WEIGHTS, 2 * WEIGHTS)
+    assert (least.total, least.host_slot_bytes) == (2 * WEIGHTS, 2 * WEIGHTS)
     # A host of four devices.
     least = LeastMemory.of(on(problem, host=WEIGHTS / 2))
-    assert (least.state, least.away) == (1.5 * WEIGHTS, WEIGHTS / 2)
+    assert (least.state_bytes, least.host_slot_bytes) == (1.5 * WEIGHTS, WEIGHTS / 2)
     # Where weights are updated one after another, only one gradient needs to be there.
-    assert LeastMemory.of(problem_of()).gradients == 4 * 64 * 64
+    assert LeastMemory.of(problem_of()).gradient_bytes == 4 * 64 * 64
     bound = dataclasses.replace(problem, bound=frozenset(v.name for v in problem.graph.variables))
-    assert LeastMemory.of(bound).away == 0
+    assert LeastMemory.of(bound).host_slot_bytes == 0
 
 
 def test_only_what_helps_is_advised():
