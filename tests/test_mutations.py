@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from scripts.mutating import faults
 from scripts.mutating.operators import plant, sites_of
 from scripts.mutations import Reach, choose, rank
@@ -51,6 +53,7 @@ def test_an_edit_elsewhere_moves_no_fault():
     assert before < {site.identity for site in sites_of(edited)}
 
 
+@pytest.mark.slow
 def test_every_area_has_its_share_of_the_draw():
     drawn = faults.draw(5)
     assert Counter(fault.area for fault in drawn) == dict.fromkeys(faults.AREAS, 5)

@@ -97,6 +97,7 @@ def load(path):
     return keras.models.load_model(path)
 
 
+@pytest.mark.slow
 def test_a_plan_fits_a_loaded_model(run):
     _, _, folder = run
     with tap.auto_parallel(plan=str(folder / "plan.json"), verbose=0):

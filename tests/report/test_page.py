@@ -321,6 +321,7 @@ def test_it_prints(browser, opened):
     assert browser.pdf_bytes() > 10_000
 
 
+@pytest.mark.slow
 def test_the_page_of_96_layers_opens_soon(browser, opened, pages, record_property):
     _, address = pages["deep"]
     browser.open(f"{address}#overview", "document.body && document.body.dataset.ready")

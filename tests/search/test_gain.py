@@ -40,6 +40,7 @@ def model(problem):
     return FoldedModel.of(problem, 2)
 
 
+@pytest.mark.slow
 def test_no_plan_is_faster_than_the_bound():
     """Of small steps on machines of any kind, and of a model in a few plans."""
     for seed in range(6):
@@ -70,6 +71,7 @@ def test_what_is_not_a_matter_of_steps_takes_what_it_takes(problem, model):
     assert allowed_seconds(nothing_fits, model) == math.inf
 
 
+@pytest.mark.slow
 def test_few_steps_are_planned_by_the_quick_planner_and_the_plan_says_so(
     problem, model, monkeypatch
 ):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
+from tests.cases import nightly
 from tests.e2e import test_architectures as others
 from tests.e2e.test_mixed_precision import policy
 from tests.e2e.test_models import Distiller, Gan, Lazy
@@ -21,8 +22,8 @@ ARCHITECTURES = [
     ("gpt2", "mixed_float16"),
     ("bert", "bfloat16"),
     ("resnet", "float32"),
-    ("t5", "mixed_bfloat16"),
-    ("vit", "mixed_float16"),
+    nightly("t5", "mixed_bfloat16"),
+    nightly("vit", "mixed_float16"),
 ]
 
 

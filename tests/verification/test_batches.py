@@ -59,6 +59,7 @@ def counts(model: keras.Model) -> tuple[int, int]:
     return int(model.optimizer.iterations), int(np.array(seed)[1])
 
 
+@pytest.mark.slow
 def test_plain_keras_runs_what_needs_no_data_once_more_an_epoch_and_verify_says_so():
     plain, model = build(None), build([2])
     plain.fit(dataset(known=False), epochs=EPOCHS, verbose=0)

@@ -17,6 +17,8 @@ from tfpar.ir.text import format_step, parse_step
 from tfpar.keras.adapter import parallel_model
 
 QUICK = ("wide",)
+SLOW = ("gpt", "switch")
+AT_NIGHT = tuple(name for name in SMALL if name not in (*QUICK, *SLOW))
 
 
 def captured(build: Callable[[], keras.Model]) -> CapturedStep:
@@ -34,10 +36,9 @@ def recurrent() -> keras.Model:
 
 MODELS = [
     pytest.param(recurrent, id="recurrent"),
-    *(
-        pytest.param(build, id=name, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name, build in SMALL.items()
-    ),
+    *(pytest.param(SMALL[name], id=name) for name in QUICK),
+    *(pytest.param(SMALL[name], id=name, marks=pytest.mark.slow) for name in SLOW),
+    *(pytest.param(SMALL[name], id=name, marks=pytest.mark.nightly) for name in AT_NIGHT),
 ]
 
 

@@ -111,6 +111,7 @@ def test_the_skips_of_a_unet_cross_where_they_are_small():
     assert found.stages[first_down] == 0 and found.stages[last_up] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_stages"),
     some_first([("unet", 4), ("resnet", 2)], itertools.product(("unet", "resnet"), (2, 3, 4))),

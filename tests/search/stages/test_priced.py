@@ -239,6 +239,7 @@ def test_exact_batch_statistics_keep_all_microbatches_whatever_the_schedule():
     assert found["1f1b"].bubble > 0.7  # one stage after the other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["interleaved", *at_night("zb-v")])
 def test_virtual_stages_with_exact_batch_statistics(family):
     staged, schedule = Staged.of("resnet", 4), generate(family, 2, 4)

@@ -77,6 +77,7 @@ def test_ranks_of_unequal_shares_send_what_each_is_priced_to(name):
         assert each[0] > each[1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

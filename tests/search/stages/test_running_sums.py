@@ -27,6 +27,7 @@ def emitted(program):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, model", [("gpt", 1), ("gpt", 2), ("t5_3_layers", 1)])
 def test_what_microbatches_add_up_is_priced_as_it_is_emitted(name, model):
     staged = Staged.of(name, 2, model)
