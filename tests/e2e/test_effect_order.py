@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import tfpar as tap
 from tests.cases import is_nightly
+from tests.e2e.effect_modes import MODES, STEPS, TWO_STAGES
 from tests.e2e.effect_programs import EffectProgram, effect_program
 from tfpar.ir.graph import Op
 from tfpar.ir.passes.recompute import is_recomputed
@@ -27,27 +28,9 @@ from tfpar.steps import CompiledFunction
 
 v1 = tf.compat.v1
 
-STEPS = 20
-
 SWEPT = 60 if is_nightly() else 4
 """How many programs the long sweep runs."""
 
-TWO_STAGES = tap.Pipeline(stages=2, microbatches=2)
-MODES: dict[str, dict[str, Any]] = {
-    "plain": {"mesh": 1},
-    "ranks": {"mesh": [2]},
-    "microbatches": {"mesh": 1, "pipeline": tap.Pipeline(microbatches=2)},
-    "chunks": {"mesh": [2], "chunks": 2},
-    "stages": {"mesh": [2], "pipeline": TWO_STAGES},
-    "stages recompute": {
-        "mesh": [2],
-        "pipeline": tap.Pipeline(stages=2, microbatches=2, recompute=True),
-    },
-    "recompute": {"mesh": 1, "recompute": True},
-    "offload": {"mesh": 1, "offload": True},
-    "xla": {"mesh": [2], "xla": True},
-    "xla stages": {"mesh": [2], "pipeline": TWO_STAGES, "xla": True},
-}
 SHOWN = {
     "microbatches": lambda op: op.type == TASK,
     "chunks": lambda op: op.name.endswith("/chunk1"),

@@ -99,8 +99,9 @@ def stages_of_step(
             if roles.phase[op] == FORWARD and op not in forward_stage:
                 stage[op] = owner
     for op in _smaller_of_weights(graph, forward):
-        if op not in forward_stage:
-            stage[op] = max(stage[t.op] for t in op.inputs if t.op in stage)
+        read = [stage[t.op] for t in op.inputs if t.op in stage]
+        if op not in forward_stage and read:  # else no stage reads these weights forward
+            stage[op] = max(read)
     where_read(forward, min)
     stage.update(update_stages(graph, roles.phase, stage, owners))
     backward = _Backward(graph, roles, consumers, stage)
