@@ -34,6 +34,16 @@ def test_layers_of_fig_7b():
     assert devices.p2p[1].tolist() == [25e9, 0, 25e9, 0] and devices.group == 50e9
 
 
+@pytest.mark.parametrize(
+    ("topology", "count", "links"),
+    [("ring", 2, 1), ("ring", 4, 2), ("direct", 4, 3), ("switch", 4, 1)],
+)
+def test_what_two_members_have_of_a_bandwidth(topology, count, links):
+    """A member of a ring of two has one neighbour, of a larger ring two (Fig. 7b)."""
+    assert Level(count, 6e9, 0.0, topology).pair_bandwidth == 6e9 / links
+    assert Level(1, 6e9, 0.0, topology).pair_bandwidth == 6e9
+
+
 def test_device_mesh_8_2_of_fig_7a():
     """§3.5: B2' is what two GPUs have, 200 GB/s; B1' the half of a node's 25 GB/s."""
     assert link_bandwidths(FIG_7A, 8, 2) == (12.5e9, 200e9)
