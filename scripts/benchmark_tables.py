@@ -20,6 +20,7 @@ from collections.abc import Callable
 from benchmarks.results import Result
 from scripts.benchmark_columns.cells import table
 from scripts.benchmark_columns.meshes import ATP_MESHES, BREAKDOWN, TRAINING_TIME, atp_selected
+from scripts.benchmark_columns.mutations import caught_in_words
 from scripts.benchmark_columns.pipelines import (
     ACCUMULATION,
     PIPELINE_FIRST_STEP,
@@ -109,6 +110,8 @@ def in_step(page: str) -> str:
 
 
 BLOCKS = {
+    "mutations": Block("CONTRIBUTING.md", "mutations", caught_in_words),
+    "mutations-fast": Block("CONTRIBUTING.md", "mutations_fast", caught_in_words),
     "planning-in-words": Block("README.md", "search", planning_in_words),
     "search": Block(_TAP, "search", table(SEARCH)),
     "search-wanted": Block(_TAP, "search", before_and_after),

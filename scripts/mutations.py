@@ -37,6 +37,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+from benchmarks import results  # noqa: E402
 from scripts.mutating import faults as planted  # noqa: E402
 from scripts.mutating import hook  # noqa: E402
 from scripts.mutating.faults import Fault  # noqa: E402
@@ -285,8 +286,7 @@ def main() -> None:
             return
         rows = list(run_all(faults, tests, options))
     show(rows)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"faults": rows}, indent=1))
+    results.save(options.json, rows)
 
 
 def read_or_record(options: argparse.Namespace, keys: list[str]) -> list[Reach]:

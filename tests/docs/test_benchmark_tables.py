@@ -16,7 +16,7 @@ from scripts.benchmark_columns.throughput import chunks, contenders
 from scripts.benchmark_tables import BLOCKS, MARKED, in_step, planning_in_words
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = "python -m scripts.benchmark_tables"
 
 
@@ -40,7 +40,7 @@ def test_results_say_where_they_come_from(path):
     assert path.stem in {block.source for block in BLOCKS.values()}, "nothing quotes it"
     result = Result.load(path.stem)
     assert result.rows and datetime.date.fromisoformat(result.date)
-    module = re.fullmatch(r"python -m (benchmarks\.\w+)( .*)?", result.command)[1]
+    module = re.fullmatch(r"python -m ((?:benchmarks|scripts)\.\w+)( .*)?", result.command)[1]
     assert (ROOT / (module.replace(".", "/"))).with_suffix(".py").exists() or (
         ROOT / module.replace(".", "/") / "__main__.py"
     ).exists()
