@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 _CLIENT = Path(__file__).with_name("client.py")
 _END_S = 20.0
 _ENVIRON = {
-    "PYTHONPATH": str(ROOT),
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "OPENBLAS_NUM_THREADS": "1",  # it starts others as it is imported
 }
@@ -67,13 +66,18 @@ def _server(number: int) -> str:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.preloaded.server", str(listening.fileno())],
             cwd=ROOT,
-            env={**os.environ, **_ENVIRON},
+            env={**os.environ, **_ENVIRON, "PYTHONPATH": _path()},
             stdin=subprocess.PIPE,  # whose end ends the server
             pass_fds=[listening.fileno()],
             start_new_session=True,
         )
     atexit.register(_end, process)
     return address
+
+
+def _path() -> str:
+    """This project first, and whatever else a server is to find (`scripts.mutations`)."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _end(process: subprocess.Popen) -> None:
