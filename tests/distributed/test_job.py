@@ -213,6 +213,8 @@ def test_tf_config_counts_ranks_on_each_machine():
     environ = tf_config(2, "a:1", "b:1", "a:2")
     addresses = ("a:1", "b:1", "a:2")
     assert Job.of(environ) == Job(2, 3, 1, 2, "TF_CONFIG", "tensorflow", addresses)
+    first = tf_config(0, *addresses)
+    assert Job.of(first) == Job(0, 3, 0, 2, "TF_CONFIG", "tensorflow", addresses)
 
 
 def test_tf_config_leaves_the_backend_to_the_user():
