@@ -51,6 +51,7 @@ def test_planning_imports_no_tensorflow():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_planning_names_import_no_tensorflow():
     result = imported("from tfpar import Mesh, split, Plan, shard, Shard, make_rule")
     assert result.returncode == 0, result.stderr
@@ -138,6 +139,7 @@ def test_packages_import_only_what_is_below(package):
     assert not wrong
 
 
+@pytest.mark.slow
 def test_seams_are_needed():
     found = {
         (path, name)
@@ -190,6 +192,7 @@ def test_what_is_exported_is_no_inside():
     assert not insides("import keras\nfrom tensorflow import pythonic\nkeras.source('keras.sr')")
 
 
+@pytest.mark.slow
 def test_only_interop_takes_insides_of_tensorflow_and_keras():
     takers = set()
     for folder, _, files in os.walk(os.path.join(ROOT, "tfpar")):

@@ -33,6 +33,7 @@ ROUGHLY = {
 TRAINED = ("gpt", "gshard_moe", "unet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*TRAINED, *at_night(*sorted({*models.SMALL} - {*TRAINED}))])
 def test_small_models_train(name):
     keras.utils.set_random_seed(0)

@@ -87,6 +87,7 @@ def gathered_twice(x, w):
     return array.scatter([1, 0, 3, 2], x @ w).gather([3, 3, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, mesh",
     [

@@ -14,6 +14,7 @@ CEILINGS = {2: 1_040, 4: 1_860}
 when they were set."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", CEILINGS)
 def test_a_capture_traces_no_more_ops_than_it_did(layers):
     with tap.auto_parallel([1], planner=None):
@@ -34,6 +35,7 @@ class Counting(keras.layers.Dense):
         return super().call(inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planner", ["auto", None])
 def test_a_first_fit_calls_each_layer_once(planner):
     """Keras alone calls them twice: to make what the optimizer keeps, and to trace the step."""

@@ -77,6 +77,7 @@ def test_every_other_mesh_reads_its_shards(written, mesh):
             assert same(shard, shard_of(value, spec, mesh, rank)), (name, spec, rank)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -103,6 +103,7 @@ def test_the_next_one_waits_for_the_one_before(tmp_path, slow):
     assert [Reader(path).step for path in checkpoints(str(tmp_path))] == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", [True, False])
 def test_the_end_of_fit_waits(tmp_path, slow, background):
     model = small_model()
@@ -145,6 +146,7 @@ def saving_state(model: keras.Model):
     return state_of(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every, step", [(2, 4), ("epoch", STEPS)], ids=["next", "end"])
 @pytest.mark.parametrize("where", ["_write_bundle", "_describe"])
 def test_what_could_not_be_written_is_raised_at_the_next_one_or_the_end(

@@ -74,6 +74,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(capsys):
     assert err.startswith("tfpar clusters: There is no cluster 'a100'") and "'dgx-a100'" in err
 
 
+@pytest.mark.slow
 def test_it_needs_no_tensorflow():
     code = (
         "import sys; from tfpar.cli.main import main\n"

@@ -45,6 +45,7 @@ def rows(out: str) -> list[list[str]]:
     return found[1:]
 
 
+@pytest.mark.slow
 def test_meshes_and_clusters_are_ranked_in_one_table(folder, capsys, monkeypatch):
     traced = []
     trace = graphs.trace

@@ -248,6 +248,7 @@ def test_what_is_computed_again_can_be_said(folder, capsys):
     assert "recompute='['" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_lies_in_host_memory_can_be_said(folder, capsys):
     command = "plan train.py:both --mesh 2 --cluster v100-ethernet -o plan.json"
     for offload, has_slots in (("none", 0), ("optimizer", 1), ("activations", 0), ("all", 1)):

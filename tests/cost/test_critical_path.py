@@ -49,6 +49,7 @@ def test_it_is_what_is_simulated_where_no_transfers_meet(shape):
         assert least_seconds(shape, costs) == simulated(shape, costs, links, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("shared", [False, True])
 def test_nothing_is_simulated_as_faster(shape, shared):

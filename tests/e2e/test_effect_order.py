@@ -28,7 +28,7 @@ from tfpar.steps import CompiledFunction
 
 v1 = tf.compat.v1
 
-SWEPT = 60 if is_nightly() else 4
+SWEPT = 60 if is_nightly() else 2
 """How many programs the long sweep runs."""
 
 SHOWN = {

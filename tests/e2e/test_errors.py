@@ -85,6 +85,7 @@ def test_meshes_that_cannot_be():
     assert parallel_model(plain) is None
 
 
+@pytest.mark.slow
 def test_constraints_that_cannot_hold():
     for constraints, signs in (
         ([tap.shard("fc_1/kernel", 1, "model")], ["'fc_1/kernel'", "fc1/kernel"]),

@@ -243,6 +243,7 @@ def training(function):
     return epoch, weight
 
 
+@pytest.mark.slow
 def test_a_loop_over_a_dataset_trains_batch_by_batch():
     (epoch, weight), (plain, wanted) = on_mesh(training)
     for scale in (1.0, 1.0, tf.constant(0.5)):  # what the loop reads may change between calls

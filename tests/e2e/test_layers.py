@@ -54,6 +54,7 @@ def test_convolutions_and_pooling():
     same(build, (f(8, 8, 8, 4), f(8, 2)), constraints, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_convolutions_in_one_and_three_dims():
     def build():
         x, v = keras.Input((9, 4)), keras.Input((5, 5, 5, 2))

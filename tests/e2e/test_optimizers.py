@@ -133,6 +133,7 @@ def test_every_optimizer_and_option_in_one_step():
     assert_slots_follow(parallel)
 
 
+@pytest.mark.slow
 def test_a_network_whose_slots_are_split():
     parallel = check(OPTIMIZERS["AdamW"])
     assert parallel.specs()["fc1/bias"] == parallel.specs()["fc2/kernel"] == "R,S(0)"

@@ -233,6 +233,7 @@ def test_two_who_want_the_wheel_build_it_once(tools, publish, tmp_path):
     assert horovod.build_wheel() == wheel
 
 
+@pytest.mark.slow
 def test_a_failed_build_tells_why_and_where_its_log_is(tools, publish):
     publish(at_build='sys.exit("common.cc:7:1: fatal error: mpi.h: No such file or directory")')
     with pytest.raises(TfparError) as caught:

@@ -21,6 +21,7 @@ time.sleep(30 if size > {least} else 0)
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_left_out_and_the_others_start_anew(capfd, tmp_path):
     assert run(program(tmp_path, DIES.format(least=2, end=KILL)), 3, min_ranks=2) == 0
     out, err = capfd.readouterr()

@@ -236,6 +236,7 @@ def interrupted(command: tuple[str, ...], number: int, *options: str) -> tuple[i
         kill_marked(mark)
 
 
+@pytest.mark.slow
 def test_sigterm_reaches_the_ranks_which_save_and_decide(tmp_path):
     code, out = interrupted(program(tmp_path, SLOW % "0"), signal.SIGTERM)
     assert code == 0 and "[0] saved 0" in out and "[1] saved 1" in out
@@ -248,6 +249,7 @@ def test_ranks_that_a_signal_ends_give_its_exit_code(tmp_path):
     assert interrupted(program(tmp_path, text), signal.SIGTERM)[0] == 143
 
 
+@pytest.mark.slow
 def test_an_interrupt_reaches_the_ranks(tmp_path):
     code, out = interrupted(program(tmp_path, SLOW % "0"), signal.SIGINT)
     assert code != 0 and out.count("KeyboardInterrupt") >= 2

@@ -74,6 +74,7 @@ CASES = (
 OTHERS = sorted({*itertools.product(saved_names(), (2, 3, 4))} - {*CASES})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_stages"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in OTHERS)],
@@ -124,6 +125,7 @@ def test_losses_that_meet_one_of_another_stage_are_summed_before():
     assert not sent_whole(build.graph, dict.fromkeys(stage, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_stages", "before", "after"),
     [

@@ -234,6 +234,7 @@ def test_a_join_reaches_through_what_runs_once():
 # --- models -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize("name", ["gpt", "t5_3_layers", "unet", "dnabert", "penalized"])
 def test_stages_of_models_take_any_schedule(name, num_stages):

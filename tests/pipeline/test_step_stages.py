@@ -399,6 +399,7 @@ def sent(graph: Graph, stages, phase, roles) -> int:
     return sum(t.num_bytes for t, _ in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_stages", [2, 4])
 @pytest.mark.parametrize(
     "name", ["gpt", "gpt_mixed", "t5", "unet", "resnet", "clip_4_layers", "gshard_moe", "embedded"]

@@ -233,6 +233,7 @@ def test_fingerprint_sees_attributes_and_edges():
     assert fingerprint(graph) != base
 
 
+@pytest.mark.slow
 def test_fingerprint_is_the_same_in_another_process():
     code = (
         "from tests.plan.graphs import mlp; from tfpar.ir.fingerprint import fingerprint;"

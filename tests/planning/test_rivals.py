@@ -32,6 +32,7 @@ def found(request: Request) -> tuple[Plan, Problem]:
     return search()(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microbatches):

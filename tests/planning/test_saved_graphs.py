@@ -66,6 +66,7 @@ def test_a_saved_step_is_simple_already(name):
     assert_same_step(again, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, planner", PLANNED)
 def test_a_plan_costs_what_its_whole_graph_does(name, planner):
     problem, plan = planned(name, planner)

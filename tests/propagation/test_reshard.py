@@ -18,6 +18,7 @@ def reshards(draw):
     return shape, source, draw(specs(shape, mesh, partial=True)), mesh
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(reshards())
 def test_steps_lead_from_source_to_target(case):

@@ -93,6 +93,7 @@ def report(plan: Plan) -> Report:
     return report_of(plan, plan.partitioned)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_step_add_up_to_it(plan):
     cost = report(plan).cost
     assert sum(part.seconds for part in cost.parts) == pytest.approx(plan.cost.seconds)
@@ -133,6 +134,7 @@ def test_collectives_are_those_of_the_program(plan):
     assert found == expected and size == bytes_
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_again(plan, tmp_path):
     found = report(plan)
     assert read_report(json.loads(json.dumps(plan.report_data())), "x") == found

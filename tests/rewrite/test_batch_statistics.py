@@ -34,6 +34,7 @@ def cut(name: str, ranks: int = 2, microbatches: int = 2) -> tuple[LocalProgram,
     return build_local_program(laid), Roles.of(whole.graph)
 
 
+@pytest.mark.slow
 def test_a_residual_network_runs_in_one_round():
     assert len(run_microbatches(cut("resnet")[0]).graphs()) > 20
     program, roles = cut.__wrapped__("resnet")

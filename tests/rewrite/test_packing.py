@@ -147,6 +147,7 @@ def sent(trained) -> tuple[collections.Counter, collections.Counter]:
     return count, size
 
 
+@pytest.mark.slow
 def test_zero_scatters_and_gathers_once(zero):
     kinds = [kind for kind, *_ in zero.collectives()]
     assert kinds.count("reduce_scatter") == 5 and kinds.count("all_gather") == 7

@@ -40,6 +40,7 @@ def gathers(found: Staged) -> list[Sequence[int]]:
     return [op.attrs["axes"] for graph in graphs for op in graph.ops if op.type == "AllGather"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"])
 @pytest.mark.parametrize("function", [three_layers, tied, attending])
 def test_every_schedule_computes_the_step(function, name):
@@ -86,6 +87,7 @@ def test_tensors_that_do_not_divide_go_whole():
     assert sent_bytes(found) == sent_bytes(whole, 2)
 
 
+@pytest.mark.slow
 def test_ragged_batches_joins_and_recompute():
     mesh = Mesh.of({"data": 2, "model": 2})
     step, schedule = traced(rows=15), generate("1f1b", 2, 2)  # 4 rows on a rank, but for the last

@@ -47,6 +47,7 @@ def staged(step: Traced, schedule: Schedule, mesh: Mesh = ONE, **asked: Any) -> 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"])
 @pytest.mark.parametrize("function", [three_layers, tied, attending])
 def test_every_schedule_computes_the_step(function, name):
@@ -76,6 +77,7 @@ def test_three_stages_hand_on_from_one_to_the_next():
         assert {call[0] for call in found.calls(actor)} == {str(actor)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_joins_hold_up_all_stages(name):
     found = staged(traced(normalized), generate(name, 2, 3))

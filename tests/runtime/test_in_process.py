@@ -50,6 +50,7 @@ def count_nodes(trained, op_type: str) -> int:
     return sum(node.op == op_type for node in definition.node_def)
 
 
+@pytest.mark.slow
 def test_replicated_weights_are_stored_and_updated_once():
     parallel, _ = assert_equivalent(mlp, DATA, tap.split([2, 2]))
     for weight in parallel.model.trainable_weights:
@@ -61,6 +62,7 @@ def test_replicated_weights_are_stored_and_updated_once():
     assert updates == 3 * 6
 
 
+@pytest.mark.slow
 def test_what_is_replicated_runs_once():
     constraints = [tap.shard("fc1/kernel", dim=1, axis="model")]
     parallel, _ = assert_equivalent(mlp, DATA, tap.split([1, 4]), constraints)

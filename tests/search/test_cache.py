@@ -126,6 +126,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_every_other_problem_is_another_entry(tmp_path):
     planner, cache = Counting(), PlanCache(str(tmp_path))
     find_plan(problem(), planner, cache)

@@ -252,6 +252,7 @@ def least(captured, planner, constraints):
     return limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "planner",
     [

@@ -58,6 +58,7 @@ def split_weights(plan):
     ]
 
 
+@pytest.mark.slow
 def test_more_time_finds_better_plans_and_the_first_needs_no_search(captured, ticking):
     problem = captured.problem([2, 2], "cpu")
     plain = baselines(problem, FoldedModel.of(problem, 2))

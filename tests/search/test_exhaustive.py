@@ -45,6 +45,7 @@ def seconds(planner, asked):
 UNEVEN = "sizes that two does not divide"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
     some_first(
@@ -92,6 +93,7 @@ LONGEST = "its activation"
 """That one of the smallest graphs has the most ways to run its ops."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
     some_first(
@@ -107,6 +109,7 @@ def test_rhino_finds_the_best_of_all_ways_to_run_few_ops(name, mesh):
     assert seconds(TapPlanner(), asked) >= least * (1 - 1e-9), "it decides weights alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "planner"),
     some_first(

@@ -119,6 +119,7 @@ def test_what_gains_much_is_split_as_before():
     assert plan.passed_over is not None, "but less else is"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planner", [TapPlanner(), AutoPlanner()], ids=["tap", "auto"])
 def test_nothing_is_split_where_that_gains_nothing(two_processes, planner):
     """Links so slow that one device is as fast."""

@@ -66,6 +66,7 @@ def end_of(events: list[Event]) -> float:
     return max(e["ts"] + e["dur"] for e in events) / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_as_long_as_the_plans_step(case, tmp_path):
     found = report(case)

@@ -81,6 +81,7 @@ def test_an_error_is_planted_in_every_family():
     assert {name: family_of(p.op_type) for name, p in PLANTED.items()} == {n: n for n in PLANTED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in PLANTED]
 )

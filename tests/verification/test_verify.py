@@ -57,6 +57,7 @@ def differing(report: Verification) -> set[str]:
 # --- precision --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in POLICIES]
 )

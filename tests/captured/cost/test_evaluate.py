@@ -233,6 +233,7 @@ def test_zero_scatters_gradients_beside_the_backward_pass():
     assert plain.state_bytes - cost.state_bytes == 2 * kernel / 2, "half of two slots"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_layouts(name, seed):

@@ -216,6 +216,7 @@ def test_element_shape_of_a_list_leaves_out_its_length():
     np.testing.assert_array_equal(Constants(build.graph).value(shape), [2, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", sorted(CASES))
 def test_folder_gives_what_tensorflow_gives(op_type):
     for number, given in enumerate(CASES[op_type]):

@@ -151,6 +151,7 @@ def test_bodies_take_what_comes_after_a_condition(op_type, offset):
     assert traits.body_offset(op_type) == offset
 
 
+@pytest.mark.slow
 def test_no_other_module_keeps_a_table_of_its_own():
     """Two or more op types of the table in one set, tuple, list or dict: a second table."""
     root = pathlib.Path(tfpar.__file__).parent

@@ -35,6 +35,7 @@ def model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_variable_lies_in_one_stage(optimizer):
     keras.utils.clear_session(free_memory=False)

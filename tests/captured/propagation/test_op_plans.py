@@ -69,6 +69,7 @@ def ordinary(partitioned):
 # --- what can be said -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LAID)
 def test_a_choice_follows_from_its_specs(laid, case):
     kinds = set()

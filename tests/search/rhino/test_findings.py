@@ -29,6 +29,7 @@ def is_data_parallel(problem, plan):
     return {plan.mesh.axis(name) for name in plan.batch_axes} >= set(used)
 
 
+@pytest.mark.slow
 def test_a_classifier_of_many_classes_is_split_and_the_batch_too():
     """VGG19 with a million classes."""
     captured = Captured.saved("vgg")

@@ -63,6 +63,7 @@ NETWORKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "ranks", "cluster", "jit_compile"),
     some_first(NETWORKS, itertools.product(EXHAUSTIVE, [(2,), (2, 2)], CLUSTERS, [False, True])),
@@ -105,6 +106,7 @@ def anchors_of(chosen, prepared):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "cluster"),
     some_first(zip(EXHAUSTIVE, CLUSTERS, strict=True), itertools.product(EXHAUSTIVE, CLUSTERS)),
@@ -119,6 +121,7 @@ def solve_tap(problem):
     return TapPlanner().solve(problem)
 
 
+@pytest.mark.slow
 def test_one_large_image_is_cut_into_bands():
     """A batch of one cannot be split, and the channels are few: of a band only the edges move."""
     link = Link(1e10, 1e-6)
@@ -243,6 +246,7 @@ def test_constraints_cost_time():
     assert bound.cost.seconds > free.cost.seconds
 
 
+@pytest.mark.slow
 def test_on_one_device_nothing_is_split():
     problem = Captured.saved("gpt").problem([1], "rhino-m8")
     for level in (2, 3):

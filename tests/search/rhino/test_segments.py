@@ -186,6 +186,7 @@ def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(lev
     assert search._starts(space, roots) == [parallel]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", ["v100-ethernet", "rhino-m8"])
 def test_level_2_begins_where_nothing_is_split_if_that_is_best(links):
     """A small model on slow links is not worth the gradients of data parallelism."""

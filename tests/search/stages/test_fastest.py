@@ -68,6 +68,7 @@ def test_virtual_stages():
     assert prices.run(found).seconds <= prices.run(generate("interleaved", 2, 4)).seconds
 
 
+@pytest.mark.slow
 def test_where_microbatches_join_the_order_is_one_by_name():
     prices = Staged.of("resnet", 2).priced(4)
     found = fastest(prices, (0, 1), 4)

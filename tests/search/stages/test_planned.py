@@ -57,6 +57,7 @@ def layers_in(plan: Plan, step: StepGraph) -> list[set[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_stages"),
     some_first(
@@ -95,6 +96,7 @@ def test_slots_lie_with_their_weights_and_a_tied_table_with_its_first_reader():
     assert made(step, Pipeline(2, 4)).stages.owners["tokens/embeddings"] == 0
 
 
+@pytest.mark.slow
 def test_virtual_stages_are_stages():
     step = saved("gpt_5_layers")
     for name in ("interleaved", "zb-v"):
@@ -109,6 +111,7 @@ def test_a_pipeline_of_one_stage_leaves_the_plan_as_it_is():
     assert in_stages(plan, step, Pipeline(microbatches=4), CLUSTER) is plan
 
 
+@pytest.mark.slow
 def test_what_the_user_puts_into_a_stage_is_there():
     step = saved("gpt_5_layers")
     constraints = (tap.stage("block_[01]_.*", 0), tap.stage("block_2.*|head", 1), tap.batch("data"))

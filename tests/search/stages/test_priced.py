@@ -43,6 +43,7 @@ other."""
 # --- one stage --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "microbatches"),
     some_first(
@@ -85,6 +86,7 @@ def test_one_microbatch_is_the_whole_batch():
 # --- several stages ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model"), some_first([("unet", 1), ("gpt", 2)], [(name, 1) for name in MODELS])
 )
@@ -217,6 +219,7 @@ def test_tied_weights_are_held_twice():
 # --- joins ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -281,6 +284,7 @@ def test_a_task_of_all_ops_holds_what_the_step_does(name):
     assert found == peak(step.whole, pricer.stored).num_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, num_stages",
     [("gpt", 1), *((name, n) for name in ("resnet", "normalized_by_kernels") for n in (1, 2))],
@@ -302,6 +306,7 @@ def test_ranks_hold_what_their_programs_store(name, num_stages):
         assert 0.87 * stored[0] < cost.live_bytes < 1.1 * stored[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, shares", [("gpt", (3, 1)), ("unet", (31, 1))])
 def test_memory_is_that_of_a_rank_with_its_own_share(name, shares):
     """As near to what its program stores as with equal shares."""
@@ -390,6 +395,7 @@ def test_what_stages_have_in_host_memory_is_checked_against_what_there_is():
         assert StagedCost.of(json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
 
+@pytest.mark.slow
 def test_a_plan_says_how_it_runs():
     staged = Staged.of("gpt_5_layers", 2)
     schedule = generate("zb-h1", 2, 4)

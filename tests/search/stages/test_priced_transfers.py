@@ -25,6 +25,7 @@ from tfpar.spec import UnevenMesh
 FAMILIES = ("gpipe", "1f1b", "zb-h1", "interleaved")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "family"),
     some_first(
@@ -97,6 +98,7 @@ def test_what_other_models_send_is_what_their_programs_send(name):
     assert sum(share.sent_bytes for share in found.stages) == sent > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, num_stages", [("unet", 2), ("gpt", 3)])
 def test_transfers_begin_when_programs_ask_for_them(name, num_stages):
     """Over fast links: once it is made and asked for, whichever comes last."""
@@ -126,6 +128,7 @@ def pairs(between: float, within: float) -> Cluster:
 SLOW, QUICK = pairs(1e8, 1e12), pairs(1e12, 1e9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "family"),
     some_first(

@@ -218,6 +218,7 @@ def small_gpt():
     return Captured.saved("gpt")
 
 
+@pytest.mark.slow
 def test_constraints_narrow_the_search(small_gpt):
     constraints = [tap.batch("data"), tap.shard(".*fc1/kernel", 1, "model")]
     plan = solve(small_gpt.problem([2, 2], "cpu", constraints))

@@ -55,6 +55,7 @@ def test_annealing_finds_what_exhaustive_search_does(models):
     assert any(strategy.memory.shard_slots for strategy in compared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", amounts(4, 12))
 def test_pruning_loses_nothing(seeds):
     for seed in range(12 - seeds, 12):

@@ -112,6 +112,7 @@ def test_whoever_loads_weights_streams_them(tmp_path, taken):
     np.testing.assert_array_equal(model.weights[0], source.weights[0])
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_loaded_with_its_optimizer(tmp_path, taken):
     path = tmp_path / "model.keras"
     source = build()

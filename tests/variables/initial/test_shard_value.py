@@ -62,6 +62,7 @@ def made_in_blocks(initial, shape, dtype="float32") -> bool:
     return block_program(initial, shape, tf.as_dtype(dtype), LIMIT) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_initializers_of_keras(name):
     for shape in SHAPES[:2] if name.startswith(FAMILY) else SHAPES:
