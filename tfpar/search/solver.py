@@ -227,10 +227,10 @@ def _by_pulp(program: LinearProgram, chosen: pulp.LpSolver) -> Answer:
     return Answer(Outcome.SOLVED, values, gap_of(problem))
 
 
-def solver(deadline: Deadline) -> pulp.LpSolver:
+def solver(deadline: Deadline, most_seconds: float = PROGRAM_SECONDS) -> pulp.LpSolver:
     """HiGHS, which looks now and then whether the search was given up, or CBC where it is not
-    installed; with the time that is left, `PROGRAM_SECONDS` at most."""
-    seconds = min(max(deadline.left, MIN_PROGRAM_SECONDS), PROGRAM_SECONDS)
+    installed; with the time that is left, `most_seconds` at most."""
+    seconds = min(max(deadline.left, MIN_PROGRAM_SECONDS), most_seconds)
     options = {"msg": False, "timeLimit": seconds, "gapRel": RELATIVE_GAP, "threads": 1}
     highs = pulp.getSolver("HiGHS", **options)
     if highs.available():

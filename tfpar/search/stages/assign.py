@@ -36,7 +36,7 @@ LOOSER = (0.25, 0.5)
 """How far from the average stages may be where a link keeps the step. Not farther, however slow it
 is: the stages that are asked for are to share the work."""
 
-SOLVED = 2500
+SOLVED = 5000
 """Units times stages squared up to which an integer program looks for what sends less than stages
 in the order of the units. A deep model is nearly a chain, for which that is within 0.5 %, while its
 program may take minutes."""
