@@ -21,6 +21,9 @@ from benchmarks.workers import ROOT, versions
 
 FOLDER = ROOT / "benchmarks" / "results"
 
+_FILES = {"--json", "--record"}
+"""Options that name a file of who runs a benchmark, which say nothing about the figures."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -75,7 +78,7 @@ def save(
         return
     module = pathlib.Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
     name = ".".join(module.parts).removesuffix(".__main__")
-    options = [a for i, a in enumerate(sys.argv[1:]) if "--json" not in (a, sys.argv[i])]
+    options = [a for i, a in enumerate(sys.argv[1:]) if not {a, sys.argv[i]} & _FILES]
     today = datetime.date.today().isoformat()
     command = " ".join(["python -m", name, *options])
     machine = machine or measure_machine()

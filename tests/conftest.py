@@ -93,34 +93,10 @@ def pytest_itemcollected(item):
 
 def pytest_collection_finish():
     """What imports made stays; what tests make is much: the collector looks at less, less often."""
-    collect_and_keep()
-    gc.set_threshold(YOUNG, 20, 20)
-    gc.enable()
-
-
-YOUNG = 20_000
-"""Objects that are made until the collector looks at them."""
-
-MANY = 10 * YOUNG
-"""Objects that are made until those that are left when a module ends are looked at no more."""
-
-
-def collect_and_keep():
-    """Let the collector never look again at what is in use now."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item, nextitem):
-    """TensorFlow keeps some of each function that was traced. That grows to millions of objects,
-    through which each full collection of a later test would go."""
-    result = yield
-    if nextitem is None or nextitem.path != item.path:
-        _, young, old = gc.get_count()
-        if (young + 20 * old) * YOUNG > MANY:
-            collect_and_keep()
-    return result
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -15,5 +15,5 @@ def caught_in_words(result: Result) -> str:
     tests = "`make test-fast`" if "--fast" in result.command else "`make test`"
     return (
         f"{tests} catches {number} of {total} faults ({number / total:.0%}): {of_areas}.\n"
-        f"(Measured on {result.date}; `{result.command}`.)"
+        f"({'; '.join(filter(None, [f'{result.date}, `{result.command}`', result.note]))}.)"
     )

@@ -130,7 +130,7 @@ def test_constraints_of_the_readme_hold(what, calls):
     assert report.ok, str(report)
 
 
-@pytest.mark.nightly  # `.ci/run` has it as a part of its own
+@pytest.mark.slow
 def test_the_quickstart_runs():
     if not any(importlib.metadata.distributions(name="scikit-learn")):
         pytest.skip("needs scikit-learn")

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import tfpar as tap
+from tfpar.ir.passes.recompute import is_recomputed
+from tfpar.ir.traits import ON_HOST
+from tfpar.rewrite.local_graph import TASK
+from tfpar.rewrite.xla_regions import MUST_COMPILE
+from tfpar.runtime.executable import Executable
 
 STEPS = 20
 """Steps of each program: a race does not show in each of them."""
@@ -26,3 +31,21 @@ MODES: dict[str, dict[str, Any]] = {
     "xla stages": {"mesh": [2], "pipeline": TWO_STAGES, "xla": True},
 }
 """Options of a block or a program; `xla` is the step's own."""
+
+SHOWN = {
+    "microbatches": lambda op: op.type == TASK,
+    "chunks": lambda op: op.name.endswith("/chunk1"),
+    "stages": lambda op: "task" in op.attrs,
+    "stages recompute": lambda op: "task" in op.attrs,
+    "recompute": is_recomputed,
+    "offload": lambda op: ON_HOST in op.attrs,
+    "xla": lambda op: MUST_COMPILE in op.attrs,
+    "xla stages": lambda op: MUST_COMPILE in op.attrs,
+}
+"""By mode, what shows that a step runs so."""
+
+
+def assert_runs_so(executable: Executable, mode: str) -> None:
+    """Fail where the program of a step does not show its mode."""
+    ops = [op for graph in executable.local.graphs() for op in graph.ops]
+    assert mode not in SHOWN or any(map(SHOWN[mode], ops)), f"{mode} changes nothing"

@@ -16,6 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfpar as tap
+from tfpar.keras.adapter import parallel_model
+from tfpar.runtime.executable import Executable
 
 BATCH, WIDTH, STATEMENTS, NUM_VARIABLES = 8, 4, 9, 4
 
@@ -94,6 +96,13 @@ def _waited_for(statement: Statement, done: Sequence[Any]) -> list[Any]:
         return [tf.no_op() if statement.through == "group" else tf.constant(1.0)]
 
 
+class Block(keras.layers.Dense):
+    """A layer in which something can be computed once more in the backward pass."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(2.0 * tf.tanh(super().call(x)))
+
+
 class Effectful(keras.Model):
     """A perceptron that runs statements beside its training."""
 
@@ -123,7 +132,7 @@ def model_of(seed: int, jit_compile: bool) -> keras.Model:
     keras.utils.set_random_seed(seed)
     h = inputs = keras.Input((WIDTH,))
     for i in range(3):
-        h = keras.layers.Dense(WIDTH, "tanh", name=f"block_{i}")(h)
+        h = Block(WIDTH, name=f"block_{i}")(h)
     model = Effectful(seed, inputs, keras.layers.Dense(1, name="head")(h))
     optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
     model.compile(optimizer, "mse", jit_compile=jit_compile)
@@ -136,33 +145,44 @@ def data_of(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype("float32"), y.astype("float32")
 
 
-def results_of_fit(seed: int, steps: int, **options: Any) -> np.ndarray:
-    """By step, what the logs of `fit` say; on one device unless `options` of a block are given."""
+Run = tuple[np.ndarray, Executable | None]
+"""What a step gives, step by step, and the program that ran if tfpar made it."""
+
+
+def run_fit(seed: int, steps: int, **options: Any) -> Run:
+    """Train by `fit`, whose logs are the results; by plain Keras unless `options` are given."""
     jit_compile = options.pop("xla", False)
-    if not options:
+    alone = not options
+    if alone:
         model = model_of(seed, jit_compile)
     else:
         with tap.auto_parallel(options.pop("mesh"), planner=None, verbose=0, **options):
             model = model_of(seed, jit_compile)
     x, y = data_of(seed)
     history = model.fit(x, y, batch_size=BATCH, epochs=steps, verbose=0, shuffle=False).history
-    return np.array([history[name] for name in sorted(history)], np.float64).T
+    results = np.array([history[name] for name in sorted(history)], np.float64).T
+    return results, None if alone else parallel_model(model).executables["train"]
 
 
-def results_of_function(seed: int, steps: int, **options: Any) -> np.ndarray:
-    """By step, what a function returns that trains; a `tf.function` unless `options` are given."""
+def run_function(seed: int, steps: int, **options: Any) -> Run:
+    """Call a function that trains and returns the results; a `tf.function` unless `options` are
+    given."""
     made, rng, (x, y) = statements(seed), np.random.default_rng(seed), data_of(seed)
-    starts = [rng.normal(size=(WIDTH, n)).astype("float32") for n in (WIDTH, 1)]
+    starts = [rng.normal(size=(WIDTH, n)).astype("float32") / 2 for n in (*[WIDTH] * 3, 1)]
 
     def body() -> Callable[..., dict[str, tf.Tensor]]:
         weights = [keras.Variable(start) for start in starts]
         state = [keras.Variable(0.1 * i, trainable=False) for i in range(NUM_VARIABLES)]
 
         def step(x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
-            first, last = (weight.value for weight in weights)
+            values = [weight.value for weight in weights]
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((tf.tanh(x @ first) @ last - y) ** 2)
-            gradients = tape.gradient(loss, [first, last])
+                hidden = x
+                for i, value in enumerate(values[:-1]):
+                    with tf.name_scope(f"block_{i}"):
+                        hidden = tf.tanh(2.0 * tf.tanh(hidden @ value))
+                loss = tf.reduce_mean((hidden @ values[-1] - y) ** 2)
+            gradients = tape.gradient(loss, values)
 
             def train(rate: tf.Tensor) -> tf.Tensor:
                 for weight, gradient in zip(weights, gradients, strict=True):
@@ -174,10 +194,12 @@ def results_of_function(seed: int, steps: int, **options: Any) -> np.ndarray:
         return step
 
     jit_compile = options.pop("xla", False)
-    if not options:
+    alone = not options
+    if alone:
         step = tf.function(body(), jit_compile=jit_compile)
     else:
         with tap.auto_parallel(options.pop("mesh"), planner=None, verbose=0, **options):
             step = tap.function(body(), jit_compile=jit_compile)
     found = [step(x, y) for _ in range(steps)]
-    return np.array([[float(logs[name]) for name in sorted(logs)] for logs in found], np.float64)
+    results = [[float(logs[name]) for name in sorted(logs)] for logs in found]
+    return np.array(results), None if alone else step.executables[-1]

@@ -15,14 +15,9 @@ import tensorflow as tf
 
 import tfpar as tap
 from tests.cases import is_nightly
-from tests.e2e.effect_modes import MODES, STEPS, TWO_STAGES
+from tests.e2e.effect_modes import MODES, STEPS, TWO_STAGES, assert_runs_so
 from tests.e2e.effect_programs import EffectProgram, effect_program
-from tfpar.ir.graph import Op
-from tfpar.ir.passes.recompute import is_recomputed
-from tfpar.ir.traits import ON_HOST
-from tfpar.rewrite.local_graph import TASK
 from tfpar.rewrite.microbatches import _Writer
-from tfpar.rewrite.xla_regions import MUST_COMPILE
 from tfpar.spec import CompilerError
 from tfpar.steps import CompiledFunction
 
@@ -31,27 +26,11 @@ v1 = tf.compat.v1
 SWEPT = 60 if is_nightly() else 2
 """How many programs the long sweep runs."""
 
-SHOWN = {
-    "microbatches": lambda op: op.type == TASK,
-    "chunks": lambda op: op.name.endswith("/chunk1"),
-    "stages": lambda op: "task" in op.attrs,
-    "recompute": is_recomputed,
-    "offload": lambda op: ON_HOST in op.attrs,
-    "xla": lambda op: MUST_COMPILE in op.attrs,
-}
-"""By mode, what shows that a step runs so."""
-
 
 @functools.cache
 def program_and_results(seed: int) -> tuple[EffectProgram, np.ndarray]:
     program = effect_program(seed)
     return program, program.in_session(STEPS)
-
-
-def ops_of(program: tap.GraphProgram) -> list[Op]:
-    (step,) = program._steps.values()
-    (executable,) = step.executables.values()
-    return [op for graph in executable.local.graphs() for op in graph.ops]
 
 
 def run(seed: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +44,9 @@ def run(seed: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tap.GraphProgram(source.graph, mesh, planner=None, verbose=0, **options)
     got = source.on_mesh(program, STEPS)
     np.testing.assert_allclose(got, results, atol=1e-3, err_msg=f"program {seed}, {mode}")
-    if mode in SHOWN:
-        assert any(map(SHOWN[mode], ops_of(program)))
+    (step,) = program._steps.values()
+    (executable,) = step.executables.values()
+    assert_runs_so(executable, mode)
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if not m.startswith("xla")])

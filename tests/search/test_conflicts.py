@@ -252,7 +252,6 @@ def least(captured, planner, constraints):
     return limit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "planner",
     [

@@ -119,7 +119,6 @@ def test_what_fits_in_microbatches_is_kept_though_it_would_not_in_one_piece(capt
     assert error.value.plan is not None and error.value.plan.cut_short
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "planner, after",
     [

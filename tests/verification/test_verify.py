@@ -17,7 +17,6 @@ from tfpar.verification import Verdict, Verification
 
 SAMPLES, WIDTH, CLASSES = 16, 12, 5
 POLICIES = ["float32", "mixed_bfloat16", "mixed_float16", "bfloat16"]
-FAST = ("mixed_bfloat16",)
 COLUMNS = [tap.shard("fc1/kernel", dim=1, axis="model")]
 
 rng = np.random.default_rng(0)
@@ -58,9 +57,7 @@ def differing(report: Verification) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in POLICIES]
-)
+@pytest.mark.parametrize("name", POLICIES)
 def test_a_right_model_passes_and_a_wrong_one_does_not(name):
     """Under Adam, which makes a whole step of any gradient."""
     with policy(name):

@@ -227,10 +227,10 @@ def _by_pulp(program: LinearProgram, chosen: pulp.LpSolver) -> Answer:
     return Answer(Outcome.SOLVED, values, gap_of(problem))
 
 
-def solver(deadline: Deadline, most_seconds: float = PROGRAM_SECONDS) -> pulp.LpSolver:
+def solver(deadline: Deadline, time_limit_s: float = PROGRAM_SECONDS) -> pulp.LpSolver:
     """HiGHS, which looks now and then whether the search was given up, or CBC where it is not
-    installed; with the time that is left, `most_seconds` at most."""
-    seconds = min(max(deadline.left, MIN_PROGRAM_SECONDS), most_seconds)
+    installed; with the time that is left, `time_limit_s` at most."""
+    seconds = min(max(deadline.left, MIN_PROGRAM_SECONDS), time_limit_s)
     options = {"msg": False, "timeLimit": seconds, "gapRel": RELATIVE_GAP, "threads": 1}
     highs = pulp.getSolver("HiGHS", **options)
     if highs.available():

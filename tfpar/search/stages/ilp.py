@@ -47,9 +47,9 @@ from tfpar.search.stages.paces import Paces, average_seconds, read_paces
 from tfpar.search.stages.rooms import Rooms
 from tfpar.search.stages.units import UnitGraph
 
-PROGRAM_SECONDS = 5.0
-"""What one program of stages may take, in seconds: most take less than one; those of nearly as many
-stages as units would go on for minutes, and the best that was found by then is used."""
+TIME_LIMIT_S = 5.0
+"""Time limit of one program, in seconds: most take less than one. Programs of nearly as many stages
+as units would go on for minutes; of them the best is used that was found by then."""
 
 SOLVER_SLACK = 1e-6
 """By how much, relatively, a stage may take more than it may: what solvers let a row be missed by.
@@ -227,7 +227,7 @@ class Program:
         Raises:
             SearchStopped: the search was given up meanwhile.
         """
-        self.problem.solve(solver(deadline, PROGRAM_SECONDS))
+        self.problem.solve(solver(deadline, TIME_LIMIT_S))
         deadline.check()
         stages = [first for first, _ in self._bounds]
         for (i, _), variable in self._later.items():
