@@ -351,6 +351,15 @@ def test_without_time_fixed_units_stay_all_the_same(trials):
     assert cut_short > 0.25 * trials
 
 
+def test_one_program_takes_no_longer_than_its_limit_however_long_the_search_may(monkeypatch):
+    monkeypatch.setattr(ilp, "TIME_LIMIT_S", 0.0)
+    graph, num_stages = random_graph(0)
+    deadline = Deadline()
+    found = assign(graph, num_stages, deadline=deadline)
+    assert found.stages in set(assignments(graph, num_stages))
+    assert deadline.cut_short and found.gap > 0
+
+
 def test_what_the_solver_has_found_in_time_is_used(monkeypatch):
     monkeypatch.setattr(ilp, "gap_of", lambda problem: 0.25)
     deadline = Deadline(60.0)
