@@ -91,12 +91,37 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
 
 
-def pytest_collection_finish():
-    """What imports made stays; what tests make is much: the collector looks at less, less often."""
+YOUNG = 20_000
+"""Number of objects that are made until the collector looks at them."""
+
+MANY = 10 * YOUNG
+"""Number of objects made in a module above which it ends with a collection of its own."""
+
+
+def collect_and_freeze():
+    """Let the collector never look again at what is in use now."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_collection_finish():
+    """What imports made stays; what tests make is much: the collector looks at less, less often."""
+    collect_and_freeze()
+    gc.set_threshold(YOUNG, 20, 20)
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """TensorFlow keeps some of each function that was traced: millions of objects in the end, which
+    each full collection of a later test would walk through. Without this `make test` took 12 min
+    41 s in place of 11 min 3 s."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        _, young, old = gc.get_count()
+        if (young + 20 * old) * YOUNG > MANY:
+            collect_and_freeze()
+    return result
 
 
 @pytest.fixture(autouse=True)
