@@ -19,7 +19,7 @@ import pytest
 
 from tests import written_models
 from tests.distributed import jobs
-from tests.distributed.training import data, files, refusals
+from tests.distributed.training import data, drifts, files, refusals
 from tests.distributed.training.place import (
     Case,
     Place,
@@ -144,6 +144,26 @@ def test_ranks_draw_the_same_where_the_user_seeds_nothing(two: Ran, case: Case) 
 def test_every_rank_refuses(two: Ran, case: Case) -> None:
     for results in two.results(case):
         assert re.search(refusals.MESSAGES[case], str(results["message"]))
+
+
+@pytest.mark.slow
+@each(drifts.MESSAGES, "two")
+def test_what_one_of_two_ranks_changes_or_is_fed_is_told_to_both(two: Ran, case: Case) -> None:
+    assert_told(two, case)
+
+
+@pytest.mark.slow
+@each(drifts.ON_FOUR, "four")
+def test_what_one_of_four_ranks_changes_or_is_fed_is_told_to_all(four: Ran, case: Case) -> None:
+    assert_told(four, case)
+
+
+def assert_told(ran: Ran, case: Case) -> None:
+    """All ranks were told, at the same step, what it is and of which rank."""
+    all_results = ran.results(case)
+    for results in all_results:
+        assert drifts.pattern(case, ran.job.size).search(str(results["message"]))
+    assert {int(results["late"]) for results in all_results} == {int(all_results[0]["late"])}
 
 
 @pytest.mark.slow

@@ -1,13 +1,11 @@
 """What is checked after the first step: shards lie where they should, and copies agree."""
 
-import contextlib
-import types
-
 import pytest
 import tensorflow as tf
 
 from tests.partitioned import devices
-from tfpar.runtime.checks import Placed, check_placement
+from tfpar.runtime.checks import check_copies, check_placement
+from tfpar.runtime.copies import Placed
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
 from tfpar.variables.parallel_variable import ParallelVariable
@@ -26,7 +24,9 @@ def sharded() -> ParallelVariable:
 
 
 def check(variable, spec=SPEC, mesh=MESH):
-    check_placement([Placed(variable, spec, mesh, Ranks(devices(mesh)))], None)
+    placed = [Placed(variable, spec, mesh, Ranks(devices(mesh)))]
+    check_placement(placed)
+    check_copies(placed)
 
 
 def test_shards_as_planned():
@@ -54,56 +54,4 @@ def test_another_layout():
 
 def test_another_device():
     with pytest.raises(RuntimeMismatchError, match="rank 1 lies on .*CPU:1, not on .*CPU:0"):
-        check_placement([Placed(sharded(), SPEC, MESH, Ranks([devices(MESH)[0]] * 4))], None)
-
-
-# --- ranks that are processes ------------------------------------------------------------
-
-
-def processes(*others):
-    """A job of two, seen from its first rank. The other one says what this one says and so much
-    more, message after message; what was said is kept."""
-    said = []
-
-    def all_gather(own):
-        said.append(own.numpy())
-        return [own, own + others[len(said) - 1]]
-
-    exchange = types.SimpleNamespace(all_gather=all_gather)
-    world = types.SimpleNamespace(rank=0, exchange=exchange, at=lambda _: contextlib.nullcontext())
-    return world, said
-
-
-def copied() -> Placed:
-    """A variable of which each of two ranks has a copy."""
-    mesh, spec, ranks = Mesh.of([2]), (Replicate(),), Ranks(devices(Mesh.of([2])))
-    variable = ParallelVariable(
-        shape=(6, 10), dtype=tf.float32, name="kernel", initial_value=lambda: tf.ones([6, 10])
-    )
-    variable.shard(mesh, spec, ranks, [0, 1])
-    return Placed(variable, spec, mesh, ranks)
-
-
-def test_processes_that_agree_compare_checksums_alone():
-    world, said = processes([[0.0]])
-    check_placement([copied()], world)
-    assert [message.shape for message in said] == [(1, 1)]
-
-
-def test_processes_that_differ_find_out_by_how_much(caplog):
-    world, said = processes([[1.0]], [[1.0, 2e-3, 0.0]])
-    check_placement([copied()], world)
-    assert "2.0e-03 apart" in caplog.text and len(said) == 2
-    world, _ = processes([[1.0]], [[1.0, 0.5, 0.0]])
-    with pytest.raises(RuntimeMismatchError, match="Ranks 0 and 1 hold different values.*report"):
-        check_placement([copied()], world)
-
-
-def test_processes_that_share_nothing_compare_nothing():
-    mesh, spec = Mesh.of([2]), (Shard(0),)
-    variable = copied().variable
-    ranks = Ranks(devices(mesh))
-    variable.shard(mesh, spec, ranks, [0, 1])
-    world, said = processes()
-    check_placement([Placed(variable, spec, mesh, ranks)], world)
-    assert not said
+        check_placement([Placed(sharded(), SPEC, MESH, Ranks([devices(MESH)[0]] * 4))])

@@ -1,21 +1,22 @@
 """Steps that all ranks take together, and the moments at which they compare notes.
 
-At a *meeting*, after a step, the ranks compare what they were fed and learn whether any of them was
-asked to stop. Meetings come after the first step of each program and about every second from
-then on, at steps that follow from what was said at the last one, so that all ranks come.
+At a *meeting*, after a step, the ranks compare what they were fed and what they hold in common, and
+learn whether any of them was asked to stop. Meetings come after the first step of each program and
+about every second from then on, at steps that follow from what was said at the last one, so that
+all ranks come.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import tensorflow as tf
 
+from tfpar.distributed.fed import Fed, difference, first_differing
 from tfpar.launch.beacon import Reached
 from tfpar.spec import RuntimeMismatchError
 
@@ -26,7 +27,15 @@ INTERVAL_S = 1.0
 """Seconds between meetings, roughly: one costs some milliseconds, mostly of waiting."""
 
 _MOST_STEPS = 1000
-_SAMPLED = 64  # entries of a tensor that are compared
+_SHARE = 0.01  # of a step's time that looking at what it is fed may take
+_NOTHING_S = 5e-4  # what it may take at any rate: 1 % of a step of 50 ms
+_BYTES_PER_S = 5e9  # that are looked at, where memory is slow
+
+
+class Shared(Protocol):
+    """What ranks hold in common, as `runtime.shared_state` has it."""
+
+    def compare(self, when: str, turn: int | None = None) -> None: ...
 
 
 class Lockstep:
@@ -43,8 +52,9 @@ class Lockstep:
         self.stop = False
         self._asked_to_stop = False
         self._met = 0  # steps taken at the last meeting
+        self._meetings = 0
         self._next = 1
-        self._fed = 0
+        self._fed = Fed()
         self._since = time.monotonic()
 
     def ask_to_stop(self) -> None:
@@ -57,64 +67,85 @@ class Lockstep:
         name: str,
         fed: Sequence[tf.Tensor],
         *,
+        part: str = "",
+        shared: Callable[[], Shared],
         first: bool,
         within: Callable[[], Reached | None] | None = None,
     ) -> Iterator[None]:
-        """Take one step on tensors that have to be the same on every rank.
+        """Take one step.
 
         Args:
+            fed: what has to be the same on every rank that is given the same part.
+            part: names the part of a batch that this rank is given; `""` if it is given all.
+            shared: gives what ranks hold in common after it.
             first: the program's first.
             within: tells, to another thread, how far this rank has got in it.
 
         Raises:
-            RuntimeMismatchError: they are not.
+            RuntimeMismatchError: ranks were fed different batches, or hold different values of
+                what they hold in common.
             PeerLostError: another rank has ended.
         """
-        self._fed = _checksum(fed, self._fed)
-        with self._world.at(f"{name} {self.count + 1}", within):
+        number = self.count + 1
+        self._fed.note(f"{name} {number}", number, fed, part)
+        with self._world.at(f"{name} {number}", within):
             yield
-        self.count += 1
+        self.count = number
         if first or self.count >= self._next:
-            self._meet(name)
+            self._meet(name, shared(), first)
 
-    def _meet(self, name: str) -> None:
+    def _meet(self, name: str, shared: Shared, first: bool) -> None:
         steps = self.count - self._met
         seconds = max(time.monotonic() - self._since, 1e-6) / steps
-        message = {"fed": self._fed, "stop": self._asked_to_stop, "seconds": seconds}
-        self._fed = 0
+        message = {
+            "fed": self._fed.digest,
+            "bytes": self._fed.step_bytes,
+            "stop": self._asked_to_stop,
+            "seconds": seconds,
+        }
+        begin = self._met + 1
+        when = f"in {name} {begin}" if steps == 1 else f"in {name}s {begin} to {self.count}"
         with self._world.at(f"{name} {self.count} (comparing notes)"):
             told = self._world.exchange.messages(message)
-        self.stop = any(t["stop"] for t in told)
-        # What the first steps take says little: they compile.
-        pace = max(t["seconds"] for t in told)
-        ahead = int(min(INTERVAL_S / pace, 2 * self.count, _MOST_STEPS))
-        begin = self._met + 1
-        self._met, self._next, self._since = (
-            self.count,
-            self.count + max(1, ahead),
-            time.monotonic(),
-        )
-        self._check([t["fed"] for t in told], begin)
+            self.stop = any(t["stop"] for t in told)
+            # What the first steps take says little: they compile.
+            pace = max(t["seconds"] for t in told)
+            ahead = int(min(INTERVAL_S / pace, 2 * self.count, _MOST_STEPS))
+            self._met, self._next = self.count, self.count + max(1, ahead)
+            self._meetings += 1
+            try:
+                self._check(told, when)
+            finally:
+                looked_at = max(_SHARE * pace, _NOTHING_S) * _BYTES_PER_S
+                blocks = math.ceil(max(t["bytes"] for t in told) / looked_at)
+                self._fed.restart(max(1, blocks))
+            shared.compare(when, None if first else self._meetings)
+        self._since = time.monotonic()
 
-    def _check(self, fed: Sequence[Any], begin: int) -> None:
-        other = next((r for r, value in enumerate(fed) if value != fed[0]), None)
-        if other is None:
+    def _check(self, told: Sequence[dict[str, Any]], when: str) -> None:
+        """Check that ranks that were given the same parts were fed the same."""
+        found = _first_pair([t["fed"] for t in told])
+        if found is None:
             return
+        part, first, other = found
+        digests = self._world.exchange.messages(self._fed.digests(part))
+        at = first_differing(digests[first], digests[other])
+        steps = self._world.exchange.messages(self._fed.step(part, at))
         raise RuntimeMismatchError(
-            f"Ranks 0 and {other} were fed different batches in steps {begin} to "
-            f"{self.count}. Every rank has to read the same data in the same order and takes its "
-            f"part by itself: seed what is random (np.random.default_rng() without a seed is "
-            f"not), do not shard by rank, or pass what is sharded through tap.shard_data."
+            f"Ranks {first} and {other} were fed different batches in {steps[first]['name']}: "
+            f"{difference(steps[first], steps[other])}. Every rank has to read the same data in "
+            f"the same order and takes its part by itself: seed what is random "
+            f"(np.random.default_rng() without a seed is not), do not shard by rank, or pass what "
+            f"is sharded through tap.shard_data."
         )
 
 
-def _checksum(tensors: Sequence[tf.Tensor], start: int) -> int:
-    """Of the shapes, and of some entries of each tensor."""
-    for tensor in tensors:
-        value = tensor.numpy() if hasattr(tensor, "numpy") else np.zeros(0)
-        flat = np.asarray(value).reshape(-1)
-        some = flat[:: max(1, flat.size // _SAMPLED)]
-        data = repr(some.tolist()) if some.dtype == object else some.tobytes()
-        text = data.encode() if isinstance(data, str) else data
-        start = zlib.crc32(text, zlib.crc32(repr(value.shape).encode(), start))
-    return start
+def _first_pair(digests: Sequence[dict[str, str]]) -> tuple[str, int, int] | None:
+    """A part, and two ranks that were given it and have seen another; None if there are none."""
+    first_of: dict[str, int] = {}
+    for rank, by_part in enumerate(digests):
+        for part, digest in by_part.items():
+            first = first_of.setdefault(part, rank)
+            if digests[first][part] != digest:
+                return part, first, rank
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -18,9 +19,11 @@ from tfpar.runtime.agreement import agree_on_programs
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.runtime.backends.process import ProcessProgram
 from tfpar.runtime.backends.wire import MOVED
-from tfpar.runtime.checks import Placed, check_placement
+from tfpar.runtime.checks import check_copies, check_placement
+from tfpar.runtime.copies import Placed
 from tfpar.runtime.ranks import Ranks
-from tfpar.spec import Mesh, Replicate
+from tfpar.runtime.shared_state import SharedState
+from tfpar.spec import Mesh, Replicate, Shard
 from tfpar.variables.parallel_variable import ParallelVariable
 from tfpar.variables.states import State
 
@@ -69,6 +72,7 @@ class Executable:
         self._place_variables()
         self._handles: list[dict[int, tf.Tensor]] = []
         self._states: list[State] = []
+        self._shared: SharedState | None = None
         self._checked = False
 
     @property
@@ -90,10 +94,16 @@ class Executable:
         world, fed = self.ranks.world, self.captured.fed(arguments)
         if world is None:
             return self._run(fed)
-        alike = fed if self.parts == 1 else []
         world.beacon.runs(self.compiled.programs.stages_of(world.rank))
         within = self.program.reached if isinstance(self.program, ProcessProgram) else None
-        with world.lockstep.step(self.name, alike, first=not self._checked, within=within):
+        with world.lockstep.step(
+            self.name,
+            fed,
+            part=self._part,
+            shared=self._held_in_common,
+            first=not self._checked,
+            within=within,
+        ):
             return self._run(fed)
 
     def _run(self, fed: Sequence[tf.Tensor]) -> Any:
@@ -103,7 +113,10 @@ class Executable:
             flat = self.program(inputs, self._handles)[: len(self.local.graph.outputs)]
         if not self._checked:
             self._checked = True
-            self.check()
+            placed = [*self._placed().values()]
+            check_placement(placed)
+            if self.ranks.world is None:
+                check_copies(placed)
         return self.captured.pack_outputs(flat)
 
     def check(self) -> None:
@@ -113,7 +126,34 @@ class Executable:
         Raises:
             RuntimeMismatchError: names the first variable and ranks that differ.
         """
-        check_placement([*self._placed().values()], self.ranks.world)
+        placed = [*self._placed().values()]
+        check_placement(placed)
+        if self.ranks.world is None:
+            check_copies(placed)
+        else:
+            self._held_in_common().compare(f"up to the last {self.name}")
+
+    def _held_in_common(self) -> SharedState:
+        """What ranks, which are processes, hold in common of the step's variables."""
+        if self._shared is None:
+            assert self.ranks.world is not None
+            self._shared = SharedState([*self._placed().values()], self.ranks.world)
+        return self._shared
+
+    @functools.cached_property
+    def _part(self) -> str:
+        """Names the part of a batch that this rank is given: `1 of 2`; `""` if it is given all."""
+        world, specs = self.ranks.world, self.partitioned.specs
+        if self.parts == 1 or world is None:
+            return ""
+        split = {
+            axis
+            for tensor in self.captured.arguments
+            for axis, placement in enumerate(specs.get(tensor, ()))
+            if isinstance(placement, Shard)
+        }
+        at = self.mesh.coordinates(self.compiled.programs.group_of(world.rank).index(world.rank))
+        return ", ".join(f"{at[axis]} of {self.mesh.shape[axis]}" for axis in sorted(split))
 
     @property
     def _linked(self) -> list[Group]:
@@ -171,6 +211,7 @@ class Executable:
         ):
             return
         self._place_variables()
+        self._shared = None
         self._states = [v.state for v in self.captured.variables]
         self._handles = [
             _handles(self.captured.variables[i], group)

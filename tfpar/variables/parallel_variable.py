@@ -31,7 +31,8 @@ from tfpar.interop.variables import (
     tapes_may_record,
     without_tapes,
 )
-from tfpar.spec import Mesh, Spec
+from tfpar.spec import Mesh, Shard, Spec
+from tfpar.variables.assigned import Assigned
 from tfpar.variables.calls import Calls
 from tfpar.variables.handles import plain_variable, release, store
 from tfpar.variables.initial.shard import Stored, shard_values
@@ -50,6 +51,8 @@ class ParallelVariable(UninitializedVariable):
     Attributes:
         on_outside_read: told (reader, name) of what trains or computes with the weight on one
             device: a function or a gradient tape that is not part of a captured step.
+        assigned: what it was given from outside of captured steps. Ranks that are processes
+            compare it: what one alone is given, the others do not have.
 
     Args:
         initial_value: callable that makes the initial value, or None when the value
@@ -85,6 +88,7 @@ class ParallelVariable(UninitializedVariable):
         self._state = Whole() if initial_value is None else Pending(initial_value)
 
     on_outside_read: Callable[[str, str], None] | None = None
+    assigned = Assigned()
 
     @classmethod
     def adopt(cls, variable: tf.Variable) -> ParallelVariable:
@@ -157,7 +161,8 @@ class ParallelVariable(UninitializedVariable):
                 return
         with tf.init_scope():
             stored = {}
-            for rank, value in self._values(mesh, spec, sorted({holders[r] for r in ranks.local})):
+            own = sorted({holders[r] for r in ranks.local})
+            for rank, value in self._values(mesh, spec, own, ranks.world):
                 with tf.device(ranks.devices[rank]):
                     stored[rank] = plain_variable(value)
                 del value
@@ -167,7 +172,7 @@ class ParallelVariable(UninitializedVariable):
         self._state = Sharded(mesh, spec, stored, holders, ranks)
 
     def _values(
-        self, mesh: Mesh, spec: Spec, ranks: Sequence[int]
+        self, mesh: Mesh, spec: Spec, ranks: Sequence[int], world: World | None
     ) -> Iterator[tuple[int, tf.Tensor]]:
         """The shard of each of `ranks`."""
         if isinstance(self._state, Pending):
@@ -175,9 +180,18 @@ class ParallelVariable(UninitializedVariable):
             shards = shard_values(initial, self.shape, self.dtype, spec, mesh, ranks)
             yield from zip(ranks, shards, strict=True)
             return
-        value = self._assembled() if self.is_sharded else super()._read_variable_op()
+        if self.is_sharded:
+            value = self._assembled()
+        else:
+            value = super()._read_variable_op()
+            self._note_cut(value, spec, world)
         for rank in ranks:
             yield rank, cut(value, spec, mesh, rank)
+
+    def _note_cut(self, value: tf.Tensor, spec: Spec, world: World | None) -> None:
+        """Keep what tells whether the other processes have cut the same `value`, if they have."""
+        if world is not None and any(isinstance(placement, Shard) for placement in spec):
+            self.assigned = self.assigned.cut(value)
 
     def gather(self) -> None:
         """Back to an ordinary whole variable, on purpose."""
@@ -240,6 +254,7 @@ class ParallelVariable(UninitializedVariable):
     def assign_stored(self, stored: Stored) -> None:
         """Take a value that lies in a file: each rank reads its shards, now or once it has any."""
         self.shape.assert_is_compatible_with(stored.shape)
+        self.assigned = self.assigned.again()
         state = self._state
         if not isinstance(state, Sharded):
             with tf.init_scope():
@@ -300,6 +315,11 @@ class ParallelVariable(UninitializedVariable):
         elif not in_graph() and tapes_may_record():
             self.on_outside_read("A tf.GradientTape", self.name.partition(":")[0])
 
+    def _note_assigned(self) -> None:
+        """Count what is assigned now, rather than in a graph that is traced."""
+        if not in_graph():
+            self.assigned = self.assigned.again()
+
     def _is_plain(self) -> bool:
         """Whether the handle is the place to read and write."""
         if is_capturing() or in_scratch_graph():
@@ -334,6 +354,7 @@ class ParallelVariable(UninitializedVariable):
 
     def assign(self, value, use_locking=None, name=None, read_value=True):
         state = self._state
+        self._note_assigned()
         if not isinstance(state, Sharded) or is_capturing():
             if not isinstance(state, Pending) or in_graph():
                 return super().assign(value, use_locking, name, read_value)
@@ -345,15 +366,18 @@ class ParallelVariable(UninitializedVariable):
             self._in_graph(state).write(value)
         else:
             state.assign(value)
+            self._note_cut(value, state.spec, state.ranks.world)
         return self if read_value else None
 
     def assign_add(self, delta, use_locking=None, name=None, read_value=True):
         if self._is_plain():
+            self._note_assigned()
             return super().assign_add(delta, use_locking, name, read_value)
         return self.assign(self._assembled() + tf.cast(delta, self.dtype), read_value=read_value)
 
     def assign_sub(self, delta, use_locking=None, name=None, read_value=True):
         if self._is_plain():
+            self._note_assigned()
             return super().assign_sub(delta, use_locking, name, read_value)
         return self.assign(self._assembled() - tf.cast(delta, self.dtype), read_value=read_value)
 
@@ -363,6 +387,7 @@ class ParallelVariable(UninitializedVariable):
     def _through_whole(self, method: str, *args, **kwargs):
         """Run a method of a plain variable on the whole value and store the result."""
         if self._is_plain():
+            self._note_assigned()
             return getattr(super(), method)(*args, **kwargs)
         whole = plain_variable(self._assembled())
         getattr(whole, method)(*args, **kwargs)
@@ -378,6 +403,7 @@ class ParallelVariable(UninitializedVariable):
 
     def _restore_from_tensors(self, restored_tensors):
         if self._is_plain():
+            self._note_assigned()
             if isinstance(self._state, Pending):  # as it may be while a step is captured
                 self._state = Whole()
             return super()._restore_from_tensors(restored_tensors)

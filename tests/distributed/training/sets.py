@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from tests.cases import is_nightly
 from tests.distributed.training import (
     data,
+    drifts,
     files,
     layouts,
     monitored,
@@ -33,7 +34,8 @@ SAME_AS_ONE: dict[str, list[Case]] = {
 
 SETS: dict[str, list[Case]] = {
     **SAME_AS_ONE,
-    "two": [*SAME_AS_ONE["two"], *data.UNSEEDED, *refusals.CASES],
+    "two": [*SAME_AS_ONE["two"], *data.UNSEEDED, *drifts.CASES, *refusals.CASES],
+    "four": [*SAME_AS_ONE["four"], *drifts.ON_FOUR],
 }
 BY_DAY: dict[str, list[Case]] = {
     "two": [
@@ -50,11 +52,13 @@ BY_DAY: dict[str, list[Case]] = {
         steps.functions_of_tensors,
         data.nothing_seeded,
         data.random_ops_with_a_state,
+        *drifts.BY_DAY,
         *refusals.CASES,
     ],
     "four": [
         layouts.two_dimensional_tensor_parallel,  # groups of two, across each other
         pipelines.virtual_stages,  # sends both ways, and two stages a set of ranks
+        drifts.another_slot,
     ],
     "four_with_tensorflow": [
         pipelines.stages_and_data_parallelism,

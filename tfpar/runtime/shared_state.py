@@ -1,0 +1,258 @@
+"""What ranks hold in common of a step's variables, compared while they train.
+
+A step gives all ranks that hold a copy of something the same. It is another on one of them if it
+was changed outside of steps there alone, as by a callback under `if rank == 0`. Ranks compare
+
+- fingerprints of their copies: of all of them after the first step, later of as many bytes as cost
+  next to nothing, of large variables a part that moves on from time to time;
+- how often each variable was assigned from outside, and for one that was cut into shards, what:
+  no other rank has a copy of a shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpar.interop.fingerprints import fingerprint, traits
+from tfpar.runtime.copies import Copies, Placed
+from tfpar.spec import RuntimeMismatchError
+
+if TYPE_CHECKING:
+    from tfpar.distributed.world import World
+
+BUDGET_BYTES = 8_000_000
+"""Of copies that are looked at each time, after the first: about a millisecond."""
+
+_LEAST_BYTES = 256  # of each variable that are looked at each time
+_GROWTH = 10.0
+"""By how much roundings may move copies further apart from one time to the next: where they have
+done so once, they go on."""
+
+_ON_ONE_RANK = (
+    "What one rank sets, the others do not get: have all ranks do it. Look for a callback, or "
+    "other code, that runs on some ranks only (`if rank == 0`)"
+)
+
+
+_UNKNOWN = (math.nan, math.nan)
+
+
+class Window(NamedTuple):
+    """The entries of a flat shard that are looked at."""
+
+    begin: int
+    size: int
+
+
+class SharedState:
+    """What this rank holds of a step's variables.
+
+    Args:
+        placed: the variables, the same on every rank.
+        world: the processes.
+        budget_bytes: of copies to look at each time.
+    """
+
+    def __init__(
+        self, placed: Sequence[Placed], world: World, budget_bytes: int = BUDGET_BYTES
+    ) -> None:
+        self._world = world
+        # Compared are those that have copies.
+        self._copies = sorted(map(Copies, placed), key=lambda copies: not any(copies.pairs()))
+        self._num_compared = sum(any(copies.pairs()) for copies in self._copies)
+        self._shards = [copies.shards.get(world.rank) for copies in self._copies]
+        limit = _limit([c.shard_bytes for c in self._copies[: self._num_compared]], budget_bytes)
+        self._sizes = [
+            0 if shard is None else min(_length(shard), -(-limit // shard.dtype.size))
+            for shard in self._shards
+        ]
+        self._apart: dict[tuple[str, tuple[int, int]], float] = {}
+        self._times: np.ndarray | int = 0  # by rank and variable, at the last time
+        self._fingerprints: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    def compare(self, when: str, turn: int | None = None) -> None:
+        """Check that ranks agree; all call it together, after the same step.
+
+        Args:
+            when: of the steps since the last time: `in train steps 5 to 9`.
+            turn: which part of large variables is looked at, the same on every rank; None: all.
+
+        Raises:
+            RuntimeMismatchError: on every rank; names the first variable and the ranks that differ,
+                and what may have brought it about.
+        """
+        if not self._copies:
+            return
+        assigned = [copies.variable.assigned for copies in self._copies]
+        times = [float(each.times) for each in assigned]
+        values = [each.value or _UNKNOWN for each in assigned]
+        told = np.stack(self._gathered(np.column_stack([times, values])))
+        since, self._times = told[..., 0] - self._times, told[..., 0]
+        self._check_split(told, when)
+        windows = [self._window(i, turn) for i in range(len(self._copies))]
+        prints = self._gathered(np.array(self._looked_at(windows, turn), np.int64))
+        compared = self._copies[: self._num_compared]
+        differing = [
+            (i, ranks)
+            for i, copies in enumerate(compared)
+            for ranks in copies.pairs()
+            if prints[ranks[0]][i] != prints[ranks[1]][i]
+        ]
+        if differing:
+            self._judge(windows, differing, since.astype(int), when)
+
+    def _gathered(self, own: np.ndarray) -> list[np.ndarray]:
+        """What each rank says, by its rank."""
+        with self._world.at("comparing variables"):
+            return [told.numpy() for told in self._world.exchange.all_gather(tf.constant(own))]
+
+    def _check_split(self, told: np.ndarray, when: str) -> None:
+        """Check that all ranks were given the same of what some have no copy of."""
+        for i, copies in enumerate(self._copies):
+            if copies.is_on_all:
+                continue
+            name = copies.variable.name
+            times = [int(each[i, 0]) for each in told]
+            if len(set(times)) > 1:
+                raise RuntimeMismatchError(
+                    f"{_assigners(name, times)} {when}. It does not lie whole on every rank, so "
+                    f"that its parts belong to different values now. {_ON_ONE_RANK}."
+                )
+            values = [each[i, 1:] for each in told]
+            for rank, value in enumerate(values):
+                apart = abs(value[0] - values[0][0])  # no number where a rank has cut none
+                if apart > 0 and not copies.agree(apart, values[0][1]):
+                    raise RuntimeMismatchError(
+                        f"Ranks 0 and {rank} have given {name!r} different values ({apart:.1e} "
+                        f"apart), of which each has kept its part. Have all ranks assign the same "
+                        f"value, seeding what is random."
+                    )
+
+    # --- copies ------------------------------------------------------------------------------
+
+    def _window(self, i: int, turn: int | None) -> Window:
+        """What is looked at of a shard; of the same shard on other ranks the same."""
+        shard, size = self._shards[i], self._sizes[i]
+        if shard is None or turn is None or not size:
+            return Window(0, 0 if shard is None else _length(shard))
+        length = _length(shard)
+        return Window(min(turn % -(-length // size) * size, length - size), size)
+
+    def _looked_at(self, windows: Sequence[Window], turn: int | None) -> list[int]:
+        """The fingerprint of each window of what is compared; 0 where this rank has no shard."""
+        found = [0] * self._num_compared
+        present = [i for i in range(self._num_compared) if self._shards[i] is not None]
+        shards = [shard for shard in self._shards[: self._num_compared] if shard is not None]
+        if turn is None:
+            for i, shard in zip(present, shards, strict=True):
+                found[i] = fingerprint(shard.read_value())
+        elif present:
+            if self._fingerprints is None:  # which takes longer than to look once
+                self._fingerprints = _traced(shards, [windows[i].size for i in present])
+            begins = tf.constant([windows[i].begin for i in present], tf.int64)
+            for i, made in zip(present, self._fingerprints(begins).numpy(), strict=True):
+                found[i] = int(made)
+        return found
+
+    def _judge(
+        self,
+        windows: Sequence[Window],
+        differing: Sequence[tuple[int, tuple[int, int]]],
+        assigned: np.ndarray,
+        when: str,
+    ) -> None:
+        """Check that roundings explain how far copies are apart whose fingerprints differ.
+
+        Args:
+            differing: the variable, by its place, and two ranks that have copies of it.
+            assigned: how often it was since the last time, by rank and variable.
+        """
+        own = [traits(self._entries(i, window)) for i, window in enumerate(windows)]
+        told = self._gathered(np.array(own))
+        weights = [i for i, copies in enumerate(self._copies) if copies.is_weight]
+        largest = max((each[i, 1] for each in told for i in weights), default=0.0)
+        # What one rank has assigned is the cause of all else.
+        for i, ranks in sorted(differing, key=lambda each: len({*assigned[:, each[0]]}) == 1):
+            copies, name = self._copies[i], self._copies[i].variable.name
+            first, other = (told[rank][i] for rank in ranks)
+            apart, before = abs(first[0] - other[0]), self._apart.get((name, ranks), 0.0)
+            self._apart[name, ranks] = apart
+            if len({*assigned[:, i]}) > 1:
+                is_one = copies.variable.shape.rank == 0
+                sizes = f"it has the sizes {first[1]:g} and {other[1]:g}"
+                between = sizes if is_one else f"its values are {apart:.1e} apart"
+                raise RuntimeMismatchError(
+                    f"{_assigners(name, assigned[:, i].tolist())} {when}: {between} on ranks "
+                    f"{ranks[0]} and {ranks[1]}, which hold a copy each. {_ON_ONE_RANK}."
+                )
+            if math.isnan(first[0]) and math.isnan(other[0]):
+                continue  # a training that has diverged, on both
+            if apart > _GROWTH * before:
+                advice = (
+                    f"They have come apart {when}. {_ON_ONE_RANK}. If there is none, please report "
+                    f"it with the model."
+                )
+                copies.judge(ranks, apart, first[1], largest, advice)
+
+    def _entries(self, i: int, window: Window) -> np.ndarray:
+        shard = self._shards[i]
+        if shard is None:
+            return np.zeros(0)
+        flat = tf.reshape(shard.read_value(), [-1])
+        return np.asarray(flat[window.begin : window.begin + window.size])
+
+
+def _limit(sizes: Sequence[int], budget: int) -> int:
+    """The bytes of each variable that are looked at if all, of these sizes, share a budget: those
+    of the small ones, which need no more, and of the others as many each."""
+    left = budget
+    for done, size in enumerate(sorted(sizes)):
+        if size * (len(sizes) - done) > left:
+            return max(_LEAST_BYTES, left // (len(sizes) - done))
+        left -= size
+    return max([_LEAST_BYTES, *sizes])
+
+
+def _length(shard: tf.Variable) -> int:
+    return int(shard.shape.num_elements())
+
+
+def _traced(shards: Sequence[tf.Variable], sizes: Sequence[int]) -> Callable[..., tf.Tensor]:
+    """A function of where windows begin that gives their fingerprints (int64)."""
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([len(shards)], tf.int64)],
+        autograph=False,
+        reduce_retracing=False,
+    )
+    def fingerprints(begins: tf.Tensor) -> tf.Tensor:
+        made = []
+        for begin, shard, size in zip(tf.unstack(begins), shards, sizes, strict=True):
+            with tf.device(shard.device):
+                looked_at = tf.reshape(shard.read_value(), [1, -1])
+                if size < _length(shard):
+                    looked_at = tf.slice(looked_at, [0, begin], [1, size])
+            with tf.device("CPU:0"):
+                made.append(tf.raw_ops.Fingerprint(data=looked_at, method="farmhash64"))
+        with tf.device("CPU:0"):
+            return tf.bitcast(tf.concat(made, axis=0), tf.int64)
+
+    return fingerprints.get_concrete_function()
+
+
+# --- messages ------------------------------------------------------------------------------
+
+
+def _assigners(name: str, times: Sequence[int]) -> str:
+    """Which ranks have assigned a variable, and the others, or more of them, have not."""
+    common = max(set(times), key=lambda n: (times.count(n), -n))
+    odd = [rank for rank, n in enumerate(times) if n != common]
+    ranks = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))}"
+    if all(times[rank] < common for rank in odd):
+        return f"All ranks but {ranks} have assigned a value to {name!r}"
+    return f"Only {ranks} assigned a value to {name!r}"
