@@ -39,7 +39,8 @@ class Task:
         searched: the plan is searched; else it is plain data parallelism.
         fault: what happens (see `FAULTS`), on rank `of` before step `at`; `random_kill`: a
             rank is killed at a random moment of its first `LIFE` steps.
-            `read_alone`: it reads a weight that the other has.
+            `read_alone`: it reads a weight that the other has. Of `ALONE` it calls what the others
+            do not; `short_data`: its data end there.
         inside: within step `at` instead, in this task of a pipeline of two stages: `1B3`.
         attempts: only in that many of the launcher's attempts.
         pause_s: before each step.
@@ -113,6 +114,8 @@ def main(task: Task) -> None:
             time.sleep(task.pause_s)
             if self.step + 1 == task.at and fault in FAULTS and not task.inside:
                 FAULTS[fault]()
+            if self.step + 1 == task.at and fault in ALONE:
+                ALONE[fault](self.model, x, y, task.folder)
             if self.step + 1 == task.at and fault == "read_alone":
                 self.model.get_layer("last").kernel.numpy()
 
@@ -140,8 +143,8 @@ def main(task: Task) -> None:
     numbers = np.random.default_rng(0)
     x = numbers.normal(size=(NUM_SAMPLES, 8)).astype("float32")
     y = numbers.integers(0, 4, NUM_SAMPLES)
-    if task.fault == "hang_in_data":
-        model.fit(slow_data(x, y, fault, task.at), epochs=1, callbacks=callbacks, verbose=0)
+    if task.fault in ("hang_in_data", "short_data"):
+        model.fit(faulty_data(x, y, fault, task.at), epochs=1, callbacks=callbacks, verbose=0)
     else:
         model.fit(x, y, batch_size=BATCH, epochs=task.epochs, callbacks=callbacks, verbose=0)
     print("done", flush=True)
@@ -204,12 +207,22 @@ FAULTS: dict[str, Callable[[], object]] = {
 }
 
 
-def slow_data(x, y, fault: str, at: int):
-    """A `tf.data` pipeline whose batch `at` never comes, where there is a fault."""
+ALONE: dict[str, Callable[..., object]] = {
+    "predict": lambda model, x, y, folder: model.predict(x[:BATCH], verbose=0),
+    "evaluate": lambda model, x, y, folder: model.evaluate(x[:BATCH], y[:BATCH], verbose=0),
+    "save": lambda model, x, y, folder: model.save(f"{folder}/model.keras"),
+}
+
+
+def faulty_data(x, y, fault: str, at: int):
+    """A `tf.data` pipeline whose batch `at` never comes, or that ends before it, where there is a
+    fault."""
     import tensorflow as tf
 
     def batches():
         for i in range(STEPS_PER_EPOCH):
+            if fault == "short_data" and i + 1 == at:
+                return
             if fault and i + 1 == at:
                 wait_for_a_file_server()
             yield x[i * BATCH : (i + 1) * BATCH], y[i * BATCH : (i + 1) * BATCH]

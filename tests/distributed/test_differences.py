@@ -73,6 +73,17 @@ def test_the_layer_or_the_input_is_named_with_both_shapes(weights, batch, wanted
     assert wanted in said(agree_on_model, [alike, alike, ("train step", weights, batch)])
 
 
+def test_weights_that_one_rank_freezes_are_named():
+    weights = {**FIRST, **HEAD}
+    alike = ("train step", weights, BATCH, [*weights])
+    frozen = ("train step", HEAD | FIRST, BATCH, [*HEAD])
+    name = next(iter(FIRST))
+    more = f" (and {len(FIRST) - 1} more)" if len(FIRST) > 1 else ""
+    assert f"{name!r}{more} is trained on rank 0 and not on rank 2. Set `trainable`" in said(
+        agree_on_model, [alike, alike, frozen]
+    )
+
+
 def test_ranks_that_agree_send_a_checksum_only():
     talk = Talk(1)
     agree_on_model(World(0, talk), "train step", FIRST, BATCH)

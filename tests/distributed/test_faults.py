@@ -125,6 +125,33 @@ def test_a_rank_whose_data_hang_is_named_with_where(capfd, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_whose_data_end_earlier_is_named_rather_than_who_waits_for_it(capfd, tmp_path):
+    assert train(tmp_path, fault="short_data", options={"timeout_s": 5.0}) == 70
+    err = capfd.readouterr().err
+    said = "rank 1 (host localhost) has had fewer batches than others: it is at end of epoch 1"
+    assert f"{said} after 3 steps." in err
+    assert "Rank 0 waits for it at train step 4. Every rank has to read as many batches." in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        ("predict", "comparing the predict step of `predict`"),
+        pytest.param(
+            "evaluate", "comparing the test step of `evaluate`", marks=pytest.mark.nightly
+        ),
+        pytest.param("save", "save('", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_rank_that_calls_what_others_do_not_is_named_with_it(capfd, tmp_path, call, said):
+    assert train(tmp_path, fault=call, options={"timeout_s": 5.0}) == 70
+    err = capfd.readouterr().err
+    assert f"rank 1 (host localhost) is at {said}" in err
+    assert "Rank 0 waits for it at train step 4. Every rank has to call the same" in err
+
+
+@pytest.mark.slow
 def test_a_rank_that_exits_while_others_train_is_named(capfd, tmp_path):
     assert train(tmp_path, fault="exit", options={"timeout_s": 15.0}) == 70
     err = capfd.readouterr().err

@@ -214,3 +214,40 @@ def test_the_report_names_the_culprit_and_where_all_were():
     lines = report(blamed, records, NOW).splitlines()
     assert lines[2].split() == "0 h train step 18 9.0 s ended by tfpar run (SIGTERM)".split()
     assert lines[3].split() == "1 h train step 17 5.0 s exit code 1; error of its own".split()
+
+
+def test_a_rank_whose_data_end_earlier_is_named_rather_than_who_waits_for_it():
+    short = rank(1, 70, of=hung("end of epoch 2", steps=15))
+    records = [rank(0, 70, of=hung("train step 16", steps=15)), short]
+    assert culprits(*records) == [(1, Cause.FEWER_BATCHES)]
+    text = report(blame(records, LIMITS, NOW), records, NOW)
+    assert (
+        "rank 1 (host h) has had fewer batches than others: it is at end of epoch 2 after 15"
+        in text
+    )
+    assert (
+        "\nRank 0 waits for it at train step 16. Every rank has to read as many batches.\n" in text
+    )
+    assert culprits(records[0], short, rank(2, 70, of=hung("end of epoch 2", steps=15))) == [
+        (1, Cause.FEWER_BATCHES),
+        (2, Cause.FEWER_BATCHES),
+    ]
+
+
+def test_a_rank_that_calls_alone_is_named_with_what_it_calls():
+    at = ("comparing the predict step", "test step 17", "save('m.keras')")
+    for activity, said in zip(at, ("of `predict`", "of `evaluate`", "'m.keras')"), strict=True):
+        records = [rank(n, 70, of=hung("train step 17", steps=16)) for n in (0, 1)]
+        records.insert(1, rank(2, of=signs(activity, steps=16)))
+        assert culprits(*records) == [(2, Cause.ELSEWHERE)]
+        text = report(blame(records, LIMITS, NOW), records, NOW)
+        assert f"rank 2 (host h) is at {activity}" in text and f"{said}, and the others" in text
+        assert "Rank 0 waits for it at train step 17. Every rank has to call the same in" in text
+
+
+def test_a_rank_that_has_not_got_so_far_is_who_hangs():
+    through = [rank(n, 70, of=hung("end of epoch 2", steps=16)) for n in (0, 2)]
+    assert culprits(rank(1, 70, of=hung("train step 16", steps=15)), *through) == [(1, Cause.HUNG)]
+    notes = rank(0, 70, of=hung("train step 16 (comparing notes)", steps=16))
+    busy = rank(1, 70, of=hung("train step 16", steps=15))
+    assert (0, Cause.ELSEWHERE) not in culprits(notes, busy)

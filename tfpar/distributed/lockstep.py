@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tensorflow as tf
 
 from tfpar.distributed.fed import Fed, difference, first_differing
+from tfpar.launch.activities import step
 from tfpar.launch.beacon import Reached
 from tfpar.spec import RuntimeMismatchError
 
@@ -87,10 +88,12 @@ class Lockstep:
             PeerLostError: another rank has ended.
         """
         number = self.count + 1
-        self._fed.note(f"{name} {number}", number, fed, part)
-        with self._world.at(f"{name} {number}", within):
+        activity = step(name, number)
+        self._fed.note(activity, number, fed, part)
+        with self._world.at(activity, within):
             yield
         self.count = number
+        self._world.beacon.took(number)
         if first or self.count >= self._next:
             self._meet(name, shared(), first)
 
@@ -116,9 +119,7 @@ class Lockstep:
             try:
                 self._check(told, when)
             finally:
-                looked_at = max(_SHARE * pace, _NOTHING_S) * _BYTES_PER_S
-                blocks = math.ceil(max(t["bytes"] for t in told) / looked_at)
-                self._fed.restart(max(1, blocks))
+                self._fed.restart(blocks(max(t["bytes"] for t in told), pace))
             shared.compare(when, None if first else self._meetings)
         self._since = time.monotonic()
 
@@ -138,6 +139,12 @@ class Lockstep:
             f"(np.random.default_rng() without a seed is not), do not shard by rank, or pass what "
             f"is sharded through tap.shard_data."
         )
+
+
+def blocks(num_bytes: float, seconds: float) -> int:
+    """Of how many blocks of samples one is looked at in each step that is fed so much and takes so
+    long."""
+    return max(1, math.ceil(num_bytes / _BYTES_PER_S / max(_SHARE * seconds, _NOTHING_S)))
 
 
 def _first_pair(digests: Sequence[dict[str, str]]) -> tuple[str, int, int] | None:

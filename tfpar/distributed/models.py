@@ -6,7 +6,7 @@ possible for the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tfpar.distributed.differences import first_differing
@@ -14,7 +14,11 @@ from tfpar.distributed.world import World
 
 
 def agree_on_model(
-    world: World, step: str, weights: Mapping[str, str], batch: Sequence[str]
+    world: World,
+    step: str,
+    weights: Mapping[str, str],
+    batch: Sequence[str],
+    trained: Sequence[str] = (),
 ) -> None:
     """Check that every rank has captured a step of the same variables and inputs.
 
@@ -22,18 +26,25 @@ def agree_on_model(
         step: what it is called: `train step`.
         weights: dtype and shape of each variable, by its path, in the order of their use.
         batch: dtype and shape of each tensor that the step is fed.
+        trained: the paths of the variables that are trained.
 
     Raises:
         RuntimeMismatchError: on every rank; names two ranks and the layer, or the input, in which
             they differ, with both shapes.
     """
-    told = {"weights": [*weights.items()], "batch": [*batch]}
+    told = {"weights": [*weights.items()], "batch": [*batch], "trained": [*trained]}
     world.agree(f"the {step}", told, _difference)
 
 
 def _difference(told: list[dict[str, Any]]) -> str:
     rank, other = first_differing(told)
     weights, others = dict(told[0]["weights"]), dict(other["weights"])
+    frozen = _of_frozen(told[0]["trained"], other["trained"], {*weights} & {*others}, rank)
+    if frozen:
+        return (
+            f"{frozen}. Set `trainable` alike on every rank before `compile`: what one rank sets, "
+            f"the others do not get."
+        )
     if weights != others:
         return (
             f"{_of_weights(weights, others, rank)}. Every rank has to build the same model; do the "
@@ -49,6 +60,19 @@ def _difference(told: list[dict[str, Any]]) -> str:
         f"it uses the same weights in another order on rank {rank} than on rank 0. Every rank has "
         f"to build the same model; do the processes run the same script with the same arguments?"
     )
+
+
+def _of_frozen(
+    trained: Sequence[str], others: Sequence[str], known: Collection[str], rank: int
+) -> str:
+    """The variable, which both ranks have, that one of them trains; nothing if there is none."""
+    for here, names, rest in ((0, trained, others), (rank, others, trained)):
+        found = [name for name in names if name not in rest and name in known]
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            there = rank if here == 0 else 0
+            return f"{found[0]!r}{more} is trained on rank {here} and not on rank {there}"
+    return ""
 
 
 def _of_weights(weights: Mapping[str, str], others: Mapping[str, str], rank: int) -> str:

@@ -23,6 +23,7 @@ from tfpar.distributed.exchange import Exchange, PeerLostError
 from tfpar.distributed.job import Job
 from tfpar.distributed.lead import Lead
 from tfpar.distributed.lockstep import Lockstep
+from tfpar.launch.activities import comparing
 from tfpar.launch.beacon import Beacon, Reached
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.devices import own_device
@@ -176,7 +177,7 @@ class World:
             RuntimeMismatchError: on every rank, with what `explain` makes of all the values.
         """
         digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-        with self.at(f"comparing {what}"):
+        with self.at(comparing(what)):
             digests = self.exchange.messages(digest)
             if len(set(digests)) == 1:
                 return

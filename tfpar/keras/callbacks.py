@@ -16,6 +16,7 @@ import keras
 from tfpar.distributed.world import World
 from tfpar.keras.checkpoint import Checkpoint, StopSignal
 from tfpar.keras.model import ParallelModel
+from tfpar.launch.activities import end_of_epoch
 
 WRITERS = (
     keras.callbacks.BackupAndRestore,
@@ -83,7 +84,7 @@ class SameLogs(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         own = {key: float(value) for key, value in (logs or {}).items() if _is_number(value)}
-        told = self._world.first(f"end of epoch {epoch + 1}", lambda: own)
+        told = self._world.first(end_of_epoch(epoch + 1), lambda: own)
         if logs is not None:
             logs.update(told)
 

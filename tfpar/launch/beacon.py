@@ -100,6 +100,7 @@ class Beacon:
         self._now = _Now("starting", False, time.monotonic())
         self._told: tuple[_Now, Reached | None] = (self._now, None)
         self._stages: tuple[int, ...] = ()
+        self._steps = 0
         self._heard_from = b""
         self._closed = threading.Event()
         self._process = os.getpid()
@@ -159,6 +160,10 @@ class Beacon:
     def runs(self, stages: tuple[int, ...]) -> None:
         """This rank runs these stages of a pipeline in what it does next; none without one."""
         self._stages = stages
+
+    def took(self, steps: int) -> None:
+        """This rank has taken so many steps."""
+        self._steps = steps
 
     def failed(self, kind: str, message: str) -> None:
         """Tell at once of an exception.
@@ -249,7 +254,8 @@ class Beacon:
         age = time.monotonic() - now.since
         text = now.activity[:_LONGEST_TEXT]
         said = {"say": "at", "activity": text, "bounded": now.bounded, "age": age}
-        self._send({**said, "stages": self._stages, "reached": reached})
+        said |= {"stages": self._stages, "steps": self._steps}
+        self._send({**said, "reached": reached})
         return True
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tfpar.launch import activities
 from tfpar.launch.environment import HUNG, TEMPORARY_FAILURE
 from tfpar.launch.processes import Exit
 from tfpar.launch.supervisor import Signs
@@ -30,6 +31,8 @@ class Cause(enum.Enum):
     DISCONNECTED = "its connection broke"
     SILENT = "gives no sign of life"
     NOT_STARTED = "has not reported"
+    FEWER_BATCHES = "has had fewer batches than others"
+    ELSEWHERE = "is at something that the others do not do"
     LEFT_EARLY = "came to its end while others went on"
     HUNG = "did not come along"
     PEER = "failed because another rank had ended"
@@ -160,7 +163,7 @@ def blame(records: Sequence[Record], limits: Limits, now: float) -> list[Blame]:
     if hung and unheard:
         return [Blame(r, Cause.NOT_STARTED, now) for r in unheard]
     if hung:
-        return [Blame(r, Cause.HUNG, _since(r)) for r in _behind(records, now)]
+        return _parted(records) or [Blame(r, Cause.HUNG, _since(r)) for r in _behind(records, now)]
     stuck = _stuck(records, limits, now)
     if stuck:
         return stuck
@@ -214,6 +217,31 @@ def _stuck(records: Sequence[Record], limits: Limits, now: float) -> list[Blame]
     if len(ended) > len(running):
         return [Blame(r, Cause.HUNG, last) for r in running]
     return [Blame(r, Cause.LEFT_EARLY, r.exit.at) for r in ended if r.exit]
+
+
+def _parted(records: Sequence[Record]) -> list[Blame]:
+    """Those that others wait for in a step, while they wait for the others in something else that
+    comes after as many steps."""
+    known = [
+        (record, record.signs)
+        for record in records
+        if record.signs is not None and (record.signs.bounded or _told_of(record, "peer"))
+    ]
+    steps = Counter(at for _, signs in known if (at := activities.step_of(signs.activity)))
+    if len(known) < len(records) or not steps:
+        return []
+    (name, number), _ = max(steps.items(), key=lambda each: (each[1], each[0][0] == "train step"))
+    found = [(r, s) for r, s in known if activities.step_of(s.activity) != (name, number)]
+    if any(signs.steps != number - 1 for _, signs in found):
+        return []  # one has not got so far, or is through with it
+    return [
+        Blame(
+            record,
+            Cause.FEWER_BATCHES if activities.is_end_of_epoch(signs.activity) else Cause.ELSEWHERE,
+            signs.since,
+        )
+        for record, signs in found
+    ]
 
 
 def _behind(records: Sequence[Record], now: float) -> list[Record]:

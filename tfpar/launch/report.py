@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from tfpar.launch.activities import described
 from tfpar.launch.beacon import Reached
 from tfpar.launch.blame import Blame, Cause, Record
 
@@ -30,12 +31,27 @@ def loss(blamed: Blame) -> str:
 
 def report(blamed: Sequence[Blame], records: Sequence[Record], now: float) -> str:
     """The headline, a table of all ranks, and the end of the culprit's stderr."""
-    parts = [headline(blamed), table(records, now)]
+    parts = [headline(blamed), *_advice(blamed, records), table(records, now)]
     culprit = blamed[0].record
     if culprit.stderr:
         parts.append(f"The last lines of rank {culprit.rank}'s stderr:")
         parts.append("\n".join(f"  {line}" for line in culprit.stderr))
     return "\n".join(parts)
+
+
+def _advice(blamed: Sequence[Blame], records: Sequence[Record]) -> list[str]:
+    """What to look at where ranks wait for each other in different places."""
+    cause, culprits = blamed[0].cause, [b.record.rank for b in blamed]
+    others = [r for r in records if r.rank not in culprits and r.signs is not None]
+    if cause not in (Cause.FEWER_BATCHES, Cause.ELSEWHERE) or not others:
+        return []
+    waits = f"Rank {others[0].rank} waits for it{_where(others[0])}."
+    if cause is Cause.FEWER_BATCHES:
+        return [f"{waits} Every rank has to read as many batches."]
+    return [
+        f"{waits} Every rank has to call the same in the same order: look for a callback, or other "
+        f"code, that runs on some ranks only (`if rank == 0`)."
+    ]
 
 
 def table(records: Sequence[Record], now: float) -> str:
@@ -105,6 +121,9 @@ def _why(blamed: Blame) -> str:
         Cause.SILENT: f"gives no sign of life{at}",
         Cause.NOT_STARTED: "has not reported in time, while others have (--start-timeout)",
         Cause.LEFT_EARLY: f"came to its end{at}, while other ranks went on",
+        Cause.FEWER_BATCHES: f"has had fewer batches than others: it is{at} after "
+        f"{signs.steps if signs else 0} steps",
+        Cause.ELSEWHERE: f"is{described(at)}, and the others are not",
         Cause.HUNG: f"hung{at}, while the others waited or had ended",
         Cause.PEER: f"failed{at}{with_code} because another rank had ended, of which nothing is "
         f"known: {told}",

@@ -39,6 +39,7 @@ class Signs:
     Attributes:
         since: when the activity began.
         stages: of a pipeline, which its last step runs on this rank.
+        steps: that it has taken.
         reached: how far it has got in a step of a pipeline.
         heard_at: when anything came from it.
         hung_after: how long it waited before it gave up, seconds.
@@ -58,6 +59,7 @@ class Signs:
     left: bool = False
     lost_at: float | None = None
     stages: tuple[int, ...] = ()
+    steps: int = 0
     reached: Reached | None = None
 
 
@@ -137,6 +139,7 @@ class Supervisor:
                     bounded=bool(message["bounded"]),
                     since=now - float(message["age"]),
                     stages=tuple(map(int, message["stages"])),
+                    steps=int(message["steps"]),
                     reached=Reached(*message["reached"]) if message["reached"] else None,
                 )
             elif say == "failed":

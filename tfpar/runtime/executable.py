@@ -128,9 +128,11 @@ class Executable:
         """
         placed = [*self._placed().values()]
         check_placement(placed)
-        if self.ranks.world is None:
+        world = self.ranks.world
+        if world is None:
             check_copies(placed)
-        else:
+            return
+        with world.at("comparing variables"):
             self._held_in_common().compare(f"up to the last {self.name}")
 
     def _held_in_common(self) -> SharedState:

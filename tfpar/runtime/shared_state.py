@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -42,13 +42,6 @@ _ON_ONE_RANK = (
 _UNKNOWN = (math.nan, math.nan)
 
 
-class Window(NamedTuple):
-    """The entries of a flat shard that are looked at."""
-
-    begin: int
-    size: int
-
-
 class SharedState:
     """What this rank holds of a step's variables.
 
@@ -64,19 +57,22 @@ class SharedState:
         self._world = world
         # Compared are those that have copies.
         self._copies = sorted(map(Copies, placed), key=lambda copies: not any(copies.pairs()))
-        self._num_compared = sum(any(copies.pairs()) for copies in self._copies)
+        self._pairs = np.array(
+            [(i, *ranks) for i, copies in enumerate(self._copies) for ranks in copies.pairs()], int
+        ).reshape(-1, 3)
+        compared = self._copies[: len({*self._pairs[:, 0]})]
+        self._num_compared = len(compared)
         self._shards = [copies.shards.get(world.rank) for copies in self._copies]
-        limit = _limit([c.shard_bytes for c in self._copies[: self._num_compared]], budget_bytes)
-        self._sizes = [
-            0 if shard is None else min(_length(shard), -(-limit // shard.dtype.size))
-            for shard in self._shards
-        ]
-        self._apart: dict[tuple[str, tuple[int, int]], float] = {}
+        self._lengths = np.array([0 if s is None else _length(s) for s in self._shards])
+        limit = _limit([copies.shard_bytes for copies in compared], budget_bytes)
+        sizes = [-(-limit // copies.variable.dtype.size) for copies in self._copies]
+        self._sizes = np.minimum(self._lengths, sizes)
+        self._apart: dict[tuple[int, ...], float] = {}
         self._times: np.ndarray | int = 0  # by rank and variable, at the last time
         self._fingerprints: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     def compare(self, when: str, turn: int | None = None) -> None:
-        """Check that ranks agree; all call it together, after the same step.
+        """Check that ranks agree; all call it together, after the same step, within `World.at`.
 
         Args:
             when: of the steps since the last time: `in train steps 5 to 9`.
@@ -88,45 +84,45 @@ class SharedState:
         """
         if not self._copies:
             return
-        assigned = [copies.variable.assigned for copies in self._copies]
-        times = [float(each.times) for each in assigned]
-        values = [each.value or _UNKNOWN for each in assigned]
-        told = np.stack(self._gathered(np.column_stack([times, values])))
-        since, self._times = told[..., 0] - self._times, told[..., 0]
-        self._check_split(told, when)
-        windows = [self._window(i, turn) for i in range(len(self._copies))]
-        prints = self._gathered(np.array(self._looked_at(windows, turn), np.int64))
-        compared = self._copies[: self._num_compared]
-        differing = [
-            (i, ranks)
-            for i, copies in enumerate(compared)
-            for ranks in copies.pairs()
-            if prints[ranks[0]][i] != prints[ranks[1]][i]
-        ]
-        if differing:
+        assigned, windows = [c.variable.assigned for c in self._copies], self._windows(turn)
+        prints = self._looked_at(windows, turn)
+        own = np.array([(each.times, *(each.value or _UNKNOWN)) for each in assigned])
+        told = self._gathered(np.concatenate([prints, own.T.reshape(-1).view(np.int64)]))
+        prints, assigned_there = np.split(told, [len(prints)], axis=1)
+        times, *values = assigned_there.view(np.float64).reshape(len(told), 3, -1).swapaxes(0, 1)
+        since, self._times = times - self._times, times
+        self._check_split(times, np.stack(values), when)
+        places, first, other = self._pairs.T
+        differing = self._pairs[prints[first, places] != prints[other, places]]
+        if differing.size:
             self._judge(windows, differing, since.astype(int), when)
 
-    def _gathered(self, own: np.ndarray) -> list[np.ndarray]:
+    def _gathered(self, own: np.ndarray) -> np.ndarray:
         """What each rank says, by its rank."""
-        with self._world.at("comparing variables"):
-            return [told.numpy() for told in self._world.exchange.all_gather(tf.constant(own))]
+        told = self._world.exchange.all_gather(tf.constant(own))
+        return np.stack([each.numpy() for each in told])
 
-    def _check_split(self, told: np.ndarray, when: str) -> None:
-        """Check that all ranks were given the same of what some have no copy of."""
+    def _check_split(self, times: np.ndarray, values: np.ndarray, when: str) -> None:
+        """Check that all ranks were given the same of what some have no copy of.
+
+        Args:
+            times: how often each variable was assigned, by rank and variable.
+            values: the `Traits` of what it was given, by trait, rank and variable.
+        """
         for i, copies in enumerate(self._copies):
             if copies.is_on_all:
                 continue
             name = copies.variable.name
-            times = [int(each[i, 0]) for each in told]
-            if len(set(times)) > 1:
+            if len({*times[:, i]}) > 1:
+                who = _assigners(name, times[:, i].astype(int).tolist())
                 raise RuntimeMismatchError(
-                    f"{_assigners(name, times)} {when}. It does not lie whole on every rank, so "
-                    f"that its parts belong to different values now. {_ON_ONE_RANK}."
+                    f"{who} {when}. It does not lie whole on every rank, so that its parts belong "
+                    f"to different values now. {_ON_ONE_RANK}."
                 )
-            values = [each[i, 1:] for each in told]
-            for rank, value in enumerate(values):
-                apart = abs(value[0] - values[0][0])  # no number where a rank has cut none
-                if apart > 0 and not copies.agree(apart, values[0][1]):
+            projections, sizes = values[..., i]
+            for rank, apart in enumerate(np.abs(projections - projections[0])):
+                # No number where a rank has cut none.
+                if apart > 0 and not copies.agree(float(apart), float(sizes[0])):
                     raise RuntimeMismatchError(
                         f"Ranks 0 and {rank} have given {name!r} different values ({apart:.1e} "
                         f"apart), of which each has kept its part. Have all ranks assign the same "
@@ -135,54 +131,56 @@ class SharedState:
 
     # --- copies ------------------------------------------------------------------------------
 
-    def _window(self, i: int, turn: int | None) -> Window:
-        """What is looked at of a shard; of the same shard on other ranks the same."""
-        shard, size = self._shards[i], self._sizes[i]
-        if shard is None or turn is None or not size:
-            return Window(0, 0 if shard is None else _length(shard))
-        length = _length(shard)
-        return Window(min(turn % -(-length // size) * size, length - size), size)
-
-    def _looked_at(self, windows: Sequence[Window], turn: int | None) -> list[int]:
-        """The fingerprint of each window of what is compared; 0 where this rank has no shard."""
-        found = [0] * self._num_compared
-        present = [i for i in range(self._num_compared) if self._shards[i] is not None]
-        shards = [shard for shard in self._shards[: self._num_compared] if shard is not None]
+    def _windows(self, turn: int | None) -> np.ndarray:
+        """(begin, size) of what is looked at of each flat shard; of the same shard on other ranks
+        the same."""
         if turn is None:
-            for i, shard in zip(present, shards, strict=True):
-                found[i] = fingerprint(shard.read_value())
+            return np.stack([np.zeros_like(self._lengths), self._lengths])
+        counts = -(-self._lengths // np.maximum(self._sizes, 1))
+        begins = turn % np.maximum(counts, 1) * self._sizes
+        return np.stack([np.minimum(begins, self._lengths - self._sizes), self._sizes])
+
+    def _looked_at(self, windows: np.ndarray, turn: int | None) -> np.ndarray:
+        """The fingerprint (int64) of each window of what is compared; 0 where this rank has no
+        shard."""
+        found = np.zeros(self._num_compared, np.int64)
+        shards = {i: s for i, s in enumerate(self._shards[: self._num_compared]) if s is not None}
+        present = [*shards]
+        if turn is None:
+            found[present] = [fingerprint(shard.read_value()) for shard in shards.values()]
         elif present:
+            begins, sizes = windows[:, present]
             if self._fingerprints is None:  # which takes longer than to look once
-                self._fingerprints = _traced(shards, [windows[i].size for i in present])
-            begins = tf.constant([windows[i].begin for i in present], tf.int64)
-            for i, made in zip(present, self._fingerprints(begins).numpy(), strict=True):
-                found[i] = int(made)
+                self._fingerprints = _traced([*shards.values()], sizes.tolist())
+            found[present] = self._fingerprints(tf.constant(begins, tf.int64)).numpy()
         return found
 
     def _judge(
         self,
-        windows: Sequence[Window],
-        differing: Sequence[tuple[int, tuple[int, int]]],
+        windows: np.ndarray,
+        differing: np.ndarray,
         assigned: np.ndarray,
         when: str,
     ) -> None:
         """Check that roundings explain how far copies are apart whose fingerprints differ.
 
         Args:
-            differing: the variable, by its place, and two ranks that have copies of it.
+            differing: rows of the place of a variable, and two ranks that have copies of it.
             assigned: how often it was since the last time, by rank and variable.
         """
-        own = [traits(self._entries(i, window)) for i, window in enumerate(windows)]
+        own = [traits(self._entries(i, *window)) for i, window in enumerate(windows.T.tolist())]
         told = self._gathered(np.array(own))
         weights = [i for i, copies in enumerate(self._copies) if copies.is_weight]
         largest = max((each[i, 1] for each in told for i in weights), default=0.0)
         # What one rank has assigned is the cause of all else.
-        for i, ranks in sorted(differing, key=lambda each: len({*assigned[:, each[0]]}) == 1):
+        changed = (assigned != assigned[:1]).any(axis=0)
+        for i, *ranks in sorted(differing.tolist(), key=lambda each: not changed[each[0]]):
             copies, name = self._copies[i], self._copies[i].variable.name
             first, other = (told[rank][i] for rank in ranks)
-            apart, before = abs(first[0] - other[0]), self._apart.get((name, ranks), 0.0)
-            self._apart[name, ranks] = apart
-            if len({*assigned[:, i]}) > 1:
+            key = (i, ranks[0], ranks[1])
+            apart, before = abs(first[0] - other[0]), self._apart.get(key, 0.0)
+            self._apart[key] = apart
+            if changed[i]:
                 is_one = copies.variable.shape.rank == 0
                 sizes = f"it has the sizes {first[1]:g} and {other[1]:g}"
                 between = sizes if is_one else f"its values are {apart:.1e} apart"
@@ -197,14 +195,14 @@ class SharedState:
                     f"They have come apart {when}. {_ON_ONE_RANK}. If there is none, please report "
                     f"it with the model."
                 )
-                copies.judge(ranks, apart, first[1], largest, advice)
+                copies.judge((ranks[0], ranks[1]), apart, first[1], largest, advice)
 
-    def _entries(self, i: int, window: Window) -> np.ndarray:
+    def _entries(self, i: int, begin: int, size: int) -> np.ndarray:
         shard = self._shards[i]
         if shard is None:
             return np.zeros(0)
         flat = tf.reshape(shard.read_value(), [-1])
-        return np.asarray(flat[window.begin : window.begin + window.size])
+        return np.asarray(flat[begin : begin + size])
 
 
 def _limit(sizes: Sequence[int], budget: int) -> int:

@@ -138,7 +138,8 @@ class CompiledFunction:
         if world is not None:
             weights = {v.name: _form(v) for v in captured.graph.variables}
             batch = [_form(tensor) for tensor in captured.arguments]
-            agree_on_model(world, self._name.replace("_", " "), weights, batch)
+            trained = [gradient.variable for gradient in captured.gradients]
+            agree_on_model(world, self._name.replace("_", " "), weights, batch, trained)
         plan = self.planner.plan(captured, batch_size_of(specs), self._part)
         try:
             with self._reporting("compiling") as report:
