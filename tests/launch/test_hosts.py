@@ -8,7 +8,6 @@ from tfpar.launch.hosts import (
     Host,
     Slot,
     allocate,
-    expand_nodelist,
     find_hosts,
     parse_hosts,
     read_hostfile,
@@ -64,23 +63,13 @@ def test_a_missing_hostfile_is_named(tmp_path):
         read_hostfile(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize(
-    "text, names",
-    [
-        ("node[01-03,7],gpu5", "node01 node02 node03 node7 gpu5"),
-        ("a1", "a1"),
-        ("r[1-2]n[8-10]", "r1n8 r1n9 r1n10 r2n8 r2n9 r2n10"),
-        ("n[098-101]-ib,x", "n098-ib n099-ib n100-ib n101-ib x"),
-    ],
-)
-def test_slurm_lists_are_expanded(text, names):
-    assert expand_nodelist(text) == names.split()
-
-
-@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a]", "n]", "n[]", "a,,b"])
-def test_a_malformed_slurm_list_is_refused(text):
-    with pytest.raises(TfparError, match="Slurm"):
-        expand_nodelist(text)
+@pytest.mark.parametrize("count", [10**6, 10**12, "9" * 5000])
+def test_more_slots_than_a_machine_can_have_are_refused(count):
+    with pytest.raises(TfparError, match="slots"):
+        parse_hosts(f"a:{count}")
+    if isinstance(count, int):
+        with pytest.raises(TfparError, match="slots"):
+            found(num_ranks=count)
 
 
 def test_without_hosts_this_machine_has_a_slot_for_each_rank():

@@ -23,8 +23,9 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 from tfpar.distributed.job import Job
 from tfpar.launch import environment as names
-from tfpar.launch.hosts import Slot, expand_nodelist
+from tfpar.launch.hosts import Slot
 from tfpar.launch.network import LOOPBACK, find_network
+from tfpar.launch.slurm import expand_nodelist
 from tfpar.spec.errors import TfparError
 
 _KNOWN = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
@@ -133,11 +134,13 @@ def _over_mpi(job: Job, environ: Mapping[str, str]) -> bool:
 
 def _first_host(job: Job, environ: Mapping[str, str]) -> str:
     """The machine of rank 0; empty if it is not known."""
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    machines = expand_nodelist(nodes) if nodes else []
-    if len(machines) == 1 or job.local_size == job.size:
+    if job.local_size == job.size:
         return LOOPBACK
-    return machines[0] if machines else ""
+    for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        if environ.get(variable):
+            machines = expand_nodelist(environ[variable], variable)
+            return LOOPBACK if len(machines) == 1 else machines[0]
+    return ""
 
 
 def _derived_port(environ: Mapping[str, str]) -> str:
