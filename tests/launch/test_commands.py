@@ -12,7 +12,7 @@ import pytest
 from tfpar.launch import RunOptions
 from tfpar.launch import environment as names
 from tfpar.launch.command import mpirun_command, ssh_command
-from tfpar.launch.environment import Shared, exported, rank_environment
+from tfpar.launch.environment import Rendezvous, Shared, exported, rank_environment
 from tfpar.launch.hosts import Host, allocate
 from tfpar.launch.network import LOOPBACK, find_network, free_ports, is_local
 from tfpar.spec import TfparError
@@ -28,7 +28,7 @@ SHARED = Shared(
     attempt=2,
     addresses=("a:1", "a:2", "b:3"),
     interface="eth7",
-    rendezvous=("10.0.0.1", 6),
+    rendezvous=Rendezvous("10.0.0.1", 6, "open-sesame"),
 )
 
 
@@ -64,7 +64,7 @@ def test_horovod_is_told_what_its_own_launcher_tells():
         "CONTROLLER": "gloo",
         "CPU_OPERATIONS": "gloo",
         "GLOO_IFACE": "eth7",
-        "GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "GLOO_RENDEZVOUS_ADDR": "10.0.0.1:6/open-sesame",
         "GLOO_RENDEZVOUS_PORT": "6",
         "GLOO_TIMEOUT_SECONDS": "100",
         "DYNAMIC_PROCESS_SETS": "1",

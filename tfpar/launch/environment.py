@@ -43,6 +43,35 @@ _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where ranks over Gloo find each other: a server that answers those who know a secret.
+
+    Attributes:
+        secret: the first part of every path; letters and digits, and dashes.
+    """
+
+    address: str
+    port: int
+    secret: str
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What Horovod is told of it.
+
+        Horovod's clients in C++ ask for `http://ADDRESS:PORT/scope/key`, and know of no secret: it
+        is put behind an address that has the port already.
+        """
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self.address}:{self.port}/{self.secret}",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.port),
+        }
+
+    def path(self, scope: str, key: str) -> str:
+        """The path that follows from it."""
+        return f"/{self.secret}:{self.port}/{scope}/{key}"
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
     """What all ranks of one attempt are told alike.
 
@@ -50,7 +79,7 @@ class Shared:
         backend: only if the user named one.
         addresses: `host:port` of each rank.
         interface: the network interface among ranks.
-        rendezvous: host and port of Horovod's rendezvous; None without Horovod over Gloo.
+        rendezvous: Horovod's; None without Horovod over Gloo.
     """
 
     backend: str | None
@@ -62,7 +91,7 @@ class Shared:
     attempt: int
     addresses: tuple[str, ...]
     interface: str
-    rendezvous: tuple[str, int] | None
+    rendezvous: Rendezvous | None
 
 
 def rank_environment(base: Mapping[str, str], slot: Slot, shared: Shared) -> dict[str, str]:
@@ -106,8 +135,7 @@ def exported(environment: Mapping[str, str], names: Mapping[str, str]) -> dict[s
     }
 
 
-def _gloo(slot: Slot, rendezvous: tuple[str, int]) -> dict[str, str]:
-    host, port = rendezvous
+def _gloo(slot: Slot, rendezvous: Rendezvous) -> dict[str, str]:
     return {
         "HOROVOD_RANK": str(slot.rank),
         "HOROVOD_SIZE": str(slot.size),
@@ -118,8 +146,7 @@ def _gloo(slot: Slot, rendezvous: tuple[str, int]) -> dict[str, str]:
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        **rendezvous.variables,
     }
 
 

@@ -72,7 +72,9 @@ def run_attempt(
     with contextlib.ExitStack() as stack:
         supervisor = Supervisor(network.address, len(slots), news)
         stack.callback(supervisor.close)
-        port = stack.enter_context(rendezvous(slots)) if _over_horovod(options) else None
+        meets = None
+        if _over_horovod(options):
+            meets = stack.enter_context(rendezvous(slots, network.address))
         shared = Shared(
             options.backend,
             options.timeout_s,
@@ -83,7 +85,7 @@ def run_attempt(
             attempt,
             rank_addresses(slots, network, attempt),
             network.interface,
-            None if port is None else (network.address, port),
+            meets,
         )
         if options.verbose:
             say(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import ipaddress
 import socket
 import struct
 from collections.abc import Iterable, Sequence
@@ -68,6 +69,14 @@ def is_local(host: str) -> bool:
     return True
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address, of either version, leads nowhere but to this machine."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a name
+        return address == "localhost"
+
+
 def resolve(host: str) -> str | None:
     """An IPv4 address of `host`; None where only ssh may know it."""
     try:
@@ -81,7 +90,7 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
-            one.bind(("", 0))
+            one.bind(("", 0))  # of all addresses: TensorFlow's server wants the port on all
         return [one.getsockname()[1] for one in sockets]
 
 

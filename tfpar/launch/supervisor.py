@@ -1,7 +1,8 @@
 """The launcher's ear: a small TCP server that every rank reports to, in lines of JSON.
 
 A rank says `hello` with the job's token and its rank, then what it is doing whenever that has
-changed, and a sign of life in between. Whoever has not the token is refused.
+changed, and a sign of life in between. Whoever has not the token is refused, and keeps nobody else
+out: not by many connections, nor by long or slow ones.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfpar.launch.beacon import Reached
+from tfpar.launch.bounded_server import BoundedServer
 
 _HELLO_S = 10.0
-_LONGEST = 1 << 16  # bytes of one line
+_LONGEST_HELLO = 1 << 12  # bytes
+_LONGEST = 1 << 16  # bytes of any other line
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._signs: dict[int, Signs] = {}
         self._connections: dict[int, socket.socket] = {}
-        self._server = _Server(address, self)
+        self._server = _Server(address, size, self)
         self.address = f"{address}:{self._server.server_address[1]}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="tfpar-supervisor", daemon=True
@@ -162,18 +165,12 @@ class Supervisor:
         self._news.set()
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class _Server(BoundedServer, socketserver.TCPServer):
     allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
 
-    def __init__(self, address: str, supervisor: Supervisor) -> None:
+    def __init__(self, address: str, size: int, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
-        super().__init__((address, 0), _Connection)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is noted by `drop`; nothing is printed."""
+        super().__init__((address, 0), _Connection, expected=size)
 
 
 class _Connection(socketserver.StreamRequestHandler):
@@ -183,23 +180,24 @@ class _Connection(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         supervisor = self.server.supervisor
         self.connection.settimeout(_HELLO_S)
-        rank, refused = supervisor.admit(self._read(), self.connection)
+        rank, refused = supervisor.admit(self._read(_LONGEST_HELLO), self.connection)
         self.wfile.write(json.dumps({"refused": refused} if refused else {"ok": True}).encode())
         self.wfile.write(b"\n")
         if rank is None:
             return
+        self.server.admit(self.connection)
         try:
             self.connection.settimeout(None)
-            while (message := self._read()) is not None:
+            while (message := self._read(_LONGEST)) is not None:
                 supervisor.hear(rank, message)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # broken, or no message of ours: either way it is no longer heard
         finally:
             supervisor.drop(rank)
 
-    def _read(self) -> Any:
-        """One message, None at the end."""
-        line = self.rfile.readline(_LONGEST)
+    def _read(self, longest: int) -> Any:
+        """One message; None at the end, or of a longer one."""
+        line = self.rfile.readline(longest)
         if not line.endswith(b"\n"):
             return None
         return json.loads(line)
