@@ -11,7 +11,7 @@ import pytest
 
 from tfpar.launch import RunOptions
 from tfpar.launch import environment as names
-from tfpar.launch.command import mpirun_command, ssh_command
+from tfpar.launch.command import exporting, mpirun_command, ssh_command
 from tfpar.launch.environment import Rendezvous, Shared, exported, rank_environment
 from tfpar.launch.hosts import Host, allocate
 from tfpar.launch.network import LOOPBACK, find_network, free_ports, is_local
@@ -99,33 +99,37 @@ def test_only_what_concerns_a_rank_goes_to_other_machines():
     assert list(sent) == ["TF_X", "KERAS_BACKEND", "PYTHONPATH", "PATH", "MINE"]
 
 
-def test_ssh_gets_its_options_and_never_the_token():
+def test_ssh_gets_its_options():
     options = RunOptions(command=("x",), ssh_port=2222, ssh_identity_file="/k", start_timeout_s=9)
-    variables = {"TFPAR_TOKEN": "secret", "TFPAR_RANK": "1"}
-    line = ssh_command("me@h", ("train",), variables, "/dir", options)
+    line = ssh_command("me@h", ("train",), "/dir", options)
     assert line[0] == "ssh" and "BatchMode=yes" in line and "ConnectTimeout=9" in line
     assert line[line.index("-p") + 1] == "2222" and line[line.index("-i") + 1] == "/k"
-    assert line[-2] == "me@h" and line[-1].startswith("cd /dir && exec env TFPAR_RANK=1 sh ")
-    assert "secret" not in " ".join(line)
+    assert line[-2] == "me@h" and line[-1].startswith("cd /dir && exec sh ")
 
 
-def test_what_ssh_runs_is_quoted(tmp_path):
+def test_what_ssh_runs_is_quoted_and_its_variables_are_on_no_command_line(tmp_path):
     folder = tmp_path / "it's $HOME; a folder"
     folder.mkdir()
-    variables = {"ODD": "a 'b' \"c\" $PATH `id` \\ ; é", "PATH": os.environ["PATH"]}
-    command = ("sh", "-c", 'pwd; printf "%s\\n" "$ODD" "$TFPAR_TOKEN" "$@"', "-", "x y", "*", "$1")
-    line = ssh_command("h", command, variables, str(folder), RunOptions(command=command))[-1]
+    odd = "a 'b' \"c\" $PATH `id` \\ \\n \\c ; é\n  two\t$(id)\r\\"
+    variables = {"PATH": os.environ["PATH"], "EMPTY": "", "ODD": odd}
+    command = ("sh", "-c", 'pwd; printf "%s|" "$ODD" "$EMPTY" "$@"', "-", "x y", "*", "$1")
+    line = ssh_command("h", command, str(folder), RunOptions(command=command))[-1]
     with subprocess.Popen(
         ["sh", "-c", line],
-        text=True,
         start_new_session=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as started:
-        started.stdin.write("secret\n")
+        assert "\n" not in exporting(variables)
+        started.stdin.write(f"{exporting(variables)}\n".encode())
         started.stdin.flush()
-        lines = started.stdout.read().splitlines()
-    assert lines == [str(folder), variables["ODD"], "secret", "x y", "*", "$1"]
+        said = started.stdout.read().decode()
+    assert said == f"{folder}\n{odd}||x y|*|$1|"
+
+
+def test_a_variable_that_no_shell_knows_is_refused():
+    with pytest.raises(TfparError, match="'a.b;id' .*--env"):
+        exporting({"a.b;id": "1"})
 
 
 def test_mpirun_gets_hosts_variables_and_ssh_options():

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from tfpar.launch.environment import TOKEN
 from tfpar.launch.hosts import Host
 from tfpar.launch.options import RunOptions
+from tfpar.spec.errors import TfparError
 
 _WATCH = (
     "exec 3<&0 </dev/null; "
@@ -24,10 +25,11 @@ _WATCH = (
     "kill -s TERM 0; sleep {grace}; kill -s KILL 0) <&3 3<&- >/dev/null 2>&1 & "
     "exec 3<&-; "
 )
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BECOME = 'exec "$@"'
-# The token comes over stdin: command lines are seen by everybody on a machine. This shell stays,
+# Variables come over stdin: command lines are seen by everybody on a machine. This shell stays,
 # because ssh does not tell which signal has ended a command, and a shell does (128 + signal).
-_TAKE_TOKEN = f"read -r {TOKEN}; export {TOKEN}; "
+_TAKE_VARIABLES = 'read -r line; eval "$(printf %b "$line")"; '
 _WAIT_FOR = 'trap : HUP INT TERM; "$@"; exit $?'
 
 
@@ -36,17 +38,10 @@ def local_command(command: Sequence[str], grace_s: float) -> list[str]:
     return ["/bin/sh", "-c", _watch(grace_s) + _BECOME, "sh", *command]
 
 
-def ssh_command(
-    host: str,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    folder: str,
-    options: RunOptions,
-) -> list[str]:
-    """Runs `command` on `host` in `folder`; the job's token is the first line on its stdin."""
-    variables = [f"{name}={value}" for name, value in environment.items() if name != TOKEN]
-    script = _TAKE_TOKEN + _watch(options.grace_s) + _WAIT_FOR
-    there = shlex.join(["env", *variables, "sh", "-c", script, "sh", *command])
+def ssh_command(host: str, command: Sequence[str], folder: str, options: RunOptions) -> list[str]:
+    """Runs `command` on `host` in `folder`; the first line on its stdin is `exporting(...)`."""
+    script = _TAKE_VARIABLES + _watch(options.grace_s) + _WAIT_FOR
+    there = shlex.join(["sh", "-c", script, "sh", *command])
     return [
         "ssh",
         "-T",
@@ -66,6 +61,23 @@ def ssh_command(
         host,
         f"cd {shlex.quote(folder)} && exec {there}",
     ]
+
+
+def exporting(environment: Mapping[str, str]) -> str:
+    """One line, of whatever values, by which a shell gets these variables.
+
+    Raises:
+        TfparError: a name that no shell knows as a variable's.
+    """
+    odd = [name for name in environment if not _NAME.fullmatch(name)]
+    if odd:
+        raise TfparError(
+            f"The variable {odd[0]!r} (--env) cannot be sent to another machine. Name it with "
+            f"letters, digits and _ alone."
+        )
+    assigned = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    script = " ".join(["export", *assigned])
+    return script.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def mpirun_command(
