@@ -19,6 +19,7 @@ SUPERVISOR = "TFPAR_SUPERVISOR"  # host:port
 TOKEN = "TFPAR_TOKEN"
 ATTEMPT = "TFPAR_ATTEMPT"
 ADDRESSES = "TFPAR_ADDRESSES"  # host:port of each rank, for TensorFlow's own collectives
+INSECURE_GRPC = "TFPAR_INSECURE_GRPC"  # 1: any host may reach TensorFlow's servers
 TIMELINE = "TFPAR_TIMELINE"  # the file, absolute
 TIMELINE_STEPS = "TFPAR_TIMELINE_STEPS"  # 10-12
 
@@ -80,6 +81,7 @@ class Shared:
         addresses: `host:port` of each rank.
         interface: the network interface among ranks.
         rendezvous: Horovod's; None without Horovod over Gloo.
+        insecure_grpc: any host may reach TensorFlow's servers.
     """
 
     backend: str | None
@@ -92,6 +94,7 @@ class Shared:
     addresses: tuple[str, ...]
     interface: str
     rendezvous: Rendezvous | None
+    insecure_grpc: bool = False
 
 
 def rank_environment(base: Mapping[str, str], slot: Slot, shared: Shared) -> dict[str, str]:
@@ -123,6 +126,8 @@ def job_environment(base: Mapping[str, str], shared: Shared) -> dict[str, str]:
     }
     if shared.backend is not None:
         told[BACKEND] = shared.backend
+    if shared.insecure_grpc:
+        told[INSECURE_GRPC] = "1"
     return {**_defaults(shared), **base, **told}
 
 

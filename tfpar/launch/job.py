@@ -86,6 +86,7 @@ def run_attempt(
             rank_addresses(slots, network, attempt),
             network.interface,
             meets,
+            options.insecure_grpc,
         )
         if options.verbose:
             say(

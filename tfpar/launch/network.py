@@ -85,6 +85,12 @@ def resolve(host: str) -> str | None:
         return None
 
 
+def sources_towards(hosts: Iterable[str]) -> list[str]:
+    """The addresses of this machine from which `hosts` are reached, as far as they are known."""
+    resolved = {resolve(host) for host in set(hosts)}
+    return sorted({source for address in resolved if address and (source := _source(address))})
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that are free on this machine at this moment."""
     with contextlib.ExitStack() as stack:

@@ -79,6 +79,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._signs: dict[int, Signs] = {}
         self._connections: dict[int, socket.socket] = {}
+        self._come_from: dict[int, list[str]] = {}
         self._server = _Server(address, size, self)
         self.address = f"{address}:{self._server.server_address[1]}"
         self._thread = threading.Thread(
@@ -127,6 +128,19 @@ class Supervisor:
             self._signs[rank] = Signs(connected_at=now, heard_at=now, since=now)
             self._connections[rank] = connection
         return rank, ""
+
+    def greeted(self, rank: int, come_from: list[str]) -> None:
+        """Note the addresses from which a rank reaches others; once all are known, tell all."""
+        with self._lock:
+            self._come_from[rank] = come_from
+            connections = list(self._connections.values())
+            known = sorted({a for addresses in self._come_from.values() for a in addresses})
+            if len(self._come_from) < self._size:
+                return
+        line = json.dumps({"say": "peers", "addresses": known}).encode() + b"\n"
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(line)
 
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """Note one message."""
@@ -180,7 +194,8 @@ class _Connection(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         supervisor = self.server.supervisor
         self.connection.settimeout(_HELLO_S)
-        rank, refused = supervisor.admit(self._read(_LONGEST_HELLO), self.connection)
+        hello = self._read(_LONGEST_HELLO)
+        rank, refused = supervisor.admit(hello, self.connection)
         self.wfile.write(json.dumps({"refused": refused} if refused else {"ok": True}).encode())
         self.wfile.write(b"\n")
         if rank is None:
@@ -188,6 +203,7 @@ class _Connection(socketserver.StreamRequestHandler):
         self.server.admit(self.connection)
         try:
             self.connection.settimeout(None)
+            supervisor.greeted(rank, [str(address) for address in hello.get("from", [])])
             while (message := self._read(_LONGEST)) is not None:
                 supervisor.hear(rank, message)
         except (OSError, ValueError, KeyError, TypeError):
