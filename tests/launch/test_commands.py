@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_the_users_own_waits_stay():
     own = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     told = rank_environment(own, SLOTS[0], SHARED)
     assert {name: told[name] for name in own} == own
+
+
+def test_on_one_machine_nccl_listens_on_the_loopback():
+    told = {
+        interface: rank_environment({}, SLOTS[0], replace(SHARED, interface=interface))
+        for interface in ("lo", "eth7")
+    }
+    assert told["lo"]["NCCL_SOCKET_IFNAME"] == "=lo" and "NCCL_SOCKET_IFNAME" not in told["eth7"]
 
 
 def test_a_backend_that_nobody_named_is_not_told():

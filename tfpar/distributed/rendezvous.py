@@ -83,7 +83,7 @@ def join(job: Job) -> None:
     )
     slot = allotted([machine["host"] for machine in machines])[job.rank]
     told = names.rank_environment(os.environ, slot, shared)
-    os.environ.update({n: told[n] for n in told if n.startswith(("HOROVOD_", "CUDA_"))})
+    os.environ.update({n: told[n] for n in told if n.startswith(("HOROVOD_", "CUDA_", "NCCL_"))})
 
 
 def meeting_point(job: Job, environ: Mapping[str, str]) -> tuple[str, int]:

@@ -29,6 +29,7 @@ TEMPORARY_FAILURE = 75  # exit code (EX_TEMPFAIL) of a rank that may be left out
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_GRACE_S = 30.0
 FIRST_REMOTE_PORT = 29500
+_LOOPBACK = "lo"  # the interface
 
 _EXPORTED_PREFIXES = (
     "TFPAR_",
@@ -113,7 +114,7 @@ def rank_environment(base: Mapping[str, str], slot: Slot, shared: Shared) -> dic
 
 
 def job_environment(base: Mapping[str, str], shared: Shared) -> dict[str, str]:
-    """What does not depend on the rank; values of the user's win where Horovod's waits are set."""
+    """What does not depend on the rank; values of the user's win over defaults of libraries."""
     told = {
         TIMEOUT: f"{shared.timeout_s:g}",
         GRACE: f"{shared.grace_s:g}",
@@ -156,11 +157,16 @@ def _gloo(slot: Slot, rendezvous: Rendezvous) -> dict[str, str]:
 
 
 def _defaults(shared: Shared) -> dict[str, str]:
-    """Horovod warns of a stall well before, and gives up shortly after the ranks' own watchdogs."""
+    """Of libraries: Horovod warns of a stall before the ranks' watchdogs act, and gives up after."""
     timeout = math.ceil(shared.timeout_s)
     # Of what it has done before it speaks after up to four times as long.
     warn = max(1, min(60, timeout // 5))
+    # On one machine NCCL's ports, too, are on the loopback; `=` is that name and no other.
+    on_one_machine = (
+        {"NCCL_SOCKET_IFNAME": f"={_LOOPBACK}"} if shared.interface == _LOOPBACK else {}
+    )
     return {
+        **on_one_machine,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(timeout, math.ceil(shared.start_timeout_s))),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(timeout + max(10, timeout // 10)),
