@@ -157,7 +157,10 @@ def _gloo(slot: Slot, rendezvous: Rendezvous) -> dict[str, str]:
 
 
 def _defaults(shared: Shared) -> dict[str, str]:
-    """Of libraries: Horovod warns of a stall before the ranks' watchdogs act, and gives up after."""
+    """Horovod warns of a stall well before, and gives up shortly after the ranks' own watchdogs.
+
+    On one machine NCCL's ports are on the loopback, as all others.
+    """
     timeout = math.ceil(shared.timeout_s)
     # Of what it has done before it speaks after up to four times as long.
     warn = max(1, min(60, timeout // 5))
