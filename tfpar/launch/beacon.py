@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import select
 import signal
@@ -101,6 +102,7 @@ class Beacon:
         self._now = _Now("starting", False, time.monotonic())
         self._told: tuple[_Now, Reached | None] = (self._now, None)
         self._stages: tuple[int, ...] = ()
+        self._rank_multiple = 1
         self._heard_from = b""
         self._peers: list[str] = []
         self._peers_are_known = threading.Event()
@@ -162,6 +164,11 @@ class Beacon:
     def runs(self, stages: tuple[int, ...]) -> None:
         """This rank runs these stages of a pipeline in what it does next; none without one."""
         self._stages = stages
+
+    def needs_multiples_of(self, num_ranks: int) -> None:
+        """A part of this rank's program runs on so many equal sets of ranks, as a pipeline's."""
+        self._rank_multiple = math.lcm(self._rank_multiple, num_ranks)
+        self._send({"say": "multiple", "ranks": self._rank_multiple})
 
     def peers(self) -> list[str] | None:
         """The addresses from which all ranks reach each other; waits until all have come.

@@ -48,6 +48,7 @@ class Signs:
         done_at: when its program came to its end.
         left: it has ended in good order.
         lost_at: the connection ended, and it had not left.
+        rank_multiple: its program runs with multiples of so many ranks; None before it knows.
     """
 
     connected_at: float
@@ -62,6 +63,7 @@ class Signs:
     lost_at: float | None = None
     stages: tuple[int, ...] = ()
     reached: Reached | None = None
+    rank_multiple: int | None = None
 
 
 class Supervisor:
@@ -156,6 +158,8 @@ class Supervisor:
                     stages=tuple(map(int, message["stages"])),
                     reached=Reached(*message["reached"]) if message["reached"] else None,
                 )
+            elif say == "multiple":
+                signs = replace(signs, rank_multiple=max(1, int(message["ranks"])))
             elif say == "failed":
                 failure = Failure(str(message["kind"]), str(message["message"]), now)
                 signs = replace(signs, failure=failure)
