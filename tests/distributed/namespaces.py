@@ -9,10 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 _CLONE_NEWNET = 0x40000000  # of linux/sched.h
+_LISTENS = "0A"  # a state, as Linux' /proc has it
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,11 @@ class Machine:
         return done.stdout
 
     def listening(self) -> set[tuple[str, int]]:
-        """The address and the port of each TCP socket that listens there, in `/proc`'s digits."""
-        lines = self.run("cat", "/proc/net/tcp", "/proc/net/tcp6").splitlines()
-        rows = [line.split() for line in lines if ":" in line.split()[0]]
-        ends = [row[1].split(":") for row in rows if row[3] == "0A"]
+        """The address and the port of each TCP socket that listens there now."""
+        process = Path(self.path).parents[1]  # of the one that holds the namespace
+        tables = [(process / "net" / name).read_text() for name in ("tcp", "tcp6")]
+        rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+        ends = [row[1].split(":") for row in rows if row[3] == _LISTENS]
         return {(_dotted(address), int(port, 16)) for address, port in ends}
 
 
@@ -106,7 +109,7 @@ def _connect(machines: Sequence[Machine], holders: Sequence[subprocess.Popen[byt
 
 
 def _dotted(digits: str) -> str:
-    """`0100007F` is 127.0.0.1; an IPv6 address of zeros alone is ::."""
+    """`0100007F` is 127.0.0.1; of IPv6 only `::` is read, and other digits stay."""
     if len(digits) == 8:
         return ".".join(str(byte) for byte in reversed(bytes.fromhex(digits)))
     return "::" if not digits.strip("0") else digits

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,30 @@ eval namespace=\\$NAMESPACE_${1##*.}
 exec nsenter --net=$namespace env -i PATH="$PATH" NAMESPACE=$namespace sh -c "$2"
 """
 SILENT_S = 0.7
+
+
+_LOOK_S = 0.02
+
+
+class Watched:
+    """Every socket that has listened on a machine, sooner or later, while the context lasts."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.addresses: set[str] = set()
+        self._machine, self._over = machine, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watched:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            self.addresses |= {address for address, _ in self._machine.listening()}
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +147,17 @@ def went_on(ended: Ended) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_job_on_one_machine_is_open_to_none(backend, machines, tmp_path):
     machine, _, stranger = machines
-    with Besieged(machines, backend, "localhost:2", tmp_path) as job:
+    with Watched(machine) as watched, Besieged(machines, backend, "localhost:2", tmp_path) as job:
         job.wait_until_it_runs()
         listening = machine.listening()
         # TensorFlow's servers listen on all addresses, and the kernel keeps strangers from them.
         on_all = {port for address, port in listening if address in ALL}
         assert len(on_all) == (2 if backend == "tensorflow" else 0)
-        assert {a for a, _ in listening if a not in ALL} == {LOOPBACK}
         places = [
             f"{a}:{p}" for a in (machine.address, f"[{machine.address6}]") for _, p in listening
         ]
         said, ended = attack(stranger, places, job)
+    assert watched.addresses - set(ALL) == {LOOPBACK}
     for place, answer in said.items():
         assert answer == ("silent" if int(place.rpartition(":")[2]) in on_all else "refused")
     went_on(ended)
@@ -142,16 +167,20 @@ def test_a_job_on_one_machine_is_open_to_none(backend, machines, tmp_path):
 def test_a_job_of_two_machines_lets_in_its_own_alone(backend, machines, tmp_path):
     first, second, stranger = machines
     hosts = f"{first.address}:1,{second.address}:1"
-    with Besieged(machines, backend, hosts, tmp_path) as job:
+    with (
+        Watched(first) as at_first,
+        Watched(second) as at_second,
+        Besieged(machines, backend, hosts, tmp_path) as job,
+    ):
         job.wait_until_it_runs()
         listening = {m: m.listening() for m in (first, second)}
         known = [place for m, sockets in listening.items() for place in places(m, sockets)]
         said, ended = attack(stranger, known, job)
-    own = {machine.address for machine in (first, second)}
+    for machine, watched in ((first, at_first), (second, at_second)):
+        assert watched.addresses - set(ALL) <= {machine.address}
     for machine, sockets in listening.items():
         on_all = {port for address, port in sockets if address in ALL}
         assert len(on_all) == (1 if backend == "tensorflow" else 0)
-        assert {address for address, _ in sockets if address not in ALL} <= own
         for port in on_all:
             assert said[f"{machine.address}:{port}"] == "silent"
             assert said[f"[{machine.address6}]:{port}"] == "silent"

@@ -49,7 +49,7 @@ def ssh_command(host: str, command: Sequence[str], folder: str, options: RunOpti
         "-o",
         "BatchMode=yes",
         "-o",
-        "StrictHostKeyChecking=no",
+        "StrictHostKeyChecking=accept-new",  # a key that has changed is an impostor's
         "-o",
         "LogLevel=ERROR",
         "-o",
