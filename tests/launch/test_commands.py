@@ -15,7 +15,7 @@ from tfpar.launch import environment as names
 from tfpar.launch.command import exporting, mpirun_command, ssh_command
 from tfpar.launch.environment import Rendezvous, Shared, exported, rank_environment
 from tfpar.launch.hosts import Host, allocate
-from tfpar.launch.network import LOOPBACK, find_network, free_ports, is_local
+from tfpar.launch.network import LOOPBACK, find_network, free_ports, is_local, sources_towards
 from tfpar.spec import TfparError
 
 SLOTS = allocate([Host("a", 2), Host("b", 1)], 3)
@@ -72,6 +72,11 @@ def test_horovod_is_told_what_its_own_launcher_tells():
         "STALL_CHECK_TIME_SECONDS": "20",
         "STALL_SHUTDOWN_TIME_SECONDS": "110",
     }
+
+
+def test_consent_to_open_servers_is_told():
+    told = rank_environment({}, SLOTS[0], replace(SHARED, insecure_grpc=True))
+    assert told["TFPAR_INSECURE_GRPC"] == "1"
 
 
 def test_the_users_own_waits_stay():
@@ -168,6 +173,10 @@ def test_ranks_on_one_machine_talk_over_the_loopback():
 def test_an_unknown_interface_is_refused_with_those_there_are():
     with pytest.raises(TfparError, match="'nope0'.*127.0.0.1"):
         find_network(["localhost"], "nope0")
+
+
+def test_an_address_of_this_machine_leads_to_itself():
+    assert sources_towards(["127.0.0.1", "localhost", "no-such-host.invalid"]) == ["127.0.0.1"]
 
 
 def test_free_ports_differ():
