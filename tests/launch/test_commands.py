@@ -108,6 +108,7 @@ def test_only_what_concerns_a_rank_goes_to_other_machines():
         "SSH_AGENT_PID": "1",
         "AWS_SECRET": "s",
         "MINE": "2",
+        "TF_ODD()": "no shell's",
     }
     sent = exported(variables, {"MINE": "2"})
     assert list(sent) == ["TF_X", "KERAS_BACKEND", "PYTHONPATH", "PATH", "MINE"]
@@ -176,7 +177,8 @@ def test_an_unknown_interface_is_refused_with_those_there_are():
 
 
 def test_an_address_of_this_machine_leads_to_itself():
-    assert sources_towards(["127.0.0.1", "localhost", "no-such-host.invalid"]) == ["127.0.0.1"]
+    found = sources_towards(["127.0.0.1", "localhost", "no-such-host.invalid"])
+    assert {"127.0.0.1"} <= found <= {"127.0.0.1", "::1"}
 
 
 def test_free_ports_differ():

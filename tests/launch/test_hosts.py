@@ -10,6 +10,7 @@ from tfpar.launch.hosts import (
     allocate,
     find_hosts,
     parse_hosts,
+    place_ranks,
     read_hostfile,
     without,
 )
@@ -63,7 +64,14 @@ def test_a_missing_hostfile_is_named(tmp_path):
         read_hostfile(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("count", [10**6, 10**12, "9" * 5000])
+def test_ranks_are_counted_on_each_machine():
+    slots = place_ranks(["a", "b", "a", "b", "a"])
+    assert [s.local_rank for s in slots] == [0, 0, 1, 1, 2]
+    assert [s.local_size for s in slots] == [3, 2, 3, 2, 3]
+    assert [(s.cross_rank, s.cross_size) for s in slots] == [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]
+
+
+@pytest.mark.parametrize("count", [10**6, 10**12, "9" * 5000], ids=["million", "trillion", "long"])
 def test_more_slots_than_a_machine_can_have_are_refused(count):
     with pytest.raises(TfparError, match="slots"):
         parse_hosts(f"a:{count}")
@@ -104,6 +112,15 @@ def test_ranks_fill_the_hosts_in_order():
 def test_more_ranks_than_slots_is_refused_with_both_numbers():
     with pytest.raises(TfparError, match="4 ranks .* have 3 .*a:2, b:1"):
         allocate([Host("a", 2), Host("b", 1)], 4)
+
+
+def test_many_hosts_are_filled_in_no_time_and_more_ranks_than_a_job_has_refused():
+    hosts = [Host(f"n{i}", 100_000) for i in range(30_000)]
+    assert allocate(hosts[:1000] + [Host("z", 1)], 100_000)[-1].local_rank == 99_999
+    ones = [Host(f"n{i}", 1) for i in range(30_000)]
+    assert allocate(ones, 30_000)[-1].cross_rank == 29_999
+    with pytest.raises(TfparError, match="more than a job can have"):
+        allocate(hosts, 3_000_000_000)
 
 
 def test_lost_slots_are_no_longer_there():

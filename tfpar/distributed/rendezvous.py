@@ -12,7 +12,6 @@ import os
 import socket
 import threading
 import zlib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import horovod.tensorflow as hvd
@@ -21,7 +20,7 @@ from tfpar.distributed.job import Job
 from tfpar.distributed.rendezvous_store import RendezvousStore
 from tfpar.launch import environment as names
 from tfpar.launch.environment import Rendezvous
-from tfpar.launch.hosts import Slot
+from tfpar.launch.hosts import place_ranks
 from tfpar.launch.network import LOOPBACK, find_network, is_local, is_loopback, resolve
 from tfpar.launch.rendezvous_server import SecretRendezvousServer
 from tfpar.launch.slurm import expand_nodelist
@@ -81,7 +80,7 @@ def join(job: Job) -> None:
         interface=_interface(job.rank, machines),
         rendezvous=store.rendezvous,
     )
-    slot = allotted([machine["host"] for machine in machines])[job.rank]
+    slot = place_ranks([machine["host"] for machine in machines])[job.rank]
     told = names.rank_environment(os.environ, slot, shared)
     os.environ.update({n: told[n] for n in told if n.startswith(("HOROVOD_", "CUDA_", "NCCL_"))})
 
@@ -110,22 +109,6 @@ def meeting_point(job: Job, environ: Mapping[str, str]) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise TfparError(f"The port for Horovod's ranks is {port!r}. Set MASTER_PORT to a port.")
     return host, int(port)
-
-
-def allotted(hosts: Sequence[str]) -> list[Slot]:
-    """The slot of each rank, given the machine of each: `a b a` has local ranks 0, 0, 1."""
-    on_host: dict[str, int] = defaultdict(int)
-    across: dict[int, int] = defaultdict(int)
-    places = []
-    for host in hosts:
-        local = on_host[host]
-        places.append((host, local, across[local]))
-        on_host[host] += 1
-        across[local] += 1
-    return [
-        Slot(rank, len(hosts), host, local, on_host[host], cross, across[local])
-        for rank, (host, local, cross) in enumerate(places)
-    ]
 
 
 def _over_mpi(job: Job, environ: Mapping[str, str]) -> bool:
@@ -213,7 +196,7 @@ def _welcome(
     machines = [{"host": socket.gethostname(), "address": address}]
     for rank in range(1, job.size):
         machines.append(store.get(f"rank{rank}", f"rank {rank} of {job.size} has not come"))
-    server.init(allotted([machine["host"] for machine in machines]))  # empties the store too
+    server.init(place_ranks([machine["host"] for machine in machines]))  # empties the store too
     store.put("ranks", machines)
     return machines
 

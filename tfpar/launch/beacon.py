@@ -310,12 +310,12 @@ def _limits(environ: Mapping[str, str]) -> tuple[float, float]:
 def _admitted(supervisor: str, environ: Mapping[str, str], rank: int) -> socket.socket:
     host, _, port = supervisor.rpartition(":")
     others = filter(None, environ.get(names.ADDRESSES, "").split(","))
-    come_from = sources_towards(address.rpartition(":")[0] for address in others)
+    come_from = sources_towards(address.rpartition(":")[0].strip("[]") for address in others)
     connection = None
     try:
         connection = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
         token = environ.get(names.TOKEN, "")
-        hello = {"say": "hello", "token": token, "rank": rank, "from": come_from}
+        hello = {"say": "hello", "token": token, "rank": rank, "from": sorted(come_from)}
         connection.sendall(json.dumps(hello).encode() + b"\n")
         answer = _line(connection)
     except (OSError, ValueError) as error:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from tfpar.launch.environment import is_variable
 from tfpar.launch.hosts import Host
 from tfpar.launch.options import RunOptions
 from tfpar.spec.errors import TfparError
@@ -25,7 +25,6 @@ _WATCH = (
     "kill -s TERM 0; sleep {grace}; kill -s KILL 0) <&3 3<&- >/dev/null 2>&1 & "
     "exec 3<&-; "
 )
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BECOME = 'exec "$@"'
 # Variables come over stdin: command lines are seen by everybody on a machine. This shell stays,
 # because ssh does not tell which signal has ended a command, and a shell does (128 + signal).
@@ -69,7 +68,7 @@ def exporting(environment: Mapping[str, str]) -> str:
     Raises:
         TfparError: a name that no shell knows as a variable's.
     """
-    odd = [name for name in environment if not _NAME.fullmatch(name)]
+    odd = [name for name in environment if not is_variable(name)]
     if odd:
         raise TfparError(
             f"The variable {odd[0]!r} (--env) cannot be sent to another machine. Name it with "

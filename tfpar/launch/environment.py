@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_GRACE_S = 30.0
 FIRST_REMOTE_PORT = 29500
 _LOOPBACK = "lo"  # the interface
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of what a shell takes for a variable
 
 _EXPORTED_PREFIXES = (
     "TFPAR_",
@@ -137,8 +139,17 @@ def exported(environment: Mapping[str, str], names: Mapping[str, str]) -> dict[s
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_EXPORTED_PREFIXES) or name in _EXPORTED or name in names
+        if name in names or (_is_for_ranks(name) and is_variable(name))
     }
+
+
+def is_variable(name: str) -> bool:
+    """Whether a shell can set a variable of this name: an environment may have others."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _is_for_ranks(name: str) -> bool:
+    return name.startswith(_EXPORTED_PREFIXES) or name in _EXPORTED
 
 
 def _gloo(slot: Slot, rendezvous: Rendezvous) -> dict[str, str]:
@@ -164,12 +175,9 @@ def _defaults(shared: Shared) -> dict[str, str]:
     timeout = math.ceil(shared.timeout_s)
     # Of what it has done before it speaks after up to four times as long.
     warn = max(1, min(60, timeout // 5))
-    # On one machine NCCL's ports, too, are on the loopback; `=` is that name and no other.
-    on_one_machine = (
-        {"NCCL_SOCKET_IFNAME": f"={_LOOPBACK}"} if shared.interface == _LOOPBACK else {}
-    )
+    on_one_machine = shared.interface == _LOOPBACK
     return {
-        **on_one_machine,
+        **({"NCCL_SOCKET_IFNAME": f"={_LOOPBACK}"} if on_one_machine else {}),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(timeout, math.ceil(shared.start_timeout_s))),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(timeout + max(10, timeout // 10)),

@@ -5,6 +5,7 @@ Hosts come from `-H`, a hostfile or a Slurm allocation; else this machine is the
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from tfpar.launch.slurm import expand_nodelist, expand_tasks
 from tfpar.spec.errors import TfparError
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[\w.@-]*\w)?")  # never an option of ssh's
-_MOST_SLOTS = 100_000  # of one host: each is a process
+_MOST_RANKS = 100_000  # each is a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ class Host:
             raise TfparError(f"{self.name!r} is no host name. Write host or host:slots.")
         if self.slots < 0:
             raise TfparError(f"The host {self.name} has {self.slots} slots; write 0 or more.")
-        if self.slots > _MOST_SLOTS:
+        if self.slots > _MOST_RANKS:
             raise TfparError(
-                f"The host {self.name} has {self.slots} slots; at most {_MOST_SLOTS:,} can be."
+                f"The host {self.name} has {self.slots} slots; at most {_MOST_RANKS:,} can be."
             )
 
 
@@ -118,23 +119,25 @@ def allocate(hosts: Sequence[Host], num_ranks: int) -> list[Slot]:
             f"{num_ranks} ranks (-np) need as many slots, but the hosts have {total} ({known}). "
             f"Lower -np, or give the hosts more slots (-H host:slots)."
         )
-    places = [(host.name, local) for host in hosts for local in range(host.slots)][:num_ranks]
+    if num_ranks > _MOST_RANKS:
+        raise TfparError(f"{num_ranks} ranks are more than a job can have ({_MOST_RANKS:,}).")
+    names = (host.name for host in hosts for _ in range(host.slots))
+    return place_ranks(list(itertools.islice(names, num_ranks)))
+
+
+def place_ranks(hosts: Sequence[str]) -> list[Slot]:
+    """The slot of each rank, given the machine of each: `a b a` has local ranks 0, 0, 1."""
     on_host: dict[str, int] = defaultdict(int)
-    across: dict[int, list[str]] = defaultdict(list)
-    for name, local in places:
-        on_host[name] += 1
-        across[local].append(name)
+    across: dict[int, int] = defaultdict(int)
+    places = []
+    for host in hosts:
+        local = on_host[host]
+        places.append((host, local, across[local]))
+        on_host[host] += 1
+        across[local] += 1
     return [
-        Slot(
-            rank,
-            num_ranks,
-            name,
-            local,
-            on_host[name],
-            across[local].index(name),
-            len(across[local]),
-        )
-        for rank, (name, local) in enumerate(places)
+        Slot(rank, len(hosts), host, local, on_host[host], cross, across[local])
+        for rank, (host, local, cross) in enumerate(places)
     ]
 
 

@@ -11,7 +11,7 @@ import functools
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tfpar.launch.environment import FIRST_REMOTE_PORT
@@ -85,10 +85,23 @@ def resolve(host: str) -> str | None:
         return None
 
 
-def sources_towards(hosts: Iterable[str]) -> list[str]:
-    """The addresses of this machine from which `hosts` are reached, as far as they are known."""
-    resolved = {resolve(host) for host in set(hosts)}
-    return sorted({source for address in resolved if address and (source := _source(address))})
+def sources_towards(hosts: Iterable[str]) -> set[str]:
+    """The addresses, of either version, from which this machine reaches `hosts`.
+
+    Of a host that is not known here there is none.
+    """
+    return {source for host in set(hosts) for source in _sources(host)}
+
+
+def _sources(host: str) -> Iterator[str]:
+    try:
+        known = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return
+    for family, _, _, _, address in known:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            yield probe.getsockname()[0].partition("%")[0]
 
 
 def free_ports(count: int) -> list[int]:

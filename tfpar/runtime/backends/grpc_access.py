@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from tfpar.distributed.job import Job
 from tfpar.launch import environment as names
-from tfpar.launch.network import is_local, is_loopback, resolve
+from tfpar.launch.network import is_local, is_loopback, sources_towards
 from tfpar.runtime.backends.peer_filter import PeerFilter
 from tfpar.spec import TfparError
 
@@ -45,16 +45,16 @@ def choose_filter(
     """
     if environ.get(names.INSECURE_GRPC, "0") not in ("", "0"):
         return None
-    hosts = [address.rpartition(":")[0].strip("[]") for address in job.addresses]
-    here = all(is_loopback(host) or is_local(host) for host in set(hosts))
-    peers = [resolve(host) for host in set(hosts)] if here else told()
+    hosts = {address.rpartition(":")[0].strip("[]") for address in job.addresses}
+    here = all(is_loopback(host) or is_local(host) for host in hosts)
+    peers = sources_towards(hosts) if here else told()
     if peers is None:
         raise TfparError(
             f"{_RISK}, and {job.launcher} does not say from which addresses the ranks of the other "
             f"machines come, as `tfpar run` does. {_WAYS_OUT}"
         )
     try:
-        return PeerFilter({ipaddress.ip_address(peer) for peer in peers if peer})
+        return PeerFilter({ipaddress.ip_address(peer) for peer in peers})
     except OSError as error:
         why = f"{_RISK}; Linux, which could keep all but the job's out, refuses to: {error}"
         if not here:
