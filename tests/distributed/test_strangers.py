@@ -42,7 +42,7 @@ exec nsenter --net=$namespace env -i PATH="$PATH" NAMESPACE=$namespace sh -c "$2
 SILENT_S = 0.7
 
 
-_LOOK_S = 0.02
+_LOOK_S = 0.1  # a look takes 5 ms; Gloo's listen for some tenths of a second
 
 
 class Watched:
