@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.time_limits import time_limit
+
 _CLONE_NEWNET = 0x40000000  # of linux/sched.h
 _LISTENS = "0A"  # a state, as Linux' /proc has it
 
@@ -36,7 +38,9 @@ class Machine:
 
     def run(self, *words: str) -> str:
         """What a command says that runs there."""
-        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            self.command(*words), capture_output=True, text=True, timeout=time_limit(60)
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from tests.launch.programs import wait_until
+from tests.time_limits import time_limit
 from tfpar.launch.environment import Rendezvous
 from tfpar.launch.hosts import Host, allocate
 from tfpar.launch.supervisor import Supervisor
@@ -24,7 +25,7 @@ def supervisor():
 
 def connected(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=time_limit(5))
 
 
 def hello(connection: socket.socket, token: str, rank: int = 0) -> dict:
@@ -82,7 +83,7 @@ class TestRendezvous:
 
     @staticmethod
     def ask(server: Rendezvous, method: str, path: str, body: bytes | None = None, **headers):
-        connection = http.client.HTTPConnection(server.address, server.port, timeout=5)
+        connection = http.client.HTTPConnection(server.address, server.port, timeout=time_limit(5))
         connection.request(method, path, body, headers)
         response = connection.getresponse()
         said = response.status, response.read()
