@@ -129,6 +129,7 @@ class Session:
         session = cls(mesh, options, cluster)
         world = session.ranks.world  # devices can only be configured before TensorFlow has started
         if world is not None:
+            world.beacon.needs_multiples_of(options.schedule.num_actors)
             agree_on_pipeline(
                 world,
                 options.schedule,

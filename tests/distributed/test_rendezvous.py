@@ -20,7 +20,7 @@ from tests import preloaded
 from tests.time_limits import time_limit
 from tfpar.distributed import rendezvous
 from tfpar.distributed.job import Job
-from tfpar.distributed.rendezvous import allotted, join, meeting_point
+from tfpar.distributed.rendezvous import join, meeting_point
 from tfpar.launch.network import free_ports
 from tfpar.spec import TfparError
 
@@ -81,13 +81,6 @@ def test_addresses_of_ranks_serve_where_they_are_known():
 def test_what_is_missing_is_named(environ, missing):
     with pytest.raises(TfparError, match=missing):
         meeting_point(Job(1, 4, 0, 1, "MPICH"), environ)
-
-
-def test_ranks_are_counted_on_each_machine():
-    slots = allotted(["a", "b", "a", "b", "a"])
-    assert [s.local_rank for s in slots] == [0, 0, 1, 1, 2]
-    assert [s.local_size for s in slots] == [3, 2, 3, 2, 3]
-    assert [(s.cross_rank, s.cross_size) for s in slots] == [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]
 
 
 def test_launchers_that_know_horovod_are_left_alone(clean):

@@ -85,7 +85,7 @@ def test_a_rank_that_others_wait_for_is_named(tmp_path, backend, fault, code, sa
 
 def test_a_job_without_addresses_cannot_use_tensorflow() -> None:
     with pytest.raises(TfparError, match="gives 0.*--backend tensorflow.*TFPAR_ADDRESSES"):
-        TensorFlowTransport(Job(0, 2, launcher="Slurm"))
+        TensorFlowTransport(Job(0, 2, launcher="Slurm"), list)
 
 
 def test_tensorflow_cannot_be_used_once_its_runtime_has_started() -> None:
@@ -93,4 +93,4 @@ def test_tensorflow_cannot_be_used_once_its_runtime_has_started() -> None:
 
     tf.constant(0)
     with pytest.raises(TfparError, match="before TensorFlow computes"):
-        TensorFlowTransport(Job(0, 2, addresses=("127.0.0.1:1", "127.0.0.1:2")))
+        TensorFlowTransport(Job(0, 2, addresses=("127.0.0.1:1", "127.0.0.1:2")), list)

@@ -46,6 +46,28 @@ def test_the_launcher_hears_what_a_rank_is_at(supervisor):
     assert supervisor.signs()[1].lost_at is None
 
 
+def test_once_all_have_come_each_rank_knows_from_where_all_reach_each_other(
+    supervisor, monkeypatch
+):
+    beacons = []
+    for rank, sources in enumerate((["10.0.0.1", "192.168.0.1"], ["10.0.0.2"])):
+        monkeypatch.setattr("tfpar.launch.beacon.sources_towards", lambda _, s=sources: s)
+        assert all(not beacon._peers_are_known.is_set() for beacon in beacons)
+        beacons.append(Beacon.connect(rank, variables(supervisor)))
+    for beacon in beacons:
+        assert beacon.peers() == ["10.0.0.1", "10.0.0.2", "192.168.0.1"]
+        beacon.close()
+
+
+def test_of_how_many_a_multiple_is_needed_is_heard(supervisor):
+    beacon = Beacon.connect(1, variables(supervisor))
+    assert supervisor.signs()[1].rank_multiple is None
+    for sets, multiple in ((2, 2), (3, 6), (1, 6)):
+        beacon.needs_multiples_of(sets)
+        assert wait_until(lambda m=multiple: supervisor.signs()[1].rank_multiple == m, 3)
+    beacon.close()
+
+
 def test_how_far_a_rank_has_got_is_heard_while_it_goes_on(supervisor):
     beacon, task = Beacon.connect(1, variables(supervisor)), ["1F0"]
     beacon.at("train step 5", bounded=True, within=lambda: Reached(task[0], "runs"))

@@ -52,6 +52,7 @@ def test_options_are_those_of_horovodrun(monkeypatch):
     assert (found.ssh_identity_file, found.min_ranks, found.start_timeout_s) == ("k", 1, 9)
     assert not found.mpi and options(monkeypatch, "--mpi", "true").mpi
     assert options(monkeypatch, "-hostfile", "f", "true").hostfile == "f"
+    assert not found.insecure_grpc and options(monkeypatch, "--insecure-grpc", "true").insecure_grpc
 
 
 def test_variables_are_set_or_passed_on(monkeypatch):

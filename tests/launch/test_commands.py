@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tfpar.launch import RunOptions
 from tfpar.launch import environment as names
-from tfpar.launch.command import mpirun_command, ssh_command
-from tfpar.launch.environment import Shared, exported, rank_environment
+from tfpar.launch.command import exporting, mpirun_command, ssh_command
+from tfpar.launch.environment import Rendezvous, Shared, exported, rank_environment
 from tfpar.launch.hosts import Host, allocate
-from tfpar.launch.network import LOOPBACK, find_network, free_ports, is_local
+from tfpar.launch.network import LOOPBACK, find_network, free_ports, is_local, sources_towards
 from tfpar.spec import TfparError
 
 SLOTS = allocate([Host("a", 2), Host("b", 1)], 3)
@@ -28,7 +29,7 @@ SHARED = Shared(
     attempt=2,
     addresses=("a:1", "a:2", "b:3"),
     interface="eth7",
-    rendezvous=("10.0.0.1", 6),
+    rendezvous=Rendezvous("10.0.0.1", 6, "open-sesame"),
 )
 
 
@@ -64,7 +65,7 @@ def test_horovod_is_told_what_its_own_launcher_tells():
         "CONTROLLER": "gloo",
         "CPU_OPERATIONS": "gloo",
         "GLOO_IFACE": "eth7",
-        "GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "GLOO_RENDEZVOUS_ADDR": "10.0.0.1:6/open-sesame",
         "GLOO_RENDEZVOUS_PORT": "6",
         "GLOO_TIMEOUT_SECONDS": "100",
         "DYNAMIC_PROCESS_SETS": "1",
@@ -73,10 +74,23 @@ def test_horovod_is_told_what_its_own_launcher_tells():
     }
 
 
+def test_consent_to_open_servers_is_told():
+    told = rank_environment({}, SLOTS[0], replace(SHARED, insecure_grpc=True))
+    assert told["TFPAR_INSECURE_GRPC"] == "1"
+
+
 def test_the_users_own_waits_stay():
     own = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     told = rank_environment(own, SLOTS[0], SHARED)
     assert {name: told[name] for name in own} == own
+
+
+def test_on_one_machine_nccl_listens_on_the_loopback():
+    told = {
+        interface: rank_environment({}, SLOTS[0], replace(SHARED, interface=interface))
+        for interface in ("lo", "eth7")
+    }
+    assert told["lo"]["NCCL_SOCKET_IFNAME"] == "=lo" and "NCCL_SOCKET_IFNAME" not in told["eth7"]
 
 
 def test_a_backend_that_nobody_named_is_not_told():
@@ -94,38 +108,43 @@ def test_only_what_concerns_a_rank_goes_to_other_machines():
         "SSH_AGENT_PID": "1",
         "AWS_SECRET": "s",
         "MINE": "2",
+        "TF_ODD()": "no shell's",
     }
     sent = exported(variables, {"MINE": "2"})
     assert list(sent) == ["TF_X", "KERAS_BACKEND", "PYTHONPATH", "PATH", "MINE"]
 
 
-def test_ssh_gets_its_options_and_never_the_token():
+def test_ssh_gets_its_options():
     options = RunOptions(command=("x",), ssh_port=2222, ssh_identity_file="/k", start_timeout_s=9)
-    variables = {"TFPAR_TOKEN": "secret", "TFPAR_RANK": "1"}
-    line = ssh_command("me@h", ("train",), variables, "/dir", options)
+    line = ssh_command("me@h", ("train",), "/dir", options)
     assert line[0] == "ssh" and "BatchMode=yes" in line and "ConnectTimeout=9" in line
     assert line[line.index("-p") + 1] == "2222" and line[line.index("-i") + 1] == "/k"
-    assert line[-2] == "me@h" and line[-1].startswith("cd /dir && exec env TFPAR_RANK=1 sh ")
-    assert "secret" not in " ".join(line)
+    assert line[-2] == "me@h" and line[-1].startswith("cd /dir && exec sh ")
 
 
-def test_what_ssh_runs_is_quoted(tmp_path):
+def test_what_ssh_runs_is_quoted_and_its_variables_are_on_no_command_line(tmp_path):
     folder = tmp_path / "it's $HOME; a folder"
     folder.mkdir()
-    variables = {"ODD": "a 'b' \"c\" $PATH `id` \\ ; é", "PATH": os.environ["PATH"]}
-    command = ("sh", "-c", 'pwd; printf "%s\\n" "$ODD" "$TFPAR_TOKEN" "$@"', "-", "x y", "*", "$1")
-    line = ssh_command("h", command, variables, str(folder), RunOptions(command=command))[-1]
+    odd = "a 'b' \"c\" $PATH `id` \\ \\n \\c ; é\n  two\t$(id)\r\\"
+    variables = {"PATH": os.environ["PATH"], "EMPTY": "", "ODD": odd}
+    command = ("sh", "-c", 'pwd; printf "%s|" "$ODD" "$EMPTY" "$@"', "-", "x y", "*", "$1")
+    line = ssh_command("h", command, str(folder), RunOptions(command=command))[-1]
     with subprocess.Popen(
         ["sh", "-c", line],
-        text=True,
         start_new_session=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as started:
-        started.stdin.write("secret\n")
+        assert "\n" not in exporting(variables)
+        started.stdin.write(f"{exporting(variables)}\n".encode())
         started.stdin.flush()
-        lines = started.stdout.read().splitlines()
-    assert lines == [str(folder), variables["ODD"], "secret", "x y", "*", "$1"]
+        said = started.stdout.read().decode()
+    assert said == f"{folder}\n{odd}||x y|*|$1|"
+
+
+def test_a_variable_that_no_shell_knows_is_refused():
+    with pytest.raises(TfparError, match="'a.b;id' .*--env"):
+        exporting({"a.b;id": "1"})
 
 
 def test_mpirun_gets_hosts_variables_and_ssh_options():
@@ -155,6 +174,11 @@ def test_ranks_on_one_machine_talk_over_the_loopback():
 def test_an_unknown_interface_is_refused_with_those_there_are():
     with pytest.raises(TfparError, match="'nope0'.*127.0.0.1"):
         find_network(["localhost"], "nope0")
+
+
+def test_an_address_of_this_machine_leads_to_itself():
+    found = sources_towards(["127.0.0.1", "localhost", "no-such-host.invalid"])
+    assert {"127.0.0.1"} <= found <= {"127.0.0.1", "::1"}
 
 
 def test_free_ports_differ():

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.launch.programs import program, run
+from tfpar.launch.blame import Record
+from tfpar.launch.elastic import largest_multiple, told_multiple
+from tfpar.launch.supervisor import Signs
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -75,3 +78,51 @@ def test_output_files_hold_all_attempts(tmp_path, capfd):
     command = program(tmp_path, DIES.format(least=1, end=KILL))
     assert run(command, 2, min_ranks=1, output_dir=str(folder)) == 0
     assert (folder / "rank.0.out").read_text() == "attempt 0 2\nattempt 1 1\n"
+
+
+def in_sets(multiple: int, then: str) -> str:
+    return f"""
+beacon = report("train step 17")
+beacon.needs_multiples_of({multiple})
+print("attempt", attempt, size, flush=True)
+heard(beacon)
+note(f"{{attempt}}.{{rank}}")
+if size == 4 and rank == 1:
+    noted(*[f"{{attempt}}.{{other}}" for other in range(size)])
+    {KILL}
+{then}
+"""
+
+
+def test_ranks_that_come_in_sets_go_on_with_as_many_sets_as_are_left(capfd, tmp_path):
+    command = program(tmp_path, in_sets(2, "time.sleep(30 if size == 4 else 0)"))
+    assert run(command, 4, min_ranks=1) == 0
+    out, err = capfd.readouterr()
+    assert out.count("attempt 0 4") == 4 and out.count("attempt 1 2") == 2
+    assert "restarting with 2 ranks (attempt 1 of 10)" in err
+
+
+@pytest.mark.parametrize(
+    "multiple, would", [(2, "multiples of 2: 2 ranks, not"), (4, "multiples of 4: 4 at least, not")]
+)
+def test_too_few_for_the_sets_end_the_run_and_it_is_said_which_would_do(
+    multiple, would, capfd, tmp_path
+):
+    command = program(tmp_path, in_sets(multiple, "time.sleep(30)"))
+    assert run(command, 4, min_ranks=3) == 137
+    err = capfd.readouterr().err
+    assert "3 slots are left" in err and would in err and "--min-np 3" in err
+
+
+def test_a_multiple_is_that_of_all_that_ranks_told():
+    signs = [Signs(0, 0, 0), Signs(0, 0, 0, rank_multiple=4), Signs(0, 0, 0, rank_multiple=6), None]
+    records = [Record(i, "h", False, None, False, said) for i, said in enumerate(signs)]
+    assert told_multiple(records) == 12
+    assert told_multiple(records[:1] + records[3:]) is None
+
+
+@pytest.mark.parametrize(
+    "multiple, most, found", [(1, 3, 3), (2, 3, 2), (2, 4, 4), (4, 3, 0), (3, 11, 9)]
+)
+def test_the_largest_number_of_ranks_that_will_do(multiple, most, found):
+    assert largest_multiple(multiple, most) == found

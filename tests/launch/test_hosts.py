@@ -8,9 +8,9 @@ from tfpar.launch.hosts import (
     Host,
     Slot,
     allocate,
-    expand_nodelist,
     find_hosts,
     parse_hosts,
+    place_ranks,
     read_hostfile,
     without,
 )
@@ -64,23 +64,20 @@ def test_a_missing_hostfile_is_named(tmp_path):
         read_hostfile(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize(
-    "text, names",
-    [
-        ("node[01-03,7],gpu5", "node01 node02 node03 node7 gpu5"),
-        ("a1", "a1"),
-        ("r[1-2]n[8-10]", "r1n8 r1n9 r1n10 r2n8 r2n9 r2n10"),
-        ("n[098-101]-ib,x", "n098-ib n099-ib n100-ib n101-ib x"),
-    ],
-)
-def test_slurm_lists_are_expanded(text, names):
-    assert expand_nodelist(text) == names.split()
+def test_ranks_are_counted_on_each_machine():
+    slots = place_ranks(["a", "b", "a", "b", "a"])
+    assert [s.local_rank for s in slots] == [0, 0, 1, 1, 2]
+    assert [s.local_size for s in slots] == [3, 2, 3, 2, 3]
+    assert [(s.cross_rank, s.cross_size) for s in slots] == [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a]", "n]", "n[]", "a,,b"])
-def test_a_malformed_slurm_list_is_refused(text):
-    with pytest.raises(TfparError, match="Slurm"):
-        expand_nodelist(text)
+@pytest.mark.parametrize("count", [10**6, 10**12, "9" * 5000], ids=["million", "trillion", "long"])
+def test_more_slots_than_a_machine_can_have_are_refused(count):
+    with pytest.raises(TfparError, match="slots"):
+        parse_hosts(f"a:{count}")
+    if isinstance(count, int):
+        with pytest.raises(TfparError, match="slots"):
+            found(num_ranks=count)
 
 
 def test_without_hosts_this_machine_has_a_slot_for_each_rank():
@@ -115,6 +112,15 @@ def test_ranks_fill_the_hosts_in_order():
 def test_more_ranks_than_slots_is_refused_with_both_numbers():
     with pytest.raises(TfparError, match="4 ranks .* have 3 .*a:2, b:1"):
         allocate([Host("a", 2), Host("b", 1)], 4)
+
+
+def test_many_hosts_are_filled_in_no_time_and_more_ranks_than_a_job_has_refused():
+    hosts = [Host(f"n{i}", 100_000) for i in range(30_000)]
+    assert allocate(hosts[:1000] + [Host("z", 1)], 100_000)[-1].local_rank == 99_999
+    ones = [Host(f"n{i}", 1) for i in range(30_000)]
+    assert allocate(ones, 30_000)[-1].cross_rank == 29_999
+    with pytest.raises(TfparError, match="more than a job can have"):
+        allocate(hosts, 3_000_000_000)
 
 
 def test_lost_slots_are_no_longer_there():

@@ -33,6 +33,7 @@ SETTLED = ("TF_", "KERAS_", "XLA_", "PYTHON", "LD_", "OMP_", "MKL_", "MALLOC_")
 """Beginnings of variables that are read while modules are imported, or by Python as it starts."""
 TAKEN_OVER = ("PYTHONPATH", "PYTHONUNBUFFERED")
 """Those of them that a forked process heeds itself."""
+_OF_HOROVOD = ("backends.horovod", "distributed.rendezvous", "launch.rendezvous_server")
 OWN_INTERPRETER = -(1 << 31)
 MARK = b"TFPAR_TEST_MARK"
 _HELLO_S = 60.0
@@ -68,7 +69,7 @@ def preload() -> None:
     import tfpar
 
     for module in pkgutil.walk_packages(tfpar.__path__, "tfpar."):
-        horovod = module.name.endswith(("backends.horovod", "distributed.rendezvous"))
+        horovod = module.name.endswith(_OF_HOROVOD)
         if not module.name.endswith("__main__") and (not horovod or _horovod()):
             importlib.import_module(module.name)
     assert context.context_safe() is None, "TensorFlow's runtime has started"

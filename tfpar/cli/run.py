@@ -82,6 +82,12 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         choices=BACKENDS,
         help="what the ranks exchange tensors with (default: horovod if it is installed)",
     )
+    parser.add_argument(
+        "--insecure-grpc",
+        action="store_true",
+        help="with --backend tensorflow, let every host that reaches a rank read and write files "
+        "as you: only where the job's own hosts cannot be told from others",
+    )
     starter = parser.add_mutually_exclusive_group()
     starter.add_argument(
         "--gloo", action="store_false", dest="mpi", help="start the ranks here and by ssh (default)"
@@ -158,6 +164,7 @@ def _options(given: argparse.Namespace) -> RunOptions:
         hostfile=given.hostfile,
         backend=given.backend,
         mpi=given.mpi,
+        insecure_grpc=given.insecure_grpc,
         network_interface=given.network_interface,
         ssh_port=given.ssh_port,
         ssh_identity_file=given.ssh_identity_file,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 
 from tfpar.launch import environment as names
-from tfpar.launch.hosts import task_counts
+from tfpar.launch.slurm import expand_tasks
 from tfpar.spec.errors import TfparError
 
 
@@ -125,7 +125,8 @@ def _slurm_step(environ: Mapping[str, str]) -> Mapping[str, str]:
         told["SLURM_NTASKS"] = environ["SLURM_STEP_NUM_TASKS"]
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE")
     if counts and environ.get("SLURM_NODEID"):
-        tasks, node = task_counts(counts), _number(environ, "SLURM_NODEID")
+        tasks = expand_tasks(counts, "SLURM_STEP_TASKS_PER_NODE")
+        node = _number(environ, "SLURM_NODEID")
         if not 0 <= node < len(tasks):
             raise TfparError(
                 f"The environment of Slurm says node {node}, but SLURM_STEP_TASKS_PER_NODE="

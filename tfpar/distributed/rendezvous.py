@@ -6,26 +6,27 @@ environment, tell it the machine they are on, and learn from it which ranks shar
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
+import hashlib
+import logging
 import os
 import socket
 import threading
-import time
 import zlib
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import horovod.tensorflow as hvd
-from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from tfpar.distributed.job import Job
+from tfpar.distributed.rendezvous_store import RendezvousStore
 from tfpar.launch import environment as names
-from tfpar.launch.hosts import Slot, expand_nodelist
-from tfpar.launch.network import LOOPBACK, find_network
+from tfpar.launch.environment import Rendezvous
+from tfpar.launch.hosts import place_ranks
+from tfpar.launch.network import LOOPBACK, find_network, is_local, is_loopback, resolve
+from tfpar.launch.rendezvous_server import SecretRendezvousServer
+from tfpar.launch.slurm import expand_nodelist
 from tfpar.spec.errors import TfparError
+
+logger = logging.getLogger("tfpar")
 
 _KNOWN = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 _MPI_LAUNCHERS = ("Open MPI", "MPICH")
@@ -40,8 +41,6 @@ _JOB_IDS = (
 _FIRST_PORT, _NUM_PORTS = 20_000, 9_000
 
 _WAIT_S = 120.0  # for the last rank, as `tfpar run --start-timeout`
-_PAUSE_S = 0.1
-_REQUEST_S = 5.0
 
 
 def join(job: Job) -> None:
@@ -59,12 +58,15 @@ def join(job: Job) -> None:
     timeout_s = float(os.environ.get(names.TIMEOUT, names.DEFAULT_TIMEOUT_S))
     # This error says more than the watchdog, which ends a rank after the whole timeout.
     limit_s = min(_WAIT_S, timeout_s / 2)
+    secret = _secret(os.environ)
     if job.rank == 0:
-        server = _serve(address, port)
-        store = _Store(LOOPBACK, port, _scope(os.environ), limit_s)
+        bound = _own_address(address)
+        server = _serve(bound, port, secret, job.size)
+        _warn_if_open(bound, port, os.environ)
+        store = RendezvousStore(Rendezvous(bound or LOOPBACK, port, secret), limit_s)
         machines = _welcome(job, store, address, server)
     else:
-        store = _Store(address, port, _scope(os.environ), limit_s)
+        store = RendezvousStore(Rendezvous(address, port, secret), limit_s)
         machines = _report(job, store)
     shared = names.Shared(
         backend=None,
@@ -76,11 +78,11 @@ def join(job: Job) -> None:
         attempt=job.attempt,
         addresses=(),
         interface=_interface(job.rank, machines),
-        rendezvous=(store.address, port),
+        rendezvous=store.rendezvous,
     )
-    slot = allotted([machine["host"] for machine in machines])[job.rank]
+    slot = place_ranks([machine["host"] for machine in machines])[job.rank]
     told = names.rank_environment(os.environ, slot, shared)
-    os.environ.update({n: told[n] for n in told if n.startswith(("HOROVOD_", "CUDA_"))})
+    os.environ.update({n: told[n] for n in told if n.startswith(("HOROVOD_", "CUDA_", "NCCL_"))})
 
 
 def meeting_point(job: Job, environ: Mapping[str, str]) -> tuple[str, int]:
@@ -109,22 +111,6 @@ def meeting_point(job: Job, environ: Mapping[str, str]) -> tuple[str, int]:
     return host, int(port)
 
 
-def allotted(hosts: Sequence[str]) -> list[Slot]:
-    """The slot of each rank, given the machine of each: `a b a` has local ranks 0, 0, 1."""
-    on_host: dict[str, int] = defaultdict(int)
-    across: dict[int, int] = defaultdict(int)
-    places = []
-    for host in hosts:
-        local = on_host[host]
-        places.append((host, local, across[local]))
-        on_host[host] += 1
-        across[local] += 1
-    return [
-        Slot(rank, len(hosts), host, local, on_host[host], cross, across[local])
-        for rank, (host, local, cross) in enumerate(places)
-    ]
-
-
 def _over_mpi(job: Job, environ: Mapping[str, str]) -> bool:
     """Whether Horovod's ranks find each other through MPI."""
     asked = environ.get("HOROVOD_CONTROLLER", "").lower()
@@ -133,11 +119,13 @@ def _over_mpi(job: Job, environ: Mapping[str, str]) -> bool:
 
 def _first_host(job: Job, environ: Mapping[str, str]) -> str:
     """The machine of rank 0; empty if it is not known."""
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    machines = expand_nodelist(nodes) if nodes else []
-    if len(machines) == 1 or job.local_size == job.size:
+    if job.local_size == job.size:
         return LOOPBACK
-    return machines[0] if machines else ""
+    for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        if environ.get(variable):
+            machines = expand_nodelist(environ[variable], variable)
+            return LOOPBACK if len(machines) == 1 else machines[0]
+    return ""
 
 
 def _derived_port(environ: Mapping[str, str]) -> str:
@@ -146,8 +134,14 @@ def _derived_port(environ: Mapping[str, str]) -> str:
     return str(_FIRST_PORT + zlib.crc32(name.encode()) % _NUM_PORTS) if name else ""
 
 
-def _scope(environ: Mapping[str, str]) -> str:
-    """The part of the server's store for this job: another's ranks may come by mistake."""
+def _secret(environ: Mapping[str, str]) -> str:
+    """The first part of all paths: of TFPAR_TOKEN; else the job's name, which is no secret.
+
+    It keeps the ranks of another job apart, which may come by mistake.
+    """
+    token = environ.get(names.TOKEN)
+    if token:
+        return hashlib.sha256(token.encode()).hexdigest()[:32]
     return f"tfpar-{zlib.crc32(_job_id(environ).encode()):x}"
 
 
@@ -158,11 +152,34 @@ def _job_id(environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _serve(address: str, port: int) -> RendezvousHTTPServer:
+def _own_address(address: str) -> str:
+    """What rank 0 listens on: the address that ranks are told, if it is this machine's.
+
+    Empty, which is all of them, where that is not known: a name may stand for a service in front of
+    this machine, or be known here, and here only, as the loopback's.
+    """
+    if address in (LOOPBACK, "localhost"):
+        return LOOPBACK
+    found = resolve(address)
+    known = found is not None and is_local(address) and not is_loopback(found)
+    return found if found is not None and known else ""
+
+
+def _warn_if_open(bound: str, port: int, environ: Mapping[str, str]) -> None:
+    if bound != LOOPBACK and not environ.get(names.TOKEN):
+        logger.warning(
+            "Horovod's ranks meet at port %d of %s, which answers every host that reaches it. Set "
+            "%s to the same secret on all ranks to close it (docs/security.md).",
+            port,
+            bound or "all of this machine's addresses",
+            names.TOKEN,
+        )
+
+
+def _serve(bound: str, port: int, secret: str, size: int) -> SecretRendezvousServer:
     """A server until this process ends: process sets that are made later meet there too."""
-    bound = LOOPBACK if address in (LOOPBACK, "localhost") else ""
     try:
-        server = RendezvousHTTPServer((bound, port), RendezvousHandler, 0)
+        server = SecretRendezvousServer(bound, port, secret, size)
     except OSError as error:
         raise TfparError(
             f"Rank 0 cannot listen on port {port}, where Horovod's ranks are to meet: {error}. "
@@ -173,18 +190,18 @@ def _serve(address: str, port: int) -> RendezvousHTTPServer:
 
 
 def _welcome(
-    job: Job, store: _Store, address: str, server: RendezvousHTTPServer
+    job: Job, store: RendezvousStore, address: str, server: SecretRendezvousServer
 ) -> list[dict[str, str]]:
     """Rank 0's side: wait for all, prepare the server for them, and tell them of each other."""
     machines = [{"host": socket.gethostname(), "address": address}]
     for rank in range(1, job.size):
         machines.append(store.get(f"rank{rank}", f"rank {rank} of {job.size} has not come"))
-    server.init(allotted([machine["host"] for machine in machines]))  # empties the store too
+    server.init(place_ranks([machine["host"] for machine in machines]))  # empties the store too
     store.put("ranks", machines)
     return machines
 
 
-def _report(job: Job, store: _Store) -> list[dict[str, str]]:
+def _report(job: Job, store: RendezvousStore) -> list[dict[str, str]]:
     """Any other rank's side: tell rank 0 of this one's machine, and learn of all."""
     store.put(f"rank{job.rank}", {"host": socket.gethostname(), "address": store.own_address()})
     machines: list[dict[str, str]] = store.get("ranks", "rank 0 waits for other ranks")
@@ -202,74 +219,3 @@ def _interface(rank: int, machines: Sequence[Mapping[str, str]]) -> str:
         return chosen
     others = [m["address"] for m in machines if m["host"] != machines[rank]["host"]]
     return find_network(["localhost", *others], None).interface
-
-
-class _Store:
-    """JSON values by name in rank 0's server.
-
-    Args:
-        limit_s: for all calls together, seconds from now on.
-    """
-
-    def __init__(self, address: str, port: int, scope: str, limit_s: float) -> None:
-        self.address, self._port, self._scope = address, port, scope
-        self._limit_s = limit_s
-        self._end = time.monotonic() + limit_s
-
-    def own_address(self) -> str:
-        """This machine's address towards the server."""
-        with self._connected() as connection:
-            own: str = connection.sock.getsockname()[0]
-        return own
-
-    def put(self, name: str, value: Any) -> None:
-        """Raises TfparError when there is no server in time."""
-        with self._connected() as connection:
-            connection.request("PUT", self._path(name), json.dumps(value))
-            connection.getresponse().read()
-
-    def get(self, name: str, without: str) -> Any:
-        """A value, which is waited for; the error says `without` when it does not come in time."""
-        while True:
-            with self._connected() as connection:
-                connection.request("GET", self._path(name))
-                response = connection.getresponse()
-                if response.status == http.HTTPStatus.OK:
-                    return json.loads(response.read())
-            if time.monotonic() > self._end:
-                raise TfparError(
-                    f"After {self._limit_s:.0f} s {without}. Horovod's ranks meet at "
-                    f"{self.address}:{self._port}: has every rank been started, and does it "
-                    f"reach that port? The ranks' own output may say more."
-                )
-            time.sleep(_PAUSE_S)
-
-    def _path(self, name: str) -> str:
-        return f"/{self._scope}/{name}"
-
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[http.client.HTTPConnection]:
-        """A connection for one request."""
-        while True:
-            connection = http.client.HTTPConnection(self.address, self._port, timeout=_REQUEST_S)
-            try:
-                connection.connect()
-                break
-            except OSError as error:
-                connection.close()
-                if time.monotonic() > self._end:
-                    raise TfparError(
-                        f"For {self._limit_s:.0f} s nobody answers at {self.address}:{self._port}, "
-                        f"where rank 0 should be ({error}). Is it running there? MASTER_ADDR and "
-                        f"MASTER_PORT name another place."
-                    ) from error
-                time.sleep(_PAUSE_S)
-        try:
-            yield connection
-        except (OSError, http.client.HTTPException) as error:
-            raise TfparError(
-                f"The rendezvous of Horovod's ranks at {self.address}:{self._port} broke: "
-                f"{error!r}. Has rank 0 ended, or does another program have that port?"
-            ) from error
-        finally:
-            connection.close()

@@ -197,7 +197,7 @@ def this_world() -> World | None:
         return None
     beacon = Beacon.connect(job.rank, os.environ) or Beacon.alone(job.rank, os.environ)
     beacon.at("joining the job", bounded=True)
-    world = World(job, _transport(job), beacon)
+    world = World(job, _transport(job, beacon), beacon)
     beacon.at("joined the job")
     _at_the_end(world)
     if job.rank == 0:
@@ -216,7 +216,7 @@ def joined_world() -> World | None:
     return this_world() if this_world.cache_info().currsize else None
 
 
-def _transport(job: Job) -> Transport:
+def _transport(job: Job, beacon: Beacon) -> Transport:
     horovod = importlib.util.find_spec("horovod") is not None
     backend = job.backend or ("horovod" if horovod else "tensorflow")
     if backend not in BACKENDS:
@@ -234,7 +234,7 @@ def _transport(job: Job) -> Transport:
         return HorovodTransport(own_device(job.local_rank, job.local_size))
     from tfpar.runtime.backends.tensorflow import TensorFlowTransport
 
-    return TensorFlowTransport(job)
+    return TensorFlowTransport(job, beacon.peers)
 
 
 def _at_the_end(world: World) -> None:

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from tfpar.launch import environment as names
+from tfpar.launch.network import sources_towards
 from tfpar.pipeline.tasks import Task
 from tfpar.spec.errors import TfparError
 
@@ -101,7 +103,10 @@ class Beacon:
         self._told: tuple[_Now, Reached | None] = (self._now, None)
         self._stages: tuple[int, ...] = ()
         self._steps = 0
+        self._rank_multiple = 1
         self._heard_from = b""
+        self._peers: list[str] = []
+        self._peers_are_known = threading.Event()
         self._closed = threading.Event()
         self._process = os.getpid()
         atexit.register(self.close)
@@ -119,7 +124,7 @@ class Beacon:
         if not supervisor:
             return None
         timeout_s, grace_s = _limits(environ)
-        connection = _admitted(supervisor, environ.get(names.TOKEN, ""), rank)
+        connection = _admitted(supervisor, environ, rank)
         # What is sent and not acknowledged for so long: the launcher's machine is gone.
         limit_ms = int(timeout_s * 1000)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
@@ -164,6 +169,21 @@ class Beacon:
     def took(self, steps: int) -> None:
         """This rank has taken so many steps."""
         self._steps = steps
+
+    def needs_multiples_of(self, num_ranks: int) -> None:
+        """A part of this rank's program runs on so many equal sets of ranks, as a pipeline's."""
+        self._rank_multiple = math.lcm(self._rank_multiple, num_ranks)
+        self._send({"say": "multiple", "ranks": self._rank_multiple})
+
+    def peers(self) -> list[str] | None:
+        """The addresses from which all ranks reach each other; waits until all have come.
+
+        None without a launcher, which knows them. Who waits in vain is in a bounded activity.
+        """
+        if self._connection is None:
+            return None
+        self._peers_are_known.wait()
+        return self._peers
 
     def failed(self, kind: str, message: str) -> None:
         """Tell at once of an exception.
@@ -222,9 +242,16 @@ class Beacon:
         if not data:
             self._end_without_launcher()
         *lines, self._heard_from = (self._heard_from + data).split(b"\n")
-        if any(b"stacks" in line for line in lines):
+        for line in lines:
+            self._heed(json.loads(line))
+
+    def _heed(self, message: dict[str, Any]) -> None:
+        if message.get("say") == "stacks":
             self._print(f"rank {self._rank} is at {self._now.activity!r}. Its Python stacks:")
             _dump_stacks()
+        elif message.get("say") == "peers":
+            self._peers = message["addresses"]
+            self._peers_are_known.set()
 
     def _hang(self, at: _Now, seconds: float) -> None:
         hint = f"{at.hint} " if at.hint else ""
@@ -286,12 +313,15 @@ def _limits(environ: Mapping[str, str]) -> tuple[float, float]:
         ) from error
 
 
-def _admitted(supervisor: str, token: str, rank: int) -> socket.socket:
+def _admitted(supervisor: str, environ: Mapping[str, str], rank: int) -> socket.socket:
     host, _, port = supervisor.rpartition(":")
+    others = filter(None, environ.get(names.ADDRESSES, "").split(","))
+    come_from = sources_towards(address.rpartition(":")[0].strip("[]") for address in others)
     connection = None
     try:
         connection = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
-        hello = {"say": "hello", "token": token, "rank": rank}
+        token = environ.get(names.TOKEN, "")
+        hello = {"say": "hello", "token": token, "rank": rank, "from": sorted(come_from)}
         connection.sendall(json.dumps(hello).encode() + b"\n")
         answer = _line(connection)
     except (OSError, ValueError) as error:
@@ -309,7 +339,7 @@ def _admitted(supervisor: str, token: str, rank: int) -> socket.socket:
 
 
 def _line(connection: socket.socket) -> dict[str, Any]:
-    with connection.makefile("rb") as stream:
+    with connection.makefile("rb", buffering=0) as stream:  # what follows stays to be read
         line = stream.readline(4096)
     if not line:
         raise OSError("the connection was closed")

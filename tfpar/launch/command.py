@@ -13,9 +13,10 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 
-from tfpar.launch.environment import TOKEN
+from tfpar.launch.environment import is_variable
 from tfpar.launch.hosts import Host
 from tfpar.launch.options import RunOptions
+from tfpar.spec.errors import TfparError
 
 _WATCH = (
     "exec 3<&0 </dev/null; "
@@ -25,9 +26,9 @@ _WATCH = (
     "exec 3<&-; "
 )
 _BECOME = 'exec "$@"'
-# The token comes over stdin: command lines are seen by everybody on a machine. This shell stays,
+# Variables come over stdin: command lines are seen by everybody on a machine. This shell stays,
 # because ssh does not tell which signal has ended a command, and a shell does (128 + signal).
-_TAKE_TOKEN = f"read -r {TOKEN}; export {TOKEN}; "
+_TAKE_VARIABLES = 'read -r line; eval "$(printf %b "$line")"; '
 _WAIT_FOR = 'trap : HUP INT TERM; "$@"; exit $?'
 
 
@@ -36,17 +37,10 @@ def local_command(command: Sequence[str], grace_s: float) -> list[str]:
     return ["/bin/sh", "-c", _watch(grace_s) + _BECOME, "sh", *command]
 
 
-def ssh_command(
-    host: str,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    folder: str,
-    options: RunOptions,
-) -> list[str]:
-    """Runs `command` on `host` in `folder`; the job's token is the first line on its stdin."""
-    variables = [f"{name}={value}" for name, value in environment.items() if name != TOKEN]
-    script = _TAKE_TOKEN + _watch(options.grace_s) + _WAIT_FOR
-    there = shlex.join(["env", *variables, "sh", "-c", script, "sh", *command])
+def ssh_command(host: str, command: Sequence[str], folder: str, options: RunOptions) -> list[str]:
+    """Runs `command` on `host` in `folder`; the first line on its stdin is `exporting(...)`."""
+    script = _TAKE_VARIABLES + _watch(options.grace_s) + _WAIT_FOR
+    there = shlex.join(["sh", "-c", script, "sh", *command])
     return [
         "ssh",
         "-T",
@@ -54,7 +48,7 @@ def ssh_command(
         "-o",
         "BatchMode=yes",
         "-o",
-        "StrictHostKeyChecking=no",
+        "StrictHostKeyChecking=accept-new",  # a key that has changed is an impostor's
         "-o",
         "LogLevel=ERROR",
         "-o",
@@ -66,6 +60,23 @@ def ssh_command(
         host,
         f"cd {shlex.quote(folder)} && exec {there}",
     ]
+
+
+def exporting(environment: Mapping[str, str]) -> str:
+    """One line, of whatever values, by which a shell gets these variables.
+
+    Raises:
+        TfparError: a name that no shell knows as a variable's.
+    """
+    odd = [name for name in environment if not is_variable(name)]
+    if odd:
+        raise TfparError(
+            f"The variable {odd[0]!r} (--env) cannot be sent to another machine. Name it with "
+            f"letters, digits and _ alone."
+        )
+    assigned = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    script = " ".join(["export", *assigned])
+    return script.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def mpirun_command(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from tfpar.launch.blame import Cause
+from tfpar.launch.blame import Cause, Record
 from tfpar.launch.hosts import Host, allocate, find_hosts, without
 from tfpar.launch.job import Outcome, run_attempt
 from tfpar.launch.mpi import run_mpi
@@ -50,10 +51,9 @@ def _run_attempts(
     signals: list[signal.Signals],
     environ: Mapping[str, str],
 ) -> int:
-    attempt = 0
+    attempt, size, multiple = 0, num_ranks, 1
     while True:
-        slots = allocate(hosts, num_ranks)
-        outcome = run_attempt(options, slots, attempt, signals, environ)
+        outcome = run_attempt(options, allocate(hosts, size), attempt, signals, environ)
         if not outcome.blamed:
             return outcome.code
         say(report(outcome.blamed, outcome.records, outcome.at))
@@ -65,12 +65,33 @@ def _run_attempts(
         if left < options.min_ranks:
             say(f"{lost}; {left} slots are left, fewer than --min-np {options.min_ranks}.")
             return outcome.code
+        multiple = told_multiple(outcome.records) or multiple
+        size = largest_multiple(multiple, min(num_ranks, left))
+        if size < options.min_ranks:
+            would = f"{size} ranks" if size else f"{multiple} at least"
+            say(
+                f"{lost}; {left} slots are left, and the program, whose pipeline has {multiple} "
+                f"sets of ranks, runs with multiples of {multiple}: {would}, not --min-np "
+                f"{options.min_ranks}."
+            )
+            return outcome.code
         if attempt == options.restarts:
             say(f"{lost}; it has been restarted {attempt} times (--restarts) and ends.")
             return outcome.code
         attempt += 1
-        num_ranks = min(num_ranks, left)
-        say(f"{lost}; restarting with {num_ranks} ranks (attempt {attempt} of {options.restarts})")
+        say(f"{lost}; restarting with {size} ranks (attempt {attempt} of {options.restarts})")
+
+
+def told_multiple(records: Iterable[Record]) -> int | None:
+    """Of how many ranks the program needs a multiple; None if no rank came to tell."""
+    told = [r.signs.rank_multiple for r in records if r.signs is not None]
+    known = [multiple for multiple in told if multiple is not None]
+    return math.lcm(*known) if known else None
+
+
+def largest_multiple(multiple: int, most: int) -> int:
+    """The largest multiple that is at most `most`; 0 if there is none."""
+    return most - most % multiple
 
 
 def _lost_slots(outcome: Outcome, hosts: Sequence[Host]) -> list[str]:

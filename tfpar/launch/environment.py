@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ SUPERVISOR = "TFPAR_SUPERVISOR"  # host:port
 TOKEN = "TFPAR_TOKEN"
 ATTEMPT = "TFPAR_ATTEMPT"
 ADDRESSES = "TFPAR_ADDRESSES"  # host:port of each rank, for TensorFlow's own collectives
+INSECURE_GRPC = "TFPAR_INSECURE_GRPC"  # 1: any host may reach TensorFlow's servers
 TIMELINE = "TFPAR_TIMELINE"  # the file, absolute
 TIMELINE_STEPS = "TFPAR_TIMELINE_STEPS"  # 10-12
 
@@ -28,6 +30,8 @@ TEMPORARY_FAILURE = 75  # exit code (EX_TEMPFAIL) of a rank that may be left out
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_GRACE_S = 30.0
 FIRST_REMOTE_PORT = 29500
+_LOOPBACK = "lo"  # the interface
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of what a shell takes for a variable
 
 _EXPORTED_PREFIXES = (
     "TFPAR_",
@@ -43,6 +47,35 @@ _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where ranks over Gloo find each other: a server that answers those who know a secret.
+
+    Attributes:
+        secret: the first part of every path; letters and digits, and dashes.
+    """
+
+    address: str
+    port: int
+    secret: str
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What Horovod is told of it.
+
+        Horovod's clients in C++ ask for `http://ADDRESS:PORT/scope/key`, and know of no secret: it
+        is put behind an address that has the port already.
+        """
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self.address}:{self.port}/{self.secret}",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.port),
+        }
+
+    def path(self, scope: str, key: str) -> str:
+        """The path that follows from it."""
+        return f"/{self.secret}:{self.port}/{scope}/{key}"
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
     """What all ranks of one attempt are told alike.
 
@@ -50,7 +83,8 @@ class Shared:
         backend: only if the user named one.
         addresses: `host:port` of each rank.
         interface: the network interface among ranks.
-        rendezvous: host and port of Horovod's rendezvous; None without Horovod over Gloo.
+        rendezvous: Horovod's; None without Horovod over Gloo.
+        insecure_grpc: any host may reach TensorFlow's servers.
     """
 
     backend: str | None
@@ -62,7 +96,8 @@ class Shared:
     attempt: int
     addresses: tuple[str, ...]
     interface: str
-    rendezvous: tuple[str, int] | None
+    rendezvous: Rendezvous | None
+    insecure_grpc: bool = False
 
 
 def rank_environment(base: Mapping[str, str], slot: Slot, shared: Shared) -> dict[str, str]:
@@ -81,7 +116,7 @@ def rank_environment(base: Mapping[str, str], slot: Slot, shared: Shared) -> dic
 
 
 def job_environment(base: Mapping[str, str], shared: Shared) -> dict[str, str]:
-    """What does not depend on the rank; values of the user's win where Horovod's waits are set."""
+    """What does not depend on the rank; values of the user's win over defaults of libraries."""
     told = {
         TIMEOUT: f"{shared.timeout_s:g}",
         GRACE: f"{shared.grace_s:g}",
@@ -94,6 +129,8 @@ def job_environment(base: Mapping[str, str], shared: Shared) -> dict[str, str]:
     }
     if shared.backend is not None:
         told[BACKEND] = shared.backend
+    if shared.insecure_grpc:
+        told[INSECURE_GRPC] = "1"
     return {**_defaults(shared), **base, **told}
 
 
@@ -102,12 +139,20 @@ def exported(environment: Mapping[str, str], names: Mapping[str, str]) -> dict[s
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_EXPORTED_PREFIXES) or name in _EXPORTED or name in names
+        if name in names or (_is_for_ranks(name) and is_variable(name))
     }
 
 
-def _gloo(slot: Slot, rendezvous: tuple[str, int]) -> dict[str, str]:
-    host, port = rendezvous
+def is_variable(name: str) -> bool:
+    """Whether a shell can set a variable of this name: an environment may have others."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _is_for_ranks(name: str) -> bool:
+    return name.startswith(_EXPORTED_PREFIXES) or name in _EXPORTED
+
+
+def _gloo(slot: Slot, rendezvous: Rendezvous) -> dict[str, str]:
     return {
         "HOROVOD_RANK": str(slot.rank),
         "HOROVOD_SIZE": str(slot.size),
@@ -118,17 +163,21 @@ def _gloo(slot: Slot, rendezvous: tuple[str, int]) -> dict[str, str]:
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        **rendezvous.variables,
     }
 
 
 def _defaults(shared: Shared) -> dict[str, str]:
-    """Horovod warns of a stall well before, and gives up shortly after the ranks' own watchdogs."""
+    """Horovod warns of a stall well before, and gives up shortly after the ranks' own watchdogs.
+
+    On one machine NCCL's ports are on the loopback, as all others.
+    """
     timeout = math.ceil(shared.timeout_s)
     # Of what it has done before it speaks after up to four times as long.
     warn = max(1, min(60, timeout // 5))
+    on_one_machine = shared.interface == _LOOPBACK
     return {
+        **({"NCCL_SOCKET_IFNAME": f"={_LOOPBACK}"} if on_one_machine else {}),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(timeout, math.ceil(shared.start_timeout_s))),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(timeout + max(10, timeout // 10)),

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfpar.launch.options import RunOptions
+from tfpar.launch.slurm import expand_nodelist, expand_tasks
 from tfpar.spec.errors import TfparError
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[\w.@-]*\w)?")  # never an option of ssh's
+_MOST_RANKS = 100_000  # each is a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,10 @@ class Host:
             raise TfparError(f"{self.name!r} is no host name. Write host or host:slots.")
         if self.slots < 0:
             raise TfparError(f"The host {self.name} has {self.slots} slots; write 0 or more.")
+        if self.slots > _MOST_RANKS:
+            raise TfparError(
+                f"The host {self.name} has {self.slots} slots; at most {_MOST_RANKS:,} can be."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,9 @@ def find_hosts(options: RunOptions, environ: Mapping[str, str]) -> list[Host]:
         return parse_hosts(options.hosts)
     if options.hostfile is not None:
         return read_hostfile(options.hostfile)
-    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    if nodes:
-        return _slurm_hosts(nodes, environ)
+    for variable in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if environ.get(variable):
+            return _slurm_hosts(variable, environ)
     return [Host("localhost", 1 if options.num_ranks is None else options.num_ranks)]
 
 
@@ -100,18 +106,6 @@ def read_hostfile(path: str) -> list[Host]:
     return _merged(hosts)
 
 
-def expand_nodelist(text: str) -> list[str]:
-    """The names of a compressed Slurm list: `node[01-03,7],gpu5` has five.
-
-    Raises:
-        TfparError: brackets or ranges that are malformed.
-    """
-    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
-    if ",".join(parts) != text:
-        raise TfparError(f"The Slurm node list {text!r} cannot be read. Name the hosts with -H.")
-    return [name for part in parts for name in _expanded(part)]
-
-
 def allocate(hosts: Sequence[Host], num_ranks: int) -> list[Slot]:
     """Ranks 0, 1, ... on the slots of the hosts, in their order.
 
@@ -125,23 +119,25 @@ def allocate(hosts: Sequence[Host], num_ranks: int) -> list[Slot]:
             f"{num_ranks} ranks (-np) need as many slots, but the hosts have {total} ({known}). "
             f"Lower -np, or give the hosts more slots (-H host:slots)."
         )
-    places = [(host.name, local) for host in hosts for local in range(host.slots)][:num_ranks]
+    if num_ranks > _MOST_RANKS:
+        raise TfparError(f"{num_ranks} ranks are more than a job can have ({_MOST_RANKS:,}).")
+    names = (host.name for host in hosts for _ in range(host.slots))
+    return place_ranks(list(itertools.islice(names, num_ranks)))
+
+
+def place_ranks(hosts: Sequence[str]) -> list[Slot]:
+    """The slot of each rank, given the machine of each: `a b a` has local ranks 0, 0, 1."""
     on_host: dict[str, int] = defaultdict(int)
-    across: dict[int, list[str]] = defaultdict(list)
-    for name, local in places:
-        on_host[name] += 1
-        across[local].append(name)
+    across: dict[int, int] = defaultdict(int)
+    places = []
+    for host in hosts:
+        local = on_host[host]
+        places.append((host, local, across[local]))
+        on_host[host] += 1
+        across[local] += 1
     return [
-        Slot(
-            rank,
-            num_ranks,
-            name,
-            local,
-            on_host[name],
-            across[local].index(name),
-            len(across[local]),
-        )
-        for rank, (name, local) in enumerate(places)
+        Slot(rank, len(hosts), host, local, on_host[host], cross, across[local])
+        for rank, (host, local, cross) in enumerate(places)
     ]
 
 
@@ -166,7 +162,7 @@ def _entry(text: str) -> Host:
 
 
 def _count(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
         raise TfparError(f"{text!r} is no number of slots for the host {name!r}.")
     return int(text)
 
@@ -179,29 +175,13 @@ def _merged(hosts: Iterable[Host]) -> list[Host]:
     return [Host(name, count) for name, count in slots.items()]
 
 
-def _expanded(part: str) -> list[str]:
-    pieces = re.split(r"\[([^\]]*)\]", part)
-    choices = [[p] if i % 2 == 0 else _numbers(p, part) for i, p in enumerate(pieces)]
-    return ["".join(choice) for choice in itertools.product(*choices)]
-
-
-def _numbers(ranges: str, part: str) -> list[str]:
-    found: list[str] = []
-    for item in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            raise TfparError(f"The Slurm nodes {part!r} cannot be read. Name the hosts with -H.")
-        first, last = match[1], match[2] or match[1]
-        found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    return found
-
-
-def _slurm_hosts(nodes: str, environ: Mapping[str, str]) -> list[Host]:
-    names = expand_nodelist(nodes)
+def _slurm_hosts(variable: str, environ: Mapping[str, str]) -> list[Host]:
+    nodes = environ[variable]
+    names = expand_nodelist(nodes, variable)
     tasks = environ.get("SLURM_TASKS_PER_NODE")
     each = environ.get("SLURM_NTASKS_PER_NODE")
     if tasks:
-        counts = task_counts(tasks)
+        counts = expand_tasks(tasks, "SLURM_TASKS_PER_NODE")
         if len(counts) != len(names):
             raise TfparError(
                 f"SLURM_TASKS_PER_NODE={tasks} is for {len(counts)} nodes, but {nodes} are "
@@ -210,16 +190,3 @@ def _slurm_hosts(nodes: str, environ: Mapping[str, str]) -> list[Host]:
     else:
         counts = [_count("SLURM_NTASKS_PER_NODE", each) if each else 1] * len(names)
     return [Host(name, count) for name, count in zip(names, counts, strict=True)]
-
-
-def task_counts(text: str) -> list[int]:
-    """`2(x3),1` is 2, 2, 2, 1."""
-    counts: list[int] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
-        if not match:
-            raise TfparError(
-                f"SLURM_TASKS_PER_NODE={text} cannot be read. Name the hosts and slots with -H."
-            )
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfpar.launch.blame import Blame, Cause, Limits, Record, blame, in_trouble
-from tfpar.launch.command import local_command, ssh_command
+from tfpar.launch.command import exporting, local_command, ssh_command
 from tfpar.launch.environment import Shared, exported, rank_environment
 from tfpar.launch.hosts import Slot
 from tfpar.launch.network import find_network, is_local, rank_addresses
@@ -72,7 +72,9 @@ def run_attempt(
     with contextlib.ExitStack() as stack:
         supervisor = Supervisor(network.address, len(slots), news)
         stack.callback(supervisor.close)
-        port = stack.enter_context(rendezvous(slots)) if _over_horovod(options) else None
+        meets = None
+        if _over_horovod(options):
+            meets = stack.enter_context(rendezvous(slots, network.address))
         shared = Shared(
             options.backend,
             options.timeout_s,
@@ -83,7 +85,8 @@ def run_attempt(
             attempt,
             rank_addresses(slots, network, attempt),
             network.interface,
-            None if port is None else (network.address, port),
+            meets,
+            options.insecure_grpc,
         )
         if options.verbose:
             say(
@@ -114,13 +117,11 @@ class _Job:
         for slot in self._slots:
             variables = rank_environment({**environ, **self._options.env}, slot, shared)
             here = is_local(slot.hostname)
+            sent = None if here else exporting(exported(variables, self._options.env))
             if here:
                 argv = local_command(self._options.command, self._options.grace_s)
             else:
-                sent = exported(variables, self._options.env)
-                argv = ssh_command(
-                    slot.hostname, self._options.command, sent, os.getcwd(), self._options
-                )
+                argv = ssh_command(slot.hostname, self._options.command, os.getcwd(), self._options)
             if self._options.verbose:
                 say(f"rank {slot.rank} on {slot.hostname}: {' '.join(argv)}")
             try:
@@ -130,7 +131,7 @@ class _Job:
                     output,
                     self._news,
                     label=str(slot.rank),
-                    first_line=None if here else shared.token,
+                    first_line=sent,
                 )
             except OSError as error:
                 raise TfparError(f"Cannot start rank {slot.rank} ({argv[0]}): {error}.") from error

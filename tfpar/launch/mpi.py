@@ -58,6 +58,7 @@ def run_mpi(
             rank_addresses(slots, network, 0),
             network.interface,
             None,
+            options.insecure_grpc,
         )
         variables = job_environment({**environ, **options.env}, shared)
         names = list(exported(variables, options.env))

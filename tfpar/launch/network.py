@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import ipaddress
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tfpar.launch.environment import FIRST_REMOTE_PORT
@@ -68,6 +69,14 @@ def is_local(host: str) -> bool:
     return True
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address, of either version, leads nowhere but to this machine."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a name
+        return address == "localhost"
+
+
 def resolve(host: str) -> str | None:
     """An IPv4 address of `host`; None where only ssh may know it."""
     try:
@@ -76,12 +85,31 @@ def resolve(host: str) -> str | None:
         return None
 
 
+def sources_towards(hosts: Iterable[str]) -> set[str]:
+    """The addresses, of either version, from which this machine reaches `hosts`.
+
+    Of a host that is not known here there is none.
+    """
+    return {source for host in set(hosts) for source in _sources(host)}
+
+
+def _sources(host: str) -> Iterator[str]:
+    try:
+        known = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return
+    for family, _, _, _, address in known:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            yield probe.getsockname()[0].partition("%")[0]
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that are free on this machine at this moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
-            one.bind(("", 0))
+            one.bind(("", 0))  # of all addresses: TensorFlow's server wants the port on all
         return [one.getsockname()[1] for one in sockets]
 
 

@@ -22,6 +22,7 @@ class RunOptions:
         hostfile: path of a file of `host slots=N` or `host:N` lines.
         backend: `horovod` or `tensorflow`; Horovod if it is installed, where None.
         mpi: ranks are started by Open MPI's `mpirun` instead of this process.
+        insecure_grpc: any host may reach the servers of the backend `tensorflow`.
         network_interface: the one that ranks talk over; found if None.
         start_timeout_s: from the first rank that reports to the last, seconds.
         timeout_s: without any progress, seconds.
@@ -42,6 +43,7 @@ class RunOptions:
     hostfile: str | None = None
     backend: str | None = None
     mpi: bool = False
+    insecure_grpc: bool = False
     network_interface: str | None = None
     ssh_port: int | None = None
     ssh_identity_file: str | None = None

@@ -118,7 +118,7 @@ class Process:
     def _say(self, line: str) -> None:
         with self._lifeline_lock, contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
-            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.write(os.fsencode(f"{line}\n"))
             self._process.stdin.flush()
 
     def _pump(self, stream: IO[bytes], name: str) -> None:

@@ -1,11 +1,14 @@
-"""Horovod's rendezvous server, where ranks over Gloo find each other."""
+"""Horovod's rendezvous, where ranks over Gloo find each other, as the launcher serves it."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import secrets
+import threading
 from collections.abc import Iterator, Sequence
 
+from tfpar.launch.environment import Rendezvous
 from tfpar.launch.hosts import Slot
 from tfpar.spec.errors import TfparError
 
@@ -15,24 +18,29 @@ def horovod_installed() -> bool:
 
 
 @contextlib.contextmanager
-def rendezvous(slots: Sequence[Slot]) -> Iterator[int]:
-    """The port of a server for these ranks, while the context lasts.
+def rendezvous(slots: Sequence[Slot], address: str) -> Iterator[Rendezvous]:
+    """A server for these ranks at `address` of this machine, while the context lasts.
 
     Raises:
         TfparError: Horovod is not installed, or its launcher cannot be imported.
     """
     try:
-        from horovod.runner.http.http_server import RendezvousServer
+        from tfpar.launch.rendezvous_server import SecretRendezvousServer
     except ImportError as error:
         raise TfparError(
             f"--backend horovod needs Horovod in the Python that runs `tfpar run` ({error}). "
             f"Install it, or give --backend tensorflow."
         ) from error
-    server = RendezvousServer()
-    port = server.start()
+    secret = secrets.token_hex(16)
+    server = SecretRendezvousServer(address, 0, secret, len(slots))
+    server.init(list(slots))
+    thread = threading.Thread(
+        target=server.serve_forever, args=(0.1,), name="tfpar-rendezvous", daemon=True
+    )
+    thread.start()
     try:
-        server.init(list(slots))
-        yield port
+        yield Rendezvous(address, server.port, secret)
     finally:
-        server.stop()
-        server._httpd.server_close()  # `stop` leaves the port open
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,7 +1,8 @@
 """The launcher's ear: a small TCP server that every rank reports to, in lines of JSON.
 
 A rank says `hello` with the job's token and its rank, then what it is doing whenever that has
-changed, and a sign of life in between. Whoever has not the token is refused.
+changed, and a sign of life in between. Whoever has not the token is refused, and keeps nobody else
+out: not by many connections, nor by long or slow ones.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfpar.launch.beacon import Reached
+from tfpar.launch.bounded_server import BoundedServer
 
 _HELLO_S = 10.0
-_LONGEST = 1 << 16  # bytes of one line
+_LONGEST_HELLO = 1 << 12  # bytes
+_LONGEST = 1 << 16  # bytes of any other line
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Signs:
         done_at: when its program came to its end.
         left: it has ended in good order.
         lost_at: the connection ended, and it had not left.
+        rank_multiple: its program runs with multiples of so many ranks; None before it knows.
     """
 
     connected_at: float
@@ -61,6 +65,7 @@ class Signs:
     stages: tuple[int, ...] = ()
     steps: int = 0
     reached: Reached | None = None
+    rank_multiple: int | None = None
 
 
 class Supervisor:
@@ -78,7 +83,8 @@ class Supervisor:
         self._lock = threading.Lock()
         self._signs: dict[int, Signs] = {}
         self._connections: dict[int, socket.socket] = {}
-        self._server = _Server(address, self)
+        self._come_from: dict[int, list[str]] = {}
+        self._server = _Server(address, size, self)
         self.address = f"{address}:{self._server.server_address[1]}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="tfpar-supervisor", daemon=True
@@ -127,6 +133,19 @@ class Supervisor:
             self._connections[rank] = connection
         return rank, ""
 
+    def greeted(self, rank: int, come_from: list[str]) -> None:
+        """Note the addresses from which a rank reaches others; once all are known, tell all."""
+        with self._lock:
+            self._come_from[rank] = come_from
+            connections = list(self._connections.values())
+            known = sorted({a for addresses in self._come_from.values() for a in addresses})
+            if len(self._come_from) < self._size:
+                return
+        line = json.dumps({"say": "peers", "addresses": known}).encode() + b"\n"
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(line)
+
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """Note one message."""
         now, say = time.monotonic(), message.get("say")
@@ -142,6 +161,8 @@ class Supervisor:
                     steps=int(message["steps"]),
                     reached=Reached(*message["reached"]) if message["reached"] else None,
                 )
+            elif say == "multiple":
+                signs = replace(signs, rank_multiple=max(1, int(message["ranks"])))
             elif say == "failed":
                 failure = Failure(str(message["kind"]), str(message["message"]), now)
                 signs = replace(signs, failure=failure)
@@ -165,18 +186,12 @@ class Supervisor:
         self._news.set()
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class _Server(BoundedServer, socketserver.TCPServer):
     allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
 
-    def __init__(self, address: str, supervisor: Supervisor) -> None:
+    def __init__(self, address: str, size: int, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
-        super().__init__((address, 0), _Connection)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is noted by `drop`; nothing is printed."""
+        super().__init__((address, 0), _Connection, expected=size)
 
 
 class _Connection(socketserver.StreamRequestHandler):
@@ -186,23 +201,26 @@ class _Connection(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         supervisor = self.server.supervisor
         self.connection.settimeout(_HELLO_S)
-        rank, refused = supervisor.admit(self._read(), self.connection)
+        hello = self._read(_LONGEST_HELLO)
+        rank, refused = supervisor.admit(hello, self.connection)
         self.wfile.write(json.dumps({"refused": refused} if refused else {"ok": True}).encode())
         self.wfile.write(b"\n")
         if rank is None:
             return
+        self.server.admit(self.connection)
         try:
             self.connection.settimeout(None)
-            while (message := self._read()) is not None:
+            supervisor.greeted(rank, [str(address) for address in hello.get("from", [])])
+            while (message := self._read(_LONGEST)) is not None:
                 supervisor.hear(rank, message)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # broken, or no message of ours: either way it is no longer heard
         finally:
             supervisor.drop(rank)
 
-    def _read(self) -> Any:
-        """One message, None at the end."""
-        line = self.rfile.readline(_LONGEST)
+    def _read(self, longest: int) -> Any:
+        """One message; None at the end, or of a longer one."""
+        line = self.rfile.readline(longest)
         if not line.endswith(b"\n"):
             return None
         return json.loads(line)

@@ -15,7 +15,7 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tfpar.interop import runtime
 from tfpar.ir.graph import DType
 from tfpar.launch import environment as names
 from tfpar.rewrite.transfers import Channel
+from tfpar.runtime.backends.grpc_access import choose_filter
 from tfpar.runtime.devices import own_device
 from tfpar.runtime.function_def import FunctionWriter, const_attrs, serialize_attrs
 from tfpar.spec import TfparError
@@ -53,21 +54,25 @@ class TensorFlowTransport:
 
     Args:
         job: with the address of every rank. This one listens at its own.
+        peers: the addresses from which ranks connect, see `grpc_access.choose_filter`.
 
     Raises:
-        TfparError: addresses are missing, this rank's cannot be listened at, or TensorFlow's
-            runtime has started before.
+        TfparError: addresses are missing, this rank's cannot be listened at, TensorFlow's runtime
+            has started before, or strangers would reach it.
     """
 
     name = "tensorflow"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, peers: Callable[[], Collection[str] | None]) -> None:
         _check(job)
+        peer_filter = choose_filter(job, peers)
         device = own_device(job.local_rank, job.local_size).rpartition("/device:")[2]
         self._on_gpu = device.startswith("GPU")
         # TensorFlow has no reduce-scatter on CPUs.
         self.reductions: Sequence[str] = tuple(_MERGE) if self._on_gpu else ()
         _start_server(job, self._on_gpu)
+        if peer_filter is not None:
+            peer_filter.attach(int(job.addresses[job.rank].rpartition(":")[2]))
         self.rank = job.rank
         self.size = job.size
         self.device = f"{_task(job.rank)}/device:{device}"
