@@ -167,7 +167,9 @@ def of_models() -> Iterator[Call]:
         parallel = _build()
     parallel.train_on_batch(X, Y)
     saved = tap.save_checkpoint(parallel, "saved")
-    options = {name: tap.Options.__dataclass_fields__[name].default for name in Keywords.__annotations__}
+    options = {
+        name: tap.Options.__dataclass_fields__[name].default for name in Keywords.__annotations__
+    }
     yield Call("auto_parallel", _entered, {"mesh": 2, "constraints": (), **options})
     yield Call("Options", lambda **given: _entered(2, options=tap.Options(**given)), options)
     yield Call(
@@ -175,9 +177,7 @@ def of_models() -> Iterator[Call]:
         lambda **given: tap.parallelize(_build(), **given),
         {"mesh": 2, "constraints": (), **options},
     )
-    yield _call(
-        tap.plan, build=_build, batch=(X, Y), mesh=2, cluster="dgx-a100", planner="tap"
-    )
+    yield _call(tap.plan, build=_build, batch=(X, Y), mesh=2, cluster="dgx-a100", planner="tap")
     yield _call(tap.plan_of, model=parallel)
     # What data mean is for the user's model to judge: they are always valid.
     yield Call("coverage", lambda model: tap.coverage(model, X, Y), {"model": parallel})
@@ -271,7 +271,23 @@ def _of_calls(make: Callable[[], Iterator[Call]]) -> Callable[[str], Case]:
 # --- the command line --------------------------------------------------------------------
 
 WORDS = (
-    *("", "x", "-1", "0", "1", "2", "3", "nan", "inf", "1e999", "9" * 5000, "\udcff", "é", "=", ":"),
+    *(
+        "",
+        "x",
+        "-1",
+        "0",
+        "1",
+        "2",
+        "3",
+        "nan",
+        "inf",
+        "1e999",
+        "9" * 5000,
+        "\udcff",
+        "é",
+        "=",
+        ":",
+    ),
     *(",", "2x", "2x2", "0x0", "data=2", "data=2,data=2", "x" * 100_000, ".", "/dev/null", "none"),
     *("plan.json", "cluster.toml", "plan.json:f", "os:getcwd", "os:path", "99999999999999999999"),
     *("1 GB", "-1 GB", "(", "a" * 300, "dgx-a100", "auto", "1f1b"),

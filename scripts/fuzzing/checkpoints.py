@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-
 import shutil
 from pathlib import Path
 
@@ -66,7 +65,9 @@ def _parts(folder: str) -> Case:
     for rank in range(2):
         box = Box((rank, 0), (1, 2), (0, 0))
         rows = Saved("kernel", (2, 2), tf.float32, [box], lambda r=rank: value[r : r + 1])
-        half = Saved("half", (2, 2), tf.float16, [box], lambda r=rank: tf.cast(value[r:r+1], "half"))
+        half = Saved(
+            "half", (2, 2), tf.float16, [box], lambda r=rank: tf.cast(value[r : r + 1], "half")
+        )
         write_part(whole, rank, [rows, half])
     part = Path(whole, "parts", "part-00001.json").read_bytes()
 

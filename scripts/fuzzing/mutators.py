@@ -22,7 +22,15 @@ ODD: tuple[Any, ...] = (
 
 TOKENS: tuple[bytes, ...] = (
     *(b"", b"-1", b"0", b"nan", b"inf", b"-inf", b"1e999", b"true", b"''", b'""', b"[]", b"{}"),
-    *(b"[[]]", b"[1, 'x']", b"9" * 5000, b"1979-05-27T07:32:00Z", b'"1e999 GB"', b'"x"', b'"\\uD800"'),
+    *(
+        b"[[]]",
+        b"[1, 'x']",
+        b"9" * 5000,
+        b"1979-05-27T07:32:00Z",
+        b'"1e999 GB"',
+        b'"x"',
+        b'"\\uD800"',
+    ),
     *(b"-0F0", b"0F99999999", b"0X0", b"(0F0;0B0)OVERLAP_F_B", b"0F0,0F0", b"null", b"\xff\xfe"),
     *(b'"""', b"{x = 1}", b"[x]", b"#", b"0x10", b"1_000", b"'" + b"x" * 100_000 + b"'"),
 )
@@ -66,7 +74,17 @@ def _bytes(sample: bytes, draw: Random) -> bytes:
     put = draw.choice(
         (
             *(bytes(flipped),) * 4,
-            *(b"", piece * 2, b"9" * 5000, b"[" * 50_000, b'{"a":' * 5000, b'"', b"\0", b"\xff", b"-"),
+            *(
+                b"",
+                piece * 2,
+                b"9" * 5000,
+                b"[" * 50_000,
+                b'{"a":' * 5000,
+                b'"',
+                b"\0",
+                b"\xff",
+                b"-",
+            ),
             *(b"\xef\xbb\xbf", "é".encode(), b"\r", b"\n", b"0"),
         )
     )

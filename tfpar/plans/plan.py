@@ -32,6 +32,7 @@ from tfpar.plans.text import fields_of, text_of
 from tfpar.plans.trials import Trial
 from tfpar.plans.variables import PlannedVariable
 from tfpar.propagation.partitioned import Anchors, OpPlan
+from tfpar.readable import UnreadableError, read_text
 from tfpar.spec import (
     Mesh,
     PlanError,
@@ -458,13 +459,12 @@ class Plan:
         """
         path = arguments.path("path", path)
         try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        except FileNotFoundError:
-            raise PlanError(
-                f"There is no plan file {path!r}. Plans are written by plan.save(path)."
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path)
+        except UnreadableError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise PlanError(
+                    f"There is no plan file {path!r}. Plans are written by plan.save(path)."
+                ) from None
             raise PlanError(f"Cannot read the plan file {path!r}: {error}.") from error
         return cls.from_json(text, path)
 

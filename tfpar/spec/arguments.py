@@ -108,11 +108,12 @@ def text(name: str, value: Any, expected: str = "a string that is not empty") ->
 
 
 def path(name: str, value: Any, expected: str = "a path: a string or a pathlib.Path") -> str:
-    """The path of a file or a folder, as a string."""
+    """The path of a file or a folder, as a string that a file system can have."""
     if isinstance(value, str | os.PathLike):
         found = os.fspath(value)
-        if isinstance(found, str) and found:
-            return found
+        with contextlib.suppress(UnicodeEncodeError):
+            if isinstance(found, str) and found and b"\0" not in os.fsencode(found):
+                return found
     raise refused(name, value, expected)
 
 
