@@ -21,17 +21,19 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 from scripts.fuzzing.kinds import KINDS  # noqa: E402
-from scripts.fuzzing.trials import Outcome, run  # noqa: E402
+from scripts.fuzzing.trials import Outcome, replay, run  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Try the cases; returns 1 if there is a fault."""
     options = _parser().parse_args(argv)
-    cases = range(options.cases) if options.case is None else [options.case]
     faults = 0
     for name in options.kinds or KINDS:
+        if options.case is not None:
+            replay(KINDS[name], options.case, options.seed)
+            continue
         begin = time.monotonic()
-        outcome = run(KINDS[name], cases, options.seed)
+        outcome = run(KINDS[name], range(options.cases), options.seed)
         faults += len(outcome.faults)
         _show(name, outcome, time.monotonic() - begin)
     return 1 if faults else 0
@@ -56,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--cases", type=int, default=2000, help="of each kind")
     parser.add_argument("--seed", type=int, default=0, help="draws other cases")
-    parser.add_argument("--case", type=int, help="only this one")
+    parser.add_argument("--case", type=int, help="only this one, in this process")
     return parser
 
 

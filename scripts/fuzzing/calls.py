@@ -10,7 +10,6 @@ import io
 import math
 import os
 import pathlib
-import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ import tensorflow as tf
 import tfpar as tap
 from scripts.fuzzing import samples
 from scripts.fuzzing.files import commanded
-from scripts.fuzzing.trials import Case, Kind, tell
+from scripts.fuzzing.trials import Case, Draw, Kind
 from tfpar.cli.main import _parser
 from tfpar.options import Keywords
 from tfpar.spec import Shard, TfparError
@@ -30,7 +29,10 @@ X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
 
 
 class Unhelpful:
-    """An object of which nothing is known, and whose `repr` fails."""
+    """Its `repr` fails. As a function it takes anything, and gives nothing of use."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -54,13 +56,14 @@ ODD: Mapping[str, Callable[[], Any]] = {
     **{repr(v): lambda v=v: v for v in (1e308, math.nan, math.inf, -math.inf, 1j, (), (1, 2))},
     **{repr(v): lambda v=v: v for v in ("", "x", "\0", "\ud800", "é", "(", "1e999 GB", b"", b"x")},
     **{repr(v): lambda v=v: v for v in ([], [None], [1, 2], [-1], ["x"], [[]], {}, {"x": 1})},
-    **{repr(v): lambda v=v: v for v in ({1: 2}, {"x": None}, set(), {1}, int, Ellipsis)},
+    **{repr(v): lambda v=v: v for v in ({1: 2}, {"x": None}, set(), {1}, Ellipsis)},
     "10**400": lambda: 10**400,
     "a long text": lambda: "x" * 1_000_000,
     "many digits": lambda: "9" * 5000,
     "object()": object,
     "Unhelpful()": Unhelpful,
-    "a function": lambda: lambda: None,
+    "Unhelpful": lambda: Unhelpful,
+    "a function": lambda: lambda *_, **__: None,
     "a generator": lambda: (i for i in range(2)),
     "range(3)": lambda: range(3),
     "pathlib.Path()": pathlib.Path,
@@ -189,12 +192,14 @@ def of_models() -> Iterator[Call]:
     )
     yield Call(
         "verify",
-        lambda model, steps, batch_size: tap.verify(
-            model, X, Y, steps=steps, batch_size=batch_size
-        ),
-        {"model": parallel, "steps": 1, "batch_size": 8},
+        lambda model, batch_size: tap.verify(model, X, Y, steps=1, batch_size=batch_size),
+        {"model": parallel, "batch_size": 8},
     )
-    yield _call(tap.shard_data, model=parallel, make=_make_data, batch=(X, Y))
+    yield Call(
+        "shard_data",
+        lambda model, batch: tap.shard_data(model, _make_data, batch),
+        {"model": parallel, "batch": (X, Y)},
+    )
     yield _call(tap.save_checkpoint, model=parallel, folder="run")
     yield _call(tap.restore_checkpoint, model=parallel, path=saved)
 
@@ -255,10 +260,10 @@ def _of_calls(make: Callable[[], Iterator[Call]]) -> Callable[[str], Case]:
         calls = list(make())
         options = [(call, name) for call in calls for name in call.arguments]
 
-        def attempt(draw: random.Random) -> None:
+        def attempt(draw: Draw) -> None:
             call, name = draw.choice(options)
             said = draw.choice([*ODD])
-            tell(f"{call.name}({name}={said})")
+            draw.tell(f"{call.name}({name}={said})")
             call.do(**{**call.arguments, name: ODD[said]()})
 
         for call in calls:
@@ -324,7 +329,7 @@ def _commands(folder: str) -> Case:
         a.choices for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)
     )
 
-    def attempt(draw: random.Random) -> None:
+    def attempt(draw: Draw) -> None:
         argv = [*draw.choice(COMMANDS)]
         options = [a for a in parsers[argv[0]]._actions if a.option_strings and a.dest != "help"]
         if options and draw.random() < 0.7:
@@ -333,7 +338,7 @@ def _commands(folder: str) -> Case:
             argv += [draw.choice(WORDS)] if option.nargs != 0 else []
         else:
             argv[draw.randrange(1, len(argv))] = draw.choice(WORDS)
-        tell(argv)
+        draw.tell(argv)
         with contextlib.redirect_stderr(io.StringIO()):
             try:
                 commanded(*argv)

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder holds beside its tensors: its index, and the parts that ranks wrote."""
+"""Files beside the tensors of a checkpoint: its index, and the parts that ranks wrote."""
 
 from __future__ import annotations
 

@@ -11,16 +11,15 @@ import importlib.resources
 import io
 import json
 import os
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scripts.fuzzing import samples
 from scripts.fuzzing.mutators import mutate
-from scripts.fuzzing.trials import Case, Kind, tell
+from scripts.fuzzing.trials import Case, Draw, Kind
 from tfpar.checkpoint import lock
 from tfpar.cli.main import _parser
-from tfpar.cluster.files import read_cluster, write_cluster
+from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
 from tfpar.cluster.named import find_cluster, fitted, preset_names
 from tfpar.hints import read_hints
 from tfpar.ir.text.reader import parse_graph
@@ -41,10 +40,10 @@ def of_files(given: Sequence[bytes], names: Sequence[str], use: Callable[[str], 
         names: of the files, which may say what they hold.
     """
 
-    def attempt(draw: random.Random) -> None:
+    def attempt(draw: Draw) -> None:
         path = os.path.abspath(draw.choice(names))
         content = mutate(draw.choice(given), draw)
-        tell(content)
+        draw.tell(content)
         Path(path).write_bytes(content)
         use(path)
 
@@ -66,6 +65,7 @@ def _use_plan(path: str) -> None:
     plan = Plan.load(path)
     assert plan.summary() and plan.summary(full=True) and all(map(plan.explain, plan.variables))
     assert plan.diff(plan) == []
+    assert len(plan.diff(samples.planned())) == len(samples.planned().diff(plan))
     plan.save("again.json")
     again = Path("again.json").read_text(encoding="utf-8")
     json.loads(again, parse_constant=_no_number)
@@ -138,6 +138,7 @@ def _use_cluster(path: str) -> None:
     assert found.device and found.shape_text() and found.fingerprint() and hash(found)
     write_cluster(found, "again.toml")
     assert read_cluster("again.toml") == found
+    assert cluster_of(json.loads(json.dumps(describe(found)), parse_constant=_no_number)) == found
 
 
 def _hints(folder: str) -> Case:

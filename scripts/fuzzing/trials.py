@@ -1,7 +1,7 @@
 """Trials: cases that run one after another in a process of their own, with limits.
 
-A case ends well, or it raises a TfparError. Whatever else it does is a fault: another exception, more
-than its time or memory, or the end of the process.
+A case ends well, or it raises a TfparError. Whatever else it does is a fault: another exception,
+more than its time or memory, or the end of the process.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import os
 import random
 import resource
 import select
-import shutil
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple
 
 from tfpar.spec import TfparError
 
@@ -31,7 +30,21 @@ LIMIT_S = 20.0
 MEMORY_BYTES = 3 << 30
 """Beyond what the process has before its first case."""
 
-Case = Callable[[random.Random], None]
+
+class Draw(random.Random):
+    """Draws one case, and knows what it has drawn.
+
+    Attributes:
+        told: what the case is, for the report of a fault.
+    """
+
+    told = ""
+
+    def tell(self, drawn: Any) -> None:
+        self.told = repr(drawn)[:300]
+
+
+Case = Callable[[Draw], None]
 """Draws one case, and tries it."""
 
 
@@ -64,6 +77,15 @@ class Outcome:
     refused: int = 0
     faults: list[Fault] = dataclasses.field(default_factory=list)
 
+    def add(self, case: int, line: Mapping[str, Any]) -> None:
+        """Count a case by what its process told."""
+        if line["ended"] == "accepted":
+            self.accepted += 1
+        elif line["ended"] == "refused":
+            self.refused += 1
+        else:
+            self.faults.append(Fault(case, line["error"], line["where"], line["drawn"]))
+
     def by_place(self) -> dict[tuple[str, str], list[Fault]]:
         """The faults that are alike, the most frequent first."""
         found = collections.defaultdict(list)
@@ -76,40 +98,46 @@ class OvertimeError(BaseException):
     """A case took more than `LIMIT_S`."""
 
 
-class Drawn(contextlib.ContextDecorator):
-    """What the case at hand has drawn, for the report of a fault."""
-
-    text = ""
-
-
-def tell(drawn: Any) -> None:
-    """Note what the case at hand is."""
-    Drawn.text = repr(drawn)[:300]
-
-
 def run(kind: Kind, cases: Sequence[int], seed: int = 0) -> Outcome:
     """Try `cases`, in as many processes as it takes."""
     outcome, left = Outcome(), list(cases)
     while left:
+        begun: int | None = None
         for line in _lines_of(kind, left, seed):
-            if line["kind"] == "begin":
-                case = line["case"]
-                left.remove(case)
-                outcome.accepted += 1
-                begun: int | None = case
-                continue
-            begun = None
-            if line["kind"] == "end":
-                continue
-            outcome.accepted -= 1
-            if line["kind"] == "refused":
-                outcome.refused += 1
+            if begun is None:
+                begun = left.pop(0)
             else:
-                outcome.faults.append(Fault(case, line["error"], line["where"], line["drawn"]))
+                outcome.add(begun, line)
+                begun = None
         if begun is not None:
-            outcome.accepted -= 1
             outcome.faults.append(Fault(begun, "the process ended or hung", "", ""))
     return outcome
+
+
+def replay(kind: Kind, case: int, seed: int = 0) -> None:
+    """Try one case in this process, and let through what it raises."""
+    with _empty_folder() as folder:
+        attempt, draw = kind.prepare(folder), _draw(kind, case, seed)
+        try:
+            attempt(draw)
+        finally:
+            print(draw.told)
+
+
+def _draw(kind: Kind, case: int, seed: int) -> Draw:
+    return Draw(f"{kind.name} {seed} {case}")
+
+
+@contextlib.contextmanager
+def _empty_folder() -> Iterator[str]:
+    """A folder to work in."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
+        os.chdir(folder)
+        try:
+            yield folder
+        finally:
+            os.chdir(before)
 
 
 def _lines_of(kind: Kind, cases: Sequence[int], seed: int) -> Iterator[dict[str, Any]]:
@@ -141,45 +169,45 @@ def _lines_of(kind: Kind, cases: Sequence[int], seed: int) -> Iterator[dict[str,
         raise RuntimeError(f"{kind.name}: nothing could be prepared (status {status})")
 
 
-def _work(kind: Kind, cases: Sequence[int], seed: int, told: Any) -> int:
-    def tell_parent(**line: Any) -> None:
+def _work(kind: Kind, cases: Sequence[int], seed: int, told: IO[str]) -> int:
+    """Try the cases; two lines tell of each, one before and one after it."""
+
+    def tell(**line: Any) -> None:
         told.write(json.dumps(line) + "\n")
         told.flush()
 
     def alarm(number: int, frame: Any) -> None:
         raise OvertimeError(f"more than {LIMIT_S:g} s")
 
-    folder = tempfile.mkdtemp(prefix="fuzz-")
-    before = os.getcwd()
+    logging.getLogger("tfpar").setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGALRM, alarm)
     try:
-        os.chdir(folder)
-        logging.getLogger("tfpar").setLevel(logging.CRITICAL)
-        attempt = kind.prepare(folder)
-        signal.signal(signal.SIGALRM, alarm)
-        _limit_memory()
-        for case in cases:
-            tell_parent(kind="begin", case=case)
-            Drawn.text = ""
-            try:
-                signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-                attempt(random.Random(f"{kind.name} {seed} {case}"))
-            except TfparError:
-                tell_parent(kind="refused")
-            except BaseException as error:  # noqa: BLE001 - that is what is looked for
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                said = f"{type(error).__name__}: {error}"[:300]
-                tell_parent(kind="fault", error=said, where=_where(error), drawn=Drawn.text)
-            else:
-                tell_parent(kind="end")
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+        with _empty_folder() as folder:
+            attempt = kind.prepare(folder)
+            _limit_memory()
+            for case in cases:
+                tell()
+                tell(**_tried(attempt, _draw(kind, case, seed)))
         return 0
     except BaseException:  # noqa: BLE001 - the parent sees that nothing comes
         traceback.print_exc()
         return 1
-    finally:
-        os.chdir(before)
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tried(attempt: Case, draw: Draw) -> dict[str, Any]:
+    """How a case ended."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+        try:
+            attempt(draw)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except TfparError:
+        return {"ended": "refused"}
+    except BaseException as error:  # noqa: BLE001 - that is what is looked for
+        said = f"{type(error).__name__}: {error}"[:300]
+        return {"ended": "fault", "error": said, "where": _where(error), "drawn": draw.told}
+    return {"ended": "accepted"}
 
 
 def _limit_memory() -> None:

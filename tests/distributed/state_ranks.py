@@ -338,7 +338,7 @@ def no_checkpoint_on_a_full_disk(folder: Path, model: keras.Model, rank: int) ->
 
 
 def no_restoring_of_a_broken_index(folder: Path, model: keras.Model, rank: int) -> None:
-    """All ranks raise, and nothing is assigned: if it is broken, and if one rank alone cannot read."""
+    """All ranks raise, and nothing is assigned, even if one rank alone cannot read."""
     from tfpar.checkpoint import reader
 
     index = Path(tap.save_checkpoint(model, str(folder / "broken"))) / "checkpoint.json"

@@ -233,7 +233,7 @@ class Line:
                     texts.append(self._element())
                 flat = elements(dtype, texts)
             array = flat.reshape(shape)
-        except (ValueError, TypeError, binascii.Error, zlib.error) as error:
+        except (ValueError, TypeError, OverflowError, binascii.Error, zlib.error) as error:
             if isinstance(error, GraphTextError):
                 raise
             raise self.wrong(f"no array of {dtype} and shape {shape}: {error}") from error
