@@ -100,9 +100,9 @@ class Checkpoint(StopSignal):
     Raises:
         ArgumentError: an argument of another type or out of range.
         TfparError: in `fit`: the model is not parallel or not built, another run writes to the
-            folder, the checkpoint is another model's, or a file cannot be written. What was to be
-            written behind training is in the log at once, and raised at the next checkpoint or at
-            the end.
+            folder, the checkpoint is damaged or another model's, or a file cannot be written. What
+            was to be written behind training is in the log at once, and raised at the next
+            checkpoint or at the end.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ def restore_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> Posi
         there; so does `fit` with `callbacks=[Checkpoint(folder)]`, by itself.
 
     Raises:
-        TfparError: the model is not parallel or not built, or there is no complete checkpoint of
-            this model.
+        TfparError: the model is not parallel or not built, there is no complete checkpoint, it is
+            damaged, or it is of another model: then nothing is restored, on any rank.
     """
     state, given = _built_state_of(model), arguments.path("path", path)
     saving.finish()
