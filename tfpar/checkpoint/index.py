@@ -29,7 +29,15 @@ Counts = tuple[Count, ...]
 
 
 class NewerFormatError(TfparError):
-    """An index of a format that only a newer tfpar reads."""
+    """An index of a format that only a newer tfpar reads.
+
+    Attributes:
+        version: of the format.
+    """
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"Format {version} is newer than {FORMAT_VERSION}; upgrade tfpar.")
+        self.version = version
 
 
 class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,9 +123,7 @@ def read_index(path: str) -> Index:
     if type(version) is not int or version < 1:
         raise UnreadableError(f"`format` is {str(version)[:40]!r}, not a version")
     if version > FORMAT_VERSION:
-        raise NewerFormatError(
-            f"has format {version}; this version of tfpar reads up to {FORMAT_VERSION}"
-        )
+        raise NewerFormatError(version)
     return _converted(data if version < _FIRST_WITH_CHECKSUM else _unsealed(data), Index)
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfpar.checkpoint import folders
 from tfpar.checkpoint.boxes import Box, runs
 from tfpar.checkpoint.files import is_sliceable
-from tfpar.checkpoint.index import Index, NewerFormatError, read_index
+from tfpar.checkpoint.index import FORMAT_VERSION, Index, NewerFormatError, read_index
 from tfpar.readable import UnreadableError
 from tfpar.spec import Mesh, Spec, TfparError, local_indices, local_shape
 from tfpar.variables.pieces import cut
@@ -143,7 +143,8 @@ class Reader:
             raise self.damaged(f"{folders.DESCRIPTION} cannot be read: {error}") from error
         except NewerFormatError as error:
             raise TfparError(
-                f"The checkpoint {self.path} {error}. Upgrade tfpar, or read {self._prefix} as a "
+                f"The checkpoint {self.path} has format {error.version}; this version of tfpar "
+                f"reads up to {FORMAT_VERSION}. Upgrade tfpar, or read {self._prefix} as a "
                 f"TensorFlow checkpoint."
             ) from None
 

@@ -281,7 +281,8 @@ def restore_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> Posi
 
     Raises:
         TfparError: the model is not parallel or not built, there is no complete checkpoint, it is
-            damaged, or it is of another model: then nothing is restored, on any rank.
+            damaged, or it is of another model: then all that differs is named, and nothing is
+            restored, on any rank.
     """
     state, given = _built_state_of(model), arguments.path("path", path)
     saving.finish()

@@ -87,7 +87,8 @@ def match_variables(state: ParallelModel, reader: Reader) -> dict[str, str]:
         name: (_Tensor.of_variable(v), _Tensor.stored(reader, written.get(name)))
         for name, v in variables.items()
     }
-    left = [name for name in reader.names if name not in set(written.values())]
+    paired = set(written.values())
+    left = [name for name in reader.names if name not in paired]
     if differences := [*_differences(ours, theirs, tensors, left)]:
         raise TfparError(
             f"The checkpoint {reader.path} is not of model {state.model.name!r} as it is now: "
