@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 
 import pytest
 
+import tfpar as tap
+from scripts.fuzzing import calls
 from scripts.fuzzing.kinds import KINDS
 from tests import preloaded
 from tests.cases import amounts
@@ -27,3 +31,8 @@ def test_mutated_files_and_odd_options_work_or_are_refused(kind, cases):
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{kind}: " in done.stdout and "0 faults" in done.stdout
+
+
+def test_every_public_call_is_tried():
+    tried = set(re.findall(r"\btap\.(\w+)", inspect.getsource(calls)))
+    assert set(tap.__all__) - tried == set(calls.NOT_TRIED)

@@ -25,6 +25,14 @@ from tfpar.cli.main import _parser
 from tfpar.options import Keywords
 from tfpar.spec import Shard, TfparError
 
+NOT_TRIED = {
+    "Replicate": "it takes nothing",
+    "SearchInterrupted": "searches raise it",
+    "TfparError": "an error",
+    "calibrate": "it measures the machine for as long as it is told",
+}
+"""Public names that no call here is of."""
+
 X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
 
 
