@@ -146,7 +146,6 @@ def values() -> Iterator[Call]:
     yield _call(tap.Checkpoint, folder="run")
     yield _call(tap.Timeline, path="timeline.json")
     yield _call(tap.Monitor, folder="monitor")
-    yield Call("layers.Dense", lambda spec: tap.layers.Dense(2, spec=spec), {"spec": [Shard(1)]})
     yield Call("layers.lay", _laid, {"spec": [Shard(1)]})
 
 
@@ -330,14 +329,18 @@ def build():
 
 
 def _commands(folder: str) -> Case:
-    samples.planned_with_report().save("plan.json")
-    pathlib.Path("model.py").write_text(_SCRIPT)
+    plan = samples.planned_with_report().to_json()
     os.environ["TFPAR_PLAN_CACHE"] = ""
     parsers = next(
         a.choices for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)
     )
 
+    def put_files() -> None:  # which the case before may have overwritten
+        pathlib.Path("plan.json").write_text(plan)
+        pathlib.Path("model.py").write_text(_SCRIPT)
+
     def attempt(draw: Draw) -> None:
+        put_files()
         argv = [*draw.choice(COMMANDS)]
         options = [a for a in parsers[argv[0]]._actions if a.option_strings and a.dest != "help"]
         if options and draw.random() < 0.7:
@@ -353,6 +356,7 @@ def _commands(folder: str) -> Case:
             except SystemExit:  # of argparse, which has said what is wrong
                 raise TfparError("refused") from None
 
+    put_files()
     for argv in COMMANDS:
         commanded(*argv)
     return attempt
