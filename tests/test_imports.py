@@ -69,14 +69,15 @@ def test_whatever_is_exported_exists():
 BELOW = {
     "writable": "",
     "spec": "",
+    "readable": "spec",
     "ir": "spec",
     "rules": "ir spec",
     "propagation": "ir rules spec",
-    "cluster": "spec writable",
-    "pipeline": "ir spec",
+    "cluster": "readable spec writable",
+    "pipeline": "ir readable spec",
     "cost": "cluster ir pipeline propagation rules spec",
     "constraints": "ir spec",
-    "plans": "cluster constraints cost ir pipeline propagation spec",
+    "plans": "cluster constraints cost ir pipeline propagation readable spec",
     "rewrite": "ir pipeline propagation rules spec",
     "interop": "ir spec",
     "variables": "interop ir propagation rewrite rules spec",
@@ -84,7 +85,7 @@ BELOW = {
     "runtime": "cluster compile distributed interop ir launch rewrite spec variables",
     "report": "cluster constraints cost ir pipeline plans propagation rules spec",
     "timeline": "cluster compile cost distributed interop ir launch report rewrite spec writable",
-    "search": "cluster constraints cost ir pipeline plans propagation rewrite rules spec",
+    "search": "cluster constraints cost ir pipeline plans propagation readable rewrite rules spec",
 }
 """What each package may import, on the planning side and around variables: the search knows nothing
 of how plans are shown, what shows them nothing of how they were found, and a plan neither."""

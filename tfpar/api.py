@@ -33,7 +33,7 @@ from tfpar.scopes import block, enclosing, install_threads
 from tfpar.session import Session
 from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import ArgumentError, TfparError
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import flag, listed, optional, refused
 from tfpar.traced import TracedModel, machines_of, told_of_searches
 
 if TYPE_CHECKING:
@@ -169,6 +169,10 @@ def function(
         )
     if not callable(step):
         raise refused("step", step, "a function of tensors")
+    flag("autograph", autograph)
+    optional(flag, "jit_compile", jit_compile)
+    if input_signature is not None:
+        listed("input_signature", input_signature, "a list of tf.TensorSpecs")
     session = enclosing()
     if session is None:
         raise TfparError("tap.function is used inside a tap.auto_parallel block.")

@@ -20,9 +20,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import tomlkit
-import tomlkit.exceptions
-
 from tfpar.constraints import (
     Constraint,
     batch,
@@ -33,6 +30,7 @@ from tfpar.constraints import (
     stage,
 )
 from tfpar.plans import keep
+from tfpar.readable import UnreadableError, parse_toml, read_text
 from tfpar.spec import ArgumentError, TfparError
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -49,9 +47,8 @@ def read_hints(path: str | os.PathLike[str]) -> tuple[Constraint, ...]:
     """
     path = os.fspath(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            known = tomlkit.parse(file.read()).unwrap()
-    except (OSError, ValueError, RecursionError, tomlkit.exceptions.TOMLKitError) as error:
+        known = parse_toml(read_text(path))
+    except UnreadableError as error:
         raise TfparError(f"Cannot read the constraints file {path!r}: {error}.") from None
     found: list[Constraint] = []
     for name, given in known.items():

@@ -33,7 +33,7 @@ from tfpar.search.objective import Budget, Trials
 from tfpar.search.planners import budget_for, find_planner
 from tfpar.search.problem import Planner
 from tfpar.spec import ArgumentError, Mesh
-from tfpar.spec.arguments import flag, integer, listed, one_of, optional, path, refused
+from tfpar.spec.arguments import flag, integer, listed, one_of, optional, path, refused, written
 
 if TYPE_CHECKING:
     from tfpar.options import Options
@@ -324,7 +324,7 @@ def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
     expected = "True, False, or a list of regular expressions"
     patterns = (value,) if isinstance(value, str) else listed(name, value, expected)
     for pattern in patterns:
-        check_pattern(f"{name}={pattern!r}", pattern)
+        check_pattern(f"{name}={written(pattern)}", pattern)
     return patterns
 
 
@@ -337,5 +337,5 @@ def _offload(name: str, value: Any) -> Offload:
     for field in dataclasses.fields(value):
         patterns = getattr(value, field.name)
         for pattern in () if isinstance(patterns, bool) else patterns:
-            check_pattern(f"{name}=tap.Offload({field.name}={pattern!r})", pattern)
+            check_pattern(f"{name}=tap.Offload({field.name}={written(pattern)})", pattern)
     return value

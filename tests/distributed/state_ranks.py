@@ -297,6 +297,7 @@ def of_two(folder: Path, check: Checks, rank: int) -> None:
     trained = check("checkpoint", train)
     check("checkpoint-fails", lambda: no_checkpoint_on_a_full_disk(folder, trained, rank))
 
+    check("restore-refused", lambda: no_restoring_of_a_broken_index(folder, trained, rank))
     check("graph", lambda: graph_saved_and_restored(folder))
     check("graph-replicated", graph_replicated)
     check("checkpoint-behind", lambda: written_behind_training(folder, trained, rank))
@@ -331,9 +332,39 @@ def full_disk(written_by: str, run: Path, rank: int) -> Iterator[None]:
 def no_checkpoint_on_a_full_disk(folder: Path, model: keras.Model, rank: int) -> None:
     """Then the disk has room again."""
     run = folder / "full"
-    with full_disk("_write_json", run, rank):
+    with full_disk("write_sealed", run, rank):
         tap.save_checkpoint(model, str(run))
     assert Path(tap.save_checkpoint(model, str(run))).is_dir()
+
+
+def no_restoring_of_a_broken_index(folder: Path, model: keras.Model, rank: int) -> None:
+    """All ranks raise, and nothing is assigned, even if one rank alone cannot read."""
+    from tfpar.checkpoint import reader
+
+    index = Path(tap.save_checkpoint(model, str(folder / "broken"))) / "checkpoint.json"
+    whole, before, read = index.read_text(), values(model), reader.read_index
+
+    def unreadable(path: str) -> Any:
+        raise OSError(5, "Input/output error")
+
+    def refused(said: str) -> None:
+        try:
+            tap.restore_checkpoint(model, str(folder / "broken"))
+        except (tap.TfparError, OSError) as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError("a broken checkpoint was restored")
+        same(values(model), before)
+
+    this_world().first("breaking it", lambda: index.write_text(whole.replace('"epoch"', '"epoc"')))
+    refused("checkpoint.json cannot be read: its `checksum` is another one")
+    this_world().first("mending it", lambda: index.write_text(whole))
+    reader.read_index = unreadable if rank == 1 else read
+    try:
+        refused("Input/output error" if rank else "opening a checkpoint failed on rank 1: OSError")
+    finally:
+        reader.read_index = read
+    tap.restore_checkpoint(model, str(folder / "broken"))
 
 
 class Watch(keras.callbacks.Callback):

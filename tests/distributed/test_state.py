@@ -94,6 +94,7 @@ def checkpoint(folder, two) -> str:
         "checkpoint",
         "graph",
         "checkpoint-fails",
+        "restore-refused",
         "checkpoint-behind",
         "checkpoint-behind-fails",
         "graph-replicated",

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
-import json
 import math
 import os
 import shutil
@@ -28,9 +27,9 @@ import tensorflow as tf
 import tfpar
 from tfpar.checkpoint import folders
 from tfpar.checkpoint.boxes import Box, covers
+from tfpar.checkpoint.index import FORMAT_VERSION, Entry, Index, Part, read_part, write_sealed
+from tfpar.readable import UnreadableError
 from tfpar.spec import TfparError
-
-FORMAT_VERSION = 1
 
 # Values of one file are in host memory together while it is written.
 BUNDLE_BYTES = 256 << 20
@@ -128,14 +127,14 @@ def write_part(folder: str, rank: int, tensors: Sequence[Saved]) -> None:
     try:
         os.makedirs(parts, exist_ok=True)
         written = _write_bundles(os.path.join(parts, f"part-{rank:05d}"), tensors)
-        _write_json(_part_path(folder, rank), written)
+        write_sealed(_part_path(folder, rank), Part(tuple(written)))
     except (OSError, tf.errors.OpError) as error:
         raise TfparError(
             f"Rank {rank} could not write its part of the checkpoint {folder}: {error}"
         ) from error
 
 
-def _write_bundles(prefix: str, tensors: Sequence[Saved]) -> list[dict[str, Any]]:
+def _write_bundles(prefix: str, tensors: Sequence[Saved]) -> list[Entry]:
     """Write tensors to files that start with `prefix`; returns what lies where.
 
     What others write is named too: whoever commits learns from each part what there has to be.
@@ -148,15 +147,9 @@ def _write_bundles(prefix: str, tensors: Sequence[Saved]) -> list[dict[str, Any]
     return written
 
 
-def _entry(saved: Saved, bundle: str) -> dict[str, Any]:
-    return {
-        "name": saved.name,
-        "shape": saved.shape,
-        "dtype": saved.dtype.name,
-        "bundle": bundle,
-        "joined": saved.is_joined,
-        "boxes": [(box.begin, box.size) for box in saved.boxes],
-    }
+def _entry(saved: Saved, bundle: str) -> Entry:
+    boxes = tuple((box.begin, box.size) for box in saved.boxes)
+    return Entry(saved.name, saved.shape, saved.dtype.name, bundle, saved.is_joined, boxes)
 
 
 def _bundles(tensors: Sequence[Saved]) -> Iterator[list[Saved]]:
@@ -236,42 +229,42 @@ def commit(folder: str, num_parts: int, info: Mapping[str, Any]) -> str:
     _check(folder, entries)
     try:
         _merge(folder, entries)
-        _describe(folder, {entry["name"] for entry in entries}, info)
+        _describe(folder, {entry.name for entry in entries}, info)
         return folders.publish(folder)
     except (OSError, tf.errors.OpError) as error:
         raise TfparError(f"The checkpoint {folder} could not be completed: {error}") from error
 
 
-def _merge(folder: str, entries: Sequence[dict[str, Any]]) -> None:
+def _merge(folder: str, entries: Sequence[Entry]) -> None:
     """Make the files of all parts those of one TensorFlow checkpoint."""
     for path in glob.glob(os.path.join(glob.escape(folder), f"{folders.TENSORS}.*")):
         os.remove(path)  # of an attempt that failed
     parts = os.path.join(folder, "parts")
     joined = _write_bundles(os.path.join(parts, "joined"), _joined(parts, entries))
-    merged = [e for e in entries if e["boxes"] and not e["joined"]] + joined
+    merged = [e for e in entries if e.boxes and not e.joined] + joined
     tf.raw_ops.MergeV2Checkpoints(
-        checkpoint_prefixes=sorted({os.path.join(parts, e["bundle"]) for e in merged}),
+        checkpoint_prefixes=sorted({os.path.join(parts, e.bundle) for e in merged}),
         destination_prefix=os.path.join(folder, folders.TENSORS),
         delete_old_dirs=False,
     )
     shutil.rmtree(parts)
 
 
-def _check(folder: str, entries: Sequence[dict[str, Any]]) -> None:
+def _check(folder: str, entries: Sequence[Entry]) -> None:
     """Each tensor is there once, and whole: TensorFlow's merge takes gaps and overlaps."""
     if not entries:
         raise TfparError(f"No rank wrote a tensor to the checkpoint {folder}; nothing is saved.")
     by_name = defaultdict(list)
     for entry in entries:
-        by_name[entry["name"]].append(entry)
+        by_name[entry.name].append(entry)
     for name, found in by_name.items():
-        kinds = sorted({f"{e['dtype']}{e['shape']}" for e in found})
+        kinds = sorted({f"{e.dtype}{list(e.shape)}" for e in found})
         if len(kinds) > 1:
             raise TfparError(
                 f"Ranks wrote {name!r} as different tensors, {' and '.join(kinds)}, to the "
                 f"checkpoint {folder}. Do all ranks build the same model?"
             )
-        if not covers([box for entry in found for box in entry["boxes"]], found[0]["shape"]):
+        if not covers([box for entry in found for box in entry.boxes], found[0].shape):
             raise TfparError(
                 f"The boxes of {name!r} in {_bundles_of(found)} do not "
                 f"make up one tensor {kinds[0]} in the checkpoint {folder}. Every rank has to pass "
@@ -279,34 +272,34 @@ def _check(folder: str, entries: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def _bundles_of(entries: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(sorted(e["bundle"] for e in entries if e["boxes"])) or "no file"
+def _bundles_of(entries: Sequence[Entry]) -> str:
+    return ", ".join(sorted(e.bundle for e in entries if e.boxes)) or "no file"
 
 
-def _joined(parts: str, entries: Sequence[dict[str, Any]]) -> list[Saved]:
+def _joined(parts: str, entries: Sequence[Entry]) -> list[Saved]:
     """The tensors of which TensorFlow reads no other slices than those written, to be written
     whole: read from disk one after another, never all at once."""
     by_name = defaultdict(list)
     for entry in entries:
-        if entry["joined"]:
-            by_name[entry["name"]].append(entry)
+        if entry.joined:
+            by_name[entry.name].append(entry)
     tensors = []
     for name, found in by_name.items():
-        shape, dtype = tuple(found[0]["shape"]), tf.as_dtype(found[0]["dtype"])
+        shape, dtype = found[0].shape, tf.as_dtype(found[0].dtype)
         read = functools.partial(_read_joined, parts, found)
         tensors.append(Saved(name, shape, dtype, [Box.whole(shape)], read))
     return tensors
 
 
-def _read_joined(parts: str, entries: Sequence[dict[str, Any]]) -> tf.Tensor:
-    shape, dtype = entries[0]["shape"], tf.as_dtype(entries[0]["dtype"])
+def _read_joined(parts: str, entries: Sequence[Entry]) -> tf.Tensor:
+    shape, dtype = entries[0].shape, tf.as_dtype(entries[0].dtype)
     whole = np.empty(shape, dtype.as_numpy_dtype)
     for entry in entries:
-        for begin, size in entry["boxes"]:
+        for begin, size in entry.boxes:
             (value,) = tf.raw_ops.RestoreV2(
-                prefix=os.path.join(parts, entry["bundle"]),
-                tensor_names=[entry["name"]],
-                shape_and_slices=[Box(begin, tuple(size), begin).slice_spec(shape)],
+                prefix=os.path.join(parts, entry.bundle),
+                tensor_names=[entry.name],
+                shape_and_slices=[Box(begin, size, begin).slice_spec(shape)],
                 dtypes=[dtype],
             )
             whole[tuple(slice(b, b + s) for b, s in zip(begin, size, strict=True))] = value.numpy()
@@ -317,15 +310,15 @@ def _describe(folder: str, names: set[str], info: Mapping[str, Any]) -> None:
     files = sorted(os.listdir(folder))
     for name in files:
         folders.sync(os.path.join(folder, name))
-    description = {
-        "format": FORMAT_VERSION,
-        "tfpar": tfpar.__version__,
-        "step": folders.step_of(folder),
-        "info": dict(info),
-        "files": {name: os.path.getsize(os.path.join(folder, name)) for name in files},
-        "tensors": sorted(names),
-    }
-    _write_json(os.path.join(folder, folders.DESCRIPTION), description, indent=1)
+    index = Index(
+        FORMAT_VERSION,
+        tfpar.__version__,
+        folders.step_of(folder),
+        dict(info),
+        {name: os.path.getsize(os.path.join(folder, name)) for name in files},
+        tuple(sorted(names)),
+    )
+    write_sealed(os.path.join(folder, folders.DESCRIPTION), index)
 
 
 # --- files ---------------------------------------------------------------------------
@@ -335,22 +328,23 @@ def _part_path(folder: str, rank: int) -> str:
     return os.path.join(folder, "parts", f"part-{rank:05d}.json")
 
 
-def _read_part(folder: str, rank: int) -> list[dict[str, Any]]:
+def _read_part(folder: str, rank: int) -> tuple[Entry, ...]:
     try:
-        with open(_part_path(folder, rank), encoding="utf-8") as file:
-            part: list[dict[str, Any]] = json.load(file)
-    except FileNotFoundError:
+        entries = read_part(_part_path(folder, rank)).entries
+    except UnreadableError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise TfparError(
+                f"The checkpoint {folder} lacks the part of rank {rank}. Commit after all ranks "
+                f"have written theirs, to a folder on a file system that all of them share."
+            ) from None
         raise TfparError(
-            f"The checkpoint {folder} lacks the part of rank {rank}. Commit after all ranks have "
-            f"written theirs, to a folder on a file system that all of them share."
-        ) from None
-    return part
-
-
-def _write_json(path: str, content: Any, indent: int | None = None) -> None:
-    """Write a file that is whole as soon as it has its name."""
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=indent)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.tmp", path)
+            f"What rank {rank} says of its part of the checkpoint {folder} cannot be read: "
+            f"{error}. Nothing is saved. Does something else write to this folder?"
+        ) from error
+    for entry in entries:
+        if not entry.is_inside:
+            raise TfparError(
+                f"Rank {rank} wrote boxes of {entry.name!r} to the checkpoint {folder} that lie "
+                f"outside its shape {entry.shape}. Every rank has to pass boxes of that shape."
+            )
+    return entries

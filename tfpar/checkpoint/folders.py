@@ -75,6 +75,21 @@ def step_of(temporary: str) -> int:
     return _parsed(temporary)[0]
 
 
+def step_in(path: str) -> int | None:
+    """The step that the name of a complete checkpoint's folder says; None for any other name."""
+    match = _COMPLETE.match(_name_of(path))
+    return int(match[1]) if match else None
+
+
+def is_temporary(path: str) -> bool:
+    """Whether the name of a folder says that it is no checkpoint yet, or any more."""
+    return _TEMPORARY.match(_name_of(path)) is not None
+
+
+def _name_of(path: str) -> str:
+    return os.path.basename(os.path.abspath(path))
+
+
 def publish(temporary: str) -> str:
     """Give a finished folder its final name, and delete what it replaces; returns the path.
 

@@ -25,6 +25,9 @@ import threading
 import time
 from typing import NamedTuple
 
+import msgspec
+
+from tfpar.readable import UnreadableError, parse_json
 from tfpar.spec import TfparError
 
 logger = logging.getLogger("tfpar")
@@ -97,8 +100,8 @@ class Renewal(NamedTuple):
     def owner(self) -> Owner | None:
         """None where it does not say (yet)."""
         try:
-            return Owner(**json.loads(self.text))
-        except (ValueError, TypeError):
+            return msgspec.convert(parse_json(self.text), Owner)
+        except (UnreadableError, msgspec.ValidationError):
             return None
 
 
@@ -243,7 +246,7 @@ def _owner_in(path: str) -> Owner | None:
 def _renewal_of(path: str) -> Renewal | None:
     """None if there is no lock. Opening it makes network file systems ask anew when it changed."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return Renewal(file.read(), os.fstat(file.fileno()).st_mtime_ns)
     except FileNotFoundError:
         return None

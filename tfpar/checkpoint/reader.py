@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,9 @@ import tensorflow as tf
 
 from tfpar.checkpoint import folders
 from tfpar.checkpoint.boxes import Box, runs
-from tfpar.checkpoint.files import FORMAT_VERSION, is_sliceable
+from tfpar.checkpoint.files import is_sliceable
+from tfpar.checkpoint.index import FORMAT_VERSION, Index, NewerFormatError, read_index
+from tfpar.readable import UnreadableError
 from tfpar.spec import Mesh, Spec, TfparError, local_indices, local_shape
 from tfpar.variables.pieces import cut
 
@@ -32,18 +33,20 @@ class Reader:
     def __init__(self, path: str) -> None:
         self.path = path
         self._prefix = path
-        self._description: dict[str, Any] = {}
+        self._index: Index | None = None
         if os.path.isdir(path) or not os.path.exists(f"{path}.index"):
             self._prefix = os.path.join(path, folders.TENSORS)
-            self._description = self._read_description()
-            self._check_files()
+            self._index = self._read_index()
+            self._check_files(self._index)
         try:
             reader = tf.train.load_checkpoint(self._prefix)
             shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
-            raise self._damaged(f"its index cannot be read: {error}") from error
+            raise self.damaged(f"its tensors cannot be read: {error}") from error
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._dtypes = dict(dtypes)
+        if self._index is not None and set(self._index.tensors) != set(self._shapes):
+            raise self.damaged(f"{folders.DESCRIPTION} lists other tensors than there are")
 
     @property
     def names(self) -> list[str]:
@@ -53,13 +56,12 @@ class Reader:
     @property
     def step(self) -> int | None:
         """None for another's TensorFlow checkpoint."""
-        return self._description.get("step")
+        return None if self._index is None else self._index.step
 
     @property
     def info(self) -> dict[str, Any]:
         """What was given to `commit`; empty for another's TensorFlow checkpoint."""
-        info: dict[str, Any] = self._description.get("info", {})
-        return info
+        return {} if self._index is None else self._index.info
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the logical tensor; TfparError if the checkpoint has none of this name."""
@@ -70,30 +72,6 @@ class Reader:
         """TfparError if the checkpoint has no tensor of this name."""
         self._check_names([name])
         return self._dtypes[name]
-
-    def check(self, expected: Iterable[tuple[str, Sequence[int], tf.DType]]) -> None:
-        """Whether all of these can be restored; called before the first one is.
-
-        Args:
-            expected: (name, logical shape, dtype).
-
-        Raises:
-            TfparError: names what is missing, or both shapes or types where they differ.
-        """
-        expected = list(expected)
-        self._check_names([name for name, _, _ in expected])
-        for name, shape, dtype in expected:
-            if self._shapes[name] != tuple(shape):
-                raise TfparError(
-                    f"{name!r} has shape {self._shapes[name]} in the checkpoint {self.path} and "
-                    f"{tuple(shape)} in the model. Was the model changed since?"
-                )
-            if self._dtypes[name] != dtype:
-                raise TfparError(
-                    f"{name!r} is {self._dtypes[name].name} in the checkpoint {self.path} and "
-                    f"{dtype.name} in the model. Build the model with the dtype policy it was "
-                    f"saved with."
-                )
 
     def read(self, name: str, spec: Spec, mesh: Mesh, rank: int) -> tf.Tensor:
         """The shard that `rank` stores; padding repeats the last entry.
@@ -145,41 +123,44 @@ class Reader:
                 dtypes=[self._dtypes[name]] * len(slices),
             )
         except tf.errors.OpError as error:
-            raise self._damaged(f"{name!r} cannot be read: {error}") from error
+            raise self.damaged(f"{name!r} cannot be read: {error}") from error
         return restored
 
     # --- errors ------------------------------------------------------------------
 
-    def _read_description(self) -> dict[str, Any]:
+    def _read_index(self) -> Index:
         path = os.path.join(self.path, folders.DESCRIPTION)
         if not os.path.isdir(self.path):
             raise TfparError(f"There is no checkpoint {self.path}. {self._other()}")
-        if ".tmp-" in os.path.basename(os.path.normpath(self.path)) or not os.path.isfile(path):
+        if folders.is_temporary(self.path) or not os.path.isfile(path):
             raise TfparError(
                 f"{self.path} is not a complete checkpoint: writing it was interrupted or is not "
                 f"over yet, or it is a folder of checkpoints. {self._other()}"
             )
         try:
-            with open(path, encoding="utf-8") as file:
-                description: dict[str, Any] = json.load(file)
-            version = description["format"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged(f"{folders.DESCRIPTION} cannot be read: {error!r}") from error
-        if version > FORMAT_VERSION:
+            return read_index(path)
+        except UnreadableError as error:
+            raise self.damaged(f"{folders.DESCRIPTION} cannot be read: {error}") from error
+        except NewerFormatError as error:
             raise TfparError(
-                f"The checkpoint {self.path} has format {version}; this version of tfpar reads up "
-                f"to {FORMAT_VERSION}. Upgrade tfpar, or read {self._prefix} as a TensorFlow "
-                f"checkpoint."
-            )
-        return description
+                f"The checkpoint {self.path} has format {error.version}; this version of tfpar "
+                f"reads up to {FORMAT_VERSION}. Upgrade tfpar, or read {self._prefix} as a "
+                f"TensorFlow checkpoint."
+            ) from None
 
-    def _check_files(self) -> None:
-        for name, size in self._description["files"].items():
-            path = os.path.join(self.path, name)
-            found = os.path.getsize(path) if os.path.exists(path) else None
+    def _check_files(self, index: Index) -> None:
+        named = folders.step_in(self.path)
+        if named is not None and named != index.step:
+            raise self.damaged(
+                f"{folders.DESCRIPTION} is of step {index.step}, and the folder's name of step "
+                f"{named}"
+            )
+        there = set(os.listdir(self.path))
+        for name, size in index.files.items():
+            found = os.path.getsize(os.path.join(self.path, name)) if name in there else None
             if found != size:
                 state = "is missing" if found is None else f"has {found} bytes instead of {size}"
-                raise self._damaged(f"{name} {state}")
+                raise self.damaged(f"{name} {state}")
 
     def _check_names(self, names: Sequence[str]) -> None:
         missing = [name for name in names if name not in self._shapes]
@@ -191,7 +172,8 @@ class Reader:
                 f"from the same model?"
             )
 
-    def _damaged(self, what: str) -> TfparError:
+    def damaged(self, what: str) -> TfparError:
+        """The error that says what is wrong with its files, and which checkpoint is whole."""
         return TfparError(f"The checkpoint {self.path} is damaged: {what}. {self._other()}")
 
     def _other(self) -> str:

@@ -15,6 +15,7 @@ from tfpar import api
 from tfpar.capture.step import argument_specs
 from tfpar.cli.script import call
 from tfpar.spec import CaptureError, TfparError
+from tfpar.spec.arguments import integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ def _made_up_batch(options: argparse.Namespace, model: keras.Model) -> Any:
             f"No batch to plan for: return (model, batch) from {options.build}, or give --data "
             f"script.py:function or --batch-size N."
         )
+    integer("--batch-size", options.batch_size, 1)
     try:
         x = api._symbolic_inputs(model, options.batch_size)
     except TfparError:

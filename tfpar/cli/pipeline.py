@@ -8,7 +8,8 @@ from typing import Literal
 from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES
 from tfpar.pipeline.statistics import BATCH_STATISTICS
-from tfpar.spec import TfparError
+from tfpar.readable import UnreadableError
+from tfpar.spec import ScheduleError, TfparError
 
 
 def add_pipeline(parser: argparse.ArgumentParser) -> None:
@@ -76,10 +77,12 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
                 Schedule.load(schedule),
                 batch_statistics=options.batch_statistics,
             )
-        except OSError as error:
+        except ScheduleError as error:
+            if not isinstance(error.__cause__, UnreadableError):
+                raise
             raise TfparError(
                 f"--schedule {schedule!r} is neither one of {', '.join((*FAMILIES, AUTO))} nor a "
-                f"file that can be read: {error.strerror}."
+                f"file that can be read: {error.__cause__}."
             ) from None
     if microbatches is None:
         raise TfparError(

@@ -25,17 +25,16 @@ latency = "4 us"
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tomlkit
-import tomlkit.exceptions
 
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
+from tfpar.readable import UnreadableError, parse_json, parse_toml, read_text
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.writable import why_not_writable
 
@@ -94,10 +93,9 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """
     path = os.fspath(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        known = json.loads(text) if path.endswith(".json") else tomlkit.parse(text).unwrap()
-    except (OSError, ValueError, RecursionError, tomlkit.exceptions.TOMLKitError) as error:
+        text = read_text(path)
+        known = parse_json(text) if path.endswith(".json") else parse_toml(text)
+    except UnreadableError as error:
         raise TfparError(f"Cannot read the cluster file {path!r}: {error}.") from None
     return cluster_of(known, path)
 

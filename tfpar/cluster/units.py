@@ -51,11 +51,11 @@ def parse(value: object, measure: str) -> float:
             raise ValueError(f"is {shown(value)}, which no number can hold") from None
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise ValueError(f"is {value!r}, not {_kind(measure)}")
+        raise ValueError(f"is {shown(value)}, not {_kind(measure)}")
     number, unit = found.groups()
     known = UNITS[measure]
     if unit and unit not in known:
-        raise ValueError(f"is {value!r}: {unit!r} is no unit of {_kind(measure)}")
+        raise ValueError(f"is {shown(value)}: {shown(unit)} is no unit of {_kind(measure)}")
     if number.endswith("inf"):
         return float(number)
     try:

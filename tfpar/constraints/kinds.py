@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from tfpar.ir.graph import Tensor
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
-from tfpar.spec.arguments import integer, listed, optional, refused, text
+from tfpar.spec.arguments import integer, listed, optional, refused, text, written
 
 
 class Constraint:
@@ -63,8 +63,9 @@ class ShardVariable(VariableConstraint):
         return {mesh.axis(self.axis): Shard(dim, self.stride)}
 
     def __str__(self) -> str:
-        stride = "" if self.stride is None else f", stride={self.stride}"
-        return f"shard({self.pattern!r}, dim={self.dim}, axis={self.axis!r}{stride})"
+        stride = "" if self.stride is None else f", stride={written(self.stride)}"
+        laid = f"dim={written(self.dim)}, axis={written(self.axis)}{stride}"
+        return f"shard({written(self.pattern)}, {laid})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +88,8 @@ class ReplicateVariable(VariableConstraint):
         return {a: Replicate() for a in axes}
 
     def __str__(self) -> str:
-        axis = "" if self.axis is None else f", axis={self.axis!r}"
-        return f"replicate({self.pattern!r}{axis})"
+        axis = "" if self.axis is None else f", axis={written(self.axis)}"
+        return f"replicate({written(self.pattern)}{axis})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ class LayoutVariable(VariableConstraint):
         return found
 
     def __str__(self) -> str:
-        return f"layout {self.pattern!r}: {self.axes}"
+        return f"layout {written(self.pattern)}: {self.axes}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +152,8 @@ class ShardOutput(Constraint):
         return Shard(_normal_dim(self, self.dim, f"tensor {tensor.name!r}", tensor.shape))
 
     def __str__(self) -> str:
-        return f"shard_output({self.pattern!r}, dim={self.dim}, axis={self.axis!r})"
+        laid = f"dim={written(self.dim)}, axis={written(self.axis)}"
+        return f"shard_output({written(self.pattern)}, {laid})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +167,7 @@ class SplitBatch(Constraint):
             _axis(f"{self}: an axis", axis)
 
     def __str__(self) -> str:
-        return f"batch({', '.join(map(repr, self.axes))})"
+        return f"batch({', '.join(map(written, self.axes))})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +182,7 @@ class PutInStage(Constraint):
         object.__setattr__(self, "index", integer(f"{self}: index", self.index, 0))
 
     def __str__(self) -> str:
-        return f"stage({self.pattern!r}, {self.index})"
+        return f"stage({written(self.pattern)}, {written(self.index)})"
 
 
 def shard(pattern: str, dim: int, axis: str, stride: int | None = None) -> Constraint:
@@ -277,7 +279,10 @@ def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
     for one in listed(name, given, _CONSTRAINTS):
         if not isinstance(one, Constraint | Mapping | tuple | list):
             raise refused(f"An entry of {name}", one, _A_CONSTRAINT)
-        found += constraints_of(name, one)
+        try:
+            found += constraints_of(name, one)
+        except RecursionError:  # lists in lists, without an end
+            raise refused(name, given, _CONSTRAINTS) from None
     return tuple(found)
 
 
@@ -289,12 +294,21 @@ _CONSTRAINTS = f"{_A_CONSTRAINT}, or a list of them"
 _A_LAYOUT_MAP = "a keras.distribution.LayoutMap, or a mapping from patterns to axes"
 
 
+LONGEST_PATTERN = 10_000
+"""Characters of a pattern: to match much longer ones takes minutes."""
+
+
 def check_pattern(constraint: Any, pattern: Any) -> None:
     """Refuse what is no regular expression; `constraint` says where it was given."""
     text(f"{constraint}: the pattern", pattern, "a regular expression: a string")
+    if len(pattern) > LONGEST_PATTERN:
+        raise SpecError(
+            f"{type(constraint).__name__}: the pattern has {len(pattern)} characters; write one of "
+            f"{LONGEST_PATTERN} at most, or several constraints."
+        )
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise SpecError(
             f"{constraint}: the pattern is not a regular expression: {error}."
         ) from None

@@ -24,7 +24,10 @@ def check_batch(name: str, batch: Any) -> None:
     Raises:
         ArgumentError: as said.
     """
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    try:
+        leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    except RecursionError:
+        raise refused(name, batch, _TENSORS) from None
     if isinstance(batch, str | bytes) or not leaves:
         raise refused(name, batch, _TENSORS)
     sizes = []

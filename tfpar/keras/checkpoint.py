@@ -9,17 +9,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import tensorflow as tf
 
 from tfpar.checkpoint import FolderLock, Reader, latest
-from tfpar.ir.names import pair
+from tfpar.checkpoint.folders import DESCRIPTION
 from tfpar.keras import saving
+from tfpar.keras.checkpoint_match import match_variables, pair_variables
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.replay import Position, Replay
-from tfpar.spec import Mesh, Spec, TfparError, arguments
+from tfpar.spec import ArgumentError, Mesh, Spec, TfparError, arguments
 from tfpar.variables.parallel_variable import ParallelVariable
 
 logger = logging.getLogger("tfpar")
@@ -99,9 +100,9 @@ class Checkpoint(StopSignal):
     Raises:
         ArgumentError: an argument of another type or out of range.
         TfparError: in `fit`: the model is not parallel or not built, another run writes to the
-            folder, the checkpoint is another model's, or a file cannot be written. What was to be
-            written behind training is in the log at once, and raised at the next checkpoint or at
-            the end.
+            folder, the checkpoint is damaged or another model's, or a file cannot be written. What
+            was to be written behind training is in the log at once, and raised at the next
+            checkpoint or at the end.
     """
 
     def __init__(
@@ -218,12 +219,12 @@ def restore(state: ParallelModel, path: str) -> Position:
     Raises:
         TfparError: the model is not built, or it is another model's checkpoint.
     """
-    model, reader = state.model, Reader(path)
-    position = _restore_values(state, reader)
+    model = state.model
+    reader, position = _restore_values(state, path)
 
     def restore_metrics() -> None:  # which Keras has reset at the beginning of the epoch
         metrics = {id(v._value) for v in model.metrics_variables}
-        written = _written_as(state, reader)
+        written = pair_variables(state, reader)
         for name, variable in state.named_variables().items():
             if position.batch and id(variable) in metrics and name in written:
                 _assign(variable, reader, written[name])
@@ -279,36 +280,67 @@ def restore_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> Posi
         there; so does `fit` with `callbacks=[Checkpoint(folder)]`, by itself.
 
     Raises:
-        TfparError: the model is not parallel or not built, or there is no complete checkpoint of
-            this model.
+        TfparError: the model is not parallel or not built, there is no complete checkpoint, it is
+            damaged, or it is of another model: then all that differs is named, and nothing is
+            restored, on any rank.
     """
     state, given = _built_state_of(model), arguments.path("path", path)
     saving.finish()
     world = state.world
     found = saving.first(world, "looking for a checkpoint", lambda: latest(given) or given)
-    return _restore_values(state, Reader(found))
+    return _restore_values(state, found)[1]
 
 
-def _restore_values(state: ParallelModel, reader: Reader) -> Position:
-    """Assign what all variables had; returns where training stood."""
+class _Opened(NamedTuple):
+    """A checkpoint that fits the model.
+
+    Attributes:
+        written: its name of each variable of the model.
+        position: where training stood.
+    """
+
+    reader: Reader
+    written: dict[str, str]
+    position: Position
+
+    @classmethod
+    def of(cls, state: ParallelModel, path: str) -> _Opened:
+        reader = Reader(path)
+        return cls(reader, match_variables(state, reader), _position(reader))
+
+
+def _restore_values(state: ParallelModel, path: str) -> tuple[Reader, Position]:
+    """Assign what all variables had, on all ranks or on none if the checkpoint does not fit.
+
+    Returns the checkpoint, and where training stood.
+    """
     _check_built(state.model)
     state.build_optimizer(force=True)
-    variables, written = state.named_variables(), _written_as(state, reader)
-    reader.check(
-        (written.get(name, name), tuple(v.shape), v.dtype) for name, v in variables.items()
-    )
-    for name, variable in variables.items():
-        _assign(variable, reader, written[name])
-    known = {f.name for f in dataclasses.fields(Position)}
-    return Position(**{k: v for k, v in reader.info.items() if k in known})
+    opened: list[_Opened] = []
+    saving.each(state.world, "opening a checkpoint", lambda: opened.append(_Opened.of(state, path)))
+    reader, written, position = opened[0]
+
+    def assign() -> None:
+        for name, variable in state.named_variables().items():
+            _assign(variable, reader, written[name])
+
+    saving.each(state.world, "reading a checkpoint", assign)
+    return reader, position
 
 
-def _written_as(state: ParallelModel, reader: Reader) -> dict[str, str]:
-    """The name in the checkpoint of each variable of the model that it has."""
-    names = {n: state.variable_name(v) for n, v in state.named_variables().items()}
-    counted = [n for n, name in names.items() if not name.trainable]
-    pairs = pair(reader.names, {n: name.place for n, name in names.items()}, counted)
-    return {now: before for before, now in pairs.items()}
+def _position(reader: Reader) -> Position:
+    """Where training stood; at the start for another's TensorFlow checkpoint."""
+    if reader.step is None:
+        return Position()
+    try:
+        position = Position.read(reader.info)
+    except ArgumentError as error:
+        raise reader.damaged(f"{DESCRIPTION}: {str(error).removesuffix('.')}") from None
+    if position.step != reader.step:
+        raise reader.damaged(
+            f"{DESCRIPTION}: info.step is {position.step}, and step is {reader.step}"
+        )
+    return position
 
 
 def _assign(variable: tf.Variable, reader: Reader, name: str) -> None:

@@ -202,15 +202,18 @@ class ParallelModel:
 
     def keras_variables(self) -> list[Any]:
         """Every Keras variable of the model: weights, metrics, seeds, optimizer."""
-        model = self.model
-        found = [*model.variables, *getattr(model, "metrics_variables", [])]
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None:
+        found = [*self.model.variables, *getattr(self.model, "metrics_variables", [])]
+        for optimizer in self.optimizers:
             found += list(optimizer.variables)
-        for attribute in vars(model).values():
-            if isinstance(attribute, keras.optimizers.Optimizer):
-                found += list(attribute.variables)
         return list({id(v): v for v in found}.values())
+
+    @property
+    def optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """The optimizer that the model was compiled with, and those among its attributes."""
+        model = self.model
+        own = [a for a in vars(model).values() if isinstance(a, keras.optimizers.Optimizer)]
+        found = [getattr(model, "optimizer", None), *own]
+        return list({id(o): o for o in found if o is not None}.values())
 
     def variable_name(self, variable: tf.Variable) -> VariableName:
         """What a captured variable is called, and whether it is a weight of the model."""

@@ -7,10 +7,12 @@ draws as it did before.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+
+from tfpar.spec.arguments import integer, refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,19 @@ class Position:
     batch: int = 0
     batches: int = 0
     step: int = 0
+
+    @classmethod
+    def read(cls, info: Mapping[str, Any]) -> Position:
+        """The position among what a checkpoint says.
+
+        Raises:
+            ArgumentError: an entry is missing, none that there can be, or contradicts another.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        found = cls(**{name: integer(f"info.{name}", info.get(name), 0) for name in names})
+        if found.batch > found.step:
+            raise refused("info.batch", found.batch, f"at most the step, {found.step}")
+        return found
 
 
 class Replay:

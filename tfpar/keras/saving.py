@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfpar.checkpoint import Behind, Box, Draft, Saved, boxes, temporary_folder, writers
 from tfpar.distributed.world import World
+from tfpar.keras.checkpoint_match import ModelRecord
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.replay import Position
 from tfpar.spec import Mesh, Spec, replicated
@@ -87,7 +88,7 @@ def _leave_at_exit() -> None:
 def _completed(writing: Draft | Behind, world: World | None) -> str:
     """The path of the checkpoint, once all ranks have written their parts of it."""
     try:
-        writing.write() if world is None else world.each("writing a checkpoint", writing.write)
+        each(world, "writing a checkpoint", writing.write)
         return first(world, "committing a checkpoint", writing.commit)
     except BaseException:
         if world is None or world.rank == 0:  # by then no other rank writes any more
@@ -117,12 +118,18 @@ def _draft(state: ParallelModel, folder: str, position: Position, keep: int) -> 
         for rank in ranks
     }
     temporary = temporary_folder(folder, position.step, token)
-    return Draft(temporary, parts, everyone.size, dataclasses.asdict(position), keep)
+    info = {**dataclasses.asdict(position), **ModelRecord.of(state, variables).to_info()}
+    return Draft(temporary, parts, everyone.size, info, keep)
 
 
 def first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
     """What the first rank makes, on all; see `World.first`."""
     return make() if world is None else world.first(what, make)
+
+
+def each(world: World | None, what: str, act: Callable[[], None]) -> None:
+    """Act on every rank; an error of one is everyone's. See `World.each`."""
+    act() if world is None else world.each(what, act)
 
 
 class _Laid(NamedTuple):

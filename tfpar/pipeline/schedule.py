@@ -9,6 +9,7 @@ import os
 from tfpar.pipeline.tasks import Task
 from tfpar.pipeline.text import format_orders, parse_orders
 from tfpar.pipeline.validate import Orders, check_complete, read_orders
+from tfpar.readable import UnreadableError, read_text
 from tfpar.spec import ScheduleError
 from tfpar.spec.arguments import path as path_of
 from tfpar.spec.arguments import text as text_of
@@ -54,15 +55,14 @@ class Schedule:
         """The schedule in a file: what `save` wrote, or PyTorch's pipelining.
 
         Raises:
-            ScheduleError: names the file, the line and the cell; and as of `Schedule`.
-            OSError: the file cannot be read.
+            ScheduleError: the file cannot be read; names it, the line and the cell; and as of
+                `Schedule`.
         """
         name = path_of("path", path)
-        with open(name, encoding="utf-8-sig") as file:
-            try:
-                text = file.read()
-            except UnicodeDecodeError:
-                raise ScheduleError(f"{name!r} is not a text file.") from None
+        try:
+            text = read_text(name, "utf-8-sig")
+        except UnreadableError as error:
+            raise ScheduleError(f"Cannot read the schedule {name!r}: {error}.") from error
         return cls._read(text, repr(name))
 
     @classmethod
@@ -74,9 +74,17 @@ class Schedule:
             raise ScheduleError(f"{source}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the schedule to a file that `load` reads, and PyTorch's pipelining too."""
-        with open(path_of("path", path), "w", encoding="utf-8") as file:
-            file.write(f"{self}\n")
+        """Write the schedule to a file that `load` reads, and PyTorch's pipelining too.
+
+        Raises:
+            ScheduleError: the file cannot be written.
+        """
+        name = path_of("path", path)
+        try:
+            with open(name, "w", encoding="utf-8") as file:
+                file.write(f"{self}\n")
+        except OSError as error:
+            raise ScheduleError(f"Cannot write the schedule {name!r}: {error.strerror}.") from error
 
     def __str__(self) -> str:
         """A line for each actor, such as `0F0,0F1,0B0,0B1`; `parse` reads it back."""

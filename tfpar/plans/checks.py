@@ -3,13 +3,21 @@ has. Whether it fits a model is checked where it meets one (`Plan.fitted`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from tfpar.cluster.description import Cluster
+from tfpar.cost.cost import Cost
+from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.plans.difference import some_of
+from tfpar.plans.offload import Offloaded
+from tfpar.plans.priced import PricedPlan
+from tfpar.plans.rivals import Rival
 from tfpar.plans.stages import PlannedStages
-from tfpar.plans.variables import Alternative
+from tfpar.plans.trials import Trial
+from tfpar.plans.variables import Alternative, PlannedVariable
+from tfpar.propagation.partitioned import OpPlan, PartitionedGraph
 from tfpar.spec import (
     Mesh,
     Partial,
@@ -32,8 +40,9 @@ def check_plan(plan: Plan) -> None:
 
     Raises:
         PlanError: says what of it does not fit the rest.
-        ArgumentError: batch statistics that there are not.
+        ArgumentError: a field of another type, or batch statistics that there are not.
     """
+    _check_types(plan)
     for axis in plan.batch_axes:
         if axis not in plan.mesh.axis_names:
             raise PlanError(f"The plan splits the batch over {axis!r}; its mesh is {plan.mesh}.")
@@ -59,6 +68,41 @@ def check_plan(plan: Plan) -> None:
     for name, op in plan.ops.items():
         for spec in (*op.in_specs, *op.made, *op.kept):
             _check_spec(f"an operand of {name!r}", spec, None, plan.mesh)
+
+
+_LISTS: dict[str, type] = {
+    **dict.fromkeys(("batch_axes", "constraints", "recompute"), str),
+    **{"layouts": PricedPlan, "baselines": PricedPlan, "rivals": Rival, "trials": Trial},
+    "layers": ModelLayer,
+}
+_MAPPINGS = {"variables": PlannedVariable, "tensors": tuple, "ops": OpPlan, "shares": tuple}
+_VALUES = {"mesh": Mesh, "offloaded": Offloaded, "fingerprint": str, "planner": str}
+_VALUES_OR_NONE = {
+    **{"cluster": Cluster, "cost": Cost, "stages": PlannedStages, "report": Mapping},
+    "partitioned": PartitionedGraph,
+}
+
+
+def _check_types(plan: Plan) -> None:
+    for name, kind in _VALUES.items():
+        arguments.instance(name, getattr(plan, name), kind)
+    for name, kind in _VALUES_OR_NONE.items():
+        if getattr(plan, name) is not None:
+            arguments.instance(name, getattr(plan, name), kind)
+    for name, kind in _LISTS.items():
+        arguments.instances(name, getattr(plan, name), kind)
+    for name, kind in _MAPPINGS.items():
+        arguments.mapping(name, getattr(plan, name), kind)
+    arguments.integer("chunks", plan.chunks)
+    arguments.integer("microbatches", plan.microbatches)
+    arguments.flag("cut_short", plan.cut_short)
+    arguments.text("tfpar_version", plan.tfpar_version)
+    if plan.passed_over is not None:
+        passed_over = arguments.instances("passed_over", plan.passed_over, object)
+        if len(passed_over) != 2:
+            raise arguments.refused("passed_over", plan.passed_over, "(seconds, collectives)")
+        arguments.finite("passed_over", passed_over[0], above=0.0)
+        arguments.integer("passed_over", passed_over[1], 0)
 
 
 def _check_shares(plan: Plan) -> None:

@@ -31,7 +31,8 @@ from tfpar.plans.stages import PlannedStages
 from tfpar.plans.text import fields_of, text_of
 from tfpar.plans.trials import Trial
 from tfpar.plans.variables import PlannedVariable
-from tfpar.propagation.partitioned import Anchors, OpPlan
+from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
+from tfpar.readable import UnreadableError, read_text
 from tfpar.spec import (
     Mesh,
     PlanError,
@@ -46,8 +47,6 @@ from tfpar.spec import (
 if TYPE_CHECKING:
     import networkx as nx
     from keras.distribution import DeviceMesh, LayoutMap
-
-    from tfpar.propagation.partitioned import PartitionedGraph
 
 
 class _Views(Protocol):
@@ -319,6 +318,12 @@ class Plan:
 
     # --- reading -----------------------------------------------------------------
 
+    def _known(self, partitioned: PartitionedGraph | None) -> PartitionedGraph | None:
+        """What is given, else what the plan has."""
+        if partitioned is None:
+            return self.partitioned
+        return arguments.instance("partitioned", partitioned, PartitionedGraph)
+
     def report_data(self, partitioned: PartitionedGraph | None = None) -> dict[str, Any]:
         """All that there is to show of the plan, as a JSON object of a versioned format.
 
@@ -329,7 +334,7 @@ class Plan:
         Raises:
             PlanError: the report that the plan's file holds is malformed, or of another version.
         """
-        return _views().report_data(self, partitioned or self.partitioned)
+        return _views().report_data(self, self._known(partitioned))
 
     def summary(
         self,
@@ -351,7 +356,7 @@ class Plan:
         """
         if sort is not None:
             arguments.one_of("sort", sort, ("time", "memory"))
-        return _views().summary(self, partitioned or self.partitioned, full, sort)
+        return _views().summary(self, self._known(partitioned), full, sort)
 
     def __str__(self) -> str:
         return self.summary()
@@ -373,7 +378,7 @@ class Plan:
         Raises:
             PlanError: as of `report_data`, or the file cannot be written.
         """
-        text = _views().page(self, partitioned or self.partitioned)
+        text = _views().page(self, self._known(partitioned))
         if path is not None:
             write_whole("report", arguments.path("path", path), text)
         return text
@@ -388,7 +393,7 @@ class Plan:
             PlanError: no such variable, or several.
         """
         arguments.text("name", name, "the name of a variable or a layer, or its end")
-        return _views().explain(self, name, partitioned or self.partitioned)
+        return _views().explain(self, name, self._known(partitioned))
 
     def graph(self, partitioned: PartitionedGraph | None = None) -> nx.DiGraph:
         """GraphNodes and the tensors that flow between them in the forward pass, as plain values.
@@ -403,7 +408,7 @@ class Plan:
         Raises:
             PlanError: the plan is from a file that was saved without a report.
         """
-        return _views().plan_graph(self, partitioned or self.partitioned)
+        return _views().plan_graph(self, self._known(partitioned))
 
     def to_layout_map(self, device_mesh: DeviceMesh | None = None) -> LayoutMap:
         """The plan's weights as a layout map, for Keras on JAX.
@@ -458,13 +463,12 @@ class Plan:
         """
         path = arguments.path("path", path)
         try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        except FileNotFoundError:
-            raise PlanError(
-                f"There is no plan file {path!r}. Plans are written by plan.save(path)."
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path)
+        except UnreadableError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise PlanError(
+                    f"There is no plan file {path!r}. Plans are written by plan.save(path)."
+                ) from None
             raise PlanError(f"Cannot read the plan file {path!r}: {error}.") from error
         return cls.from_json(text, path)
 

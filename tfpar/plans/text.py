@@ -21,6 +21,7 @@ from tfpar.plans.stages import PlannedStages
 from tfpar.plans.trials import Trial
 from tfpar.plans.variables import Alternative, PlannedVariable
 from tfpar.propagation.partitioned import OpPlan
+from tfpar.readable import UnreadableError, parse_json
 from tfpar.spec import Mesh, PlanError, Spec, TfparError, format_spec, parse_spec
 from tfpar.spec.arguments import finite, flag, integer, listed, one_of, optional, refused
 
@@ -76,14 +77,11 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
         PlanError: corrupt, malformed, or written by a newer tfpar.
     """
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+        data = parse_json(text)
+    except UnreadableError as error:
         raise PlanError(
-            f"The plan file {source!r} is corrupt: {error.msg} (line {error.lineno}, column "
-            f"{error.colno}). Save the plan again."
+            f"The plan file {source!r} is corrupt: {error}. Save the plan again."
         ) from None
-    except (ValueError, RecursionError) as error:  # numbers or lists that Python refuses to read
-        raise PlanError(f"The plan file {source!r} is corrupt: {error}.") from None
     if not isinstance(data, dict) or data.get("format") != "tfpar plan":
         raise PlanError(f"{source!r} is not a plan file of tfpar.")
     version = data.get("version")

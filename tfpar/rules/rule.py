@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import CONVERTED
-from tfpar.spec.arguments import refused, text
+from tfpar.spec.arguments import mapping, refused, text
 from tfpar.spec.errors import RuleError
 from tfpar.spec.placement import REDUCTIONS
 
@@ -213,6 +213,10 @@ def make_rule(
     if not isinstance(op, Op):
         raise refused("op", op, "the op that the rule is asked for, as a rule's function gets it")
     parsed_in, parsed_out = _parse(text("notation", notation, "factors, such as 'i k, k j -> i j'"))
+    by_factor = {"reduce": reduce, "sizes": sizes, "expand": expand, "blocks": blocks}
+    for what, given in by_factor.items():
+        if given is not None:
+            mapping(what, given, object)
     for factor, reduction in (reduce or {}).items():
         if reduction not in (*REDUCTIONS, SAME):
             allowed = ", ".join(map(repr, (*REDUCTIONS, SAME)))

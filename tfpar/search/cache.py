@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import tfpar
 from tfpar.plans import Plan, PlannedVariable
-from tfpar.search.described import FORMAT, Description, described, differences
+from tfpar.readable import UnreadableError, parse_json, read_text
+from tfpar.search.described import Description, described, differences, read_description
 from tfpar.search.problem import Planner, Problem
 from tfpar.spec import PlanError, format_spec
 
@@ -95,10 +96,9 @@ class PlanCache:
         except OSError:
             return
         for entry in files[:MOST_COMPARED]:
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                with open(entry.path, encoding="utf-8") as file:
-                    known = json.load(file)
-                if isinstance(known, dict) and known.get("format") == FORMAT:
+            with contextlib.suppress(UnreadableError):
+                known = read_description(parse_json(read_text(entry.path)))
+                if known is not None:
                     yield known
 
     def _path(self, problem: Problem, planner: Planner) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, TypedDict
+
+import msgspec
 
 import tfpar
 from tfpar.plans.difference import some_of
@@ -13,11 +15,27 @@ from tfpar.search.problem import Planner, Problem
 from tfpar.spec import format_spec
 from tfpar.spec.quantities import format_bytes
 
-FORMAT = 1
+FORMAT: Final = 1
 """Of descriptions: others are passed over."""
 
-Description = Mapping[str, Any]
-"""A problem as JSON has it; see `described`."""
+
+class Description(TypedDict):
+    """A problem as JSON has it; see `described`."""
+
+    format: Literal[1]  # `FORMAT`
+    tfpar: str
+    planner: str
+    ranks: int
+    meshes: Annotated[list[str], msgspec.Meta(min_length=1)]
+    cluster: str
+    machines: str
+    memory_limit: Annotated[float, msgspec.Meta(ge=0)]
+    batch: list[tuple[list[int | None], str, bool]]
+    weights: dict[str, str]
+    ops: dict[str, int]
+    graph: str
+    constraints: list[str]
+    options: dict[str, Any]
 
 
 def described(problem: Problem, planner: Planner) -> Description:
@@ -33,7 +51,7 @@ def described(problem: Problem, planner: Planner) -> Description:
         "cluster": cluster.name,
         "machines": cluster.with_memory(1.0).fingerprint(),
         "memory_limit": problem.memory_limit,
-        "batch": [[list(t.shape or ()), t.dtype, t in problem.batched] for t in graph.inputs],
+        "batch": [(list(t.shape or ()), t.dtype, t in problem.batched) for t in graph.inputs],
         "weights": {v.name: f"{v.dtype}{list(v.shape)}" for v in graph.variables if v.trainable},
         "ops": dict(Counter(op.type for op in graph.ops)),
         "graph": problem.fingerprint,
@@ -118,8 +136,16 @@ def _another_model(old: Description, new: Description) -> Iterator[str]:
 
 
 def _batch_sizes(described: Description) -> str:
-    sizes = dict.fromkeys(shape[0] for shape, _, batched in described["batch"] if batched)
+    sizes = dict.fromkeys(shape[0] for shape, _, batched in described["batch"] if batched and shape)
     return " and ".join(map(str, sizes)) or "none"
+
+
+def read_description(data: Any) -> Description | None:
+    """The description that JSON has; None where it is none, or one of another format."""
+    try:
+        return msgspec.convert(data, Description)
+    except msgspec.ValidationError:
+        return None
 
 
 def _without_batch(described: Description) -> list[Any]:

@@ -12,7 +12,7 @@ import numbers
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +33,11 @@ def refused(name: str, value: Any, expected: str) -> ArgumentError:
 def shown(value: Any) -> str:
     """`value` as a message shows it: on one line, and not long."""
     return " ".join(_SHOWN.repr(value).split())
+
+
+def written(value: Any) -> str:
+    """`value` as code has it where it is text, else as a message shows it."""
+    return repr(value) if isinstance(value, str) else shown(value)
 
 
 def optional(read: Callable[[str, Any], T], name: str, value: Any) -> T | None:
@@ -108,11 +113,12 @@ def text(name: str, value: Any, expected: str = "a string that is not empty") ->
 
 
 def path(name: str, value: Any, expected: str = "a path: a string or a pathlib.Path") -> str:
-    """The path of a file or a folder, as a string."""
+    """The path of a file or a folder, as a string that a file system can have."""
     if isinstance(value, str | os.PathLike):
         found = os.fspath(value)
-        if isinstance(found, str) and found:
-            return found
+        with contextlib.suppress(UnicodeEncodeError):
+            if isinstance(found, str) and found and b"\0" not in os.fsencode(found):
+                return found
     raise refused(name, value, expected)
 
 
@@ -122,6 +128,32 @@ def listed(name: str, value: Any, expected: str) -> tuple[Any, ...]:
         with contextlib.suppress(TypeError):  # of numpy, an array without dims
             return tuple(value)
     raise refused(name, value, expected)
+
+
+def instances(name: str, value: Any, kind: type[T]) -> Sequence[T]:
+    """A list or a tuple of objects of one class."""
+    if isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value):
+        return value
+    raise refused(name, value, f"a list, each entry of it {_article(kind)}")
+
+
+def instance(name: str, value: Any, kind: type[T]) -> T:
+    """An object of a class."""
+    if isinstance(value, kind):
+        return value
+    raise refused(name, value, _article(kind))
+
+
+def mapping(name: str, value: Any, kind: type[T]) -> Mapping[str, T]:
+    """A mapping from texts to objects of one class."""
+    if isinstance(value, Mapping):
+        if all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items()):
+            return value
+    raise refused(name, value, f"a mapping from texts, each to {_article(kind)}")
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOaeio' else 'a'} {kind.__name__}"
 
 
 def one_of(name: str, value: Any, known: Iterable[T]) -> T:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfpar.spec.arguments import as_integer, integer, listed
+from tfpar.spec.arguments import as_integer, integer, listed, shown
 from tfpar.spec.errors import SpecError
 
 DEFAULT_AXIS_NAMES = {1: ("data",), 2: ("data", "model")}
@@ -51,10 +51,10 @@ class Mesh:
             )
         for name, size in zip(self.axis_names, self.shape, strict=True):
             if not isinstance(name, str) or not name:
-                raise SpecError(f"Mesh axis names are non-empty strings; got {name!r}.")
+                raise SpecError(f"Mesh axis names are non-empty strings; got {shown(name)}.")
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise SpecError(
-                    f"Mesh axis {name!r} has size {size!r}; a size is an integer of at "
+                    f"Mesh axis {name!r} has size {shown(size)}; a size is an integer of at "
                     f"least 1. Use size 1 for an axis that is not split."
                 )
         if self.size > MOST_RANKS:
@@ -101,7 +101,7 @@ class Mesh:
             return self.axis_names.index(name)
         except ValueError:
             raise SpecError(
-                f"Mesh has no axis {name!r}; its axes are {self}. "
+                f"Mesh has no axis {shown(name)}; its axes are {self}. "
                 f"Use one of {', '.join(map(repr, self.axis_names))}."
             ) from None
 

@@ -66,7 +66,7 @@ class Shard(Placement):
 
     def __new__(cls, dim: int, stride: int | None = None, unit: int = 1) -> Self:
         self: Self | None = None
-        if type(dim) is int:
+        if type(dim) is type(unit) is int and (stride is None or type(stride) is int):
             self = Placement._interned.get((cls, dim, stride, unit))
         if self is None:
             stride = None if stride is None else integer("Shard: stride", stride, 1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 
 from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cluster.network import likeness
+from tfpar.cost.cost import Cost
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.kinds import fastest_of_kinds, kinds_of_stages, worth_searching
 from tfpar.spec import MemoryLimitError, Mesh
@@ -78,7 +78,9 @@ class Found:
         plan = self.problem.plan(
             mesh=Mesh.of([2]), variables={}, batch_axes=(), planner="", tfpar_version="0"
         )
-        cost = None if seconds is None else SimpleNamespace(seconds=seconds)
+        cost = (
+            None if seconds is None else Cost(seconds, (seconds, 0.0, 0.0), (0.0,) * 3, 0.0, 0.0, 1)
+        )
         again = () if self.alike else (problem.cluster.device.name,)
         return dataclasses.replace(plan, cost=cost, recompute=again)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from types import SimpleNamespace
 
 import pytest
 
 from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cost.cost import Cost
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.search.stages.placement import MOST_ORDERS, PLANNED, Places, Work, best_placed
@@ -109,7 +109,7 @@ class Found:
         plan = self.problem.plan(
             mesh=Mesh.of([1]), variables={}, batch_axes=(), planner=str(order), tfpar_version="0"
         )
-        cost = None if found is None else SimpleNamespace(seconds=found)
+        cost = None if found is None else Cost(found, (found, 0.0, 0.0), (0.0,) * 3, 0.0, 0.0, 1)
         return dataclasses.replace(plan, cost=cost), self.problem
 
     def best(self, sent: float = 0.0):

@@ -141,7 +141,7 @@ class Line:
         if index is not None:
             self.place = index.end()
         self._pass_space()
-        return Reference(name, int(index.group(1)) if index is not None else 0)
+        return Reference(name, self._integer(index.group(1)) if index is not None else 0)
 
     def function(self) -> str:
         self.take("@")
@@ -172,7 +172,13 @@ class Line:
     def _size(self) -> int | None:
         if self.skip("?"):
             return None
-        return int(self._read(re.compile(r"-?\d+"), "a size"))
+        return self._integer(self._read(re.compile(r"-?\d+"), "a size"))
+
+    def _integer(self, digits: str) -> int:
+        try:
+            return int(digits)
+        except ValueError:  # of more digits than Python reads
+            raise self.wrong(f"a number has {len(digits)} digits") from None
 
     def attributes(self) -> dict[str, Any]:
         def pair() -> tuple[str, Any]:
@@ -208,7 +214,7 @@ class Line:
         number = _NUMBER.match(self.row, self.place)
         if number is not None:
             text = self._read(_NUMBER, "a number")
-            return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+            return self._integer(text) if re.fullmatch(r"-?\d+", text) else float(text)
         word = self._read(_KEY, "a value")
         return _WORDS[word] if word in _WORDS else DType(word)
 
@@ -227,7 +233,7 @@ class Line:
                     texts.append(self._element())
                 flat = elements(dtype, texts)
             array = flat.reshape(shape)
-        except (ValueError, TypeError, binascii.Error, zlib.error) as error:
+        except (ValueError, TypeError, OverflowError, binascii.Error, zlib.error) as error:
             if isinstance(error, GraphTextError):
                 raise
             raise self.wrong(f"no array of {dtype} and shape {shape}: {error}") from error

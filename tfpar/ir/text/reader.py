@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from tfpar.ir.graph import Gradient, Graph, Op, Tensor, Variable
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text.line import Line, Reference
+from tfpar.spec.errors import GraphTextError
 
 
 def parse_graph(text: str) -> Graph:
@@ -28,7 +29,10 @@ def parse_step(text: str) -> StepGraph:
     lines = _lines(text)
     head = next(lines)
     head.take("graph")
-    step = _Block(lines, {}).read(head)
+    try:
+        step = _Block(lines, {}).read(head)
+    except RecursionError:
+        raise GraphTextError("The graph's text has lists or blocks in too many others.") from None
     rest = next(lines)
     if not rest.ended:
         raise rest.error("nothing more after the graph's last '}'")
