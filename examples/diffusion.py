@@ -75,7 +75,8 @@ def sample(model: keras.Model, count: int, steps: int = 20) -> np.ndarray:
 def main() -> None:
     images = digits()[0][:1792]
     x, y = noisy(np.concatenate([2 * images - 1] * 2))
-    with tap.auto_parallel([4], cluster=FOUR_CORES):
+    # So few steps are not worth the search that finds the best plan.
+    with tap.auto_parallel([4], cluster=FOUR_CORES, search_seconds=600):
         model = build()
     history = model.fit(x, y, batch_size=128, epochs=4, verbose=0)
     print(tap.plan_of(model).summary())

@@ -50,7 +50,8 @@ def write(model: keras.Model, text: bytes, num_bytes: int) -> bytes:
 
 def main() -> None:
     x, y = next_bytes(sequences=512, length=LENGTH)
-    with tap.auto_parallel([4], cluster=FOUR_CORES):
+    # So few steps are not worth the search that finds the best plan.
+    with tap.auto_parallel([4], cluster=FOUR_CORES, search_seconds=600):
         model = build()
     history = model.fit(x, y, batch_size=8, epochs=3, verbose=0)
     print(tap.plan_of(model).summary())

@@ -64,7 +64,8 @@ def build() -> keras.Model:
 
 def main() -> None:
     x, y = next_bytes(sequences=512, length=LENGTH)
-    with tap.auto_parallel([4], cluster=CLUSTER):
+    # So few steps are not worth the search that finds the best plan.
+    with tap.auto_parallel([4], cluster=CLUSTER, search_seconds=600):
         model = build()
     history = model.fit(x, y, batch_size=64, epochs=3, verbose=0)
     plan = tap.plan_of(model)

@@ -96,7 +96,8 @@ def text_with_holes(sequences: int):
 
 def main() -> None:
     x, y = text_with_holes(512)
-    with tap.auto_parallel([4], cluster=FOUR_CORES):
+    # So few steps are not worth the search that finds the best plan.
+    with tap.auto_parallel([4], cluster=FOUR_CORES, search_seconds=600):
         model = build()
     history = model.fit(x, y, batch_size=16, epochs=4, verbose=0)
     print(tap.plan_of(model).summary())

@@ -19,7 +19,8 @@ import tfpar as tap
 def main() -> None:
     x, y = next_bytes(sequences=512, length=gpt.LENGTH)
     pipeline = tap.Pipeline(stages=2, microbatches=4)
-    with tap.auto_parallel([2, 4], cluster=TWO_BOARDS, pipeline=pipeline):
+    # So few steps are not worth the search that finds the best plan.
+    with tap.auto_parallel([2, 4], cluster=TWO_BOARDS, pipeline=pipeline, search_seconds=600):
         model = gpt.build()
     history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
     print(tap.plan_of(model).summary())

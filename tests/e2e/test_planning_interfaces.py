@@ -18,6 +18,7 @@ import tfpar as tap
 from benchmarks import models
 from tests.cases import nightly
 from tests.search.test_cache import problem
+from tests.time_limits import time_limit
 from tfpar import api
 from tfpar.cluster.named import find_cluster
 from tfpar.distributed.job import Job
@@ -179,7 +180,8 @@ def test_fit_and_plan_find_the_same(name):
 
     batch = models.batch_of(models.SMALL[name](), 8)
     ahead = api.plan(build_one, batch, mesh, "v100-ethernet")
-    with tap.auto_parallel(mesh, cluster="v100-ethernet"):
+    # By default a search takes no longer than this one step can gain.
+    with tap.auto_parallel(mesh, cluster="v100-ethernet", search_seconds=time_limit(300)):
         model = build_one()
     model.fit(*batch, batch_size=8, verbose=0)
     found = tap.plan_of(model)
