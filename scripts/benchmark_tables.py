@@ -36,6 +36,7 @@ from scripts.benchmark_columns.planning import (
     planning_in_words,
 )
 from scripts.benchmark_columns.steps import (
+    CHECKING,
     CHECKPOINT_WAIT,
     GPU,
     MEMORY,
@@ -126,6 +127,7 @@ BLOCKS = {
     "checkpoint-wait": Block(
         _BENCHMARKS, "checkpoint_wait", table(CHECKPOINT_WAIT, lambda row: row["saves"] > 0)
     ),
+    "checking": Block(_BENCHMARKS, "checking", table(CHECKING)),
     "shaped": Block(_BENCHMARKS, "shaped_cluster", shaped),
     "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),
     "atp-meshes": Block(_ATP, "atp", table(ATP_MESHES, lambda row: row["model"] == "M2")),

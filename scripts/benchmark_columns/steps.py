@@ -49,6 +49,13 @@ CHECKPOINT_WAIT: list[Column] = [
     ("share of at once", number("share", ".3f")),
 ]
 
+CHECKING: list[Column] = [
+    ("what", text("what")),
+    ("blocks of samples, of which one is looked at", text("blocks")),
+    ("ms", number("seconds", ".2f", 1e3)),
+    ("share", number("share", ".2%")),
+]
+
 
 def shaped(result: Result) -> str:
     """A row for each cluster and bandwidth, its layouts side by side."""
