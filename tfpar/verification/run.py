@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,14 +22,19 @@ from tfpar.keras.model import ParallelModel
 from tfpar.spec.arguments import integer, optional
 from tfpar.steps import CompiledFunction
 from tfpar.verification.batches import batches_of
-from tfpar.verification.compare import Difference, Verdict, difference
-from tfpar.verification.noise import rounding_noise
+from tfpar.verification.compare import (
+    MORE_NOISE_RUNS,
+    NOISE_RUNS,
+    Difference,
+    Verdict,
+    difference,
+)
+from tfpar.verification.noise import COARSE_ROUNDINGS, ROUNDINGS, rounding_noise
 from tfpar.verification.recording import HeldGradients, recording_step
 from tfpar.verification.report import OutputReport, VariableReport, Verification
 
-NOISE_RUNS = 3
-MORE_NOISE_RUNS = 12
-"""Before anything is said to differ."""
+MORE_STEPS = 20
+"""At most, in place of steps whose gradients are not finite: a loss scale is halved by each."""
 
 Values = dict[str, np.ndarray]
 
@@ -69,7 +76,7 @@ def verify(
     variables = on_mesh.variables()
     start = _read(variables)
     try:
-        taken = [on_mesh.take(batch, variables) for batch in batches]
+        taken = on_mesh.take_all(batches, variables)
         state.gather()
         on_device = _OneDevice(recording_step(model), variables)
         compared = [_compare(state, on_device, t) for t in taken]
@@ -78,7 +85,7 @@ def verify(
     # Compiled by XLA, or in loops of several steps, Keras runs nothing without data.
     op_by_op = not (model.jit_compile or model.run_eagerly) and model.steps_per_execution == 1
     extra = on_mesh.updated_without_data() if op_by_op and not length_is_known else []
-    return _verification(taken, compared, on_mesh.random_types(), extra)
+    return _verification(steps, taken, compared, on_mesh.random_types(), extra)
 
 
 def _size(name: str, value: Any) -> int:
@@ -101,6 +108,16 @@ class _Taken:
     batch: Any
     before: Values
     mesh: _Outcome
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether gradients are not finite, as where a loss scale is too large yet."""
+        return not all(map(_is_finite, self.mesh.gradients.values()))
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether a smaller loss scale may make its gradients finite, as the loss is."""
+        return self.is_skipped and math.isfinite(_loss(self.mesh.logs))
 
 
 # --- on the mesh ------------------------------------------------------------------------
@@ -149,6 +166,17 @@ class _OnMesh:
                     found[name] = variable
         return found
 
+    def take_all(
+        self, batches: Sequence[Any], variables: Mapping[str, tf.Variable]
+    ) -> list[_Taken]:
+        """Take a step with each batch, and more with the same where steps are skipped."""
+        taken: list[_Taken] = []
+        for batch in batches:
+            taken.append(self.take(batch, variables))
+            while taken[-1].can_be_repeated and len(taken) < len(batches) + MORE_STEPS:
+                taken.append(self.take(batch, variables))
+        return taken
+
     def take(self, batch: Any, variables: Mapping[str, tf.Variable]) -> _Taken:
         self._state.model.reset_metrics()
         before = _read(variables)
@@ -179,19 +207,26 @@ class _OneDevice:
     """Takes steps again on one device, with and without noise."""
 
     def __init__(self, step: Callable[..., Any], variables: Mapping[str, tf.Variable]) -> None:
-        def with_noise(data: Any, given: Any) -> Any:
-            with rounding_noise():
-                return step(data, given)
+        def with_noise(roundings: float) -> Callable[..., Any]:
+            def noisy(data: Any, given: Any) -> Any:
+                with rounding_noise(roundings):
+                    return step(data, given)
+
+            return tf.function(noisy, autograph=False)
 
         self._variables = variables
         self._plain = tf.function(step, autograph=False)
-        self._noisy = tf.function(with_noise, autograph=False)
+        self._noisy, self._coarse = map(with_noise, (ROUNDINGS, COARSE_ROUNDINGS))
 
     def plain(self, taken: _Taken) -> _Outcome:
         return self._again(self._plain, taken)
 
     def noisy(self, taken: _Taken, runs: int) -> list[_Outcome]:
         return [self._again(self._noisy, taken) for _ in range(runs)]
+
+    def coarse(self, taken: _Taken) -> list[_Outcome]:
+        """Runs with much more noise."""
+        return [self._again(self._coarse, taken) for _ in range(NOISE_RUNS)]
 
     def _again(self, function: Callable[..., Any], taken: _Taken) -> _Outcome:
         """From the same state, with the mesh's gradients in the optimizers."""
@@ -213,6 +248,10 @@ def _arrays(tensors: Mapping[str, Any]) -> Values:
     return {name: np.array(t.numpy()) for name, t in tensors.items()}
 
 
+def _is_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind in "biuSUO" or bool(np.all(np.isfinite(array.astype("complex128"))))
+
+
 def _tensors(arrays: Values) -> dict[str, tf.Tensor]:
     return {name: tf.constant(a) for name, a in arrays.items()}
 
@@ -229,49 +268,65 @@ class _Compared:
     gradients: dict[str, Difference]
     updates: dict[str, Difference]
 
-    @property
-    def differs(self) -> bool:
+    def has(self, verdict: Verdict) -> bool:
         found = (*self.logs.values(), *self.gradients.values(), *self.updates.values())
-        return any(d.verdict is Verdict.DIFFERS for d in found)
+        return any(d.verdict is verdict for d in found)
 
 
 def _compare(state: ParallelModel, on_device: _OneDevice, taken: _Taken) -> _Compared:
-    plain = on_device.plain(taken)
-    noisy = on_device.noisy(taken, NOISE_RUNS)
-    compared = _differences(state, taken, plain, noisy)
-    if compared.differs:
+    narrow = state.session.options.compression
+    epsilon = None if narrow is None else float(ml_dtypes.finfo(narrow).eps)
+    plain, noisy = on_device.plain(taken), on_device.noisy(taken, NOISE_RUNS)
+    compare = functools.partial(_differences, taken, plain, epsilon)
+    compared = compare(noisy)
+    if compared.has(Verdict.DIFFERS):
         noisy += on_device.noisy(taken, MORE_NOISE_RUNS)
-        compared = _differences(state, taken, plain, noisy)
+        compared = compare(noisy)
+    if compared.has(Verdict.NOISE):
+        compared = compare(noisy, on_device.coarse(taken))
     return compared
 
 
 def _differences(
-    state: ParallelModel, taken: _Taken, plain: _Outcome, noisy: Sequence[_Outcome]
+    taken: _Taken,
+    plain: _Outcome,
+    epsilon: float | None,
+    noisy: Sequence[_Outcome],
+    coarse: Sequence[_Outcome] = (),
 ) -> _Compared:
-    narrow = state.session.options.compression
-    epsilon = None if narrow is None else float(ml_dtypes.finfo(narrow).eps)
-    mesh = taken.mesh
+    def compare(kind: str, **arguments: Any) -> dict[str, Difference]:
+        def of(outcome: _Outcome, name: str) -> np.ndarray:
+            return getattr(outcome, kind)[name]
+
+        return {
+            name: difference(
+                value,
+                of(taken.mesh, name),
+                [of(run, name) for run in noisy],
+                before=taken.before[name] if kind == "after" else None,
+                coarse=[of(run, name) for run in coarse],
+                **arguments,
+            )
+            for name, value in getattr(plain, kind).items()
+        }
+
     return _Compared(
-        plain,
-        {k: difference(v, mesh.logs[k], [n.logs[k] for n in noisy]) for k, v in plain.logs.items()},
-        {
-            k: difference(v, mesh.gradients[k], [n.gradients[k] for n in noisy], epsilon=epsilon)
-            for k, v in plain.gradients.items()
-        },
-        {
-            k: difference(v, mesh.after[k], [n.after[k] for n in noisy], before=taken.before[k])
-            for k, v in plain.after.items()
-        },
+        plain, compare("logs"), compare("gradients", epsilon=epsilon), compare("after")
     )
 
 
 def _verification(
+    steps: int,
     taken: Sequence[_Taken],
     compared: Sequence[_Compared],
     random: Sequence[str],
     extra: Sequence[str],
 ) -> Verification:
-    gradients = _worst([c.gradients for c in compared])
+    skipped = [i for i, t in enumerate(taken) if t.is_skipped]
+    full = [c for c, t in zip(compared, taken, strict=True) if not t.is_skipped]
+    judged = full if len(full) >= steps else compared
+    worst = functools.partial(_worst, compared, judged)
+    gradients = worst("gradients")
     of_variable: dict[str, list[Difference]] = {}
     for name, found in gradients.items():
         of_variable.setdefault(name.partition("#")[0], []).append(found)
@@ -281,17 +336,34 @@ def _verification(
             max(of_variable[name], key=lambda d: d.rank) if name in of_variable else None,
             update,
         )
-        for name, update in _worst([c.updates for c in compared]).items()
+        for name, update in worst("updates").items()
     ]
-    outputs = [OutputReport(n, d) for n, d in _worst([c.logs for c in compared]).items()]
     losses = [
         (_loss(c.plain.logs), _loss(t.mesh.logs)) for c, t in zip(compared, taken, strict=True)
     ]
-    return Verification(losses, outputs, variables, list(random), list(extra))
+    return Verification(
+        losses,
+        [OutputReport(n, d) for n, d in worst("logs").items()],
+        variables,
+        list(random),
+        list(extra),
+        skipped,
+    )
 
 
-def _worst(by_step: Sequence[Mapping[str, Difference]]) -> dict[str, Difference]:
-    return {n: max((s[n] for s in by_step), key=lambda d: d.rank) for n in by_step[0]}
+def _worst(
+    steps: Sequence[_Compared], judged: Sequence[_Compared], kind: str
+) -> dict[str, Difference]:
+    """The worst, by name, in the steps that are judged; what differs counts in all of them."""
+
+    def worst(name: str) -> Difference:
+        differing = [d for d in of(steps, name) if d.verdict is Verdict.DIFFERS]
+        return max([*differing, *of(judged, name)], key=lambda d: d.rank)
+
+    def of(some: Sequence[_Compared], name: str) -> list[Difference]:
+        return [getattr(step, kind)[name] for step in some]
+
+    return {name: worst(name) for name in getattr(steps[0], kind)}
 
 
 def _loss(logs: Values) -> float:
