@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -22,21 +18,19 @@ from tfpar.keras.model import ParallelModel
 from tfpar.spec.arguments import integer, optional
 from tfpar.steps import CompiledFunction
 from tfpar.verification.batches import batches_of
-from tfpar.verification.compare import (
-    MORE_NOISE_RUNS,
-    NOISE_RUNS,
-    Difference,
-    Verdict,
-    difference,
-)
 from tfpar.verification.noise import COARSE_ROUNDINGS, ROUNDINGS, rounding_noise
 from tfpar.verification.recording import HeldGradients, recording_step
-from tfpar.verification.report import OutputReport, VariableReport, Verification
+from tfpar.verification.report import Verification
+from tfpar.verification.steps import (
+    Outcome,
+    TakenStep,
+    Values,
+    build_verification,
+    compare_step,
+)
 
 MORE_STEPS = 20
 """At most, in place of steps whose gradients are not finite: a loss scale is halved by each."""
-
-Values = dict[str, np.ndarray]
 
 
 def verify(
@@ -79,45 +73,17 @@ def verify(
         taken = on_mesh.take_all(batches, variables)
         state.gather()
         on_device = _OneDevice(recording_step(model), variables)
-        compared = [_compare(state, on_device, t) for t in taken]
+        compared = [compare_step(on_device, t, state.session.options.compression) for t in taken]
     finally:
         _write(variables, start)
     # Compiled by XLA, or in loops of several steps, Keras runs nothing without data.
     op_by_op = not (model.jit_compile or model.run_eagerly) and model.steps_per_execution == 1
     extra = on_mesh.updated_without_data() if op_by_op and not length_is_known else []
-    return _verification(steps, taken, compared, on_mesh.random_types(), extra)
+    return build_verification(compared, steps, on_mesh.random_types(), extra)
 
 
 def _size(name: str, value: Any) -> int:
     return integer(name, value, 1)
-
-
-@dataclasses.dataclass
-class _Outcome:
-    """What a step made: what it returned, its gradients, and all variables afterwards."""
-
-    logs: Values
-    gradients: Values
-    after: Values
-
-
-@dataclasses.dataclass
-class _Taken:
-    """A step that the mesh has taken."""
-
-    batch: Any
-    before: Values
-    mesh: _Outcome
-
-    @property
-    def is_skipped(self) -> bool:
-        """Whether gradients are not finite, as where a loss scale is too large yet."""
-        return not all(map(_is_finite, self.mesh.gradients.values()))
-
-    @property
-    def can_be_repeated(self) -> bool:
-        """Whether a smaller loss scale may make its gradients finite, as the loss is."""
-        return self.is_skipped and math.isfinite(_loss(self.mesh.logs))
 
 
 # --- on the mesh ------------------------------------------------------------------------
@@ -168,21 +134,21 @@ class _OnMesh:
 
     def take_all(
         self, batches: Sequence[Any], variables: Mapping[str, tf.Variable]
-    ) -> list[_Taken]:
+    ) -> list[TakenStep]:
         """Take a step with each batch, and more with the same where steps are skipped."""
-        taken: list[_Taken] = []
+        taken: list[TakenStep] = []
         for batch in batches:
             taken.append(self.take(batch, variables))
             while taken[-1].can_be_repeated and len(taken) < len(batches) + MORE_STEPS:
                 taken.append(self.take(batch, variables))
         return taken
 
-    def take(self, batch: Any, variables: Mapping[str, tf.Variable]) -> _Taken:
+    def take(self, batch: Any, variables: Mapping[str, tf.Variable]) -> TakenStep:
         self._state.model.reset_metrics()
         before = _read(variables)
         logs, sparse = self._step(batch)
         gradients = {**self._held.read(), **_arrays(sparse)}
-        return _Taken(batch, before, _Outcome(_arrays(logs), gradients, _read(variables)))
+        return TakenStep(batch, before, Outcome(_arrays(logs), gradients, _read(variables)))
 
     def updated_without_data(self) -> list[str]:
         """The variables that a step may update before it has any data."""
@@ -204,7 +170,7 @@ class _OnMesh:
 
 
 class _OneDevice:
-    """Takes steps again on one device, with and without noise."""
+    """Takes steps again on one device: plainly, with noise, and with much more of it."""
 
     def __init__(self, step: Callable[..., Any], variables: Mapping[str, tf.Variable]) -> None:
         def with_noise(roundings: float) -> Callable[..., Any]:
@@ -218,21 +184,20 @@ class _OneDevice:
         self._plain = tf.function(step, autograph=False)
         self._noisy, self._coarse = map(with_noise, (ROUNDINGS, COARSE_ROUNDINGS))
 
-    def plain(self, taken: _Taken) -> _Outcome:
+    def plain(self, taken: TakenStep) -> Outcome:
         return self._again(self._plain, taken)
 
-    def noisy(self, taken: _Taken, runs: int) -> list[_Outcome]:
+    def noisy(self, taken: TakenStep, runs: int) -> list[Outcome]:
         return [self._again(self._noisy, taken) for _ in range(runs)]
 
-    def coarse(self, taken: _Taken) -> list[_Outcome]:
-        """Runs with much more noise."""
-        return [self._again(self._coarse, taken) for _ in range(NOISE_RUNS)]
+    def coarse(self, taken: TakenStep, runs: int) -> list[Outcome]:
+        return [self._again(self._coarse, taken) for _ in range(runs)]
 
-    def _again(self, function: Callable[..., Any], taken: _Taken) -> _Outcome:
+    def _again(self, function: Callable[..., Any], taken: TakenStep) -> Outcome:
         """From the same state, with the mesh's gradients in the optimizers."""
         _write(self._variables, taken.before)
         logs, gradients = function(taken.batch, _tensors(taken.mesh.gradients))
-        return _Outcome(_arrays(logs), _arrays(gradients), _read(self._variables))
+        return Outcome(_arrays(logs), _arrays(gradients), _read(self._variables))
 
 
 def _read(variables: Mapping[str, tf.Variable]) -> Values:
@@ -248,123 +213,5 @@ def _arrays(tensors: Mapping[str, Any]) -> Values:
     return {name: np.array(t.numpy()) for name, t in tensors.items()}
 
 
-def _is_finite(array: np.ndarray) -> bool:
-    return array.dtype.kind in "biuSUO" or bool(np.all(np.isfinite(array.astype("complex128"))))
-
-
 def _tensors(arrays: Values) -> dict[str, tf.Tensor]:
     return {name: tf.constant(a) for name, a in arrays.items()}
-
-
-# --- the comparison ---------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class _Compared:
-    """The differences of one step."""
-
-    plain: _Outcome
-    logs: dict[str, Difference]
-    gradients: dict[str, Difference]
-    updates: dict[str, Difference]
-
-    def has(self, verdict: Verdict) -> bool:
-        found = (*self.logs.values(), *self.gradients.values(), *self.updates.values())
-        return any(d.verdict is verdict for d in found)
-
-
-def _compare(state: ParallelModel, on_device: _OneDevice, taken: _Taken) -> _Compared:
-    narrow = state.session.options.compression
-    epsilon = None if narrow is None else float(ml_dtypes.finfo(narrow).eps)
-    plain, noisy = on_device.plain(taken), on_device.noisy(taken, NOISE_RUNS)
-    compare = functools.partial(_differences, taken, plain, epsilon)
-    compared = compare(noisy)
-    if compared.has(Verdict.DIFFERS):
-        noisy += on_device.noisy(taken, MORE_NOISE_RUNS)
-        compared = compare(noisy)
-    if compared.has(Verdict.NOISE):
-        compared = compare(noisy, on_device.coarse(taken))
-    return compared
-
-
-def _differences(
-    taken: _Taken,
-    plain: _Outcome,
-    epsilon: float | None,
-    noisy: Sequence[_Outcome],
-    coarse: Sequence[_Outcome] = (),
-) -> _Compared:
-    def compare(kind: str, **arguments: Any) -> dict[str, Difference]:
-        def of(outcome: _Outcome, name: str) -> np.ndarray:
-            return getattr(outcome, kind)[name]
-
-        return {
-            name: difference(
-                value,
-                of(taken.mesh, name),
-                [of(run, name) for run in noisy],
-                before=taken.before[name] if kind == "after" else None,
-                coarse=[of(run, name) for run in coarse],
-                **arguments,
-            )
-            for name, value in getattr(plain, kind).items()
-        }
-
-    return _Compared(
-        plain, compare("logs"), compare("gradients", epsilon=epsilon), compare("after")
-    )
-
-
-def _verification(
-    steps: int,
-    taken: Sequence[_Taken],
-    compared: Sequence[_Compared],
-    random: Sequence[str],
-    extra: Sequence[str],
-) -> Verification:
-    skipped = [i for i, t in enumerate(taken) if t.is_skipped]
-    full = [c for c, t in zip(compared, taken, strict=True) if not t.is_skipped]
-    judged = full if len(full) >= steps else compared
-    worst = functools.partial(_worst, compared, judged)
-    gradients = worst("gradients")
-    of_variable: dict[str, list[Difference]] = {}
-    for name, found in gradients.items():
-        of_variable.setdefault(name.partition("#")[0], []).append(found)
-    variables = [
-        VariableReport(
-            name,
-            max(of_variable[name], key=lambda d: d.rank) if name in of_variable else None,
-            update,
-        )
-        for name, update in worst("updates").items()
-    ]
-    losses = [
-        (_loss(c.plain.logs), _loss(t.mesh.logs)) for c, t in zip(compared, taken, strict=True)
-    ]
-    return Verification(
-        losses,
-        [OutputReport(n, d) for n, d in worst("logs").items()],
-        variables,
-        list(random),
-        list(extra),
-        skipped,
-    )
-
-
-def _worst(
-    steps: Sequence[_Compared], judged: Sequence[_Compared], kind: str
-) -> dict[str, Difference]:
-    """The worst, by name, in the steps that are judged; what differs counts in all of them."""
-
-    def worst(name: str) -> Difference:
-        differing = [d for d in of(steps, name) if d.verdict is Verdict.DIFFERS]
-        return max([*differing, *of(judged, name)], key=lambda d: d.rank)
-
-    def of(some: Sequence[_Compared], name: str) -> list[Difference]:
-        return [getattr(step, kind)[name] for step in some]
-
-    return {name: worst(name) for name in getattr(steps[0], kind)}
-
-
-def _loss(logs: Values) -> float:
-    return float(logs["loss"] if "loss" in logs else next(iter(logs.values())))
