@@ -54,8 +54,9 @@ def verify(
             `PyDataset` or a generator, of which the first ones are taken.
 
     Returns:
-        A report of every variable, worst first when printed; it is true if nothing differs by more
-        than roundings do.
+        A report of every variable, worst first when printed; it is true if all was judged, and
+        nothing differs by more than roundings do. It has more steps than were asked for where
+        gradients are not finite, as while a loss scale is found.
 
     Raises:
         ArgumentError: no data, data of unequal lengths, or no step; labels or a batch size beside
