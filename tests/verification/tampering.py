@@ -122,6 +122,11 @@ def has_rows(op: Op) -> bool:
     return is_float(op) and all(t.shape for t in (*op.inputs, *op.outputs))
 
 
+def is_gradient(op: Op) -> bool:
+    """Of weights or activations, so that losses and metrics are right."""
+    return has_rows(op) and "gradient_tape" in op.name
+
+
 def has_one_axis(op: Op) -> bool:
     return is_float(op) and len(op.attrs["axes"]) == 1
 
@@ -145,6 +150,7 @@ class Error:
 
 ERRORS = {
     "scaled": Error(scaled(1.02)),
+    "scaled gradients": Error(scaled(1.02), only=is_gradient),
     "doubled": Error(scaled(2.0)),
     "lost": Error(scaled(0.0, last_only=True)),
     "one rank scaled": Error(scaled(1.1, last_only=True)),

@@ -70,6 +70,15 @@ def test_a_scale_is_found_that_no_entry_shows():
     found = difference(VALUES, VALUES * np.float32(1.02), noisy)
     assert found.error < found.noise and found.verdict is Verdict.DIFFERS
     assert found.resolution < 0.02
+    # Noise in every sum makes more of everything than a mesh does: what is a scale and hardly
+    # anything else is less likely noise than the same beside other noise.
+    common = [VALUES * np.float32(1 + 0.01 * s) for s in (-1, 1, 0.9)]
+    noisy = [
+        noise + one - VALUES for noise, one in zip(wobbling(VALUES, 0.05), common, strict=True)
+    ]
+    mesh = VALUES * np.float32(1.015)
+    assert verdict(VALUES, mesh, noisy) is Verdict.DIFFERS
+    assert verdict(VALUES, *wobbling(mesh, 0.05, 1), noisy) is Verdict.ROUNDING
     # Of entries that are all alike one rounding moves the scale.
     ones = np.ones(1000, "float32")
     assert verdict(ones, ones + np.float32(3e-7), [ones] * 3) is Verdict.EQUAL

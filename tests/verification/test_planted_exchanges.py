@@ -48,13 +48,19 @@ EVERY = [
     for error in errors.split(", ")
 ]
 BY_DAY = [
-    ("tensor", "AllReduce", "scaled", "mixed_bfloat16"),
+    ("tensor", "AllReduce", "scaled gradients", "mixed_bfloat16"),
+    ("experts", "AllReduce", "scaled gradients", "mixed_bfloat16"),
     ("zero", "AllGather", "reversed", "float16"),
     ("zero", "AllToAll", "first twice", "mixed_float16"),
     ("lookup", "AllReduce", "dropped", "mixed_bfloat16"),
     ("stages", "Recv", "lost", "float32"),
 ]
-BY_NIGHT = [(*planted, POLICIES[i % len(POLICIES)]) for i, planted in enumerate(EVERY)]
+SUMS_IN_16_BITS = [
+    (layout, "AllReduce", "scaled gradients", "mixed_bfloat16")
+    for layout in (*(layout for layout, kind in PLANTED if kind == "AllReduce"), "zero", "experts")
+]
+IN_TURN = [(*planted, POLICIES[i % len(POLICIES)]) for i, planted in enumerate(EVERY)]
+BY_NIGHT = [p for p in dict.fromkeys([*SUMS_IN_16_BITS, *IN_TURN]) if p not in BY_DAY]
 
 
 def verified(layout: str) -> Verification:
@@ -65,7 +71,7 @@ def verified(layout: str) -> Verification:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "kind", "error", "dtype"),
-    [*BY_DAY, *(nightly(*planted) for planted in BY_NIGHT if planted not in BY_DAY)],
+    [*BY_DAY, *(nightly(*planted) for planted in BY_NIGHT)],
 )
 def test_a_wrong_exchange_is_found(layout, kind, error, dtype):
     with policy(dtype), tampered(kind, ERRORS[error]) as wrong:

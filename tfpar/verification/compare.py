@@ -29,6 +29,9 @@ MORE_NOISE_RUNS = 12
 NOISE_FACTOR = 2.0
 """How many times the measured noise is still put down to rounding (empirical; see the tests)."""
 
+QUIETEST = 0.5
+"""By how much noise in the scale may be taken for less, where the mesh has less of other noise."""
+
 AGREEMENT = 0.05
 """Relative error below which arrays agree, whatever else noise would explain."""
 
@@ -135,16 +138,20 @@ def difference(
     noise = _noise_of(noisy, plain, unit, judged)
     # Where the whole is small, its own roundings are a part of it, which the mesh's do not repeat.
     granted_scale += min(_ratio(noise.rms, unit_rms), 1.0) ** 2
+    found = _sizes(gap, unit)
+    # The mesh has less noise than runs in which every sum is moved, as what is no scale shows.
+    quiet = min(max(_ratio(found.rest, noise.rest), QUIETEST), 1.0)
+    noise_scale = quiet * noise.scale
     excess = max(
         np.inf if is_mismatched else 0.0,
         _ratio(_rms(beyond), noise.rms),
         _ratio(_largest(beyond), noise.largest),
-        _ratio(max(_scale(gap, unit) - granted_scale, 0.0), noise.scale),
+        _ratio(max(found.scale - granted_scale, 0.0), noise_scale),
     )
     reach = max(unit_rms, _noise_of(coarse, plain, unit, judged).rms)
     resolution = min(
         _ratio(_rms(granted) + NOISE_FACTOR * noise.rms, reach),
-        granted_scale + NOISE_FACTOR * noise.scale if unit_rms else np.inf,
+        granted_scale + NOISE_FACTOR * noise_scale if unit_rms else np.inf,
     )
     return Difference(
         _ratio(_rms(gap), unit_rms),
@@ -219,6 +226,8 @@ class _Sizes(NamedTuple):
     rms: float
     largest: float
     scale: float
+    rest: float
+    """Root mean square of what is no scale."""
 
 
 def _noise_of(
@@ -229,18 +238,19 @@ def _noise_of(
     for run in runs:
         counted = judged & np.isfinite(_wide(run))
         gap = np.where(counted, _finite(_gap(run, plain)), 0.0)
-        found.append((_rms(gap[counted]), _largest(gap), _scale(gap, unit)))
+        found.append(_sizes(gap, unit)._replace(rms=_rms(gap[counted])))
     but_one = [sorted(each)[max(len(found) - 2, 0)] for each in zip(*found, strict=True)]
-    return _Sizes(*but_one) if found else _Sizes(0.0, 0.0, 0.0)
+    return _Sizes(*but_one) if found else _Sizes(0.0, 0.0, 0.0, 0.0)
 
 
-def _scale(gap: np.ndarray, unit: np.ndarray) -> float:
-    """The part of `unit` by which `gap` makes it larger or smaller (least squares)."""
-    largest = _largest(unit)
-    if largest == 0:
-        return 0.0
-    along = unit / largest
-    return abs(float(np.vdot(along, gap / largest).real / np.vdot(along, along).real))
+def _sizes(gap: np.ndarray, unit: np.ndarray) -> _Sizes:
+    """Of a difference; its scale is the part of `unit` that is nearest to it (least squares)."""
+    rms, largest, unit_largest = _rms(gap), _largest(gap), _largest(unit)
+    if unit_largest == 0:
+        return _Sizes(rms, largest, 0.0, rms)
+    along = unit / unit_largest
+    scale = float(np.vdot(along, gap / unit_largest).real / np.vdot(along, along).real)
+    return _Sizes(rms, largest, abs(scale), _rms(gap - scale * unit))
 
 
 def _granted_scale(size: np.ndarray, granted: np.ndarray, unit: np.ndarray) -> float:
