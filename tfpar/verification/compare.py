@@ -4,7 +4,8 @@ Three sizes of a difference are each held against those of noisy runs: its root 
 what is a little wrong everywhere, its largest entry what is wrong in one row of a table, and its
 scale, the factor by which the whole is larger or smaller, what is less off in every entry than
 roundings are. Roundings of many entries cancel in the scale, so that in 16 bits a sum that is 1.02
-times too large shows there alone.
+times too large shows there alone. Where little but the scale differs, the mesh has less noise than
+runs in which every sum is moved, and its scale is taken to have less, too (by `QUIETEST` at most).
 
 Noise is what at least two noisy runs show: of each size, the largest run but one. So no single run
 explains a difference. What is not finite says nothing of other entries: in a noisy run it is left
@@ -75,8 +76,7 @@ class Difference:
         error: root mean square of the difference, relative to the size of what is compared.
         noise: the same of what roundings do on one device.
         excess: how many times the noise the difference is, where it is not granted anyway.
-        resolution: the smallest relative error that would have been found; 0 where arrays have to
-            be equal exactly.
+        resolution: the smallest relative error that would have been found; 0 where there is none.
         not_finite: entries that could not be compared.
     """
 
@@ -129,18 +129,22 @@ def difference(
     unit = np.where(judged, change if np.any(change[judged]) else size, 0.0)
     gap = np.where(judged, _finite(_gap(mesh, plain)), 0.0)
     unit_rms = _rms(unit)
+    noise = _noise_of(noisy, plain, unit, judged)
+    not_judged = judged.size - int(np.count_nonzero(judged))
+    if not (np.any(gap) or is_mismatched):
+        return Difference(0.0, _ratio(noise.rms, unit_rms), 0.0, 0.0, not_judged)
     granted = np.where(judged, _granted(plain, mesh, epsilon), 0.0)
     granted_scale = _granted_scale(size, granted, unit)
     if tolerance and _rounds(plain):
         granted = np.maximum(granted, tolerance * unit_rms)
         granted_scale = max(granted_scale, tolerance)
-    beyond = np.sign(gap) * np.maximum(np.abs(gap) - granted, 0.0)
-    noise = _noise_of(noisy, plain, unit, judged)
+    beyond = np.maximum(np.abs(gap) - granted, 0.0)
     # Where the whole is small, its own roundings are a part of it, which the mesh's do not repeat.
-    granted_scale += min(_ratio(noise.rms, unit_rms), 1.0) ** 2
+    share = min(_ratio(noise.rms, unit_rms), 1.0)
+    granted_scale += share**2
     found = _sizes(gap, unit)
     # The mesh has less noise than runs in which every sum is moved, as what is no scale shows.
-    quiet = min(max(_ratio(found.rest, noise.rest), QUIETEST), 1.0)
+    quiet = min(max(_ratio(found.rest, noise.rest), share, QUIETEST), 1.0)
     noise_scale = quiet * noise.scale
     excess = max(
         np.inf if is_mismatched else 0.0,
@@ -158,7 +162,7 @@ def difference(
         _ratio(noise.rms, unit_rms),
         float(excess),
         float(resolution),
-        judged.size - int(np.count_nonzero(judged)),
+        not_judged,
     )
 
 
