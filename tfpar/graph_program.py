@@ -14,7 +14,7 @@ from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.capture.v1 import GraphSource, from_graph, from_meta_graph, from_saved_model
-from tfpar.graph_verification import GraphVerification, Run, Values, compared, moved
+from tfpar.graph_verification import GraphVerification, Run, Values, compare_runs
 from tfpar.options import Keywords, Options, PathLike, settings_of, takes
 from tfpar.plans import Plan
 from tfpar.session import Session
@@ -141,7 +141,8 @@ class GraphProgram:
                 compared after its updates.
 
         Returns:
-            a report, true if all agrees: the largest difference of each variable and each fetch.
+            a report, true if all was judged and agrees: the largest difference of each variable and
+            each fetch.
 
         Raises:
             TfparError: no steps.
@@ -155,8 +156,9 @@ class GraphProgram:
         finally:
             for name, value in start.items():
                 self.variables[name].assign(value)
-        plain, noisy = (self._in_session(fetches, feeds, v, steps) for v in (start, moved(start)))
-        return compared(start, plain, noisy, on_mesh)
+        return compare_runs(
+            start, on_mesh, lambda values: self._in_session(fetches, feeds, values, steps)
+        )
 
     def _in_session(
         self, fetches: Any, feeds: Mapping[Any, Any] | None, values: Values, steps: int

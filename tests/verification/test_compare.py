@@ -57,9 +57,41 @@ def test_a_few_roundings_are_always_granted():
 def test_bfloat16_is_compared():
     plain = VALUES.astype(ml_dtypes.bfloat16)
     assert verdict(plain, plain, [plain] * 3) is Verdict.EQUAL
-    assert verdict(plain, (VALUES * 1.01).astype(ml_dtypes.bfloat16), [plain] * 3) is Verdict.EQUAL
-    wrong = (VALUES * 0.5).astype(ml_dtypes.bfloat16)
-    assert verdict(plain, wrong, wobbling(plain, 0.01)) is Verdict.DIFFERS
+    near, *noisy = wobbling(plain, 0.003, 16)[::-1]
+    assert verdict(plain, near, noisy) is not Verdict.DIFFERS
+    for wrong in (VALUES * 0.5, VALUES * 1.02):
+        found = difference(plain, wrong.astype(ml_dtypes.bfloat16), wobbling(plain, 0.01))
+        assert found.verdict is Verdict.DIFFERS
+
+
+def test_a_scale_is_found_that_no_entry_shows():
+    """And where an entry by itself is not more off than noise, but all to one side."""
+    noisy = wobbling(VALUES, 0.05)
+    found = difference(VALUES, VALUES * np.float32(1.02), noisy)
+    assert found.error < found.noise and found.verdict is Verdict.DIFFERS
+    assert found.resolution < 0.02
+    # Noise in every sum makes more of everything than a mesh does: what is a scale and hardly
+    # anything else is less likely noise than the same beside other noise.
+    common = [VALUES * np.float32(1 + 0.01 * s) for s in (-1, 1, 0.9)]
+    noisy = [
+        noise + one - VALUES for noise, one in zip(wobbling(VALUES, 0.05), common, strict=True)
+    ]
+    mesh = VALUES * np.float32(1.015)
+    assert verdict(VALUES, mesh, noisy) is Verdict.DIFFERS
+    assert verdict(VALUES, *wobbling(mesh, 0.05, 1), noisy) is Verdict.ROUNDING
+    # Of entries that are all alike one rounding moves the scale.
+    ones = np.ones(1000, "float32")
+    assert verdict(ones, ones + np.float32(3e-7), [ones] * 3) is Verdict.EQUAL
+
+
+@pytest.mark.parametrize("wild", [np.inf, np.nan, 1e30])
+def test_one_wild_run_explains_nothing(wild):
+    plain, mesh = np.array([1, 1], "f4"), np.array([1, -500], "f4")
+    for at in (0, 1):
+        outlier = plain.copy()
+        outlier[at] = wild
+        assert verdict(plain, mesh, [plain, plain, outlier]) is Verdict.DIFFERS
+        assert verdict(plain, plain, [plain, plain, outlier]) is Verdict.EQUAL
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint64", "bool"])
@@ -69,7 +101,7 @@ def test_integers_are_equal_exactly(dtype):
     assert verdict(plain, plain, [plain] * 3) is Verdict.EQUAL
     assert verdict(plain, mesh, [plain] * 3) is Verdict.DIFFERS
     # What a rounding tips over it may tip over here.
-    assert verdict(plain, mesh, [plain, mesh, plain]) is not Verdict.DIFFERS
+    assert verdict(plain, mesh, [plain, mesh, mesh]) is not Verdict.DIFFERS
 
 
 def test_large_integers_are_not_compared_as_floats():
@@ -78,12 +110,23 @@ def test_large_integers_are_not_compared_as_floats():
 
 
 def test_what_is_no_number_is_so_in_both():
+    """It is not judged then, unless it was so before."""
     plain = np.array([np.nan, np.inf, 1.0], "float32")
-    assert verdict(plain, plain.copy(), [plain] * 3) is Verdict.EQUAL
+    found = difference(plain, plain.copy(), [plain] * 3)
+    assert found.verdict is Verdict.NOT_FINITE and found.not_finite == 2
+    assert verdict(plain, plain.copy(), [plain] * 3, before=plain) is Verdict.EQUAL
     for at, value in ((0, 1.0), (1, -np.inf), (2, np.nan)):
         mesh = plain.copy()
         mesh[at] = value
         assert verdict(plain, mesh, [plain] * 3) is Verdict.DIFFERS
+
+
+def test_what_overflows_by_roundings_is_not_judged():
+    plain, over = (np.array([6e4, x, 1.0], "float16") for x in (6.5e4, np.inf))
+    assert verdict(plain, over, [plain, over, plain]) is Verdict.NOT_FINITE
+    assert verdict(plain, plain, [over] * 3) is Verdict.EQUAL
+    assert verdict(plain, plain * np.float16(0.9), [over] * 3) is Verdict.DIFFERS
+    assert verdict(plain, plain * np.array([1, 0.9, 1], "f2"), [over] * 3) is Verdict.NOT_FINITE
 
 
 def test_variables_are_judged_by_how_far_they_moved():
@@ -93,9 +136,17 @@ def test_variables_are_judged_by_how_far_they_moved():
 
 
 def test_noise_as_large_as_the_thing_itself_is_told():
-    plain = np.zeros(100, "float32")
-    noisy = wobbling(plain, 1e-8)
-    assert verdict(plain, noisy[0], noisy) is Verdict.NOISE
+    """Unless it grows with the noise: then what is added up is larger, and cancels."""
+    plain, *noisy = wobbling(np.zeros(100, "float32"), 1e-8, 5)
+    mesh = noisy.pop()
+    assert verdict(plain, mesh, noisy) is Verdict.NOISE
+    assert verdict(plain, mesh, noisy, coarse=wobbling(plain, 2e-8)) is Verdict.NOISE
+    assert verdict(plain, mesh, noisy, coarse=wobbling(plain, 16e-8)) is Verdict.ROUNDING
+    assert verdict(plain, mesh + np.float32(8e-8), noisy, coarse=wobbling(plain, 16e-8)) is (
+        Verdict.DIFFERS
+    )
+    # And what agrees, agrees.
+    assert verdict(VALUES, VALUES * 1.01, wobbling(VALUES, 2.0)) is Verdict.ROUNDING
 
 
 def test_nothing_to_compare():

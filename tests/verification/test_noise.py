@@ -68,6 +68,24 @@ def test_a_sum_that_stands_still_moves_as_far_as_it_is_off(total, dtype):
     assert far > 0.3 * off.mean()
 
 
+def test_what_comes_of_no_sum_is_cast_exactly():
+    """The decays of an optimizer, of which it takes small differences: no mesh makes another."""
+
+    def left(x):
+        return 1 - tf.cast(x, tf.float16)
+
+    x = tf.constant([0.999, 0.99])
+    np.testing.assert_array_equal(noisy(left)(x), left(x))
+    assert moved(lambda x: left(tf.reduce_sum(x, keepdims=True)), x / 4) > 1e-4
+
+    def through_a_variable(x):
+        variable.assign(tf.reduce_sum(x, 0))
+        return tf.cast(variable, tf.float16)
+
+    variable = tf.Variable(tf.zeros(2))
+    assert moved(through_a_variable, tf.constant(rng.normal(size=(9, 2)), tf.float32)) > 1e-5
+
+
 def test_noise_is_drawn_anew_by_each_run():
     x = tf.constant(rng.normal(size=(8, 8)), tf.float32)
     run = noisy(tf.matmul)

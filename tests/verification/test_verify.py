@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from keras.optimizers import Adam, LossScaleOptimizer
 
 import tfpar as tap
 from tests.e2e.test_mixed_precision import policy
 from tests.equivalence import without_graph_optimizers
-from tests.verification.planted import drops_sums
+from tests.verification.planted import drops_sums, runs_as
 from tests.verification.test_planted_errors import planted_rule
 from tfpar.verification import Verdict, Verification
 
@@ -166,6 +169,47 @@ def test_updates_are_compared_by_themselves():
     assert Verdict.DIFFERS not in gradients and Verdict.DIFFERS in weights, str(report)
 
 
+def _subtracts_twice(local):
+    handle, value = local.inputs
+    return local.copy([handle, local.build.binary("AddV2", value, value)]).outputs
+
+
+@pytest.mark.slow
+def test_wrong_updates_in_float16_are_found():
+    """Adam there takes differences of decays that are nearly one: no noise comes of that."""
+    with policy("float16"), planted_rule("AssignSubVariableOp", runs_as(_subtracts_twice)):
+        report = verified(parallel())
+    assert "fc1/kernel" in differing(report), str(report)
+
+
+@pytest.mark.slow
+def test_steps_that_a_loss_scale_skips_are_taken_again():
+    def scaled():
+        return perceptron(LossScaleOptimizer(Adam(), initial_scale=2.0**20))
+
+    with policy("mixed_float16"):
+        report = verified(parallel(scaled))
+        assert report.ok and report.skipped, str(report)
+        assert len(report.losses) == len(report.skipped) + 1
+        assert "step 0: " in str(report) and "(skipped: gradients are not finite)" in str(report)
+        with planted_rule("BiasAddGrad", drops_sums):
+            assert "head/bias" in differing(verified(parallel(scaled)))
+
+
+@pytest.mark.slow
+def test_nothing_is_right_that_is_not_finite():
+    model = parallel()
+    model.get_layer("head").bias.assign([np.nan] * CLASSES)
+    report = verified(model)
+    assert not report.ok and not differing(report)
+    assert report.not_judged["loss"] is Verdict.NOT_FINITE
+    assert report.not_judged["fc1/kernel"] is Verdict.NOT_FINITE
+    assert "not finite: not judged: " in str(report)
+    told = json.loads(report.to_json())
+    assert {"name": "loss", "verdict": "not finite"} in told["not_judged"]
+    assert told["skipped"] == [0] and told["equal"] is False
+
+
 def test_sparse_gradients_are_compared():
     def lookup():
         ids = keras.Input((4,), dtype="int32")
@@ -206,7 +250,7 @@ def test_the_mesh_goes_on_from_its_own_state():
 def test_nothing_is_said_of_what_is_drawn_anew_each_time():
     class Noisy(layers.Layer):
         def call(self, x):
-            return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
+            return x + tf.raw_ops.RandomStandardNormal(shape=tf.shape(x), dtype=x.dtype)
 
     def noisy():
         inputs = keras.Input((WIDTH,))

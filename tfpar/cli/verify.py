@@ -20,8 +20,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "verify",
         help="train a model on a mesh and on one device, and compare every variable",
         description="Take some training steps on the ranks here, each again on one device, and "
-        "compare losses, gradients and every variable. Exit code 0: nothing differs by more than "
-        "roundings do; 1: something does; 2: it cannot be tried. For ranks that are processes: "
+        "compare losses, gradients and every variable. Exit code 0: all was judged, and nothing "
+        "differs by more than roundings do; 1: something does, or was not judged; 2: it cannot be "
+        "tried. For ranks that are processes: "
         "tfpar run -np N tfpar verify ...",
     )
     add_model(parser)
@@ -38,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train both ways, and print what differs; 0 if nothing does, else 1.
+    """Train both ways, and print what differs; 0 if all was judged and nothing does, else 1.
 
     Raises:
         TfparError: the model cannot be trained so.

@@ -3,8 +3,9 @@
 Numbers are added up in another order on a mesh, and partial sums are rounded on the way. Here each
 operand of an op that adds up is moved by about a rounding of its own dtype, which changes the sum
 about as much as another order of it does, whatever cancels; its result is moved likewise. So is
-what is cast to another precision, by a rounding of the coarser one: partial sums are cast, and
-cross ranks, in either.
+what comes of sums where it is cast to another precision, by a rounding of the coarser one: partial
+sums are cast, and cross ranks, in either. What comes of no sum is the same on every rank, and stays
+as it is: the decays that an optimizer casts to 16 bits, say, of which it takes small differences.
 
 Some kernels add one number behind the other in the precision of their operands. In 16 bits such a
 sum soon stands still: it is too large for the next number to count. A mesh adds shorter sums up,
@@ -29,6 +30,9 @@ from tfpar.interop.watched_ops import watched_ops
 
 ROUNDINGS = 1.0
 """The standard deviation of the noise, in units of the dtype's epsilon (empirical)."""
+
+COARSE_ROUNDINGS = 16.0
+"""That of noise which shows whether differences grow with it."""
 
 SUMS = frozenset(
     """
@@ -68,33 +72,52 @@ _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
 
 @contextlib.contextmanager
-def rounding_noise() -> Iterator[None]:
+def rounding_noise(roundings: float = ROUNDINGS) -> Iterator[None]:
     """Sums and casts that are traced inside, in the current graph, its loops and its branches, have
     noise.
 
     It is drawn anew each time the graph runs. Functions of the user's own that are called keep
     their sums as they are: their traces are used elsewhere too.
+
+    Args:
+        roundings: the standard deviation of the noise, in units of the dtype's epsilon.
     """
     graph = tf.compat.v1.get_default_graph()
     streams = itertools.count(1)
+    summed: set[Any] = set()
 
     def moved(x: tf.Tensor, epsilon: float) -> tf.Tensor:
-        return _moved(x, epsilon, next(streams)) if x.dtype.is_floating else x
+        return _moved(x, roundings * epsilon, next(streams)) if x.dtype.is_floating else x
+
+    def comes_of_sums(op_type: str, inputs: Sequence[tf.Tensor], of: Any) -> bool:
+        """What enters a body is not followed, nor what leaves it."""
+        is_known = of is graph and not op_type.endswith(("While", "If", "Case", "Call"))
+        return not is_known or op_type in SUMS or any(t.ref() in summed for t in inputs)
 
     def move(op_type: str, inputs: Any, attrs: Any, outputs: Sequence[Any], **_: Any) -> Any:
-        if not outputs or not _is_part(outputs[0].graph, graph):
+        ends = [*outputs, *inputs]
+        if not ends or not _is_part(ends[0].graph, graph):
             return None
-        op = outputs[0].op
-        epsilon = functools.partial(_epsilon, op_type)
-        if op_type == "Cast" and op.inputs[0].dtype.is_floating:
+        if not comes_of_sums(op_type, inputs, ends[0].graph):
+            return None
+        made = with_noise(outputs[0].op) if outputs else None
+        written = [t for t in inputs if t.dtype == tf.resource]  # a variable, say
+        summed.update(t.ref() for t in (*(made or ()), *written))
+        return made
+
+    def with_noise(op: tf.Operation) -> Sequence[tf.Tensor]:
+        outputs = op.outputs
+        epsilon = functools.partial(_epsilon, op.type)
+        if op.type == "Cast" and op.inputs[0].dtype.is_floating:
             (source,), (made,) = op.inputs, outputs
             return [moved(made, max(epsilon(source.dtype), epsilon(made.dtype)))]
-        if op_type not in SUMS:
-            return None
+        if op.type not in SUMS:
+            return outputs
         for i, operand in enumerate(op.inputs):
             if operand.dtype.is_floating:
                 op._update_input(i, moved(operand, epsilon(operand.dtype)))
-        made = _moved_by_its_error(op, next(streams)) if _adds_one_by_one(op) else outputs[0]
+        adds_one_by_one = _adds_one_by_one(op)
+        made = _moved_by_its_error(op, roundings, next(streams)) if adds_one_by_one else outputs[0]
         return [moved(each, epsilon(each.dtype)) for each in (made, *outputs[1:])]
 
     with watched_ops(move):
@@ -108,11 +131,11 @@ def _is_part(graph: Any, of: Any) -> bool:
     return graph is of
 
 
-def _moved(x: tf.Tensor, epsilon: float, stream: int) -> tf.Tensor:
-    """`x` with every entry moved by some roundings, drawn from a stream of its own."""
+def _moved(x: tf.Tensor, deviation: float, stream: int) -> tf.Tensor:
+    """`x` with every entry moved in proportion, by numbers drawn from a stream of its own."""
     raw = tf.raw_ops
     drawn = raw.RandomStandardNormal(shape=raw.Shape(input=x), dtype=x.dtype, seed=stream, seed2=1)
-    change = raw.Mul(x=drawn, y=tf.constant(ROUNDINGS * epsilon, x.dtype))
+    change = raw.Mul(x=drawn, y=tf.constant(deviation, x.dtype))
     return raw.Mul(x=x, y=raw.AddV2(x=change, y=tf.constant(1.0, x.dtype)))
 
 
@@ -120,8 +143,11 @@ def _adds_one_by_one(op: tf.Operation) -> bool:
     return op.type in _ONE_BY_ONE and op.outputs[0].dtype in _WIDER
 
 
-def _moved_by_its_error(op: tf.Operation, stream: int) -> tf.Tensor:
-    """What `op` makes, moved by about as much as it is off the same in wider precision."""
+def _moved_by_its_error(op: tf.Operation, roundings: float, stream: int) -> tf.Tensor:
+    """What `op` makes, moved by about as much as it is off the same in wider precision.
+
+    All entries are moved alike, as shorter sums leave off less of all of them.
+    """
     raw, (made,) = tf.raw_ops, op.outputs
     wider = _WIDER[made.dtype]
     narrow, wide = made.dtype.as_datatype_enum, wider.as_datatype_enum
@@ -133,8 +159,10 @@ def _moved_by_its_error(op: tf.Operation, stream: int) -> tf.Tensor:
     again = made.graph.create_op(op.type, operands, [wider], attrs=attrs, name="exact")
     (exact,) = again.outputs
     error = raw.Sub(x=raw.Cast(x=made, DstT=wider), y=exact)
-    drawn = raw.RandomStandardNormal(shape=raw.Shape(input=made), dtype=wider, seed=stream, seed2=1)
-    change = raw.Cast(x=raw.Mul(x=drawn, y=error), DstT=made.dtype)
+    scalar = tf.constant([], tf.int32)
+    drawn = raw.RandomStandardNormal(shape=scalar, dtype=wider, seed=stream, seed2=1)
+    share = raw.Mul(x=drawn, y=tf.constant(roundings, wider))
+    change = raw.Cast(x=raw.Mul(x=share, y=error), DstT=made.dtype)
     return raw.AddV2(x=made, y=change)
 
 

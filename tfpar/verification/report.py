@@ -17,6 +17,14 @@ JSON_VERSION = 1
 """Of `Verification.to_json`: it is counted up where a key changes its meaning or goes."""
 
 
+_NOT_JUDGED = {
+    Verdict.NOISE: "noise alone does as much as any error would (a step that amplifies roundings "
+    "without bound, or draws new numbers). Verify it in a wider precision.",
+    Verdict.NOT_FINITE: "entries are infinite or no numbers, on one device too. Verify it where "
+    "the model trains, or with a smaller loss scale.",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
     """The worst difference, over all steps, of something that the step returns."""
@@ -44,9 +52,12 @@ class VariableReport:
     update: Difference
 
     @property
+    def differences(self) -> list[Difference]:
+        return [self.update, *([] if self.gradient is None else [self.gradient])]
+
+    @property
     def worst(self) -> Difference:
-        found = [self.update, *([] if self.gradient is None else [self.gradient])]
-        return max(found, key=lambda d: d.rank)
+        return max(self.differences, key=lambda d: d.rank)
 
     @property
     def verdict(self) -> Verdict:
@@ -67,7 +78,9 @@ class VariableReport:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """The result of `verify`; true when everything agrees. Printed, it is a table, worst first.
+    """The result of `verify`; true when everything was judged and agrees.
+
+    Printed, it is a table, worst first.
 
     Attributes:
         losses: per step (one device, mesh).
@@ -75,6 +88,7 @@ class Verification:
         variables: every variable of the model, its optimizers and metrics.
         random: op types of the step that draw new numbers each time they run, on one device too.
         extra: variables that plain Keras may update once more at the end of an epoch of such data.
+        skipped: the steps whose gradients are not finite, in place of which others were taken.
     """
 
     losses: list[tuple[float, float]]
@@ -82,16 +96,25 @@ class Verification:
     variables: list[VariableReport]
     random: list[str]
     extra: list[str] = dataclasses.field(default_factory=list)
+    skipped: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs by more than roundings explain.
+        """Whether all was judged, and nothing differs by more than roundings explain."""
+        return Verdict.DIFFERS not in self._verdicts() and not self.not_judged
 
-        If the step draws new numbers each time, what noise would explain counts as different.
-        """
-        verdicts = self._verdicts()
-        untold = self.random and Verdict.NOISE in verdicts
-        return Verdict.DIFFERS not in verdicts and not untold
+    @property
+    def not_judged(self) -> dict[str, Verdict]:
+        """The outputs and variables of which nothing can be told, and why: noise, or not finite."""
+        found = {o.name: [o.difference] for o in self.outputs}
+        for v in self.variables:
+            found.setdefault(v.name, []).extend(v.differences)
+        verdicts = {name: [d.verdict for d in each] for name, each in found.items()}
+        return {
+            name: max((v for v in each if not v.is_judged), key=lambda v: v.rank)
+            for name, each in verdicts.items()
+            if not all(v.is_judged for v in each)
+        }
 
     def _verdicts(self) -> set[Verdict]:
         return {v.verdict for v in self.variables} | {o.verdict for o in self.outputs}
@@ -101,7 +124,9 @@ class Verification:
 
     def __str__(self) -> str:
         losses = [
-            f"  step {i}: one device {a:.7g}, mesh {b:.7g}" for i, (a, b) in enumerate(self.losses)
+            f"  step {i}: one device {a:.7g}, mesh {b:.7g}"
+            + (" (skipped: gradients are not finite)" if i in self.skipped else "")
+            for i, (a, b) in enumerate(self.losses)
         ]
         rows = [
             [
@@ -134,10 +159,11 @@ class Verification:
         )
 
     def to_json(self) -> str:
-        """All of it: `version`, `equal`, `losses`, `outputs`, `variables` (worst first), `reasons`,
-        `notes`.
+        """All of it: `version`, `equal` (whether it is true), `losses`, `skipped`, `not_judged`,
+        `outputs`, `variables` (worst first), `reasons`, `notes`.
 
-        Errors and noise are relative, as in the table; null where there are none.
+        Errors, noise and resolution (the smallest error that would have been found) are relative,
+        as in the table; null where there are none.
         """
         outputs = [
             {"name": o.name, "verdict": str(o.verdict), **_described("", o.difference)}
@@ -156,6 +182,10 @@ class Verification:
             "version": JSON_VERSION,
             "equal": self.ok,
             "losses": [{"one_device": one, "mesh": mesh} for one, mesh in self.losses],
+            "skipped": self.skipped,
+            "not_judged": [
+                {"name": name, "verdict": str(why)} for name, why in self.not_judged.items()
+            ],
             "outputs": outputs,
             "variables": variables,
             "reasons": self.reasons,
@@ -168,17 +198,17 @@ class Verification:
         """What explains the verdicts."""
         told, verdicts = [], self._verdicts()
         if Verdict.ROUNDING in verdicts:
+            resolution, name = self._coarsest()
             told.append(
                 "rounding: sums over the batch and over split dims run in another order; the model "
                 f"amplifies roundings that much by itself (within {NOISE_FACTOR:g}x of plain runs "
-                "whose sums are moved by a few roundings)."
+                "whose sums are moved by a few roundings). So an error below "
+                f"{resolution:.1g} of {name} would not be seen there, and smaller ones elsewhere."
             )
-        if Verdict.NOISE in verdicts:
-            told.append(
-                "noise: what roundings alone do is as large as what is compared (a gradient that "
-                "is zero but for roundings, or a step that amplifies them without bound): nothing "
-                "can be told of these."
-            )
+        for verdict, why in _NOT_JUDGED.items():
+            names = [name for name, v in self.not_judged.items() if v is verdict]
+            if names:
+                told.append(f"{verdict}: not judged: {_named(names)}: {why}")
         if self.random and verdicts & {Verdict.NOISE, Verdict.DIFFERS}:
             told.append(
                 f"{', '.join(self.random)} draw new numbers in every run, on one device too: use "
@@ -198,14 +228,19 @@ class Verification:
         """In what `fit` on one device is another than on the mesh, though steps are equal."""
         if not self.extra:
             return []
-        rest = len(self.extra) - _NAMED
-        names = ", ".join(self.extra[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
         return [
             "data of unknown length: fit on one device notices the end of an epoch by a step that "
-            f"gets no data, of which the ops that need none run all the same: {names} may be "
-            "updated once more an epoch. On the mesh there are as many updates as batches, which "
-            "is right. Single steps, as compared here, do not differ by it; what fit gives may."
+            "gets no data, of which the ops that need none run all the same: "
+            f"{_named(self.extra)} may be updated once more an epoch. On the mesh there are as "
+            "many updates as batches, which is right. Single steps, as compared here, do not "
+            "differ by it; what fit gives may."
         ]
+
+    def _coarsest(self) -> tuple[float, str]:
+        """The largest resolution of what is put down to rounding, and the name of that."""
+        found = [(o.name, o.difference) for o in self.outputs]
+        found += [(v.name, d) for v in self.variables for d in v.differences]
+        return max((d.resolution, n) for n, d in found if d.verdict is Verdict.ROUNDING)
 
     def _counts(self) -> str:
         verdicts = [v.verdict for v in self.variables]
@@ -219,11 +254,19 @@ def _left_out(variables: Sequence[VariableReport]) -> list[str]:
     return [f"... and {len(variables)} more, none of them worse than {variables[0].verdict}"]
 
 
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _described(prefix: str, difference: Difference | None) -> dict[str, float | None]:
-    """The error of a difference and its noise, where JSON has such numbers."""
-    found = (None, None) if difference is None else (difference.error, difference.noise)
-    error, noise = (None if n is None or not math.isfinite(n) else float(n) for n in found)
-    return {f"{prefix}error": error, f"{prefix}noise": noise}
+    """The numbers of a difference, where JSON has such."""
+
+    def number(key: str) -> float | None:
+        value = None if difference is None else float(getattr(difference, key))
+        return None if value is None or not math.isfinite(value) else value
+
+    return {f"{prefix}{key}": number(key) for key in ("error", "noise", "resolution")}
 
 
 def _pair(difference: Difference | None) -> list[str]:

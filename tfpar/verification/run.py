@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -20,16 +18,19 @@ from tfpar.keras.model import ParallelModel
 from tfpar.spec.arguments import integer, optional
 from tfpar.steps import CompiledFunction
 from tfpar.verification.batches import batches_of
-from tfpar.verification.compare import Difference, Verdict, difference
-from tfpar.verification.noise import rounding_noise
+from tfpar.verification.noise import COARSE_ROUNDINGS, ROUNDINGS, rounding_noise
 from tfpar.verification.recording import HeldGradients, recording_step
-from tfpar.verification.report import OutputReport, VariableReport, Verification
+from tfpar.verification.report import Verification
+from tfpar.verification.steps import (
+    Outcome,
+    TakenStep,
+    Values,
+    build_verification,
+    compare_step,
+)
 
-NOISE_RUNS = 3
-MORE_NOISE_RUNS = 12
-"""Before anything is said to differ."""
-
-Values = dict[str, np.ndarray]
+MORE_STEPS = 20
+"""At most, in place of steps whose gradients are not finite: a loss scale is halved by each."""
 
 
 def verify(
@@ -53,8 +54,9 @@ def verify(
             `PyDataset` or a generator, of which the first ones are taken.
 
     Returns:
-        A report of every variable, worst first when printed; it is true if nothing differs by more
-        than roundings do.
+        A report of every variable, worst first when printed; it is true if all was judged, and
+        nothing differs by more than roundings do. It has more steps than were asked for where
+        gradients are not finite, as while a loss scale is found.
 
     Raises:
         ArgumentError: no data, data of unequal lengths, or no step; labels or a batch size beside
@@ -69,38 +71,20 @@ def verify(
     variables = on_mesh.variables()
     start = _read(variables)
     try:
-        taken = [on_mesh.take(batch, variables) for batch in batches]
+        taken = on_mesh.take_all(batches, variables)
         state.gather()
         on_device = _OneDevice(recording_step(model), variables)
-        compared = [_compare(state, on_device, t) for t in taken]
+        compared = [compare_step(on_device, t, state.session.options.compression) for t in taken]
     finally:
         _write(variables, start)
     # Compiled by XLA, or in loops of several steps, Keras runs nothing without data.
     op_by_op = not (model.jit_compile or model.run_eagerly) and model.steps_per_execution == 1
     extra = on_mesh.updated_without_data() if op_by_op and not length_is_known else []
-    return _verification(taken, compared, on_mesh.random_types(), extra)
+    return build_verification(compared, steps, on_mesh.random_types(), extra)
 
 
 def _size(name: str, value: Any) -> int:
     return integer(name, value, 1)
-
-
-@dataclasses.dataclass
-class _Outcome:
-    """What a step made: what it returned, its gradients, and all variables afterwards."""
-
-    logs: Values
-    gradients: Values
-    after: Values
-
-
-@dataclasses.dataclass
-class _Taken:
-    """A step that the mesh has taken."""
-
-    batch: Any
-    before: Values
-    mesh: _Outcome
 
 
 # --- on the mesh ------------------------------------------------------------------------
@@ -149,12 +133,23 @@ class _OnMesh:
                     found[name] = variable
         return found
 
-    def take(self, batch: Any, variables: Mapping[str, tf.Variable]) -> _Taken:
+    def take_all(
+        self, batches: Sequence[Any], variables: Mapping[str, tf.Variable]
+    ) -> list[TakenStep]:
+        """Take a step with each batch, and more with the same where steps are skipped."""
+        taken: list[TakenStep] = []
+        for batch in batches:
+            taken.append(self.take(batch, variables))
+            while taken[-1].can_be_repeated and len(taken) < len(batches) + MORE_STEPS:
+                taken.append(self.take(batch, variables))
+        return taken
+
+    def take(self, batch: Any, variables: Mapping[str, tf.Variable]) -> TakenStep:
         self._state.model.reset_metrics()
         before = _read(variables)
         logs, sparse = self._step(batch)
         gradients = {**self._held.read(), **_arrays(sparse)}
-        return _Taken(batch, before, _Outcome(_arrays(logs), gradients, _read(variables)))
+        return TakenStep(batch, before, Outcome(_arrays(logs), gradients, _read(variables)))
 
     def updated_without_data(self) -> list[str]:
         """The variables that a step may update before it has any data."""
@@ -176,28 +171,34 @@ class _OnMesh:
 
 
 class _OneDevice:
-    """Takes steps again on one device, with and without noise."""
+    """Takes steps again on one device: plainly, with noise, and with much more of it."""
 
     def __init__(self, step: Callable[..., Any], variables: Mapping[str, tf.Variable]) -> None:
-        def with_noise(data: Any, given: Any) -> Any:
-            with rounding_noise():
-                return step(data, given)
+        def with_noise(roundings: float) -> Callable[..., Any]:
+            def noisy(data: Any, given: Any) -> Any:
+                with rounding_noise(roundings):
+                    return step(data, given)
+
+            return tf.function(noisy, autograph=False)
 
         self._variables = variables
         self._plain = tf.function(step, autograph=False)
-        self._noisy = tf.function(with_noise, autograph=False)
+        self._noisy, self._coarse = map(with_noise, (ROUNDINGS, COARSE_ROUNDINGS))
 
-    def plain(self, taken: _Taken) -> _Outcome:
+    def plain(self, taken: TakenStep) -> Outcome:
         return self._again(self._plain, taken)
 
-    def noisy(self, taken: _Taken, runs: int) -> list[_Outcome]:
+    def noisy(self, taken: TakenStep, runs: int) -> list[Outcome]:
         return [self._again(self._noisy, taken) for _ in range(runs)]
 
-    def _again(self, function: Callable[..., Any], taken: _Taken) -> _Outcome:
+    def coarse(self, taken: TakenStep, runs: int) -> list[Outcome]:
+        return [self._again(self._coarse, taken) for _ in range(runs)]
+
+    def _again(self, function: Callable[..., Any], taken: TakenStep) -> Outcome:
         """From the same state, with the mesh's gradients in the optimizers."""
         _write(self._variables, taken.before)
         logs, gradients = function(taken.batch, _tensors(taken.mesh.gradients))
-        return _Outcome(_arrays(logs), _arrays(gradients), _read(self._variables))
+        return Outcome(_arrays(logs), _arrays(gradients), _read(self._variables))
 
 
 def _read(variables: Mapping[str, tf.Variable]) -> Values:
@@ -215,84 +216,3 @@ def _arrays(tensors: Mapping[str, Any]) -> Values:
 
 def _tensors(arrays: Values) -> dict[str, tf.Tensor]:
     return {name: tf.constant(a) for name, a in arrays.items()}
-
-
-# --- the comparison ---------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class _Compared:
-    """The differences of one step."""
-
-    plain: _Outcome
-    logs: dict[str, Difference]
-    gradients: dict[str, Difference]
-    updates: dict[str, Difference]
-
-    @property
-    def differs(self) -> bool:
-        found = (*self.logs.values(), *self.gradients.values(), *self.updates.values())
-        return any(d.verdict is Verdict.DIFFERS for d in found)
-
-
-def _compare(state: ParallelModel, on_device: _OneDevice, taken: _Taken) -> _Compared:
-    plain = on_device.plain(taken)
-    noisy = on_device.noisy(taken, NOISE_RUNS)
-    compared = _differences(state, taken, plain, noisy)
-    if compared.differs:
-        noisy += on_device.noisy(taken, MORE_NOISE_RUNS)
-        compared = _differences(state, taken, plain, noisy)
-    return compared
-
-
-def _differences(
-    state: ParallelModel, taken: _Taken, plain: _Outcome, noisy: Sequence[_Outcome]
-) -> _Compared:
-    narrow = state.session.options.compression
-    epsilon = None if narrow is None else float(ml_dtypes.finfo(narrow).eps)
-    mesh = taken.mesh
-    return _Compared(
-        plain,
-        {k: difference(v, mesh.logs[k], [n.logs[k] for n in noisy]) for k, v in plain.logs.items()},
-        {
-            k: difference(v, mesh.gradients[k], [n.gradients[k] for n in noisy], epsilon=epsilon)
-            for k, v in plain.gradients.items()
-        },
-        {
-            k: difference(v, mesh.after[k], [n.after[k] for n in noisy], before=taken.before[k])
-            for k, v in plain.after.items()
-        },
-    )
-
-
-def _verification(
-    taken: Sequence[_Taken],
-    compared: Sequence[_Compared],
-    random: Sequence[str],
-    extra: Sequence[str],
-) -> Verification:
-    gradients = _worst([c.gradients for c in compared])
-    of_variable: dict[str, list[Difference]] = {}
-    for name, found in gradients.items():
-        of_variable.setdefault(name.partition("#")[0], []).append(found)
-    variables = [
-        VariableReport(
-            name,
-            max(of_variable[name], key=lambda d: d.rank) if name in of_variable else None,
-            update,
-        )
-        for name, update in _worst([c.updates for c in compared]).items()
-    ]
-    outputs = [OutputReport(n, d) for n, d in _worst([c.logs for c in compared]).items()]
-    losses = [
-        (_loss(c.plain.logs), _loss(t.mesh.logs)) for c, t in zip(compared, taken, strict=True)
-    ]
-    return Verification(losses, outputs, variables, list(random), list(extra))
-
-
-def _worst(by_step: Sequence[Mapping[str, Difference]]) -> dict[str, Difference]:
-    return {n: max((s[n] for s in by_step), key=lambda d: d.rank) for n in by_step[0]}
-
-
-def _loss(logs: Values) -> float:
-    return float(logs["loss"] if "loss" in logs else next(iter(logs.values())))
