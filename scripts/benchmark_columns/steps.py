@@ -53,6 +53,7 @@ CHECKING: list[Column] = [
     ("what", text("what")),
     ("blocks of samples, of which one is looked at", text("blocks")),
     ("ms", number("seconds", ".2f", 1e3)),
+    ("every s", number("every_s", ".2f")),
     ("share", number("share", ".2%")),
 ]
 

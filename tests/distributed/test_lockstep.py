@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfpar.distributed import lockstep
 from tfpar.distributed.fed import Fed, difference
 from tfpar.distributed.lockstep import Lockstep
 from tfpar.spec import RuntimeMismatchError
@@ -128,3 +130,24 @@ def test_of_batches_that_take_long_to_look_at_each_sample_has_its_turn():
     assert "differs in 1 of 3 samples, first in 4" in difference(
         fed.step("", at), others.step("", at)
     )
+
+
+class Slow:
+    """What takes a while to compare; knows when that was done, and of which steps."""
+
+    def __init__(self) -> None:
+        self.of: list[str] = []
+
+    def compare(self, when: str, turn: int | None = None) -> None:
+        self.of.append(when)
+        time.sleep(0.02)
+
+
+def test_what_takes_long_to_compare_is_compared_less_often(monkeypatch):
+    monkeypatch.setattr(lockstep, "INTERVAL_S", 0.0)  # a meeting after each step
+    ranks, slow = Ranks(1), Slow()
+    for step in range(60):
+        with ranks.locksteps[0].step("train step", [], shared=lambda: slow, first=step == 0):
+            time.sleep(0.001)
+    assert slow.of[:3] == [f"in train step {n}" for n in (1, 2, 3)]
+    assert len(slow.of) <= 5 and not {"in train step 4", "in train step 5"} & {*slow.of}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +29,9 @@ INTERVAL_S = 1.0
 """Seconds between meetings, roughly: one costs some milliseconds, mostly of waiting."""
 
 _MOST_STEPS = 1000
-_SHARE = 0.01  # of a step's time that looking at what it is fed may take
+SHARE = 0.01
+"""Of the time, what looking at what is fed may take, and comparing what is held."""
+
 _NOTHING_S = 5e-4  # what it may take at any rate: 1 % of a step of 50 ms
 _BYTES_PER_S = 5e9  # that are looked at, where memory is slow
 
@@ -54,6 +57,7 @@ class Lockstep:
         self._asked_to_stop = False
         self._met = 0  # steps taken at the last meeting
         self._meetings = 0
+        self._comparisons = _Comparisons()
         self._next = 1
         self._fed = Fed()
         self._since = time.monotonic()
@@ -105,9 +109,8 @@ class Lockstep:
             "bytes": self._fed.step_bytes,
             "stop": self._asked_to_stop,
             "seconds": seconds,
+            "comparing": self._comparisons.told(shared),
         }
-        begin = self._met + 1
-        when = f"in {name} {begin}" if steps == 1 else f"in {name}s {begin} to {self.count}"
         with self._world.at(f"{name} {self.count} (comparing notes)"):
             told = self._world.exchange.messages(message)
             self.stop = any(t["stop"] for t in told)
@@ -117,13 +120,16 @@ class Lockstep:
             self._met, self._next = self.count, self.count + max(1, ahead)
             self._meetings += 1
             try:
-                self._check(told, when)
+                self._check(told)
             finally:
                 self._fed.restart(blocks(max(t["bytes"] for t in told), pace))
-            shared.compare(when, None if first else self._meetings)
+            if first or _is_due([t["comparing"] for t in told]):
+                when = _in_steps(name, self._comparisons.step + 1, self.count)
+                with self._comparisons.timed(shared, self.count):
+                    shared.compare(when, None if first else self._meetings)
         self._since = time.monotonic()
 
-    def _check(self, told: Sequence[dict[str, Any]], when: str) -> None:
+    def _check(self, told: Sequence[dict[str, Any]]) -> None:
         """Check that ranks that were given the same parts were fed the same."""
         found = _first_pair([t["fed"] for t in told])
         if found is None:
@@ -141,10 +147,45 @@ class Lockstep:
         )
 
 
+class _Comparisons:
+    """When this rank has compared what ranks hold in common, and what that takes."""
+
+    def __init__(self) -> None:
+        self._took: weakref.WeakKeyDictionary[Shared, list[float]] = weakref.WeakKeyDictionary()
+        self._at = time.monotonic()
+        self.step = 0  # after which it was
+
+    def told(self, shared: Shared) -> tuple[float, float]:
+        """Seconds that it takes, 0 as long as that is not known, and since the last time."""
+        # At first all is compared, then made what compares a part.
+        took = self._took.get(shared, [])[2:]
+        return took[-1] if took else 0.0, time.monotonic() - self._at
+
+    @contextlib.contextmanager
+    def timed(self, shared: Shared, step: int) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._at, self.step = time.monotonic(), step
+            took = self._took.setdefault(shared, [])
+            took.append(self._at - begin)
+            del took[3:-1]
+
+
+def _is_due(told: Sequence[tuple[float, float]]) -> bool:
+    """Whether what ranks say of comparisons leaves time for another."""
+    return max(took for took, _ in told) <= SHARE * max(ago for _, ago in told)
+
+
+def _in_steps(name: str, first: int, last: int) -> str:
+    return f"in {name} {first}" if first == last else f"in {name}s {first} to {last}"
+
+
 def blocks(num_bytes: float, seconds: float) -> int:
     """Of how many blocks of samples one is looked at in each step that is fed so much and takes so
     long."""
-    return max(1, math.ceil(num_bytes / _BYTES_PER_S / max(_SHARE * seconds, _NOTHING_S)))
+    return max(1, math.ceil(num_bytes / _BYTES_PER_S / max(SHARE * seconds, _NOTHING_S)))
 
 
 def _first_pair(digests: Sequence[dict[str, str]]) -> tuple[str, int, int] | None:
