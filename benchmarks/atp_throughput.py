@@ -18,6 +18,7 @@ Table 3 is of 8 devices on every interconnect, Fig. 10 of 16 on IC4. Nothing is 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,6 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.matrix import device_meshes
 from tfpar.cluster.named import fitted, read_preset
 from tfpar.cost.cost import Cost
-from tfpar.cost.overlap import chunked_cost
 from tfpar.cost.pricer import Pricer
 from tfpar.cost.work import sides
 from tfpar.ir.roles import UPDATE
@@ -38,8 +38,8 @@ from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.as_planned import as_planned
 from tfpar.search.chunks import in_chunks
 from tfpar.search.laid import laid_graph, priced_roles
-from tfpar.search.parts import StepInParts
-from tfpar.search.problem import Problem, step_anchors
+from tfpar.search.price import WholeStep, cost_of
+from tfpar.search.problem import Problem
 
 TOKENS, ITEM_BYTES, DTYPE = atp.BATCH * atp.LENGTH, 2, "bfloat16"
 SETTINGS = (("atp-ic1", 8), ("atp-ic2", 8), ("atp-ic3", 8), ("atp-ic4", 8), ("atp-ic4", 16))
@@ -133,15 +133,11 @@ def layer_flops(hidden: int) -> float:
 def in_each(plan: Plan, problem: Problem) -> tuple[int, dict[int, Cost]]:
     """The number of chunks that tfpar takes, and what the step costs in each number of them."""
     assert plan.cost is not None
-    problem = as_planned(problem, plan)
-    anchors = step_anchors(plan, problem)
-    step = StepInParts.of(plan, problem, anchors)
-    assert step is not None, "it trains"
+    step = WholeStep.of(plan, problem, problem.cluster)
     found = {1: plan.cost}
     for chunks in CHUNKS[1:]:
-        cut = step.cut(chunks)
-        found[chunks] = chunked_cost(plan.cost, cut, plan.mesh, problem.cluster, step.roles)
-    return in_chunks(plan, problem, anchors).chunks, found
+        found[chunks] = cost_of(step.price(dataclasses.replace(plan, chunks=chunks)))
+    return in_chunks(plan, problem).chunks, found
 
 
 # --- SUMMA ------------------------------------------------------------------------------

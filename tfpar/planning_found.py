@@ -20,7 +20,7 @@ from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
 from tfpar.search.laid import laid_graph, price_whole
 from tfpar.search.memory_errors import check_room, memory_error
 from tfpar.search.microbatches import in_microbatches
-from tfpar.search.problem import Planner, Problem, step_anchors
+from tfpar.search.problem import Planner, Problem
 from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
 from tfpar.search.within_memory import solve_within_memory
 from tfpar.spec import PlanError, TimeLimitError
@@ -152,8 +152,7 @@ def _best(problem: Problem, planner: Planner) -> Plan:
     plan = with_batch_split(solve_within_memory(problem, planner), problem)
     if plan.cost is None or problem.excess(plan.cost):
         return plan
-    again = as_planned(problem, plan)
-    return in_chunks(plan, again, step_anchors(plan, again))
+    return in_chunks(plan, problem)
 
 
 def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
@@ -162,8 +161,7 @@ def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
     asked = problem
     for _ in range(ATTEMPTS):
         plan = with_batch_split(solve_within_memory(asked, planner), asked)
-        again = as_planned(problem, plan)
-        plans.append(in_microbatches(plan, again, step_anchors(plan, again)))
+        plans.append(in_microbatches(plan, problem))
         expected, cost = plan.cost, plans[-1].cost
         if expected is None or cost is None or not problem.excess(cost):
             break

@@ -10,13 +10,11 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan, PricedPlan
 from tfpar.propagation.engine import propagate
-from tfpar.search.as_planned import as_planned
-from tfpar.search.laid import laid_graph, lay_out, priced_roles
+from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import folded_model
-from tfpar.search.parts import StepInParts
-from tfpar.search.problem import Problem, step_anchors
-from tfpar.search.shares import Priced, StepOfStages, WholeStep, in_shares, uneven_axes
-from tfpar.search.stages.priced import CutPlan
+from tfpar.search.price import plan_step
+from tfpar.search.problem import Problem
+from tfpar.search.shares import in_shares, uneven_axes
 from tfpar.spec import Mesh
 
 
@@ -31,33 +29,10 @@ def with_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int 
     if batch_size is None or plan.cost is None or not uneven_axes(plan, machines):
         return plan
     with collection_paused():
-        step = step_by_rank(plan, problem, machines)
+        step = plan_step(plan, problem, machines)
         if step is None:
             return plan
         return in_shares(step, plan, machines, batch_size, problem.memory_limit)
-
-
-def step_by_rank(plan: Plan, problem: Problem, cluster: Cluster) -> Priced | None:
-    """The step of a problem, to be priced at the rates of single ranks; None if it is to be in
-    parts, and does not train.
-
-    Args:
-        cluster: of all ranks.
-    """
-    if plan.stages is not None:
-        cut = CutPlan.of(plan, problem)
-        return None if cut is None else StepOfStages(cut, cluster)
-    again = as_planned(problem, plan)
-    pieces = plan.chunks * plan.microbatches
-    if pieces == 1:
-        laid = laid_graph(plan, again)
-        return WholeStep(laid, priced_roles(laid, again), cluster, problem.state_ratio)
-    step = StepInParts.of(plan, again, step_anchors(plan, again))
-    if step is None:
-        return None
-    parts = step.cut(pieces)
-    ratio, own = problem.state_ratio, step.statistics(parts)
-    return WholeStep(step.whole, step.roles, cluster, ratio, parts, own)
 
 
 def laid_out(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:

@@ -9,23 +9,23 @@ from collections.abc import Callable, Mapping
 from tfpar.cluster.changed import with_links
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
 from tfpar.cost.idle import with_idle_parts
 from tfpar.ir.collection import collection_paused
-from tfpar.ir.roles import Roles
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import schedule_on
 from tfpar.planning import Request
-from tfpar.planning_priced import step_by_rank
 from tfpar.plans import Plan
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.search.as_planned import as_planned
-from tfpar.search.laid import lay_out, price_whole, priced_roles
-from tfpar.search.microbatches import in_microbatches
-from tfpar.search.problem import Problem, step_anchors
-from tfpar.search.shares import Priced, StepOfStages, in_own_shares, slowest_ranks
+from tfpar.search.price import (
+    PlannedStep,
+    StepOfStages,
+    in_own_shares,
+    plan_step,
+    price_plan,
+    slowest_ranks,
+)
+from tfpar.search.problem import Problem
 from tfpar.search.stages.choice import Ways, choose_pipeline
-from tfpar.search.stages.priced import CutPlan, priced_plan
+from tfpar.search.stages.priced import CutPlan
 from tfpar.search.stages.turning import links_to_win
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError
 
@@ -158,53 +158,27 @@ class PlanAgain:
         Args:
             links: how many times as fast links are.
         """
-        if self.plan.stages is None:
-            return self._whole(pipeline.order.num_microbatches, links)
-        cut, cluster = self._cut, self._cluster(links)
+        cluster = with_links(self.request.cluster, links)
         try:
-            plan = in_schedule(self.plan, pipeline)
-            return None if cut is None else self._in_shares(cut.priced(plan, cluster), cluster)
+            plan = in_pipeline(self.plan, pipeline, self.problem)
+            if self._step is None:
+                return None
+            step = self._step.on(cluster)
+            return in_own_shares(step, step.price(plan), cluster, self.batch_size)
         except ScheduleError:
             return None
 
     def scheduled(self, plan: Plan, links: float = 1.0) -> Plan:
         """`plan`, as `priced` gives it, in the schedule that suits it best."""
-        cut, cluster = self._cut, self._cluster(links)
-        return plan if cut is None else self._in_shares(cut.scheduled(plan, cluster), cluster)
-
-    def _in_shares(self, plan: Plan, cluster: Cluster) -> Plan:
-        """`plan`, priced in equal shares, in those that it has."""
-        if not plan.uneven_meshes(self.batch_size):
+        cluster = with_links(self.request.cluster, links)
+        if not isinstance(self._step, StepOfStages):
             return plan
-        if plan.stages is not None and self._cut is not None:
-            step: Priced | None = StepOfStages(self._cut, cluster)
-        else:
-            step = step_by_rank(plan, self.problem, cluster)
-        return plan if step is None else in_own_shares(step, plan, cluster, self.batch_size)
-
-    def _cluster(self, links: float) -> Cluster:
-        return with_links(self.request.cluster, links)
+        step = self._step.on(cluster)
+        return in_own_shares(step, step.cut.scheduled(plan, cluster), cluster, self.batch_size)
 
     @functools.cached_property
-    def _cut(self) -> CutPlan | None:
-        return CutPlan.of(self.plan, self.problem)
-
-    def _whole(self, microbatches: int, links: float) -> Plan:
-        """Without stages: laid once, and priced as a search prices it."""
-        problem, laid, roles = self._laid
-        machines = with_links(problem.cluster, links)
-        cost = evaluate(laid, machines, roles, problem.state_ratio)
-        plan = dataclasses.replace(self.plan, cost=cost, microbatches=1)
-        if microbatches > 1:
-            again = dataclasses.replace(problem, cluster=machines, microbatches=microbatches)
-            plan = in_microbatches(plan, again, step_anchors(plan, again))
-        return self._in_shares(plan, machines)
-
-    @functools.cached_property
-    def _laid(self) -> tuple[Problem, PartitionedGraph, Roles]:
-        problem = as_planned(self.problem, self.plan)
-        laid = lay_out(self.plan, self.problem)
-        return problem, laid, priced_roles(laid, problem)
+    def _step(self) -> PlannedStep | None:
+        return plan_step(self.plan, self.problem, self.request.cluster)
 
 
 def _actors(plan: Plan) -> int:
@@ -221,29 +195,30 @@ def _waits(cost: Cost) -> float:
 def repriced_plan(
     plan: Plan, pipeline: Pipeline, problem: Problem, cluster: Cluster
 ) -> Plan | None:
-    """`plan` with another schedule for its stages, or with other microbatches if it has none."""
-    schedule = pipeline.order
-    if plan.stages is None:
-        cost, _ = price_whole(plan, problem)
-        again = dataclasses.replace(
-            as_planned(problem, plan), microbatches=schedule.num_microbatches
-        )
-        whole = dataclasses.replace(plan, cost=cost)
-        return in_microbatches(whole, again, step_anchors(plan, again))
+    """`plan` with another schedule for its stages, or with other microbatches if it has none; None
+    if it cannot run so."""
     try:
-        return priced_plan(in_schedule(plan, pipeline), problem, cluster)
+        return price_plan(in_pipeline(plan, pipeline, problem), problem, cluster)
     except ScheduleError:
         return None
 
 
-def in_schedule(plan: Plan, pipeline: Pipeline) -> Plan:
-    """A plan with stages as a pipeline of as many sets of ranks runs them, not priced yet.
+def in_pipeline(plan: Plan, pipeline: Pipeline, problem: Problem) -> Plan:
+    """A plan as a pipeline of as many sets of ranks runs it, not priced yet: its stages in a
+    schedule, or without stages its microbatches, in place of chunks.
 
     Raises:
-        ScheduleError: no schedule by name runs them so.
+        ScheduleError: no schedule by name runs its stages so.
     """
-    assert plan.stages is not None, "a plan with stages"
-    actors, micro = plan.stages.schedule.actors, pipeline.order.num_microbatches
+    micro = pipeline.order.num_microbatches
+    if plan.stages is None:
+        return dataclasses.replace(
+            plan,
+            microbatches=micro,
+            chunks=1 if micro > 1 else plan.chunks,
+            batch_statistics=problem.batch_statistics,
+        )
+    actors = plan.stages.schedule.actors
     schedule = schedule_on(actors, micro, halves=not pipeline.recompute)
     stages = dataclasses.replace(
         plan.stages, schedule=schedule, recompute=pipeline.recompute, cost=None

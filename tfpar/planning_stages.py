@@ -12,12 +12,13 @@ from tfpar.constraints import PutInStage
 from tfpar.ir.step import StepGraph
 from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
+from tfpar.search.price import price_plan
 from tfpar.search.problem import Problem
 from tfpar.search.stages.fitting import find_in_stages
 from tfpar.search.stages.kinds import fastest_of_kinds, worth_searching
 from tfpar.search.stages.placement import Order, Places, Work, best_placed
 from tfpar.search.stages.planned import in_stages
-from tfpar.search.stages.priced import priced_plan, scheduled_plan
+from tfpar.search.stages.priced import scheduled_plan
 
 if TYPE_CHECKING:
     from tfpar.planning import Request
@@ -79,7 +80,7 @@ def plan_in_stages(
         )
 
     def placed(ranks: Order) -> tuple[Plan, Problem]:
-        price = scheduled_plan if pipeline.picks_schedule else priced_plan
+        price = scheduled_plan if pipeline.picks_schedule else price_plan
 
         def find_staged(asked: Problem) -> Plan:
             return find_in_stages(

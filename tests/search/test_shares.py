@@ -19,15 +19,8 @@ from tfpar.propagation.engine import propagate
 from tfpar.propagation.prepared import prepare
 from tfpar.propagation.shares import CannotShare, check_shares
 from tfpar.search.meshes import input_spec
-from tfpar.search.shares import (
-    Line,
-    WholeStep,
-    in_shares,
-    priced_along,
-    shared_out,
-    slowest,
-    uneven_axes,
-)
+from tfpar.search.price import WholeStep, priced_along, slowest
+from tfpar.search.shares import Line, in_shares, shared_out, uneven_axes
 from tfpar.spec import Mesh, Replicate, Shard, UnevenMesh
 
 FAST = Device({"float32": 3e9}, 2**30, 3e8, name="fast")

@@ -26,10 +26,11 @@ from tfpar.planning import Request, StepSearch, state_problem
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.deadline import Deadline
 from tfpar.search.planners import find_planner
+from tfpar.search.price import price_plan
 from tfpar.search.problem import Problem
 from tfpar.search.stages.fitting import Price, find_in_stages
 from tfpar.search.stages.planned import in_stages
-from tfpar.search.stages.priced import priced_plan, scheduled_plan
+from tfpar.search.stages.priced import scheduled_plan
 from tfpar.spec import (
     MemoryLimitError,
     Mesh,
@@ -323,7 +324,7 @@ class Searched:
                 return plan
         raise MemoryLimitError("none", 25.0)
 
-    def plan(self, memory: float, price: Price = priced_plan) -> Plan:
+    def plan(self, memory: float, price: Price = price_plan) -> Plan:
         def staged(plan: Plan, before: Plan | None, deadline: Deadline | None) -> Plan:
             pipeline = Pipeline(2, 4)
             return in_stages(plan, self.step, pipeline, CLUSTER, before=before, deadline=deadline)
@@ -357,7 +358,7 @@ def test_a_stage_that_stores_nothing_limits_nothing():
     search.problem = dataclasses.replace(search.problem, state_ratio=0.0)  # no slots to split
 
     def price(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
-        found = priced_plan(plan, problem, cluster)
+        found = price_plan(plan, problem, cluster)
         cost = found.stages.cost
         shares = (*cost.stages[:-1], dataclasses.replace(cost.stages[-1], peak_bytes=0.0))
         staged = dataclasses.replace(found.stages, cost=dataclasses.replace(cost, stages=shares))

@@ -12,6 +12,7 @@ from tests.cases import at_night, some_first
 from tests.search.stages.program_memory import most_stored
 from tests.search.stages.steps import DEVICE, Staged, machines
 from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.memory import Lives, peak
 from tfpar.cost.microbatches import microbatched_cost
@@ -24,13 +25,14 @@ from tfpar.cost.task_memory import task_peak
 from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.pipeline.generators import generate
-from tfpar.plans import Offloaded
+from tfpar.plans import Offloaded, Plan
 from tfpar.rewrite.batch_statistics import statistics_of
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.rounds import rounds_of
 from tfpar.rewrite.within_rank import Repetition
+from tfpar.search.price import price_plan
 from tfpar.search.recompute import Blocks
-from tfpar.search.stages.priced import price_plan, priced_in_stages
+from tfpar.search.stages.priced import priced_in_stages
 from tfpar.spec import ArgumentError, ScheduleError, TfparError, UnevenMesh
 
 MODELS = ["gpt", "t5_3_layers", "unet"]
@@ -374,22 +376,28 @@ def test_memory_is_told_of_the_stage_that_holds_most_of_what_it_may():
     assert idle.excess_bytes > found.stages[0].excess_bytes and found.fullest == 0
 
 
+def prices(plan: Plan, staged: Staged, cluster: Cluster) -> tuple[Cost, StagedCost]:
+    """Of a plan with stages: as plans compare it, and stage by stage."""
+    found = price_plan(plan, staged.problem, cluster)
+    return found.cost, found.stages.cost
+
+
 def test_what_stages_have_in_host_memory_is_checked_against_what_there_is():
     staged, schedule = Staged.of("wide", 2), generate("1f1b", 2, 4)
     names = tuple(n for n, v in staged.plan.variables.items() if v.trainable)
     block = Blocks.of(staged.problem.graph).chosen(True)[:1]
     stages = dataclasses.replace(staged.plan.stages, schedule=schedule)
     plan = dataclasses.replace(staged.plan, stages=stages, microbatches=4)
-    here, _ = price_plan(plan, staged.problem, machines())
-    assert here.host_bytes == 0
+    here = price_plan(plan, staged.problem, machines())
+    assert here.cost.host_bytes == 0
     away = dataclasses.replace(plan, offloaded=Offloaded(names, block))
-    cost, found = price_plan(away, staged.problem, machines())
+    cost, found = prices(away, staged, machines())
     assert {stage.host_limit_bytes for stage in found.stages} == {None} and found.fits
     assert cost.host_bytes == max(stage.host_bytes for stage in found.stages)
     assert cost.host_slot_bytes and cost.host_activation_bytes
     # Four devices share what a node has.
     for room, fits in ((5 * cost.host_bytes, True), (3 * cost.host_bytes, False)):
-        _, found = price_plan(away, staged.problem, machines().with_host_memory(room))
+        _, found = prices(away, staged, machines().with_host_memory(room))
         assert found.fits == fits, room
         assert found.stages[0].host_limit_bytes == room / machines().nodes[0].size
         assert StagedCost.of(json.loads(json.dumps(dataclasses.asdict(found)))) == found
@@ -401,12 +409,12 @@ def test_a_plan_says_how_it_runs():
     schedule = generate("zb-h1", 2, 4)
     stages = dataclasses.replace(staged.plan.stages, schedule=schedule, recompute=True)
     plan = dataclasses.replace(staged.plan, stages=stages, microbatches=4)
-    found = price_plan(plan, staged.problem, machines())
+    found = prices(plan, staged, machines())
     expected = priced_in_stages(staged.step, staged.stage, schedule, machines(), recompute=True)
     assert found == expected
     blocks = Blocks.of(staged.problem.graph).chosen(True)
     again = dataclasses.replace(plan, recompute=blocks)
-    cost, _ = price_plan(again, staged.problem, machines())
+    cost, _ = prices(again, staged, machines())
     assert cost.compute_s[1] > expected[0].compute_s[1]
 
 

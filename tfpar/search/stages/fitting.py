@@ -18,10 +18,10 @@ from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.offloaded_plans import with_slots_away
+from tfpar.search.price import price_plan
 from tfpar.search.problem import Problem
 from tfpar.search.slots import split_slots
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.priced import priced_plan
 from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.quantities import format_bytes
 
@@ -47,7 +47,7 @@ def find_in_stages(
     in_stages: InStages,
     problem: Problem,
     cluster: Cluster,
-    price: Price = priced_plan,
+    price: Price = price_plan,
 ) -> Plan:
     """The plan that is found for `problem`, in stages, with what it costs so.
 
@@ -143,7 +143,7 @@ def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
     Args: as of `find_in_stages`.
     """
     try:
-        priced = priced_plan(plan, problem, cluster)
+        priced = price_plan(plan, problem, cluster)
     except PlanError:
         return plan
     return plan if priced is None else dataclasses.replace(priced, cluster=cluster)

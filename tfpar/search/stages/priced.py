@@ -168,19 +168,11 @@ class CutPlans:
         return known
 
 
-def priced_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
-    """A plan with stages, with what it costs; None if the step does not train.
-
-    Args and errors: as of `price_plan`.
-    """
-    found = CutPlan.of(plan, problem)
-    return None if found is None else found.priced(plan, cluster)
-
-
 def scheduled_plan(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
     """The same in the schedule that is simulated to be fastest, of those that fit into memory.
 
-    Args and errors: as of `price_plan`; the plan's schedule says which stages lie together.
+    Args and errors: as of `search.price.price_plan`; the plan's schedule says which stages lie
+    together.
     """
     found = CutPlan.of(plan, problem)
     return None if found is None else found.scheduled(plan, cluster)
@@ -191,28 +183,6 @@ def _with_cost(plan: Plan, cost: Cost, staged: StagedCost) -> Plan:
     return dataclasses.replace(
         plan, cost=cost, stages=dataclasses.replace(plan.stages, cost=staged)
     )
-
-
-def price_plan(plan: Plan, problem: Problem, cluster: Cluster) -> tuple[Cost, StagedCost] | None:
-    """What a plan with stages costs, as plans compare it and stage by stage; None if the step does
-    not train.
-
-    Args:
-        problem: that `plan` is for, of the ranks of one stage.
-        cluster: of all ranks.
-
-    Raises:
-        PlanError: the plan gives an op no stage, or a variable two.
-        ScheduleError: tasks wait for each other.
-        TfparError: the cluster has fewer ranks.
-    """
-    assert plan.stages is not None, "a plan with stages"
-    stages = plan.stages
-    with collection_paused():
-        found = cut_in_stages(plan, problem)
-        if found is None:
-            return None
-        return priced_in_stages(*found, stages.schedule, cluster, stages.recompute, stages.ranks)
 
 
 def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, int]] | None:
