@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from tests.search.problems import Captured
 from tests.search.stages.test_from_step import seconds
 from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cost.cost import Cost
 from tfpar.cost.slices import SlicePrices
-from tfpar.cost.staged_prices import StagedPrices
+from tfpar.cost.staged import StagedCost
+from tfpar.cost.staged_prices import StagedPrices, cost_of_stages, staged_cost
 from tfpar.cost.step_in_stages import StepInStages
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import BACKWARD, Roles
@@ -124,3 +126,26 @@ class Staged:
         if shares is not None:
             step = dataclasses.replace(step, laid=shared_by(step.laid, shares))
         return StagedPrices.of(step, actors, cluster or machines(), recompute)
+
+
+def priced_in_stages(
+    step: StepInParts,
+    stage: Mapping[Op, int],
+    schedule: Schedule,
+    cluster: Cluster,
+    recompute: bool = False,
+) -> tuple[Cost, StagedCost]:
+    """What a step costs in stages: as plans compare it, and stage by stage.
+
+    Args:
+        step: on the mesh of one stage.
+        stage: of every op of it.
+        cluster: the ranks of all stages: a mesh of them for each line of the schedule, in order.
+        recompute: the backward pass of a stage runs its forward pass again.
+    """
+    cut = step.cut(schedule.num_microbatches)
+    ratio, own = step.problem.state_ratio, step.statistics(cut)
+    staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio, own)
+    prices = StagedPrices.of(staged, schedule.actors, cluster, recompute, ())
+    timeline = prices.run(schedule)
+    return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases import at_night, some_first
 from tests.search.stages.program_memory import most_stored
-from tests.search.stages.steps import DEVICE, Staged, machines
+from tests.search.stages.steps import DEVICE, Staged, machines, priced_in_stages
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
@@ -32,7 +32,6 @@ from tfpar.rewrite.rounds import rounds_of
 from tfpar.rewrite.within_rank import Repetition
 from tfpar.search.price import price_plan
 from tfpar.search.recompute import Blocks
-from tfpar.search.stages.priced import priced_in_stages
 from tfpar.spec import ArgumentError, ScheduleError, TfparError, UnevenMesh
 
 MODELS = ["gpt", "t5_3_layers", "unet"]

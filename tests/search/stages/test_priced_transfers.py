@@ -9,7 +9,7 @@ import pytest
 
 from tests.cases import at_night, some_first
 from tests.search.stages.program_memory import most_stored
-from tests.search.stages.steps import DEVICE, Staged, machines
+from tests.search.stages.steps import DEVICE, Staged, machines, priced_in_stages
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.slices import SlicePrices
@@ -19,7 +19,6 @@ from tfpar.cost.staged_prices import staged_cost
 from tfpar.ir.graph import itemsize
 from tfpar.pipeline.generators import generate
 from tfpar.rewrite.local_graph import TASK
-from tfpar.search.stages.priced import priced_in_stages
 from tfpar.spec import UnevenMesh
 
 FAMILIES = ("gpipe", "1f1b", "zb-h1", "interleaved")

@@ -222,46 +222,6 @@ def _with_new_ops(graph: Graph, stage: Mapping[Op, int]) -> dict[Op, int]:
     return found
 
 
-def priced_in_stages(
-    step: StepInParts,
-    stage: Mapping[Op, int],
-    schedule: Schedule,
-    cluster: Cluster,
-    recompute: bool = False,
-    order: Sequence[int] = (),
-) -> tuple[Cost, StagedCost]:
-    """What a step costs in stages: as plans compare it, and stage by stage.
-
-    Args:
-        step: on the mesh of one stage.
-        stage: of every op of it.
-        cluster: the ranks of all stages: a mesh of them for each line of the schedule, in order.
-        recompute: the backward pass of a stage runs its forward pass again.
-        order: other ranks than these, actor by actor.
-
-    Raises:
-        ScheduleError: the schedule is for other stages, or its tasks wait for each other.
-        TfparError: the cluster has fewer ranks.
-    """
-    prices = stage_prices_of(step, stage, schedule, cluster, recompute, order)
-    timeline = prices.run(schedule)
-    return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)
-
-
-def stage_prices_of(
-    step: StepInParts,
-    stage: Mapping[Op, int],
-    schedule: Schedule,
-    cluster: Cluster,
-    recompute: bool = False,
-    order: Sequence[int] = (),
-) -> StagedPrices:
-    """What the stages of a step cost, in any schedule with the microbatches and sets of ranks of
-    this one; arguments as of `priced_in_stages`."""
-    staged = _in_stages(step, stage, schedule)
-    return StagedPrices.of(staged, schedule.actors, cluster, recompute, order)
-
-
 def _in_stages(step: StepInParts, stage: Mapping[Op, int], schedule: Schedule) -> StepInStages:
     cut = step.cut(schedule.num_microbatches)
     ratio = step.problem.state_ratio
