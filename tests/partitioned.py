@@ -191,8 +191,9 @@ def sweep(function, args, *, trials=8, seed=0, meshes=MESHES, partial=True, rtol
     """Check `function` under `trials` random layouts of its arguments on each mesh.
 
     The first layouts are systematic: each single dim of each argument alone. But at night, when
-    all is tried, these run on the widest mesh of one axis alone, and two random ones on each of
-    several axes: a rule treats meshes of one axis alike. Returns the runs.
+    all is tried, these run on the widest mesh of one axis alone, with the first argument that can
+    be a Partial as one, and two random ones on each of several axes: a rule treats meshes of one
+    axis alike. Returns the runs.
     """
     rng = random.Random(seed)
     traced = Traced.of(function, args)
@@ -216,6 +217,12 @@ def sweep(function, args, *, trials=8, seed=0, meshes=MESHES, partial=True, rtol
             layouts = drawn[:2] if widest else layouts + drawn[:2]
         elif mesh.size < widest:
             layouts = []
+        else:
+            first = next((i for i, a in enumerate(args) if a.dtype.kind == "f"), None)
+            if partial and first is not None:
+                specs = [whole] * len(args)
+                specs[first] = (Partial("sum"),)
+                layouts.append(specs)
         for specs in layouts:
             runs.append(traced.check(specs, mesh, rtol, atol))
     return runs
