@@ -111,16 +111,18 @@ def found_before(stopped: SearchInterrupted) -> Plan | None:
 
 
 def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
-    """The best plan of an interrupted search, priced as a whole; None if there is none that fits.
+    """The best plan of an interrupted search, with its price as it runs; None if none fits.
 
-    Planners price what they offer by what is quick to know of it.
+    Planners price what they offer by what is quick to know of it, in one piece.
     """
     plan = so_far.plan()
     if plan is None:
         return None
     cost, laid = price_whole(plan, problem)
+    if problem.excess_in_parts(cost):
+        return None
     plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
-    return None if problem.excess_in_parts(cost) else plan.with_partitioned(laid)
+    return in_microbatches(plan, problem).with_partitioned(laid)
 
 
 def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:

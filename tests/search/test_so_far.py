@@ -18,6 +18,7 @@ from tfpar.planning_found import find_plan
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
+from tfpar.search.price import price_plan
 from tfpar.search.rhino import RhinoPlanner, ilp
 from tfpar.search.rhino.planner import _side_by_side
 from tfpar.search.so_far import SearchInterrupted, SoFar
@@ -116,7 +117,9 @@ def test_what_fits_in_microbatches_is_kept_though_it_would_not_in_one_piece(capt
 
     with pytest.raises(SearchInterrupted) as error:
         find_plan(asked, Once())
-    assert error.value.plan is not None and error.value.plan.cut_short
+    plan = error.value.plan
+    assert plan.cut_short and plan.microbatches == 4
+    assert plan.cost == price_plan(plan, asked, asked.cluster).cost
 
 
 @pytest.mark.parametrize(
