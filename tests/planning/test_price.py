@@ -107,6 +107,7 @@ def leaves(value: object) -> Iterator[object]:
         yield value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pipeline", "cluster", "way", "planner"), some_first(SOME, EVERY))
 def test_a_plan_costs_what_it_was_found_with(pipeline, cluster, way, planner):
     request, in_shares = request_of(pipeline, cluster, way), way == "data parallel"
@@ -116,6 +117,7 @@ def test_a_plan_costs_what_it_was_found_with(pipeline, cluster, way, planner):
     assert_same_price(price_plan(plan, problem, request.cluster, BATCH), plan)
 
 
+@pytest.mark.slow
 def test_chunks_cost_what_they_were_found_with_and_give_way_to_microbatches():
     step = saved("gpt_wide")
     size = step.graph.inputs[0].shape[0]
