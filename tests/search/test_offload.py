@@ -7,9 +7,12 @@ import math
 
 import pytest
 
+from tests.search.problems import Captured
 from tests.search.test_slots import MACHINES, WHOLE, problem_of, weights_of
 from tests.search.test_slots import slots_of as split_slots_of
+from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.traits import IN_FLIGHT
+from tfpar.planning_found import find_plan
 from tfpar.plans import Offload, Offloaded, Plan
 from tfpar.search import within_memory
 from tfpar.search.as_planned import as_planned
@@ -147,3 +150,22 @@ def test_the_problem_of_a_plan(problem, fastest):
     assert not any(v.offloaded for v in problem.graph.variables)
     with pytest.raises(PlanError, match="does not have: 'no'"):
         away(fastest, "no")
+
+
+@pytest.mark.slow
+def test_the_link_to_the_host_decides_what_leaves_or_is_computed_again():
+    captured = Captured.saved("gpt_5_layers")
+
+    def found(limit: float, bandwidth: float) -> Plan:
+        device = Device({"float32": 1e12}, limit, 1e12, host_bandwidth=bandwidth, host_latency_s=0)
+        one = Cluster.regular("one", device, [Level(1, 1e8, 1e-5)])
+        return find_plan(captured.problem([1], one), TapPlanner())
+
+    ample = found(1e12, 1e13)
+    assert not ample.offloaded and not ample.recompute
+    quick, slow = (found(0.75 * ample.cost.memory_bytes, by) for by in (1e13, 1e6))
+    assert len(quick.offloaded.activations) == 5 and not quick.offloaded.slots
+    assert len(slow.recompute) == 5 and not slow.offloaded and not quick.recompute
+    assert ample.cost.seconds < quick.cost.seconds < slow.cost.seconds
+    both = found(0.6 * ample.cost.memory_bytes, 1e13)
+    assert len(both.offloaded.activations) == 5 and both.offloaded.slots and not both.recompute
