@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tensorflow as tf
 
 from tfpar.distributed.fed import Fed, difference, first_differing
-from tfpar.launch.activities import step
+from tfpar.launch import activities
 from tfpar.launch.beacon import Reached
 from tfpar.spec import RuntimeMismatchError
 
@@ -92,7 +92,7 @@ class Lockstep:
             PeerLostError: another rank has ended.
         """
         number = self.count + 1
-        activity = step(name, number)
+        activity = activities.step(name, number)
         self._fed.note(activity, number, fed, part)
         with self._world.at(activity, within):
             yield

@@ -144,7 +144,8 @@ class Executable:
 
     @functools.cached_property
     def _part(self) -> str:
-        """Names the part of a batch that this rank is given: `1 of 2`; `""` if it is given all."""
+        """Name of the part of a batch that this rank is given, `data=1 of data=2 x model=2`; `""`
+        if it is given all. Ranks that have one name are given the same."""
         world, specs = self.ranks.world, self.partitioned.specs
         if self.parts == 1 or world is None:
             return ""
@@ -155,7 +156,8 @@ class Executable:
             if isinstance(placement, Shard)
         }
         at = self.mesh.coordinates(self.compiled.programs.group_of(world.rank).index(world.rank))
-        return ", ".join(f"{at[axis]} of {self.mesh.shape[axis]}" for axis in sorted(split))
+        names = self.mesh.axis_names
+        return f"{', '.join(f'{names[a]}={at[a]}' for a in sorted(split))} of {self.mesh}"
 
     @property
     def _linked(self) -> list[Group]:

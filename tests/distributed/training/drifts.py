@@ -145,6 +145,16 @@ def weights_loaded_by_one_rank(place: Place) -> Results:
     return found(model, tf.data.Dataset.from_tensors((X, Y)).repeat(STEPS))
 
 
+def weights_frozen_by_one_rank(place: Place) -> Results:
+    """All ranks compile the model again; one has frozen a layer before."""
+    with place.parallel():
+        model = perceptron()
+    model.fit(X, Y, batch_size=8, verbose=0)
+    model.get_layer("fc1").trainable = place.rank == 0
+    model.compile("sgd", "mse", jit_compile=False)
+    return found(model, tf.data.Dataset.from_tensors((X, Y)).repeat(STEPS))
+
+
 _SAME_DATA = r"\. Every rank has to read the same data in the same order"
 _ASSIGNED = r"Only rank {rank} assigned a value to '{name}:0' in train steps \d+ to \d+.*if rank"
 
@@ -160,6 +170,8 @@ MESSAGES: dict[Case, str] = {
     another_seed: _ASSIGNED,
     another_value_in_memory: r"'fc2/bias:0', which is replicated between them .* They "
     r"have come apart in train steps \d+ to \d+\..*please report it",
+    weights_frozen_by_one_rank: r"'fc1/kernel' \(and 1 more\) is trained on rank 0 and not on rank "
+    r"1\. Set `trainable` alike on every rank before `compile`",
     weights_loaded_by_one_rank: r"Ranks 0 and 1 have given '.*fc1/kernel:0' different values",
 }
 NAMES = {
@@ -175,9 +187,10 @@ BY_DAY: list[Case] = [
     another_learning_rate,
     another_split_kernel,
     another_value_in_memory,
+    weights_frozen_by_one_rank,
     weights_loaded_by_one_rank,
 ]
-ON_FOUR: list[Case] = [another_pixel, another_learning_rate, another_split_kernel, another_slot]
+ON_FOUR: list[Case] = [case for case in MESSAGES if case is not weights_loaded_by_one_rank]
 
 
 def pattern(case: Case, num_ranks: int) -> re.Pattern[str]:
