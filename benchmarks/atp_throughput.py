@@ -36,9 +36,9 @@ from tfpar.ir.roles import UPDATE
 from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.as_planned import as_planned
-from tfpar.search.chunks import in_chunks
+from tfpar.search.chunks import choose_num_chunks
 from tfpar.search.laid import laid_graph, priced_roles
-from tfpar.search.price import WholeStep, cost_of
+from tfpar.search.price import SingleStagePricer, cost_of
 from tfpar.search.problem import Problem
 
 TOKENS, ITEM_BYTES, DTYPE = atp.BATCH * atp.LENGTH, 2, "bfloat16"
@@ -133,11 +133,11 @@ def layer_flops(hidden: int) -> float:
 def in_each(plan: Plan, problem: Problem) -> tuple[int, dict[int, Cost]]:
     """The number of chunks that tfpar takes, and what the step costs in each number of them."""
     assert plan.cost is not None
-    step = WholeStep.of(plan, problem, problem.cluster)
+    step = SingleStagePricer.of(plan, problem, problem.cluster)
     found = {1: plan.cost}
     for chunks in CHUNKS[1:]:
         found[chunks] = cost_of(step.price(dataclasses.replace(plan, chunks=chunks)))
-    return in_chunks(plan, problem).chunks, found
+    return choose_num_chunks(plan, problem).chunks, found
 
 
 # --- SUMMA ------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def measured() -> Iterator[dict[str, Any]]:
     import numpy as np
     import tensorflow as tf
 
-    from tfpar.distributed.fed import Fed
+    from tfpar.distributed.input_log import InputLog
     from tfpar.distributed.lockstep import INTERVAL_S, SHARE, blocks
     from tfpar.distributed.world import this_world
     from tfpar.runtime.copies import Placed
@@ -53,7 +53,7 @@ def measured() -> Iterator[dict[str, Any]]:
 
     for name, tensors in BATCHES.items():
         batch = [tf.constant(np.ones(shape, dtype)) for shape, dtype in tensors]
-        fed = Fed()
+        fed = InputLog()
         fed.note("", 0, batch)
         fed.restart(blocks(fed.step_bytes, STEP_S))
         seconds = _median(lambda n, fed=fed, batch=batch: fed.note("", n, batch))

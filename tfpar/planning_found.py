@@ -15,11 +15,11 @@ from tfpar.search.as_planned import as_planned
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
-from tfpar.search.chunks import in_chunks
+from tfpar.search.chunks import choose_num_chunks
 from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
 from tfpar.search.laid import laid_graph, price_whole
 from tfpar.search.memory_errors import check_room, memory_error
-from tfpar.search.microbatches import in_microbatches
+from tfpar.search.microbatches import price_in_microbatches
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
 from tfpar.search.within_memory import solve_within_memory
@@ -122,7 +122,7 @@ def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
     if problem.excess_in_parts(cost):
         return None
     plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
-    return in_microbatches(plan, problem).with_partitioned(laid)
+    return price_in_microbatches(plan, problem).with_partitioned(laid)
 
 
 def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:
@@ -154,7 +154,7 @@ def _best(problem: Problem, planner: Planner) -> Plan:
     plan = with_batch_split(solve_within_memory(problem, planner), problem)
     if plan.cost is None or problem.excess(plan.cost):
         return plan
-    return in_chunks(plan, problem)
+    return choose_num_chunks(plan, problem)
 
 
 def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
@@ -163,7 +163,7 @@ def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
     asked = problem
     for _ in range(ATTEMPTS):
         plan = with_batch_split(solve_within_memory(asked, planner), asked)
-        plans.append(in_microbatches(plan, problem))
+        plans.append(price_in_microbatches(plan, problem))
         expected, cost = plan.cost, plans[-1].cost
         if expected is None or cost is None or not problem.excess(cost):
             break

@@ -12,7 +12,7 @@ from tfpar.plans import Plan, PricedPlan
 from tfpar.propagation.engine import propagate
 from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import folded_model
-from tfpar.search.price import plan_step
+from tfpar.search.price import make_step_pricer
 from tfpar.search.problem import Problem
 from tfpar.search.shares import in_shares, uneven_axes
 from tfpar.spec import Mesh
@@ -29,7 +29,7 @@ def with_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int 
     if batch_size is None or plan.cost is None or not uneven_axes(plan, machines):
         return plan
     with collection_paused():
-        step = plan_step(plan, problem, machines)
+        step = make_step_pricer(plan, problem, machines)
         if step is None:
             return plan
         return in_shares(step, plan, machines, batch_size, problem.memory_limit)

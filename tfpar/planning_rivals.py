@@ -16,10 +16,10 @@ from tfpar.pipeline.generators import schedule_on
 from tfpar.planning import Request
 from tfpar.plans import Plan
 from tfpar.search.price import (
-    PlannedStep,
-    StepOfStages,
+    PipelineStepPricer,
+    StepPricer,
     in_own_shares,
-    plan_step,
+    make_step_pricer,
     price_plan,
     slowest_ranks,
 )
@@ -50,7 +50,7 @@ def with_idle_times(
         with collection_paused():
             cut = CutPlan.of(found, problems[_actors(found)])
             assert cut is not None, "a step that trains"
-            slow = slowest_ranks(StepOfStages(cut, cluster), found, cluster, batch_size)
+            slow = slowest_ranks(PipelineStepPricer(cut, cluster), found, cluster, batch_size)
             prices = cut.prices(found, cluster, *slow)
             cost = with_idle_parts(found.cost, prices, found.stages.schedule)
             return dataclasses.replace(found, cost=cost)
@@ -171,14 +171,14 @@ class PlanAgain:
     def scheduled(self, plan: Plan, links: float = 1.0) -> Plan:
         """`plan`, as `priced` gives it, in the schedule that suits it best."""
         cluster = with_links(self.request.cluster, links)
-        if not isinstance(self._step, StepOfStages):
+        if not isinstance(self._step, PipelineStepPricer):
             return plan
         step = self._step.on(cluster)
         return in_own_shares(step, step.cut.scheduled(plan, cluster), cluster, self.batch_size)
 
     @functools.cached_property
-    def _step(self) -> PlannedStep | None:
-        return plan_step(self.plan, self.problem, self.request.cluster)
+    def _step(self) -> StepPricer | None:
+        return make_step_pricer(self.plan, self.problem, self.request.cluster)
 
 
 def _actors(plan: Plan) -> int:

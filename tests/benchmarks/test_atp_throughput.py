@@ -75,12 +75,12 @@ def test_chunks_hide_what_slow_links_take(monkeypatch):
     cluster = fitted(read_preset("atp-ic4"), tap.Mesh.of([4]))
     slow = cluster.with_device(launch_s=0.0, flops={"float32": 1e12})
     rows = list(throughput.contenders(step, slow, 256))
-    in_chunks = {row["chunks"]: row for row in rows if row["contender"] == "ATP"}
-    assert set(in_chunks) == {1, 2, 4} and sum("chosen" in row for row in rows) == 1
-    for row in in_chunks.values():
+    choose_num_chunks = {row["chunks"]: row for row in rows if row["contender"] == "ATP"}
+    assert set(choose_num_chunks) == {1, 2, 4} and sum("chosen" in row for row in rows) == 1
+    for row in choose_num_chunks.values():
         whole = row["compute_s"] + row["waiting_s"] - row["hidden_s"]
         assert row["step_s"] == pytest.approx(whole)
-    assert in_chunks[1]["hidden_s"] == 0 < in_chunks[2]["hidden_s"]
+    assert choose_num_chunks[1]["hidden_s"] == 0 < choose_num_chunks[2]["hidden_s"]
     by_name = {row["contender"]: row for row in rows}
     assert by_name["Megatron-LM"]["mesh"] == [4, 1] and by_name["2-D"]["mesh"] == [1, 2, 2]
     assert all(

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfpar.distributed import lockstep
-from tfpar.distributed.fed import Fed, difference
+from tfpar.distributed.input_log import InputLog, difference
 from tfpar.distributed.lockstep import Lockstep
 from tfpar.spec import RuntimeMismatchError
 
@@ -110,7 +110,7 @@ STEP = {"name": "train step 1", "fed": [["float64[8, 6]", 0, [1] * 8]]}
 def test_what_differs_is_told_with_the_samples(one, other, said):
     steps = []
     for value in (one, other):
-        fed = Fed()
+        fed = InputLog()
         fed.note("train step 1", 1, [tf.constant(value)])
         steps.append((fed.digest, fed.step("", 0)))
     (digest, step), (other_digest, other_step) = steps
@@ -118,7 +118,7 @@ def test_what_differs_is_told_with_the_samples(one, other, said):
 
 
 def test_of_batches_that_take_long_to_look_at_each_sample_has_its_turn():
-    fed, others = Fed(), Fed()
+    fed, others = InputLog(), InputLog()
     for each in (fed, others):
         each.restart(3)
     for number in range(3):

@@ -151,11 +151,11 @@ def test_evaluation_and_prediction_are_not_chunked():
     model = fitted(chunks=2)
     model.evaluate(*samples(8), verbose=0)
     steps = parallel_model(model).executables
-    in_chunks = {
+    choose_num_chunks = {
         kind: any(op.name.endswith("/chunk1") for op in step.local.graph.ops)
         for kind, step in steps.items()
     }
-    assert in_chunks == {"train": True, "test": False}
+    assert choose_num_chunks == {"train": True, "test": False}
 
 
 @pytest.mark.slow

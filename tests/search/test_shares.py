@@ -19,7 +19,7 @@ from tfpar.propagation.engine import propagate
 from tfpar.propagation.prepared import prepare
 from tfpar.propagation.shares import CannotShare, check_shares
 from tfpar.search.meshes import input_spec
-from tfpar.search.price import WholeStep, priced_along, slowest
+from tfpar.search.price import SingleStagePricer, priced_along, slowest
 from tfpar.search.shares import Line, in_shares, shared_out, uneven_axes
 from tfpar.spec import Mesh, Replicate, Shard, UnevenMesh
 
@@ -32,7 +32,7 @@ class Planned(NamedTuple):
     """A step without a fixed part that depends on no sample: only weights are read."""
 
     plan: Plan
-    step: WholeStep
+    step: SingleStagePricer
 
     @property
     def cluster(self) -> Cluster:
@@ -56,7 +56,7 @@ def planned_on(*devices, mesh=None, constraints=(), **changes) -> Planned:
     anchors = dataclasses.replace(plan.anchors(), inputs=[input_spec(True, mesh, axes)])
     laid, roles = propagate(prepare(graph), mesh, anchors), Roles.of(graph)
     plan = dataclasses.replace(plan, cost=evaluate(laid, cluster, roles), passed_over=(1e-9, 3))
-    return Planned(plan, WholeStep(laid, roles, cluster, None))
+    return Planned(plan, SingleStagePricer(laid, roles, cluster, None))
 
 
 @pytest.mark.parametrize("devices", [(FAST, SLOW), (SLOW, FAST), (FAST, FAST, SLOW, SLOW)])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
-from tfpar.distributed.fed import Fed, difference, first_differing
+from tfpar.distributed.input_log import InputLog, difference, first_differing
 from tfpar.launch import activities
 from tfpar.launch.beacon import Reached
 from tfpar.spec import RuntimeMismatchError
@@ -59,7 +59,7 @@ class Lockstep:
         self._meetings = 0
         self._comparisons = _Comparisons()
         self._next = 1
-        self._fed = Fed()
+        self._fed = InputLog()
         self._since = time.monotonic()
 
     def ask_to_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What ranks say that they are at, and what can be told from it by who reads it."""
+"""Activities of ranks, as they say them, and what the launcher reads from them."""
 
 from __future__ import annotations
 

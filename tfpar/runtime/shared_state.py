@@ -1,4 +1,4 @@
-"""What ranks hold in common of a step's variables, compared while they train.
+"""Comparison, while they train, of what ranks hold in common of a step's variables.
 
 A step gives all ranks that hold a copy of something the same. It is another on one of them if it
 was changed outside of steps there alone, as by a callback under `if rank == 0`. Ranks compare
@@ -39,11 +39,11 @@ _ON_ONE_RANK = (
 )
 
 
-_UNKNOWN = (math.nan, math.nan)
+_UNKNOWN = (math.nan, math.nan)  # traits of what was not cut into shards
 
 
 class SharedState:
-    """What this rank holds of a step's variables.
+    """Variables of a step as this rank holds them, to be compared with the others'.
 
     Args:
         placed: the variables, the same on every rank.

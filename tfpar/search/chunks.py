@@ -7,7 +7,7 @@ import dataclasses
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
-from tfpar.search.price import WholeStep, seconds_of
+from tfpar.search.price import SingleStagePricer, seconds_of
 from tfpar.search.problem import Problem
 
 MIN_SAVING = 0.02
@@ -15,13 +15,13 @@ MIN_SAVING = 0.02
 what is compared is one plan with itself, whose predictions are off alike."""
 
 
-def in_chunks(plan: Plan, problem: Problem) -> Plan:
+def choose_num_chunks(plan: Plan, problem: Problem) -> Plan:
     """`plan` with the number of chunks that costs least."""
     if plan.cost is None or _hideable(plan, problem) < MIN_SAVING * plan.cost.seconds:
         return plan
     ranks = plan.mesh.group_size(tuple(plan.mesh.axis(n) for n in plan.batch_axes))
     samples = min((t.shape[0] for t in problem.batched), default=0) // ranks
-    step = WholeStep.of(plan, problem, problem.cluster)
+    step = SingleStagePricer.of(plan, problem, problem.cluster)
     best, least = plan, plan.cost.seconds
     with collection_paused():
         for chunks in CHUNKS[1:]:

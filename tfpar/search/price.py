@@ -2,7 +2,7 @@
 
     price_plan(plan, problem, cluster, batch_size)      the plan, with what it costs as it runs
 
-A step is laid once (`PlannedStep`), and priced in any number of pieces, in any schedule of its
+A step is laid once (`StepPricer`), and priced in any number of pieces, in any schedule of its
 stages, on any machines of as many ranks. Searches price what changes of a plan; what they find
 costs what it does here.
 """
@@ -34,7 +34,7 @@ from tfpar.search.stages.priced import CutPlan
 from tfpar.spec import Mesh, UnevenMesh
 
 
-class PlannedStep(Protocol):
+class StepPricer(Protocol):
     """A step laid by a plan, which is priced again and again."""
 
     def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
@@ -50,7 +50,7 @@ class PlannedStep(Protocol):
         """
         ...
 
-    def on(self, cluster: Cluster) -> PlannedStep:
+    def on(self, cluster: Cluster) -> StepPricer:
         """The same step on other machines of as many ranks."""
         ...
 
@@ -70,23 +70,23 @@ def price_plan(
         ScheduleError: tasks of its stages wait for each other.
         TfparError: the cluster has fewer ranks.
     """
-    step = plan_step(plan, problem, cluster)
+    step = make_step_pricer(plan, problem, cluster)
     if step is None:
         return None
     with collection_paused():
         return in_own_shares(step, step.price(plan), cluster, batch_size)
 
 
-def plan_step(plan: Plan, problem: Problem, cluster: Cluster) -> PlannedStep | None:
+def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPricer | None:
     """The step of a problem as `plan` lays it; arguments and errors as of `price_plan`."""
     if plan.stages is None:
-        return WholeStep.of(plan, problem, cluster)
+        return SingleStagePricer.of(plan, problem, cluster)
     cut = CutPlan.of(plan, problem)
-    return None if cut is None else StepOfStages(cut, cluster)
+    return None if cut is None else PipelineStepPricer(cut, cluster)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WholeStep:
+class SingleStagePricer:
     """A step whose ranks all run all of it.
 
     Attributes:
@@ -107,7 +107,7 @@ class WholeStep:
     )
 
     @classmethod
-    def of(cls, plan: Plan, problem: Problem, cluster: Cluster) -> WholeStep:
+    def of(cls, plan: Plan, problem: Problem, cluster: Cluster) -> SingleStagePricer:
         """The step of a problem as `plan` lays it."""
         with collection_paused():
             again = as_planned(problem, plan)
@@ -117,7 +117,7 @@ class WholeStep:
             laid = laid_graph(plan, again)
             return cls(laid, priced_roles(laid, again), cluster, again.state_ratio)
 
-    def on(self, cluster: Cluster) -> WholeStep:
+    def on(self, cluster: Cluster) -> SingleStagePricer:
         return dataclasses.replace(self, cluster=cluster)
 
     def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
@@ -143,7 +143,7 @@ class WholeStep:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StepOfStages:
+class PipelineStepPricer:
     """A step in stages.
 
     Attributes:
@@ -154,7 +154,7 @@ class StepOfStages:
     cut: CutPlan
     cluster: Cluster
 
-    def on(self, cluster: Cluster) -> StepOfStages:
+    def on(self, cluster: Cluster) -> PipelineStepPricer:
         return dataclasses.replace(self, cluster=cluster)
 
     def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
@@ -168,9 +168,9 @@ class StepOfStages:
 
 
 def priced_along(
-    step: PlannedStep, plan: Plan, cluster: Cluster, axis: int, mesh: UnevenMesh | None = None
+    step: StepPricer, plan: Plan, cluster: Cluster, axis: int, mesh: UnevenMesh | None = None
 ) -> list[Plan]:
-    """`plan` with what a step costs at each coordinate of `axis`; see `PlannedStep.price`.
+    """`plan` with what a step costs at each coordinate of `axis`; see `StepPricer.price`.
 
     Args:
         mesh: with the shares of the coordinates, if they are unequal.
@@ -186,7 +186,7 @@ def priced_along(
     return found
 
 
-def in_own_shares(step: PlannedStep, plan: Plan, cluster: Cluster, batch_size: int | None) -> Plan:
+def in_own_shares(step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None) -> Plan:
     """`plan`, which was priced in equal shares, with what it costs in those that it has.
 
     Args: as of `search.shares.in_shares`.
@@ -198,7 +198,7 @@ def in_own_shares(step: PlannedStep, plan: Plan, cluster: Cluster, batch_size: i
 
 
 def slowest_ranks(
-    step: PlannedStep, plan: Plan, cluster: Cluster, batch_size: int | None
+    step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
 ) -> tuple[Sequence[int], UnevenMesh | None]:
     """The ranks of a plan's mesh that take longest with its shares, and the mesh as they see it; of
     equal shares, all.

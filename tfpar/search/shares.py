@@ -17,7 +17,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.plans import Plan
 from tfpar.propagation.shares import CannotShare
 from tfpar.search.price import (
-    PlannedStep,
+    StepPricer,
     cost_of,
     machines_of,
     priced_along,
@@ -53,7 +53,7 @@ def uneven_axes(plan: Plan, cluster: Cluster) -> list[int]:
 
 
 def in_shares(
-    step: PlannedStep, plan: Plan, cluster: Cluster, batch_size: int, memory_limit: float
+    step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int, memory_limit: float
 ) -> Plan:
     """`plan` with the shares of the batch that make it fastest, and with its cost then; as it is,
     if none are faster than equal ones.
@@ -80,7 +80,7 @@ def in_shares(
 
 
 def _tried(
-    step: PlannedStep,
+    step: StepPricer,
     plan: Plan,
     cluster: Cluster,
     axis: int,
@@ -100,7 +100,7 @@ def _tried(
 
 
 def _tried_in(
-    units: int, step: PlannedStep, plan: Plan, cluster: Cluster, axis: int, even: Sequence[Plan]
+    units: int, step: StepPricer, plan: Plan, cluster: Cluster, axis: int, even: Sequence[Plan]
 ) -> Iterator[tuple[UnevenMesh, list[Plan]]]:
     """The same of so many units each.
 

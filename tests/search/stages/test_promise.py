@@ -14,7 +14,7 @@ from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
 from tfpar.pipeline import Pipeline
-from tfpar.search.microbatches import in_microbatches
+from tfpar.search.microbatches import price_in_microbatches
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.stages.promise import promise
 from tfpar.search.tap.planner import TapPlanner
@@ -48,7 +48,7 @@ def test_it_is_what_the_unfolded_step_takes_in_microbatches(model, planner):
     problem = asked(pipeline, model=model)
     found = promise(problem, planner, pipeline, {problem.cluster: 2})
     plan = fastest_plan(problem, planner)
-    cost = in_microbatches(plan, problem).cost
+    cost = price_in_microbatches(plan, problem).cost
     passes, update = (
         sum(cost.compute_s[p] + cost.communication_s[p] for p in phases)
         for phases in ((FORWARD, BACKWARD), (UPDATE,))

@@ -1,4 +1,4 @@
-"""What this rank was fed, by fingerprints, until the ranks compare it."""
+"""Fingerprints of the batches that this rank was fed, kept until the ranks compare them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _STRING_BYTES = 64
 _MOST_SAMPLES = 1024  # of a tensor that are told apart
 
 
-class Looked(NamedTuple):
-    """What is kept of a tensor that was fed.
+class LoggedTensor(NamedTuple):
+    """Fingerprints of a tensor that was fed.
 
     Attributes:
         form: dtype and shape: `float32[32, 8]`.
@@ -29,17 +29,17 @@ class Looked(NamedTuple):
     samples: np.ndarray
 
 
-class Step(NamedTuple):
-    """What is kept of a step: its name and number, and what it was fed."""
+class LoggedStep(NamedTuple):
+    """Name and number of a step, and what it was fed."""
 
     name: str
-    fed: tuple[Looked, ...]
+    fed: tuple[LoggedTensor, ...]
     digest: str
 
 
-class Fed:
-    """The steps since ranks last compared what they were fed, by the part of a batch that each gave
-    this rank: `""` for all of it.
+class InputLog:
+    """Log of the steps since ranks last compared what they were fed, by the part of a batch that
+    each gave this rank: `""` for all of it.
 
     Attributes:
         blocks: samples are looked at in so many blocks, one in each step by turns; 1: all of them.
@@ -47,7 +47,7 @@ class Fed:
 
     def __init__(self) -> None:
         self.blocks = 1
-        self._steps: dict[str, list[Step]] = {}
+        self._steps: dict[str, list[LoggedStep]] = {}
         self._bytes = 0
 
     def note(self, name: str, number: int, tensors: Sequence[tf.Tensor], part: str = "") -> None:
@@ -57,10 +57,10 @@ class Fed:
         for looked in fed:
             digest.update(looked.form.encode())
             digest.update(looked.samples.tobytes())
-        self._steps.setdefault(part, []).append(Step(name, fed, digest.hexdigest()))
+        self._steps.setdefault(part, []).append(LoggedStep(name, fed, digest.hexdigest()))
         self._bytes += sum(map(_num_bytes, tensors))
 
-    def _looked_at(self, tensor: tf.Tensor, number: int) -> Looked:
+    def _looked_at(self, tensor: tf.Tensor, number: int) -> LoggedTensor:
         form = f"{tensor.dtype.name}{tensor.shape.as_list()}"
         first, some = 0, tensor
         if self.blocks > 1 and tensor.shape.rank:
@@ -68,11 +68,11 @@ class Fed:
             first = turn * length // self.blocks
             some = tensor[first : (turn + 1) * length // self.blocks]
         if tensor.dtype in (tf.resource, tf.variant):
-            return Looked(form, 0, np.zeros(0, np.uint64))
+            return LoggedTensor(form, 0, np.zeros(0, np.uint64))
         samples = row_fingerprints(some)
         if samples.size > _MOST_SAMPLES:
             samples = row_fingerprints(tf.constant(samples[None].view(np.int64)))
-        return Looked(form, first, samples)
+        return LoggedTensor(form, first, samples)
 
     @property
     def digest(self) -> dict[str, str]:
