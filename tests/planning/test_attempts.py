@@ -36,7 +36,7 @@ def test_the_next_limit_is_as_much_below_what_was_expected_as_that_was_exceeded(
         more = dataclasses.replace(plan.cost, weight_bytes=4 * expected, state_bytes=0.0)
         return dataclasses.replace(plan, cost=dataclasses.replace(more, live_bytes=0.0))
 
-    monkeypatch.setattr(planning_found, "in_microbatches", four_times_as_much)
+    monkeypatch.setattr(planning_found, "price_in_microbatches", four_times_as_much)
     planner = Listening()
     with pytest.raises(MemoryLimitError):
         planning_found.find_plan(problem.aiming(memory_limit=2 * expected), planner)
