@@ -19,7 +19,8 @@ from benchmarks.results import save
 from tfpar.cluster.named import find_cluster
 from tfpar.constraints.kinds import Constraint
 from tfpar.cost.cost import Cost
-from tfpar.planning import Request, state_problem
+from tfpar.planning.problems import state_problem
+from tfpar.planning.request import PlanRequest
 from tfpar.search.tap.planner import TapPlanner
 
 BATCH = 16
@@ -43,7 +44,7 @@ def main() -> None:
     for nodes in (1, 2):
         grid = tap.Mesh.of([nodes, 8])
         cluster = find_cluster("v100-ethernet", grid)
-        problem = state_problem(captured, Request(grid, cluster), BATCH, state_ratio=STATE)
+        problem = state_problem(captured, PlanRequest(grid, cluster), BATCH, state_ratio=STATE)
         plan = TapPlanner().solve(problem)
         for name, split in PLANS.items():
             by_hand, _ = constrained(captured, BATCH, cluster, *placed(grid, split))

@@ -14,7 +14,8 @@ from tfpar.cluster.description import Cluster
 from tfpar.compile import simplify_step
 from tfpar.constraints.kinds import Constraint
 from tfpar.keras.adapter import parallel_model
-from tfpar.planning import Request, state_problem
+from tfpar.planning.problems import state_problem
+from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.laid import price_whole
 from tfpar.search.problem import Problem
@@ -42,7 +43,7 @@ def constrained(
 ) -> tuple[Plan, Problem]:
     """The plan that constraints alone give, priced, and what it is a plan of."""
     problem = state_problem(
-        step, Request(mesh, cluster, tuple(constraints)), batch, state_ratio=STATE
+        step, PlanRequest(mesh, cluster, tuple(constraints)), batch, state_ratio=STATE
     )
     plan = plan_from_constraints(step.graph, mesh, constraints, gradients=step.gradients)
     cost, _ = price_whole(plan, problem)

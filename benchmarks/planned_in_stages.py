@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfpar.capture.step import CapturedStep
-    from tfpar.planning import Request
+    from tfpar.planning.request import PlanRequest
     from tfpar.plans import Plan
     from tfpar.search.problem import Problem
     from tfpar.spec import MemoryLimitError
@@ -37,7 +37,7 @@ class Searches:
     def __post_init__(self) -> None:
         self._known: dict[tuple, tuple[Plan, Problem] | MemoryLimitError] = {}
 
-    def whole(self, asked: Request, level: int) -> Plan:
+    def whole(self, asked: PlanRequest, level: int) -> Plan:
         """The plan without stages or microbatches.
 
         Raises:
@@ -45,34 +45,36 @@ class Searches:
         """
         return self._whole(asked, level)[0]
 
-    def in_stages(self, asked: Request, level: int) -> Plan:
+    def in_stages(self, asked: PlanRequest, level: int) -> Plan:
         """The best plan of all pipelines of a level, and of those without that any level finds.
 
         Raises:
             PlanError: there is none; a MemoryLimitError if none fits.
         """
-        from tfpar.planning import StepSearch
-        from tfpar.planning_pipelines import fast_as_the_work, search_pipeline
+        from tfpar.planning.pipeline_search import PipelineScope, search_step
+        from tfpar.planning.relaxed_estimate import RelaxedEstimate
+        from tfpar.planning.step_search import StepSearch
+        from tfpar.planning.stopping import reaches_compute_bound
         from tfpar.search.rhino import RhinoPlanner
-        from tfpar.search.stages.choice import Promise
 
         class Search(StepSearch):
             """Takes plans without stages from what is known of all levels."""
 
-            def __call__(self, request: Request) -> tuple[Plan, Problem]:
-                return super().__call__(request) if request.pipeline else whole(request)
+            def find_layout(self, problem: Problem, request: PlanRequest) -> Plan:
+                return super().find_layout(problem, request) if request.pipeline else whole(request)
 
-            def promise(self, request: Request) -> Promise | None:
-                return super().promise(request) if request.pipeline else None
+            def estimate(self, request: PlanRequest) -> RelaxedEstimate | None:
+                return super().estimate(request) if request.pipeline else None
 
-        whole, planner = self._fastest_whole, RhinoPlanner(level=level)
+        def whole(request: PlanRequest) -> Plan:
+            return self._fastest_whole(request)[0]
+
+        planner = RhinoPlanner(level=level)
         search = Search(self.captured, self.batch, planner, state_ratio=self.state_ratio)
-        plan, _ = search_pipeline(
-            search, asked, self.batch, enough=fast_as_the_work, why_enough=ENOUGH
-        )
+        plan, _ = search_step(search, asked, PipelineScope(reaches_compute_bound, ENOUGH))
         return plan
 
-    def _fastest_whole(self, asked: Request) -> tuple[Plan, Problem]:
+    def _fastest_whole(self, asked: PlanRequest) -> tuple[Plan, Problem]:
         from tfpar.spec import MemoryLimitError
 
         found, errors = [], []
@@ -85,7 +87,7 @@ class Searches:
             raise min(errors, key=lambda error: error.needed_bytes)
         return min(found, key=lambda one: one[0].cost.seconds if one[0].cost else math.inf)
 
-    def _whole(self, asked: Request, level: int) -> tuple[Plan, Problem]:
+    def _whole(self, asked: PlanRequest, level: int) -> tuple[Plan, Problem]:
         from tfpar.spec import MemoryLimitError
 
         key = asked.cluster.name, asked.mesh, level
@@ -99,8 +101,8 @@ class Searches:
             raise known
         return known
 
-    def _search(self, asked: Request, level: int) -> tuple[Plan, Problem]:
-        from tfpar.planning import StepSearch
+    def _search(self, asked: PlanRequest, level: int) -> tuple[Plan, Problem]:
+        from tfpar.planning.step_search import StepSearch
         from tfpar.search.rhino import RhinoPlanner
 
         planner = RhinoPlanner(level=level)

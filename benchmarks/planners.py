@@ -34,12 +34,12 @@ from benchmarks.workers import Worker, serve
 
 if TYPE_CHECKING:
     import tfpar as tap
-    from tfpar.planning import Request
+    from tfpar.planning.request import PlanRequest
     from tfpar.plans import Plan
     from tfpar.search.problem import Planner
 
 PLANNERS = ("tap", "rhino-2", "rhino-3")
-PLANNERS_OF_STAGES: dict[str, Callable[[Searches, Request], Plan]] = {
+PLANNERS_OF_STAGES: dict[str, Callable[[Searches, PlanRequest], Plan]] = {
     "rhino-2-whole": lambda searches, asked: searches.whole(asked, 2),
     "rhino-3-whole": lambda searches, asked: searches.whole(asked, 3),
     "rhino-3-stages": lambda searches, asked: searches.in_stages(asked, 3),
@@ -150,7 +150,7 @@ class Planning:
         self.parameters = sum(w.value.shape.num_elements() for w in model.trainable_weights)
 
     def handle(self, request: dict) -> dict:
-        from tfpar.planning import state_problem
+        from tfpar.planning.problems import state_problem
         from tfpar.spec import MemoryLimitError, PlanError
 
         asked, name = self._request(request["cluster"], request["devices"]), request["planner"]
@@ -183,12 +183,12 @@ class Planning:
         row["search_cpu_s"] = time.process_time() - cpu_seconds
         return row if planner is None else row | {"counts": _counts(planner)}
 
-    def _request(self, cluster: str, devices: int) -> Request:
+    def _request(self, cluster: str, devices: int) -> PlanRequest:
         from tfpar.cluster.named import find_cluster
-        from tfpar.planning import Request
+        from tfpar.planning.request import PlanRequest
 
         mesh = _mesh(cluster, devices)
-        return Request(mesh, find_cluster(cluster, mesh))
+        return PlanRequest(mesh, find_cluster(cluster, mesh))
 
 
 def _mesh(cluster: str, devices: int) -> tap.Mesh:
@@ -221,7 +221,7 @@ def _counts(planner: Any) -> dict[str, int]:
 
 def _in_words(plan: Plan) -> str:
     """Stages and mesh, what splits the batch, and how many weights are split in which way."""
-    from tfpar.search.stages.choice import name_of_plan
+    from tfpar.planning.enumerate_pipelines import name_of_plan
     from tfpar.spec import Shard, format_spec
 
     split = collections.Counter(

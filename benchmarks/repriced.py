@@ -20,7 +20,7 @@ from tfpar.compile import CompileOptions, compile_step, prepare_step
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
-from tfpar.planning import batched_inputs
+from tfpar.planning.problems import batched_inputs
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.propagation.prepared import PreparedGraph

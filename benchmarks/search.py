@@ -54,7 +54,8 @@ class Planning:
         from tfpar.cluster.named import find_cluster
         from tfpar.compile import simplify_step
         from tfpar.keras.adapter import parallel_model
-        from tfpar.planning import Request, state_problem
+        from tfpar.planning.problems import state_problem
+        from tfpar.planning.request import PlanRequest
         from tfpar.search.laid import lay_out
         from tfpar.search.tap.planner import TapPlanner
 
@@ -68,7 +69,7 @@ class Planning:
         captured = parallel_model(model).capture_gradients(argument_specs((batch,)))
         simplify_step(captured)
         capture_s = clock.lap()
-        request_ = Request(mesh, find_cluster("v100-ethernet", mesh))
+        request_ = PlanRequest(mesh, find_cluster("v100-ethernet", mesh))
         problem = state_problem(captured, request_, config["batch"], state_ratio=2.0)
         planner = TapPlanner()
         plan = planner.solve(problem)

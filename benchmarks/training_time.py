@@ -28,11 +28,12 @@ from benchmarks.search import CASES
 from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster
-from tfpar.planning import Request, state_problem
+from tfpar.planning.memory.limit import solve_under_memory_limit
+from tfpar.planning.problems import state_problem
+from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan
 from tfpar.search.laid import price_whole
 from tfpar.search.tap.planner import TapPlanner
-from tfpar.search.within_memory import solve_within_memory
 
 NODES = (1, 2)
 FIGURES = {"t5": ("Fig. 6", 16), "resnet50": ("Fig. 7", 1024)}
@@ -72,9 +73,9 @@ def plans_of(step: CapturedStep, model: str) -> Iterator[dict[str, Any]]:
         grid = tap.Mesh.of([nodes, 8])
         cluster = find_cluster("v100-ethernet", grid)
         shared = {"parameters": parameters, "devices": grid.size, "batch": batch}
-        problem = state_problem(step, Request(grid, cluster), batch, state_ratio=STATE)
+        problem = state_problem(step, PlanRequest(grid, cluster), batch, state_ratio=STATE)
         start = time.process_time()
-        plan = solve_within_memory(problem, TapPlanner())
+        plan = solve_under_memory_limit(problem, TapPlanner())
         searched = {"search_cpu_s": time.process_time() - start}
         cost, _ = price_whole(plan, problem)  # as the others are
         plan = dataclasses.replace(plan, cost=cost)

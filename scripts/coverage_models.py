@@ -17,7 +17,7 @@ import tensorflow as tf
 import tfpar as tap
 from scripts.tables import code, made_with, markdown_table
 from tfpar.compile import prepare_step
-from tfpar.planning import batched_inputs
+from tfpar.planning.problems import batched_inputs
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors
 from tfpar.report.coverage import coverage

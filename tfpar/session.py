@@ -21,7 +21,7 @@ from tfpar.distributed.world import this_world
 from tfpar.interop.keras_internals import print_msg
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.pipeline import AUTO, Pipeline
-from tfpar.planning_found import Interrupted
+from tfpar.planning.solve import Interrupted
 from tfpar.plans import Plan
 from tfpar.runtime.detect import every_rank, machines_for
 from tfpar.runtime.ranks import Ranks

@@ -26,9 +26,10 @@ from tfpar.keras.layers_of import layers_of
 from tfpar.keras.preprocessing import batch_as_fit_feeds
 from tfpar.keras.slots import slot_ratio
 from tfpar.options import ClusterLike
-from tfpar.planning import Request, StepSearch
-from tfpar.planning_pipelines import searching
-from tfpar.planning_priced import laid_out
+from tfpar.planning.completion import attach_partitioned
+from tfpar.planning.pipeline_search import search_step, select_scope
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
 from tfpar.report.progress import Reporter, reporting
 from tfpar.runtime.detect import machines_for
@@ -107,7 +108,7 @@ class TracedModel:
         except SearchInterrupted as stopped:
             best = stopped
             raise SearchInterrupted(lambda: best.plan and best.plan.of_model(self.layers)) from None
-        laid = laid_out(plan, problem, machines_of(mesh, cluster, self.settings))
+        laid = attach_partitioned(plan, problem, machines_of(mesh, cluster, self.settings))
         self.observe("propagate", lambda: str(laid.partitioned))
         return laid.of_model(self.layers)
 
@@ -118,7 +119,7 @@ class TracedModel:
         settings = self.settings
         machines = machines_of(mesh, cluster, settings)
         session = Session(mesh, settings)
-        request = Request(
+        request = PlanRequest(
             session.stage_mesh,
             machines,
             constraints_on(self.step, session),
@@ -127,10 +128,11 @@ class TracedModel:
             offload=settings.offload,
             pipeline=settings.given_pipeline,
             budget=settings.budget,
-            report=report,
+            progress=report,
             jit_compile=self.jit_compile,
         )
-        return searching(settings, request.constraints)(self._search, request, self.batch_size)
+        scope = select_scope(settings, request.constraints)
+        return search_step(self._search, request, scope)
 
     @functools.cached_property
     def _search(self) -> StepSearch:

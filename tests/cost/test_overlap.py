@@ -9,7 +9,7 @@ import pytest
 import tfpar as tap
 from tests.search.problems import Captured
 from tfpar.cost.overlap import hidden_by_chunks
-from tfpar.planning_found import find_plan
+from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
 

@@ -8,7 +8,7 @@ import pytest
 
 import tfpar as tap
 from tests.search.test_so_far import Interrupted, python_handles_it  # noqa: F401 - a fixture
-from tfpar.search.stages.planned import in_stages
+from tfpar.planning.stage_planner import assign_stages
 from tfpar.search.tap.planner import TapPlanner
 
 
@@ -96,9 +96,9 @@ def test_a_search_that_stages_interrupt_ends_with_its_plan(monkeypatch):
         asked.append(deadline.left)
         if len(asked) == 1:
             raise KeyboardInterrupt
-        return in_stages(*arguments, deadline=deadline, **options)
+        return assign_stages(*arguments, deadline=deadline, **options)
 
-    monkeypatch.setattr("tfpar.planning_stages.in_stages", interrupted)
+    monkeypatch.setattr("tfpar.planning.step_search.assign_stages", interrupted)
     specs = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
     with pytest.raises(tap.SearchInterrupted) as error:
         tap.plan(build, specs, [4], planner="tap", **in_two_stages())
@@ -135,9 +135,9 @@ def test_fit_after_an_interrupted_search_of_pipelines_takes_what_that_had_found(
         raise KeyboardInterrupt
 
     if when == "pricing":
-        monkeypatch.setattr("tfpar.planning_pipelines.repriced_plan", interrupted)
+        monkeypatch.setattr("tfpar.planning.step_search.reprice_plan", interrupted)
     if when == "explaining":
-        monkeypatch.setattr("tfpar.planning_rivals._taken", interrupted)
+        monkeypatch.setattr("tfpar.planning.sensitivity.LinkFactorEvaluator", interrupted)
     options = {"pipeline": "auto", "cluster": "v100-ethernet", "verbose": 0}
     with tap.auto_parallel([4], planner=InTheSecond(), **options):
         model = build()

@@ -20,7 +20,7 @@ from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.ir.traits import GIVES, IN_FLIGHT, ON_HOST, SIZES, TAKES, VIEWS
-from tfpar.planning_found import find_plan
+from tfpar.planning.solve import find_plan
 from tfpar.plans import Offloaded, Plan
 from tfpar.rewrite.xla_regions import MUST_COMPILE
 from tfpar.search.planners import find_planner

@@ -13,7 +13,7 @@ from tests.cases import nightly
 from tests.e2e.random_models import Apply, captured
 from tests.equivalence import assert_equivalent
 from tests.search.problems import Captured, assert_priced_as_a_whole, within
-from tfpar.planning_found import find_plan
+from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import FoldedModel

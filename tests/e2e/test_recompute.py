@@ -23,7 +23,7 @@ from tests.time_limits import time_limit
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import Link
 from tfpar.keras.adapter import parallel_model
-from tfpar.planning_found import find_plan
+from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
 from tfpar.search.recompute import recomputed_problem

@@ -22,9 +22,9 @@ from tfpar.ir.roles import UPDATE, Roles
 from tfpar.keras import adapter
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.planning.stage_planner import assign_stages
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.planners import find_planner
-from tfpar.search.stages.planned import in_stages
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, SpecError
@@ -123,7 +123,7 @@ def test_a_plan_made_without_an_optimizer_is_one_for_training(name):
     plan = plan_from_constraints(
         gradients.graph, planned.session.stage_mesh, constraints, gradients=gradients.gradients
     )
-    plan = in_stages(plan, gradients, pipeline, read_preset("dgx-a100"), constraints)
+    plan = assign_stages(plan, gradients, pipeline, read_preset("dgx-a100"), constraints)
     assert all("/" in scope or scope == "compile_loss" for scope in plan.stages.scopes)
     plan = Plan.from_json(plan.to_json())
 

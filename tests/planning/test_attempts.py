@@ -8,7 +8,7 @@ import math
 import pytest
 
 from tests.search.problems import Captured
-from tfpar import planning_found
+from tfpar.planning import solve
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import MemoryLimitError
@@ -36,10 +36,10 @@ def test_the_next_limit_is_as_much_below_what_was_expected_as_that_was_exceeded(
         more = dataclasses.replace(plan.cost, weight_bytes=4 * expected, state_bytes=0.0)
         return dataclasses.replace(plan, cost=dataclasses.replace(more, live_bytes=0.0))
 
-    monkeypatch.setattr(planning_found, "price_in_microbatches", four_times_as_much)
+    monkeypatch.setattr(solve, "price_in_microbatches", four_times_as_much)
     planner = Listening()
     with pytest.raises(MemoryLimitError):
-        planning_found.find_plan(problem.aiming(memory_limit=2 * expected), planner)
+        solve.find_plan(problem.aiming(memory_limit=2 * expected), planner)
     fastest, *others = planner.limits
     assert fastest == math.inf and others[0] == pytest.approx(expected / 2)
     assert others[1] < others[0], "what was found for that is a quarter of what it turns out to be"

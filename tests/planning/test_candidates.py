@@ -7,8 +7,9 @@ import pytest
 from tests.graphs import BATCH, saved
 from tests.planning.test_saved_graphs import SLOW
 from tfpar.constraints import replicate
-from tfpar.planning import Request, StepSearch
-from tfpar.planning_candidates import candidates
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.step_search import StepSearch
+from tfpar.planning.trial_candidates import select_trial_candidates
 from tfpar.search.planners import find_planner
 from tfpar.spec import Mesh
 
@@ -23,9 +24,9 @@ def test_the_best_few_come_in_order_and_split_otherwise(planner):
         asked.append(request)
         return plan_of(request)
 
-    request = Request(MESH, SLOW)
+    request = PlanRequest(MESH, SLOW)
     best, problem = search(request)
-    plans = candidates(best, search, request, 3)
+    plans = select_trial_candidates(best, search, request, 3)
     assert len(plans) == 3 and plans[0].cost == best.cost
     assert len(asked) <= 1 + 3 and all(len(one.meshes) == 1 for one in asked[1:])
     seconds = [plan.cost.seconds for plan in plans[1:]]
@@ -39,8 +40,8 @@ def test_the_best_few_come_in_order_and_split_otherwise(planner):
 
 def test_constraints_leave_one_mesh_and_one_plan():
     constraints = (replicate(".*kernel"),)
-    request = Request(Mesh.of({"model": 4}), SLOW, constraints)
+    request = PlanRequest(Mesh.of({"model": 4}), SLOW, constraints)
     step = saved("wide")
     best, _ = StepSearch(step, BATCH, find_planner("tap"), state_ratio=2.0)(request)
-    (plan,) = candidates(best, lambda _: pytest.fail("nothing is open"), request, 3)
+    (plan,) = select_trial_candidates(best, lambda _: pytest.fail("nothing is open"), request, 3)
     assert plan.cost == best.cost

@@ -10,7 +10,7 @@ from tfpar.constraints import stage
 from tfpar.options import Options
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import generate
-from tfpar.planning import Request
+from tfpar.planning.request import PlanRequest
 from tfpar.settings import Settings, _check_agreed
 from tfpar.spec import ArgumentError, Mesh, SpecError, TfparError
 
@@ -76,14 +76,14 @@ def test_a_schedule_that_is_to_be_picked():
 
 def test_a_stage_is_planned_on_the_first_of_its_ranks_with_the_memory_of_all():
     cluster = read_preset("dgx-a100")
-    assert Request(MESH, cluster).kinds() == {cluster: 1}
-    assert Request(MESH, cluster, pipeline=Pipeline(microbatches=4)).kinds() == {cluster: 1}
+    assert PlanRequest(MESH, cluster).machine_types() == {cluster: 1}
+    assert PlanRequest(MESH, cluster, pipeline=Pipeline(microbatches=4)).machine_types() == {cluster: 1}
     for pipeline in (Pipeline(2, 4), Pipeline(2, 4, "zb-v")):
-        (part,) = Request(Mesh.of([1, 4]), cluster, pipeline=pipeline).kinds()
+        (part,) = PlanRequest(Mesh.of([1, 4]), cluster, pipeline=pipeline).machine_types()
         assert part.size == 4 and part.places(range(4)) == (0, 1, 2, 3)
         assert part.device.memory_bytes == 2 * cluster.device.memory_bytes
     with pytest.raises(TfparError, match="ranks, but cluster"):
-        _ = Request(Mesh.of([2**15]), cluster, pipeline=Pipeline(2, 4)).kinds()
+        _ = PlanRequest(Mesh.of([2**15]), cluster, pipeline=Pipeline(2, 4)).machine_types()
 
 
 def test_stages_are_for_pipelines_that_have_them():

@@ -14,8 +14,11 @@ from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cluster.named import find_cluster
 from tfpar.constraints import batch
 from tfpar.pipeline import Pipeline
-from tfpar.planning import Request, StepSearch
-from tfpar.planning_rivals import PlanAgain, repriced_plan
+from tfpar.planning.candidates import Candidate
+from tfpar.planning.repricing import reprice_plan
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.sensitivity import PlanRepricer
+from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Offload, Plan
 from tfpar.search.planners import find_planner
 from tfpar.search.price import price_plan
@@ -64,18 +67,18 @@ SOME = [
 
 
 def found(
-    request: Request, name: str = "wide", planner: str = "tap", size: int = BATCH
+    request: PlanRequest, name: str = "wide", planner: str = "tap", size: int = BATCH
 ) -> tuple[Plan, Problem]:
     search = StepSearch(saved(name), size, find_planner(planner), state_ratio=2.0)
     return search(request)
 
 
-def request_of(pipeline: str, cluster: str, way: str) -> Request:
+def request_of(pipeline: str, cluster: str, way: str) -> PlanRequest:
     asked, options = PIPELINES[pipeline], WAYS[way]
     lengths = (2, 2) if asked is None or asked.order.num_actors == 1 else (2,)
     named = {"data": lengths[0] * (lengths[-1] if len(lengths) > 1 else 1)}
     mesh = Mesh.of(named if "constraints" in options else [*lengths])
-    return Request(mesh, CLUSTERS[cluster], pipeline=asked, **options)
+    return PlanRequest(mesh, CLUSTERS[cluster], pipeline=asked, **options)
 
 
 def assert_same_price(priced: Plan | None, plan: Plan) -> None:
@@ -122,12 +125,12 @@ def test_chunks_cost_what_they_were_found_with_and_give_way_to_microbatches():
     step = saved("gpt_wide")
     size = step.graph.inputs[0].shape[0]
     mesh = Mesh.of({"data": 1, "model": 8})
-    request = Request(mesh, find_cluster("rhino-m8", mesh), (batch("data"),))
+    request = PlanRequest(mesh, find_cluster("rhino-m8", mesh), (batch("data"),))
     plan, problem = found(request, "gpt_wide", size=size)
     assert plan.chunks == 2
     assert_same_price(price_plan(plan, problem, request.cluster, size), plan)
-    again = PlanAgain(plan, problem, request, size)
-    assert_same_price(again.priced(Pipeline(microbatches=1)), plan)
-    assert_same_price(repriced_plan(plan, Pipeline(microbatches=1), problem, request.cluster), plan)
-    halves = repriced_plan(plan, Pipeline(microbatches=2), problem, request.cluster)
+    again = PlanRepricer(Candidate(plan, problem), request.cluster, size)
+    assert_same_price(again.price(Pipeline(microbatches=1)), plan)
+    assert_same_price(reprice_plan(plan, Pipeline(microbatches=1), problem, request.cluster), plan)
+    halves = reprice_plan(plan, Pipeline(microbatches=2), problem, request.cluster)
     assert (halves.chunks, halves.microbatches) == (1, 2)

@@ -12,9 +12,12 @@ from tests.planning.test_saved_graphs import SLOW
 from tfpar.cluster.changed import with_links
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.pipeline import Pipeline
-from tfpar.planning import Request, StepSearch
-from tfpar.planning_pipelines import fast_as_the_work, work_seconds
-from tfpar.planning_rivals import PlanAgain, repriced_plan
+from tfpar.planning.candidates import Candidate
+from tfpar.planning.repricing import reprice_plan
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.sensitivity import PlanRepricer
+from tfpar.planning.step_search import StepSearch
+from tfpar.planning.stopping import compute_bound_seconds, reaches_compute_bound
 from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Problem
@@ -28,7 +31,7 @@ def search() -> StepSearch:
     return StepSearch(saved("wide"), BATCH, find_planner("tap"), state_ratio=2.0)
 
 
-def found(request: Request) -> tuple[Plan, Problem]:
+def found(request: PlanRequest) -> tuple[Plan, Problem]:
     return search()(request)
 
 
@@ -36,42 +39,42 @@ def found(request: Request) -> tuple[Plan, Problem]:
 @pytest.mark.parametrize("links", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microbatches):
-    request = Request(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 2))
+    request = PlanRequest(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 2))
     plan, problem = found(request)
-    again, cluster = PlanAgain(plan, problem, request, BATCH), with_links(SLOW, links)
+    again, cluster = PlanRepricer(Candidate(plan, problem), SLOW, BATCH), with_links(SLOW, links)
     there = dataclasses.replace(problem, cluster=with_links(problem.cluster, links))
     for recompute in (False, True):
         asked = Pipeline(2, microbatches, recompute=recompute)
-        priced = again.priced(asked, links)
-        expected = repriced_plan(plan, asked, there, cluster)
+        priced = again.price(asked, cluster)
+        expected = reprice_plan(plan, asked, there, cluster)
         assert priced.cost == expected.cost and priced.stages == expected.stages
-        best, expected = again.scheduled(priced, links), scheduled_plan(expected, there, cluster)
+        best, expected = again.schedule(priced, cluster), scheduled_plan(expected, there, cluster)
         assert best.cost == expected.cost and best.stages == expected.stages
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
 def test_a_plan_with_several_stages_on_each_set_of_ranks_is_priced_again_in_as_many(schedule):
-    request = Request(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 4, schedule))
+    request = PlanRequest(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 4, schedule))
     plan, problem = found(request)
-    again = PlanAgain(plan, problem, request, BATCH)
-    priced = again.priced(Pipeline(2, 4))
+    again = PlanRepricer(Candidate(plan, problem), SLOW, BATCH)
+    priced = again.price(Pipeline(2, 4))
     assert priced.stages.schedule.actors == plan.stages.schedule.actors
-    assert priced.cost == plan.cost and again.scheduled(priced).cost.seconds <= plan.cost.seconds
-    twice = again.priced(Pipeline(2, 2))
+    assert priced.cost == plan.cost and again.schedule(priced).cost.seconds <= plan.cost.seconds
+    twice = again.price(Pipeline(2, 2))
     assert (twice.microbatches, twice.stages.num_stages) == (2, 4)
 
 
 def test_a_plan_without_stages_priced_again_costs_what_it_was_found_to():
-    request = Request(Mesh.of([4]), SLOW)
+    request = PlanRequest(Mesh.of([4]), SLOW)
     plan, problem = found(request)
-    again = PlanAgain(plan, problem, request, BATCH)
-    same = again.priced(Pipeline(microbatches=1)).cost
+    again = PlanRepricer(Candidate(plan, problem), SLOW, BATCH)
+    same = again.price(Pipeline(microbatches=1)).cost
     assert plan.chunks == 1 and same.seconds == pytest.approx(plan.cost.seconds)
     assert same.exposed_s == pytest.approx(plan.cost.exposed_s)
     assert same.memory_bytes == plan.cost.memory_bytes
-    slow = again.priced(Pipeline(microbatches=2), 0.1).cost
+    slow = again.price(Pipeline(microbatches=2), with_links(SLOW, 0.1)).cost
     there = dataclasses.replace(problem, cluster=with_links(SLOW, 0.1))
-    assert slow == repriced_plan(plan, Pipeline(microbatches=2), there, there.cluster).cost
+    assert slow == reprice_plan(plan, Pipeline(microbatches=2), there, there.cluster).cost
 
 
 def test_the_work_is_spread_by_speed_over_machines_that_are_not_alike():
@@ -79,11 +82,12 @@ def test_the_work_is_spread_by_speed_over_machines_that_are_not_alike():
         return Node(Device({"float32": 1e9 * speed}, 2**30, 1e9 * speed))
 
     mixed = Cluster("mixed", (machine(1), machine(3)), (Level(2, 1e9, 1e-6),))
-    request = Request(Mesh.of([2]), mixed)
+    request = PlanRequest(Mesh.of([2]), mixed)
     plan, problem = found(request)
-    slowest = work_seconds(problem, Request(Mesh.of([1]), mixed))
-    least = work_seconds(problem, request)
+    slowest = compute_bound_seconds(problem, PlanRequest(Mesh.of([1]), mixed))
+    least = compute_bound_seconds(problem, request)
     assert least == pytest.approx(slowest / 4)
     for seconds, enough in ((1.05 * least, True), (1.5 * least, False)):
         cost = dataclasses.replace(plan.cost, seconds=seconds)
-        assert fast_as_the_work(dataclasses.replace(plan, cost=cost), problem, request) == enough
+        candidate = Candidate(dataclasses.replace(plan, cost=cost), problem)
+        assert reaches_compute_bound(candidate, request) == enough

@@ -15,8 +15,9 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.roles import Roles
 from tfpar.ir.text import format_step, parse_step
-from tfpar.planning import Request, state_problem
-from tfpar.planning_found import find_plan
+from tfpar.planning.problems import state_problem
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
@@ -43,7 +44,7 @@ PLANNED = [
 
 @functools.cache
 def planned(name: str, planner: str) -> tuple[Problem, Plan]:
-    request = Request(Mesh.of([2, 2]), SLOW)
+    request = PlanRequest(Mesh.of([2, 2]), SLOW)
     problem = state_problem(saved(name), request, BATCH, state_ratio=2.0)
     return problem, find_plan(problem, find_planner(planner))
 

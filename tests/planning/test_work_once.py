@@ -10,11 +10,13 @@ import pytest
 
 from tests.graphs import BATCH, saved
 from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.planning import Request, StepSearch
-from tfpar.planning_pipelines import fast_as_the_work, search_pipeline
+from tfpar.planning import stage_planner
+from tfpar.planning.pipeline_search import ALL, search_step
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
-from tfpar.search.stages import planned, priced
+from tfpar.search.stages import priced
 from tfpar.spec import Mesh
 
 FAST = Device({"float32": 4e9}, 2**30, 4e9, 1e-7, name="fast")
@@ -37,8 +39,8 @@ def counts(monkeypatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, counted)
 
-    count(planned, "assign_step")
-    count(planned, "planning_graph")
+    count(stage_planner, "assign_step")
+    count(stage_planner, "planning_graph")
     count(priced, "cut_in_stages")
     return found
 
@@ -46,12 +48,10 @@ def counts(monkeypatch) -> Counter[str]:
 def searched(ranks: int = 4) -> Plan:
     search = StepSearch(saved("wide"), BATCH, find_planner("tap"), state_ratio=2.0)
     cluster = MIXED.part([0, 2]) if ranks == 2 else MIXED
-    plan, _ = search_pipeline(
+    plan, _ = search_step(
         search,
-        Request(Mesh.of([ranks]), cluster),
-        BATCH,
-        enough=fast_as_the_work,
-        why_enough="fast enough",
+        PlanRequest(Mesh.of([ranks]), cluster),
+        ALL,
     )
     return plan
 

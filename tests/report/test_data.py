@@ -16,8 +16,9 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline import Pipeline
-from tfpar.planning import Request, StepSearch
-from tfpar.planning_priced import laid_out
+from tfpar.planning.completion import attach_partitioned
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.data.build import report_of
 from tfpar.report.data.schema import Report, read_report
@@ -37,12 +38,12 @@ def search_of(name: str) -> StepSearch:
 def planned(name: str, mesh: list[int], cluster: str, pipeline: Pipeline | None = None) -> Plan:
     whole = Mesh.of(mesh)
     stages = 1 if pipeline is None else pipeline.order.num_actors
-    request = Request(
+    request = PlanRequest(
         whole.divided(stages) if stages > 1 else whole,
         find_cluster(cluster, whole),
         pipeline=pipeline,
     )
-    return laid_out(*search_of(name)(request), request.cluster)
+    return attach_partitioned(*search_of(name)(request), request.cluster)
 
 
 PLANS = {

@@ -15,7 +15,8 @@ from tfpar.cluster.named import find_cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.step import StepGraph
-from tfpar.planning import Request, state_problem
+from tfpar.planning.problems import state_problem
+from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned import PartitionedGraph
 from tfpar.search.laid import lay_out, priced_roles
@@ -65,7 +66,7 @@ class Captured:
         """The problem of planning it; unless told, the fastest plan is asked for, however near
         simpler ones come: what a search finds is to be seen."""
         grid = Mesh.of(mesh)
-        request = Request(grid, find_cluster(cluster, grid), tuple(constraints))
+        request = PlanRequest(grid, find_cluster(cluster, grid), tuple(constraints))
         problem = state_problem(self.step, request, self.batch, state_ratio=2.0)
         return problem.aiming(uncertainty=uncertainty)
 

@@ -8,7 +8,7 @@ import tfpar as tap
 from tests.clusters import slow_cores
 from tests.search.by_ops import ByOps
 from tests.search.problems import Captured, partition
-from tfpar.planning_found import find_plan
+from tfpar.planning.solve import find_plan
 from tfpar.search.batch import is_taken_in_rows, with_batch_split
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.spec import Shard, replicated

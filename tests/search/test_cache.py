@@ -15,7 +15,7 @@ from tests.plan.graphs import mlp
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import find_cluster
 from tfpar.ir.fingerprint import fingerprint
-from tfpar.planning_found import find_plan
+from tfpar.planning.solve import find_plan
 from tfpar.search.cache import PlanCache
 from tfpar.search.meshes import given_mesh, logical_meshes
 from tfpar.search.problem import Fixed, Problem

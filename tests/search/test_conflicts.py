@@ -12,8 +12,9 @@ import tfpar as tap
 from tests.search.problems import Captured, within
 from tests.search.test_cache import problem as tiny
 from tfpar.cluster.named import find_cluster
-from tfpar.planning import Request, StepSearch
-from tfpar.planning_found import find_plan
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.solve import find_plan
+from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
 from tfpar.search import conflicts, deadline
 from tfpar.search.conflicts import conflict_error, find_conflict
@@ -237,7 +238,7 @@ def cluster(limit):
 
 
 def search(captured, planner, constraints, limit):
-    request = Request(MESH, cluster(limit), tuple(constraints))
+    request = PlanRequest(MESH, cluster(limit), tuple(constraints))
     plan, _ = StepSearch(captured.step, captured.batch, planner, state_ratio=2.0)(request)
     return plan
 

@@ -12,9 +12,10 @@ import pytest
 import tfpar as tap
 from tests.search.problems import Captured, assert_priced_as_a_whole, laid, within
 from tests.search.test_cache import problem as tiny
-from tfpar.planning_found import find_plan
+from tfpar.planning.memory.limit import solve_under_memory_limit
+from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
-from tfpar.search import deadline, within_memory
+from tfpar.search import deadline
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
@@ -128,7 +129,7 @@ def test_one_search_of_several_that_was_cut_short_marks_the_plan(which):
     problem = tiny()
     problem = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.0))
     planner = Planner()
-    assert within_memory.solve_within_memory(problem, planner).cut_short and planner.searches == 3
+    assert solve_under_memory_limit(problem, planner).cut_short and planner.searches == 3
 
 
 def test_files_and_summaries_say_that_a_plan_was_cut_short():

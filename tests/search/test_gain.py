@@ -10,8 +10,9 @@ import pytest
 
 from tests.search.problems import Captured
 from tests.search.tiny import drawn
-from tfpar import planning_pipelines
-from tfpar.planning import Request
+from tfpar.planning import stopping
+from tfpar.planning.candidates import Candidate
+from tfpar.planning.request import PlanRequest
 from tfpar.search import gain
 from tfpar.search.auto import AutoPlanner
 from tfpar.search.gain import LEAST_SECONDS, allowed_seconds, least_seconds, rhino_seconds
@@ -108,10 +109,10 @@ def test_candidates_are_counted(problem, monkeypatch):
 
 @pytest.mark.parametrize("steps, stages", [(None, True), (10, False), (10**9, True)])
 def test_stages_are_searched_where_training_can_gain_it(problem, monkeypatch, steps, stages):
-    monkeypatch.setattr(planning_pipelines, "waits_little_for_links", lambda *_: False)
-    plan = TapPlanner().solve(problem)
+    monkeypatch.setattr(stopping, "is_compute_bound", lambda *_: False)
+    candidate = Candidate(TapPlanner().solve(problem), problem)
     mesh = problem.meshes[0].mesh
-    request = Request(mesh, problem.cluster, budget=Budget(steps=steps))
-    assert planning_pipelines.needs_no_stages(plan, problem, request) != stages
+    request = PlanRequest(mesh, problem.cluster, budget=Budget(steps=steps))
+    assert stopping.needs_no_stages(candidate, request) != stages
     patient = dataclasses.replace(request, budget=Budget(60.0, steps))
-    assert not planning_pipelines.needs_no_stages(plan, problem, patient)
+    assert not stopping.needs_no_stages(candidate, patient)

@@ -10,12 +10,12 @@ import pytest
 from tests.graphs import saved
 from tests.search.problems import Captured
 from tests.search.test_slots import MACHINES, problem_of
-from tfpar import planning_found
+from tfpar.planning import solve
+from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.plans import Offload, Offloaded
 from tfpar.search.laid import price_whole
 from tfpar.search.memory_errors import LeastMemory, check_room, memory_error
 from tfpar.search.tap.planner import TapPlanner
-from tfpar.search.within_memory import fastest_plan
 from tfpar.spec import MemoryLimitError
 
 WEIGHTS = 4 * (64 * 64 + 64 * 64 + 64 * 6)
@@ -61,7 +61,7 @@ def test_weights_and_gradients_that_are_too_large_are_refused_at_once():
     problem = dataclasses.replace(problem, state_ratio=0.0)
     begin = time.process_time()
     with pytest.raises(MemoryLimitError) as error:
-        planning_found.find_plan(problem, Unasked())
+        solve.find_plan(problem, Unasked())
     assert time.process_time() - begin < 1.0
     text = str(error.value)
     assert "weights and gradients evenly" in text and "(above 20 of these)" in text

@@ -12,14 +12,15 @@ from tests.search.test_slots import MACHINES, WHOLE, problem_of, weights_of
 from tests.search.test_slots import slots_of as split_slots_of
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.traits import IN_FLIGHT
-from tfpar.planning_found import find_plan
+from tfpar.planning.memory.limit import solve_under_memory_limit
+from tfpar.planning.memory.offload_moves import with_offloaded_slots, with_slots_away
+from tfpar.planning.memory.relayout import fastest_plan
+from tfpar.planning.memory.shard_slots import with_sharded_slots
+from tfpar.planning.solve import find_plan
 from tfpar.plans import Offload, Offloaded, Plan
-from tfpar.search import within_memory
 from tfpar.search.as_planned import as_planned
 from tfpar.search.cache import problem_digest
 from tfpar.search.laid import price_whole
-from tfpar.search.offloaded_plans import with_offloaded_slots, with_slots_away
-from tfpar.search.slots import with_split_slots
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import PlanError, SpecError
 
@@ -35,7 +36,7 @@ def problem():
 
 @pytest.fixture(scope="module")
 def fastest(problem):
-    return within_memory.fastest_plan(problem, TapPlanner())
+    return fastest_plan(problem, TapPlanner())
 
 
 def away(plan: Plan, *names: str) -> Plan:
@@ -96,15 +97,15 @@ def test_as_many_as_it_takes(problem, fastest):
 
 
 def solved(problem, limit: float) -> Plan:
-    plan = within_memory.solve_within_memory(problem.aiming(memory_limit=limit), TapPlanner())
+    plan = solve_under_memory_limit(problem.aiming(memory_limit=limit), TapPlanner())
     assert plan.cost is not None
     return plan
 
 
 def below_all_others(problem, fastest) -> float:
     """A limit that no plan keeps to that has all its slots on devices."""
-    least = with_split_slots(TapPlanner().solve(problem.aiming(memory_limit=0.0)), problem)
-    split = with_split_slots(fastest, problem)
+    least = with_sharded_slots(TapPlanner().solve(problem.aiming(memory_limit=0.0)), problem)
+    split = with_sharded_slots(fastest, problem)
     assert least is None
     return split.cost.memory_bytes - split.cost.state_bytes / 2
 

@@ -11,12 +11,17 @@ from tests.search.tiny import chain
 from tests.search.tiny import problem as tiny_problem
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.passes.slots_apart import slots_apart
+from tfpar.planning.memory.limit import solve_under_memory_limit
+from tfpar.planning.memory.relayout import fastest_plan
+from tfpar.planning.memory.shard_slots import (
+    saved_by_sharded_slots,
+    shard_slots,
+    with_sharded_slots,
+)
 from tfpar.plans import Plan
-from tfpar.search import within_memory
 from tfpar.search.as_planned import as_planned
 from tfpar.search.laid import lay_out, price_whole
 from tfpar.search.meshes import given_mesh
-from tfpar.search.slots import saved_by_split_slots, split_slots, with_split_slots
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, Replicate, Shard
 
@@ -48,7 +53,7 @@ def problem():
 
 @pytest.fixture(scope="module")
 def fastest(problem):
-    plan = within_memory.fastest_plan(problem, TapPlanner())
+    plan = fastest_plan(problem, TapPlanner())
     assert weights_of(plan) == {WHOLE}
     return plan
 
@@ -63,16 +68,16 @@ def slots_of(plan):
 
 
 def test_slots_of_matrices_go_along_the_first_dim_that_is_even(problem, fastest):
-    found = slots_of(split_slots(fastest, problem))
+    found = slots_of(shard_slots(fastest, problem))
     assert set(found.values()) == {FIRST}
     assert [*found] == [f"layer_{i}/kernel" for i in (1, 2, 3)]
 
 
 def test_what_is_saved_is_what_it_costs_less(problem, fastest):
-    split = with_split_slots(fastest, problem)
+    split = with_sharded_slots(fastest, problem)
     before, _ = price_whole(fastest, problem)
     saved = before.state_bytes - split.cost.state_bytes
-    assert saved == pytest.approx(saved_by_split_slots(fastest, problem))
+    assert saved == pytest.approx(saved_by_sharded_slots(fastest, problem))
     kernels = 4 * (64 * 64 + 64 * 64 + 64 * 6)
     assert saved == 2 * kernels * 3 / 4  # two slots of Adam, a quarter of each is left
     assert split.cost.weight_bytes == before.weight_bytes
@@ -80,7 +85,7 @@ def test_what_is_saved_is_what_it_costs_less(problem, fastest):
 
 
 def test_gradients_are_scattered_and_new_weights_gathered(problem, fastest):
-    laid = lay_out(split_slots(fastest, problem), problem)
+    laid = lay_out(shard_slots(fastest, problem), problem)
     kinds = [moved.kind for moved in laid.communications()]
     assert kinds.count("reduce_scatter") == kinds.count("all_gather") == 3
     assert kinds.count("all_reduce") == 1  # of the loss
@@ -90,48 +95,48 @@ def test_gradients_are_scattered_and_new_weights_gathered(problem, fastest):
 
 def test_the_problem_of_a_plan_without_split_slots_stays_as_it_is(problem, fastest):
     assert as_planned(problem, fastest) is problem
-    apart = as_planned(problem, split_slots(fastest, problem))
+    apart = as_planned(problem, shard_slots(fastest, problem))
     assert not slots_apart(problem.graph) and len(slots_apart(apart.graph)) == 3
-    assert as_planned(problem, split_slots(fastest, problem)).graph is apart.graph
+    assert as_planned(problem, shard_slots(fastest, problem)).graph is apart.graph
 
 
 def test_without_slots_nothing_is_split():
     problem = problem_of(state_ratio=0.0)
-    plan = within_memory.fastest_plan(problem, TapPlanner())
-    assert split_slots(plan, problem) is None and with_split_slots(plan, problem) is None
-    assert saved_by_split_slots(plan, problem) == 0
+    plan = fastest_plan(problem, TapPlanner())
+    assert shard_slots(plan, problem) is None and with_sharded_slots(plan, problem) is None
+    assert saved_by_sharded_slots(plan, problem) == 0
 
 
 def test_what_ranks_have_in_one_memory_is_there_once(problem, fastest):
     one = dataclasses.replace(MACHINES, one_memory=True)
     together = dataclasses.replace(problem, cluster=one)
-    assert split_slots(fastest, together) is None and not saved_by_split_slots(fastest, together)
+    assert shard_slots(fastest, together) is None and not saved_by_sharded_slots(fastest, together)
 
 
 def test_what_divides_unevenly_stays_whole():
     problem = problem_of(64, 64, 6)
-    plan = within_memory.fastest_plan(problem, TapPlanner())
+    plan = fastest_plan(problem, TapPlanner())
     odd = {
         name: dataclasses.replace(v, shape=(65, 63)) if v.shape == (64, 64) else v
         for name, v in plan.variables.items()
     }
-    found = slots_of(split_slots(dataclasses.replace(plan, variables=odd), problem))
+    found = slots_of(shard_slots(dataclasses.replace(plan, variables=odd), problem))
     assert [*found] == ["layer_2/kernel"]
 
 
 def test_slots_are_split_before_anything_else_where_that_makes_a_plan_fit(problem, fastest):
     cost = fastest.cost
-    limit = cost.memory_bytes - saved_by_split_slots(fastest, problem) / 2
+    limit = cost.memory_bytes - saved_by_sharded_slots(fastest, problem) / 2
     within = problem.aiming(memory_limit=limit)
     assert problem.aiming(memory_limit=limit).excess_in_parts(cost)
-    found = within_memory.solve_within_memory(within, TapPlanner())
+    found = solve_under_memory_limit(within, TapPlanner())
     assert slots_of(found) and not found.recompute and weights_of(found) == {WHOLE}
     assert not within.excess(found.cost)
-    assert within_memory.solve_within_memory(problem, TapPlanner()) == fastest
+    assert solve_under_memory_limit(problem, TapPlanner()) == fastest
 
 
 def test_plan_files_and_differences_have_them(problem, fastest):
-    split = split_slots(fastest, problem)
+    split = shard_slots(fastest, problem)
     read = Plan.from_json(split.to_json())
     assert slots_of(read) == slots_of(split)
     assert not fastest.diff(Plan.from_json(fastest.to_json()))

@@ -14,7 +14,7 @@ from tests.search.problems import Captured, assert_priced_as_a_whole
 from tests.search.rhino.test_network import hard
 from tests.search.test_cache import problem as tiny
 from tests.time_limits import time_limit
-from tfpar.planning_found import find_plan
+from tfpar.planning.solve import find_plan
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline

@@ -20,8 +20,9 @@ from tfpar.cli.main import main
 from tfpar.cluster.named import find_cluster
 from tfpar.constraints import batch, shard
 from tfpar.pipeline import Pipeline
-from tfpar.planning import Request, StepSearch
-from tfpar.planning_priced import laid_out
+from tfpar.planning.completion import attach_partitioned
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
 from tfpar.report.data.schema import Ran, Report, Sent, read_report
 from tfpar.search.planners import find_planner
@@ -46,9 +47,9 @@ def planned(case: str) -> Plan:
         mesh, constraints = Mesh(("data",), (2,)), (batch("data"),)
     cluster = find_cluster("v100-ethernet", Mesh.of([1, 4]))
     cluster = dataclasses.replace(cluster, step_s=1e-4)
-    request = Request(mesh, cluster, constraints, pipeline=pipeline)
+    request = PlanRequest(mesh, cluster, constraints, pipeline=pipeline)
     search = StepSearch(saved("wide"), BATCH, find_planner("tap"), state_ratio=2.0)
-    return laid_out(*search(request), cluster)
+    return attach_partitioned(*search(request), cluster)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """What is fixed before a graph is partitioned, as a value that can be saved."""
 
+from tfpar.plans.attempts import MemoryAttempt
 from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, Offloaded
@@ -12,6 +13,7 @@ from tfpar.plans.variables import Alternative, PlannedVariable
 
 __all__ = [
     "Alternative",
+    "MemoryAttempt",
     "Offload",
     "Offloaded",
     "Plan",

@@ -20,6 +20,7 @@ from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
+from tfpar.plans.attempts import MemoryAttempt
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference
 from tfpar.plans.files import write_whole
@@ -117,6 +118,7 @@ class Plan:
             was taken that predictions cannot tell from it (`search.simplest`).
         rivals: what else `pipeline="auto"` found or passed over, the fastest first; see `Rival`.
         trials: what was measured of plans that were run before one was taken, this one first.
+        attempts: what was tried to make it fit into memory, in order.
         cut_short: the search, or an integer program of it, ended because its time was over, or the
             search was interrupted: there may be better plans.
         partitioned: what propagation made of it, once known; not saved.
@@ -151,6 +153,7 @@ class Plan:
     passed_over: tuple[float, int] | None = None
     rivals: tuple[Rival, ...] = ()
     trials: tuple[Trial, ...] = ()
+    attempts: tuple[MemoryAttempt, ...] = ()
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
     layers: tuple[ModelLayer, ...] = dataclasses.field(default=(), compare=False)
     report: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)

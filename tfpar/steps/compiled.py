@@ -28,7 +28,7 @@ from tfpar.interop.xla import XlaKernels
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.names import VariableName
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.planning import batched_inputs
+from tfpar.planning.problems import batched_inputs
 from tfpar.plans import Plan
 from tfpar.propagation.shares import CannotShare
 from tfpar.report.announcement import announcement

@@ -12,12 +12,15 @@ from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, laid_by_layers
 from tfpar.ir.roles import Roles, trains
 from tfpar.pipeline.placed import groups_of
-from tfpar.planning import Find, Request, StepSearch, as_requested, state_problem
-from tfpar.planning_again import priced_again
-from tfpar.planning_candidates import candidates
-from tfpar.planning_found import found_before
-from tfpar.planning_pipelines import searching
-from tfpar.planning_priced import cost_on_one_device
+from tfpar.planning.completion import cost_on_one_device
+from tfpar.planning.memory.stages import check_given, with_prices
+from tfpar.planning.pipeline_search import GIVEN, search_step, select_scope
+from tfpar.planning.problems import state_problem
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.solve import reuse_interrupted
+from tfpar.planning.stage_planner import assign_stages
+from tfpar.planning.step_search import StepSearch
+from tfpar.planning.trial_candidates import select_trial_candidates
 from tfpar.plans import Offloaded, Plan, PricedPlan, plan_from_constraints
 from tfpar.report.announcement import Search
 from tfpar.report.progress import QUIET, Reporter, reporting
@@ -27,8 +30,6 @@ from tfpar.search.offload import chosen
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import Blocks
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.fitting import check_given, with_prices
-from tfpar.search.stages.planned import in_stages
 from tfpar.session import Session
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TimeLimitError
 from tfpar.steps.program import Program
@@ -87,7 +88,8 @@ class StepPlanner:
         return plan
 
     def candidates(self, captured: CapturedStep, batch_size: int | None, count: int) -> list[Plan]:
-        """The best few plans for a training step, by prediction; see `planning_candidates`."""
+        """The best few plans for a training step, by prediction; see
+        `planning.trial_candidates`."""
         return self._agreed(lambda: self._solve(captured, batch_size, part=False, count=count))
 
     def anew(
@@ -112,7 +114,7 @@ class StepPlanner:
                 search, request = self._stated(captured, batch_size, False, QUIET, cluster)
         finally:
             program.owners = owners
-        return priced_again(in_force, search, request, session.mesh, batch_size), found
+        return search.reprice(in_force, request, session.mesh), found
 
     def use(
         self, plan: Plan, captured: CapturedStep, batch_size: int | None, part: bool = False
@@ -170,7 +172,7 @@ class StepPlanner:
         assert pipeline is not None
         cluster = session.cluster or detect_cluster(session.mesh)
         cluster = cluster.with_memory(options.memory_limit)
-        plan = in_stages(
+        plan = assign_stages(
             plan,
             captured,
             pipeline,
@@ -182,7 +184,7 @@ class StepPlanner:
         )
         if part:
             return plan
-        request = Request(
+        request = PlanRequest(
             session.stage_mesh,
             cluster,
             constraints,
@@ -256,7 +258,7 @@ class StepPlanner:
         """The best plans that are found now, or that of a search of pipelines cut short before."""
         session = self.session
         if session.decides_pipeline and session.stopped is not None and _trains(captured):
-            plan = found_before(session.stopped)
+            plan = reuse_interrupted(session.stopped)
             if plan is not None:
                 with contextlib.suppress(OtherModelError):
                     return [plan.fitted(captured.graph, gradients=captured.gradients)]
@@ -274,17 +276,17 @@ class StepPlanner:
         session, options = self.session, self.session.options
         cluster = session.cluster or detect_cluster(session.mesh)
         one, request = self._stated(captured, batch_size, part, report, cluster)
-        find: Find = as_requested
+        scope = GIVEN
         # Whoever was not patient enough for one search is spared the others.
         if session.decides_pipeline and request.base is None and not session.interrupted:
             if _trains(captured):
-                find = searching(options, request.constraints)
+                scope = select_scope(options, request.constraints)
 
-        def search(request: Request) -> tuple[Plan, Problem]:
+        def search(request: PlanRequest) -> tuple[Plan, Problem]:
             try:
-                return find(one, request, batch_size)
+                return search_step(one, request, scope)
             except SearchInterrupted as stopped:
-                session.stopped = stopped if find is not as_requested else None
+                session.stopped = stopped if scope.is_open else None
                 raise
 
         started = time.monotonic()
@@ -302,7 +304,7 @@ class StepPlanner:
             if plan.cost is not None and plan.cost.seconds > alone.seconds and not plan.baselines:
                 known = PricedPlan("one device", alone.seconds, alone.memory_bytes)
                 plan = dataclasses.replace(plan, baselines=(known,))
-        return [plan] if count == 1 else candidates(plan, one, request, count)
+        return [plan] if count == 1 else select_trial_candidates(plan, one, request, count)
 
     def _stated(
         self,
@@ -311,7 +313,7 @@ class StepPlanner:
         part: bool,
         report: Reporter,
         cluster: Cluster,
-    ) -> tuple[StepSearch, Request]:
+    ) -> tuple[StepSearch, PlanRequest]:
         """What searches plans of a step on some machines, and what is requested of it."""
         session, options, planner = self.session, self.session.options, self.session.options.planner
         assert planner is not None
@@ -319,7 +321,7 @@ class StepPlanner:
         if session.first is not None:
             laid = laid_on(captured, session.first.mesh)
         cluster = cluster.with_memory(options.memory_limit)
-        request = Request(
+        request = PlanRequest(
             session.stage_mesh,
             cluster,
             constraints_on(captured, session),

@@ -21,13 +21,13 @@ from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.distributed.exchange import PeerLostError
 from tfpar.ir.lasting import lasting_effect
 from tfpar.ir.roles import changes_weights
+from tfpar.planning.enumerate_pipelines import name_of_plan
 from tfpar.plans import Plan, Trial
 from tfpar.report.progress import Reporter, reporting
 from tfpar.report.trials import trial_text
 from tfpar.rewrite.within_rank import CannotRepeat
 from tfpar.runtime.executable import Executable
 from tfpar.search.deadline import Deadline
-from tfpar.search.stages.choice import name_of_plan
 from tfpar.spec import TfparError
 from tfpar.steps.compiled import CompiledFunction
 from tfpar.variables.kept import Kept

@@ -5,21 +5,78 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
 from tests.cases import seeds
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
+from tfpar.planning.candidates import (
+    BestSchedule,
+    Candidate,
+    NewLayout,
+    OtherMicrobatches,
+    OtherStages,
+)
+from tfpar.planning.drive import search_plan
+from tfpar.planning.enumerate_pipelines import (
+    EnumeratePipelines,
+    name_of_plan,
+    numbers_of_stages,
+)
+from tfpar.planning.relaxed_estimate import RelaxedEstimate
 from tfpar.plans import Plan, PlannedStages
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.choice import Ways, choose_pipeline, name_of_plan, numbers_of_stages
-from tfpar.search.stages.promise import Promise
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
 
 MESH = Mesh.of([8])
 BATCH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """An evaluator whose answers are given as functions of plans."""
+
+    planned: Callable[[Pipeline | None], Plan]
+    repriced: Callable[[Plan, Pipeline], Plan | None]
+    scheduled: Callable[[Plan], Plan]
+    enough: Callable[[Plan], bool]
+    why_enough: str = ""
+    promised: Callable[[Pipeline | None], RelaxedEstimate | None] = lambda _: None
+    restaged: Callable[[Plan, Pipeline], Plan | None] = lambda *_: None
+
+    def evaluate(self, proposal) -> Candidate | None:
+        match proposal:
+            case NewLayout(pipeline):
+                plan = self.planned(pipeline)
+            case OtherMicrobatches(base, pipeline):
+                plan = self.repriced(base.plan, pipeline)
+            case BestSchedule(base):
+                plan = self.scheduled(base.plan)
+            case OtherStages(base, pipeline):
+                plan = self.restaged(base.plan, pipeline)
+            case _:
+                plan = proposal.base.plan
+        return None if plan is None else Candidate(plan, None)
+
+    def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
+        return self.promised(pipeline)
+
+    def is_good_enough(self, candidate: Candidate) -> bool:
+        return self.enough(candidate.plan)
+
+    def machine_types(self, pipeline, ranks):
+        return [None]
+
+    def rank_orders(self, pipeline, given):
+        return []
+
+
+def choose_pipeline(stages, batch_size, ways: Ways, memory_limit: float, ranks: int) -> Plan:
+    search = EnumeratePipelines(ways, stages, batch_size, memory_limit, ranks, ways.why_enough)
+    return search_plan(search, ways).best.plan
 
 
 class Costs:
@@ -247,8 +304,8 @@ def test_a_plan_without_a_price_is_taken_as_it_is():
 # --- numbers of stages of which the fastest plan does not fit -------------------------------
 
 
-def promising(costs: Costs, promises: dict[int, Promise], asked: list) -> Ways:
-    def promised(pipeline: Pipeline | None) -> Promise:
+def promising(costs: Costs, promises: dict[int, RelaxedEstimate], asked: list) -> Ways:
+    def promised(pipeline: Pipeline | None) -> RelaxedEstimate:
         asked.append(pipeline)
         return promises[1 if pipeline is None else pipeline.order.num_stages]
 
@@ -257,15 +314,23 @@ def promising(costs: Costs, promises: dict[int, Promise], asked: list) -> Ways:
 
 def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_first():
     costs = Costs(lambda stages, micro, again: {1: 9.0, 2: 6.0, 4: 5.0, 8: 7.0}[stages])
-    promises = {1: Promise(3.0, 2.0), 2: Promise(2.9, 2.0), 4: Promise(1.0, 2.0)}
-    promises[8] = Promise(0.5, 0.5)
+    promises = {
+        1: RelaxedEstimate(3.0, 2.0),
+        2: RelaxedEstimate(2.9, 2.0),
+        4: RelaxedEstimate(1.0, 2.0),
+    }
+    promises[8] = RelaxedEstimate(0.5, 0.5)
     plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [8, 4, 2, 1] and plan.stages.num_stages == 4
 
 
 def test_stages_that_promise_nothing_better_are_not_searched():
     costs = Costs(lambda stages, micro, again: 2.0)
-    promises = {1: Promise(2.5, 2.0), 2: Promise(1.0, 2.0), 4: Promise(2.1, 2.0)}
+    promises = {
+        1: RelaxedEstimate(2.5, 2.0),
+        2: RelaxedEstimate(1.0, 2.0),
+        4: RelaxedEstimate(2.1, 2.0),
+    }
     plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [2] and plan.stages.num_stages == 2
     (left,) = (rival for rival in plan.rivals if rival.cost is None)
@@ -275,21 +340,29 @@ def test_stages_that_promise_nothing_better_are_not_searched():
 
 def test_stages_whose_plan_fits_come_before_faster_ones_that_are_then_left_if_hardly_better():
     costs = Costs(lambda stages, micro, again: 2.0)
-    promises = {1: Promise(9.0, 2.0), 2: Promise(1.85, 2.0), 4: Promise(1.9, 0.5)}
+    promises = {
+        1: RelaxedEstimate(9.0, 2.0),
+        2: RelaxedEstimate(1.85, 2.0),
+        4: RelaxedEstimate(1.9, 0.5),
+    }
     plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4] and plan.stages.num_stages == 4
-    promises[2] = Promise(1.8, 2.0)  # falls short of it as the other one did
+    promises[2] = RelaxedEstimate(1.8, 2.0)  # falls short of it as the other one did
     choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4, 4]
-    promises[2] = Promise(1.7, 2.0)  # more than a tenth faster
+    promises[2] = RelaxedEstimate(1.7, 2.0)  # more than a tenth faster
     choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4, 4, 4, 2]
 
 
 def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
     costs, asked = Costs(lambda stages, micro, again: float(stages)), []
-    promises = {1: Promise(1.0, 9.0), 2: Promise(2.0, 5.0), 4: Promise(4.0, 3.0)}
-    promises[8] = Promise(8.0, 0.5)
+    promises = {
+        1: RelaxedEstimate(1.0, 9.0),
+        2: RelaxedEstimate(2.0, 5.0),
+        4: RelaxedEstimate(4.0, 3.0),
+    }
+    promises[8] = RelaxedEstimate(8.0, 0.5)
     plan = choose_pipeline(
         (1, 2, 4, 8), BATCH, promising(costs, promises, asked), math.inf, MESH.size
     )
@@ -301,8 +374,12 @@ def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
 
 def test_a_fast_plan_that_does_not_fit_is_no_reason_to_look_at_no_more_stages():
     costs = Costs(lambda stages, micro, again: 3.0)
-    promises = {1: Promise(1.0, 9.0), 2: Promise(3.0, 0.9), 4: Promise(2.8, 0.9)}
-    promises[8] = Promise(2.8, 0.5)
+    promises = {
+        1: RelaxedEstimate(1.0, 9.0),
+        2: RelaxedEstimate(3.0, 0.9),
+        4: RelaxedEstimate(2.8, 0.9),
+    }
+    promises[8] = RelaxedEstimate(2.8, 0.5)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [8], "the first with room to spare, of those that promise as much"
 
@@ -310,15 +387,19 @@ def test_a_fast_plan_that_does_not_fit_is_no_reason_to_look_at_no_more_stages():
 @pytest.mark.parametrize(("second", "searched"), [(1.0, [1, 8]), (2.0, [1])])
 def test_more_stages_are_looked_at_where_what_does_not_fit_would_be_faster(second, searched):
     costs = Costs(lambda stages, micro, again: {1: 2.0, 8: 0.9}[stages])
-    promises = {1: Promise(2.0, 0.5), 2: Promise(second, 3.0), 4: Promise(second, 3.0)}
-    promises[8] = Promise(0.9, 0.5)
+    promises = {
+        1: RelaxedEstimate(2.0, 0.5),
+        2: RelaxedEstimate(second, 3.0),
+        4: RelaxedEstimate(second, 3.0),
+    }
+    promises[8] = RelaxedEstimate(0.9, 0.5)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == searched
 
 
 def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_fit():
     costs = Costs(lambda stages, micro, again: float(stages))
-    promises = {1: Promise(1.0, 9.0), 2: Promise(2.0, 5.0)}
+    promises = {1: RelaxedEstimate(1.0, 9.0), 2: RelaxedEstimate(2.0, 5.0)}
     plan = choose_pipeline((1, 2), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [1] and plan.stages is None, "and then no others"
 
@@ -359,16 +440,24 @@ def test_other_microbatches_are_those_that_ranks_share_as_evenly(batch, tried):
 
 def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_first():
     costs = Costs(lambda stages, micro, again: 2.0)
-    promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.9), 4: Promise(2.0, 0.6)}
-    promises[8] = Promise(1.9, 0.4)
+    promises = {
+        1: RelaxedEstimate(9.0, 2.0),
+        2: RelaxedEstimate(1.95, 0.9),
+        4: RelaxedEstimate(2.0, 0.6),
+    }
+    promises[8] = RelaxedEstimate(1.9, 0.4)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4]
 
 
 def test_of_promises_that_are_alike_without_much_room_the_one_with_most_comes_first():
     costs = Costs(lambda stages, micro, again: 2.0)
-    promises = {1: Promise(9.0, 2.0), 2: Promise(1.95, 0.8), 4: Promise(1.9, 0.9)}
-    promises[8] = Promise(1.0, 2.0)
+    promises = {
+        1: RelaxedEstimate(9.0, 2.0),
+        2: RelaxedEstimate(1.95, 0.8),
+        4: RelaxedEstimate(1.9, 0.9),
+    }
+    promises[8] = RelaxedEstimate(1.0, 2.0)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [2, 8]
 
@@ -376,9 +465,11 @@ def test_of_promises_that_are_alike_without_much_room_the_one_with_most_comes_fi
 def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():
     costs, asked, first = Costs(bubble), [], []
 
-    def promised(pipeline: Pipeline | None) -> Promise:
+    def promised(pipeline: Pipeline | None) -> RelaxedEstimate:
         asked.append(pipeline)
-        return Promise(1.0, 0.5 if pipeline and pipeline.order.num_microbatches == 16 else 2.0)
+        return RelaxedEstimate(
+            1.0, 0.5 if pipeline and pipeline.order.num_microbatches == 16 else 2.0
+        )
 
     def planned(pipeline: Pipeline | None) -> Plan:
         first.append(pipeline.order.num_microbatches)
@@ -397,14 +488,14 @@ def test_alone_recomputing_comes_before_accumulation():
         tried.append((stages, micro, again))
         return 1.0
 
-    promises = {1: Promise(1.0, 2.0), 2: Promise(2.0, 2.0)}
+    promises = {1: RelaxedEstimate(1.0, 2.0), 2: RelaxedEstimate(2.0, 2.0)}
     choose_pipeline((1, 2), BATCH, promising(Costs(seconds), promises, []), math.inf, MESH.size)
     assert tried[0] == (1, 1, False)
 
 
 def test_an_interruption_among_the_last_keeps_what_was_found():
     costs = Costs(bubble)
-    ways = promising(costs, {1: Promise(0.6, 2.0), 2: Promise(1.0, 0.5)}, [])
+    ways = promising(costs, {1: RelaxedEstimate(0.6, 2.0), 2: RelaxedEstimate(1.0, 0.5)}, [])
 
     def planned(pipeline):
         if pipeline is None:

@@ -10,8 +10,12 @@ from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cluster.network import likeness
 from tfpar.cost.cost import Cost
+from tfpar.pipeline import Pipeline
+from tfpar.planning.candidates import BalancedShares, Candidate
+from tfpar.planning.drive import search_plan
+from tfpar.planning.machine_types import list_machine_types, search_machine_types
+from tfpar.planning.placing import GivenPipeline
 from tfpar.search.so_far import SearchInterrupted
-from tfpar.search.stages.kinds import fastest_of_kinds, kinds_of_stages, worth_searching
 from tfpar.spec import MemoryLimitError, Mesh
 
 FAST = Device({"float32": 4e12}, 16e9, 4e11, name="fast")
@@ -26,16 +30,19 @@ def machines(*nodes: Node) -> Cluster:
 
 def test_sets_of_ranks_that_are_alike_are_one_kind():
     cluster = machines(Node(FAST, PAIR, 2), Node(SLOW, PAIR, 2))
-    found = kinds_of_stages(cluster, 2, 4)
+    found = list_machine_types(cluster, 2, 4)
     assert {kind.ranks: count for kind, count in found.items()} == {(0, 1): 2, (4, 5): 2}
     assert {kind.device.memory_bytes for kind in found} == {2 * 16e9 + 2 * 8e9}
-    assert [kind.ranks for kind in kinds_of_stages(cluster, 4, 2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert len(kinds_of_stages(machines(Node(FAST, PAIR, 4)), 2, 4)) == 1
+    assert [kind.ranks for kind in list_machine_types(cluster, 4, 2)] == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+    ]
+    assert len(list_machine_types(machines(Node(FAST, PAIR, 4)), 2, 4)) == 1
 
 
 def test_memory_alone_is_no_kind_of_its_own():
     small = dataclasses.replace(FAST, memory_bytes=1e9)
-    (found,) = kinds_of_stages(machines(Node(FAST), Node(small)), 1, 2)
+    (found,) = list_machine_types(machines(Node(FAST), Node(small)), 1, 2)
     assert found.device.memory_bytes == 17e9
 
 
@@ -52,58 +59,63 @@ def test_sets_of_unlike_machines_are_searched_where_no_other_kind_has_these():
     fast, slow = Node(FAST, PAIR), Node(SLOW, PAIR)
 
     def searched(*nodes):
-        kinds = kinds_of_stages(machines(*nodes), 4, len(nodes) // 2)
-        return [kind.ranks for kind in worth_searching(kinds)]
+        kinds = list_machine_types(machines(*nodes), 4, len(nodes) // 2)
+        return [kind.ranks for kind in search_machine_types(kinds)]
 
     assert searched(fast, fast, fast, slow, slow, slow) == [(0, 1, 2, 3), (8, 9, 10, 11)]
     assert searched(fast, fast, fast, slow) == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 class Found:
-    """Plans that take so many seconds on each kind, all different unless they are to be `alike`;
-    None: it has no price."""
+    """An evaluator of candidates that take so many seconds on each machine type; of None there is
+    none, as it runs as another; a plan may have no price."""
 
-    def __init__(self, *seconds, alike=False) -> None:
-        self.alike = alike
-        self.staged = []
+    UNPRICED = -1.0
+
+    def __init__(self, *seconds) -> None:
         self.problem = Captured.saved("wide").problem([2], machines(Node(FAST), Node(SLOW)))
         cluster = machines(Node(FAST, PAIR), Node(SLOW, PAIR))
-        self.kinds = kinds_of_stages(cluster, 2, 2)
-        self.seconds = dict(zip(self.kinds, seconds, strict=True))
+        self.types = [*list_machine_types(cluster, 2, 2)]
+        self.seconds = dict(zip(self.types, seconds, strict=True))
 
-    def find(self, problem):
-        seconds = self.seconds[problem.cluster]
+    def evaluate(self, proposal):
+        if isinstance(proposal, BalancedShares):
+            return proposal.base
+        seconds = self.seconds[proposal.machines]
         if isinstance(seconds, BaseException):
             raise seconds
+        if seconds is None:
+            return None
         plan = self.problem.plan(
             mesh=Mesh.of([2]), variables={}, batch_axes=(), planner="", tfpar_version="0"
         )
-        cost = (
-            None if seconds is None else Cost(seconds, (seconds, 0.0, 0.0), (0.0,) * 3, 0.0, 0.0, 1)
-        )
-        again = () if self.alike else (problem.cluster.device.name,)
-        return dataclasses.replace(plan, cost=cost, recompute=again)
+        cost = Cost(seconds, (seconds, 0.0, 0.0), (0.0,) * 3, 0.0, 0.0, 1)
+        plan = dataclasses.replace(plan, cost=None if seconds == self.UNPRICED else cost)
+        return Candidate(plan, self.problem.on(proposal.machines))
 
-    def find_staged(self, problem):
-        self.staged.append(problem.cluster)
-        return self.find(problem)
+    def machine_types(self, pipeline, ranks):
+        return self.types
+
+    def rank_orders(self, pipeline, given):
+        return []
 
     def fastest(self):
-        return fastest_of_kinds(self.find, self.find_staged, self.problem, self.kinds)
+        best = search_plan(GivenPipeline(self, Pipeline(2, 2)), self).best
+        return best.plan, best.problem
 
 
 def test_the_fastest_is_taken_with_its_problem():
     search = Found(2.0, 1.0)
     plan, problem = search.fastest()
-    assert plan.cost.seconds == 1.0 and problem.cluster == [*search.kinds][1]
+    assert plan.cost.seconds == 1.0 and problem.cluster == search.types[1]
     assert Found(1.0, 2.0).fastest()[0].cost.seconds == 1.0
-    assert Found(None, 2.0).fastest()[0].cost is None
+    assert Found(Found.UNPRICED, 2.0).fastest()[0].cost is None
 
 
-def test_what_runs_as_on_other_machines_is_not_given_stages_again():
-    search = Found(2.0, 1.0, alike=True)
+def test_what_runs_as_on_other_machines_is_no_candidate_of_its_own():
+    search = Found(2.0, None)
     plan, problem = search.fastest()
-    assert plan.cost.seconds == 2.0 and search.staged == [problem.cluster] == [*search.kinds][:1]
+    assert plan.cost.seconds == 2.0 and problem.cluster == search.types[0]
 
 
 def test_what_does_not_fit_on_one_kind_may_on_another():

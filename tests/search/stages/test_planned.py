@@ -13,7 +13,6 @@ from tests.cases import some_first
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import Step
 from tests.search.stages.steps import Staged, machines
-from tfpar.cluster.description import Cluster
 from tfpar.cluster.named import read_preset
 from tfpar.cost.cost import Cost
 from tfpar.ir.planning_graph import planning_graph
@@ -22,14 +21,16 @@ from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.planning import Request, StepSearch, state_problem
+from tfpar.planning.memory.stages import fit_in_stages
+from tfpar.planning.problems import state_problem
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.stage_planner import assign_stages
+from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.deadline import Deadline
 from tfpar.search.planners import find_planner
 from tfpar.search.price import price_plan
 from tfpar.search.problem import Problem
-from tfpar.search.stages.fitting import Price, find_in_stages
-from tfpar.search.stages.planned import in_stages
 from tfpar.search.stages.priced import scheduled_plan
 from tfpar.spec import (
     MemoryLimitError,
@@ -46,7 +47,7 @@ MESH = Mesh.of([1, 2])
 
 def made(step: StepGraph, pipeline: Pipeline, *constraints, **options) -> Plan:
     plan = plan_from_constraints(step.graph, MESH, gradients=step.gradients)
-    return in_stages(plan, step, pipeline, CLUSTER, constraints, **options)
+    return assign_stages(plan, step, pipeline, CLUSTER, constraints, **options)
 
 
 def layers_in(plan: Plan, step: StepGraph) -> list[set[str]]:
@@ -109,7 +110,7 @@ def test_virtual_stages_are_stages():
 def test_a_pipeline_of_one_stage_leaves_the_plan_as_it_is():
     step = saved("gpt")
     plan = plan_from_constraints(step.graph, MESH, gradients=step.gradients)
-    assert in_stages(plan, step, Pipeline(microbatches=4), CLUSTER) is plan
+    assert assign_stages(plan, step, Pipeline(microbatches=4), CLUSTER) is plan
 
 
 @pytest.mark.slow
@@ -222,7 +223,7 @@ def search_of(name: str, planner: str) -> StepSearch:
 def searched(
     name: str, pipeline: Pipeline | None, planner: str = "tap", *constraints, cluster=CLUSTER
 ) -> Plan:
-    request = Request(Mesh.of([1, 4]), cluster, constraints, pipeline=pipeline)
+    request = PlanRequest(Mesh.of([1, 4]), cluster, constraints, pipeline=pipeline)
     plan, problem = search_of(name, planner)(request)
     assert problem.cluster.size == (4 if pipeline and pipeline.order.num_actors > 1 else 16)
     return plan
@@ -305,7 +306,7 @@ class Searched:
 
     def __init__(self) -> None:
         self.step = saved("wide")
-        request = Request(Mesh.of([1, 4]), CLUSTER, pipeline=Pipeline(2, 4))
+        request = PlanRequest(Mesh.of([1, 4]), CLUSTER, pipeline=Pipeline(2, 4))
         self.problem = state_problem(self.step, request, 8, state_ratio=2.0)
         none = (0.0, 0.0, 0.0)
         whole = plan_from_constraints(self.step.graph, Mesh.of([1, 4]), [tap.replicate(".*kernel")])
@@ -324,14 +325,19 @@ class Searched:
                 return plan
         raise MemoryLimitError("none", 25.0)
 
-    def plan(self, memory: float, price: Price = price_plan) -> Plan:
-        def staged(plan: Plan, before: Plan | None, deadline: Deadline | None) -> Plan:
-            pipeline = Pipeline(2, 4)
-            return in_stages(plan, self.step, pipeline, CLUSTER, before=before, deadline=deadline)
+    def assign(
+        self, layout: Plan, before: Plan | None = None, deadline: Deadline | None = None
+    ) -> Plan:
+        pipeline = Pipeline(2, 4)
+        return assign_stages(layout, self.step, pipeline, CLUSTER, before=before, deadline=deadline)
 
+    def price(self, plan: Plan) -> Plan | None:
+        return price_plan(plan, self.problem, self.cluster)
+
+    def plan(self, memory: float) -> Plan:
         self.limits.clear()
-        cluster = CLUSTER.with_memory(memory)
-        return find_in_stages(self.find, staged, self.problem, cluster, price)
+        self.cluster = CLUSTER.with_memory(memory)
+        return fit_in_stages(self)
 
 
 def test_a_plan_fits_where_each_stage_does():
@@ -354,18 +360,19 @@ def test_a_plan_fits_where_each_stage_does():
 
 
 def test_a_stage_that_stores_nothing_limits_nothing():
-    search = Searched()
+    class LastStoresNothing(Searched):
+        def price(self, plan: Plan) -> Plan | None:
+            found = super().price(plan)
+            cost = found.stages.cost
+            shares = (*cost.stages[:-1], dataclasses.replace(cost.stages[-1], peak_bytes=0.0))
+            cost = dataclasses.replace(cost, stages=shares)
+            staged = dataclasses.replace(found.stages, cost=cost)
+            return dataclasses.replace(found, stages=staged)
+
+    search = LastStoresNothing()
     search.problem = dataclasses.replace(search.problem, state_ratio=0.0)  # no slots to split
-
-    def price(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
-        found = price_plan(plan, problem, cluster)
-        cost = found.stages.cost
-        shares = (*cost.stages[:-1], dataclasses.replace(cost.stages[-1], peak_bytes=0.0))
-        staged = dataclasses.replace(found.stages, cost=dataclasses.replace(cost, stages=shares))
-        return dataclasses.replace(found, stages=staged)
-
-    needed = search.plan(1e12, price).stages.cost.stages[0].peak_bytes
-    assert search.plan(needed * 0.6, price).stages.cost.fits
+    needed = search.plan(1e12).stages.cost.stages[0].peak_bytes
+    assert search.plan(needed * 0.6).stages.cost.fits
     assert search.limits[1:] == [pytest.approx(60.0)]
 
 

@@ -14,11 +14,11 @@ from tests.search.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
 from tfpar.pipeline import Pipeline
+from tfpar.planning.memory.relayout import fastest_plan
+from tfpar.planning.relaxed_estimate import estimate_relaxed
 from tfpar.search.microbatches import price_in_microbatches
 from tfpar.search.rhino import RhinoPlanner
-from tfpar.search.stages.promise import promise
 from tfpar.search.tap.planner import TapPlanner
-from tfpar.search.within_memory import fastest_plan
 
 FAST = Device({"float32": 4e12}, 16e9, 4e11, launch_s=1e-5, name="fast")
 SLOW = dataclasses.replace(FAST, flops={"float32": 1e12}, memory_bandwidth=1e11, name="slow")
@@ -46,7 +46,7 @@ def asked(pipeline: Pipeline | None, memory_bytes: float = 16e9, model: str = "g
 def test_it_is_what_the_unfolded_step_takes_in_microbatches(model, planner):
     pipeline = Pipeline(2, MICROBATCHES)
     problem = asked(pipeline, model=model)
-    found = promise(problem, planner, pipeline, {problem.cluster: 2})
+    found = estimate_relaxed(problem, planner, pipeline, {problem.cluster: 2})
     plan = fastest_plan(problem, planner)
     cost = price_in_microbatches(plan, problem).cost
     passes, update = (
@@ -66,7 +66,7 @@ def test_slow_machines_have_the_share_that_they_are_fast_for():
 
     def seconds(*devices):
         kinds = {machine(device): devices.count(device) for device in devices}
-        return promise(problem, planner, pipeline, kinds).seconds
+        return estimate_relaxed(problem, planner, pipeline, kinds).seconds
 
     fast, mixed, slow = seconds(FAST, FAST), seconds(FAST, SLOW), seconds(SLOW, SLOW)
     cost = fastest_plan(problem, planner).cost
@@ -78,9 +78,11 @@ def test_slow_machines_have_the_share_that_they_are_fast_for():
 def test_what_does_not_fit_is_computed_again():
     pipeline = Pipeline(2, MICROBATCHES)
     roomy, tight = asked(pipeline), asked(pipeline, 1e5)
-    found, again = (promise(p, TapPlanner(), pipeline, {p.cluster: 2}) for p in (roomy, tight))
+    found, again = (
+        estimate_relaxed(p, TapPlanner(), pipeline, {p.cluster: 2}) for p in (roomy, tight)
+    )
     assert found.fits and not again.fits and again.seconds > found.seconds
     alone = asked(None)
-    whole = promise(alone, TapPlanner(), None, {alone.cluster: 1})
+    whole = estimate_relaxed(alone, TapPlanner(), None, {alone.cluster: 1})
     assert whole.seconds == fastest_plan(alone, TapPlanner()).cost.seconds
     assert math.isfinite(whole.stored) and whole.fits

@@ -10,16 +10,54 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
 from tfpar.ir.traits import IN_FLIGHT
+from tfpar.planning.memory.fit import MemoryFit
+from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.plans import Plan
 from tfpar.search.laid import price_whole
 from tfpar.search.offload import with_slots
 from tfpar.search.problem import Problem
 from tfpar.spec import replicated
+
+
+@dataclasses.dataclass(frozen=True)
+class OffloadActivations:
+    """What blocks keep, offloaded: of as few blocks as it takes to fit, and slots besides if it is
+    not enough.
+
+    Attributes:
+        layout: a priced plan that has nothing offloaded.
+        choices: of blocks by name, ever more.
+    """
+
+    problem: Problem
+    layout: Plan
+    choices: Sequence[tuple[str, ...]]
+    name: str = "offload activations"
+
+    def plans(self, fit: MemoryFit) -> Iterator[Plan]:
+        found = None
+        for blocks in self.choices:
+            found = with_offloaded_activations(self.layout, self.problem, blocks)
+            if found is not None and fit.fits(found):
+                break
+        if found is not None:
+            yield found
+            more = None if fit.fits(found) else offload_slots_to_fit(found, self.problem)
+            if more is not None:
+                yield more
+
+
+def offload_slots_to_fit(plan: Plan, problem: Problem) -> Plan | None:
+    """`plan` with as many of its slots in host memory as it takes to fit, sharded before: each rank
+    then moves a part of them; None if the user has decided, or there are none."""
+    if not problem.decides_offload:
+        return None  # nothing is priced in vain
+    return with_offloaded_slots(with_sharded_slots(plan, problem) or plan, problem)
 
 
 def with_offloaded_slots(plan: Plan, problem: Problem) -> Plan | None:

@@ -1,4 +1,4 @@
-"""Optimizer slots split over the ranks that have the same of their weights (ZeRO-1).
+"""Optimizer slots sharded over the ranks that have the same of their weights (ZeRO-1).
 
 What a rank stores of an optimizer is divided by the number of ranks that would hold the same. Each
 updates its part of a weight: gradients are scattered as they are summed, and what comes of them is
@@ -20,7 +20,12 @@ from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError, local_shape
 
 
-def split_slots(plan: Plan, problem: Problem) -> Plan | None:
+def may_fit_with_sharded_slots(plan: Plan, problem: Problem) -> bool:
+    """Whether sharded slots may be what makes a plan fit."""
+    return 0 < problem.excess_in_parts(plan.cost) <= saved_by_sharded_slots(plan, problem)
+
+
+def shard_slots(plan: Plan, problem: Problem) -> Plan | None:
     """`plan` with the slots of its weights split, not priced yet; None if none can be.
 
     Slots of matrices and larger weights are split: those of vectors are no more than what it takes
@@ -36,18 +41,18 @@ def split_slots(plan: Plan, problem: Problem) -> Plan | None:
     return dataclasses.replace(plan, variables={**plan.variables, **split})
 
 
-def with_split_slots(plan: Plan, problem: Problem) -> Plan | None:
+def with_sharded_slots(plan: Plan, problem: Problem) -> Plan | None:
     """`plan`, which has a cost, with the slots of its weights split, as the whole of it costs then;
     None if none can be."""
-    found = None if plan.cost is None else split_slots(plan, problem)
+    found = None if plan.cost is None else shard_slots(plan, problem)
     if found is None:
         return None
     cost, laid = price_whole(found, problem)
     return dataclasses.replace(found, cost=cost).with_partitioned(laid)
 
 
-def saved_by_split_slots(plan: Plan, problem: Problem) -> float:
-    """Bytes, at most, that `with_split_slots` saves of the optimizer state of a rank."""
+def saved_by_sharded_slots(plan: Plan, problem: Problem) -> float:
+    """Bytes, at most, that `with_sharded_slots` saves of the optimizer state of a rank."""
     if not _has_slots(problem):
         return 0.0
     if problem.state_ratio is None:  # which of its variables they are is not known

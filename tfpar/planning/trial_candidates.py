@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from tfpar.planning import Request, Search
+from tfpar.planning.enumerate_pipelines import name_of_plan
+from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan, Rival
 from tfpar.plans.alike import runs_as
 from tfpar.search.meshes import logical_meshes
-from tfpar.search.stages.choice import name_of_plan
+from tfpar.search.problem import Problem
 from tfpar.spec import PlanError
 
+Search = Callable[[PlanRequest], tuple[Plan, Problem]]
+"""Finds the plan of one step for what is requested; see `StepSearch`."""
 
-def candidates(best: Plan, search: Search, request: Request, count: int) -> list[Plan]:
+
+def select_trial_candidates(
+    best: Plan, search: Search, request: PlanRequest, count: int
+) -> list[Plan]:
     """The best `count` plans by prediction, `best` first; all fit, and no two split alike.
 
     They are those of other numbers of stages and, where constraints leave the mesh open, the best
@@ -34,7 +40,7 @@ def candidates(best: Plan, search: Search, request: Request, count: int) -> list
 
 
 def _on_other_meshes(
-    known: list[Plan], search: Search, request: Request, count: int
+    known: list[Plan], search: Search, request: PlanRequest, count: int
 ) -> Iterator[Plan]:
     """The best plan of each of the `count` meshes that are nearest to the best of all."""
     meshes = logical_meshes(request.mesh)

@@ -1,15 +1,18 @@
-"""The plan that a planner finds for one problem: one that fits, from the cache if it is known, or
-the best so far where Ctrl-C ended the search."""
+"""The plan of one problem: from the cache, from a planner and what makes it fit, or the best so far
+where Ctrl-C ended the search."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, MutableMapping
-from typing import TypeVar
+from collections.abc import Callable, Iterator, MutableMapping
 
 from tfpar.cost.cost import Cost
+from tfpar.planning.memory.fit import MemoryFit
+from tfpar.planning.memory.limit import solve_under_memory_limit
+from tfpar.planning.memory.lower_limit import Layout, LowerLimit
 from tfpar.plans import Plan
 from tfpar.search.as_planned import as_planned
 from tfpar.search.at_peak import AtPeak
@@ -22,15 +25,9 @@ from tfpar.search.memory_errors import check_room, memory_error
 from tfpar.search.microbatches import price_in_microbatches
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
-from tfpar.search.within_memory import solve_within_memory
 from tfpar.spec import PlanError, TimeLimitError
 
 logger = logging.getLogger("tfpar")
-
-T = TypeVar("T")
-
-ATTEMPTS = 3
-"""How many limits of memory are searched with for a step in microbatches."""
 
 Interrupted = MutableMapping[str, SearchInterrupted]
 """Searches that Ctrl-C ended, by the digest of their problem."""
@@ -63,44 +60,41 @@ def find_plan(
         missed(problem)
     digest = problem_digest(problem, planner)
     if plan is None and interrupted is not None and digest in interrupted:
-        plan = found_before(interrupted[digest])
+        plan = reuse_interrupted(interrupted[digest])
     if plan is None:
-        plan = until_interrupted(
-            problem, planner, interrupted, lambda asked: _fitting(asked, planner, relaxed)
-        )
+        with interruptible(problem, planner, interrupted) as asked:
+            plan = _find_fitting(asked, planner, relaxed)
         if cache is not None and not plan.cut_short:
             cache.put(problem, planner, plan)
     return plan
 
 
-def until_interrupted(
-    problem: Problem,
-    planner: Planner,
-    interrupted: Interrupted | None,
-    find: Callable[[Problem], T],
-) -> T:
-    """What `find` finds for the problem, which tells of plans on the way.
+@contextlib.contextmanager
+def interruptible(
+    problem: Problem, planner: Planner, interrupted: Interrupted | None
+) -> Iterator[Problem]:
+    """The same problem, whose incumbent is kept for when Ctrl-C ends the search within.
 
     Raises:
         SearchInterrupted: Ctrl-C; knows the best plan so far, and is added to `interrupted`.
     """
-    so_far = SoFar(problem.excess_in_parts)
+    incumbent = SoFar(problem.excess_in_parts)
 
     def offer(make: MakePlan, cost: Cost | None) -> None:
-        so_far.offer(make, cost)
+        incumbent.offer(make, cost)
         if problem.offer is not None:
             problem.offer(make, cost)
 
     try:
-        return find(problem.telling(offer))
+        yield problem.telling(offer)
     except KeyboardInterrupt:
-        stopped = SearchInterrupted(functools.partial(_best_so_far, so_far, problem))
+        stopped = SearchInterrupted(functools.partial(_best_so_far, incumbent, problem))
         if interrupted is not None:
             interrupted[problem_digest(problem, planner)] = stopped
         raise stopped from None
 
 
-def found_before(stopped: SearchInterrupted) -> Plan | None:
+def reuse_interrupted(stopped: SearchInterrupted) -> Plan | None:
     """The plan of a search that Ctrl-C ended, with a line in the log that it is used."""
     if stopped.plan is not None:
         logger.warning(
@@ -110,31 +104,31 @@ def found_before(stopped: SearchInterrupted) -> Plan | None:
     return stopped.plan
 
 
-def _best_so_far(so_far: SoFar, problem: Problem) -> Plan | None:
+def _best_so_far(incumbent: SoFar, problem: Problem) -> Plan | None:
     """The best plan of an interrupted search, with its price as it runs; None if none fits.
 
     Planners price what they offer by what is quick to know of it, in one piece.
     """
-    plan = so_far.plan()
+    plan = incumbent.plan()
     if plan is None:
         return None
-    cost, laid = price_whole(plan, problem)
+    cost, partitioned = price_whole(plan, problem)
     if problem.excess_in_parts(cost):
         return None
     plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
-    return price_in_microbatches(plan, problem).with_partitioned(laid)
+    return price_in_microbatches(plan, problem).with_partitioned(partitioned)
 
 
-def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:
+def _find_fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:
     """The planner's plan, which fits; arguments and errors as of `find_plan`."""
-    solve_any = functools.partial(_best, planner=planner)
+    solve_any = functools.partial(_find_best, planner=planner)
     sets, size = problem.sets_of_ranks, problem.meshes[0].mesh.size
     check_room(problem, [problem.memory_limit / sets] * (sets * size))
     try:
-        plan = solve_any(problem)
+        plan = _find_best(problem, planner)
         if problem.excess(plan.cost):
-            again = as_planned(problem, plan)
-            raise memory_error(plan, laid_graph(plan, again), problem)
+            partitioned = laid_graph(plan, as_planned(problem, plan))
+            raise memory_error(plan, partitioned, problem)
     except TimeLimitError:
         raise
     except PlanError as error:
@@ -147,27 +141,40 @@ def _fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Pla
     return plan
 
 
-def _best(problem: Problem, planner: Planner) -> Plan:
+def _find_best(problem: Problem, planner: Planner) -> Plan:
     """The planner's plan, fitting or not, as it runs: in microbatches, or in chunks if it fits."""
-    if problem.microbatches > 1:
-        return _best_in_microbatches(problem, planner)
-    plan = with_batch_split(solve_within_memory(problem, planner), problem)
-    if plan.cost is None or problem.excess(plan.cost):
+    if problem.microbatches == 1:
+        plan = with_batch_split(solve_under_memory_limit(problem, planner), problem)
+        if plan.cost is None or problem.excess(plan.cost):
+            return plan
+        return choose_num_chunks(plan, problem)
+    source = MicrobatchLayouts(problem, planner)
+    first = source.layout()
+    fit = MemoryFit(lambda plan: problem.excess(plan.cost))
+    return fit.run(first.plan, [LowerLimit(source, first)])
+
+
+@dataclasses.dataclass(frozen=True)
+class MicrobatchLayouts:
+    """Layouts priced in microbatches, whose memory planners estimate."""
+
+    problem: Problem
+    planner: Planner
+
+    @property
+    def limit(self) -> float:
+        return self.problem.memory_limit
+
+    def layout(self, limit: float | None = None) -> Layout:
+        asked = self.problem if limit is None else self.problem.aiming(memory_limit=limit)
+        plan = with_batch_split(solve_under_memory_limit(asked, self.planner), asked)
+        cost = plan.cost
+        expected = 0.0 if cost is None else asked.stored_bytes(cost, AtPeak.of(cost))
+        return Layout(price_in_microbatches(plan, self.problem), expected)
+
+    def room(self, plan: Plan) -> float:
+        assert plan.cost is not None, "a plan that does not fit was priced"
+        return self.problem.memory_limit / plan.cost.memory_bytes
+
+    def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
         return plan
-    return choose_num_chunks(plan, problem)
-
-
-def _best_in_microbatches(problem: Problem, planner: Planner) -> Plan:
-    """A plan that fits so; what searches take for the memory of microbatches is a little off."""
-    plans: list[Plan] = []
-    asked = problem
-    for _ in range(ATTEMPTS):
-        plan = with_batch_split(solve_within_memory(asked, planner), asked)
-        plans.append(price_in_microbatches(plan, problem))
-        expected, cost = plan.cost, plans[-1].cost
-        if expected is None or cost is None or not problem.excess(cost):
-            break
-        taken = min(asked.memory_limit, problem.stored_bytes(expected, AtPeak.of(expected)))
-        less = taken * problem.memory_limit / cost.memory_bytes
-        asked = problem.aiming(memory_limit=less)
-    return min(plans, key=lambda p: problem.excess(p.cost))

@@ -1,4 +1,4 @@
-"""The stages of a planned step: a plan for one set of ranks becomes one for a pipeline of them."""
+"""Assigns a layout to stages: a plan for the ranks of one actor becomes one for a pipeline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tfpar.search.stages.units import UnitGraph
 from tfpar.spec import PlanError
 
 
-def in_stages(
+def assign_stages(
     plan: Plan,
     step: StepGraph,
     pipeline: Pipeline,
@@ -120,7 +120,7 @@ def in_stages(
         chunks=1,
         constraints=tuple(dict.fromkeys((*plan.constraints, *asked))),
         cluster=plan.cluster and cluster,
-        # What was priced is the whole model on the ranks of one stage; see `fitting`.
+        # What was priced is the whole model on the ranks of one stage; see `memory.stages`.
         cost=None,
         layouts=(),
         passed_over=None,

@@ -1,7 +1,7 @@
-"""Which machines make up which stage, where machines differ (auto3d, §4.1: placement).
+"""The order in which actors take machines, where machines differ (auto3d, §4.1: placement).
 
-Stages take the machines of a cluster in an order of their kinds; equal machines follow each other
-as their ranks do. The order that is given comes first. What a step takes in another is estimated
+Actors take the machines of a cluster in an order of their types; equal machines follow each other
+as their ranks do. What a step takes in another is estimated
 by equation 4, from what is known of the plan for the given order: the work is taken to be shared
 out by pace, and with it the weights whose gradients are summed. The few that are estimated to be
 fastest are planned and priced in full.
@@ -10,7 +10,6 @@ fastest are planned and priced in full.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,31 +18,25 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.pipeline.placed import groups_of
-from tfpar.plans import Plan
-from tfpar.search.objective import UNCERTAINTY
-from tfpar.search.problem import Problem
-from tfpar.search.so_far import SearchInterrupted
+from tfpar.planning.candidates import Order
 from tfpar.search.stages.paces import average_seconds
-from tfpar.spec import MemoryLimitError, Mesh
+from tfpar.spec import Mesh
 
-Order = tuple[int, ...]
-"""Ranks, one set of them after the other, those of each ascending; none: all as they are."""
+PLANNED = 2
+"""How many orders are planned in full, beside the given one."""
 
 MOST_ORDERS = 500
 """How many are estimated. Where there are more, machines of a kind stay together."""
 
-PLANNED = 2
-"""How many are planned in full, beside the given one."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Places:
-    """The sets of ranks among which machines are shared out.
+class ActorSlots:
+    """The actors among which machines are shared out.
 
     Attributes:
         cluster: of all ranks.
-        size: ranks of each set.
-        actors: number of sets.
+        size: ranks of each actor.
+        actors: number of actors.
     """
 
     cluster: Cluster
@@ -74,7 +67,7 @@ class Places:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class PlacementWorkload:
     """What of a step decides where its stages are best.
 
     Attributes:
@@ -89,14 +82,14 @@ class Work:
     sent_bytes: float
     microbatches: int
 
-    def estimate(self, places: Places, order: Order) -> float:
+    def estimate(self, slots: ActorSlots, order: Order) -> float:
         """Seconds of a step whose stages are placed so."""
-        parts, size, micro = places.parts(order), places.size, self.microbatches
+        parts, size, micro = slots.parts(order), slots.size, self.microbatches
         paces = [self.seconds(part) for part in parts]
         each = average_seconds(1.0, paces) / (size * micro)
         sent = [0.0]
-        cluster = places.cluster.part(order) if order else places.cluster
-        for actor in range(places.actors - 1):
+        cluster = slots.cluster.part(order) if order else slots.cluster
+        for actor in range(slots.actors - 1):
             pairs = [(actor * size + i, (actor + 1) * size + i) for i in range(size)]
             sent.append(transfer_seconds(pairs, self.sent_bytes / micro, cluster))
         summed = 0.0
@@ -106,65 +99,20 @@ class Work:
                 own = self.weight_bytes * share / sum(shares)
                 summed = max(summed, collective_seconds("all_reduce", (0,), own, mesh, part))
         slowest = max(each, *sent)
-        return (micro - 1) * slowest + places.actors * each + 2 * sum(sent) + summed
+        return (micro - 1) * slowest + slots.actors * each + 2 * sum(sent) + summed
 
 
-def best_placed(
-    planned: Callable[[Order], tuple[Plan, Problem]],
-    orders: Sequence[Order],
-    work: Callable[[Plan | None], Work],
-    places: Places,
-) -> tuple[Plan, Problem]:
-    """The fastest plan of those for the given order and for the few that promise most, and its
-    problem; the given order unless predictions can tell that another is faster.
-
-    Args:
-        planned: the plan for an order, in stages.
-        work: what is known of the step, from the plan for the given order, if any fits.
-
-    Raises:
-        MemoryLimitError: none fits, in whichever order.
-        PlanError, ScheduleError: as of `planned`.
-        SearchInterrupted: Ctrl-C; knows the best plan so far.
-    """
-    error: MemoryLimitError | None = None
-    given: tuple[Plan, Problem] | None = None
-    try:
-        given = planned(())
-    except MemoryLimitError as caught:
-        error = caught
-    if not orders or (given is not None and given[0].cost is None):
-        if given is None:
-            assert error is not None
-            raise error
-        return given
-    best = given
-    known = work(None if given is None else given[0])
-    estimates = sorted((known.estimate(places, order), order) for order in orders)
-    limit = math.inf if given is None else known.estimate(places, ())
-    for seconds, order in estimates[:PLANNED]:
-        if seconds >= limit:
-            break
-        try:
-            other = planned(order)
-        except MemoryLimitError:
-            continue
-        except SearchInterrupted:
-            if best is None:
-                raise
-            so_far = functools.partial(dataclasses.replace, best[0], cut_short=True)
-            raise SearchInterrupted(so_far) from None
-        if best is None or _seconds(other) * (1 + UNCERTAINTY * (best is given)) < _seconds(best):
-            best = other
-    if best is None:
-        assert error is not None
-        raise error
-    return best
-
-
-def _seconds(found: tuple[Plan, Problem]) -> float:
-    cost = found[0].cost
-    return math.inf if cost is None else cost.seconds
+def fastest_orders(
+    slots: ActorSlots, workload: PlacementWorkload, is_given_priced: bool
+) -> list[Order]:
+    """The few orders that are estimated to be fastest, and faster than the given one if that has a
+    price to be compared with."""
+    orders = slots.orders()
+    if not orders:
+        return []
+    limit = workload.estimate(slots, ()) if is_given_priced else math.inf
+    estimates = sorted((workload.estimate(slots, order), order) for order in orders)
+    return [order for seconds, order in estimates[:PLANNED] if seconds < limit]
 
 
 def _kind_orders(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -1,4 +1,5 @@
-"""What a plan takes in unequal shares of its batch, and its step on one device."""
+"""What a plan that was found is completed with: unequal shares of the batch, the whole step with
+its specs, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tfpar.search.shares import in_shares, uneven_axes
 from tfpar.spec import Mesh
 
 
-def with_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None) -> Plan:
+def balance_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None) -> Plan:
     """`plan` with shares of the batch by the speeds of ranks, where that is faster.
 
     Args:
@@ -35,7 +36,7 @@ def with_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int 
         return in_shares(step, plan, machines, batch_size, problem.memory_limit)
 
 
-def laid_out(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
+def attach_partitioned(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
     """A plan that was found with all tensors of its step laid out, and what it is compared with.
 
     Args:

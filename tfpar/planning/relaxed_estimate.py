@@ -1,9 +1,9 @@
-"""What a pipeline promises before plans that fit are searched for.
+"""Relaxed estimate of a pipeline: its step time without memory limits and transfers.
 
-The fastest plan of all for the ranks of a stage is found quickly, and says about what a step takes
-at least if its stages share the work by their speeds and send each other nothing. What is small
-costs more in microbatches: as many ops run for each of them. So the plan is priced in them, on each
-kind of machines; of the folded graph, which is quick.
+The fastest plan for the ranks of one stage is cheap to find. With the work shared among stages by
+speed, it gives an optimistic step time, by which numbers of stages are ordered and pruned before
+plans that fit are searched. The plan is priced in microbatches, since every microbatch launches all
+ops anew, on each machine type, and on the folded graph, which is fast.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tfpar.cost.microbatches import microbatched_cost
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
 from tfpar.pipeline import Pipeline
+from tfpar.planning.memory.relayout import fastest_plan, fastest_with_sharded_slots
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.search.at_peak import AtPeak
@@ -23,32 +24,30 @@ from tfpar.search.folded_plan import folded_anchors
 from tfpar.search.model.folded_model import folded_model
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Planner, Problem
-from tfpar.search.within_memory import fastest_plan, fastest_with_split_slots
 
 
 @dataclasses.dataclass(frozen=True)
-class Promise:
-    """What a step would take in so many stages if memory were no matter.
+class RelaxedEstimate:
+    """Seconds and memory of a step in so many stages if memory were no limit.
 
     Attributes:
-        seconds: about what the fastest plan for the ranks of a stage takes at least, if all stages
-            take equally long and send each other nothing.
-        stored: about what that plan stores, as a part of what there is.
+        seconds: of a step, if all stages take equally long and send each other nothing.
+        memory_fraction: what that plan stores over what there is; feasible if at most 1.
     """
 
     seconds: float
-    stored: float
+    memory_fraction: float
 
     @property
     def fits(self) -> bool:
-        """Whether that plan does, about."""
-        return self.stored <= 1
+        """Whether that plan does, by estimate."""
+        return self.memory_fraction <= 1
 
 
-def promise(
+def estimate_relaxed(
     problem: Problem, planner: Planner, pipeline: Pipeline | None, kinds: Mapping[Cluster, int]
-) -> Promise | None:
-    """What the fastest plan of all promises; None if its planner does not price it.
+) -> RelaxedEstimate | None:
+    """The relaxed estimate of a pipeline; None if the planner does not price its plans.
 
     Optimizer slots are split, and forward passes run twice, if it does not fit else.
 
@@ -66,19 +65,19 @@ def promise(
     stored = problem.stored_bytes(cost, AtPeak.of(cost)) / problem.memory_limit
     more = 0.0
     if stored > 1:
-        split = fastest_with_split_slots(problem, planner)
+        split = fastest_with_sharded_slots(problem, planner)
         if split is not None and split.cost is not None:
             stored = problem.stored_bytes(split.cost, AtPeak.of(split.cost)) / problem.memory_limit
             more = split.cost.seconds - cost.seconds
     recompute = stored > 1 or (pipeline is not None and pipeline.recompute)
     if pipeline is None:
         again = cost.compute_s[FORWARD] + cost.communication_s[FORWARD]
-        return Promise(cost.seconds + more + recompute * again, stored)
+        return RelaxedEstimate(cost.seconds + more + recompute * again, stored)
     order = pipeline.order
     seconds = _seconds_of_passes(plan, problem, kinds, order.num_microbatches, recompute)
     fill = (order.num_stages - 1) / order.num_microbatches
     once = cost.compute_s[UPDATE] + cost.communication_s[UPDATE] + cost.exposed_s + more
-    return Promise(seconds * (1 + fill) + once / order.num_actors, stored)
+    return RelaxedEstimate(seconds * (1 + fill) + once / order.num_actors, stored)
 
 
 def _seconds_of_passes(

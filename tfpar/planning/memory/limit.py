@@ -1,0 +1,106 @@
+"""The planner's plan that fits into the memory of a device (TAP §IV-H, Rhino §4.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from tfpar.ir.graph import Graph
+from tfpar.ir.roles import Roles
+from tfpar.ir.traits import FREE
+from tfpar.planning.memory.fit import MemoryFit, MemoryMove
+from tfpar.planning.memory.offload_moves import OffloadActivations
+from tfpar.planning.memory.relayout import Relayout, ShardSlots, fastest_plan
+from tfpar.plans import Offloaded, Plan
+from tfpar.search.as_planned import as_kept
+from tfpar.search.offload import chosen, offloaded_problem
+from tfpar.search.problem import Planner, Problem
+from tfpar.search.recompute import Blocks, recomputed_problem
+
+LEAST_SAVING = 0.01
+"""The part of all activations that a repeated block has to save to be worth a search of its own
+(empirical)."""
+
+HOPELESS = 1.5
+"""How many times the memory of a device a rank would have to store at least for a search of plans
+that fit to be left out: what is stored at least is known to about that (views share memory)."""
+
+
+def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
+    """The planner's plan, with what it takes to fit.
+
+    Where the fastest plan of all does not fit, moves are tried (`fit`): its optimizer slots are
+    sharded; layouts that store less are found; repeated blocks are recomputed, the one that saves
+    most first; what blocks keep is offloaded. What the user has said of recomputation and
+    offloading stays.
+
+    Raises:
+        PlanError: no plan satisfies the constraints.
+        SpecError: a pattern that matches no block, or no weight.
+    """
+    away = Offloaded()
+    if problem.offload is not None:
+        away = chosen(problem.offload, problem.graph, state_ratio=problem.state_ratio)
+    fit = MemoryFit(lambda plan: problem.excess_in_parts(plan.cost))
+    if problem.recompute is not None:
+        names = Blocks.of(problem.graph).chosen(problem.recompute)
+        return fit.run(None, _moves_of_choice(problem, planner, names, away))
+    fastest = fastest_plan(offloaded_problem(problem, away), planner)
+    fastest = dataclasses.replace(fastest, offloaded=away)
+    return fit.run(fastest, _moves(problem, planner, away))
+
+
+def _moves_of_choice(
+    problem: Problem, planner: Planner, names: tuple[str, ...], away: Offloaded
+) -> Iterator[MemoryMove]:
+    """The moves where the user has said which blocks are recomputed."""
+    yield Relayout(problem, planner, names, away)
+    if not names and problem.decides_offload:
+        yield OffloadActivations(problem, fastest_plan(problem, planner), _choices(problem)[1:])
+
+
+def _moves(problem: Problem, planner: Planner, away: Offloaded) -> Iterator[MemoryMove]:
+    """The moves where memory decides what is recomputed; `away` lies in host memory.
+
+    Sharding slots moves as many bytes as summing gradients does, so it comes first. Another layout
+    exchanges more, recomputing computes more; either may be what a byte costs least by, so both
+    are searched. What crosses the link to the host twice comes last.
+    """
+    yield ShardSlots(offloaded_problem(problem, away), planner, away)
+    *some, most = _choices(problem)
+    for names in some:
+        if least_bytes(as_kept(problem, names, away)) <= HOPELESS * problem.memory_limit:
+            yield Relayout(problem, planner, names, away)
+    yield Relayout(problem, planner, most, away)
+    if problem.decides_offload:
+        fastest = fastest_plan(offloaded_problem(problem, away), planner)
+        yield OffloadActivations(problem, fastest, [*some, most][1:])
+
+
+def _choices(problem: Problem) -> list[tuple[str, ...]]:
+    """No repeated block, the one that saves most of the whole step, that and the next, and so on:
+    those that are worth it."""
+    before = _activation_bytes(problem.graph)
+    saved = {
+        names: before - _activation_bytes(recomputed_problem(problem, names).graph)
+        for names in map(tuple, Blocks.of(problem.graph).repeats)
+    }
+    worth = [
+        names
+        for names in sorted(saved, key=lambda names: -saved[names])
+        if saved[names] > LEAST_SAVING * before
+    ]
+    return [*itertools.accumulate(worth, initial=())]
+
+
+def least_bytes(problem: Problem) -> float:
+    """About what a rank stores at least: its even share of weights, slots and kept activations."""
+    weights = sum(v.num_bytes for v in problem.graph.variables if v.trainable)
+    state = weights * (problem.least_state_ratio or 0.0)
+    kept = problem.kept_part * _activation_bytes(problem.graph)
+    return (weights + state + kept) / problem.meshes[0].mesh.size
+
+
+def _activation_bytes(graph: Graph) -> int:
+    return sum(t.num_bytes for t in Roles.of(graph).activations if t.op.type not in FREE)

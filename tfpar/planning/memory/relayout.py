@@ -1,0 +1,123 @@
+"""Moves that search: the fastest layout with sharded slots; layouts for a limit of memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from tfpar.cost.cost import Cost
+from tfpar.planning.memory.fit import MemoryFit, is_near
+from tfpar.planning.memory.offload_moves import offload_slots_to_fit
+from tfpar.planning.memory.shard_slots import may_fit_with_sharded_slots, with_sharded_slots
+from tfpar.plans import Offloaded, Plan
+from tfpar.search.as_planned import as_kept
+from tfpar.search.problem import Planner, Problem
+from tfpar.search.so_far import MakePlan, Offer
+
+
+@dataclasses.dataclass(frozen=True)
+class Relayout:
+    """Layouts that the planner finds for the memory that there is, with blocks recomputed.
+
+    The layout found for the limit is compared with others where it is not the fastest of all: a
+    planner splits weights for what slots take, while the fastest layout may fit with its slots
+    sharded or offloaded instead. And a planner that looks for fast layouts may miss one that just
+    fits: then the one that it finds to store least is tried.
+
+    Attributes:
+        recompute: the blocks, by name.
+        offloaded: what lies in host memory.
+    """
+
+    problem: Problem
+    planner: Planner
+    recompute: tuple[str, ...]
+    offloaded: Offloaded
+
+    @property
+    def name(self) -> str:
+        blocks = len(self.recompute)
+        return f"another layout, {blocks} blocks recomputed" if blocks else "another layout"
+
+    def plans(self, fit: MemoryFit) -> Iterator[Plan]:
+        return map(self._as_run, self._layouts(fit))
+
+    def _layouts(self, fit: MemoryFit) -> Iterator[Plan]:
+        problem = as_kept(self.problem, self.recompute, self.offloaded)
+        if self.problem.offer is not None:
+            problem = problem.telling(self._offer_as_run(self.problem.offer))
+        plan = self.planner.solve(problem)
+        yield plan
+        fastest = fastest_plan(problem, self.planner)
+        if fit.fits(plan) and is_near(plan, fastest):
+            return
+        found = [fastest_with_sharded_slots(problem, self.planner)]
+        if may_fit_with_sharded_slots(plan, problem):
+            found.append(with_sharded_slots(plan, problem))
+        found.append(offload_slots_to_fit(fastest, problem))
+        lighter = [one for one in found if one is not None]
+        yield from lighter
+        if not any(map(fit.fits, [plan, *lighter])):
+            least = self.planner.solve(problem.aiming(memory_limit=0.0))
+            for one in (
+                least,
+                with_sharded_slots(least, problem),
+                offload_slots_to_fit(least, problem),
+            ):
+                if one is not None:  # also where it is only nearer to what fits
+                    yield one
+
+    def _as_run(self, plan: Plan) -> Plan:
+        slots = plan.offloaded.slots or self.offloaded.slots
+        offloaded = dataclasses.replace(self.offloaded, slots=slots)
+        return dataclasses.replace(plan, recompute=self.recompute, offloaded=offloaded)
+
+    def _offer_as_run(self, offer: Offer) -> Offer:
+        """`offer` for plans that recompute and offload so."""
+
+        def offered(make: MakePlan, cost: Cost | None) -> None:
+            def made() -> Plan | None:
+                plan = make()
+                return plan and self._as_run(plan)
+
+            offer(made, cost)
+
+        return offered
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardSlots:
+    """The fastest layout with its optimizer slots sharded, where that may be enough.
+
+    Attributes:
+        offloaded: what lies in host memory.
+    """
+
+    problem: Problem
+    planner: Planner
+    offloaded: Offloaded
+    name: str = "shard slots"
+
+    def plans(self, fit: MemoryFit) -> Iterator[Plan]:
+        found = fastest_with_sharded_slots(self.problem, self.planner)
+        if found is not None:
+            yield dataclasses.replace(found, offloaded=self.offloaded)
+
+
+def fastest_plan(problem: Problem, planner: Planner) -> Plan:
+    """The planner's fastest plan of all, whatever it stores; it is searched once."""
+    asked = problem.aiming(memory_limit=math.inf)
+    return problem.known.get(
+        ("fastest", planner, tuple(problem.meshes)), lambda: planner.solve(asked)
+    )
+
+
+def fastest_with_sharded_slots(problem: Problem, planner: Planner) -> Plan | None:
+    """The same with its optimizer slots sharded, where that may be what makes it fit; it is priced
+    once."""
+    plan = fastest_plan(problem, planner)
+    if not may_fit_with_sharded_slots(plan, problem):
+        return None
+    key = "fastest, slots sharded", planner, tuple(problem.meshes)
+    return problem.known.get(key, lambda: with_sharded_slots(plan, problem))

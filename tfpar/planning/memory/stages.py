@@ -1,0 +1,274 @@
+"""The memory loop of a plan in stages, each with the memory of its own devices.
+
+A planner knows of no stages: it prices the whole model on the ranks of one. So it is given the
+memory of all actors together, and what it finds is assigned to stages and priced in them. Where a
+stage does not fit, slots are sharded, then offloaded; units are reassigned under a memory budget
+(`stages.rooms`); and the layout is searched again with proportionally less memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Protocol
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.staged import StagedCost
+from tfpar.planning.memory.fit import MemoryFit
+from tfpar.planning.memory.lower_limit import Layout, LowerLimit
+from tfpar.planning.memory.offload_moves import with_slots_away
+from tfpar.planning.memory.shard_slots import shard_slots
+from tfpar.plans import Plan
+from tfpar.search.deadline import Deadline
+from tfpar.search.price import price_plan
+from tfpar.search.problem import Problem
+from tfpar.search.so_far import SearchInterrupted
+from tfpar.spec import MemoryLimitError, PlanError
+from tfpar.spec.quantities import format_bytes
+
+STAGES_SECONDS = 1.0
+"""What stages may take to be found for the plan of an interrupted search, in seconds."""
+
+REASSIGNED = 4
+"""How often layers are assigned anew for what one search has found."""
+
+
+class StageStep(Protocol):
+    """A step whose layouts are found for the actors of a pipeline, and given stages."""
+
+    @property
+    def problem(self) -> Problem:
+        """Of the ranks of one stage, with the memory of all actors."""
+        ...
+
+    def find(self, problem: Problem) -> Plan:
+        """The layout of the ranks of one stage.
+
+        Raises:
+            MemoryLimitError: none fits.
+        """
+        ...
+
+    def assign(
+        self, layout: Plan, before: Plan | None = None, deadline: Deadline | None = None
+    ) -> Plan:
+        """`layout` in stages, not priced yet: other ones than in `before`, which does not fit.
+
+        Raises:
+            PlanError: there is no assignment.
+        """
+        ...
+
+    def price(self, plan: Plan) -> Plan | None:
+        """A plan in stages with its cost; None if the step does not train."""
+        ...
+
+
+def fit_in_stages(step: StageStep) -> Plan:
+    """The layout that is found for a step, in stages that fit, with what it costs so; without a
+    cost if the step does not train.
+
+    Raises:
+        MemoryLimitError: no plan was found that fits; says which stage lacks most.
+        PlanError, ScheduleError: as of `step`.
+        SearchInterrupted: Ctrl-C, in the search or while stages are found; its plan has stages.
+    """
+    source = StagedLayouts(step)
+    fit = MemoryFit(_excess)
+    try:
+        first = source.layout()
+        if first.plan.cost is None:
+            return first.plan
+        moves = [*source.changes(), LowerLimit(source, first)]
+        best = fit.run(first.plan, moves)
+    except KeyboardInterrupt as caught:
+        stopped = caught if isinstance(caught, SearchInterrupted) else None
+
+        def best_so_far() -> Plan | None:
+            """What had been found, in stages that are found quickly, if it fits."""
+            fitting = [plan for plan in fit.tried if fit.fits(plan)]
+            if fitting:
+                return dataclasses.replace(min(fitting, key=_seconds), cut_short=True)
+            layout = source.found if stopped is None else stopped.plan
+            if layout is None:
+                return None
+            layout = dataclasses.replace(layout, cut_short=True)
+            plan = step.assign(layout, deadline=Deadline(STAGES_SECONDS))
+            priced = step.price(plan)
+            if priced is None:
+                return plan
+            priced = MemoryFit(_excess).run(priced, source.slot_moves)
+            return priced if fit.fits(priced) else None
+
+        raise SearchInterrupted(best_so_far) from None
+    if not fit.fits(best):
+        raise _too_large(best, "No plan fits")
+    return best
+
+
+class StagedLayouts:
+    """Layouts of the ranks of one stage, in stages and priced so.
+
+    Attributes:
+        found: the last of them, before it had stages.
+    """
+
+    def __init__(self, step: StageStep) -> None:
+        self._step = step
+        self.found: Plan | None = None
+        self.slot_moves = (
+            ChangeSlots(step, shard_slots, "shard slots"),
+            ChangeSlots(step, with_slots_away, "offload slots"),
+        )
+
+    @property
+    def limit(self) -> float:
+        return self._step.problem.memory_limit
+
+    def layout(self, limit: float | None = None) -> Layout:
+        problem = self._step.problem
+        asked = problem if limit is None else problem.aiming(memory_limit=limit)
+        self.found = found = self._step.find(asked)
+        plan = self._step.assign(found)
+        priced = None if found.cost is None else self._step.price(plan)
+        expected = 0.0 if found.cost is None else found.cost.memory_bytes
+        return Layout(priced or plan, expected)
+
+    def room(self, plan: Plan) -> float:
+        shares = _staged(plan).stages
+        return min(
+            (s.limit_bytes / s.peak_bytes for s in shares if s.limit_bytes and s.peak_bytes),
+            default=1.0,
+        )
+
+    def changes(self) -> list[ChangeSlots | Reassign]:
+        """The moves that search no layout, of the one that was found last."""
+        assert self.found is not None, "a layout that was found"
+        return [*self.slot_moves, Reassign(self._step, self.found, self.slot_moves)]
+
+    def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
+        return fit.refine(plan, self.changes())
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangeSlots:
+    """The slots of a plan in stages, sharded or offloaded."""
+
+    step: StageStep
+    change: SlotChange
+    name: str
+
+    def plans(self, fit: MemoryFit) -> Iterator[Plan]:
+        best = fit.best()
+        changed = None if fit.fits(best) else self.change(best, self.step.problem)
+        priced = None if changed is None else self.step.price(changed)
+        if priced is not None:
+            yield priced
+
+
+class SlotChange(Protocol):
+    """Changes where the slots of a plan lie, not priced yet; None if it has none."""
+
+    def __call__(self, plan: Plan, problem: Problem, /) -> Plan | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Reassign:
+    """Another cut: units go from stages that store too much to others.
+
+    Attributes:
+        layout: before it had stages.
+        slot_moves: that are tried for each cut.
+    """
+
+    step: StageStep
+    layout: Plan
+    slot_moves: tuple[ChangeSlots, ...]
+    name: str = "another cut"
+
+    def plans(self, fit: MemoryFit) -> Iterator[Plan]:
+        for _ in range(REASSIGNED):
+            best = fit.best()
+            if fit.fits(best):
+                return
+            try:
+                plan = self.step.assign(self.layout, before=best)
+            except PlanError:  # there is room for none
+                return
+            priced = self.step.price(plan)
+            if priced is None:
+                return
+            cut = fit.refine(priced, self.slot_moves)
+            if fit.excess(cut) >= fit.excess(best):
+                return
+            yield cut
+
+
+def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
+    """A plan with stages that was not searched, with what it costs.
+
+    It stays without where it does not train, or where a set of ranks has nothing to do that takes
+    time: such a plan runs, though nobody would find it.
+
+    Args:
+        cluster: the machines of all ranks.
+    """
+    try:
+        priced = price_plan(plan, problem, cluster)
+    except PlanError:
+        return plan
+    return plan if priced is None else dataclasses.replace(priced, cluster=cluster)
+
+
+def check_given(plan: Plan) -> None:
+    """Check that a plan that was not searched fits into the memory of its devices, if priced.
+
+    Raises:
+        MemoryLimitError: it does not; says which stage lacks most.
+    """
+    if plan.cost is not None and not _staged(plan).fits:
+        raise _too_large(plan, "What the constraints give does not fit")
+
+
+def _staged(plan: Plan) -> StagedCost:
+    assert plan.stages is not None and plan.stages.cost is not None, "a plan with prices"
+    return plan.stages.cost
+
+
+def _excess(plan: Plan) -> float:
+    """What a rank holds beyond what it may, of the stage that lacks most, host memory included."""
+    return max(0.0, *(s.excess_bytes + s.host_excess_bytes for s in _staged(plan).stages))
+
+
+def _seconds(plan: Plan) -> float:
+    return _staged(plan).seconds
+
+
+def _too_large(plan: Plan, what: str) -> MemoryLimitError:
+    """The error that a priced plan in stages does not fit, which begins with `what`."""
+    staged = _staged(plan)
+    full = max(staged.stages, key=lambda share: share.host_excess_bytes)
+    if full.host_excess_bytes and all(share.excess_bytes <= 0 for share in staged.stages):
+        room = full.host_limit_bytes or 0.0
+        return MemoryLimitError(
+            f"{what} into the memory of the hosts in {len(staged.stages)} stages: a rank of stage "
+            f"{staged.stages.index(full)} has {format_bytes(full.host_bytes)} there of "
+            f"{format_bytes(room)} that it may. Use more machines or an optimizer with fewer "
+            f"slots, or offload less (offload=). If the host has more, say so with host_memory in "
+            f"the cluster file.",
+            full.host_bytes,
+        )
+    stage = staged.fullest
+    most = staged.stages[stage]
+    limit = most.limit_bytes
+    assert limit is not None, "it is known where something does not fit"
+    cluster = "" if plan.cluster is None else f" of {plan.cluster.name!r}"
+    return MemoryLimitError(
+        f"{what} into the memory of a device{cluster} in {len(staged.stages)} stages: a rank "
+        f"of stage {stage} stores {format_bytes(most.peak_bytes)} of {format_bytes(limit)} that it "
+        f"may, {format_bytes(most.fixed_bytes)} of them all the time and "
+        f"{format_bytes(most.kept_bytes)} for each of {most.in_flight} microbatches in flight. Use "
+        f"more stages or microbatches, another schedule, recompute=True of the pipeline, or put "
+        f"fewer layers into that stage (tap.stage).",
+        most.peak_bytes,
+    )

@@ -1,0 +1,121 @@
+"""The search for the plan of a step: with the pipeline that is given, or with the best of all."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Sequence
+
+from tfpar.constraints import Constraint
+from tfpar.constraints.stages import check_stages
+from tfpar.pipeline import AUTO
+from tfpar.planning.drive import search_plan
+from tfpar.planning.enumerate_pipelines import EnumeratePipelines, numbers_of_stages
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.sensitivity import attach_break_even, attach_idle_times
+from tfpar.planning.step_search import StepEvaluator, StepSearch
+from tfpar.planning.stopping import Enough, needs_no_stages, reaches_compute_bound
+from tfpar.plans import Plan
+from tfpar.search.problem import Problem
+from tfpar.search.so_far import SearchInterrupted
+from tfpar.settings import Settings
+from tfpar.spec import PlanError
+
+logger = logging.getLogger("tfpar")
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineScope:
+    """Which pipelines are searched.
+
+    Attributes:
+        enough: whether a candidate is good enough to search no more stages; None: only the pipeline
+            that is given, or none, is planned.
+        why_enough: what users are told of the stages that are not searched; empty: they have not
+            asked for pipelines, and are told nothing.
+    """
+
+    enough: Enough | None = None
+    why_enough: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the pipeline is searched."""
+        return self.enough is not None
+
+
+GIVEN = PipelineScope()
+"""The pipeline that is given, or none."""
+
+ALL = PipelineScope(
+    reaches_compute_bound,
+    "what was found is nearly as fast as the work alone, spread evenly over all ranks",
+)
+"""Pipelines were asked for."""
+
+
+def select_scope(settings: Settings, constraints: Sequence[Constraint]) -> PipelineScope:
+    """The pipelines that are searched for a training step.
+
+    Without `pipeline=`, pipelines are searched where they can pay: see `needs_no_stages`.
+    Constraints speak of a mesh as it is, which is then not divided among stages unasked.
+    """
+    if settings.pipeline == AUTO:
+        return ALL
+    if settings.pipeline is None and not constraints and settings.chunks is None:
+        return PipelineScope(needs_no_stages)
+    return GIVEN
+
+
+def search_step(
+    search: StepSearch, request: PlanRequest, scope: PipelineScope = GIVEN
+) -> tuple[Plan, Problem]:
+    """The best plan for a step, and its problem.
+
+    Args:
+        request: of an open scope, with all ranks and no pipeline.
+
+    Raises:
+        As `StepSearch`.
+    """
+    if scope.enough is None:
+        _warn_of_padding(search, request)
+        return search(request)
+    check_stages(request.constraints, request.mesh.size)
+    search.check_room(request)
+    evaluator = StepEvaluator(search, request, scope.enough)
+    outer = EnumeratePipelines(
+        evaluator,
+        numbers_of_stages(request.mesh, request.min_stages),
+        search.batch_size,
+        request.cluster.device.memory_bytes,
+        request.mesh.size,
+        scope.why_enough,
+    )
+    result = search_plan(outer, evaluator)
+    plan = result.best.plan
+    if scope.why_enough:
+        if plan.cost is None:
+            raise PlanError(
+                f"Planner {plan.planner!r} says nothing of what its plans cost, by which pipelines "
+                f"are compared. Give a tap.Pipeline instead of 'auto'."
+            )
+        with request.progress.at("what would have to change for the runner-up"):
+            try:
+                plan = attach_idle_times(result, request.cluster, search.batch_size)
+                plan = attach_break_even(plan, result, request, search.batch_size, scope.enough)
+            except KeyboardInterrupt:
+                found = functools.partial(dataclasses.replace, plan, cut_short=True)
+                raise SearchInterrupted(found) from None
+    return plan, result.best.problem
+
+
+def _warn_of_padding(search: StepSearch, request: PlanRequest) -> None:
+    micro = 1 if request.pipeline is None else request.pipeline.order.num_microbatches
+    batch_size = search.batch_size
+    if batch_size is not None and micro > batch_size and search.step.gradients:
+        logger.warning(
+            f"A batch of {batch_size} is cut in {micro} microbatches: {micro - batch_size} of them "
+            f"are all padding, and take as long as the others. Ask for {batch_size} at most."
+        )

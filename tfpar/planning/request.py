@@ -1,0 +1,89 @@
+"""`PlanRequest`: what a user asks of a planner, as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.constraints import Constraint, PutInStage
+from tfpar.pipeline import Pipeline
+from tfpar.planning.machine_types import list_machine_types
+from tfpar.plans import Offload, Plan
+from tfpar.report.progress import QUIET, Reporter
+from tfpar.search.meshes import LogicalMesh
+from tfpar.search.objective import Budget
+from tfpar.spec import Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRequest:
+    """Mesh, machines, constraints and options of a search for the plan of one step.
+
+    Attributes:
+        mesh: the physical shape of the ranks; of a pipeline, of those of one stage.
+        cluster: the machines of all ranks.
+        base: a plan that fixed the logical mesh for other models of the same session.
+        compression: the dtype in which gradients travel; None: their own.
+        recompute, offload: see `search.problem.Problem`.
+        pipeline: the stages and microbatches of a training step; None: one of each.
+        budget: what each search may take.
+        owners: the stages that variables of the pipeline lie in already, by name.
+        ranks: of the job, one actor of the pipeline after the other (`PlannedStages`); None: the
+            search places them.
+        progress: is told of the search as it goes on.
+        meshes: the logical meshes to choose from; by default all that the ranks can be laid in.
+        jit_compile: XLA compiles the step; see `search.problem.Problem`.
+    """
+
+    mesh: Mesh
+    cluster: Cluster
+    constraints: tuple[Constraint, ...] = ()
+    base: Plan | None = None
+    compression: str | None = None
+    recompute: bool | tuple[str, ...] | None = None
+    offload: Offload | None = None
+    pipeline: Pipeline | None = None
+    budget: Budget = Budget()
+    owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    ranks: tuple[int, ...] | None = None
+    progress: Reporter = QUIET
+    meshes: tuple[LogicalMesh, ...] = ()
+    jit_compile: bool = False
+
+    @property
+    def num_actors(self) -> int:
+        """Actors of the pipeline."""
+        return 1 if self.pipeline is None else self.pipeline.order.num_actors
+
+    @property
+    def min_stages(self) -> int:
+        """As many stages as constraints speak of."""
+        named = [c.index + 1 for c in self.constraints if isinstance(c, PutInStage)]
+        return max(named, default=1)
+
+    def with_pipeline(self, pipeline: Pipeline | None) -> PlanRequest:
+        """The same for all ranks divided among the actors of a pipeline.
+
+        Raises:
+            SpecError: the mesh of all ranks cannot be divided so.
+        """
+        actors = 1 if pipeline is None else pipeline.order.num_actors
+        return dataclasses.replace(self, mesh=self.mesh.divided(actors), pipeline=pipeline)
+
+    def machine_types(self, ranks: Sequence[int] = ()) -> Mapping[Cluster, int]:
+        """The machines on which plans are searched, and how many actors have such: those of all
+        ranks, or of a pipeline's actors; of equal ones, the first.
+
+        Args:
+            ranks: of the pipeline, actor by actor; by default all in their order.
+
+        Raises:
+            TfparError: more ranks than devices.
+        """
+        if self.num_actors == 1:
+            self.cluster.check(self.mesh)
+            return {self.cluster: 1}
+        self.cluster.check(Mesh.of(self.num_actors * self.mesh.size))
+        machines = self.cluster.part(ranks) if ranks else self.cluster
+        return list_machine_types(machines, self.mesh.size, self.num_actors)

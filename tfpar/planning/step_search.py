@@ -1,0 +1,405 @@
+"""`StepSearch`: finds plans of one captured and simplified step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Hashable, Mapping, Sequence
+
+from tfpar.cluster.description import Cluster, Device
+from tfpar.cluster.network import likeness
+from tfpar.constraints import PutInStage
+from tfpar.cost.cost import Cost
+from tfpar.ir.step import StepGraph
+from tfpar.pipeline import Pipeline
+from tfpar.planning.candidates import (
+    BalancedShares,
+    BestSchedule,
+    Candidate,
+    NewLayout,
+    Order,
+    OtherMicrobatches,
+    OtherStages,
+    Proposal,
+)
+from tfpar.planning.completion import balance_shares, cost_on_one_device
+from tfpar.planning.drive import search_plan
+from tfpar.planning.machine_order import ActorSlots, PlacementWorkload, fastest_orders
+from tfpar.planning.machine_types import search_machine_types
+from tfpar.planning.memory.stages import fit_in_stages
+from tfpar.planning.placing import GivenPipeline
+from tfpar.planning.problems import StepProblems
+from tfpar.planning.relaxed_estimate import RelaxedEstimate, estimate_relaxed
+from tfpar.planning.repricing import reprice_plan
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.solve import Interrupted, find_plan, interruptible
+from tfpar.planning.stage_planner import assign_stages
+from tfpar.planning.stopping import Enough
+from tfpar.plans import Plan
+from tfpar.plans.alike import runs_as
+from tfpar.search.cache import PlanCache
+from tfpar.search.deadline import Deadline
+from tfpar.search.memory_errors import check_room
+from tfpar.search.price import price_plan
+from tfpar.search.problem import Planner, Problem
+from tfpar.search.so_far import MakePlan, Offer, SearchInterrupted
+from tfpar.search.stages.priced import scheduled_plan
+from tfpar.spec import Mesh, PlanError, ScheduleError, Spec, TfparError
+
+
+@dataclasses.dataclass(eq=False)
+class StepSearch:
+    """Finds plans of one step for what is requested; what it finds out serves all requests.
+
+    Attributes:
+        step, batch_size, laid, state_ratio, part: as of `StepProblems`.
+        planner, cache, interrupted: as of `find_plan`.
+    """
+
+    step: StepGraph
+    batch_size: int | None
+    planner: Planner
+    cache: PlanCache | None = None
+    laid: Mapping[str, Spec] | None = None
+    state_ratio: float | None = None
+    part: bool = False
+    interrupted: Interrupted | None = None
+
+    def __post_init__(self) -> None:
+        self._problems = StepProblems(
+            self.step, self.batch_size, self.laid, self.state_ratio, self.part
+        )
+        self._has_told_of_miss = False
+
+    def __call__(self, request: PlanRequest) -> tuple[Plan, Problem]:
+        """The plan that is found for a request as it is, and its problem.
+
+        Raises:
+            SpecError: a constraint that matches nothing or cannot hold.
+            PlanError: no plan satisfies the constraints, or fits under them (a MemoryLimitError);
+                says which of them conflict.
+            ScheduleError: the pipeline's schedule can never end with the stages that it has.
+            SearchInterrupted: Ctrl-C; knows the best plan so far.
+        """
+        evaluator = StepEvaluator(self, request)
+        best = search_plan(GivenPipeline(evaluator, request.pipeline), evaluator).best
+        return best.plan, best.problem
+
+    def problem(self, request: PlanRequest) -> Problem:
+        """As `StepProblems.state`."""
+        return self._problems.state(request)
+
+    def check_room(self, request: PlanRequest) -> None:
+        """Check that the devices of the request have room for the step at all, in stages or
+        without.
+
+        Raises:
+            MemoryLimitError: they have not.
+        """
+        problem, devices = self.problem(request), request.cluster.devices[: request.mesh.size]
+        check_room(problem, [device.memory_bytes for device in devices])
+
+    def find_layout(self, problem: Problem, request: PlanRequest) -> Plan:
+        """The layout of the ranks of one stage; errors as of a call."""
+
+        def relaxed(kept: Collection[str]) -> Problem:
+            return self._problems.relax(request, kept).on(problem.cluster)
+
+        def missed(asked: Problem) -> None:
+            if self.cache is not None and not self._has_told_of_miss:
+                self._has_told_of_miss = True  # what follows is nearest to what is kept by then
+                request.progress.note(self.cache.nearest(asked, self.planner))
+
+        return find_plan(problem, self.planner, self.cache, relaxed, self.interrupted, missed)
+
+    def assign_stages(
+        self,
+        layout: Plan,
+        request: PlanRequest,
+        ranks: Order = (),
+        before: Plan | None = None,
+        deadline: Deadline | None = None,
+    ) -> Plan:
+        """`layout` in the stages of the request's pipeline, not priced yet; see
+        `stage_planner.assign_stages`."""
+        assert request.pipeline is not None, "a request for stages"
+        return assign_stages(
+            layout,
+            self.step,
+            request.pipeline,
+            request.cluster,
+            request.constraints,
+            owners=request.owners,
+            part=self.part,
+            ranks=ranks,
+            before=before,
+            deadline=deadline or request.budget.start(),
+            known=None if self.part else self._problems.of_graphs,
+            jit_compile=request.jit_compile,
+        )
+
+    def reprice(self, plan: Plan, request: PlanRequest, everyone: Mesh) -> Plan:
+        """A plan in force with what it costs on the machines of a request; without a cost if it
+        does not train.
+
+        Args:
+            request: of the same step; stages and microbatches are the plan's.
+            everyone: all ranks, in their physical shape.
+        """
+        stages = plan.stages
+        asked = dataclasses.replace(
+            request,
+            base=None,
+            mesh=everyone.divided(1 if stages is None else stages.num_actors),
+            pipeline=plan.pipeline,
+            ranks=None if stages is None else stages.ranks,
+        )
+        priced = price_plan(plan, self.problem(asked), asked.cluster, self.batch_size)
+        if priced is None:
+            return dataclasses.replace(plan, cost=None)
+        return dataclasses.replace(priced, cluster=asked.cluster)
+
+    def estimate(self, request: PlanRequest) -> RelaxedEstimate | None:
+        """The relaxed estimate of the request's pipeline, with a second forward pass if the fastest
+        plan does not fit; None if a plan is known already, or there is none.
+
+        Raises:
+            SpecError: as of a call.
+            SearchInterrupted: as of a call.
+            KeyboardInterrupt: Ctrl-C; of the ranks of a stage nothing is known.
+        """
+        problem = self.problem(request)
+        if self.cache is not None and self.cache.get(problem, self.planner) is not None:
+            return None
+        types = request.machine_types(request.ranks or ())
+        interrupted = self.interrupted if request.num_actors == 1 else {}
+        with request.progress.at("", request.budget.seconds):
+            try:
+                with interruptible(problem, self.planner, interrupted) as asked:
+                    return estimate_relaxed(asked, self.planner, request.pipeline, types)
+            except PlanError:
+                return None
+            except SearchInterrupted:
+                if request.num_actors == 1:
+                    raise
+                raise KeyboardInterrupt from None
+
+
+class StepEvaluator:
+    """Makes candidates of proposals for a step; see `drive.Evaluator`.
+
+    Args:
+        request: with the pipeline that is given, or with all ranks and none.
+        enough: whether a candidate is good enough to search no more stages.
+    """
+
+    def __init__(
+        self, search: StepSearch, request: PlanRequest, enough: Enough | None = None
+    ) -> None:
+        self._search = search
+        self._request = request
+        self._enough = enough
+        self._layouts: dict[Hashable, Plan] = {}
+        self._evaluated: dict[Hashable, set[Hashable]] = {}
+
+    def evaluate(self, proposal: Proposal) -> Candidate | None:
+        with self._request.progress.at(self._label(proposal)):
+            match proposal:
+                case NewLayout(pipeline, ranks, machines):
+                    candidate = self._lay_out(pipeline, ranks, machines)
+                case OtherMicrobatches(base, pipeline):
+                    equal = dataclasses.replace(base.plan, shares={})
+                    plan = reprice_plan(equal, pipeline, base.problem, self._request.cluster)
+                    candidate = self._in_shares_of(base, plan)
+                case BestSchedule(base):
+                    equal = dataclasses.replace(base.plan, shares={})
+                    plan = scheduled_plan(equal, base.problem, self._request.cluster)
+                    candidate = self._in_shares_of(base, plan)
+                case OtherStages(base, pipeline):
+                    candidate = self._in_shares_of(base, self._cut_again(base, pipeline))
+                case BalancedShares(base):
+                    candidate = self._balance(base)
+        self._tell(candidate)
+        return candidate
+
+    def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
+        with self._request.progress.at(_name(pipeline)):
+            try:
+                return self._search.estimate(self._asked(pipeline))
+            except TfparError:  # a layout's search says it
+                return None
+
+    def is_good_enough(self, candidate: Candidate) -> bool:
+        return self._enough is not None and self._enough(candidate, self._request)
+
+    def machine_types(self, pipeline: Pipeline | None, ranks: Order) -> Sequence[Cluster | None]:
+        if not _has_stages(pipeline):
+            return [None]
+        types = search_machine_types(self._asked(pipeline).machine_types(self._ranks(ranks)))
+        return types[:1] if self._search.part else types
+
+    def rank_orders(self, pipeline: Pipeline | None, given: Candidate | None) -> Sequence[Order]:
+        request = self._asked(pipeline)
+        by_hand = any(isinstance(c, PutInStage) for c in request.constraints)
+        is_open = _has_stages(pipeline) and request.ranks is None and not by_hand
+        if pipeline is None or not is_open or self._search.part:
+            return []
+        slots = ActorSlots(request.cluster, request.mesh.size, request.num_actors)
+        return fastest_orders(slots, self._workload(pipeline, given), given is not None)
+
+    def _lay_out(
+        self, pipeline: Pipeline | None, ranks: Order, machines: Cluster | None
+    ) -> Candidate | None:
+        """The planner's layout for a pipeline, as it fits; see `NewLayout`."""
+        request = self._asked(pipeline)
+        with request.progress.at("", request.budget.seconds):
+            problem = self._search.problem(request)
+            if not _has_stages(pipeline):
+                asked = problem if pipeline is not None else problem.telling(self._tell_of(problem))
+                return Candidate(self._search.find_layout(asked, request), problem)
+            problem = problem if machines is None else problem.on(machines)
+            step = _StagedStep(self, request, problem, self._ranks(ranks))
+            there = self._evaluated.setdefault((pipeline, ranks), set())
+            if there and runs_as(step.find(problem)) in there:
+                return None  # in stages it is what was found for other machines
+            plan = fit_in_stages(step)
+            there.add(runs_as(step.find(problem)))
+            return Candidate(plan, problem)
+
+    def find_once(self, problem: Problem, request: PlanRequest) -> Plan:
+        """One layout for equal machines, wherever they are."""
+        key = request.pipeline, likeness(problem.cluster), problem.memory_limit
+        if key not in self._layouts:
+            self._layouts[key] = self._search.find_layout(problem, request)
+        return self._layouts[key]
+
+    def assign(
+        self,
+        layout: Plan,
+        request: PlanRequest,
+        ranks: Order,
+        before: Plan | None,
+        deadline: Deadline | None,
+    ) -> Plan:
+        """As `StepSearch.assign_stages`."""
+        return self._search.assign_stages(layout, request, ranks, before, deadline)
+
+    def _cut_again(self, base: Candidate, pipeline: Pipeline) -> Plan | None:
+        """The candidate's layout in other stages on the same actors, in their best schedule."""
+        if self._request.min_stages > 1:  # constraints number stages as they are
+            return None
+        assert base.plan.stages is not None, "a plan with stages"
+        layout = dataclasses.replace(base.plan, shares={}, stages=None)
+        try:
+            request = self._asked(pipeline)
+            cut = self._search.assign_stages(layout, request, base.plan.stages.ranks)
+            return scheduled_plan(cut, base.problem, self._request.cluster)
+        except (PlanError, ScheduleError):
+            return None
+
+    def _in_shares_of(self, base: Candidate, plan: Plan | None) -> Candidate | None:
+        """A plan that was priced in equal shares, in those that suit it if they paid for `base`."""
+        if plan is None:
+            return None
+        candidate = Candidate(plan, base.problem)
+        return self._balance(candidate) if base.plan.shares else candidate
+
+    def _balance(self, base: Candidate) -> Candidate:
+        if self._search.part:
+            return base
+        plan = balance_shares(
+            base.plan, base.problem, self._request.cluster, self._search.batch_size
+        )
+        return dataclasses.replace(base, plan=plan)
+
+    def _workload(self, pipeline: Pipeline, given: Candidate | None) -> PlacementWorkload:
+        """What of the step decides where actors are best."""
+        request = self._asked(pipeline)
+        problem = self._search.problem(request)
+        taken: dict[Device, float] = {}
+
+        def seconds_on(machines: Cluster) -> float:
+            if machines.device not in taken:
+                forward, backward, _ = cost_on_one_device(problem, machines).compute_s
+                taken[machines.device] = forward + backward
+            return taken[machines.device]
+
+        stages = None if given is None else given.plan.stages
+        cost = None if stages is None else stages.cost
+        sent = 0.0 if cost is None else sum(share.sent_bytes for share in cost.stages)
+        weights = sum(v.num_bytes for v in problem.variables if v.trainable)
+        links = max(1, 2 * (pipeline.order.num_stages - 1))
+        return PlacementWorkload(seconds_on, weights, sent / links, pipeline.order.num_microbatches)
+
+    def _asked(self, pipeline: Pipeline | None) -> PlanRequest:
+        """The request for a pipeline."""
+        if self._request.pipeline is not None:
+            assert pipeline == self._request.pipeline, "the pipeline that is given"
+            return self._request
+        return self._request.with_pipeline(pipeline)
+
+    def _ranks(self, ranks: Order) -> Order:
+        return ranks or self._request.ranks or ()
+
+    def _tell_of(self, problem: Problem) -> Offer:
+        def tell(make: MakePlan, cost: Cost | None) -> None:
+            if cost is not None and not problem.excess(cost):
+                self._request.progress.found(cost.seconds)
+
+        return tell
+
+    def _tell(self, candidate: Candidate | None) -> None:
+        """Tell of the seconds of a candidate that fits."""
+        if self._enough is None or candidate is None or candidate.plan.cost is None:
+            return
+        limit = self._request.cluster.device.memory_bytes
+        if candidate.plan.cost.memory_bytes <= limit:
+            self._request.progress.found(candidate.plan.cost.seconds)
+
+    def _label(self, proposal: Proposal) -> str:
+        if self._enough is None:
+            return ""
+        match proposal:
+            case NewLayout(pipeline):
+                return _name(pipeline)
+            case OtherMicrobatches(_, pipeline) | OtherStages(_, pipeline):
+                return _name(pipeline)
+            case BestSchedule(base):
+                return f"schedules of {_name(base.plan.pipeline)}"
+            case BalancedShares(base):
+                return _name(base.plan.pipeline)
+
+
+@dataclasses.dataclass(frozen=True)
+class _StagedStep:
+    """A step whose layouts are given the stages of a pipeline; see `memory.stages.StageStep`."""
+
+    evaluator: StepEvaluator
+    request: PlanRequest
+    problem: Problem
+    ranks: Order
+
+    def find(self, problem: Problem) -> Plan:
+        return self.evaluator.find_once(problem, self.request)
+
+    def assign(
+        self, layout: Plan, before: Plan | None = None, deadline: Deadline | None = None
+    ) -> Plan:
+        return self.evaluator.assign(layout, self.request, self.ranks, before, deadline)
+
+    def price(self, plan: Plan) -> Plan | None:
+        assert self.request.pipeline is not None, "a request for stages"
+        price = scheduled_plan if self.request.pipeline.picks_schedule else price_plan
+        return price(plan, self.problem, self.request.cluster)
+
+
+def _has_stages(pipeline: Pipeline | None) -> bool:
+    return pipeline is not None and pipeline.order.num_stages > 1
+
+
+def _name(pipeline: Pipeline | None) -> str:
+    """`2 stages, 8 microbatches`."""
+    if pipeline is None:
+        return "no stages"
+    stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
+    again = ", recomputing" if pipeline.recompute else ""
+    return f"{f'{stages} stages' if stages > 1 else 'no stages'}, {count} microbatches{again}"
