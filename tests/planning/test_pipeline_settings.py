@@ -77,7 +77,9 @@ def test_a_schedule_that_is_to_be_picked():
 def test_a_stage_is_planned_on_the_first_of_its_ranks_with_the_memory_of_all():
     cluster = read_preset("dgx-a100")
     assert PlanRequest(MESH, cluster).machine_types() == {cluster: 1}
-    assert PlanRequest(MESH, cluster, pipeline=Pipeline(microbatches=4)).machine_types() == {cluster: 1}
+    assert PlanRequest(MESH, cluster, pipeline=Pipeline(microbatches=4)).machine_types() == {
+        cluster: 1
+    }
     for pipeline in (Pipeline(2, 4), Pipeline(2, 4, "zb-v")):
         (part,) = PlanRequest(Mesh.of([1, 4]), cluster, pipeline=pipeline).machine_types()
         assert part.size == 4 and part.places(range(4)) == (0, 1, 2, 3)

@@ -63,15 +63,15 @@ def test_a_search_takes_some_time(seconds):
 
 
 def test_what_is_known_of_a_problem_holds_whatever_it_is_asked_for(asked):
-    found = asked.known.get("a", list)
-    assert asked.aiming(memory_limit=0.0).known.get("a", dict) is found
-    assert asked.telling(None).known is asked.known
-    assert asked.in_pipeline(Pipeline(2, 8)).known is asked.known
+    found = asked.memo.of(list)
+    assert asked.aiming(memory_limit=0.0).memo.of(list) is found
+    assert asked.telling(None).memo is asked.memo
+    assert asked.in_pipeline(Pipeline(2, 8)).memo is asked.memo
     other = dataclasses.replace(asked, state_ratio=9.0)
-    assert other.known.get("a", dict) == {}, "another problem"
+    assert other.memo.of(list) is not found, "another problem"
     again = other.asked_as(asked.aiming(surcharge_s=1.0))
     assert again.objective.surcharge_s == 1.0 and again.state_ratio == 9.0
-    assert again.known is other.known
+    assert again.memo is other.memo
 
 
 def test_a_search_for_another_objective_finds_what_a_new_one_finds():

@@ -12,6 +12,7 @@ from tfpar.constraints.stages import check_stages
 from tfpar.pipeline import AUTO
 from tfpar.planning.drive import search_plan
 from tfpar.planning.enumerate_pipelines import EnumeratePipelines, numbers_of_stages
+from tfpar.planning.placing import GivenPipeline
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.sensitivity import attach_break_even, attach_idle_times
 from tfpar.planning.step_search import StepEvaluator, StepSearch
@@ -79,12 +80,13 @@ def search_step(
     Raises:
         As `StepSearch`.
     """
+    evaluator = StepEvaluator(search, request, scope.enough)
     if scope.enough is None:
         _warn_of_padding(search, request)
-        return search(request)
+        best = search_plan(GivenPipeline(evaluator, request.pipeline), evaluator).best
+        return best.plan, best.problem
     check_stages(request.constraints, request.mesh.size)
     search.check_room(request)
-    evaluator = StepEvaluator(search, request, scope.enough)
     outer = EnumeratePipelines(
         evaluator,
         numbers_of_stages(request.mesh, request.min_stages),

@@ -12,7 +12,7 @@ from tfpar.ir.planning_graph import PlanningGraph, planning_graph
 from tfpar.ir.step import StepGraph
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Offload
-from tfpar.search.known import Known
+from tfpar.search.memo import Memo
 from tfpar.search.meshes import given_mesh, logical_meshes
 from tfpar.search.offload import bound_to_device
 from tfpar.search.problem import Fixed, Problem
@@ -52,7 +52,7 @@ class StepProblems:
     part: bool = False
 
     def __post_init__(self) -> None:
-        self.of_graphs = Known()
+        self.of_graphs = Memo()
         self._cut = planning_graph(self.step.graph, self.step.gradients)
         # What was requested last, and the problems without constraints that this states.
         self._last: list[tuple[PlanRequest, Problem]] = []

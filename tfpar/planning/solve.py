@@ -19,7 +19,7 @@ from tfpar.search.at_peak import AtPeak
 from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import choose_num_chunks
-from tfpar.search.conflicts import Relaxed, conflict_error, find_conflict
+from tfpar.search.conflicts import Conflict, Relaxed, conflict_error, find_conflict
 from tfpar.search.laid import laid_graph, price_whole
 from tfpar.search.memory_errors import check_room, memory_error
 from tfpar.search.microbatches import price_in_microbatches
@@ -61,11 +61,25 @@ def find_plan(
     digest = problem_digest(problem, planner)
     if plan is None and interrupted is not None and digest in interrupted:
         plan = reuse_interrupted(interrupted[digest])
-    if plan is None:
-        with interruptible(problem, planner, interrupted) as asked:
-            plan = _find_fitting(asked, planner, relaxed)
-        if cache is not None and not plan.cut_short:
-            cache.put(problem, planner, plan)
+    if plan is not None:
+        return plan
+    sets, size = problem.sets_of_ranks, problem.meshes[0].mesh.size
+    check_room(problem, [problem.memory_limit / sets] * (sets * size))
+    with interruptible(problem, planner, interrupted) as asked:
+        try:
+            plan = _find_best(asked, planner)
+            if asked.excess(plan.cost):
+                partitioned = laid_graph(plan, as_planned(asked, plan))
+                raise memory_error(plan, partitioned, asked)
+        except TimeLimitError:
+            raise
+        except PlanError as error:
+            conflict = None if relaxed is None else _find_conflict(asked, planner, relaxed)
+            if conflict is None:
+                raise
+            raise conflict_error(conflict, error, asked) from error
+    if cache is not None and not plan.cut_short:
+        cache.put(problem, planner, plan)
     return plan
 
 
@@ -119,26 +133,8 @@ def _best_so_far(incumbent: SoFar, problem: Problem) -> Plan | None:
     return price_in_microbatches(plan, problem).with_partitioned(partitioned)
 
 
-def _find_fitting(problem: Problem, planner: Planner, relaxed: Relaxed | None) -> Plan:
-    """The planner's plan, which fits; arguments and errors as of `find_plan`."""
-    solve_any = functools.partial(_find_best, planner=planner)
-    sets, size = problem.sets_of_ranks, problem.meshes[0].mesh.size
-    check_room(problem, [problem.memory_limit / sets] * (sets * size))
-    try:
-        plan = _find_best(problem, planner)
-        if problem.excess(plan.cost):
-            partitioned = laid_graph(plan, as_planned(problem, plan))
-            raise memory_error(plan, partitioned, problem)
-    except TimeLimitError:
-        raise
-    except PlanError as error:
-        if relaxed is None:
-            raise
-        conflict = find_conflict(problem, relaxed, solve_any)
-        if conflict is None:
-            raise
-        raise conflict_error(conflict, error, problem) from error
-    return plan
+def _find_conflict(problem: Problem, planner: Planner, relaxed: Relaxed) -> Conflict | None:
+    return find_conflict(problem, relaxed, functools.partial(_find_best, planner=planner))
 
 
 def _find_best(problem: Problem, planner: Planner) -> Plan:
@@ -148,8 +144,9 @@ def _find_best(problem: Problem, planner: Planner) -> Plan:
         if plan.cost is None or problem.excess(plan.cost):
             return plan
         return choose_num_chunks(plan, problem)
+    layout = with_batch_split(solve_under_memory_limit(problem, planner), problem)
     source = MicrobatchLayouts(problem, planner)
-    first = source.layout()
+    first = source.price(layout, problem)
     fit = MemoryFit(lambda plan: problem.excess(plan.cost))
     return fit.run(first.plan, [LowerLimit(source, first)])
 
@@ -165,12 +162,20 @@ class MicrobatchLayouts:
     def limit(self) -> float:
         return self.problem.memory_limit
 
-    def layout(self, limit: float | None = None) -> Layout:
-        asked = self.problem if limit is None else self.problem.aiming(memory_limit=limit)
+    def find(self, limit: float) -> Layout:
+        asked = self.problem.aiming(memory_limit=limit)
         plan = with_batch_split(solve_under_memory_limit(asked, self.planner), asked)
-        cost = plan.cost
+        return self.price(plan, asked)
+
+    def price(self, layout: Plan, asked: Problem) -> Layout:
+        """A layout in microbatches.
+
+        Args:
+            asked: with the limit that it was found for.
+        """
+        cost = layout.cost
         expected = 0.0 if cost is None else asked.stored_bytes(cost, AtPeak.of(cost))
-        return Layout(price_in_microbatches(plan, self.problem), expected)
+        return Layout(price_in_microbatches(layout, self.problem), expected)
 
     def room(self, plan: Plan) -> float:
         assert plan.cost is not None, "a plan that does not fit was priced"

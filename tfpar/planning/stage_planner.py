@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
@@ -23,7 +23,7 @@ from tfpar.pipeline.with_variables import with_what_they_read
 from tfpar.plans import Plan, PlannedStages
 from tfpar.propagation.prepared import prepare
 from tfpar.search.deadline import Deadline
-from tfpar.search.known import Known
+from tfpar.search.memo import Memo
 from tfpar.search.stages.bounds import TooManyStages
 from tfpar.search.stages.cuts import Stages
 from tfpar.search.stages.from_step import assign_step
@@ -46,7 +46,7 @@ def assign_stages(
     ranks: tuple[int, ...] = (),
     before: Plan | None = None,
     deadline: Deadline | None = None,
-    known: Known | None = None,
+    memo: Memo | None = None,
     jit_compile: bool = False,
 ) -> Plan:
     """`plan`, made for the ranks of one stage, with the stages of a pipeline.
@@ -68,7 +68,7 @@ def assign_stages(
         before: the same plan in stages that were priced and do not fit into the memory of their
             devices: others are found, in which those that store too much get less.
         deadline: what is found by then is used.
-        known: what was found for the step before; plans that differ in how they split it have the
+        memo: of what was found for the step before; plans that differ in how they split it have the
             same stages.
         jit_compile: XLA compiles the step.
 
@@ -84,8 +84,11 @@ def assign_stages(
     placed = cluster.part(ranks) if ranks else cluster
     if schedule.num_stages == 1:
         return plan
-    deadline, known = deadline or Deadline(), known or Known()
-    uncut = known.get(("uncut", jit_compile), lambda: _Uncut.of(step, jit_compile))
+    deadline, memo = deadline or Deadline(), memo or Memo()
+    steps = memo.of(UncutSteps)
+    if jit_compile not in steps:
+        steps[jit_compile] = _Uncut.of(step, jit_compile)
+    uncut = steps[jit_compile]
     cut, roles, ops, lying = uncut.graph, uncut.roles, uncut.ops, owners or {}
     fixed = resolve_stages(constraints, cut, ops, schedule.num_stages, must_match=not part)
     planned: PlannedStages | None = None
@@ -93,7 +96,7 @@ def assign_stages(
     if ops and (needed or not _weights_lie(cut, lying)):
         kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
         assigned = functools.partial(
-            _assigned, uncut, pipeline, placed, size, laid=_laid(before, ops), known=known
+            _assigned, uncut, pipeline, placed, size, laid=_laid(before, ops), memo=memo
         )
         try:
             planned = assigned(fixed=kept, deadline=deadline)
@@ -106,8 +109,10 @@ def assign_stages(
         planned, stage = _with_variables(cut, roles, ops, pipeline, lying, fixed)
     else:
         stage = stages_of_step(cut, roles, planned.forward_stages(ops))
-        table = schedule.num_stages, tuple(planned.scopes.items())
-        lie = known.get(("owners", table), functools.partial(_owners, step, planned))
+        owners_of, table = memo.of(Owners), (schedule.num_stages, tuple(planned.scopes.items()))
+        if table not in owners_of:
+            owners_of[table] = _owners(step, planned)
+        lie = owners_of[table]
         own = {name: lie[name] for name in lie if name in plan.variables}
         planned = dataclasses.replace(planned, owners=own)
     check_schedule(schedule, stage_graph_of(cut, roles, stage, schedule.num_stages))
@@ -191,7 +196,7 @@ def _assigned(
     size: int,
     *,
     laid: Laid | None,
-    known: Known,
+    memo: Memo,
     fixed: Mapping[Op, int],
     deadline: Deadline,
 ) -> PlannedStages:
@@ -229,12 +234,30 @@ def _assigned(
     # Where ops lie does not hang on how a plan splits them, nor on the order of their tasks, nor on
     # the links as long as these are fast enough.
     settled = tuple(paces), tuple(fixed.items()), step.roles.jit_compile
-    key = "stages", order.num_stages, cluster.device, *settled
-    best = known.get(key, functools.partial(found, None))
+    key = order.num_stages, cluster.device, *settled
+    known = memo.of(Assignments)
+    if key not in known:
+        known[key] = found(None)
+    best = known[key]
     if links.keep(best.graph, best.stages, paces):
-        best = known.get((*key, links), functools.partial(found, links))
+        linked = *key, links
+        if linked not in known:
+            known[linked] = found(links)
+        best = known[linked]
     deadline.cut_short |= best.cut_short
     return dataclasses.replace(best.planned, schedule=order, recompute=pipeline.recompute)
+
+
+class Assignments(dict[tuple[Hashable, ...], "_Assigned"]):
+    """Stages that were found, by all that they depend on."""
+
+
+class Owners(dict[tuple[Hashable, ...], Mapping[str, int]]):
+    """The stages of variables, by the stages of scopes."""
+
+
+class UncutSteps(dict[bool, "_Uncut"]):
+    """Steps before they have stages, by whether XLA compiles them."""
 
 
 class _Assigned(NamedTuple):

@@ -25,7 +25,7 @@ from tfpar.planning.completion import balance_shares, cost_on_one_device
 from tfpar.planning.drive import search_plan
 from tfpar.planning.machine_order import ActorSlots, PlacementWorkload, fastest_orders
 from tfpar.planning.machine_types import search_machine_types
-from tfpar.planning.memory.stages import fit_in_stages
+from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.placing import GivenPipeline
 from tfpar.planning.problems import StepProblems
 from tfpar.planning.relaxed_estimate import RelaxedEstimate, estimate_relaxed
@@ -133,7 +133,7 @@ class StepSearch:
             ranks=ranks,
             before=before,
             deadline=deadline or request.budget.start(),
-            known=None if self.part else self._problems.of_graphs,
+            memo=None if self.part else self._problems.of_graphs,
             jit_compile=request.jit_compile,
         )
 
@@ -257,20 +257,28 @@ class StepEvaluator:
                 asked = problem if pipeline is not None else problem.telling(self._tell_of(problem))
                 return Candidate(self._search.find_layout(asked, request), problem)
             problem = problem if machines is None else problem.on(machines)
-            step = _StagedStep(self, request, problem, self._ranks(ranks))
-            there = self._evaluated.setdefault((pipeline, ranks), set())
-            if there and runs_as(step.find(problem)) in there:
-                return None  # in stages it is what was found for other machines
-            plan = fit_in_stages(step)
-            there.add(runs_as(step.find(problem)))
+            fit = StagedFit(_StagedStep(self, request, problem, self._ranks(ranks)))
+            with fit.interruptible():
+                key = self._key(problem, request)
+                if key not in self._layouts:
+                    self._layouts[key] = self._search.find_layout(problem, request)
+                layout = self._layouts[key]
+                there = self._evaluated.setdefault((pipeline, ranks), set())
+                if runs_as(layout) in there:
+                    return None  # in stages it is what was found for other machines
+                plan = fit.run(layout)
+                there.add(runs_as(layout))
             return Candidate(plan, problem)
 
     def find_once(self, problem: Problem, request: PlanRequest) -> Plan:
         """One layout for equal machines, wherever they are."""
-        key = request.pipeline, likeness(problem.cluster), problem.memory_limit
+        key = self._key(problem, request)
         if key not in self._layouts:
             self._layouts[key] = self._search.find_layout(problem, request)
         return self._layouts[key]
+
+    def _key(self, problem: Problem, request: PlanRequest) -> Hashable:
+        return request.pipeline, likeness(problem.cluster), problem.memory_limit
 
     def assign(
         self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
-from tfpar.cluster.description import Cluster
+from tfpar.cluster.description import Cluster, Device
 from tfpar.planning.candidates import Candidate
 from tfpar.planning.completion import cost_on_one_device
 from tfpar.planning.enumerate_pipelines import numbers_of_stages
@@ -14,6 +13,11 @@ from tfpar.search.gain import LEAST_SECONDS, rhino_seconds
 from tfpar.search.model.folded_model import folded_model
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.problem import Problem
+
+
+class SingleDeviceSeconds(dict[Device, float]):
+    """Seconds that the whole step computes, by device."""
+
 
 Enough = Callable[[Candidate, PlanRequest], bool]
 """Whether a candidate is good enough to search no more stages."""
@@ -34,14 +38,13 @@ def compute_bound_seconds(problem: Problem, request: PlanRequest) -> float:
 
 def _single_device_seconds(problem: Problem, request: PlanRequest, cluster: Cluster) -> list[float]:
     """Seconds that the whole step computes on each of the devices alone."""
-
-    def seconds(rank: int) -> float:
-        return sum(cost_on_one_device(problem, cluster.part([rank])).compute_s)
-
-    return [
-        problem.known.get(("single device", device), functools.partial(seconds, rank))
-        for rank, device in enumerate(cluster.devices[: request.mesh.size])
-    ]
+    known = problem.memo.of(SingleDeviceSeconds)
+    devices = cluster.devices[: request.mesh.size]
+    for rank, device in enumerate(devices):
+        if device not in known:
+            cost = cost_on_one_device(problem, cluster.part([rank]))
+            known[device] = sum(cost.compute_s)
+    return [known[device] for device in devices]
 
 
 def _shared_seconds(alone: Sequence[float]) -> float:

@@ -18,13 +18,19 @@ def as_planned(problem: Problem, plan: Plan) -> Problem:
     weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)
     if not weights or problem.state_ratio is None:  # then the graph has the slots themselves
         return problem
-    apart = problem.known.get(("slots apart", weights), lambda: _apart(problem, weights))
-    return apart.asked_as(problem)
+    apart = problem.memo.of(ProblemsWithSlotsApart)
+    if weights not in apart:
+        apart[weights] = _apart(problem, weights)
+    return apart[weights].asked_as(problem)
 
 
 def as_kept(problem: Problem, recompute: tuple[str, ...], offloaded: Offloaded) -> Problem:
     """The problem of the step that computes blocks again, and has things in host memory."""
     return offloaded_problem(recomputed_problem(problem, recompute), offloaded)
+
+
+class ProblemsWithSlotsApart(dict[frozenset[str], Problem]):
+    """Problems whose graphs have the slots of weights by themselves, by these weights."""
 
 
 def _apart(problem: Problem, weights: frozenset[str]) -> Problem:

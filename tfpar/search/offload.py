@@ -111,17 +111,26 @@ def offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
     """
     if not names or problem.cluster.in_host_memory:
         return problem
-    again = problem.known.get(("offloaded", names), lambda: _offloaded_problem(problem, names))
-    return again.asked_as(problem)
+    known = problem.memo.of(OffloadedProblems)
+    if names not in known:
+        known[names] = _offloaded_problem(problem, names)
+    return known[names].asked_as(problem)
 
 
 def _offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
-    def graph() -> Graph:
+    known, key = problem.of_graphs.of(OffloadedGraphs), (problem.graph, names)
+    if key not in known:
         graph = problem.graph
         if names.activations:
             graph = with_activations_offloaded(graph, names.activations)
         slots = slots_of(graph) if problem.state_ratio is None else {}
-        return with_slots_offloaded(graph, names.slots, slots, ())
+        known[key] = with_slots_offloaded(graph, names.slots, slots, ())
+    return of_copy(problem, known[key])
 
-    key = "offloaded", problem.graph, names
-    return of_copy(problem, problem.of_graphs.get(key, graph))
+
+class OffloadedProblems(dict[Offloaded, Problem]):
+    """Problems whose graphs have things in host memory, by what."""
+
+
+class OffloadedGraphs(dict[tuple[Graph, Offloaded], Graph]):
+    """Graphs that have things in host memory, by graph and what."""

@@ -15,7 +15,7 @@ from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Offload, Plan
 from tfpar.propagation.partitioned import Anchors
 from tfpar.search.at_peak import AtPeak
-from tfpar.search.known import Known
+from tfpar.search.memo import Memo
 from tfpar.search.meshes import LogicalMesh, input_spec
 from tfpar.search.objective import Budget, Objective
 from tfpar.search.so_far import Offer
@@ -65,9 +65,9 @@ class Problem:
         budget: what the search may take.
         progress: is told of the search.
         offer: is told of each better plan on the way; see `search.so_far`.
-        of_graphs: what was found out about graphs alone, by the graph and what else it hangs on.
-        known: what was found out about the problem; one that differs in more than in what it is
-            asked for knows nothing at first.
+        of_graphs: the memo of what depends on graphs alone.
+        memo: the memo of the problem; one that differs in more than in what it is asked for has an
+            empty one at first.
     """
 
     graph: Graph
@@ -95,8 +95,8 @@ class Problem:
     budget: Budget = Budget()
     progress: Progress | None = None
     offer: Offer | None = None
-    of_graphs: Known = dataclasses.field(default_factory=Known)
-    known: Known = dataclasses.field(default_factory=Known, init=False)
+    of_graphs: Memo = dataclasses.field(default_factory=Memo)
+    memo: Memo = dataclasses.field(default_factory=Memo, init=False)
 
     @property
     def decides_offload(self) -> bool:
@@ -183,8 +183,10 @@ class Problem:
         """The same problem for these machines."""
         if machines == self.cluster:
             return self
-        there = self.known.get(machines, lambda: dataclasses.replace(self, cluster=machines))
-        return there.asked_as(self)
+        there = self.memo.of(ProblemsElsewhere)
+        if machines not in there:
+            there[machines] = dataclasses.replace(self, cluster=machines)
+        return there[machines].asked_as(self)
 
     def in_pipeline(self, pipeline: Pipeline | None) -> Problem:
         """The same problem in the microbatches of a pipeline with as many stages.
@@ -213,7 +215,7 @@ class Problem:
 
     def _asked(self, **changes: Any) -> Problem:
         asked = dataclasses.replace(self, **changes)
-        object.__setattr__(asked, "known", self.known)
+        object.__setattr__(asked, "memo", self.memo)
         return asked
 
     def plan(self, **found: Any) -> Plan:
@@ -225,6 +227,10 @@ class Problem:
             cluster=self.cluster,
             **found,
         )
+
+
+class ProblemsElsewhere(dict[Cluster, Problem]):
+    """The same problem for other machines."""
 
 
 def step_anchors(plan: Plan, problem: Problem) -> Anchors:

@@ -127,13 +127,25 @@ def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
     """The problem of planning the step so. It keeps its fingerprint: that of the step."""
     if not names:
         return problem
-    again = problem.known.get(("recomputed", names), lambda: _recomputed_problem(problem, names))
-    return again.asked_as(problem)
+    known = problem.memo.of(RecomputedProblems)
+    if names not in known:
+        known[names] = _recomputed_problem(problem, names)
+    return known[names].asked_as(problem)
 
 
 def _recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
-    key = "recomputed", problem.graph, names
-    return of_copy(problem, problem.of_graphs.get(key, lambda: recomputed(problem.graph, names)))
+    known, key = problem.of_graphs.of(RecomputedGraphs), (problem.graph, names)
+    if key not in known:
+        known[key] = recomputed(problem.graph, names)
+    return of_copy(problem, known[key])
+
+
+class RecomputedProblems(dict[tuple[str, ...], Problem]):
+    """Problems whose graphs recompute blocks, by the names of these."""
+
+
+class RecomputedGraphs(dict[tuple[Graph, tuple[str, ...]], Graph]):
+    """Graphs that recompute blocks, by graph and the names of these."""
 
 
 def of_copy(problem: Problem, graph: Graph) -> Problem:

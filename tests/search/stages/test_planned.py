@@ -21,7 +21,7 @@ from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.planning.memory.stages import fit_in_stages
+from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.stage_planner import assign_stages
@@ -337,7 +337,7 @@ class Searched:
     def plan(self, memory: float) -> Plan:
         self.limits.clear()
         self.cluster = CLUSTER.with_memory(memory)
-        return fit_in_stages(self)
+        return StagedFit(self).run(self.find(self.problem))
 
 
 def test_a_plan_fits_where_each_stage_does():

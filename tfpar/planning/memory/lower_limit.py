@@ -39,8 +39,8 @@ class LayoutSource(Protocol):
         """The bytes that a search may take a plan to store."""
         ...
 
-    def layout(self, limit: float | None = None) -> Layout:
-        """The one that is found for a limit; by default for all memory that there is.
+    def find(self, limit: float) -> Layout:
+        """The one that is found for a limit.
 
         Raises:
             MemoryLimitError: there is none.
@@ -76,7 +76,7 @@ class LowerLimit:
                 return
             limit = min(limit, layout.expected_bytes) * self.source.room(layout.plan)
             try:
-                layout = self.source.layout(limit)
+                layout = self.source.find(limit)
             except MemoryLimitError:
                 return
             yield self.source.lighter(layout.plan, fit)

@@ -12,6 +12,7 @@ from tfpar.planning.memory.offload_moves import offload_slots_to_fit
 from tfpar.planning.memory.shard_slots import may_fit_with_sharded_slots, with_sharded_slots
 from tfpar.plans import Offloaded, Plan
 from tfpar.search.as_planned import as_kept
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.so_far import MakePlan, Offer
 
@@ -105,12 +106,20 @@ class ShardSlots:
             yield dataclasses.replace(found, offloaded=self.offloaded)
 
 
+class FastestPlans(dict[tuple[Planner, tuple[LogicalMesh, ...]], Plan]):
+    """The fastest plans of planners, by meshes."""
+
+
+class ShardedFastestPlans(dict[tuple[Planner, tuple[LogicalMesh, ...]], Plan | None]):
+    """The same with their slots sharded; None: there are none to shard."""
+
+
 def fastest_plan(problem: Problem, planner: Planner) -> Plan:
     """The planner's fastest plan of all, whatever it stores; it is searched once."""
-    asked = problem.aiming(memory_limit=math.inf)
-    return problem.known.get(
-        ("fastest", planner, tuple(problem.meshes)), lambda: planner.solve(asked)
-    )
+    known, key = problem.memo.of(FastestPlans), (planner, tuple(problem.meshes))
+    if key not in known:
+        known[key] = planner.solve(problem.aiming(memory_limit=math.inf))
+    return known[key]
 
 
 def fastest_with_sharded_slots(problem: Problem, planner: Planner) -> Plan | None:
@@ -119,5 +128,7 @@ def fastest_with_sharded_slots(problem: Problem, planner: Planner) -> Plan | Non
     plan = fastest_plan(problem, planner)
     if not may_fit_with_sharded_slots(plan, problem):
         return None
-    key = "fastest, slots sharded", planner, tuple(problem.meshes)
-    return problem.known.get(key, lambda: with_sharded_slots(plan, problem))
+    known, key = problem.memo.of(ShardedFastestPlans), (planner, tuple(problem.meshes))
+    if key not in known:
+        known[key] = with_sharded_slots(plan, problem)
+    return known[key]

@@ -8,6 +8,7 @@ stage does not fit, slots are sharded, then offloaded; units are reassigned unde
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Protocol
@@ -22,7 +23,7 @@ from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
 from tfpar.search.price import price_plan
 from tfpar.search.problem import Problem
-from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.so_far import MakePlan, SearchInterrupted
 from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.quantities import format_bytes
 
@@ -64,74 +65,90 @@ class StageStep(Protocol):
         ...
 
 
-def fit_in_stages(step: StageStep) -> Plan:
-    """The layout that is found for a step, in stages that fit, with what it costs so; without a
-    cost if the step does not train.
-
-    Raises:
-        MemoryLimitError: no plan was found that fits; says which stage lacks most.
-        PlanError, ScheduleError: as of `step`.
-        SearchInterrupted: Ctrl-C, in the search or while stages are found; its plan has stages.
-    """
-    source = StagedLayouts(step)
-    fit = MemoryFit(_excess)
-    try:
-        first = source.layout()
-        if first.plan.cost is None:
-            return first.plan
-        moves = [*source.changes(), LowerLimit(source, first)]
-        best = fit.run(first.plan, moves)
-    except KeyboardInterrupt as caught:
-        stopped = caught if isinstance(caught, SearchInterrupted) else None
-
-        def best_so_far() -> Plan | None:
-            """What had been found, in stages that are found quickly, if it fits."""
-            fitting = [plan for plan in fit.tried if fit.fits(plan)]
-            if fitting:
-                return dataclasses.replace(min(fitting, key=_seconds), cut_short=True)
-            layout = source.found if stopped is None else stopped.plan
-            if layout is None:
-                return None
-            layout = dataclasses.replace(layout, cut_short=True)
-            plan = step.assign(layout, deadline=Deadline(STAGES_SECONDS))
-            priced = step.price(plan)
-            if priced is None:
-                return plan
-            priced = MemoryFit(_excess).run(priced, source.slot_moves)
-            return priced if fit.fits(priced) else None
-
-        raise SearchInterrupted(best_so_far) from None
-    if not fit.fits(best):
-        raise _too_large(best, "No plan fits")
-    return best
-
-
-class StagedLayouts:
-    """Layouts of the ranks of one stage, in stages and priced so.
+class StagedFit:
+    """The memory loop of a step in stages.
 
     Attributes:
-        found: the last of them, before it had stages.
+        layout: the last that was found, before it had stages.
     """
 
     def __init__(self, step: StageStep) -> None:
         self._step = step
-        self.found: Plan | None = None
+        self._fit = MemoryFit(_excess)
+        self.layout: Plan | None = None
         self.slot_moves = (
             ChangeSlots(step, shard_slots, "shard slots"),
             ChangeSlots(step, with_slots_away, "offload slots"),
         )
 
+    def run(self, layout: Plan) -> Plan:
+        """A layout in stages that fit, or another one, with what it costs so; without a cost if the
+        step does not train.
+
+        Args:
+            layout: that was found for all memory.
+
+        Raises:
+            MemoryLimitError: no plan was found that fits; says which stage lacks most.
+            PlanError, ScheduleError: as of the step.
+        """
+        first = self._in_stages(layout)
+        if first.plan.cost is None:
+            return first.plan
+        best = self._fit.run(first.plan, [*self.moves(), LowerLimit(self, first)])
+        if not self._fit.fits(best):
+            raise _too_large(best, "No plan fits")
+        return best
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Have what is found within known when Ctrl-C ends it.
+
+        Raises:
+            SearchInterrupted: Ctrl-C, in the search or while stages are found; its plan has stages.
+        """
+        try:
+            yield
+        except SearchInterrupted as caught:
+            stopped = caught
+            raise SearchInterrupted(self._best_of(lambda: stopped.plan)) from None
+        except KeyboardInterrupt:
+            raise SearchInterrupted(self._best_of(lambda: self.layout)) from None
+
+    def _best_of(self, layout: MakePlan) -> MakePlan:
+        """Makes the best plan that was found, or the layout in stages that are found quickly, if it
+        fits."""
+
+        def best_so_far() -> Plan | None:
+            fitting = [plan for plan in self._fit.tried if self._fit.fits(plan)]
+            if fitting:
+                return dataclasses.replace(min(fitting, key=_seconds), cut_short=True)
+            found = layout()
+            if found is None:
+                return None
+            found = dataclasses.replace(found, cut_short=True)
+            plan = self._step.assign(found, deadline=Deadline(STAGES_SECONDS))
+            priced = self._step.price(plan)
+            if priced is None:
+                return plan
+            priced = self._fit.refine(priced, self.slot_moves)
+            return priced if self._fit.fits(priced) else None
+
+        return best_so_far
+
     @property
     def limit(self) -> float:
         return self._step.problem.memory_limit
 
-    def layout(self, limit: float | None = None) -> Layout:
-        problem = self._step.problem
-        asked = problem if limit is None else problem.aiming(memory_limit=limit)
-        self.found = found = self._step.find(asked)
-        plan = self._step.assign(found)
-        priced = None if found.cost is None else self._step.price(plan)
-        expected = 0.0 if found.cost is None else found.cost.memory_bytes
+    def find(self, limit: float) -> Layout:
+        problem = self._step.problem.aiming(memory_limit=limit)
+        return self._in_stages(self._step.find(problem))
+
+    def _in_stages(self, layout: Plan) -> Layout:
+        self.layout = layout
+        plan = self._step.assign(layout)
+        priced = None if layout.cost is None else self._step.price(plan)
+        expected = 0.0 if layout.cost is None else layout.cost.memory_bytes
         return Layout(priced or plan, expected)
 
     def room(self, plan: Plan) -> float:
@@ -141,13 +158,13 @@ class StagedLayouts:
             default=1.0,
         )
 
-    def changes(self) -> list[ChangeSlots | Reassign]:
+    def moves(self) -> list[ChangeSlots | Reassign]:
         """The moves that search no layout, of the one that was found last."""
-        assert self.found is not None, "a layout that was found"
-        return [*self.slot_moves, Reassign(self._step, self.found, self.slot_moves)]
+        assert self.layout is not None, "a layout that was found"
+        return [*self.slot_moves, Reassign(self._step, self.layout, self.slot_moves)]
 
     def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
-        return fit.refine(plan, self.changes())
+        return fit.refine(plan, self.moves())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
@@ -39,15 +39,25 @@ class Statistics(Work):
 
 def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
     """The folded model of a problem: made once for each graph, and counting for each problem."""
-    priced = problem.stand_ins, problem.compression, problem.jit_compile
-    graph_key = "folded", problem.graph, *priced, min_duplicate
+    own = problem.memo.of(FoldedModels)
+    if min_duplicate not in own:
+        priced = problem.stand_ins, problem.compression, problem.jit_compile
+        graph_key = problem.graph, *priced, min_duplicate
+        made = problem.of_graphs.of(FoldedGraphs)
+        if graph_key not in made:
+            made[graph_key] = FoldedModel.of(problem, min_duplicate)
+        model = made[graph_key]
+        counts = dataclasses.replace(model.statistics, candidates=0, valid=0, **vars(Work()))
+        own[min_duplicate] = dataclasses.replace(model, statistics=counts)
+    return own[min_duplicate]
 
-    def own() -> FoldedModel:
-        made = problem.of_graphs.get(graph_key, lambda: FoldedModel.of(problem, min_duplicate))
-        counts = dataclasses.replace(made.statistics, candidates=0, valid=0, **vars(Work()))
-        return dataclasses.replace(made, statistics=counts)
 
-    return problem.known.get(("folded", min_duplicate), own)
+class FoldedModels(dict[int, "FoldedModel"]):
+    """Folded models of a problem, by the least number of duplicates that are folded."""
+
+
+class FoldedGraphs(dict[tuple[Hashable, ...], "FoldedModel"]):
+    """Folded models by graph and by what else they depend on."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

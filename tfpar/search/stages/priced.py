@@ -47,7 +47,7 @@ class CutPlan:
         Raises:
             PlanError: the plan gives an op no stage, or a variable two.
         """
-        return problem.of_graphs.get("cut plans", CutPlans).of(plan, problem)
+        return problem.of_graphs.of(CutPlans).of(plan, problem)
 
     def prices(
         self,

@@ -45,3 +45,7 @@ class Layouts:
 def kind_of(logical: LogicalMesh) -> Hashable:
     """What meshes have in common that are like each other."""
     return logical.batch_axes, logical.model_axes
+
+
+class LayoutsByFold(dict[int, Layouts]):
+    """The last layouts, by the least number of duplicates that are folded."""

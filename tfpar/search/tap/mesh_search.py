@@ -67,6 +67,10 @@ class Key(NamedTuple):
 INVALID = Key(math.inf, math.inf, 0, math.inf)
 
 
+class IncrementalPricers(dict[tuple[FoldedModel, LogicalMesh], IncrementalPricer]):
+    """Pricers by model and mesh: a problem that is searched again goes on with them."""
+
+
 class MeshSearch:
     """The search on one logical mesh.
 
@@ -93,9 +97,9 @@ class MeshSearch:
         laid |= {v.name: g.options[0] for g in self.groups for v in g.variables}
         self.anchors = model.anchors(problem, logical, laid)
         weights = [v for g in self.groups for v in g.variables]
-        self.plans = problem.known.get(
-            (model, logical),
-            lambda: IncrementalPricer(
+        pricers = problem.memo.of(IncrementalPricers)
+        if (model, logical) not in pricers:
+            pricers[model, logical] = IncrementalPricer(
                 model.prepared,
                 mesh,
                 self.anchors,
@@ -104,8 +108,8 @@ class MeshSearch:
                 problem.state_ratio,
                 weights,
                 model.statistics,
-            ),
-        )
+            )
+        self.plans = pricers[model, logical]
         for group in self.groups:  # where a search before this one has left them
             self.lay(group, group.chosen)
         self.limit = problem.memory_limit

@@ -21,7 +21,7 @@ from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel, Statistics, folded_model
 from tfpar.search.problem import Problem
 from tfpar.search.simplest import baselines, fastest, simplest, surcharge
-from tfpar.search.tap.layouts import Layouts, kind_of
+from tfpar.search.tap.layouts import Layouts, LayoutsByFold, kind_of
 from tfpar.search.tap.mesh_search import INVALID, Key, MeshSearch
 from tfpar.search.tap.units import adjacent, nearby
 from tfpar.spec import PlanError, TimeLimitError
@@ -73,7 +73,7 @@ class TapPlanner:
         self.statistics = model.statistics
         searches: list[MeshSearch] = []
         offer = None if problem.offer is None else functools.partial(self._offer, problem, model)
-        layouts = problem.of_graphs.get(("layouts", self.min_duplicate), Layouts)
+        layouts = problem.of_graphs.of(LayoutsByFold).setdefault(self.min_duplicate, Layouts())
         elsewhere = layouts.elsewhere(problem.meshes[0].mesh.size)
         for logical in _in_order(problem.meshes):
             if searches and deadline.over():
