@@ -17,7 +17,7 @@ from tfpar.keras.adapter import parallel_model
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan, plan_from_constraints
-from tfpar.search.laid import price_whole
+from tfpar.search.price import price_whole
 from tfpar.search.problem import Problem
 
 STATE = 2.0

@@ -32,7 +32,7 @@ from tfpar.planning.memory.limit import solve_under_memory_limit
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan
-from tfpar.search.laid import price_whole
+from tfpar.search.price import price_whole
 from tfpar.search.tap.planner import TapPlanner
 
 NODES = (1, 2)

@@ -13,8 +13,8 @@ from tests.search.test_slots import MACHINES, problem_of
 from tfpar.planning import solve
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.plans import Offload, Offloaded
-from tfpar.search.laid import price_whole
 from tfpar.search.memory_errors import LeastMemory, check_room, memory_error
+from tfpar.search.price import price_whole
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import MemoryLimitError
 

@@ -20,7 +20,7 @@ from tfpar.planning.solve import find_plan
 from tfpar.plans import Offload, Offloaded, Plan
 from tfpar.search.as_planned import as_planned
 from tfpar.search.cache import problem_digest
-from tfpar.search.laid import price_whole
+from tfpar.search.price import price_whole
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import PlanError, SpecError
 

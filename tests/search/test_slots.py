@@ -20,8 +20,9 @@ from tfpar.planning.memory.shard_slots import (
 )
 from tfpar.plans import Plan
 from tfpar.search.as_planned import as_planned
-from tfpar.search.laid import lay_out, price_whole
+from tfpar.search.laid import lay_out
 from tfpar.search.meshes import given_mesh
+from tfpar.search.price import price_whole
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, Replicate, Shard
 

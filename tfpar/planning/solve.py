@@ -20,9 +20,10 @@ from tfpar.search.batch import with_batch_split
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import choose_num_chunks
 from tfpar.search.conflicts import Conflict, Relaxed, conflict_error, find_conflict
-from tfpar.search.laid import laid_graph, price_whole
+from tfpar.search.laid import laid_graph
 from tfpar.search.memory_errors import check_room, memory_error
 from tfpar.search.microbatches import price_in_microbatches
+from tfpar.search.price import price_whole
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
 from tfpar.spec import PlanError, TimeLimitError

@@ -1,10 +1,11 @@
-"""How a plan lays the whole graph of its problem, and what the step then takes."""
+"""Propagation of a plan through the whole graph of its problem."""
 
 from __future__ import annotations
 
-from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from collections.abc import Collection
+
 from tfpar.ir.collection import collection_paused
+from tfpar.ir.graph import Tensor
 from tfpar.ir.roles import Roles
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
@@ -19,21 +20,18 @@ def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
     return laid_graph(plan, as_planned(problem, plan))
 
 
-def laid_graph(plan: Plan, problem: Problem) -> PartitionedGraph:
-    """The whole graph of a problem as `plan` lays it, which is as the plan runs it already."""
+def laid_graph(plan: Plan, problem: Problem, whole: Collection[Tensor] = ()) -> PartitionedGraph:
+    """The whole graph of a problem as `plan` lays it, which is as the plan runs it already.
+
+    Args:
+        whole: see `propagation.prepare`.
+    """
     with collection_paused():
-        laid = propagate(prepare(problem.graph), plan.mesh, step_anchors(plan, problem))
+        prepared = prepare(problem.graph, whole=whole)
+        laid = propagate(prepared, plan.mesh, step_anchors(plan, problem))
         laid.wire_dtypes = Roles.of(problem.graph, compression=problem.compression).wire_dtypes
         laid.jit_compile = problem.jit_compile
         return laid
-
-
-def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
-    """What a plan costs that computes its batch in one piece, and the graph as it lays it."""
-    again = as_planned(problem, plan)
-    laid = laid_graph(plan, again)
-    roles = priced_roles(laid, again)
-    return evaluate(laid, problem.cluster, roles, problem.state_ratio), laid
 
 
 def priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:

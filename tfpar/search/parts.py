@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 
-from tfpar.ir.graph import Tensor
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.plans import Plan
-from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned import Anchors, PartitionedGraph
-from tfpar.propagation.prepared import prepare
 from tfpar.rewrite.batch_statistics import statistics_of
 from tfpar.rewrite.chunks import cut_in_parts
-from tfpar.search.problem import Problem
+from tfpar.search.problem import Problem, step_anchors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,26 +29,12 @@ class StepInParts:
 
     @classmethod
     def of(
-        cls, plan: Plan, problem: Problem, anchors: Anchors, whole: Collection[Tensor] = ()
+        cls, plan: Plan, problem: Problem, whole: PartitionedGraph, roles: Roles
     ) -> StepInParts | None:
-        """The problem's step under `plan`; None if it does not train.
-
-        Args:
-            anchors: what `plan` fixes of the problem's graph.
-            whole: see `propagation.prepare`.
-        """
-        prepared = prepare(
-            problem.graph, whole=whole
-        )  # which has ops of its own: roles are those of its graph
-        roles = Roles.of(
-            prepared.graph,
-            times=dict.fromkeys(problem.stand_ins, 0),
-            compression=problem.compression,
-            jit_compile=problem.jit_compile,
-        )
+        """The problem's step under `plan`; None if it does not train."""
         if BACKWARD not in roles.phase.values():
             return None
-        return cls(problem, anchors, propagate(prepared, plan.mesh, anchors), roles)
+        return cls(problem, step_anchors(plan, problem), whole, roles)
 
     def cut(self, parts: int) -> PartitionedGraph:
         """The step on the mesh with an axis of so many parts behind its own."""

@@ -29,7 +29,7 @@ from tfpar.propagation.shares import CannotShare, shared_by
 from tfpar.search.as_planned import as_planned
 from tfpar.search.laid import laid_graph, priced_roles
 from tfpar.search.parts import StepInParts
-from tfpar.search.problem import Problem, step_anchors
+from tfpar.search.problem import Problem
 from tfpar.search.stages.priced import CutPlan
 from tfpar.spec import Mesh, UnevenMesh
 
@@ -77,6 +77,13 @@ def price_plan(
         return in_own_shares(step, step.price(plan), cluster, batch_size)
 
 
+def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
+    """The cost of a plan that computes its batch in one piece, without stages, and the partitioned
+    graph."""
+    step = SingleStagePricer.of(plan, problem, problem.cluster)
+    return step.price_whole(), step.laid
+
+
 def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPricer | None:
     """The step of a problem as `plan` lays it; arguments and errors as of `price_plan`."""
     if plan.stages is None:
@@ -111,11 +118,10 @@ class SingleStagePricer:
         """The step of a problem as `plan` lays it."""
         with collection_paused():
             again = as_planned(problem, plan)
-            pieces = StepInParts.of(plan, again, step_anchors(plan, again))
-            if pieces is not None:
-                return cls(pieces.whole, pieces.roles, cluster, again.state_ratio, pieces)
             laid = laid_graph(plan, again)
-            return cls(laid, priced_roles(laid, again), cluster, again.state_ratio)
+            roles = priced_roles(laid, again)
+            pieces = StepInParts.of(plan, again, laid, roles)
+            return cls(laid, roles, cluster, again.state_ratio, pieces)
 
     def on(self, cluster: Cluster) -> SingleStagePricer:
         return dataclasses.replace(self, cluster=cluster)
@@ -131,6 +137,10 @@ class SingleStagePricer:
             cut, _ = self._cut(plan.chunks, mesh)
             cost = chunked_cost(cost, cut, laid.mesh, machines, self.roles)
         return dataclasses.replace(plan, cost=cost)
+
+    def price_whole(self) -> Cost:
+        """The cost of the batch in one piece."""
+        return evaluate(self.laid, self.cluster, self.roles, self.state_ratio)
 
     def _cut(self, count: int, mesh: UnevenMesh | None) -> tuple[PartitionedGraph, BatchStatistics]:
         """The step in so many pieces, and the statistics that each has of its own."""

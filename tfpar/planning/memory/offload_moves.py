@@ -18,8 +18,8 @@ from tfpar.ir.traits import IN_FLIGHT
 from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.plans import Plan
-from tfpar.search.laid import price_whole
 from tfpar.search.offload import with_slots
+from tfpar.search.price import price_whole
 from tfpar.search.problem import Problem
 from tfpar.spec import replicated
 

@@ -19,8 +19,9 @@ from tfpar.pipeline.staged import sent_whole
 from tfpar.plans import Plan
 from tfpar.propagation.shares import shared_by
 from tfpar.search.as_planned import as_planned
+from tfpar.search.laid import laid_graph, priced_roles
 from tfpar.search.parts import StepInParts
-from tfpar.search.problem import Problem, step_anchors
+from tfpar.search.problem import Problem
 from tfpar.spec import UnevenMesh
 
 
@@ -207,7 +208,8 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, i
         stand_ins=frozenset(ops[op.name] for op in problem.stand_ins),
     )
     whole = sent_whole(step.graph, stage)
-    found = StepInParts.of(plan, problem, step_anchors(plan, problem), whole)
+    laid = laid_graph(plan, problem, whole)
+    found = StepInParts.of(plan, problem, laid, priced_roles(laid, problem))
     return None if found is None else (found, _with_new_ops(found.whole.graph, stage))
 
 
