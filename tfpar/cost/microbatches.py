@@ -6,7 +6,8 @@ import dataclasses
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.memory import Buffer, live_peak
+from tfpar.cost.liveness import Buffer
+from tfpar.cost.memory import live_peak
 from tfpar.cost.overlap import part_seconds
 from tfpar.cost.parts import PartPricer
 from tfpar.cost.running_sums import adding_seconds

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tfpar.cost.memory import Buffer, operands_of_collectives
+from tfpar.cost.liveness import Buffer, BufferLiveness
+from tfpar.cost.memory import operands_of_collectives
 from tfpar.cost.microbatches import OneMicrobatch
 from tfpar.cost.pricer import Stored
 from tfpar.cost.stage_transfers import ORDER, StageTransfers
-from tfpar.cost.task_memory import task_peak
 from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import FORWARD, UPDATE
@@ -146,10 +146,10 @@ class StageMemory:
             here = {kind for stage, kind in users if stage == self.stage}
             is_mine = self.step.stage[maker] == self.stage
             if "W" in here and not (is_mine and self.step.kinds[maker] == "W"):
-                for_weights += self._size(buffer)
+                for_weights += self._size(*buffer)
             is_read = self.step.roles.phase[maker] == FORWARD and not here.isdisjoint(backward)
             if is_read and not (self.recompute and is_mine):
-                kept += self._size(buffer)
+                kept += self._size(*buffer)
         if self.recompute:
             kept -= self.transfers.in_slices(self.stage)  # it gathers them again
         return max(kept, self._past_joins()), for_weights
@@ -159,7 +159,7 @@ class StageMemory:
         stored: dict[int, float] = {}
         for buffer, joins in self.step.past_joins[self.stage].items():
             for join in joins:
-                stored[join] = stored.get(join, 0.0) + self._size(buffer)
+                stored[join] = stored.get(join, 0.0) + self._size(*buffer)
         return max(stored.values(), default=0.0)
 
     def working(self, kept: float, for_weights: float) -> dict[str, float]:
@@ -183,9 +183,9 @@ class StageMemory:
             and crossing.carries == carries
         )
 
-    def _size(self, buffer: Buffer) -> float:
+    def _size(self, tensor: Tensor, spec: Spec) -> float:
         """Bytes of what is made for each microbatch; the rest is counted as held all the time."""
-        return self.pricer.stored(*buffer) if buffer[0].op in self.step.runs.each else 0.0
+        return self.pricer.stored(tensor, spec) if tensor.op in self.step.runs.each else 0.0
 
     def _beyond(self, counted: float, *kinds: Kind) -> float:
         """What a task of these kinds holds at most, less what is counted elsewhere."""
@@ -200,11 +200,10 @@ class StageMemory:
                 for stage, kind in self.step.users[buffer]
             )
 
-        used = dict.fromkeys(buffer for op in ops for buffer in self.step.lives.used(op))
-        outliving = {buffer for buffer in used if is_needed(buffer)}
         passing = {op: self._passing[op] for op in ops if op in self._passing}
         packed = 0.0 if self.pricer.cluster.one_memory else max(passing.values(), default=0.0)
-        most = task_peak(self.step.lives, ops, self._size, outliving, passing)
+        liveness = BufferLiveness(self.step.buffers, ops, is_needed)
+        most, _ = liveness.find_peak(self._size, passing)
         return max(0.0, most - counted) + packed
 
     @functools.cached_property
@@ -224,8 +223,9 @@ class StageMemory:
                 away = self.pricer.is_away(variable)
                 passing[op] = written * temporaries(variable.trainable, step.state_ratio, away)
 
-        def size(buffer: Buffer) -> float:
-            is_own = step.roles.phase[buffer[0].op] == UPDATE
-            return self.pricer.stored(*buffer) if is_own else 0.0
+        def size(tensor: Tensor, spec: Spec) -> float:
+            is_own = step.roles.phase[tensor.op] == UPDATE
+            return self.pricer.stored(tensor, spec) if is_own else 0.0
 
-        return task_peak(step.lives, updating, size, passing=passing)
+        liveness = BufferLiveness(step.buffers, updating, lambda buffer: False)
+        return liveness.find_peak(size, passing).num_bytes

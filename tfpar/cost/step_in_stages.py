@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tfpar.cost.memory import Buffer, Lives
+from tfpar.cost.liveness import Buffer, Buffers
 from tfpar.cost.runs import runs_of
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
@@ -56,9 +56,9 @@ class StepInStages:
         return runs_of(self.laid, self.roles, self.statistics)
 
     @functools.cached_property
-    def lives(self) -> Lives:
+    def buffers(self) -> Buffers:
         """The buffers of its ops."""
-        return Lives(self.laid, self.roles.times)
+        return Buffers(self.laid)
 
     @functools.cached_property
     def crossings(self) -> list[Crossing]:
@@ -98,7 +98,7 @@ class StepInStages:
         """The tasks that make or read each buffer."""
         found: dict[Buffer, set[tuple[int, Kind]]] = {}
         for op in self.laid.graph.ops:
-            for buffer in self.lives.used(op):
+            for buffer in self.buffers.used(op):
                 found.setdefault(buffer, set()).add((self.stage[op], self.kinds[op]))
         return {buffer: frozenset(users) for buffer, users in found.items()}
 
@@ -116,7 +116,7 @@ class StepInStages:
             joins[op] = max(before, default=0)
             if op not in self.runs.each:
                 continue
-            for buffer in self.lives.used(op):
+            for buffer in self.buffers.used(op):
                 maker = buffer[0].op
                 for stage in {self.stage[maker], self.stage[op]} if maker in self.runs.each else ():
                     first = spans[stage].get(buffer, range(joins[op], 0)).start
