@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tfpar.cluster.description import Cluster
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.roles import Roles
 from tfpar.propagation.communication import Communication
@@ -13,7 +14,18 @@ from tfpar.spec import Mesh, Replicate, Spec
 
 
 class PartPricer(Pricer):
-    """What ops on one part take, and what is stored of it; parts are no ranks of their own."""
+    """What ops on one part take, and what is stored of it; parts are no ranks of their own.
+
+    Args:
+        mesh: with the axis of the parts behind those of ranks.
+        ranks: without it; by default as `mesh` has them.
+    """
+
+    def __init__(
+        self, mesh: Mesh, cluster: Cluster, roles: Roles, ranks: Mesh | None = None
+    ) -> None:
+        super().__init__(mesh, cluster, roles)
+        self.ranks = mesh.without_last_axis() if ranks is None else ranks
 
     def alike(self, *specs: Spec) -> int:
         found = super().alike(*specs)

@@ -74,10 +74,13 @@ class Pricer:
 
     Args:
         roles: of the graph that is priced.
+
+    Attributes:
+        ranks: the mesh whose axes collectives go over.
     """
 
     def __init__(self, mesh: Mesh, cluster: Cluster, roles: Roles) -> None:
-        self.mesh = mesh
+        self.mesh = self.ranks = mesh
         self.cluster = cluster
         self.roles = roles
         self.trains = BACKWARD in roles.phase.values()
@@ -86,23 +89,34 @@ class Pricer:
 
     def zero(self) -> Terms:
         """Terms that are all 0."""
-        return Terms(self.mesh.num_axes)
+        return Terms(self.ranks.num_axes)
 
     def add_op(self, terms: Terms, op: Op, rule: OpRule, decision: Decision) -> None:
         """Add what `op` takes when it runs as `decision`."""
         times = self.roles.times.get(op, 1)
         if not is_free(op):
-            key = (rule, decision, ON_HOST in op.attrs, self.roles.in_kernel(op))
-            seconds = self._op_seconds.get(key)
-            if seconds is None:
-                seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
-            terms.compute[self.roles.phase[op]] += times * seconds
-            terms.host_activation_bytes += times * self.kept_on_host(op, decision)
+            self.add_compute(terms, op, rule, decision, self.roles.phase[op], times)
         for moved in decision.communications(op):
             self.add_communication(terms, moved)
         for tensor, spec in zip(op.outputs, decision.strategy.out_specs, strict=True):
             if tensor in self.roles.activations and not is_free(op):
                 terms.activation_bytes += times * self.stored(tensor, spec)
+
+    def add_compute(
+        self, terms: Terms, op: Op, rule: OpRule, decision: Decision, phase: int, times: int
+    ) -> None:
+        """Add the seconds of an op that is not free, and what it takes to host memory.
+
+        Args:
+            phase: in which it runs.
+            times: how often.
+        """
+        key = rule, decision, ON_HOST in op.attrs, self.roles.in_kernel(op)
+        seconds = self._op_seconds.get(key)
+        if seconds is None:
+            seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
+        terms.compute[phase] += times * seconds
+        terms.host_activation_bytes += times * self.kept_on_host(op, decision)
 
     def add_ops(
         self, terms: Terms, partitioned: PartitionedGraph, part: Container[Op] | None = None
@@ -125,19 +139,42 @@ class Pricer:
             self.add_communication(terms, moved)
 
     def add_communication(self, terms: Terms, moved: Communication) -> None:
-        """Add a collective: what it takes if it is waited for, else what it packs."""
-        times, when = self.roles.times.get(moved.op, 1), moved.when(self.roles)
-        terms.compute[self.roles.phase[moved.op]] += times * self.cut_seconds(moved)
+        """Add a collective of a step in one piece, and what it adds where it cuts a kernel."""
+        phase, times = self.roles.phase[moved.op], self.roles.times.get(moved.op, 1)
+        terms.compute[phase] += times * self.cut_seconds(moved)
+        self.add_collective(terms, moved, moved.axes, phase, times)
+
+    def add_collective(
+        self,
+        terms: Terms,
+        moved: Communication,
+        axes: tuple[int, ...],
+        phase: int,
+        times: int,
+        runs: int = 1,
+    ) -> None:
+        """Add a collective: what it takes if ops wait for it, else what it packs.
+
+        All prices of collectives are accumulated here: of a step, of its chunks or microbatches, of
+        the tasks of a stage, of layers. `wait` says what they come to.
+
+        Args:
+            axes: those of ranks that it goes over.
+            phase: whose ops wait for it.
+            times: how many of the model's it stands for.
+            runs: how often a step runs each, if `terms` are those of a microbatch.
+        """
+        kind, num_bytes, when = moved.kind, moved.num_bytes, moved.when(self.roles)
         if when is When.BETWEEN:
-            phase, seconds = self.roles.phase[moved.op], self.seconds(moved)
+            seconds = self.collective_seconds(kind, axes, num_bytes)
             terms.communication[phase] += times * seconds
-            terms.count += times
-            packable = Packable.of(moved, self.roles, phase)
+            terms.count += times * runs
+            packable = Packable.of(moved, self.roles, axes, phase, times, runs)
             if packable is not None:
-                one = Together.one(packable, moved.num_bytes, seconds)
+                one = Together.one(packable, num_bytes, seconds)
                 terms.together = terms.together.plus(one)
         else:
-            terms.pack(when, moved.kind, moved.axes, times * moved.num_bytes)
+            terms.pack(when, kind, axes, times * num_bytes)
 
     def add_variables(self, terms: Terms, stored: Stored, state_ratio: float | None) -> None:
         """Add what a rank stores of variables, and their update where the graph holds only
@@ -158,11 +195,11 @@ class Pricer:
         return self.collective_seconds(moved.kind, moved.axes, moved.num_bytes)
 
     def collective_seconds(self, kind: str, axes: tuple[int, ...], num_bytes: float) -> float:
-        """What a collective over axes of the mesh takes."""
+        """What a collective over axes of ranks takes."""
         key = kind, axes, num_bytes
         seconds = self._collective_seconds.get(key)
         if seconds is None:
-            seconds = collective_seconds(*key, self.mesh, self.cluster)
+            seconds = collective_seconds(*key, self.ranks, self.cluster)
             self._collective_seconds[key] = seconds
         return seconds
 
@@ -334,18 +371,23 @@ class Pricer:
 
     # --- what terms come to --------------------------------------------------------
 
+    def wait(self, terms: Terms) -> tuple[list[float], float]:
+        """Seconds of the collectives that ops wait for, by phase, and how many these are: those
+        that run at the same time start once."""
+        communication, count = terms.communication.tolist(), terms.count
+        for phase, seconds, fewer in terms.together.saved(self.collective_seconds):
+            communication[phase] -= seconds
+            count -= fewer
+        return communication, count
+
     def cost(self, terms: Terms) -> Cost:
         """The cost of a step that `terms` are the terms of."""
         terms = terms.without_rounding()
         forward, backward, update = map(float, terms.compute)
         compute = forward, backward, update
-        communication, count = terms.communication.tolist(), terms.count
-        for phase, seconds, fewer in terms.together.saved(self.collective_seconds):
-            communication[phase] -= seconds
-            count -= fewer
-        forward, backward, update = communication
+        (forward, backward, update), count = self.wait(terms)
         hideable = self.cluster.overlap * compute[BACKWARD]
-        packed = best_buckets(terms, hideable, self.mesh, self.cluster)
+        packed = best_buckets(terms, hideable, self.ranks, self.cluster)
         waiting = forward, backward, update + packed.after_s
         seconds = sum(compute) + sum(waiting) + packed.exposed_s + self.cluster.step_s
         return Cost(

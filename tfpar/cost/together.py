@@ -13,8 +13,8 @@ start is little beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from tfpar.cost.collectives import PACKED_KINDS
 from tfpar.ir.roles import Roles
@@ -27,37 +27,47 @@ class Packable(NamedTuple):
     Attributes:
         group: of the tensors that they move, as in `Roles.together`.
         kind, axes: of the collectives.
-        when: in what part of the step they are waited for: a phase, or a kind of task.
+        phase: whose ops wait for them.
         times: how many such sets of the model this one stands for.
+        runs: how often a step runs each of these.
     """
 
     group: int
     kind: str
     axes: tuple[int, ...]
-    when: Any
-    times: float
+    phase: int
+    times: int
+    runs: int = 1
 
     @classmethod
-    def of(cls, moved: Communication, roles: Roles, when: Hashable) -> Packable | None:
+    def of(
+        cls,
+        moved: Communication,
+        roles: Roles,
+        axes: tuple[int, ...],
+        phase: int,
+        times: int,
+        runs: int = 1,
+    ) -> Packable | None:
         """Those that a collective is one of; None if it runs by itself."""
         group = roles.together.get(moved.tensor) if moved.tensor is not None else None
         if group is None or moved.kind not in PACKED_KINDS:
             return None
-        return cls(group, moved.kind, moved.axes, when, roles.times.get(moved.op, 1))
+        return cls(group, moved.kind, axes, phase, times, runs)
 
 
 class Saved(NamedTuple):
     """What packing saves.
 
     Attributes:
-        when: as of the set.
-        seconds: in all.
-        fewer: by how many collectives there are fewer.
+        phase: as of the set.
+        seconds: in all; of one run, if there are several.
+        fewer: by how many collectives there are fewer, in all runs.
     """
 
-    when: Any
+    phase: int
     seconds: float
-    fewer: float
+    fewer: int
 
 
 _Sum = tuple[int, int, float]
@@ -100,9 +110,9 @@ class Together(dict[Packable, _Sum]):
         """
         for packable, (count, num_bytes, seconds) in self.items():
             if count > 1:
-                _, kind, axes, when, times = packable
+                _, kind, axes, phase, times, runs = packable
                 less = seconds - seconds_of(kind, axes, num_bytes)
-                yield Saved(when, times * less, times * (count - 1))
+                yield Saved(phase, times * less, times * (count - 1) * runs)
 
 
 NOTHING = Together()
