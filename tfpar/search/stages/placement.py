@@ -2,9 +2,9 @@
 
 Stages take the machines of a cluster in an order of their kinds; equal machines follow each other
 as their ranks do. The order that is given comes first. What a step takes in another is estimated
-by equation 4, from what is known of the plan for the given order: the work is taken to be shared
-out by pace, and with it the weights whose gradients are summed. The few that are estimated to be
-fastest are planned and priced in full.
+by equation 4 (`cost.closed_form`), from what is known of the plan for the given order: the work is
+taken to be shared out by pace, and with it the weights whose gradients are summed. The few that are
+estimated to be fastest are planned and priced in full.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
+from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.pipeline.placed import groups_of
 from tfpar.plans import Plan
@@ -106,7 +107,7 @@ class Work:
                 own = self.weight_bytes * share / sum(shares)
                 summed = max(summed, collective_seconds("all_reduce", (0,), own, mesh, part))
         slowest = max(each, *sent)
-        return (micro - 1) * slowest + places.actors * each + 2 * sum(sent) + summed
+        return pipeline_seconds(micro, slowest, places.actors * each, 2 * sum(sent)) + summed
 
 
 def best_placed(
