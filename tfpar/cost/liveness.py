@@ -69,9 +69,10 @@ class Buffers:
     def _buffer(self, tensor: Tensor, spec: Spec) -> Buffer | None:
         """What holds `tensor` in `spec`; None for what takes no memory of its own."""
         key = tensor, spec
-        if key not in self._of:
-            self._of[key] = self._find(tensor, spec)
-        return self._of[key]
+        found = self._of.get(key, key)
+        if found is key:  # not known yet
+            found = self._of[key] = self._find(tensor, spec)
+        return found
 
     def _find(self, tensor: Tensor, spec: Spec) -> Buffer | None:
         op = tensor.op
@@ -159,10 +160,12 @@ class BufferLiveness:
             run.store(stored[buffer], buffer)
         run.most = run.now
         for count, ops in itertools.groupby(self.ops, lambda op: self.times.get(op, 1) or 1):
-            for op, overwritten, made, dying in map(self._events, ops):
+            for op in ops:
+                dying = self.dying.get(op, ())
+                overwritten = self.buffers.overwritten(op, dying) if dying else ()
                 for buffer in overwritten:
                     run.free(stored.pop(buffer), self.copies[buffer], buffer in run.made)
-                for buffer in made:
+                for buffer in self.made.get(op, ()):
                     stored[buffer] = size(*buffer)
                     run.store(stored[buffer], buffer)
                 now = run.now + passing.get(op, 0.0)
@@ -181,33 +184,21 @@ class BufferLiveness:
             run = _Run()
         return best
 
-    def stored_at(self, at: Op | None) -> list[Buffer]:
-        """The buffers that are stored while an op runs, in the order of making; None: before all
-        ops."""
+    def stored_at(self, at: Op) -> list[Buffer]:
+        """The buffers that are stored while an op runs, in the order of making."""
         stored = dict.fromkeys(self.given)
-        for op, overwritten, made, dying in map(self._events, self.ops if at is not None else ()):
+        for op in self.ops:
+            dying = self.dying.get(op, ())
+            overwritten = self.buffers.overwritten(op, dying) if dying else ()
             for buffer in overwritten:
                 del stored[buffer]
-            stored.update(dict.fromkeys(made))
+            stored.update(dict.fromkeys(self.made.get(op, ())))
             if op is at:
                 break
             for buffer in dying:
                 if buffer not in overwritten:
                     del stored[buffer]
         return list(stored)
-
-    def _events(self, op: Op) -> _BufferEvents:
-        dying = self.dying.get(op, ())
-        return _BufferEvents(op, self.buffers.overwritten(op, dying), self.made.get(op, ()), dying)
-
-
-class _BufferEvents(NamedTuple):
-    """Buffers that an op writes its result over, that it makes, and that it is the last to read."""
-
-    op: Op
-    overwritten: Sequence[Buffer]
-    made: Sequence[Buffer]
-    dying: Sequence[Buffer]
 
 
 @dataclasses.dataclass(eq=False)
