@@ -18,7 +18,7 @@ def pipeline_seconds(
     sent_s: float = 0.0,
     virtual: int = 1,
 ) -> Seconds:
-    """Seconds of a step by auto3d, §4.3, equation 4.
+    """Estimate the seconds of a step by auto3d, §4.3, equation 4.
 
     With t_i seconds of a microbatch in stage i and c_i on the way to the next, K stages take for M
     microbatches

@@ -40,7 +40,7 @@ class Buffers:
         self._of: dict[Buffer, Buffer | None] = {}
 
     def overwritten(self, op: Op, dying: Collection[Buffer]) -> list[Buffer]:
-        """The input that an elementwise op writes its result over, of those that nobody reads
+        """Find the input that an elementwise op writes its result over, which nobody reads
         later."""
         rule = self.partitioned.prepared.rules[op]
         if len(op.outputs) != 1 or not dying or not op.inputs:
@@ -54,7 +54,7 @@ class Buffers:
         return found[:1]
 
     def used(self, op: Op) -> Iterator[Buffer]:
-        """The buffers that an op reads or makes."""
+        """List the buffers that an op reads or makes."""
         decision = self.partitioned.decisions.get(op)
         if decision is not None:
             for tensor, spec in zip(op.inputs, decision.strategy.in_specs, strict=True):
@@ -67,7 +67,7 @@ class Buffers:
                 yield buffer
 
     def _buffer(self, tensor: Tensor, spec: Spec) -> Buffer | None:
-        """What holds `tensor` in `spec`; None for what takes no memory of its own."""
+        """Find what holds `tensor` in `spec`; None for what takes no memory of its own."""
         key = tensor, spec
         found = self._of.get(key, key)
         if found is key:  # not known yet
@@ -92,7 +92,7 @@ class Buffers:
 
 
 class HighWaterMark(NamedTuple):
-    """The most bytes that are stored at once, and the op that runs then; None: before all ops."""
+    """Peak of the bytes stored at once, and the op that runs then; None: before all ops."""
 
     num_bytes: float
     op: Op | None
@@ -142,7 +142,7 @@ class BufferLiveness:
     def find_peak(
         self, size: Callable[[Tensor, Spec], float], passing: Mapping[Op, float] | None = None
     ) -> HighWaterMark:
-        """The most that is stored at once.
+        """Find the peak of the bytes that are stored at once.
 
         A run of ops that stand for n each is taken as one of n iterations, all alike, that follow
         on each other. That comes within some percent of the whole graph's.
@@ -185,7 +185,7 @@ class BufferLiveness:
         return best
 
     def stored_at(self, at: Op) -> list[Buffer]:
-        """The buffers that are stored while an op runs, in the order of making."""
+        """List the buffers that are stored while an op runs, in the order of making."""
         stored = dict.fromkeys(self.given)
         for op in self.ops:
             dying = self.dying.get(op, ())
@@ -232,8 +232,8 @@ class _Run:
 
 
 def _copies(made: int, read: int) -> int:
-    """How many of a buffer the whole model has, if its maker stands for `made` ops, and the last to
-    read it for `read`: as many as the fewer of them.
+    """Count a buffer in the whole model, if its maker stands for `made` ops and its last reader for
+    `read`: there are as many as the fewer of them.
 
     A stand-in for an update stands for 0 ops; then there are as many as are made.
     """

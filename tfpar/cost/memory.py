@@ -1,4 +1,4 @@
-"""Peak of what a rank stores while it runs a step: tensors, and what collectives need for a moment.
+"""Peak memory of a rank that runs a step: tensors, and what collectives need for a moment.
 
 Tensors are stored as `cost.liveness` says, in the order of the graph. A collective has its operand
 and its result at the same time. Variables are counted elsewhere (`Pricer.stored_bytes`), but what
@@ -25,7 +25,7 @@ from tfpar.spec import Spec
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
-    """When a rank stores the most tensors.
+    """Moment at which a rank stores the most tensors.
 
     Attributes:
         num_bytes: of them together.
@@ -43,7 +43,7 @@ class Peak:
     gathered_bytes: float = 0.0
 
     def in_cost(self, cost: Cost) -> Cost:
-        """`cost` of the same step with what is stored then."""
+        """Put the peak into the `cost` of the same step."""
         return dataclasses.replace(
             cost,
             live_bytes=self.num_bytes,
@@ -60,7 +60,7 @@ def peak(
     show: int = 5,
     phase: Mapping[Op, int] | None = None,
 ) -> Peak:
-    """The most that one rank stores of tensors at once.
+    """Find the most that one rank stores of tensors at once.
 
     Args:
         local_bytes: what a rank stores of a tensor in a spec.
@@ -114,7 +114,7 @@ def operands_of_collectives(
     roles: Roles,
     bucket_bytes: float,
 ) -> dict[Op, float]:
-    """By op, the bytes of what is reduced or moved as soon as it is made.
+    """Find, by op, the bytes of what is reduced or moved as soon as it is made.
 
     Collectives that only the update waits for are packed in buckets: their operands are stored
     until a bucket is full.
@@ -149,7 +149,7 @@ def live_peak(
     state_ratio: float | None = None,
     show: int = 5,
 ) -> Peak:
-    """The most that a rank stores at once of what a step computes, communication included.
+    """Find the most that a rank stores at once of what a step computes, communication included.
 
     Communication libraries keep a buffer into which they pack tensors: its size is added, unless
     all ranks have one memory and there is no such library.

@@ -1,4 +1,4 @@
-"""What chunks of the batch hide, and what they cost (ATP §4.1).
+"""Cost of a step in chunks of the batch: collectives that hide, and more starts (ATP §4.1).
 
 Take a forward pass that computes for 10 ms and waits for collectives for 4 ms, cut into two chunks.
 While the second chunk computes, the collectives of the first one, 2 ms, are in flight: they take no
@@ -29,7 +29,7 @@ PhaseSeconds = tuple[float, float, float]
 
 
 def hidden_by_chunks(compute_s: float, waiting_s: float, chunks: int, overlap: float) -> float:
-    """Seconds that a phase saves if it is computed in chunks, one behind the other.
+    """Estimate the seconds that a phase saves if it is computed in chunks, one behind the other.
 
     Of the `chunks` equal parts of its collectives, all but the last can hide.
 
@@ -44,7 +44,7 @@ def hidden_by_chunks(compute_s: float, waiting_s: float, chunks: int, overlap: f
 def chunked_cost(
     cost: Cost, laid: PartitionedGraph, mesh: Mesh, cluster: Cluster, roles: Roles
 ) -> Cost:
-    """What a step costs in chunks: smaller ops, more starts, hidden collectives.
+    """Price a step in chunks: smaller ops, more starts, hidden collectives.
 
     The collectives of gradients stay as they are, since gradients are first added up over chunks
     within each rank.
@@ -76,8 +76,8 @@ def part_seconds(
     roles: Roles,
     statistics: BatchStatistics = EXACT,
 ) -> tuple[PhaseSeconds, PhaseSeconds]:
-    """Seconds of ops, and of the collectives that are waited for, where ops run on parts of a
-    rank's batch, one behind the other; arguments as of `chunked_cost`.
+    """Price ops, and the collectives that they wait for, that run on parts of a rank's batch one
+    behind the other; arguments as of `chunked_cost`.
 
     Args:
         statistics: of the batch, those that each part has of its own.

@@ -1,4 +1,4 @@
-"""What single ops, collectives and variables add to the terms of a cost, and what terms come to.
+"""Terms of single ops, collectives and variables, and the cost that the terms of a step come to.
 
 A rank computes its ops one after another and waits for the collectives between them: they are
 the critical path. The gradients' collectives, which only the update waits for, run beside the
@@ -61,16 +61,16 @@ class Stored(NamedTuple):
     away: float = 0.0
 
     def plus(self, other: Stored) -> Stored:
-        """Of both."""
+        """Add those of other variables."""
         return Stored(*(one + more for one, more in zip(self, other, strict=True)))
 
     def minus(self, other: Stored) -> Stored:
-        """Of this one without the other."""
+        """Subtract those of other variables."""
         return Stored(*(one - less for one, less in zip(self, other, strict=True)))
 
 
 class Pricer:
-    """Terms of ops and reshards on one mesh and cluster; memoised by rule and decision.
+    """Pricer of ops and reshards on one mesh and cluster; memoized by rule and decision.
 
     Args:
         roles: of the graph that is priced.
@@ -88,11 +88,11 @@ class Pricer:
         self._collective_seconds: dict[tuple[str, tuple[int, ...], float], float] = {}
 
     def zero(self) -> Terms:
-        """Terms that are all 0."""
+        """Make terms that are all 0."""
         return Terms(self.ranks.num_axes)
 
     def add_op(self, terms: Terms, op: Op, rule: OpRule, decision: Decision) -> None:
-        """Add what `op` takes when it runs as `decision`."""
+        """Add the terms of `op`, which runs as `decision`."""
         times = self.roles.times.get(op, 1)
         if not is_free(op):
             self.add_compute(terms, op, rule, decision, self.roles.phase[op], times)
@@ -121,7 +121,7 @@ class Pricer:
     def add_ops(
         self, terms: Terms, partitioned: PartitionedGraph, part: Container[Op] | None = None
     ) -> None:
-        """Add what ops take, and broadcasts of what one rank runs for all.
+        """Add the terms of ops, and of broadcasts of what one rank runs for all.
 
         Args:
             part: which of them; by default all.
@@ -134,12 +134,13 @@ class Pricer:
                     self.add_communication(terms, Communication.of_shared(op, self.mesh))
 
     def add_reshard(self, terms: Terms, reshard: Reshard) -> None:
-        """Add what `reshard` takes."""
+        """Add the terms of `reshard`."""
         for moved in reshard.communications(self.mesh, self.roles.wire_dtypes):
             self.add_communication(terms, moved)
 
     def add_communication(self, terms: Terms, moved: Communication) -> None:
-        """Add a collective of a step in one piece, and what it adds where it cuts a kernel."""
+        """Add a collective of a step in one piece, and the seconds that it adds where it cuts a
+        kernel."""
         phase, times = self.roles.phase[moved.op], self.roles.times.get(moved.op, 1)
         terms.compute[phase] += times * self.cut_seconds(moved)
         self.add_collective(terms, moved, moved.axes, phase, times)
@@ -153,7 +154,7 @@ class Pricer:
         times: int,
         runs: int = 1,
     ) -> None:
-        """Add a collective: what it takes if ops wait for it, else what it packs.
+        """Add a collective: its seconds if ops wait for it, else its bytes to buckets.
 
         All prices of collectives are accumulated here: of a step, of its chunks or microbatches, of
         the tasks of a stage, of layers. `wait` says what they come to.
@@ -177,8 +178,7 @@ class Pricer:
             terms.pack(when, kind, axes, times * num_bytes)
 
     def add_variables(self, terms: Terms, stored: Stored, state_ratio: float | None) -> None:
-        """Add what a rank stores of variables, and their update where the graph holds only
-        stand-ins for it.
+        """Add the bytes of variables, and their update where the graph holds only stand-ins for it.
 
         Args:
             state_ratio: bytes of slots per byte of weight; None where the graph holds the update.
@@ -191,11 +191,11 @@ class Pricer:
             terms.compute[UPDATE] += seconds + stored.copies_s
 
     def seconds(self, moved: Communication) -> float:
-        """What a collective takes by itself."""
+        """Price a collective by itself."""
         return self.collective_seconds(moved.kind, moved.axes, moved.num_bytes)
 
     def collective_seconds(self, kind: str, axes: tuple[int, ...], num_bytes: float) -> float:
-        """What a collective over axes of ranks takes."""
+        """Price a collective over axes of ranks, by itself."""
         key = kind, axes, num_bytes
         seconds = self._collective_seconds.get(key)
         if seconds is None:
@@ -204,7 +204,7 @@ class Pricer:
         return seconds
 
     def cut_seconds(self, moved: Communication) -> float:
-        """Seconds of compute that a collective adds where it cuts a kernel: what would stay within
+        """Price the compute that a collective adds where it cuts a kernel: what would stay within
         is written for it, and a kernel starts that reads what it gives. Else 0."""
         if moved.tensor is None or not self.roles.stays_within(moved.tensor):
             return 0.0
@@ -216,14 +216,14 @@ class Pricer:
         return device.launch_s + seconds / self.alike(step.before, step.after)
 
     def update_seconds(self, weight_bytes: float, state_ratio: float) -> float:
-        """What an update takes where the graph holds only stand-ins for it."""
+        """Price an update where the graph holds only stand-ins for it."""
         fused = self.roles.jit_compile
         return update_seconds(weight_bytes, state_ratio, self.cluster, fused=fused)
 
     def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
-        """Seconds of one op on one rank: the slower of arithmetic and memory, what the device needs
-        to work on it with all it has, and its start. Of an op that XLA fuses with others, its own
-        part in what their kernel takes.
+        """Price one op on one rank: the slower of arithmetic and memory, what the device needs to
+        work on it with all it has, and its start. Of an op that XLA fuses with others, its own part
+        in what their kernel takes.
 
         A loop takes its body's time for each trip, a branching the longest branch's.
         """
@@ -283,15 +283,15 @@ class Pricer:
         return self.host_seconds(sum(sizes), len(sizes))
 
     def host_seconds(self, num_bytes: float, copies: float) -> float:
-        """Seconds in which some copies cross the link to the host, one way."""
+        """Price some copies that cross the link to the host, one way."""
         device = self.cluster.device
         if self.cluster.in_host_memory:
             return 0.0
         return copies * device.host_latency_s + num_bytes / device.host_bandwidth
 
     def kept_on_host(self, op: Op, decision: Decision) -> float:
-        """Bytes of what `op` takes to host memory for the backward pass; what slots take there is
-        counted with their variables."""
+        """Find the bytes that `op` takes to host memory for the backward pass; what slots take
+        there is counted with their variables."""
         if op.attrs.get(ON_HOST) != TAKES or self.cluster.in_host_memory:
             return 0.0
         if any(t.dtype == "resource" for t in op.inputs):
@@ -304,7 +304,7 @@ class Pricer:
         return variable.offloaded and not self.cluster.in_host_memory
 
     def alike(self, *specs: Spec) -> int:
-        """How many ranks store or compute the same together, as they have one memory."""
+        """Count the ranks that store or compute the same together, as they have one memory."""
         if not self.cluster.one_memory:
             return 1
         return math.prod(
@@ -326,12 +326,12 @@ class Pricer:
         return self.local_bytes(tensor, spec) / item if item else 0.0
 
     def local_bytes(self, tensor: Tensor | Variable, spec: Spec) -> int:
-        """What a rank stores of `tensor`, padding included, in bytes."""
+        """Find what a rank stores of `tensor`, padding included, in bytes."""
         return shard_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
 
     def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
-        """Its part of what there is in memory of `tensor`, in bytes; of what comes from the host,
-        with as much that is on its way."""
+        """Find a rank's part of what there is in memory of `tensor`, in bytes; of what comes from
+        the host, with as much that is on its way."""
         given = isinstance(tensor, Tensor) and tensor.op.attrs.get(ON_HOST) == GIVES
         times = IN_FLIGHT if given else 1
         return times * self.local_bytes(tensor, spec) / self.alike(spec)
@@ -343,7 +343,7 @@ class Pricer:
         state_ratio: float | None,
         slots: Spec | None = None,
     ) -> Stored:
-        """What a rank stores of a variable; see `Cost`.
+        """Find what a rank stores of a variable; see `Cost`.
 
         Args:
             slots: how the slots of a weight lie; None: as it does.
@@ -372,8 +372,8 @@ class Pricer:
     # --- what terms come to --------------------------------------------------------
 
     def wait(self, terms: Terms) -> tuple[list[float], float]:
-        """Seconds of the collectives that ops wait for, by phase, and how many these are: those
-        that run at the same time start once."""
+        """Price the collectives that ops wait for, by phase, and count them: those that run at the
+        same time start once."""
         communication, count = terms.communication.tolist(), terms.count
         for phase, seconds, fewer in terms.together.saved(self.collective_seconds):
             communication[phase] -= seconds
@@ -381,7 +381,7 @@ class Pricer:
         return communication, count
 
     def cost(self, terms: Terms) -> Cost:
-        """The cost of a step that `terms` are the terms of."""
+        """Make the cost of a step of its terms."""
         terms = terms.without_rounding()
         forward, backward, update = map(float, terms.compute)
         compute = forward, backward, update
@@ -408,7 +408,7 @@ class Pricer:
 
 
 def trips(op: Op) -> int:
-    """How often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
+    """Find how often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
     if op.type not in LOOPS:
         return 1
     lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
@@ -421,6 +421,6 @@ def _is_list(tensor: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def shard_bytes(shape: tuple[int, ...], item: int, spec: Spec, mesh: Mesh) -> int:
-    """Bytes of a rank's part of a tensor with entries of `item` bytes, padding included."""
+    """Find the bytes of a rank's part of a tensor of `item`-byte entries, padding included."""
     known = tuple(1 if n is None else n for n in shape)
     return math.prod(local_shape(known, spec, mesh)) * item

@@ -1,4 +1,4 @@
-"""What each stage of a step takes, from what its ops, collectives and tensors do.
+"""Cost of each stage of a step, from its ops, collectives and tensors.
 
 F, I, W     the ops of a microbatch, the collectives that they wait for, and what they add up
 B           I and W
@@ -34,7 +34,7 @@ _PHASE: Mapping[Kind, int] = {"F": FORWARD, "I": BACKWARD, "W": BACKWARD, "U": U
 
 @dataclasses.dataclass(frozen=True)
 class StagePrice:
-    """What a stage takes, and of what it is made up.
+    """Cost of a stage by kind of task.
 
     Attributes:
         cost: what is simulated.
@@ -62,7 +62,7 @@ class StagePrice:
 def stage_prices(
     transfers: StageTransfers, clusters: Sequence[Cluster], recompute: bool = False
 ) -> list[StagePrice]:
-    """What each stage takes.
+    """Price each stage.
 
     Args:
         transfers: of the step.

@@ -1,4 +1,4 @@
-"""What a rank of a stage holds: all the time, from a forward to a backward pass, during a task."""
+"""Memory of a rank of a stage: all the time, from a forward to a backward pass, during a task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfpar.spec import Replicate, Spec
 
 
 class Held(NamedTuple):
-    """The bytes of one stage beside its variables.
+    """Bytes of one stage beside its variables.
 
     Attributes:
         sums: of gradients of weights that lie in other stages.
@@ -38,7 +38,7 @@ class Held(NamedTuple):
 
 
 class StageMemory:
-    """The bytes of one stage.
+    """Memory of one stage.
 
     Args:
         transfers: of its step.
@@ -58,7 +58,7 @@ class StageMemory:
         self.recompute = recompute
 
     def held(self) -> Held:
-        """What its ranks hold beside its variables; found once for links that have the same sent.
+        """Find what its ranks hold beside its variables; once for links that have the same sent.
 
         What links decide of memory is which tensors go in slices.
         """
@@ -75,7 +75,7 @@ class StageMemory:
     # --- all the time
 
     def variables(self) -> Stored:
-        """Of all variables."""
+        """Add up its variables."""
         total = Stored()
         for variable, spec in self.step.laid.variable_specs.items():
             if self.step.stage[variable.handle.op] == self.stage:
@@ -85,7 +85,7 @@ class StageMemory:
         return total
 
     def copies(self) -> float:
-        """Of weights that lie in other stages."""
+        """Add up copies of weights that lie in other stages."""
         handles = self.step.variables
         return sum(
             self.transfers.held_bytes(crossing)
@@ -96,7 +96,7 @@ class StageMemory:
         )
 
     def sums(self) -> float:
-        """Of gradients of weights that lie in other stages, until they are sent."""
+        """Add up gradients of weights that lie in other stages, until they are sent."""
         return sum(
             self.transfers.held_bytes(crossing)
             for crossing in self.step.crossings
@@ -106,7 +106,7 @@ class StageMemory:
         )
 
     def inputs(self) -> float:
-        """Of the parts of the batch that the stage is fed, for all microbatches."""
+        """Add up the parts of the batch that the stage is fed, for all microbatches."""
         total = 0.0
         for tensor in self.step.laid.graph.inputs:
             spec = self.step.laid.specs[tensor]
@@ -116,7 +116,8 @@ class StageMemory:
         return total
 
     def made_once(self) -> float:
-        """Of what is made once a step and read for each microbatch, such as gathered weights."""
+        """Add up what is made once a step and read for each microbatch, such as gathered
+        weights."""
         found = 0.0
         for tensor, spec in self.step.users:
             op = tensor.op
@@ -135,7 +136,7 @@ class StageMemory:
     # --- of a microbatch
 
     def kept(self) -> tuple[float, float]:
-        """What the backward pass finds when it begins, and what W does when I has ended.
+        """Add up what the backward pass finds when it begins, and what W does when I has ended.
 
         Where microbatches join, it is no less than what they all store past a join.
         """
@@ -163,7 +164,7 @@ class StageMemory:
         return max(stored.values(), default=0.0)
 
     def working(self, kept: float, for_weights: float) -> dict[str, float]:
-        """What a task of each kind holds beside what is kept, and received while it runs."""
+        """Find what a task of each kind holds beside what is kept, and received while it runs."""
         activations, gradients = self._received("activations"), self._received("gradients")
         again = ORDER[: int(self.recompute)]
         return {
@@ -188,7 +189,7 @@ class StageMemory:
         return self.pricer.stored(tensor, spec) if tensor.op in self.step.runs.each else 0.0
 
     def _beyond(self, counted: float, *kinds: Kind) -> float:
-        """What a task of these kinds holds at most, less what is counted elsewhere."""
+        """Find what a task of these kinds holds at most, less what is counted elsewhere."""
         ops = self.step.ops(self.stage, kinds)
         last, made = ORDER.index(kinds[-1]), kinds[-2:] if kinds[-1] == "W" else kinds[-1:]
 
@@ -211,7 +212,7 @@ class StageMemory:
         return operands_of_collectives(self.step.laid, self.pricer.stored, self.step.roles, 0.0)
 
     def _updating(self) -> float:
-        """What the update holds beside weights, slots and gradients."""
+        """Find what the update holds beside weights, slots and gradients."""
         step, ops = self.step, self.step.ops(self.stage, ("U",))
         updating = [op for op in ops if step.roles.phase[op] == UPDATE]
         passing = {}

@@ -1,4 +1,4 @@
-"""Collectives that run at the same time are packed into one: it starts once (TAP §IV-G).
+"""Packing of collectives that run at the same time: one collective starts once (TAP §IV-G).
 
 Collectives of one kind and group whose tensors are moved together (`Roles.together`) share a bucket
 when the step is written. Three gathers of 1 MB each that start in 10 us and take 100 us more are
@@ -22,7 +22,7 @@ from tfpar.propagation.communication import Communication
 
 
 class Packable(NamedTuple):
-    """Collectives that are packed into one, if there are several of them.
+    """Set of collectives that are packed into one, if there are several.
 
     Attributes:
         group: of the tensors that they move, as in `Roles.together`.
@@ -49,7 +49,7 @@ class Packable(NamedTuple):
         times: int,
         runs: int = 1,
     ) -> Packable | None:
-        """Those that a collective is one of; None if it runs by itself."""
+        """Find the set that a collective is of; None if it runs by itself."""
         group = roles.together.get(moved.tensor) if moved.tensor is not None else None
         if group is None or moved.kind not in PACKED_KINDS:
             return None
@@ -57,7 +57,7 @@ class Packable(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What packing saves.
+    """Time and starts that packing saves.
 
     Attributes:
         phase: as of the set.
@@ -71,7 +71,7 @@ class Saved(NamedTuple):
 
 
 _Sum = tuple[int, int, float]
-"""How many collectives, their bytes, and what they take by themselves."""
+"""Number of collectives, their bytes, and their seconds, each by itself."""
 
 
 class Together(dict[Packable, _Sum]):
@@ -81,7 +81,7 @@ class Together(dict[Packable, _Sum]):
 
     @classmethod
     def one(cls, packable: Packable, num_bytes: int, seconds: float) -> Together:
-        """One collective.
+        """Make the sums of one collective.
 
         Args:
             num_bytes: its payload.
@@ -90,7 +90,7 @@ class Together(dict[Packable, _Sum]):
         return cls({packable: (1, num_bytes, seconds)})
 
     def plus(self, other: Together, times: int = 1) -> Together:
-        """With those of another part of the step, so many times; without them if -1."""
+        """Add those of another part of the step, so many times; subtract them if -1."""
         found = Together(self)
         for packable, (more, more_bytes, more_seconds) in other.items():
             count, num_bytes, seconds = found.get(packable, (0, 0, 0.0))
@@ -103,7 +103,7 @@ class Together(dict[Packable, _Sum]):
         return found
 
     def saved(self, seconds_of: Callable[[str, tuple[int, ...], int], float]) -> Iterator[Saved]:
-        """What packing saves of each set that has several.
+        """Price what packing saves of each set that has several.
 
         Args:
             seconds_of: what a collective takes, by kind, axes and bytes.
